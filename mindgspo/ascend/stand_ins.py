@@ -20,11 +20,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from mindgspo.errors import DryRunError, DryRunUnavailable
+from mindgspo.io import check_own, private_folder
+from mindgspo.kernels.build import is_whole, run_compiler, write_whole
 
 # Of MindSpore's own kernels, below the package.
 HEADERS = Path("lib", "plugin", "ascend", "ms_kernels_internal", "internal_kernel")
@@ -220,15 +223,18 @@ def stand_ins(wheel: Wheel, cache: Path) -> Path:
     DryRunUnavailable without compiler, binutils or plugin; DryRunError where these fail or nothing can be written.
     """
     folder = cache / "ascend-stand-ins" / _key(wheel)
-    if not _is_complete(folder):
-        _check_tools()
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        check_own(folder / _LIBRARIES / _OBJECT, cache)
+        if not _is_complete(folder):
+            _check_tools()
+            private_folder(folder.parent, cache)
             with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as aside:
                 _build(wheel, Path(aside, "filled"))
                 _put_in_place(Path(aside, "filled"), folder)
-        except OSError as error:
-            raise DryRunError(f"the stand-ins for CANN cannot be written below {cache}: {error}") from error
+    except OSError as error:
+        raise DryRunError(
+            f"the stand-ins for CANN cannot be written below {cache}: {error}; export XDG_CACHE_HOME=<your own folder>"
+        ) from error
     return folder / _LIBRARIES
 
 
@@ -247,7 +253,10 @@ def _is_complete(folder: Path) -> bool:
         names = json.loads((folder / _MARKER).read_text(encoding="utf-8"))["names"]
     except (OSError, ValueError, KeyError, TypeError):
         return False
-    return all((folder / _LIBRARIES / name).is_file() for name in names)
+    libraries = folder / _LIBRARIES
+    return all((libraries / name).is_file() for name in names) and all(
+        is_whole(libraries / name) for name in (_OBJECT, INTERNAL_KERNELS)
+    )
 
 
 def _check_tools() -> None:
@@ -269,7 +278,7 @@ def _build(wheel: Wheel, filled: Path) -> None:
     offered = read_symbols([*own, *system.values()]).offered
 
     libraries = filled / _LIBRARIES
-    libraries.mkdir(parents=True)
+    private_folder(libraries, filled)
     with tempfile.TemporaryDirectory() as scratch:
         objects = _compile_all(Path(scratch), wheel)
         defined = read_symbols([Path(scratch, "defined.so")]).offered
@@ -287,6 +296,8 @@ def _build(wheel: Wheel, filled: Path) -> None:
     for name in names:  # all the same file, which the loader notices and maps once
         os.symlink(_OBJECT, libraries / name)
     written = [_OBJECT, INTERNAL_KERNELS, *names]
+    for name in written[:2]:
+        write_whole(libraries / name, (libraries / name).read_bytes())
     (filled / _MARKER).write_text(json.dumps({"names": written, "symbols": len(lacking)}) + "\n")
 
 
@@ -320,11 +331,8 @@ def _compile_all(scratch: Path, wheel: Wheel) -> list[str]:
             *("-c", "-o", str(scratch / "internal_kernels.o"), str(_NATIVE / _INTERNAL_SOURCE)),
         )
     )
-    running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
-    for command, process in zip(commands, running, strict=True):
-        _, complaint = process.communicate()
-        if process.returncode:
-            raise _build_error(command, process.returncode, complaint)
+    with ThreadPoolExecutor(len(commands)) as pool:
+        list(pool.map(lambda command: _run(*command), commands))
     objects = [str(scratch / f"{name}.o") for name in _SOURCES]
     _run("g++", "-shared", "-fPIC", "-o", str(scratch / "defined.so"), *objects)
     return objects
@@ -341,7 +349,7 @@ def _system_libraries(names: Iterable[str]) -> dict[str, Path]:
 
 
 def _run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = run_compiler(*command)
     if done.returncode:
         raise _build_error(command, done.returncode, done.stderr)
     return done.stdout

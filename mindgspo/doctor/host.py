@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
+from pathlib import Path
 
 from mindgspo.doctor.findings import Finding, Needs, broken, risk
 from mindgspo.doctor.machine import Machine
+from mindgspo.io import check_own
 from mindgspo.kernels.build import cache_folder
 
 _GB = 1 << 30
@@ -151,6 +154,7 @@ def surroundings(machine: Machine, needs: Needs) -> Iterator[Finding]:
             why="kernels and stand-ins are compiled again by each process",
             fix="export XDG_CACHE_HOME=<a folder of yours>",
         )
+    yield from _open_cache(machine.path(cache) / "mindgspo")
     verbose = [f"{name}={value}" for name in ("ASCEND_GLOBAL_LOG_LEVEL", "GLOG_v")
                if (value := machine.environment.get(name)) in ("0", "1")]  # fmt: skip
     if verbose:
@@ -167,6 +171,20 @@ def surroundings(machine: Machine, needs: Needs) -> Iterator[Finding]:
             why="every kernel is waited for; meant for debugging",
             fix="unset ASCEND_LAUNCH_BLOCKING",
         )
+
+
+def _open_cache(ours: Path) -> Iterator[Finding]:
+    try:
+        for path in (ours, *ours.glob("kernels/*/*.so"), *ours.glob("ascend-stand-ins/*")):
+            check_own(path, ours)
+    except OSError as error:
+        if error.errno == errno.EPERM:  # of `check_own`; else nothing is there
+            yield risk(
+                "cache_open",
+                f"{error.filename} {error.strerror}",
+                why="what others put there would run with your rights, so kernels are compiled again by each process",
+                fix=f"rm -r {ours}, or export XDG_CACHE_HOME=<a folder that only you may write>",
+            )
 
 
 def _size(num_bytes: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import functools
 import hashlib
 import os
@@ -16,10 +17,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from mindgspo.errors import MindGSPOError
-from mindgspo.io import fsync
+from mindgspo.io import check_own, private_folder, read_bytes, write_file
 
 _SOURCES = Path(__file__).parent
 _NAME = "libmindgspo_kernels.so"
+_DIGEST_BYTES = 32
+# In a process group of its own, which is killed when the pipe at 3 has no writer any more.
+_GUARDED = """
+exec 3<&0 </dev/null
+{ read -r line <&3; kill -KILL 0; } >/dev/null 2>&1 &
+"$@" 3<&-
+code=$?
+kill $!
+exit $code
+"""
 # No -ffast-math: infinities mask scores, and sums have to keep their order.
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-pthread", "-fPIC")
 
@@ -51,12 +62,15 @@ def library() -> Path:
 
 
 def library_in(cache: Path) -> Path:
-    """The same with this cache."""
+    """The same with this cache. What others could have put there is not loaded."""
     path = cache / "kernels" / _key() / _NAME
-    if path.is_file():
-        return path
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(path.parent, cache)
+        if path.exists():
+            check_own(path, cache)
+            if is_whole(path):
+                return path
+            print(f"[kernels] {path} is damaged, and is compiled anew", file=sys.stderr)
         aside = tempfile.TemporaryDirectory(dir=path.parent, prefix=".building-")
     except OSError as error:
         alone = Path(tempfile.mkdtemp(prefix="mindgspo-kernels-"))
@@ -66,15 +80,30 @@ def library_in(cache: Path) -> Path:
         return alone / _NAME
     with aside as folder:
         _compile(Path(folder, _NAME))
-        fsync(Path(folder, _NAME))  # a power cut would leave an empty file of that name, which is taken for the library
-        os.replace(Path(folder, _NAME), path)
+        write_whole(path, Path(folder, _NAME).read_bytes())
     return path
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a library for this user alone, followed by its digest, which whoever loads it passes over."""
+    write_file(path, content + hashlib.sha256(content).digest(), mode=0o700)
+
+
+def is_whole(path: Path) -> bool:
+    """Whether `write_whole` wrote just this; a part of it would crash the process that loads it."""
+    content = read_bytes(path)
+    return hashlib.sha256(content[:-_DIGEST_BYTES]).digest() == content[-_DIGEST_BYTES:]
 
 
 def _key() -> str:
     """Of the sources, the compiler, and what the processor can do: another one may lack instructions."""
     parts = [source.read_bytes() for source in sorted(_SOURCES.glob("*.cc")) + sorted(_SOURCES.glob("*.h"))]
-    parts += [" ".join(_FLAGS).encode(), _run("g++", "--version").encode(), _processor().encode()]
+    parts += [
+        b"followed by its digest",
+        " ".join(_FLAGS).encode(),
+        _run("g++", "--version").encode(),
+        _processor().encode(),
+    ]
     return f"{platform.machine()}-{hashlib.sha256(b''.join(parts)).hexdigest()[:16]}"
 
 
@@ -99,10 +128,26 @@ def _compile(target: Path) -> None:
 
 def _run(*command: str) -> str:
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return run_compiler(*command, check=True).stdout
     except FileNotFoundError as error:
         raise KernelsUnavailable("the kernels are compiled with g++: install it (apt-get install g++)") from error
     except subprocess.CalledProcessError as error:
         lines = [line for line in (error.stderr or "").splitlines() if "error" in line]
         reason = lines[0] if lines else f"exit code {error.returncode}"
         raise KernelsUnavailable(f"the kernels cannot be compiled: {command[0]}: {reason}") from error
+
+
+def run_compiler(*command: str, check: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run it to its end; with this process, however that ends, it and the processes that it has started end. Raises
+    FileNotFoundError where there is no such program."""
+    if shutil.which(command[0]) is None:
+        raise FileNotFoundError(errno.ENOENT, "no such program", command[0])
+    reader, writer = os.pipe()  # we hold the other end of
+    try:
+        return subprocess.run(
+            ["/bin/sh", "-c", _GUARDED, "sh", *command], stdin=reader, capture_output=True, text=True, check=check,
+            start_new_session=True,
+        )  # fmt: skip
+    finally:
+        os.close(reader)
+        os.close(writer)

@@ -399,7 +399,7 @@ def test_the_library_is_compiled_once_and_put_in_place_whole(tmp_path: Path, mon
     monkeypatch.setattr(build, "_compile", compile_aside)
     path = build.library_in(tmp_path)
     assert path == build.library_in(tmp_path) and len(set(compiled)) == 2
-    assert path.read_bytes() == b"library" and list(path.parent.iterdir()) == [path]
+    assert path.read_bytes()[:-32] == b"library" and list(path.parent.iterdir()) == [path]
     monkeypatch.setattr(build, "_processor", lambda: "flags: another processor")
     assert build.library_in(tmp_path).parent != path.parent
 

@@ -6,6 +6,7 @@ import atexit
 import ctypes
 import json
 import os
+import re
 import shutil
 import struct
 import sys
@@ -14,6 +15,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ from mindgspo.ascend.emulator.contract import OPERATORS, ContractError
 from mindgspo.ascend.emulator.tensors import DTYPE_NAMES, DeviceTensor, storage_dtype
 from mindgspo.ascend.stand_ins import INTERNAL_KERNELS, SIGNATURES
 from mindgspo.ascend.toolchain import Toolchain, find_toolchain, install_stand_in_packages
+from mindgspo.errors import DryRunError
+from mindgspo.io import private_folder
 from mindgspo.parallel.runtime import EMULATED, is_emulated
 
 _FOLDER = "MINDGSPO_EMULATOR_FOLDER"
@@ -70,20 +74,35 @@ def enter_emulated_cards() -> None:
         sys.stdout.flush()
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
     folder = Path(os.environ[_FOLDER])
-    if folder == _shared_folder():
+    if _owner(folder) == os.getpid():
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
     install_emulated_card()
 
 
 def _shared_folder() -> Path:
-    """Of the job that this process starts, or takes part in where msrun has started it. Those of jobs whose process is
-    gone, which were killed before they could, are cleared away."""
+    """Of the job that this process starts, or takes part in where msrun has started it; this user's alone. Those of
+    jobs whose process is gone, which were killed before they could, are cleared away. Whatever else lies there under
+    such a name is passed over."""
     base = Path("/dev/shm") if os.path.isdir("/dev/shm") else Path(tempfile.gettempdir())
     for left in base.glob(f"{_PREFIX}*"):
-        if left.stat().st_uid == os.getuid() and not psutil.pid_exists(int(left.name.removeprefix(_PREFIX))):
-            shutil.rmtree(left, ignore_errors=True)
-    owner = os.getppid() if "MS_ROLE" in os.environ else os.getpid()
-    return base / f"{_PREFIX}{owner}"
+        with suppress(OSError):
+            if left.lstat().st_uid == os.getuid() and (owner := _owner(left)) and not psutil.pid_exists(owner):
+                shutil.rmtree(left)  # not what a link leads to
+    is_shared = "MS_ROLE" in os.environ  # by ranks that do not know of each other, so its name must be this one
+    folder = base / f"{_PREFIX}{os.getppid() if is_shared else os.getpid()}"
+    try:
+        private_folder(folder, folder)
+    except OSError as error:
+        if is_shared:
+            raise DryRunError(f"{error.filename}: {error.strerror}; remove it, it is in the way of this job") from error
+        folder = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=base))
+    return folder
+
+
+def _owner(folder: Path) -> int | None:
+    """The process whose job a folder belongs to, as its name says."""
+    found = re.fullmatch(rf"{_PREFIX}(\d{{1,9}})(-\w+)?", folder.name)
+    return int(found[1]) if found else None
 
 
 def _prefixed(toolchain: Toolchain) -> str:

@@ -80,7 +80,7 @@ def healthy(root: Path) -> Machine:
     write(root, f"{HOME.rpartition('/')[0]}/set_env.sh")
     write(root, "/tmp/x")
     (root / "home/someone").mkdir(parents=True)
-    (root / "home/someone").chmod(0o777)
+    (root / "home/someone").chmod(0o1777)
     write(root, "/etc/group", f"root:x:0:\nHwHiAiUser:x:{GROUP}:someone\n")
     write(root, "/proc/mounts", "/dev/vda / ext4 rw 0 0\nfs:/data /data nfs4 rw 0 0\n")
     write(root, "/etc/hccn.conf", "".join(f"address_{card}=192.168.1.{card}\n" for card in range(8)))

@@ -171,6 +171,7 @@ BROKEN: list[tuple[str, Break, str, Needs]] = [
     ("no_compiler", fields(tools=frozenset()), "apt-get install g++", ON_CPU),
     ("cache_closed", all_of(written("/closed/x", mode=0o600), variables(XDG_CACHE_HOME="/closed/x")),
      "export XDG_CACHE_HOME", NEEDS),
+    ("cache_open", all_of(written("/home/someone/mindgspo/kernels/k/l.so", mode=0o666), variables()), "rm -r ", NEEDS),
     ("verbose_logs", variables(ASCEND_GLOBAL_LOG_LEVEL="1"), "unset ASCEND_GLOBAL_LOG_LEVEL", NEEDS),
     ("launch_blocking", variables(ASCEND_LAUNCH_BLOCKING="1"), "unset ASCEND_LAUNCH_BLOCKING", NEEDS),
 ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import platform
 import shutil
@@ -13,8 +14,13 @@ from pathlib import Path
 import pytest
 
 from mindgspo.ascend.stand_ins import (
+    _LIBRARIES,
+    _OBJECT,
     HEADERS,
+    INTERNAL_KERNELS,
     Wheel,
+    _is_complete,
+    _key,
     assembly,
     installed_wheel,
     is_x86_64,
@@ -24,7 +30,8 @@ from mindgspo.ascend.stand_ins import (
 )
 from mindgspo.ascend.toolchain import find_toolchain, real_cann
 from mindgspo.errors import DryRunError, DryRunUnavailable
-from mindgspo.kernels.build import cache_folder
+from mindgspo.io import private_folder
+from mindgspo.kernels.build import cache_folder, write_whole
 
 needs_compiler = pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() != "x86_64" or not all(map(shutil.which, ("gcc", "g++", "nm"))),
@@ -187,6 +194,22 @@ def test_a_wheel_without_the_plugin_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mindspore").mkdir()
     with pytest.raises(DryRunUnavailable, match=r"no Ascend plugin \(libmindspore_ascend\.so\.2\); install the wheel"):
         find_toolchain({}, Wheel(folder=tmp_path / "mindspore", version="2.10.0"))
+
+
+def test_stand_ins_that_others_could_have_put_there_or_damaged_are_not_loaded(tmp_path: Path) -> None:
+    wheel = plain_wheel(tmp_path / "mindspore")
+    folder = tmp_path / "cache" / "ascend-stand-ins" / _key(wheel)
+    private_folder(folder / _LIBRARIES, tmp_path / "cache")
+    for name in (_OBJECT, INTERNAL_KERNELS):
+        write_whole(folder / _LIBRARIES / name, b"code")
+    (folder / "complete.json").write_text(json.dumps({"names": [_OBJECT, INTERNAL_KERNELS]}))
+    assert stand_ins(wheel, tmp_path / "cache") == folder / _LIBRARIES
+    (tmp_path / "cache").chmod(0o777)
+    with pytest.raises(DryRunError, match=f"may be written by others .*{tmp_path}/cache'; export XDG_CACHE_HOME"):
+        stand_ins(wheel, tmp_path / "cache")
+    (tmp_path / "cache").chmod(0o700)
+    (folder / _LIBRARIES / INTERNAL_KERNELS).write_bytes(b"code")
+    assert not _is_complete(folder)
 
 
 def test_the_cache_follows_the_user(tmp_path: Path) -> None:

@@ -83,4 +83,4 @@ def test_the_library_is_whole_after_a_power_cut(tmp_path: Path, monkeypatch: pyt
         fsync(disk / "other")  # flushes the names of all files, and the content of this one alone
         shutil.copyfile(tmp_path / "image", tmp_path / "copy")
     with loop_disk(tmp_path / "copy", tmp_path / "after") as disk:
-        assert (disk / path).read_bytes() == b"library" * 1000
+        assert (disk / path).read_bytes()[:-32] == b"library" * 1000
