@@ -6,12 +6,16 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from aiohttp import web
+
+from mindgspo.rollout.server_key import NONCE, ServerKey
 
 EOS = 2
 VOCAB = 50
@@ -27,9 +31,11 @@ def script(sample: int) -> list[int]:
 class FakeServer:
     """spoil: what is sent in place of an answer to a completion: an object for JSON, bytes, a status. failures: of the
     next requests, "drop" or a status, before any is answered. held_at: tokens behind which responses wait until they
-    are aborted. knows_versions: whether weights have one that is told, as in newer vLLMs.
+    are aborted. knows_versions: whether weights have one that is told, as in newer vLLMs. key: signs answers, and
+    nothing else is answered than what is signed. headers: of all answers.
 
     asked: bodies of completion requests. calls: paths and bodies of the others. most: requests answered at once.
+    heard: headers of all requests.
     """
 
     def __init__(
@@ -40,9 +46,12 @@ class FakeServer:
         failures: tuple[str | int, ...] = (),
         held_at: int | None = None,
         knows_versions: bool = True,
+        key: ServerKey | None = None,
+        headers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.api, self.spoil, self.failures, self.held_at = api, spoil, list(failures), held_at
-        self.knows_versions = knows_versions
+        self.knows_versions, self.key, self.headers = knows_versions, key, headers
+        self.heard: list[Mapping[str, str]] = []
         self.asked: list[dict[str, Any]] = []
         self.calls: list[tuple[str, Any]] = []
         self.most = 0
@@ -73,7 +82,17 @@ class FakeServer:
         return f"http://127.0.0.1:{self._runner.addresses[0][1]}"
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        body = await request.json() if request.can_read_body else {}
+        content = await request.read()
+        self.heard.append(dict(request.headers))
+        if self.key is not None and not self.key.allows(request.headers, request.method, request.raw_path, content):
+            return web.json_response({"error": {"message": "a key is needed"}}, status=401)
+        answer = await self._answered(request, json.loads(content or b"{}"))
+        answer.headers.update(self.headers)
+        if self.key is not None:
+            answer.headers.update(self.key.proof(request.headers[NONCE], answer.status, answer.body))
+        return answer
+
+    async def _answered(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         if request.path in ("/v1/completions", "/generate"):
             return await self._completion(request, body)
         if request.path != "/health":

@@ -16,13 +16,14 @@ from running import command, environment
 
 
 class Server:
-    """One that listens at `url`; words follow the configuration on its command line. It writes into `log`."""
+    """One that listens at `url`; words follow the configuration on its command line. It writes into `log`, and takes
+    weights from all folders of the tests."""
 
     def __init__(self, config: Path, log: Path, *words: str) -> None:
         self.log = log
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                command("serve", config, "--port", "0", *words),
+                command("serve", config, "--port", "0", "--weights-dir", log.parent.parent, *words),
                 cwd=log.parent, env=environment(), stdout=output, stderr=subprocess.STDOUT,
             )  # fmt: skip
         give_up = time.monotonic() + 300

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import socket
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -13,11 +15,28 @@ from mindgspo.cli.options import ConfigArgument, EmulateOption, SetOption, emula
 def serve(
     config: ConfigArgument,
     set_: SetOption = None,
-    host: Annotated[str, typer.Option(help="Address to listen at. Whoever reaches it may ask.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen at; one that other machines reach needs a key.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")] = 8000,
     cards: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(metavar="4,5", help="Cards of the replica, by default those that DEVICE_ID says, or the first."),
+    ] = None,
+    api_key_file: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            metavar="FILE",
+            help="Sets rollout.servers.api_key_file: its first line is the key that every request must prove.",
+        ),
+    ] = None,
+    weights_dir: Annotated[
+        Optional[list[Path]],  # noqa: UP045
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder below which weights may be, beside the one that the experiment's own run hands them over in; "
+            "may be repeated.",
+        ),
     ] = None,
     logs: Annotated[
         Optional[Path],  # noqa: UP045
@@ -33,22 +52,28 @@ def serve(
     from mindgspo.config import load_config
     from mindgspo.launch.serving import start_serving
     from mindgspo.planner import replica_with_cache_budget
+    from mindgspo.rollout.server_key import server_key
+    from mindgspo.rollout.weights_folder import weights_folder
 
     overrides = emulated_overrides(emulate_ascend, set_)
-    experiment = replica_with_cache_budget(load_config(config, overrides, check_files=False))
-    words = ["-m", "mindgspo.cli", "serve", str(config), "--host", host, "--port", str(port)]
+    if api_key_file is not None:
+        overrides = (*overrides, f"rollout.servers.api_key_file={json.dumps(str(api_key_file))}")
+    whole = load_config(config, overrides, check_files=False)
+    experiment, key = replica_with_cache_budget(whole), server_key(whole.rollout.servers.api_key_file)
+    folders = [weights_folder(whole), *(weights_dir or ())]
+    words = ["-m", "mindgspo.cli", "serve", str(config)]
     words += [word for override in overrides for word in ("--set", override)]
+    words += [word for folder in folders[1:] for word in ("--weights-dir", str(folder))]
 
-    def work() -> int:
+    def work(listener: socket.socket | None) -> int:
         from mindgspo.rollout.serve import serve as serve_replica  # MindSpore comes with it
 
-        serve_replica(experiment, host=host, port=port, ready=lambda found: _tell(host, found))
+        def tell() -> None:
+            print(f"serving at http://{host}:{listener.getsockname()[1]}", flush=True)
+
+        serve_replica(experiment, listener, key=key, folders=folders, ready=tell)
         return 0
 
-    code = start_serving(work, experiment, words, host=host, port=port, cards=cards, logs=logs)
+    code = start_serving(work, experiment, words, host=host, port=port, cards=cards, logs=logs, has_key=key is not None)
     if code:
         raise typer.Exit(code)
-
-
-def _tell(host: str, port: int) -> None:
-    print(f"serving at http://{host}:{port}", flush=True)

@@ -25,6 +25,8 @@ OVERALL_REWARD = "val-core/reward/mean@1"
 """The mean reward of the same answers: the weighted sum that training uses."""
 REWARD_CHANGE = "val-core/reward/change"
 """Its change since the first evaluation of the run."""
+LEAST_TEMPERATURE, LEAST_TOP_P = 1e-3, 1e-6
+"""Bounds of what is drawn. Below, float32 may have no number for logits / temperature, nor for the mass of a token."""
 
 
 class ColumnsSection(Section):
@@ -144,9 +146,9 @@ class EvalSection(Section):
     """Draw the one answer of num_samples=1 instead of taking the likeliest tokens (verl: val_kwargs.do_sample)."""
     pass_at_k: tuple[PositiveInt, ...] = Field(default=(1,), min_length=1)
     """Values of k for which pass@k, and from 2 on maj@k and best@k, are reported; each at most num_samples."""
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, ge=LEAST_TEMPERATURE)
     """Temperature of what is drawn (verl: val_kwargs.temperature)."""
-    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_p: float | None = Field(default=None, ge=LEAST_TOP_P, le=1)
     """As rollout.top_p, for what is drawn. None: rollout.top_p (verl: val_kwargs.top_p)."""
     top_k: int | None = Field(default=None, ge=0)
     """As rollout.top_k, for what is drawn. None: rollout.top_k (verl: val_kwargs.top_k)."""

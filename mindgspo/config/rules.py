@@ -19,7 +19,7 @@ from mindgspo.config.algorithm_rules import (
     router_problems,
 )
 from mindgspo.config.cache import cache_budget_problems
-from mindgspo.config.data import OVERALL, OVERALL_REWARD, DataSourceSection, EvalSection
+from mindgspo.config.data import LEAST_TEMPERATURE, OVERALL, OVERALL_REWARD, DataSourceSection, EvalSection
 from mindgspo.config.device_rules import backend_problems, device_problems
 from mindgspo.config.model import FAMILIES, ModelSection
 from mindgspo.config.plan import check_infer_plan, check_reference_plan, check_same_world, check_train_plan
@@ -327,10 +327,10 @@ def _length_problems(config: ExperimentConfig) -> Iterator[str]:
 
 def _sampling_problems(config: ExperimentConfig) -> Iterator[str]:
     yield from group_problems(config)
-    if config.rollout.temperature == 0:
+    if config.rollout.temperature < LEAST_TEMPERATURE:
         yield (
-            "rollout.temperature: 0 makes all responses of a group equal, so there is nothing to compare; set 1.0 "
-            "(paper). Evaluation is greedy by itself"
+            f"rollout.temperature: {config.rollout.temperature:g} makes all responses of a group equal, so there is "
+            f"nothing to compare; set 1.0 (paper), at least {LEAST_TEMPERATURE:g}. Evaluation is greedy by itself"
         )
 
 

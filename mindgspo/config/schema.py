@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import Field
 
 from mindgspo.config.algorithm import AlgorithmSection
-from mindgspo.config.data import DataSection, DataSourceSection, EvalSection, TokenizerSection
+from mindgspo.config.data import LEAST_TOP_P, DataSection, DataSourceSection, EvalSection, TokenizerSection
 from mindgspo.config.model import ModelSection
 from mindgspo.config.plan import ParallelPlan
 from mindgspo.config.reward import RewardSection
@@ -75,6 +75,10 @@ class ServersSection(Section):
     """Folder in which a run makes one of its own, through which servers get new weights; they see it under the same
     path. Memory of this machine, /dev/shm, is fast; servers of other machines want storage that all share. None:
     rollout_weights in run_dir."""
+    api_key_file: Path | None = None
+    """File with the key that the run and its servers share; `mindgspo serve` of the same experiment reads it too. The
+    variable MINDGSPO_API_KEY comes first. None: no key, unless that is set. Servers that a run starts have one of their
+    own."""
     timeout_seconds: float = Field(default=3600.0, gt=0)
     """Within which a server answers a request. 3600: a long response of a large model takes tens of minutes."""
     retries: int = Field(default=3, ge=0)
@@ -94,7 +98,7 @@ class RolloutSection(Section):
     temperature: float = Field(default=1.0, ge=0)
     """Softmax temperature; also applied to the log-probs that are trained. 1 is the paper's; 0 (greedy) is
     refused, because all responses of a group would be the same."""
-    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_p: float = Field(default=1.0, ge=LEAST_TOP_P, le=1)
     """Sample from the smallest set of tokens that holds this probability mass; 1 switches it off, as in the
     paper."""
     top_k: int = Field(default=0, ge=0)
@@ -243,7 +247,8 @@ class WatchSection(Section):
     checkpoints take a few steps' time, and a report is no harm. Below 1 every step would be one."""
     min_seconds: float = Field(default=300.0, gt=0.0)
     """Seconds without progress before which nothing is a stall; before the first step has ended this alone counts.
-    300: graphs of large models take minutes to compile."""
+    300: graphs of large models take minutes to compile. A server that generates, and answers nothing for so long, ends
+    the run."""
     on_stall: Literal["report", "stop"] = "report"
     """What follows a report. report: nothing, the run may go on. stop: all workers of this machine are ended and the
     exit code is 124, so that whatever started the run can start it again with resume=auto. With stop, min_seconds must

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from mindgspo.config import ExperimentConfig, load_mapping
+from mindgspo.config.data import LEAST_TEMPERATURE, LEAST_TOP_P
 from mindgspo.errors import ConfigError, DataError
 from mindgspo.evaluation.found_model import FoundModel, default_length, find_model
 from mindgspo.evaluation.prompts import PromptText, TextPieces, encode_prompt
@@ -206,7 +207,13 @@ def _drawing(found: FoundModel, options: GenerateOptions) -> _Drawing:
     temperature = chosen(options.temperature, "temperature", 1.0 if said else 0.0)
     if options.num_samples > 1 and temperature == 0:
         raise ConfigError(f"--num-samples {options.num_samples}: greedy answers are all the same; add --temperature 1")
-    return _Drawing(temperature, chosen(options.top_p, "top_p", 1.0), int(chosen(options.top_k, "top_k", 0)))
+    top_p = chosen(options.top_p, "top_p", 1.0)
+    if not (temperature == 0 or temperature >= LEAST_TEMPERATURE) or not LEAST_TOP_P <= top_p <= 1:
+        raise ConfigError(
+            f"--temperature {temperature:g} --top-p {top_p:g}: legal are a temperature of 0 or from "
+            f"{LEAST_TEMPERATURE:g}, and a top-p from {LEAST_TOP_P:g} to 1"
+        )
+    return _Drawing(temperature, top_p, int(chosen(options.top_k, "top_k", 0)))
 
 
 def _answer_length(found: FoundModel, options: GenerateOptions, longest_prompt: int) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,6 +41,7 @@ def launch(
     master_addr: str = "127.0.0.1",
     master_port: int | None = None,
     devices: Sequence[str] | None = None,
+    listener: socket.socket | None = None,
 ) -> int:
     """Run `python <command>` in num_workers / nodes workers here; `command` calls `worker.run_worker` in each.
 
@@ -47,6 +49,7 @@ def launch(
     1 for an exception, 128 + number for a signal; 124 after a stall with watch.on_stall=stop; 130 or 143 after SIGINT
     or SIGTERM to this process. One launcher per
     node; node_rank 0 runs on the machine of master_addr. devices: numbers of the cards here, by default the first ones.
+    listener: a bound socket for rank 0, see `processes.handed_over`.
     log_dir gets rank_<r>.log, scheduler.log, failure_<r>.json.
     Called in the main thread. Raises ConfigError for sizes and ports that cannot be, before anything starts.
     """
@@ -54,7 +57,7 @@ def launch(
         num_workers=num_workers, nodes=nodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port
     )
     with _noted_signals() as signals, open_folder(log_dir, plan.members) as folder, _orphans_adopted():
-        return _Launch(command, plan, folder, watch, signals, devices).run()
+        return _Launch(command, plan, folder, watch, signals, devices, listener).run()
 
 
 class _Launch:
@@ -68,8 +71,9 @@ class _Launch:
         section: WatchSection,
         signals: list[signal.Signals],
         devices: Sequence[str] | None,
+        listener: socket.socket | None,
     ) -> None:
-        self._devices = devices
+        self._devices, self._listener = devices, listener
         self._command, self._plan, self._folder, self._section, self._signals = command, plan, folder, section, signals
         self._processes = Processes({}, children_now())
         self._follower = standard_output(folder.log(0))
@@ -91,7 +95,9 @@ class _Launch:
             launcher=os.getpid(),
             is_terminal=sys.stdout.isatty(),
         )
-        self._processes.started = start_processes(self._command, self._plan, self._folder, orders, self._devices)
+        self._processes.started = start_processes(
+            self._command, self._plan, self._folder, orders, self._devices, self._listener
+        )
 
     def _supervise(self) -> int:
         watch = Watch(self._section, self._plan, self._folder, self._processes, self._tell)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 
@@ -101,6 +103,11 @@ def _resolve(host: str) -> tuple[int, str]:
     return family, str(address[0])
 
 
+def is_loopback(address: str) -> bool:
+    """Whether processes of this machine alone reach an IP address."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
 def listen_once(family: int, host: str, port: int) -> int:
     """The port, of a free one where it is 0, at which a process of this machine can listen now. Raises OSError."""
     with socket.socket(family, socket.SOCK_STREAM) as listener:
@@ -137,11 +144,12 @@ def start_processes(
     folder: LaunchFolder,
     orders: runtime.LaunchOrders,
     devices: Sequence[str] | None = None,
+    listener: socket.socket | None = None,
 ) -> dict[int, subprocess.Popen]:
     """{rank or SCHEDULER: process} of this node, each with the running interpreter; `command` is what follows it.
 
-    devices: see `launcher.launch`. Each has a session of its own: Ctrl-C reaches the launcher alone, which ends them in
-    order.
+    devices, listener: see `launcher.launch`. Each has a session of its own: Ctrl-C reaches the launcher alone, which
+    ends them in order.
     """
     started = {}
     for member in plan.members:
@@ -154,16 +162,36 @@ def start_processes(
         )
         if devices is not None and member != SCHEDULER:
             environment["DEVICE_ID"] = devices[plan.ranks.index(member)]
+        handed = {"env": environment} if member or listener is None else handed_over(listener, environment)
         with folder.log(member).open("wb") as log:
             started[member] = subprocess.Popen(
                 [sys.executable, *command],
-                env=environment,
+                **handed,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
     return started
+
+
+_LISTENER = "MINDGSPO_LISTENER"  # number of the file that is the socket a server was given
+
+
+def handed_over(listener: socket.socket, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Arguments of Popen for a child that takes a bound socket with `taken_over`: nobody else can have its port."""
+    number = listener.fileno()
+    return {"env": {**environment, _LISTENER: str(number)}, "pass_fds": (number,)}
+
+
+def taken_over() -> socket.socket | None:
+    """The socket that this process was given, once."""
+    number = os.environ.pop(_LISTENER, None)
+    if number is None:
+        return None
+    listener = socket.socket(fileno=int(number))
+    listener.set_inheritable(False)
+    return listener
 
 
 class Processes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -19,7 +20,7 @@ from mindgspo.errors import ConfigError, MindGSPOError, RolloutError
 from mindgspo.io import make_folder
 from mindgspo.launch.failures import last_lines
 from mindgspo.launch.launcher import launch
-from mindgspo.launch.processes import GRACE_S, listen_once
+from mindgspo.launch.processes import GRACE_S, handed_over, is_loopback, taken_over
 from mindgspo.launch.worker import run_worker
 from mindgspo.parallel import runtime
 from mindgspo.text import counted
@@ -30,7 +31,7 @@ _SERVED = "MINDGSPO_SERVED"  # process id of the run that has started a server
 
 
 def start_serving(
-    work: Callable[[], int],
+    work: Callable[[socket.socket | None], int],
     config: ExperimentConfig,
     words: Sequence[str],
     *,
@@ -38,25 +39,27 @@ def start_serving(
     port: int,
     cards: str | None,
     logs: Path | None,
+    has_key: bool,
 ) -> int:
-    """Do `work` here, or in as many ranks as a replica of the infer plan has; returns the exit code. words: the command
-    line that does the same."""
+    """Do `work` here, or in as many ranks as a replica of the infer plan has; returns the exit code. work: on rank 0
+    with a bound socket. words: the command line that does the same."""
+    listener = taken_over()
     if runtime.is_launched():
-        run_worker(work)
+        run_worker(lambda: work(listener))
     if run := os.environ.get(_SERVED):
         runtime.die_with_parent()
         if os.getppid() != int(run):
             raise RolloutError("the run that has started this server is gone")
     size, devices = config.plans.infer.model_parallel, None if cards is None else _numbers(config, cards)
-    _check_listens(host, port)
+    listener = listener or _bound(host, port, has_key=has_key)
     if size > 1:
         folder = logs or Path("serve") / config.experiment
-        return launch(words, num_workers=size, log_dir=folder, watch=config.watch, devices=devices)
+        return launch(words, num_workers=size, log_dir=folder, watch=config.watch, devices=devices, listener=listener)
     if devices is not None:
         runtime.choose_card(devices[0])
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return work()
+        return work(listener)
     except KeyboardInterrupt:
         return 0
 
@@ -71,16 +74,27 @@ def _numbers(config: ExperimentConfig, cards: str) -> list[str]:
     return numbers
 
 
-def _check_listens(host: str, port: int) -> None:
-    """Before anything is compiled. Raises ConfigError."""
+def _bound(host: str, port: int, *, has_key: bool) -> socket.socket:
+    """Before anything is compiled; it listens once it can answer. Raises ConfigError."""
+    where = f"--host {host} --port {port}"
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listen_once(family, str(address[0]), port)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, _, _, _, address = min(found, key=lambda one: one[0])  # localhost is 127.0.0.1 where it is ::1 too
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        # Connections of an earlier server that are still being closed are no obstacle.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
     except OSError as error:
         raise ConfigError(
-            f"--host {host} --port {port}: cannot listen there ({error.strerror}); choose another port (0 takes a free "
-            "one), or an address of this machine"
+            f"{where}: cannot listen there ({error.strerror}); choose another port (0 takes a free one), or an address "
+            "of this machine"
         ) from error
+    if not has_key and not is_loopback(listener.getsockname()[0]):
+        raise ConfigError(
+            f"{where}: whoever reaches this address could load weights and stop what runs; give a key, by "
+            f"--api-key-file or {runtime.API_KEY}, to this server and to its trainer, or listen at 127.0.0.1"
+        )
+    return listener
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +116,13 @@ def own_servers(config: ExperimentConfig, words: Sequence[str], log_dir: Path) -
     cards, size = infer_cards(config), config.plans.infer.model_parallel
     make_folder(log_dir)
     servers: list[_Server] = []
+    key = secrets.token_urlsafe(32)  # of this run and its servers: strangers are not answered, nor believed
     try:
         for number in range(config.plans.infer.data_parallel):
             own = cards[number * size : (number + 1) * size]
-            servers.append(_started(words, own, log_dir, number))
+            servers.append(_started(words, own, log_dir, number, key))
         _await(servers)
-        runtime.tell_rollout_servers([server.url for server in servers])
+        runtime.tell_rollout_servers({server.url: server.process.pid for server in servers}, key)
         yield lambda: _show_dead(servers)
     except MindGSPOError:
         _show_dead(servers)
@@ -116,18 +131,21 @@ def own_servers(config: ExperimentConfig, words: Sequence[str], log_dir: Path) -
         _end(servers)
 
 
-def _started(words: Sequence[str], cards: Sequence[int], log_dir: Path, number: int) -> _Server:
-    port, log = listen_once(socket.AF_INET, "127.0.0.1", 0), log_dir / f"server_{number}.log"
+def _started(words: Sequence[str], cards: Sequence[int], log_dir: Path, number: int, key: str) -> _Server:
+    log = log_dir / f"server_{number}.log"
     # An emulated card's process sets itself up: servers and trainer are jobs of their own.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("MINDGSPO_EMULAT")}
-    command = [sys.executable, "-m", "mindgspo.cli", "serve", *words, "--port", str(port)]
+    environment |= {_SERVED: str(os.getpid()), runtime.API_KEY: key}
+    command = [sys.executable, "-m", "mindgspo.cli", "serve", *words]
     command += ["--cards", ",".join(map(str, cards)), "--logs", str(log_dir / f"server_{number}")]
     if runtime.is_emulated():
         command.append("--emulate-ascend")
-    with log.open("wb") as output:
+    with log.open("wb") as output, socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
         process = subprocess.Popen(
             command,
-            env=environment | {_SERVED: str(os.getpid())},
+            **handed_over(listener, environment),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

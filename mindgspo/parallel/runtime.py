@@ -16,7 +16,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -311,18 +311,29 @@ class LaunchOrders:
     is_terminal: bool
 
 
-# Where the servers are that the launcher has started, for its workers.
-ROLLOUT_SERVERS = "MINDGSPO_ROLLOUT_SERVERS"
+_ROLLOUT_SERVERS = "MINDGSPO_ROLLOUT_SERVERS"  # that the launcher has started, for its workers
+API_KEY = "MINDGSPO_API_KEY"
+"""The variable that holds the key of servers that generate."""
+_api_key: str | None = None
 
 
-def rollout_servers() -> tuple[str, ...]:
-    """URLs of the servers that were started to generate for this run; none where nobody started any."""
-    return tuple(os.environ.get(ROLLOUT_SERVERS, "").split())
+def rollout_servers() -> dict[str, int]:
+    """{URL: process id} of the servers that were started to generate for this run; none where nobody started any."""
+    return json.loads(os.environ.get(_ROLLOUT_SERVERS, "{}"))
 
 
-def tell_rollout_servers(urls: Sequence[str]) -> None:
-    """To this process and those that it starts, see `rollout_servers`."""
-    os.environ[ROLLOUT_SERVERS] = " ".join(urls)
+def tell_rollout_servers(servers: Mapping[str, int], key: str) -> None:
+    """To this process and the ranks that it starts, see `rollout_servers` and `api_key`."""
+    global _api_key
+    os.environ[_ROLLOUT_SERVERS], _api_key = json.dumps(servers), key
+
+
+def api_key() -> str | None:
+    """The key of servers that generate. From the first call on it is in no environment that a child inherits; the
+    launcher gives it to rank 0."""
+    global _api_key
+    _api_key = os.environ.pop(API_KEY, _api_key)
+    return _api_key
 
 
 def choose_card(number: str) -> None:
@@ -357,6 +368,8 @@ def worker_environment(
         "RANK_SIZE": str(num_workers),
         "RANK_ID": str(rank or 0),
     }
+    if rank == 0 and (key := api_key()) is not None:
+        environment[API_KEY] = key
     if rank is not None:
         environment |= {"MS_NODE_ID": str(rank), "DEVICE_ID": str(rank % num_local_workers)}
     environment.setdefault("MS_CPU_COMM_OP_TIMEOUT", _NO_LIMIT_S)

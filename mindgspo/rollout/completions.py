@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from mindgspo.config.data import LEAST_TEMPERATURE, LEAST_TOP_P
 from mindgspo.rollout.protocol import Cut, Purpose, RandomStream, SamplingSettings
 from mindgspo.rollout.service import Request
 from mindgspo.text import did_you_mean
@@ -17,15 +17,24 @@ from mindgspo.types import Prompt
 
 _numbers = itertools.count(1)
 _BYTES_PER_TOKEN, _MORE_BYTES = 16, 1 << 16
-# Of these, model, logprobs and return_token_ids change nothing.
+# Of these, model, logprobs, return_token_ids and user change nothing.
 _KEYS = (
     *("prompt", "n", "max_tokens", "temperature", "top_k", "top_p", "seed", "random_stream", "number"),
-    *("model", "logprobs", "return_token_ids", "return_routed_experts"),
+    *("model", "logprobs", "return_token_ids", "return_routed_experts", "user"),
 )
+# What OpenAI takes where another key is absent, which some clients send; null is that for every key.
+_DEFAULTS = {
+    **{"best_of": 1, "echo": False, "frequency_penalty": 0, "logit_bias": {}, "presence_penalty": 0, "stop": []},
+    **{"stream": False, "suffix": ""},
+}
 
 
 class RequestError(ValueError):
-    """A request that is not served; its text names key, value and limit."""
+    """A request that is not served; its text names key, value and limit. status: of HTTP."""
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +82,7 @@ def request_of(asked: Mapping[str, Any], limits: Limits) -> Request:
     most = limits.max_new_tokens - start
     settings = SamplingSettings(
         num_samples=len(samples),
-        temperature=_number(asked, "temperature", 1.0, 0.0, 100.0),
+        temperature=_number(asked, "temperature", 1.0, LEAST_TEMPERATURE, 100.0, or_zero="the likeliest token"),
         max_new_tokens=start + _whole(asked, "max_tokens", 1, most, default=min(16, most)),
         stream=random,
         cut=_cut(asked, limits),
@@ -91,8 +100,8 @@ def request_of(asked: Mapping[str, Any], limits: Limits) -> Request:
 
 def _check_keys(asked: Mapping[str, Any], limits: Limits) -> None:
     for key, value in asked.items():
-        if key not in _KEYS and value is not None and value is not False:
-            raise RequestError(f"{key:.40}: is not served{did_you_mean(key, _KEYS)}")
+        if key not in _KEYS and value is not None and value is not False and value != _DEFAULTS.get(key):
+            raise RequestError(f"{key:.40}: is not served{did_you_mean(key[:40], _KEYS)}")
     if asked.get("return_routed_experts") and not limits.records_experts:
         raise RequestError("return_routed_experts: none are recorded here; serve with rollout.record_experts=true")
 
@@ -137,21 +146,36 @@ def _cut(asked: Mapping[str, Any], limits: Limits) -> Cut:
     if asked.get("top_k") is None and asked.get("top_p") is None:
         return limits.cut
     top_k = _whole(asked, "top_k", -1, limits.vocab_size, default=-1)
-    top_p = _number(asked, "top_p", 1.0, 0.0, 1.0)
-    if top_p == 0:
-        raise RequestError("top_p: 0 leaves no token; legal: above 0, up to 1")
+    top_p = _number(asked, "top_p", 1.0, LEAST_TOP_P, 1.0)
     return Cut(max(top_k, 0), top_p)
 
 
 def _whole(asked: Mapping[str, Any], key: str, least: int, most: int, default: int | None = None) -> int:
-    value = asked.get(key, default)
+    value = _given(asked, key, default)
     if type(value) is not int or not least <= value <= most:
-        raise RequestError(f"{key}: {value!r:.40}; legal are whole numbers from {least} to {most}")
+        raise RequestError(f"{key}: {_shown(value)}; legal are whole numbers from {least} to {most}")
     return value
 
 
-def _number(asked: Mapping[str, Any], key: str, default: float, least: float, most: float) -> float:
-    value = asked.get(key, default)
-    if type(value) not in (int, float) or not math.isfinite(value) or not least <= value <= most:
-        raise RequestError(f"{key}: {value!r:.40}; legal are numbers from {least:g} to {most:g}")
+def _number(
+    asked: Mapping[str, Any], key: str, default: float, least: float, most: float, *, or_zero: str = ""
+) -> float:
+    """or_zero: what 0 means, where it is legal too."""
+    value = _given(asked, key, default)
+    # Compared as it is: a whole number may be too large for a float. No comparison holds for NaN.
+    if type(value) not in (int, float) or not (least <= value <= most or (or_zero and value == 0)):
+        also = f", and 0 ({or_zero})" if or_zero else ""
+        raise RequestError(f"{key}: {_shown(value)}; legal are numbers from {least:g} to {most:g}{also}")
     return float(value)
+
+
+def _given(asked: Mapping[str, Any], key: str, default: float | None) -> Any:
+    value = asked.get(key)
+    return default if value is None else value
+
+
+def _shown(value: Any) -> str:
+    try:
+        return f"{value!r:.40}"
+    except ValueError:  # Python writes no whole number of thousands of digits
+        return f"a whole number of {value.bit_length()} bits"

@@ -30,6 +30,7 @@ from mindgspo.rollout.service import Request, whole_responses
 from mindgspo.types import ExpertArray, Float32Array, Int32Array, Prompt, Response
 
 Row = TypeVar("Row")
+_MOST_CUTS = 8  # graphs beside the engine's own that are kept, of those that were used last
 
 
 class NativeEngine:
@@ -150,9 +151,11 @@ class NativeEngine:
     def _decoder_of(self, settings: SamplingSettings) -> GraphOfRanks:
         """The decode graph that cuts as the settings say; sorting the vocabulary costs time, so each has its own."""
         cut = self._cut if settings.cut is None or settings.temperature == 0 else settings.cut
-        if cut not in self._decoders:
-            self._decoders[cut] = self._decoder(cut)
-        return self._decoders[cut]
+        decoder = self._decoders.pop(cut, None) or self._decoder(cut)
+        self._decoders[cut] = decoder  # the last of them was used last
+        for old in [one for one in self._decoders if one != self._cut][:-_MOST_CUTS]:
+            del self._decoders[old]
+        return decoder
 
     def _run_steps(
         self, run: DecodeRun, decode: GraphOfRanks, sampling: tuple[Tensor, Tensor], *, is_recorded: bool

@@ -1,6 +1,6 @@
 """Responses from completion servers over HTTP, in the background: one thread with an event loop, whatever the number of
 requests. What servers must offer is in docs/rollout_servers.md; what they answer is believed only as far as it can be
-checked.
+checked, and a server that says nothing is not waited for without end.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import TimeoutError as NotYet
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import aiohttp
@@ -26,30 +27,15 @@ from mindgspo.parallel import runtime
 from mindgspo.rollout.protocol import Cut, Purpose
 from mindgspo.rollout.server_answers import AnswerReader, Expected
 from mindgspo.rollout.server_apis import SERVER_APIS, Call, ServerAPI
+from mindgspo.rollout.server_calls import MORE_BYTES, GivenUp, Server, Terms, process_at, shown
+from mindgspo.rollout.server_key import ServerKey, server_key
 from mindgspo.rollout.service import NO_TOKENS, Answer, Request
 from mindgspo.tokenization import Tokenizer
 
 Result = TypeVar("Result")
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
 _CUT_AGAIN_S = 0.2
 _STARTS_WITHIN_S = 60.0
-_BUSY = (429, 503)
 _NO_CUT = Cut()
-_MORE_BYTES = 1 << 16  # of an answer, beside its tokens
-
-
-@dataclass(slots=True, eq=False)
-class _Server:
-    """running: responses asked for and not answered. idle_since: since when that is 0; None while it is not."""
-
-    url: str
-    running: int = 0
-    idle_s: float = 0.0
-    idle_since: float | None = field(default_factory=time.perf_counter)
-
-
-class _GivenUp(Exception):  # noqa: N818  (nothing went wrong)
-    """A request that is not made again, because what runs is cut."""
 
 
 class HTTPService:
@@ -57,7 +43,8 @@ class HTTPService:
 
     most_running: responses that one server is asked for at once. timeout_s: within which a request is answered.
     retries: how often one is made again after its connection broke or its server was busy. api: how they are asked.
-    cut: of settings that bring none. Close it.
+    cut: of settings that bring none. key: that the servers share. processes: ids of those of some servers, by URL.
+    silent_s: after so long a silence, also to GET /health, a server that is waited for is lost. Close it.
     """
 
     def __init__(
@@ -70,10 +57,12 @@ class HTTPService:
         retries: int,
         api: ServerAPI = SERVER_APIS["mindgspo"],
         cut: Cut = _NO_CUT,
+        key: ServerKey | None = None,
+        processes: Mapping[str, int] = MappingProxyType({}),
+        silent_s: float = 300.0,
     ) -> None:
-        self._servers = [_Server(url.rstrip("/")) for url in urls]
         self._expected, self._most_running = expected, most_running
-        self._timeout_s, self._retries, self._api, self._own_cut = timeout_s, retries, api, cut
+        self._api, self._own_cut, self._key = api, cut, key
         self._version: int | None = None
         # Of the event loop's thread alone:
         self._waiting: deque[Request] = deque()
@@ -84,7 +73,9 @@ class HTTPService:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="asks completion servers", daemon=True)
         self._thread.start()
-        self._session: aiohttp.ClientSession = self._do(self._opened())
+        terms = Terms(api=api, key=key, timeout_s=timeout_s, retries=retries, silent_s=silent_s)
+        self._servers: list[Server] = []
+        self._do(self._open(urls, terms, processes))
 
     def submit(self, requests: Sequence[Request]) -> None:
         """See `CompletionService`."""
@@ -137,28 +128,44 @@ class HTTPService:
             except NotYet:
                 if future.done():
                     raise
+            except RolloutError as error:
+                raise self._without_key(error) from error.__cause__
 
     def _answers(self, found: list[Answer | RolloutError]) -> list[Answer]:
         while not self._found.empty():
             found.append(self._found.get())
         for one in found:
             if isinstance(one, RolloutError):
-                raise one
+                raise self._without_key(one)
         return found
+
+    def _without_key(self, error: RolloutError) -> RolloutError:
+        """Servers that were sent the key may quote it."""
+        return error if self._key is None else RolloutError(self._key.hidden(str(error)))
 
     # ---- in the thread of the event loop
 
-    async def _opened(self) -> aiohttp.ClientSession:
+    async def _open(self, urls: Sequence[str], terms: Terms, processes: Mapping[str, int]) -> None:
+        found = [process_at(url, processes.get(url)) for url in urls]
         # The servers are few, and each is asked for as much as it can do: the number of connections has no bound.
-        return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=self._timeout_s)
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=terms.timeout_s),
+            auto_decompress=False,  # what is counted is what comes
+            headers={"Accept-Encoding": "identity"},
         )
+        self._servers = [
+            Server(url.rstrip("/"), terms, self._session, self._loop.create_future(), process)
+            for url, process in zip(urls, found, strict=True)
+        ]
+        self._watches = [self._loop.create_task(server.watch()) for server in self._servers]
 
     async def _ended(self) -> None:
         self._waiting.clear()
-        for task in self._tasks:
+        everything = [*self._tasks, *self._watches]
+        for task in everything:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*everything, return_exceptions=True)
         await self._session.close()
 
     def _enqueue(self, requests: Sequence[Request]) -> None:
@@ -186,12 +193,12 @@ class HTTPService:
         is_trained = request.settings.stream.purpose is Purpose.TRAINING
         return self._expected if is_trained else replace(self._expected, routing=None)
 
-    async def _ask(self, server: _Server, request: Request) -> None:
+    async def _ask(self, server: Server, request: Request) -> None:
         api, expected, version = self._api, self._expected_of(request), self._version
         assert version is not None
         try:
             call = Call(path=api.completions, body=api.ask(request, request.settings.cut or self._own_cut, expected))
-            content = await self._content(server, call, _most_bytes(request, api, expected), is_request=True)
+            content = await server.content(call, _most_bytes(request, api, expected), lambda: self._is_cut)
             found = _json(content, what := f"{server.url}{call.path}")
             try:
                 answer = api.read(found, request, expected)
@@ -202,7 +209,7 @@ class HTTPService:
             if not api.always_tells and answer["weight_version"] is None:
                 answer["weight_version"] = api.label(version)
             self._found.put(AnswerReader(request, expected, server.url).answer(answer, version, api.label(version)))
-        except _GivenUp:
+        except GivenUp:
             self._found.put(_cut_before(request, version))
         except RolloutError as error:
             self._found.put(error)
@@ -236,68 +243,26 @@ class HTTPService:
         calls = self._api.load(folder, version)
         await asyncio.gather(*(self._done(server, calls) for server in self._servers))
 
-    async def _done(self, server: _Server, calls: Sequence[Call]) -> None:
+    async def _done(self, server: Server, calls: Sequence[Call]) -> None:
         """One call after the other. Raises RolloutError."""
         for call in calls:
-            content = await self._content(server, call, _MORE_BYTES)
+            content = await server.content(call, MORE_BYTES)
             if content is None:
                 continue
             answer = _object(content, what := f"{server.url}{call.path}") if content else {}
             if not call.is_right(answer):
                 asked = f"was told {json.dumps(call.body)}, and " if call.body else ""
-                raise RolloutError(f"{what}: {asked}answers with {_shown(content)}")
+                raise RolloutError(f"{what}: {asked}answers with {shown(content)}")
 
     async def _all_are_there(self, timeout_s: float) -> None:
-        await asyncio.gather(*(self._is_there(server, time.monotonic() + timeout_s) for server in self._servers))
-
-    async def _is_there(self, server: _Server, until: float) -> None:
-        while True:
-            try:
-                async with self._session.get(f"{server.url}/health") as response:
-                    if response.status == 200:
-                        return
-                    reason = f"status {response.status}"
-            except (aiohttp.ClientError, asyncio.TimeoutError) as error:
-                reason = str(error) or type(error).__name__
-            if time.monotonic() > until:
-                raise RolloutError(f"{server.url}: no server answers there ({reason}); look at rollout.servers.urls")
-            await asyncio.sleep(0.1)
-
-    async def _content(self, server: _Server, call: Call, most_bytes: int, *, is_request: bool = False) -> bytes | None:
-        """What a server answers, None where it may lack the route and does. is_request: is not made again while what
-        runs is cut. Raises RolloutError, _GivenUp."""
-        what, pause_s = f"{server.url}{call.path}", _FIRST_PAUSE_S
-        for attempt in range(self._retries + 1):
-            try:
-                body = None if call.method == "GET" else call.body
-                async with self._session.request(call.method, what, json=body) as response:
-                    content = await _read(response, most_bytes, what)
-                if response.status == 200:
-                    return content
-                if response.status == 404 and call.may_lack:
-                    return None
-                reason = f"status {response.status}: {_message(content)}"
-                if response.status not in _BUSY:
-                    raise RolloutError(f"{what}: {reason}")
-            except asyncio.TimeoutError:
-                raise RolloutError(
-                    f"{what}: no answer within {self._timeout_s:g} s; look at the server's log, or raise "
-                    "rollout.servers.timeout_seconds"
-                ) from None
-            except (aiohttp.ClientError, OSError) as error:
-                reason = f"the connection broke ({error or type(error).__name__})"
-            if is_request and self._is_cut:
-                raise _GivenUp
-            if attempt < self._retries:
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        raise RolloutError(f"{what}: {reason}, {self._retries + 1} times; look at the server's log")
+        await asyncio.gather(*(server.is_there(time.monotonic() + timeout_s) for server in self._servers))
 
 
 def open_service(config: ExperimentConfig, tokenizer: Tokenizer) -> HTTPService:
     """Over the servers of an experiment, all of which answer. Raises RolloutError."""
     servers, model = config.rollout.servers, config.model
-    urls = servers.urls or runtime.rollout_servers()
+    processes = {} if servers.urls else runtime.rollout_servers()
+    urls = servers.urls or tuple(processes)
     if not urls:
         raise ConfigError(
             "trainer.schedule: servers that generate are started by `mindgspo run`; under msrun start them with "
@@ -317,6 +282,9 @@ def open_service(config: ExperimentConfig, tokenizer: Tokenizer) -> HTTPService:
         retries=servers.retries,
         api=SERVER_APIS[servers.api],
         cut=Cut(config.rollout.top_k, config.rollout.top_p),
+        key=server_key(servers.api_key_file),
+        processes=processes,
+        silent_s=config.watch.min_seconds,
     )
     try:
         service.await_servers(_STARTS_WITHIN_S)
@@ -337,40 +305,18 @@ def _most_bytes(request: Request, api: ServerAPI, expected: Expected) -> int:
     per_token = api.bytes_per_token
     if expected.routing is not None:  # in base64, of up to 4 bytes each
         per_token += 6 * expected.routing.shape[1]
-    return _MORE_BYTES + len(request.samples) * tokens * per_token
-
-
-async def _read(response: aiohttp.ClientResponse, most_bytes: int, what: str) -> bytes:
-    content = bytearray()
-    async for chunk in response.content.iter_any():
-        content += chunk
-        if len(content) > most_bytes:
-            raise RolloutError(f"{what}: answers with more than {most_bytes} bytes, which no right answer has")
-    return bytes(content)
+    return MORE_BYTES + len(request.samples) * tokens * per_token
 
 
 def _json(content: bytes | None, what: str) -> Any:
     try:
         return json.loads(content or b"")
     except (ValueError, RecursionError):
-        raise RolloutError(f"{what}: answers with {_shown(content or b'')}, which is not JSON") from None
+        raise RolloutError(f"{what}: answers with {shown(content or b'')}, which is not JSON") from None
 
 
 def _object(content: bytes, what: str) -> dict[str, Any]:
     found = _json(content, what)
     if not isinstance(found, dict):
-        raise RolloutError(f"{what}: answers with {_shown(content)}, which is no JSON object")
+        raise RolloutError(f"{what}: answers with {shown(content)}, which is no JSON object")
     return found
-
-
-def _message(content: bytes) -> str:
-    """Of an error, as OpenAI's servers give it, or whatever came."""
-    try:
-        return str(json.loads(content)["error"]["message"])[:500]
-    except (ValueError, RecursionError, TypeError, KeyError):
-        return _shown(content)
-
-
-def _shown(content: bytes) -> str:
-    text = content[:80].decode(errors="replace")
-    return repr(text + ("..." if len(content) > 80 else ""))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from mindgspo.config import ExperimentConfig
 from mindgspo.models.policy import build_model
@@ -13,15 +15,23 @@ from mindgspo.rollout.build import native_engine
 from mindgspo.rollout.completions import Limits
 from mindgspo.rollout.protocol import Cut
 from mindgspo.rollout.server import CompletionServer
+from mindgspo.rollout.server_key import ServerKey
 from mindgspo.rollout.weight_transfer import hold_in_compute_type
 from mindgspo.tokenization import load_tokenizer
 
 
-def serve(config: ExperimentConfig, *, host: str, port: int, ready: Callable[[int], None]) -> None:
+def serve(
+    config: ExperimentConfig,
+    listener: socket.socket | None,
+    *,
+    key: ServerKey | None,
+    folders: Sequence[Path],
+    ready: Callable[[], None],
+) -> None:
     """Serve until a signal ends this process; on all ranks of the replica.
 
-    config: see `replica_config`. ready: told the port, on rank 0. Raises the errors of `mindgspo.errors`, OSError where
-    it cannot listen.
+    config: see `replica_config`. The others: see `CompletionServer.run`. Raises the errors of `mindgspo.errors`,
+    OSError where it cannot listen.
     """
     start_device(config)
     tokenizer = load_tokenizer(config.tokenizer, config.model.vocab_size)
@@ -43,4 +53,4 @@ def serve(config: ExperimentConfig, *, host: str, port: int, ready: Callable[[in
         # No exception: raised in a callback of Python or MindSpore it would be lost.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: server.stop())
-    server.run(host=host, port=port, ready=ready)
+    server.run(listener, key=key, folders=folders, ready=ready)

@@ -16,8 +16,8 @@ from mindgspo.rollout.service import Answer, Piece, Request
 from mindgspo.types import FinishReason, Routing
 
 _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": None}
-# A token that is certain may come out above 0 by the rounding of a float32 sum; no float32 is below the other.
-_LEAST, _MOST = -3.5e38, 1e-4
+# No float32 is below the one; a token that is certain may come out above 0 by the rounding of a float32 sum.
+_LEAST, _MOST = float(np.finfo(np.float32).min), 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,8 @@ class Call:
 class ServerAPI:
     """completions: path. ask: its body. read: answer -> that of `mindgspo serve`; raises whatever Python does for
     another form. abort: ends what runs. load: takes the weights in a folder over, under a version. label: of a version,
-    as the server tells it. always_tells: each answer has one. bytes_per_token: of an answer, at most."""
+    as the server tells it. always_tells: each answer has one. bytes_per_token: of an answer, at most. signs: both sides
+    sign with a key where there is one; else it is sent."""
 
     completions: str
     ask: Callable[[Request, Cut, Expected], dict[str, Any]]
@@ -47,6 +48,7 @@ class ServerAPI:
     label: Callable[[int], int | str]
     always_tells: bool
     bytes_per_token: int
+    signs: bool = False
 
 
 def _stream(request: Request) -> dict[str, Any]:
@@ -251,6 +253,7 @@ SERVER_APIS: Mapping[str, ServerAPI] = {
         label=int,
         always_tells=True,
         bytes_per_token=96,
+        signs=True,
     ),
     "vllm": ServerAPI(
         completions="/v1/completions",

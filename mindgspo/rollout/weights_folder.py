@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mindgspo.config import ModelSection
+from mindgspo.config import ExperimentConfig, ModelSection
 from mindgspo.config.huggingface_config import huggingface_config
 from mindgspo.errors import WeightsError
 from mindgspo.io import make_folder, publish_folder, read_json, remove_folder, temporary_path, write_file
@@ -32,6 +33,16 @@ from mindgspo.tensor_files import (
 )
 
 MANIFEST = "weights.json"
+
+
+def weights_folder(config: ExperimentConfig) -> Path:
+    """Of this run alone, which empties it, also where `rollout.servers.weights_dir` is shared with others."""
+    assert config.run_dir is not None, "config is not resolved"
+    run_dir, shared = config.run_dir.absolute(), config.rollout.servers.weights_dir
+    if shared is None:
+        return run_dir / "rollout_weights"
+    digest = hashlib.sha256(os.fsencode(run_dir)).hexdigest()
+    return shared.absolute() / f"mindgspo-{run_dir.name}-{digest[:12]}"
 
 
 def write_weights(folder: Path, tensors: Mapping[str, np.ndarray], model: ModelSection, version: int) -> None:
@@ -84,7 +95,7 @@ def open_weights(folder: Path) -> Iterator[HandedOver]:
     try:
         manifest: Any = read_json(folder / MANIFEST)
         version, digests = int(manifest["version"]), {str(k): str(v) for k, v in manifest["sha256"].items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise WeightsError(f"{folder / MANIFEST}: cannot be read as what trainers hand over ({error})") from error
     with open_tensors(folder) as tensors:
         if missing := digests.keys() ^ tensors.tensors.keys():

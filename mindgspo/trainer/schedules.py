@@ -9,13 +9,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +30,7 @@ from mindgspo.rollout.build import build_engine
 from mindgspo.rollout.protocol import Rollout, RolloutEngine, SamplingSettings, training_sampling
 from mindgspo.rollout.remote import ServedWeights, remote_engine
 from mindgspo.rollout.service import ServiceEngine, tokens_counted
+from mindgspo.rollout.weights_folder import weights_folder
 from mindgspo.tensor_files import TensorSource
 from mindgspo.tokenization import Tokenizer
 from mindgspo.trainer.drafts import DraftGroup, arrays_of, describe, restore
@@ -129,16 +127,6 @@ class Generation:
     evaluation_engine: RolloutEngine
     fed: FedRollouts | None = None
     service: HTTPService | None = None
-
-
-def weights_folder(config: ExperimentConfig) -> Path:
-    """Of this run alone, which empties it, also where `rollout.servers.weights_dir` is shared with others."""
-    assert config.run_dir is not None, "config is not resolved"
-    run_dir, shared = config.run_dir.absolute(), config.rollout.servers.weights_dir
-    if shared is None:
-        return run_dir / "rollout_weights"
-    digest = hashlib.sha256(os.fsencode(run_dir)).hexdigest()
-    return shared.absolute() / f"mindgspo-{run_dir.name}-{digest[:12]}"
 
 
 def build_generation(

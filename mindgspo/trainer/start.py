@@ -64,6 +64,7 @@ class RunRequest:
 
 def start(request: RunRequest, options: ClusterOptions) -> int:
     """Run an experiment and return the exit code. Raises the errors of `mindgspo.errors`."""
+    runtime.api_key()  # before there are children, who have no need of it
     if runtime.is_launched():
         if runtime.launch_orders() is None:
             _check_msrun(request.experiment())

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
+from hostile_requests import answered
 from running import command, environment, sets, write_experiment
 
 pytestmark = pytest.mark.slow
@@ -117,3 +121,116 @@ def test_servers_of_several_machines_are_started_by_hand(config: Path) -> None:
         command(*words), cwd=config.parent, env=environment(), capture_output=True, text=True, check=False
     )
     assert refused.returncode == 1 and "mindgspo serve" in refused.stderr and refused.stderr.count("\n") == 1
+
+
+# ---- strangers on the same machine, and servers that say nothing
+
+
+def address_of(config: Path, number: int) -> tuple[str, int]:
+    """Where a server listens, once it does, as its log says."""
+    log, give_up = config.parent / "runs" / "tiny" / "logs" / f"server_{number}.log", time.monotonic() + 120
+    while not (found := re.search(r"serving at http://127.0.0.1:(\d+)\n", log.read_text())):
+        assert time.monotonic() < give_up, log.read_text()
+        time.sleep(0.1)
+    return "127.0.0.1", int(found[1])
+
+
+def test_strangers_neither_end_nor_block_a_run_and_find_no_key(config: Path) -> None:
+    process = started(config, "trainer.max_steps=12", "plans.train.data_parallel=2")
+    servers = servers_of(process)
+    addresses = [address_of(config, number) for number in (0, 1)]
+    for address in addresses:
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+            with socket.socket() as other, pytest.raises(OSError, match="already in use"):
+                other.setsockopt(socket.SOL_SOCKET, option, 1)
+                other.bind(address)
+                other.listen()
+    keys = [server.environ()["MINDGSPO_API_KEY"] for server in servers]
+    assert keys[0] == keys[1] and len(keys[0]) == 43
+    asked, refused = 0, set()
+    everybody: dict[int, list[str]] = {}
+    while process.poll() is None:
+        for address in addresses:
+            for path in ("/sleep", "/abort_requests", "/update_weights", "/v1/completions", "/health"):
+                with suppress(OSError):
+                    refused |= set(answered(address, _stranger(path))[0])
+                    asked += 1
+        with suppress(psutil.Error):
+            for child in psutil.Process(process.pid).children(recursive=True):
+                everybody.setdefault(child.pid, child.cmdline())
+                with suppress(psutil.Error, KeyError):
+                    role = child.environ().get("MS_NODE_ID")
+                    is_told = child.pid in {server.pid for server in servers} or role == "0"
+                    assert is_told or keys[0] not in child.environ().values(), child.cmdline()
+        time.sleep(0.2)
+    output, _ = process.communicate()
+    assert process.returncode == 0 and asked > 50 and refused == {401}, (output, refused)
+    assert keys[0] not in output and keys[0] not in str(everybody)
+    for path in config.parent.rglob("*"):
+        assert not path.is_file() or keys[0].encode() not in path.read_bytes(), path
+
+
+def _stranger(path: str) -> bytes:
+    body = b'{"folder": "/tmp", "version": 1, "prompt": [5]}'
+    method = b"GET" if path == "/health" else b"POST"
+    head = b"%s %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
+    return head % (method, path.encode(), len(body)) + body
+
+
+def test_whoever_takes_the_port_of_a_dead_server_is_not_asked(run, config: Path) -> None:
+    """It accepts every connection and says nothing, for as long as the run would wait."""
+    process, servers = run
+    address = address_of(config, 1)
+    servers[1].kill()
+    with socket.socket() as impostor:
+        impostor.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        give_up = time.monotonic() + 10
+        while True:
+            try:
+                impostor.bind(address)
+                break
+            except OSError:
+                assert time.monotonic() < give_up
+                time.sleep(0.01)
+        impostor.listen(100)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1, output
+    assert "its process has ended" in output or "the connection broke" in output, output
+    assert f":{address[1]} has ended with exit code -9" in output and "server_1.log" in output, output
+    assert not any(server.is_running() for server in servers)
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_server_that_is_stopped(config: Path, goes_on: bool) -> None:
+    """Named within `watch.min_seconds`; where it goes on before, so does the run."""
+    limit = 60 if goes_on else 15
+    process = started(config, f"watch.min_seconds={limit}", "trainer.max_steps=30" if goes_on else "seed=1")
+    servers = servers_of(process)
+    await_steps(config, 2)
+    servers[1].suspend()
+    if goes_on:
+        time.sleep(5)
+        servers[1].resume()
+    output, _ = process.communicate(timeout=120)
+    if goes_on:
+        assert process.returncode == 0, output
+    else:
+        url = f"http://127.0.0.1:{address_of(config, 1)[1]}"
+        assert process.returncode == 1, output
+        assert f"{url}: no answer for" in output and "its process is stopped by a signal" in output, output
+    _, left = psutil.wait_procs(servers, timeout=15)
+    assert not left
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_killed_ends_the_run_and_its_servers(config: Path, rank: int) -> None:
+    process = started(config, "plans.train.data_parallel=2")
+    servers = servers_of(process)
+    await_steps(config, 2)
+    children = psutil.Process(process.pid).children()
+    (worker,) = [one for one in children if one.environ().get("MS_NODE_ID") == str(rank)]
+    worker.kill()
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 137 and f"rank {rank}" in output, (process.returncode, output)
+    _, left = psutil.wait_procs(servers, timeout=15)
+    assert not left

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
+import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+from hostile_requests import answered, hostile_request
 from running import PROJECT, sets
 from served import Server
 
@@ -162,9 +167,9 @@ def test_what_is_cut_goes_on_as_if_nothing_had_happened(served: Served, weights)
         ({"prompt": [True]}, "prompt: is no list of token ids"),
         ({"prompt": [5], "max_tokens": 41}, "max_tokens: 41; legal are whole numbers from 1 to 40"),
         ({"prompt": [5], "n": 9}, "n: 9; legal are whole numbers from 1 to 8"),
-        ({"prompt": [5], "temperature": -1}, "temperature: -1; legal are numbers from 0 to 100"),
+        ({"prompt": [5], "temperature": -1}, "temperature: -1; legal are numbers from 0.001 to 100, and 0"),
         (b'{"prompt": [5], "temperature": NaN}', "temperature: nan"),
-        ({"prompt": [5], "top_p": 0}, "top_p: 0 leaves no token"),
+        ({"prompt": [5], "top_p": 0}, "top_p: 0; legal are numbers from 1e-06 to 1"),
         ({"prompt": [5], "random_stream": [1]}, "random_stream: is no object"),
         ({"prompt": [5], "random_stream": {"start": 1}}, "prompt: 1 tokens; legal: 2 to 33"),
         ({"prompt": [5], "random_stream": {"start": 0, "samples": [0, 1]}}, "random_stream.samples: are not n = 1"),
@@ -185,6 +190,61 @@ def test_weights_that_are_not_what_they_should_be(served: Served, weights, tmp_p
         status, found = served.post("/update_weights", asked)
         assert status == 400 and message in found["error"]["message"], found
     assert served.post("/update_weights", {"folder": str(folder), "version": 4}) == (200, {"weight_version": 4})
+
+
+NO_MANIFESTS = (
+    '{"version": Infinity, "sha256": {}}', '{"version": 1e400, "sha256": {}}', '{"version": 4, "sha256": {}}',
+    '{"version": 4, "sha256": {"\\ud800": ""}}', '{"version": ' + "1" * 5000 + ', "sha256": {}}', "[" * 100_000, None,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("manifest", NO_MANIFESTS)
+def test_a_hand_over_that_is_none_changes_nothing(
+    served: Served, weights, tmp_path: Path, manifest: str | None
+) -> None:
+    """The process goes on, and so do the weights that it has."""
+    _, folder = weights
+    assert served.post("/update_weights", {"folder": str(folder), "version": 4})[0] == 200
+    if manifest is None:
+        os.mkfifo(tmp_path / "weights.json")
+    else:
+        (tmp_path / "weights.json").write_text(manifest)
+    for asked in (json.dumps({"folder": str(tmp_path), "version": 4}).encode(), b'{"folder": "\\ud800", "version": 4}'):
+        status, found = served.post("/update_weights", asked)
+        assert status == 400 and "\n" not in found["error"]["message"], found
+    status, found = served.post("/v1/completions", {"prompt": [5], "max_tokens": 2, "seed": None})
+    assert status == 200 and found["weight_version"] == 4
+    assert "Traceback" not in served.log.read_text()
+
+
+@pytest.mark.slow
+def test_there_are_as_many_ways_to_cut_as_somebody_asks_for(served: Served, weights) -> None:
+    _, folder = weights
+    assert served.post("/update_weights", {"folder": str(folder), "version": 4})[0] == 200
+    asked = {"prompt": [5], "max_tokens": 3}
+    first = served.post("/v1/completions", asked | {"top_k": 40})[1]["choices"]
+    for number in range(10):
+        assert served.post("/v1/completions", asked | {"top_p": 0.5 + number / 100})[0] == 200
+    assert served.post("/v1/completions", asked | {"top_k": 40})[1]["choices"] == first
+    assert served.post("/v1/completions", asked)[0] == 200
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(2000, marks=pytest.mark.slow)])
+def test_random_requests_to_a_server_that_generates(served: Served, weights, count: int) -> None:
+    """No death, no traceback, no status that is the server's fault but 503, and the same tokens behind them."""
+    _, folder = weights
+    address, rng = urlsplit(served.url), random.Random(11)
+    for number in range(count):
+        if number % 50 == 0:  # some of them put it to sleep
+            served.post("/wake_up")
+            assert served.post("/update_weights", {"folder": str(folder), "version": 4})[0] == 200
+        content = hostile_request(rng, address.netloc)
+        statuses, answer = answered((address.hostname, address.port), content, patience_s=0.05)
+        assert all(status < 500 or status == 503 for status in statuses), (content[:500], answer[:500])
+    assert served.process.poll() is None and "Traceback" not in served.log.read_text()
+    served.post("/wake_up")
+    assert served.post("/update_weights", {"folder": str(folder), "version": 4})[0] == 200
+    assert served.post("/v1/completions", {"prompt": [5]})[0] == 200
 
 
 def test_sleep_takes_the_weights(served: Served, weights) -> None:

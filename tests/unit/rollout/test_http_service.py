@@ -1,10 +1,15 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import io
 import json
+import signal
 import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,10 +29,12 @@ from fake_completion_server import (
 )
 
 from mindgspo.errors import RolloutError
+from mindgspo.rollout import server_calls
 from mindgspo.rollout.http_service import HTTPService
 from mindgspo.rollout.protocol import Cut, Purpose, RandomStream, SamplingSettings
 from mindgspo.rollout.server_answers import Expected
 from mindgspo.rollout.server_apis import SERVER_APIS
+from mindgspo.rollout.server_key import ServerKey
 from mindgspo.rollout.service import Answer, Request
 from mindgspo.types import FinishReason, Prompt
 
@@ -43,7 +50,12 @@ ROUTED = Expected(
 
 @contextmanager
 def asking(
-    *servers: FakeServer, expected: Expected = EXPECTED, retries: int = 1, timeout_s: float = 60.0, most: int = 8
+    *servers: FakeServer,
+    expected: Expected = EXPECTED,
+    retries: int = 1,
+    timeout_s: float = 60.0,
+    most: int = 8,
+    **more: Any,
 ) -> Iterator[HTTPService]:
     """A service over the servers, which have weights of version 3."""
     service = HTTPService(
@@ -53,6 +65,7 @@ def asking(
         timeout_s=timeout_s,
         retries=retries,
         api=SERVER_APIS[servers[0].api],
+        **more,
     )
     try:
         service.load_weights(Path("/weights/version_3"), 3)
@@ -413,6 +426,14 @@ REFUSALS: dict[str, tuple[Callable[[Any], Any], str]] = {
         set_logprobs([LOGPROB, -float("inf"), LOGPROB, LOGPROB]),
         "choice 1 has the log-prob -inf; legal are finite numbers up to 0",
     ),
+    "below all float32": (
+        set_logprobs([LOGPROB, -3.45e38, LOGPROB, LOGPROB]),
+        "choice 1 has the log-prob -3.45e+38; legal are finite numbers up to 0",
+    ),
+    "a whole number beyond all floats": (
+        set_logprobs([LOGPROB, -(10**400), LOGPROB, LOGPROB]),
+        f"choice 1 has the log-prob -1{'0' * 400}; legal are finite numbers up to 0",
+    ),
     "positive log-prob": (
         set_logprobs([LOGPROB, 0.5, LOGPROB, LOGPROB]),
         "choice 1 has the log-prob 0.5; legal are finite numbers up to 0",
@@ -554,3 +575,156 @@ def test_an_error_leaves_the_service_to_be_closed() -> None:
         service.submit([request(number) for number in range(20)])
         with pytest.raises(RolloutError):
             service.wait()
+
+
+def test_the_least_float32_is_a_log_prob() -> None:
+    least = float(np.finfo(np.float32).min)
+    with FakeServer(spoil=set_logprobs([least] * 4)) as server, asking(server) as service:
+        (answer,) = answered(service, request())
+    assert np.isfinite(answer.pieces[1].logprobs).all()
+
+
+# ---- strangers
+
+
+KEY = ServerKey("s3cret-of-a-run")
+
+
+def test_the_key_of_mindgspo_serve_is_never_sent() -> None:
+    with FakeServer(key=KEY) as server, asking(server, key=KEY) as service:
+        service.await_servers(10)
+        (answer,) = answered(service, request())
+    assert answer.pieces[0].ids.tolist() == script(0)
+    assert len(server.heard) == 3 and "s3cret" not in str(server.heard)
+
+
+@pytest.mark.parametrize("api", ["vllm", "sglang"])
+def test_other_servers_are_sent_the_key_as_their_clients_do(api: str) -> None:
+    with FakeServer(api) as server, asking(server, key=KEY) as service:
+        service.await_servers(10)
+        answered(service, request())
+    assert {heard["Authorization"] for heard in server.heard} == {"Bearer s3cret-of-a-run"}
+
+
+class Echo(FakeServer):
+    """Another process at a server's port, which answers rightly but for what it cannot know: it sends back what it
+    was sent."""
+
+    async def _answered(self, request: Any, body: dict[str, Any]) -> Any:
+        answer = await super()._answered(request, body)
+        answer.headers.update({name: text for name, text in request.headers.items() if name.startswith("X-Mind")})
+        return answer
+
+
+@pytest.mark.parametrize("impostor", [FakeServer(), FakeServer(key=ServerKey("another")), Echo()])
+def test_an_impostor_is_not_believed(impostor: FakeServer) -> None:
+    with impostor as server:
+        service = HTTPService([server.url], EXPECTED, most_running=1, timeout_s=60, retries=0, key=KEY)
+        for ask in (lambda: service.await_servers(10), lambda: service.load_weights(Path("/weights"), 3)):
+            with pytest.raises(RolloutError, match=r"does not have the key of this run's servers|a key is needed"):
+                ask()
+        service.close()
+
+
+def test_an_answer_that_was_changed_on_its_way_is_not_believed() -> None:
+    class Changed(FakeServer):
+        async def _handle(self, request: Any) -> Any:
+            answer = await super()._handle(request)
+            if request.path == "/v1/completions":
+                answer.body = answer.body.replace(b"[10, ", b"[13, ")
+            return answer
+
+    with Changed(key=KEY) as server, asking(server, key=KEY) as service, pytest.raises(RolloutError) as caught:
+        answered(service, request())
+    assert "does not have the key of this run's servers" in str(caught.value)
+
+
+def test_a_server_of_another_key_is_named_at_once() -> None:
+    with FakeServer(key=ServerKey("another")) as server:
+        service = HTTPService([server.url], EXPECTED, most_running=1, timeout_s=60, retries=0, key=KEY)
+        with pytest.raises(RolloutError, match=r"no server answers there \(status 401: a key is needed\)"):
+            service.await_servers(600)
+        service.close()
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_no_other_address_gets_the_prompt(status: int) -> None:
+    with FakeServer() as other:
+        spoilt = FakeServer(spoil=lambda answer: status, headers={"Location": f"{other.url}/v1/completions"})
+        said = refusal(spoilt)
+        assert other.heard == []
+    assert said == (
+        f"/v1/completions: leads to {other.url}/v1/completions; no other server is asked than those of "
+        "rollout.servers.urls"
+    )
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [lambda answer: b"Authorization: Bearer s3cret-of-a-run", set_choice("finish_reason", "s3cret-of-a-run")],
+)
+def test_a_key_that_is_quoted_is_not_told(spoil: Callable[[Any], Any]) -> None:
+    said = refusal(FakeServer("vllm", spoil=spoil), key=KEY)
+    assert "s3cret" not in said and "***" in said
+
+
+@pytest.mark.parametrize("content", [gzip.compress(b"{}"), gzip.compress(b" " * 50_000_000)])
+def test_a_packed_answer_is_not_unpacked(content: bytes) -> None:
+    said = refusal(FakeServer(spoil=lambda answer: content, headers={"Content-Encoding": "gzip"}))
+    assert "which is not JSON" in said
+
+
+# ---- servers that say nothing
+
+
+@pytest.fixture
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_calls, "_LOOK_S", 0.05)
+    monkeypatch.setattr(server_calls, "_HEALTH_S", 0.2)
+
+
+@pytest.mark.usefixtures("looks_often")
+def test_a_server_that_says_nothing_is_named_long_before_its_time_is_over() -> None:
+    """It listens, and answers neither requests nor GET /health: its process is stopped, or hangs."""
+    with FakeServer(held_at=1) as server, asking(server, silent_s=0.5, timeout_s=3600) as service:
+        service.submit([request()])
+        assert service.wait(timeout_s=1.0) == []  # it is slow, but answers GET /health
+        server._loop.call_soon_threadsafe(time.sleep, 1.5)
+        with pytest.raises(RolloutError, match=rf"{server.url}: no answer for \d+ s, also not to GET /health; look at"):
+            service.wait()
+
+
+@pytest.mark.usefixtures("looks_often")
+def test_the_end_of_a_servers_process_is_noticed_whoever_listens_there() -> None:
+    """The port answers on; the run asks its own server alone."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    with FakeServer(held_at=1, key=KEY) as server:
+        with asking(server, key=KEY, processes={server.url: child.pid}, timeout_s=3600) as service:
+            service.submit([request()])
+            assert service.wait(timeout_s=0.3) == []
+            child.kill()  # and nobody waits for it
+            with pytest.raises(RolloutError, match=rf"{server.url}: its process has ended; look at its log"):
+                service.wait()
+            with pytest.raises(RolloutError, match="its process has ended"):
+                service.load_weights(Path("/weights/version_4"), 4)
+        child.wait()
+        with pytest.raises(RolloutError, match="its process has ended"):
+            HTTPService(
+                [server.url], EXPECTED, most_running=1, timeout_s=9, retries=0, processes={server.url: child.pid}
+            )
+
+
+@pytest.mark.usefixtures("looks_often")
+def test_a_server_that_is_stopped_by_a_signal_is_said_to_be() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    child.send_signal(signal.SIGSTOP)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        service = HTTPService(
+            [url], EXPECTED, most_running=1, timeout_s=3600, retries=0, processes={url: child.pid}, silent_s=0.1
+        )
+        with pytest.raises(RolloutError, match="also not to GET /health: its process is stopped by a signal"):
+            service.load_weights(Path("/weights/version_3"), 3)
+        service.close()
+    child.kill()
+    child.wait()

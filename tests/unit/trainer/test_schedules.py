@@ -134,7 +134,7 @@ def test_an_evaluation_while_the_feed_runs(make_trainer, feed_it, one_of_two_rig
 
 
 def test_a_run_empties_no_folder_but_its_own(load, tmp_path: Path) -> None:
-    from mindgspo.trainer.schedules import weights_folder
+    from mindgspo.rollout.weights_folder import weights_folder
 
     def folder(run: str, *overrides: str) -> Path:
         return weights_folder(load(f"run_dir={tmp_path / run}", *overrides))
