@@ -142,9 +142,9 @@ def plan(
     """Print the memory and the time that an experiment will need.
 
     Memory is by phase, rank and use. Time is seconds of a step by phase, tokens per second, share of the peak, and
-    card-hours of the run. The last line says whether it fits, and if not the smallest change of settings with which it
-    does: many are tried. It takes seconds, without MindSpore; weights and data need not be there. On Ascend all of it
-    is an estimate.
+    card-hours of the run, and the one setting that would save most of it and fits. The last line says whether it fits,
+    and if not the smallest change of settings with which it does: many are tried. It takes seconds, without MindSpore;
+    weights and data need not be there. On Ascend all of it is an estimate.
 
     With --timeline: what a step of each trainer.schedule is expected to take, on several splits of the same cards.
     """

@@ -27,10 +27,12 @@ from mindgspo.planner.ascend_memory import GRAPHS
 from mindgspo.planner.cache_budget import replica_with_cache_budget, with_cache_budget
 from mindgspo.planner.cost import StepCost, cost_json, cost_lines, step_cost
 from mindgspo.planner.expected import PHASES, expected_memory, graph_memory
+from mindgspo.planner.forecast import seconds_text
 from mindgspo.planner.measured import MeasuredPeak, stored_peaks
 from mindgspo.planner.memory_plan import GIB, MIB, Level, MemoryPlan, Part, RankMemory
 from mindgspo.planner.probe import probe_machine
 from mindgspo.planner.smallest_change import changed, set_options, smallest_change
+from mindgspo.planner.speedup import largest_speedup
 from mindgspo.text import aligned
 
 DRY_RUNS = Path("dryrun")
@@ -153,8 +155,10 @@ def plan_of_file(
             yield ""
     if experiment.device == "Ascend" and not experiment.has_servers:
         yield from _measured(experiment)
-    cost = _cost(experiment, time, config, overrides)
+    cost, speedup = _cost(experiment, time, config, overrides, capacity)
     yield from [_NO_RATES] if cost is None else cost_lines(cost)
+    if cost is not None and speedup is not None:
+        yield _speedup_line(cost, speedup)
     yield ""
     yield _GROUNDS[experiment.device]
     for side in sides:
@@ -170,7 +174,7 @@ def plan_json(
 ) -> dict[str, Any]:
     """The same as numbers: memory of each side (one, or those that train and each server), in bytes, and time."""
     capacity, experiment = _loaded(config, overrides, memory_gb)
-    cost = _cost(experiment, time, config, overrides)
+    cost, speedup = _cost(experiment, time, config, overrides, capacity)
     memory = []
     for side in _sides(experiment, capacity):
         settings = {} if side.plan.fits() or side.name else smallest_change(experiment, capacity=side.plan.capacity)
@@ -180,6 +184,7 @@ def plan_json(
         "device": experiment.device,
         "memory": memory,
         "time": None if cost is None else cost_json(cost),
+        "speedup": None if speedup is None else {"settings": speedup[0], "seconds": speedup[1]},
     }
 
 
@@ -251,12 +256,31 @@ def _sides(experiment: ExperimentConfig, capacity: int | None) -> list[_Side]:
     return sides
 
 
-def _cost(experiment: ExperimentConfig, time: TimeOptions, config: Path, overrides: Sequence[str]) -> StepCost | None:
-    """None where nothing is known of the speed."""
+_Speedup = tuple[dict[str, Any], float]
+
+
+def _cost(
+    experiment: ExperimentConfig, time: TimeOptions, config: Path, overrides: Sequence[str], capacity: int | None
+) -> tuple[StepCost | None, _Speedup | None]:
+    """None where nothing is known of the speed; and what would be faster."""
     if experiment.device == "CPU" and not time.rates and not time.probes:
-        return None
+        return None, None
     probe = probe_machine(experiment, config, overrides) if time.probes else None
-    return step_cost(experiment, lengths=time.lengths, rates=time.rates, card=time.card, probe=probe)
+
+    def cost_of(other: ExperimentConfig) -> StepCost:
+        return step_cost(other, lengths=time.lengths, rates=time.rates, card=time.card, probe=probe)
+
+    cost = cost_of(experiment)
+    return cost, largest_speedup(experiment, cost.phases, lambda other: cost_of(other).seconds, capacity=capacity)
+
+
+def _speedup_line(cost: StepCost, speedup: _Speedup) -> str:
+    settings, seconds = speedup
+    hours = f", the run {cost.steps * seconds / 3600:,.1f} hours" if cost.steps else ""
+    return (
+        f"largest speed-up that fits: {set_options(settings)}, with which a step takes {seconds_text(seconds)} s "
+        f"instead of {seconds_text(cost.seconds)}{hours}"
+    )
 
 
 def _cache_line(experiment: ExperimentConfig) -> str:

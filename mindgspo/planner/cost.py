@@ -15,7 +15,7 @@ from mindgspo.config import ExperimentConfig, planned_steps
 from mindgspo.models.operations import Operations
 from mindgspo.planner.forecast import Forecast, Forecasts, forecasts, seconds_text
 from mindgspo.planner.probe import Probe
-from mindgspo.planner.roofline import card_of
+from mindgspo.planner.roofline import UPDATE, card_of
 from mindgspo.text import aligned, counted
 
 GENERATION, TRAINING, DRAINING, WEIGHTS = "generation", "training", "the rest that runs", "weights"
@@ -80,7 +80,7 @@ def step_cost(
         mfu=_utilization(
             experiment,
             found,
-            phases.get("update"),
+            phases.get(UPDATE),
             device.peak if device and peak is None else peak and 1e12 * peak,
         ),
         prefill=prompts * speeds.rates.prefill_token / row.layout.replicas,

@@ -90,6 +90,7 @@ WEIGHTS_RATE = 1.89e9
 RESPONSE_SECONDS = 2.44 / 1024
 """Of the host, per response: rewards and advantages."""
 
+OLD_LOG_PROBS, REFERENCE, UPDATE = "old log-probs", "reference", "update"
 _BFLOAT16 = 2
 _OPTIMIZER_FLOATS = 7  # gradient, weight and two moments read; the latter three written
 
@@ -126,10 +127,10 @@ def training_seconds(
     work = _Work.total([_Work.of(experiment, part, prompt_tokens) for part in parts])
     found = {"reward, advantages": RESPONSE_SECONDS * len(lengths_N)}
     if algorithm.old_log_probs != "sampler":
-        found["old log-probs"] = _pass_seconds(experiment, plans.train, card, work)
+        found[OLD_LOG_PROBS] = _pass_seconds(experiment, plans.train, card, work)
     if algorithm.kl.placement != "none":
-        found["reference"] = _pass_seconds(experiment, plans.scoring, card, work)
-    found["update"] = trainer.epochs_per_rollout * (
+        found[REFERENCE] = _pass_seconds(experiment, plans.scoring, card, work)
+    found[UPDATE] = trainer.epochs_per_rollout * (
         _update_seconds(experiment, card, work) + len(parts) * _optimizer_seconds(experiment, card)
     )
     return found

@@ -223,4 +223,4 @@ def _value(config: ExperimentConfig, key: str) -> Any:
 
 
 def _spelled(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
