@@ -29,6 +29,7 @@ from mindgspo.rewards.answers.latex_reader import form_of_tokens
 from mindgspo.rewards.answers.latex_tokens import (
     LINE_BREAK,
     MAX_EXPRESSION_CHARS,
+    TRIGONOMETRIC,
     Kind,
     Token,
     denies,
@@ -36,6 +37,7 @@ from mindgspo.rewards.answers.latex_tokens import (
     tokens_of_pair,
 )
 from mindgspo.rewards.answers.latex_values import CONSTANTS, NormalForm
+from mindgspo.rewards.answers.named import head_recurs, is_asked_for, is_name
 from mindgspo.rewards.answers.quantity import Quantity, contradict, parse_number, read_quantity, same_quantity
 from mindgspo.rewards.answers.size import is_too_large
 from mindgspo.rewards.answers.text import plain
@@ -69,7 +71,7 @@ def compare(answer: str, gold: str, unevaluated: Unevaluated = "refuse") -> Comp
     """
     if max(len(answer), len(gold)) > MAX_EXPRESSION_CHARS:
         return Comparison.SAME if answer.strip() == gold.strip() else Comparison.DIFFERENT
-    pair = [_Reading(*each) for each in zip((answer, gold), tokens_of_pair(answer, gold), strict=True)]
+    pair = [_Reading(*each) for each in zip((answer, gold), values_of_pair(answer, gold), strict=True)]
     if not all(reading.tokens for reading in pair):
         return Comparison.DIFFERENT
     if answer.split() == gold.split():
@@ -97,7 +99,7 @@ class _Reading:
 
     def __init__(self, text: str, tokens: list[Token]) -> None:
         self.plain = plain(text)
-        self.tokens: Sequence[Token] = _stated_value(tokens)
+        self.tokens: Sequence[Token] = tokens
         self._text = text
 
     @cached_property
@@ -276,11 +278,11 @@ def _decided(same: bool) -> Comparison:
 
 _OPERATION_NAMES = "sum prod int iint oint lim gcd lcm det lceil lfloor max min begin{vmatrix} bmod pmod mod"
 _OPERATIONS = frozenset(_OPERATION_NAMES.split())
+_OF_FUNCTIONS = frozenset(("int", "iint", "oint", "lim", "derivative"))
 _RELATION_NAMES = "= < > le ge ne in equiv approx"
 _RELATIONS = frozenset(_RELATION_NAMES.split())
 _ACCENTS = "angle measuredangle overline overrightarrow vec hat bar triangle widehat mathbf mathcal mathbb"
 _NAMING = (CONSTANTS - {"pi", "infty", "emptyset"}) | frozenset(_ACCENTS.split())
-_TRIGONOMETRIC = frozenset(("cos", "sin", "tan", "cot", "sec", "csc"))
 _NAME_SYMBOLS = ("(", ")", "[", "]", "{", "}", ",", "_", "'")
 _NUMBER_LETTERS = frozenset("ei")
 _Side = list[Token]
@@ -308,15 +310,53 @@ def _operations(tokens: Sequence[Token]) -> set[str]:
     return found | {"derivative"} if _DERIVATIVE in "".join(token.text for token in tokens) else found
 
 
+def values_of_pair(answer: str, gold: str) -> list[list[Token]]:
+    r"""The tokens of both, without a name that only one of them has, as in f'(x) = 2x and 2x, or that both have."""
+    pair = [_stated_value(tokens) for tokens in tokens_of_pair(answer, gold)]
+    named = [_named_values(tokens) for tokens in pair]
+    (name, value), (gold_name, gold_value) = named
+    if name == gold_name:
+        return [value, gold_value]
+    if not gold_name and not _has_relation(pair[1]):
+        return [value, pair[1]]
+    return [pair[0], gold_value] if not name and not _has_relation(pair[0]) else pair
+
+
+def _has_relation(tokens: Sequence[Token]) -> bool:
+    return any(relations for _, relations in _elements(tokens))
+
+
+def _named_values(tokens: list[Token]) -> tuple[list[Token], list[Token]]:
+    """The name and the values of f(1) = 3; f(1) = 3, f(1) = 5; f(1) = 3, 5. No name and `tokens` for any other."""
+    if not any(token.text == "=" for token in tokens) or _contradicts_itself(tokens):
+        return [], tokens
+    name: list[Token] = []
+    values: list[Token] = []
+    for sides, relations in _elements(tokens):
+        if relations == {"="}:
+            is_turned = len(sides) == 2 and not is_name(sides[0]) and is_name(sides[1])
+            own, value = (sides[1], sides[0]) if is_turned else (sides[0], sides[-1])
+            if (values and own != name) or not is_name(own) or head_recurs(own, value):
+                return [], tokens
+            name = own
+        else:
+            value = sides[0]
+            if relations or not name:
+                return [], tokens
+        values += [Token(Kind.SYMBOL, ","), *value] if values else value
+    return name, values
+
+
 def _stated_value(tokens: list[Token]) -> list[Token]:
     r"""The last side of \lim a_n = 1 and 17 \bmod 5 = 2, which state what an operation comes to; all of any other."""
     if not any(token.text == "=" for token in tokens):
         return tokens
     elements = _elements(tokens)
     sides, relations = elements[0]
-    if len(elements) > 1 or relations != {"="} or not _operations(sides[0]) or not _is_constant(sides[-1]):
+    operations = _operations(sides[0])
+    if len(elements) > 1 or relations != {"="} or not operations:
         return tokens
-    return sides[-1]
+    return sides[-1] if _is_constant(sides[-1]) or operations & _OF_FUNCTIONS else tokens
 
 
 # What tokens are to the patterns below: n a number, t the number 10, f a fraction, r a root, o a function, k a
@@ -325,7 +365,7 @@ _SHAPES = {
     **{text: text for text in "+-*/^!|%,_()[]{}"},
     **{";": ",", ":": ",", "&": ",", "cup": ",", LINE_BREAK: ",", r"\{": "(", r"\}": ")", r"\|": "|", "pm": "+"},
     **{"frac": "f", "sqrt": "r", "infty": "n", "begin{pmatrix}": "<", "end{pmatrix}": ">"},
-    **dict.fromkeys(("binom", "choose", "log", "ln", "lg", "exp", *_TRIGONOMETRIC), "o"),
+    **dict.fromkeys(("binom", "choose", "log", "ln", "lg", "exp", *TRIGONOMETRIC), "o"),
     **dict.fromkeys((*CONSTANTS - {"infty"}, *_NUMBER_LETTERS), "k"),
     **dict.fromkeys(("ldots", "dots", "cdots"), ""),
 }
@@ -413,7 +453,7 @@ def _is_unsolved(element: tuple[list[_Side], set[str]]) -> bool:
     if _is_plain(element):
         return False
     sides, relations = element
-    if relations == {"="} and _is_asked_for(sides[0]) and all(map(_is_constant, sides[1:])):
+    if relations == {"="} and is_asked_for(sides[0]) and all(map(_is_constant, sides[1:])):
         return False
     if relations != {"="} or not _is_name(sides[0]):
         return True
@@ -421,15 +461,6 @@ def _is_unsolved(element: tuple[list[_Side], set[str]]) -> bool:
     name = sides[0][0]
     is_single = len(sides[0]) == 1 or sides[0][1].is_symbol("_", "(")
     return is_single and any(name in side for side in sides[1:])
-
-
-def _is_asked_for(side: _Side) -> bool:
-    r"""m + n and \cos A, for which problems ask: their value states itself, unlike that of 2x or x^2."""
-    if side and side[0].text in _TRIGONOMETRIC:
-        return not any(token.is_symbol("+", "-") for token in side)
-    return all(
-        token.is_symbol("+", "-") if place % 2 else token.kind is Kind.LETTER for place, token in enumerate(side)
-    )
 
 
 def _is_name(side: _Side) -> bool:

@@ -64,12 +64,12 @@ _CHARACTERS |= {0x3B1 + offset: rf"\{name} " for offset, name in enumerate(_GREE
 
 _DEGREE = "\u00b0"
 _DEGREES = re.compile(r"\^\s?(?:\{\s?\\circ\s?\}|\\circ(?![A-Za-z]))|\\degrees?(?![A-Za-z])|\\textdegree(?![A-Za-z])")
+_MAY_BE_DEGREES = re.compile("\u00b0|\u5ea6|circ|deg", re.IGNORECASE)
 _DEGREE_WORDS = frozenset(("degree", "degrees", "deg", "\u5ea6"))
-_PRIME = r"(?:'|\^\s?\{?\s?\\prime\s?\}?)"
-_SECONDS = rf"(?:{_PRIME}\s?{_PRIME}|\"|\^\s?\{{?\s?\\prime\s?\\prime\s?\}}?)"
+_PRIMES = re.compile(r"\^\s?(?:\{\s?((?:\\prime\s?){1,3})\}|\\prime(?![A-Za-z]))")
 _MINUTES = re.compile(
-    rf"([0-9]{{1,6}})\s?{_DEGREE}\s?([0-9]{{1,2}}(?:\.[0-9]{{1,9}})?)\s?{_PRIME}"
-    rf"(?:\s?([0-9]{{1,2}}(?:\.[0-9]{{1,9}})?)\s?{_SECONDS})?"
+    rf"([0-9]{{1,6}})\s?{_DEGREE}\s?([0-9]{{1,2}}(?:\.[0-9]{{1,9}})?)\s?'(?!')"
+    rf"(?:\s?([0-9]{{1,2}}(?:\.[0-9]{{1,9}})?)\s?(?:''|\"))?"
 )
 # "10,\!080", "10{,}080", "10\,080" and "10'080" are single numbers, whatever stands around them.
 _TYPESET_THOUSANDS = re.compile(r"(?<=[0-9])(?:,\\! ?|\{,\} ?|(?:\\[,;:]|')(?=[0-9]{3}(?![0-9])))(?=[0-9]{3})")
@@ -125,7 +125,7 @@ _NAMES = (
     "exp pm cup cap times cdot frac"
 )
 _TYPED_NAMES = frozenset(_NAMES.split())
-_TRIGONOMETRIC = frozenset(("sin", "cos", "tan", "cot", "sec", "csc"))
+TRIGONOMETRIC = frozenset(("sin", "cos", "tan", "cot", "sec", "csc"))
 # Short words that nobody means as a product of variables, and units where something stands before them.
 _WORDS = "per day the is are not all yes if with one two six ten"
 _SHORT_WORDS = frozenset(_WORDS.split())
@@ -147,9 +147,12 @@ def tokens_of(text: str) -> list[Token]:
         text = text.translate(_CHARACTERS)
     text = _TYPED_RELATION.sub(lambda typed: _TYPED_RELATIONS[typed[0]], single_backslashes(text))
     text = _DEGREES.sub(_DEGREE, ORDINAL.sub("", text))
+    if "prime" in text:
+        text = _PRIMES.sub(lambda primes: "'" * primes[0].count("prime"), text)
     if _DEGREE in text:
         text = _MINUTES.sub(_as_degrees, text)
-    text = _COMBINATION.sub(_as_binomial, text)
+    if "C" in text or "A" in text or "P" in text:
+        text = _COMBINATION.sub(_as_binomial, text)
     text = _REPEATING.sub(_as_fraction, _TYPESET_THOUSANDS.sub("", text))
     tokens: list[Token] = []
     depth = position = 0
@@ -350,8 +353,6 @@ _WRITTEN_ANGLE = re.compile(
 def _with_angles(tokens: Sequence[Token], *, in_radians: bool) -> list[Token]:
     r"""`tokens` without degree signs: within the argument of a sine and its kin radians, as in \sin\frac{7\pi}{18},
     elsewhere the number of degrees, unless `in_radians`."""
-    if not any(token.text == _DEGREE or token.text.lower() in _DEGREE_WORDS for token in tokens):
-        return list(tokens)
     result: list[Token] = []
     in_function = [False]  # per open bracket
     was_sign = False
@@ -364,13 +365,13 @@ def _with_angles(tokens: Sequence[Token], *, in_radians: bool) -> list[Token]:
             was_sign = True
             continue
         was_sign = False
-        if token.kind is Kind.COMMAND and token.text in _TRIGONOMETRIC:
+        if token.kind is Kind.COMMAND and token.text in TRIGONOMETRIC:
             in_function[-1] = True
         elif token.is_symbol(*_OPENING):
             in_function.append(in_function[-1])
         elif token.is_symbol(*_CLOSING):
             in_function = in_function[:-1] or [False]
-        elif token.is_symbol(*_ARGUMENT_ENDS) and not (result and result[-1].text in _TRIGONOMETRIC):
+        elif token.is_symbol(*_ARGUMENT_ENDS) and not (result and result[-1].text in TRIGONOMETRIC):
             in_function[-1] = False
         result.append(token)
     return result
@@ -537,12 +538,15 @@ def answer_tokens(text: str, *, in_radians: bool = False) -> list[Token]:
     while end > start and tokens[end - 1].is_symbol(*_EDGES) and not _is_mathematical(tokens, end - 1):
         end -= 1
     spelled = spelled_out(_without_repeats(tokens[start:end]))
-    return _without_units(_with_angles(spelled, in_radians=in_radians))
+    has_degrees = _MAY_BE_DEGREES.search(text) is not None
+    return _without_units(_with_angles(spelled, in_radians=in_radians) if has_degrees else spelled)
 
 
 def tokens_of_pair(answer: str, gold: str) -> list[list[Token]]:
     r"""`answer_tokens` of both; of an angle in degrees and one in multiples of \pi both in radians."""
     pair = [answer_tokens(answer), answer_tokens(gold)]
+    if not (_MAY_BE_DEGREES.search(answer) or _MAY_BE_DEGREES.search(gold)):
+        return pair
     have_pi = [any(token.text == "pi" for token in tokens) for tokens in pair]
     if have_pi[0] != have_pi[1]:
         turned = [answer_tokens(text, in_radians=True) for text in (answer, gold)]

@@ -15,7 +15,8 @@ import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from mindgspo.rewards.answers.latex_tokens import Token, safe_latex, tokens_of_pair
+from mindgspo.rewards.answers.equivalence import values_of_pair
+from mindgspo.rewards.answers.latex_tokens import Token, safe_latex
 from mindgspo.rewards.verification import JSONValue
 
 MathVerifyTask = Callable[[Mapping[str, JSONValue]], JSONValue]
@@ -86,7 +87,7 @@ def load() -> MathVerifyTask:
     def compare(arguments: Mapping[str, JSONValue]) -> JSONValue:
         answer, gold = arguments["answer"], arguments["gold"]
         assert isinstance(answer, str) and isinstance(gold, str), "answer and gold are texts"
-        answer_tokens, gold_tokens = tokens_of_pair(answer, gold)
+        answer_tokens, gold_tokens = values_of_pair(answer, gold)
         gold_tree = parse(gold_tokens)
         answer_tree = None if gold_tree is None else parse(answer_tokens)
         both = gold_tree is not None and answer_tree is not None

@@ -145,7 +145,7 @@ UNDECIDED = [
     ("5 or more", "5"), ("not 5", "5"),
     (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix} 1 & 2 \end{pmatrix}"), ("x^{10}", "x^1 0"),
     ("A", r"\text{Anna}"), (r"\lfloor 2n/2 \rfloor", r"\lfloor n \rfloor"), ("f(x) = x(x+1)", "x^2+x"),
-    (r"AB = 2\sqrt{2}", r"\sqrt{8}"), (r"\angle ABC = 60", "60"), ("(x,y) = (1,2)", "(1,2)"),
+    (r"AB = 2\sqrt{2}", r"\sqrt{8}"), ("(x,y) = (1,2)", "(1,2)"),
     ("x = 2, y = 3", "(2,3)"), ("2x - y + 3 = 0", "y = 2x+3"), (r"5 \text{ is wrong}", "5"),
     (r"5 \text{ squared}", "5"), ("5 squared", "5"), (r"\pi \text{ squared}", r"\pi"),
     (r"\frac{1}{2} \text{ is incorrect}", "0.5"), ("2A", "2a"), (r"\textbf{(C)}\ 5", "B"),

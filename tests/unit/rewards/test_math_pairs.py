@@ -117,8 +117,61 @@ OTHER_NOTATION = [
     (r"(0,1)\bigcap(2,3)", r"(0,1)\cup(2,3)"),
 ]  # fmt: skip
 
-SAME = [*SAME_VALUES, *POSITIVE_LETTERS, *SAME_ANGLES, *SAME_NOTATION]
-DIFFERENT = [*DIFFERENT_VALUES, *UNKNOWN_SIGNS, *OTHER_ANGLES, *OTHER_NOTATION]
+# What stands on the left is a name, which one of the two may leave out.
+NAMES = [
+    ("f^{-1}(x)=2x+3", "2x+3"), (r"f^{\prime}(x)=2x+3", "2x+3"), (r"\frac{dy}{dx}=2x+3", "2x+3"),
+    (r"(f\circ g)(x)=2x+3", "2x+3"), ("f^{-1}(3)=4", "4"), (r"P(A|B)=\frac14", r"\frac14"),
+    (r"P(A\cap B)=0.25", r"\frac14"), (r"P(X=3)=\frac14", r"\frac14"), (r"P(X \le 3)=\frac14", r"\frac14"),
+    ("|z|=5", "5"), ("|AB|=5", "5"), (r"|\vec{a}|=5", "5"), (r"|\vec a-\vec b|=\sqrt5", r"\sqrt5"),
+    (r"\|\mathbf{v}\|=5", "5"), ("|a-b|=3", "3"), ("|PF_1|=3", "3"), (r"|A\cup B|=12", "12"), ("f'(x)=2x", "2x"),
+    ("y'=2x", "2x"), ("f^{(4)}(x)=24", "24"), ("y^{(n)}=e^x", "e^x"), (r"\frac{d^2y}{dx^2}=2", "2"),
+    (r"\frac{\partial f}{\partial x}=2xy", "2xy"), (r"\frac{\partial^2 f}{\partial x\partial y}=2x", "2x"),
+    (r"\left.\frac{dy}{dx}\right|_{x=1}=2", "2"), (r"\frac{d}{dx}f(x)=2x", "2x"), (r"\frac{d}{dx}(x^2)=2x", "2x"),
+    (r"\frac{dV}{dt}=4\pi", r"4\pi"), ("f(g(x))=2x+3", "2x+3"), (r"f\circ g(x)=2x+3", "2x+3"),
+    ("(f+g)(x)=2x+3", "2x+3"), ("(fg)(2)=3", "3"), (r"\left(\frac{f}{g}\right)(x)=2x+3", "2x+3"),
+    ("S_n=n^2+n", "n^2+n"), ("a_{n+1}=2^{n+1}", "2^{n+1}"), ("a_{2024}=5", "5"), (r"\overline{x}=5", "5"),
+    (r"\bar{x}=5", "5"), (r"\vec{v}=(1,2)", "(1,2)"), (r"\overrightarrow{AB}=(1,2)", "(1,2)"),
+    (r"A^{-1}=\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+    (r"A^T=\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+    (r"AB=\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"), (r"\det A=5", "5"),
+    (r"\det(A)=5", "5"), (r"\operatorname{tr}(A)=5", "5"), (r"\operatorname{rank} A=2", "2"),
+    (r"\angle ABC=60^\circ", "60"), (r"m\angle ABC=60^\circ", r"60^\circ"), (r"\angle A=60^\circ", "60"),
+    (r"\triangle ABC=5", "5"), (r"S_{\triangle ABC}=6", "6"), ("E(X)=3", "3"), (r"\mathbb{E}[X]=3", "3"),
+    ("E[X]=3", "3"), (r"\operatorname{Var}(X)=3", "3"), (r"y_{\max}=5", "5"), (r"f(x)_{\min}=5", "5"),
+    (r"\operatorname{Re}(z)=5", "5"), (r"\arg z=\frac\pi3", r"\frac\pi3"), (r"\overline{z}=1-2i", "1-2i"),
+    (r"\nabla f=(1,2)", "(1,2)"), (r"\frac{AB}{BC}=\frac32", r"\frac32"), (r"\frac{a}{b}=\frac32", r"\frac32"),
+    ("f(x,y)=x+y", "x+y"), ("f(x+1)=x^2+2x", "x^2+2x"), (r"\text{Area}=12", "12"),
+    (r"f^{-1}(x)=\frac{x-3}{2}=\frac12x-\frac32", r"\frac{x-3}{2}"),
+    (r"f^{-1}(x)=\frac{x-3}{2}", r"f^{-1}(x)=\frac12x-\frac32"), ("f'(x)=(x+1)^2", r"f^{\prime}(x)=x^2+2x+1"),
+    ("f^{-1}(x)=2(x+1)", "2x+2"), (r"\int 2x\,dx=x^2+C", "x^2+C"), (r"\cos\theta=\frac12", r"\frac12"),
+    ("f(1)=3, 5", "3,5"), (r"f'(1)=3 \text{ or } f'(1)=5", "3,5"), (r"\dot{x}=2t", "2t"), ("2x+3=f^{-1}(x)", "2x+3"),
+    (r"\Pr(A)=0.5", r"\frac12"), (r"\deg f=3", "3"), (r"\sigma^2=4", "4"), (r"\mathrm{P}(A)=0.5", "0.5"),
+    (r"g^{-1}(x)=\sqrt[3]{x}", r"\sqrt[3]{x}"), (r"f^{-1}=\frac{1}{x}", r"\frac1x"), ("V_{max}=12", "12"),
+    (r"\int x\,dx=\frac{x^2}{2}+C", r"\frac12x^2+C"), (r"\arg(z)=\pi", r"\pi"),
+    (r"\arg(z)=\frac{\pi}{3}", r"60^\circ"),
+]  # fmt: skip
+OTHER_NAMES = [
+    ("f'(x)=2x", "f(x)=2x"), ("f^{-1}(x)=2x", "f(x)=2x"), (r"P(A|B)=\frac14", r"P(B|A)=\frac14"),
+    (r"P(A|B)=\frac14", r"\frac13"), ("f^{-1}(x)=2x+3", "2x-3"), ("|z|=5", "z=5"), (r"\frac{dy}{dx}=2x", "y=2x"),
+    (r"P(A)=\frac14", r"P(B)=\frac14"), (r"\overline{AB}=5", r"\overline{BC}=5"),
+    (r"A^{-1}=\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"A=\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+]  # fmt: skip
+# An equation that still has to be solved, whose right side is the gold answer.
+TO_BE_SOLVED = [
+    ("|x|=5", "5"), ("|x-2|=3", "3"), ("|x|=5", "5,-5"), ("2x=4", "4"), ("x^2=4", "4"), ("x^{-1}=5", "5"),
+    (r"\log_2 x=3", "3"), (r"\sqrt{x}=3", "3"), (r"\frac1x=5", "5"), (r"\frac{x}{2}=5", "5"), ("x+3=8", "5"),
+    ("x=2x-5", "5"), ("x^2+y^2=4", "4"), ("e^x=2", "2"), ("f^2(x)=4", "4"), ("z^2=4", "4"), ("f^{-1}(x)=4", "x=4, 5"),
+    ("|z|<5", "5"), ("3x-1=5", "5"), (r"\sqrt{x+1}=2", "2"), (r"\theta^2=4", "4"), ("2x+3y=5", "5"), ("x-3=5", "5"),
+    ("x+1=y", "y"), (r"\int_0^x f(t)dt=5", "4"),
+]  # fmt: skip
+# Its value is.
+ASKED_FOR = [
+    ("x_1+x_2=5", "5"), ("f(1)+f(2)=5", "5"), ("ab+bc+ca=5", "5"), (r"\angle A+\angle B=90^\circ", "90"),
+    (r"\alpha+\beta=90^\circ", "90"), (r"\cos\theta=\frac12", r"\frac12"),
+]  # fmt: skip
+
+SAME = [*SAME_VALUES, *POSITIVE_LETTERS, *SAME_ANGLES, *SAME_NOTATION, *NAMES]
+DIFFERENT = [*DIFFERENT_VALUES, *UNKNOWN_SIGNS, *OTHER_ANGLES, *OTHER_NOTATION, *OTHER_NAMES]
 
 
 @pytest.mark.parametrize(("one", "other"), SAME)
@@ -129,6 +182,11 @@ def test_the_same_whichever_is_the_gold_answer(task: Callable, one: str, other: 
 @pytest.mark.parametrize(("one", "other"), DIFFERENT)
 def test_different_whichever_is_the_gold_answer(task: Callable, one: str, other: str) -> None:
     assert not is_paid(rf"\boxed{{{one}}}", other, task) and not is_paid(rf"\boxed{{{other}}}", one, task)
+
+
+def test_an_equation_to_be_solved_is_no_answer_and_the_value_of_what_is_asked_for_is(task: Callable) -> None:
+    assert [pair for pair in TO_BE_SOLVED if is_paid(rf"\boxed{{{pair[0]}}}", pair[1], task)] == []
+    assert [pair for pair in ASKED_FOR if not is_paid(rf"\boxed{{{pair[0]}}}", pair[1], task)] == []
 
 
 @pytest.mark.parametrize(("text", "gold"), [
@@ -149,12 +207,13 @@ def test_colours_sizes_and_grouped_digits_are_read_by_all_functions(task: Callab
 )
 def test_a_text_full_of_notation_is_read(unit: str) -> None:
     assert isinstance(compare(unit * (999 // len(unit)), r"\pi"), Comparison)
-    nested = "(x" * 240 + r"^\circ)" * 74
+    nested = "(" * 120 + "x" + r"^\circ)" * 120
     assert compare(rf"\sin {nested}", r"\pi") is not Comparison.SAME
 
 
 @pytest.mark.parametrize("name", [
-    "01_tiny_values", "07_degrees_minutes", "08_roots_and_logs_of_letters", "12_degrees_in_functions",
+    "01_tiny_values", "06_named_function", "07_degrees_minutes",
+    "08_roots_and_logs_of_letters", "12_degrees_in_functions",
     "13_lg_dot_bigcup_chinese_or",
 ])  # fmt: skip
 def test_the_cases_beside_the_project(task: Callable, name: str) -> None:
