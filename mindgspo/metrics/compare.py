@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -22,10 +23,11 @@ from mindgspo.metrics.compare_plot import (
     REWARD,
     ComparedRun,
     draw_curves,
+    draw_panel,
 )
 from mindgspo.metrics.files import CONFIG_FILE
-from mindgspo.metrics.pages import page, picture
-from mindgspo.metrics.plot_style import DARK, LIGHT
+from mindgspo.metrics.pages import page, pictures
+from mindgspo.metrics.plot_style import DARK, LIGHT, draw_alone
 from mindgspo.metrics.run_folder import (
     HELD_OUT_ACCURACY,
     HELD_OUT_REWARD,
@@ -265,15 +267,17 @@ def write_comparison(comparison: Comparison, out: Path) -> tuple[Path, Path]:
     """comparison.png and comparison.html in the folder `out`; returns their paths. Raises WriteError."""
     make_folder(out)
     panels = (*PANELS, HELD_OUT) if any(one.last_reward for one in comparison.outcomes) else PANELS
-    light, dark = (draw_curves(comparison.runs, theme, panels, columns=3) for theme in (LIGHT, DARK))
-    drawn = picture("Curves of the runs over one another", light=light, dark=dark)
+    runs, drawn = comparison.runs, []
+    for theme in (LIGHT, DARK):
+        alone = (draw_alone(partial(draw_panel, runs=runs, theme=theme, panel=one), theme) for one in panels)
+        drawn.append([one for one in alone if one is not None])
     html = page(
         "compare.jinja",
         names=comparison.names,
         table=outcome_rows(comparison),
-        picture=drawn,
+        pictures=pictures(*drawn),
         differences=(*comparison.settings, *comparison.environment),
     )
-    write_file(out / PICTURE, light)
+    write_file(out / PICTURE, draw_curves(runs, LIGHT, panels, columns=3))
     write_file(out / PAGE, html)
     return out / PICTURE, out / PAGE

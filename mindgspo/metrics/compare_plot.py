@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from mindgspo.config.algorithm import POLICY_LOSSES
 from mindgspo.metrics.plot_style import (
     Theme,
+    add_legend,
     entitle,
     label_x,
-    label_y,
     literal,
     new_figure,
     not_recorded,
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SeriesOf = Callable[[RunRecord], Series]
-_ROW_OF_LEGEND = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +47,7 @@ class ComparedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One metric. unit: what its axis says. interval: of a single run. is_smooth: a moving mean is drawn."""
+    """One metric. unit: of its axis. interval: of a single run. is_smooth: a moving mean is drawn."""
 
     title: str
     unit: str
@@ -127,25 +126,19 @@ def draw_curves(runs: Sequence[ComparedRun], theme: Theme, panels: Sequence[Pane
     cells = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes, panel in zip(cells, panels, strict=False):
         style(axes, theme)
-        subtitle = "smoothed" if panel.is_smooth else "greedy answers"
-        shaded = band_text(runs) or ("; shaded: 95 % interval" if panel.interval else "")
-        entitle(axes, theme, panel.title, f"{subtitle}{shaded}")
+        draw_panel(axes, runs, theme, panel)
         label_x(axes, theme)
-        _draw_lines(axes, runs, theme, panel)
-        label_y(axes, theme, panel.unit)
     for axes in cells[len(panels) :]:
         axes.set_visible(False)
-    found = [axes.get_legend_handles_labels() for axes in cells[: len(panels)]]
-    handles, labels = max(found, key=lambda one: len(one[1]))
-    words = {"frameon": False, "fontsize": 10, "labelcolor": theme.ink}
-    if len(labels) > 2 or (labels and not found[0][1]):  # below everything, where no line is
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), _ROW_OF_LEGEND), **words)
-    elif labels:
-        cells[0].legend(loc="lower right", **words)
+    add_legend(figure, max(cells[: len(panels)], key=lambda axes: len(axes.get_legend_handles_labels()[1])), theme)
     return png_bytes(figure, theme)
 
 
-def _draw_lines(axes: Axes, runs: Sequence[ComparedRun], theme: Theme, panel: Panel) -> None:
+def draw_panel(axes: Axes, runs: Sequence[ComparedRun], theme: Theme, panel: Panel) -> None:
+    """One metric of all runs."""
+    subtitle = "smoothed" if panel.is_smooth else "greedy answers"
+    shaded = band_text(runs) or ("; shaded: 95 % interval" if panel.interval else "")
+    entitle(axes, theme, panel.title, f"{panel.unit}; {subtitle}{shaded}")
     bands = {variant: _band_of(panel, siblings) for variant, siblings in by_variant(runs).items()}
     if not any(band.steps for band in bands.values()):
         return not_recorded(axes, theme)

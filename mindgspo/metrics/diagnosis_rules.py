@@ -94,7 +94,7 @@ def _no_signal(run: Recorded) -> Finding | None:
     elif solved is not None and solved < 0.1:
         cause = f"{solved:.0%} of the responses are correct: choose easier prompts, or begin with a supervised warm-up"
     else:
-        cause = f"Choose prompts whose responses {'are solved sometimes' if is_accuracy else 'differ in reward'}"
+        cause = "Choose prompts " + ("that are solved sometimes" if is_accuracy else "whose responses differ in reward")
     rule = ShareRule(
         keys=("reward/zero_signal_group_ratio",),
         text="of the groups had equal rewards, hence no gradient",
@@ -240,10 +240,11 @@ def _mismatch(run: Recorded) -> Finding | None:
     distance, gap = recent(run, "rollout_corr/k3_kl"), recent(run, "training/rollout_probs_diff_mean")
     if distance is None or gap is None:
         return None
-    text = (
-        f"sampler and trainer disagree on the same tokens by {distance:.2g} nat per token (k3), by {gap:.2g} in "
-        "probability"
-    )
+    if distance == gap == 0:
+        text = "sampler and trainer agree exactly on the same tokens"
+    else:
+        text = f"sampler and trainer disagree on the same tokens by {distance:.2g} nat per token (k3), by {gap:.2g} in "
+        text += "probability"
     if (behind := recent(run, "staleness/token_mean")) is not None and behind > 0:
         return Finding(Level.GOOD, f"{text}; the sampler's weights were {behind:.2g} steps behind")
     level = Level.ALARM if distance > 0.1 else Level.WARN if distance > 0.01 or gap > 0.01 else Level.GOOD
@@ -297,7 +298,8 @@ def _first_ratio(run: Recorded) -> Finding | None:
     if not series:
         return None
     worst = max(series.values)
-    text = f"before the first update of a rollout the ratio differed from 1 by at most {worst:.1e}"
+    text = "before the first update of a rollout the ratio "
+    text += f"differed from 1 by at most {worst:.1e}" if worst else "was exactly 1"
     if worst < 2e-3:
         return Finding(Level.GOOD, text)
     advice = "Temperature, padding, positions or weights differ between old and new log-probabilities."

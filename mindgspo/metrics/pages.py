@@ -1,31 +1,40 @@
 """HTML pages that open anywhere: everything is inside, nothing is fetched, and the page's content policy says so.
 
-Names, prompts, responses and settings are untrusted: the templates escape all of them.
+They are in English and in Chinese, one at a time: a switch at the top, which is CSS alone, hides the other. Names,
+prompts, responses and settings are untrusted: the templates escape all of them.
 """
 
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
+from mindgspo.metrics.plot_style import PanelPicture
+from mindgspo.metrics.translation import chinese
 from mindgspo.text import printable
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A PNG in base64 for light and for dark pages, and what it shows, for readers who cannot see it."""
+    """A panel's words, and its PNG in base64 for light and for dark pages."""
 
-    description: str
+    title: str
+    subtitle: str
     light: str
     dark: str
 
 
-def picture(description: str, *, light: bytes, dark: bytes) -> Picture:
-    """The two PNG files as a page has them."""
-    return Picture(description, *(base64.b64encode(data).decode("ascii") for data in (light, dark)))
+def pictures(light: Sequence[PanelPicture], dark: Sequence[PanelPicture]) -> list[Picture]:
+    """The same panels in both themes, as a page has them."""
+    return [
+        Picture(one.title, one.subtitle, *(base64.b64encode(each.png).decode("ascii") for each in (one, other)))
+        for one, other in zip(light, dark, strict=True)
+    ]
 
 
 def page(template: str, **values: object) -> bytes:
@@ -33,12 +42,24 @@ def page(template: str, **values: object) -> bytes:
     return printable(_environment().get_template(template).render(**values)).encode()
 
 
+def in_both(english: object, translated: object = None) -> Markup:
+    """A text in English and in Chinese, of which a page shows one; as it is where it has no translation. translated:
+    the Chinese one, if the table of translations does not have it."""
+    text = str(english)
+    other = chinese(text) if translated is None else str(translated)
+    if other is None or other == text:
+        return escape(text)
+    return Markup('<span class="en">{}</span><span class="zh" lang="zh">{}</span>').format(text, other)
+
+
 @cache
 def _environment() -> Environment:
-    return Environment(
+    made = Environment(
         loader=PackageLoader("mindgspo.metrics", "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    made.globals |= {"t": in_both, "chinese": chinese}
+    return made

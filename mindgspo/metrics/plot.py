@@ -1,4 +1,5 @@
-"""The run's curves as PNG: reward, accuracy, clip fraction and length; and how the policy was updated.
+"""The run's curves as PNG: reward, accuracy, clip fraction and length in one picture; these and how the policy was
+updated as one picture each.
 
 matplotlib is imported only when something is drawn.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,10 +18,12 @@ from mindgspo.io import write_file
 from mindgspo.metrics.diagnosis_rules import CLIP_BAND, RECENT_STEPS
 from mindgspo.metrics.files import PLOT_FILE
 from mindgspo.metrics.glossary import LOG_RATIO_BINS, LOG_RATIO_EDGES
-from mindgspo.metrics.plot_accuracy import draw_accuracy
+from mindgspo.metrics.plot_accuracy import draw_accuracy, sampled_panels
 from mindgspo.metrics.plot_style import (
     LIGHT,
+    PanelPicture,
     Theme,
+    draw_alone,
     draw_smoothed,
     entitle,
     label_x,
@@ -64,8 +68,8 @@ def draw(run: RunRecord, theme: Theme) -> bytes:
 def _draw_reward(axes: Axes, run: RunRecord, theme: Theme) -> None:
     series = run.series("critic/score/mean")
     held_out = HELD_OUT_REWARD.series(run) if HELD_OUT_REWARD in held_out_figures(run) else None
-    points = "; points: held-out problems" if held_out else ""
-    entitle(axes, theme, "Reward", f"mean over the responses of each step, moving mean and its spread{points}")
+    points = "; points: held-out" if held_out else ""
+    entitle(axes, theme, "Reward", f"mean of each step, moving mean and its spread{points}")
     if not series and not held_out:
         return not_recorded(axes, theme)
     if series:
@@ -107,39 +111,14 @@ def _draw_length(axes: Axes, run: RunRecord, theme: Theme) -> None:
 DECILES = tuple(f"actor/grad_share_length_decile/{number}" for number in range(1, 11))
 
 
-def draw_policy(run: RunRecord, theme: Theme) -> bytes | None:
-    """Up to four panels, two to a row; a panel whose metrics the run did not record is left out.
-
-    The gradient by length is the mean over the last RECENT_STEPS, because one step's is noisy.
-    """
-    panels = [panel for panel, key in _PANELS if run.series(key)]
-    if not panels:
-        return None
-    rows = math.ceil(len(panels) / 2)
-    figure = new_figure(theme, 11, 3.25 * rows)
-    cells = list(figure.subplots(rows, 2, squeeze=False).flat)
-    for axes, panel in zip(cells, panels, strict=False):
-        style(axes, theme)
-        panel(axes, run, theme)
-    for axes in cells[len(panels) :]:
-        axes.set_visible(False)
-    return png_bytes(figure, theme)
-
-
 def _draw_clip_by_sign(axes: Axes, run: RunRecord, theme: Theme) -> None:
     by_response = bool(run.series("actor/pg_clipfrac_pos_seq"))
     suffix, unit = ("_seq", "responses") if by_response else ("", "tokens")
-    entitle(axes, theme, "Clip fraction by sign", f"share of all {unit}, split by the sign of their advantage")
-    for sign, colour, label in (
-        ("pos", theme.series[0], "advantage > 0, clipped above"),
-        ("neg", theme.series[1], "advantage < 0, clipped below"),
-    ):
+    entitle(axes, theme, "Clip fraction by sign", f"share of all {unit}, by the sign of their advantage A")
+    for sign, colour, label in (("pos", theme.series[0], "A > 0"), ("neg", theme.series[1], "A < 0")):
         draw_smoothed(axes, run.series(f"actor/pg_clipfrac_{sign}{suffix}"), colour, label)
     axes.set_xlim(*step_limits(run))
     axes.set_ylim(0, axes.get_ylim()[1] or 1.0)
-    axes.legend(frameon=False, fontsize=9, labelcolor=theme.ink, loc="best")
-    label_y(axes, theme, "share")
-    label_x(axes, theme)
 
 
 def _draw_log_ratio(axes: Axes, run: RunRecord, theme: Theme) -> None:
@@ -156,8 +135,6 @@ def _draw_log_ratio(axes: Axes, run: RunRecord, theme: Theme) -> None:
     reach = max(abs(value) for value in (*mean.values, *low.values, *high.values, *(clip or ()), LOG_RATIO_EDGES[0]))
     _decade_axis(axes, reach)
     axes.set_xlim(*step_limits(run))
-    label_y(axes, theme, "log ratio")
-    label_x(axes, theme)
 
 
 def _decade_axis(axes: Axes, reach: float) -> None:
@@ -191,30 +168,41 @@ def _draw_histogram(axes: Axes, run: RunRecord, theme: Theme) -> None:
     bar.ax.tick_params(colors=theme.muted, labelsize=8, length=0)
     bar.ax.yaxis.set_major_locator(MaxNLocator(nbins=4))
     bar.ax.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    label_y(axes, theme, "log ratio")
-    label_x(axes, theme)
 
 
 def _draw_gradient_by_length(axes: Axes, run: RunRecord, theme: Theme) -> None:
     shares = [run.series(name).recent_mean(RECENT_STEPS) for name in DECILES]
     num_steps = min(RECENT_STEPS, len(run.series(DECILES[0]).steps))
-    subtitle = f"mean of the last {num_steps} steps; dashed: equal weight"
+    subtitle = f"by tenths, 1 the shortest; mean of the last {num_steps} steps; dashed: equal weight"
     entitle(axes, theme, "Gradient by response length", subtitle)
     axes.bar(range(1, 11), shares, width=0.72, color=theme.series[2], alpha=0.85, linewidth=0)
     axes.axhline(0.1, color=theme.ink, linewidth=1, linestyle=(0, (4, 3)), alpha=0.7)
-    axes.set_xticks(range(1, 11), ["1\nshortest", *map(str, range(2, 10)), "10\nlongest"])
+    axes.set_xticks(range(1, 11))
     axes.set_ylim(0, max(0.2, max(shares) * 1.15))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    label_y(axes, theme, "share of the gradient")
-    label_x(axes, theme, "tenth of the responses by length")
 
 
 _Panel = Callable[["Axes", RunRecord, Theme], None]
 
-_PANELS: tuple[tuple[_Panel, str], ...] = (
+_CURVES: tuple[_Panel, ...] = (_draw_reward, draw_accuracy, _draw_clip_fraction, _draw_length)
+_POLICY: tuple[tuple[_Panel, str], ...] = (
     (_draw_clip_by_sign, "actor/pg_clipfrac_pos"),
     (_draw_log_ratio, "actor/log_ratio_mean"),
     (_draw_histogram, f"actor/log_ratio_hist/{LOG_RATIO_BINS[0]}"),
     (_draw_gradient_by_length, DECILES[0]),
 )
 """Each panel with the metric without which it is left out."""
+
+
+def panel_pictures(run: RunRecord, theme: Theme) -> list[PanelPicture]:
+    """The curves, the figures of sampled answers by set, and how the policy was updated, as far as they were
+    recorded."""
+
+    def curve(panel: Callable[[Axes], None], axes: Axes) -> None:
+        panel(axes)
+        axes.set_xlim(*step_limits(run))
+
+    panels = [partial(curve, partial(panel, run=run, theme=theme)) for panel in _CURVES]
+    panels += [partial(curve, panel) for panel in sampled_panels(run, theme)]
+    panels += [partial(panel, run=run, theme=theme) for panel, key in _POLICY if run.series(key)]
+    return [found for panel in panels if (found := draw_alone(panel, theme)) is not None]

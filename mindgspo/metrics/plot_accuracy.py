@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mindgspo.config.data import OVERALL
 from mindgspo.metrics.plot_style import (
     Theme,
     entitle,
-    label_x,
     label_y,
     literal,
-    new_figure,
     not_recorded,
-    png_bytes,
     step_limits,
-    style,
 )
 from mindgspo.metrics.run_folder import Recorded, RunRecord, Series, accuracies, best_evaluation
 
@@ -44,7 +40,7 @@ class _Line:
 
 def draw_accuracy(axes: Axes, run: RunRecord, theme: Theme) -> None:
     """Greedy accuracy of every set or data source; of all problems together, too, where there are several."""
-    entitle(axes, theme, "Held-out accuracy", "one answer per problem; shaded: 95 % interval; dotted: best step")
+    entitle(axes, theme, "Held-out accuracy", "one answer per problem; shaded: 95 % interval; \N{BLACK STAR} best step")
     parts = list(accuracies(run))
     if not parts:
         return not_recorded(axes, theme)
@@ -62,28 +58,22 @@ def draw_accuracy(axes: Axes, run: RunRecord, theme: Theme) -> None:
     _mark_best(axes, run, theme)
 
 
-def draw_sampled(run: RunRecord, theme: Theme) -> bytes | None:
-    """A panel per set or data source with all its shares: mean@1, mean@n, pass@k, maj@k."""
+def sampled_panels(run: RunRecord, theme: Theme) -> list[Callable[[Axes], None]]:
+    """A panel per set or data source with all its shares: mean@1, mean@n, pass@k, maj@k; none where that is one."""
     names = {part: _figures(run, part) for part in list(accuracies(run))[:MOST_PANELS]}
     if all(len(found) <= 1 for found in names.values()):
-        return None
-    rows = math.ceil(len(names) / 2)
-    figure = new_figure(theme, 11, 3.25 * rows)
-    cells = list(figure.subplots(rows, 2, squeeze=False).flat)
-    for axes, (part, found) in zip(cells, names.items(), strict=False):
-        style(axes, theme)
-        entitle(axes, theme, literal(part), "one answer per problem, and samples; shaded: 95 % interval")
-        lines = [
-            _line(run, name, name.rpartition("/")[2], theme.series[number % 4], "--" if number >= 4 else "-")
-            for number, name in enumerate(found)
-        ]
-        _draw(axes, lines, theme)
-        _label_ends(axes, lines, theme)
-        axes.set_xlim(*step_limits(run))
-        label_x(axes, theme)
-    for axes in cells[len(names) :]:
-        axes.set_visible(False)
-    return png_bytes(figure, theme)
+        return []
+    return [partial(_draw_sampled, run=run, part=part, names=found, theme=theme) for part, found in names.items()]
+
+
+def _draw_sampled(axes: Axes, run: RunRecord, part: str, names: Sequence[str], theme: Theme) -> None:
+    entitle(axes, theme, literal(part), "one answer per problem, and samples; shaded: 95 % interval")
+    lines = [
+        _line(run, name, name.rpartition("/")[2], theme.series[number % 4], "--" if number >= 4 else "-")
+        for number, name in enumerate(names)
+    ]
+    _draw(axes, lines, theme)
+    _label_ends(axes, lines, theme)
 
 
 def _figures(run: Recorded, part: str) -> list[str]:
@@ -184,10 +174,15 @@ def _mark_best(axes: Axes, run: RunRecord, theme: Theme) -> None:
         return
     axes.axvline(best.step, color=theme.ink, linewidth=0.9, linestyle=(0, (1, 2)), zorder=0.5)
     top = axes.get_ylim()[1]
-    is_high = best.value > top / 2  # then the text stands below the line
+    there = [
+        line.get_ydata()[list(line.get_xdata()).index(best.step)]
+        for line in axes.lines
+        if best.step in line.get_xdata()
+    ]
+    is_high = bool(there) and max(there) > top / 2  # then the text stands below the line
     is_late = best.step > sum(step_limits(run)) / 2  # then the text stands on the left
     axes.annotate(
-        f"best: step {best.step}",
+        f"\N{BLACK STAR} {best.step}",
         xy=(best.step, 0.0 if is_high else top),
         xytext=(-4 if is_late else 4, 6 if is_high else -12),
         textcoords="offset points",

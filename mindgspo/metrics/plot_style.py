@@ -6,7 +6,7 @@ matplotlib is imported only when something is drawn.
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,9 @@ from mindgspo.metrics.run_folder import RunRecord, Series
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+_SUBTITLE, _NOT_RECORDED = "subtitle", "not recorded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,41 @@ def png_bytes(figure: Figure, theme: Theme) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", facecolor=theme.surface, metadata={"Software": None})
     return buffer.getvalue()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PanelPicture:
+    """One panel as PNG without words, and its words, which a page shows in the reader's language."""
+
+    title: str
+    subtitle: str
+    png: bytes
+
+
+def draw_alone(panel: Callable[[Axes], object], theme: Theme) -> PanelPicture | None:
+    """What `panel` draws on empty axes; None where its metric was not recorded. A legend stands below the axes, where
+    no line is."""
+    figure = new_figure(theme, 5.6, 3.0)
+    axes = figure.subplots()
+    style(axes, theme)
+    panel(axes)
+    if axes.get_gid() == _NOT_RECORDED:
+        return None
+    (subtitle,) = (text for text in axes.texts if text.get_gid() == _SUBTITLE)
+    subtitle.remove()
+    title = axes.get_title(loc="left").replace(r"\$", "$")
+    axes.set_title("", loc="left")
+    axes.set(xlabel="", ylabel="")
+    add_legend(figure, axes, theme)
+    return PanelPicture(title=title, subtitle=subtitle.get_text(), png=png_bytes(figure, theme))
+
+
+def add_legend(figure: Figure, axes: Axes, theme: Theme) -> None:
+    """The names of the lines, below everything."""
+    handles, labels = axes.get_legend_handles_labels()
+    if labels:
+        columns, words = min(len(labels), 4), {"frameon": False, "fontsize": 10, "labelcolor": theme.ink}
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, **words)
 
 
 def smooth(values: Sequence[float], window: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -111,6 +149,7 @@ def entitle(axes: Axes, theme: Theme, title: str, subtitle: str) -> None:
         textcoords="offset points",
         color=theme.muted,
         fontsize=9,
+        gid=_SUBTITLE,
     ).set_in_layout(False)  # a long line must not squeeze the axes
 
 
@@ -129,6 +168,7 @@ def label_x(axes: Axes, theme: Theme, text: str = "training step") -> None:
 
 def not_recorded(axes: Axes, theme: Theme) -> None:
     """Say so where a run lacks a metric."""
+    axes.set_gid(_NOT_RECORDED)
     axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center", color=theme.muted)
     axes.set_yticks([])
 

@@ -14,11 +14,11 @@ from mindgspo.io import write_file
 from mindgspo.metrics.diagnosis import diagnose
 from mindgspo.metrics.files import REPORT_FILE, SAMPLES_FILE, SAMPLES_PAGE, SUMMARY_FILE, VALIDATION_FILE
 from mindgspo.metrics.glossary import METRICS, SECTIONS, MetricInfo, chinese_sections, glossary_name
-from mindgspo.metrics.pages import Picture, page, picture
-from mindgspo.metrics.plot import draw, draw_policy, plot_run
-from mindgspo.metrics.plot_accuracy import draw_sampled
+from mindgspo.metrics.pages import page, pictures
+from mindgspo.metrics.plot import panel_pictures, plot_run
 from mindgspo.metrics.plot_style import DARK, LIGHT
-from mindgspo.metrics.run_folder import RunRecord, best_evaluation, held_out_figures, latest, read_run
+from mindgspo.metrics.questions import questions
+from mindgspo.metrics.run_folder import RunRecord, best_evaluation, held_out_figures, latest, read_run, reward_text
 from mindgspo.metrics.samples_page import write_samples_page
 from mindgspo.text import duration
 
@@ -35,7 +35,7 @@ MAX_STARTS = 20
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """One number at the top: label (the template adds the Chinese one), the number as text, a remark."""
+    """One number at the top: label, the number as text, a remark."""
 
     label: str
     value: str
@@ -64,13 +64,16 @@ class StartRow:
 
 @dataclass(frozen=True, slots=True)
 class SampleGroup:
-    """The logged responses of one prompt."""
+    """The logged responses of one prompt. question: what it asks, without the chat template. reward: their mean, ""
+    where it is the share of correct ones."""
 
     prompt_index: object
+    question: str
     prompt: str
     answer: str
     responses: tuple[Mapping[str, object], ...]
     num_correct: int
+    reward: str
 
 
 def report_of_finished(run_dir: Path) -> Path:
@@ -99,7 +102,7 @@ def render(run: RunRecord, *, has_samples_page: bool = False) -> bytes:
         "report.jinja",
         run=run,
         headlines=headlines(run),
-        pictures=pictures(run),
+        pictures=pictures(*(panel_pictures(run, theme) for theme in (LIGHT, DARK))),
         findings=diagnose(run),
         steps=steps,
         metric_rows=rows,
@@ -112,28 +115,9 @@ def render(run: RunRecord, *, has_samples_page: bool = False) -> bytes:
         samples_page=SAMPLES_PAGE if has_samples_page else None,
         starts=[start_row(start) for start in run.starts[-MAX_STARTS:]],
         glossary=SECTIONS,
-        chinese={name: info.meaning for section in chinese for name, info in section.metrics.items()},
+        glossary_cn={name: info for section in chinese for name, info in section.metrics.items()},
         chinese_titles={section.title: translated.title for section, translated in zip(SECTIONS, chinese, strict=True)},
     )
-
-
-def pictures(run: RunRecord) -> list[Picture]:
-    """The curves, the figures of sampled answers, and how the policy was updated where the run recorded that."""
-    curves = picture(
-        "Reward, held-out accuracy, clip fraction and response length against the training step",
-        light=draw(run, LIGHT),
-        dark=draw(run, DARK),
-    )
-    light, dark = draw_sampled(run, LIGHT), draw_sampled(run, DARK)
-    sampled = []
-    if light is not None and dark is not None:
-        description = "Greedy accuracy, mean, majority and pass of the samples against the training step, set by set"
-        sampled = [picture(description, light=light, dark=dark)]
-    light, dark = draw_policy(run, LIGHT), draw_policy(run, DARK)
-    if light is None or dark is None:
-        return [curves, *sampled]
-    description = "Clip fraction by sign, log ratio and its histogram over the steps, gradient by response length"
-    return [curves, *sampled, picture(description, light=light, dark=dark)]
 
 
 def headlines(run: RunRecord) -> list[Headline]:
@@ -220,16 +204,31 @@ def group_samples(samples: Sequence[Mapping[str, object]]) -> list[SampleGroup]:
     by_prompt: dict[object, list[Mapping[str, object]]] = {}
     for sample in samples:
         by_prompt.setdefault(sample.get("prompt_index"), []).append(sample)
+    asked = questions([str(group[0].get("prompt") or "") for group in by_prompt.values()])
     return [
         SampleGroup(
             prompt_index=index,
+            question=_shortened(question),
             prompt=_shortened(group[0].get("prompt")),
             answer=_shortened(group[0].get("answer")),
             responses=tuple({**sample, "response": _shortened(sample.get("response"))} for sample in group),
             num_correct=sum(sample.get("verdict") == "correct" for sample in group),
+            reward=_mean_reward(group),
         )
-        for index, group in list(by_prompt.items())[:MAX_GROUPS]
+        for (index, group), question in list(zip(by_prompt.items(), asked, strict=True))[:MAX_GROUPS]
     ]
+
+
+def _mean_reward(group: Sequence[Mapping[str, object]]) -> str:
+    """Empty where each reward is 1 for a correct response and 0 for another."""
+    scored = [sample for sample in group if _is_number(sample.get("score"))]
+    if all(sample["score"] == (sample.get("verdict") == "correct") for sample in scored):
+        return ""
+    return reward_text(sum(sample["score"] for sample in scored) / len(scored))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _shortened(text: object, limit: int = MAX_TEXT_CHARS, file: str = SAMPLES_FILE) -> str:
@@ -247,10 +246,11 @@ _GREEDY = "greedy"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The one answer to a problem, and how many of its samples are correct."""
+    """The one answer to a problem, and how many of its samples are correct. reward: "" where the verdict says it."""
 
     verdict: str
     extracted: object
+    reward: str
     length: object
     is_cut: bool
     response: str
@@ -263,7 +263,7 @@ class HeldOutProblem:
     """A problem with its answers; first, last: None where that evaluation has none."""
 
     set_name: str
-    prompt: str
+    question: str
     gold: str
     first: Answer | None
     last: Answer | None
@@ -285,11 +285,12 @@ def held_out_table(run: RunRecord) -> HeldOutTable | None:
         return None
     problems: list[HeldOutProblem] = []
     shown: dict[object, int] = {}
-    for key, lines in evaluations[-1].items():
+    asked = questions([str(lines[0].get("prompt") or "") for lines in evaluations[-1].values()])
+    for (key, lines), question in zip(evaluations[-1].items(), asked, strict=True):
         shown[key[0]] = shown.get(key[0], 0) + 1
         if shown[key[0]] <= MAX_PROBLEMS:
             before = evaluations[0].get(key, ()) if len(evaluations) > 1 else ()
-            problems.append(_problem(lines, _answer(before), _answer(lines)))
+            problems.append(_problem(question, lines, _answer(before), _answer(lines)))
     steps = tuple(lines[0].get("step") for lines in (run.first_validation, run.last_validation) if lines)
     is_greedy = any(line.get("sample") == _GREEDY for lines in evaluations[-1].values() for line in lines)
     return HeldOutTable(steps=steps, kind=_GREEDY if is_greedy else "drawn", problems=tuple(problems))
@@ -302,10 +303,10 @@ def _by_problem(lines: Sequence[_Record]) -> dict[tuple[object, object], list[_R
     return found
 
 
-def _problem(lines: Sequence[_Record], first: Answer | None, last: Answer | None) -> HeldOutProblem:
+def _problem(question: str, lines: Sequence[_Record], first: Answer | None, last: Answer | None) -> HeldOutProblem:
     return HeldOutProblem(
         set_name=str(lines[0].get("set")),
-        prompt=_cut_text(lines[0].get("prompt")),
+        question=_cut_text(question),
         gold=_cut_text(lines[0].get("answer")),
         first=first,
         last=last,
@@ -323,6 +324,7 @@ def _answer(lines: Sequence[_Record]) -> Answer | None:
     return Answer(
         verdict=str(single[-1].get("verdict")),
         extracted=single[-1].get("extracted"),
+        reward=_mean_reward(single[-1:]),
         length=single[-1].get("length"),
         is_cut=single[-1].get("finish_reason") == "length",
         response=_cut_text(single[-1].get("response")),

@@ -2,16 +2,27 @@
 // Everything from the run is set as text, never as HTML. Shown in pages of PAGE, since a run has thousands of samples.
 const PAGE = 40;
 const data = JSON.parse(document.getElementById("data").textContent);
-const WORDS = {
-  correct: "correct · 正确", wrong: "wrong · 错误", no_answer: "no answer · 未找到答案",
-  unparseable_gold: "gold unreadable · 标准答案无法解析", timeout: "timeout · 超时", error: "error · 评分出错",
-};
+const WORDS = new Map(Object.entries(JSON.parse(document.getElementById("words").textContent)));
+const VERDICTS = new Map([["no_answer", "no answer"], ["unparseable_gold", "gold unreadable"]]);
 const FIELDS = ["set", "step", "prompt", "sample", "verdict", "score", "advantage", "length", "cut", "extracted", "message", "response"];
 const samples = data.samples.map((row) => Object.fromEntries(FIELDS.map((name, place) => [name, row[place]])));
 const byId = (id) => document.getElementById(id);
 let prompt = null; // the number of the prompt that is followed over time
 let shown = PAGE;
 let found = [];
+
+function inChinese() { return byId("in-zh").checked; }
+
+function t(text, ...values) { // in the page's language; values take the places of {}
+  let place = 0;
+  return (inChinese() && WORDS.get(text) || text).replaceAll("{}", () => values[place++]);
+}
+
+function verdictText(name) { return t(VERDICTS.get(name) || name); }
+
+function setText(name) { // "held-out: eval", the name of a set as it is
+  return name.startsWith("held-out: ") ? t("held-out: {}", name.slice("held-out: ".length)) : t(name);
+}
 
 function element(tag, className, text) {
   const made = document.createElement(tag);
@@ -69,24 +80,24 @@ function fact(label, value, className) {
 function card(sample, place, all) {
   const about = data.prompts[sample.prompt], made = element("article", `card sample ${sample.verdict}`);
   const facts = element("div", "facts");
-  facts.append(element("span", `badge ${sample.verdict}`, WORDS[sample.verdict] || sample.verdict));
-  facts.append(element("span", "", `${data.sets[sample.set]}, step ${sample.step}`));
-  if (sample.score !== null) facts.append(fact("reward", sample.score.toPrecision(3).replace(/\.?0+$/, "")));
+  facts.append(element("span", `badge ${sample.verdict}`, verdictText(sample.verdict)));
+  facts.append(element("span", "", `${setText(data.sets[sample.set])}, ${t("step {}", sample.step)}`));
+  if (sample.score !== null) facts.append(fact(t("reward"), sample.score.toPrecision(3).replace(/\.?0+$/, "")));
   if (sample.advantage !== null) {
     const way = sample.advantage > 0 ? "up" : sample.advantage < 0 ? "down" : "";
-    facts.append(fact("advantage", (sample.advantage > 0 ? "+" : "") + sample.advantage.toFixed(3), way));
+    facts.append(fact(t("advantage"), (sample.advantage > 0 ? "+" : "") + sample.advantage.toFixed(3), way));
   }
-  facts.append(element("span", "", `${sample.length} tokens`));
-  if (sample.cut) facts.append(element("span", "badge warn", "cut at max_new_tokens"));
-  if (sample.extracted !== null) facts.append(fact("read as", sample.extracted));
-  facts.append(fact("gold", about.answer));
+  facts.append(element("span", "", t("{} tokens", sample.length)));
+  if (sample.cut) facts.append(element("span", "badge warn", t("cut at max_new_tokens")));
+  if (sample.extracted !== null) facts.append(fact(t("read as"), sample.extracted));
+  facts.append(fact(t("gold"), about.answer));
   made.append(facts);
   if (sample.message !== null) made.append(element("div", "caption", sample.message));
   if (prompt === null && (place === 0 || all[place - 1].prompt !== sample.prompt)) { // said once for neighbours
-    made.append(element("div", "question", about.text));
-    const follow = element("button", "link", `this prompt over time (${data.counts[sample.prompt]})`);
+    made.prepend(element("div", "question", about.question));
+    const follow = element("button", "link", t("this prompt over time ({})", data.counts[sample.prompt]));
     follow.addEventListener("click", () => { prompt = sample.prompt; select(); window.scrollTo(0, 0); });
-    made.append(follow);
+    facts.append(follow);
   }
   made.append(element("pre", "", sample.response));
   return made;
@@ -104,15 +115,15 @@ function drawHistory() {
       steps.get(sample.step).push(sample);
     }
   }
-  const back = element("button", "link", "all prompts · 所有提示词");
+  const back = element("button", "link", t("all prompts"));
   back.addEventListener("click", () => { prompt = null; select(); });
-  place.append(back, element("pre", "", about.text), element("p", "caption", `gold answer · 标准答案: ${about.answer}`));
+  place.append(back, element("pre", "", about.text), element("p", "caption", `${t("gold answer")}: ${about.answer}`));
   const row = element("div", "steps");
   for (const step of [...steps.keys()].sort((a, b) => a - b)) {
     const all = steps.get(step), cell = element("div", "at"), dots = element("div", "dots");
     for (const sample of all) dots.append(element("i", sample.verdict));
     const correct = all.filter((sample) => sample.verdict === "correct").length;
-    cell.append(element("div", "caption", `step ${step}`), dots, element("div", "caption", `${correct} of ${all.length}`));
+    cell.append(element("div", "caption", t("step {}", step)), dots, element("div", "caption", `${correct} / ${all.length}`));
     row.append(cell);
   }
   place.append(row);
@@ -121,24 +132,42 @@ function drawHistory() {
 function draw() {
   drawHistory();
   const correct = found.filter((sample) => sample.verdict === "correct").length;
-  byId("count").textContent = `${found.length.toLocaleString("en")} samples` + (found.length ? `, ${(100 * correct / found.length).toFixed(1)} % correct` : "");
+  const scored = found.filter((sample) => sample.score !== null);
+  const reward = scored.reduce((sum, sample) => sum + sample.score, 0) / scored.length;
+  const parts = [t("{} samples", found.length.toLocaleString("en"))];
+  if (found.length) parts.push(t("{} % correct", (100 * correct / found.length).toFixed(1)));
+  if (scored.some((sample) => sample.score !== Number(sample.verdict === "correct"))) parts.push(t("mean reward {}", reward.toFixed(3)));
+  byId("count").textContent = parts.join(inChinese() ? "，" : ", ");
   byId("list").replaceChildren(...found.slice(0, shown).map(card));
   byId("more").hidden = shown >= found.length;
 }
 
-function options(id, values, show) {
+function options(id, values) {
   for (const value of values) {
-    const made = element("option", "", show(value));
+    const made = element("option");
     made.value = value;
     byId(id).append(made);
   }
 }
 
-options("set", data.sets, (name) => name);
-options("verdict", [...new Set(samples.map((sample) => sample.verdict))], (name) => WORDS[name] || name);
+const SHOWN = { set: setText, verdict: verdictText }; // of the choices that come from the run
+const FIXED = [...document.querySelectorAll("#order option, #set option, #verdict option")].map((made) => [made, made.textContent]);
+const HINTS = [...document.querySelectorAll("[placeholder]")].map((made) => [made, made.placeholder]);
+options("set", data.sets);
+options("verdict", [...new Set(samples.map((sample) => sample.verdict))]);
+
+function relabel() { // what CSS cannot switch
+  document.documentElement.lang = inChinese() ? "zh" : "en";
+  for (const [made, text] of FIXED) made.textContent = t(text);
+  for (const [made, text] of HINTS) made.placeholder = t(text);
+  for (const id of Object.keys(SHOWN)) for (const made of byId(id).options) if (made.value) made.textContent = SHOWN[id](made.value);
+}
 let waiting = 0;
 byId("filters").addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(select, 150); });
 byId("filters").addEventListener("submit", (event) => event.preventDefault());
 byId("filters").addEventListener("reset", () => { prompt = null; setTimeout(select, 0); });
 byId("more").addEventListener("click", () => { shown += PAGE; draw(); });
+for (const id of ["in-en", "in-zh"]) byId(id).addEventListener("change", () => { relabel(); draw(); });
+if (navigator.language.startsWith("zh") || location.hash === "#zh") byId("in-zh").checked = true;
+relabel();
 select();

@@ -17,6 +17,8 @@ from mindgspo.errors import RunFolderError
 from mindgspo.io import write_file
 from mindgspo.metrics.files import SAMPLES_FILE, SAMPLES_PAGE, VALIDATION_FILE, read_records
 from mindgspo.metrics.pages import page
+from mindgspo.metrics.questions import questions
+from mindgspo.metrics.translation import words
 from mindgspo.text import printable
 
 MOST_CHARS = {SAMPLES_FILE: 12_000_000, VALIDATION_FILE: 4_000_000}
@@ -77,9 +79,16 @@ class _Content:
         )
 
     def json(self) -> str:
-        """No "<" is in it, so that nothing in it ends the element that holds it."""
-        parts = {"prompts": self.prompts, "counts": self.counts, "sets": self.sets, "samples": self.samples}
-        return json.dumps(parts, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+        """Prompts with what they ask (`questions`)."""
+        asked = questions([about["text"] for about in self.prompts])
+        prompts = [{**about, "question": question} for about, question in zip(self.prompts, asked, strict=True)]
+        parts = {"prompts": prompts, "counts": self.counts, "sets": self.sets, "samples": self.samples}
+        return _embedded(parts)
+
+
+def _embedded(value: object) -> str:
+    """JSON without "<", so that nothing in it ends the element that holds it."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 def write_samples_page(run_dir: Path, name: str, *, most_chars: Mapping[str, int] = MOST_CHARS) -> Path | None:
@@ -105,6 +114,7 @@ def write_samples_page(run_dir: Path, name: str, *, most_chars: Mapping[str, int
         name=name,
         notes=notes,
         data=content.json(),
+        words=_embedded(words()),
         script=script,
         script_hash=f"sha256-{digest}",
     )

@@ -12,27 +12,25 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.image import imread
 from rich.console import Console
 
 from mindgspo.errors import RunFolderError
 from mindgspo.metrics import RunLog, plot_run, unknown_names, write_report
-from mindgspo.metrics.plot import draw, draw_policy
-from mindgspo.metrics.plot_accuracy import draw_accuracy, draw_sampled, pushed_apart
-from mindgspo.metrics.plot_style import DARK, LIGHT, new_figure, smooth
-from mindgspo.metrics.report import MAX_PROBLEMS, group_samples, held_out_table, pictures
+from mindgspo.metrics.plot import draw, panel_pictures
+from mindgspo.metrics.plot_accuracy import draw_accuracy, pushed_apart
+from mindgspo.metrics.plot_style import DARK, LIGHT, add_legend, new_figure, smooth
+from mindgspo.metrics.report import MAX_PROBLEMS, group_samples, held_out_table
 from mindgspo.metrics.run_folder import RunRecord, read_run, run_settings
 from mindgspo.text import duration
 from mindgspo.types import Group, ScoredGroup, Verdict
 
 ROOT = Path(__file__).resolve().parents[3]
 PNG = b"\x89PNG\r\n\x1a\n"
-VOID = {"meta", "img", "source", "br", "col", "wbr"}
+VOID = {"meta", "img", "source", "br", "col", "wbr", "input"}
 
 
 class Page(HTMLParser):
@@ -100,7 +98,7 @@ def test_the_report_holds_every_section(run_folder: Path) -> None:
         *("43.8% \u2192 87.3%", "+43.5 points", "3 min 35 s", "8,412", "2,310 MB"),
         *("Curves", "Diagnosis", "Samples", "Last steps", "Resolved configuration", "Glossary of metrics"),
         *("temperature: 1.0", "actor/pg_clipfrac_seq", "share of responses whose ratio is clipped"),
-        *("Step 1 ", "Step 60 ", "#### 85", "prefers-color-scheme", "\u8bca\u65ad"),
+        *("Step 1<", "Step 60<", "#### 85", "prefers-color-scheme", "\u8bca\u65ad"),
     ):
         assert words in text, words
     assert parsed.open == []
@@ -113,7 +111,7 @@ def test_the_report_asks_nothing_of_the_network_and_runs_no_script(run_folder: P
     addresses = [
         value for _, attributes in parsed.tags for key, value in attributes.items() if key in ("src", "srcset")
     ]
-    assert len(addresses) == 4  # two pictures, each for light and dark pages
+    assert len(addresses) == 16  # eight panels, each for light and dark pages
     for address in addresses:
         assert base64.b64decode(address.removeprefix("data:image/png;base64,")).startswith(PNG)
     assert not re.search(r"https?://|url\(", text)
@@ -137,7 +135,7 @@ def test_hostile_text_is_shown_and_never_obeyed(tmp_path: Path, build_group: Cal
     plot_run(run_dir)
     text, parsed = page(run_dir)
     tags = [tag for tag, _ in parsed.tags]
-    assert not {"script", "em", "u"} & set(tags) and tags.count("img") == 1
+    assert not {"script", "em", "u"} & set(tags) and tags.count("img") == 2
     assert not any(key.startswith("on") for _, attributes in parsed.tags for key in attributes)
     assert parsed.open == []
     assert not set("\x1b\u202e") & set(text) and "\\x1b[31m\\u202e" in text
@@ -234,32 +232,46 @@ NEW = ("actor/log_ratio_hist", "actor/grad_share")
 OLD = ("actor/log_ratio_m", "actor/pg_clipfrac_")
 
 
-def test_panels_of_the_picture(run_folder: Path) -> None:
+CURVES = ["Reward", "Held-out accuracy", "Clip fraction", "Response length"]
+POLICY = [
+    "Clip fraction by sign", "Log of the importance ratio", "Where the log ratios lie", "Gradient by response length",
+]  # fmt: skip
+
+
+def titles(run: RunRecord) -> list[str]:
+    return [panel.title for panel in panel_pictures(run, LIGHT)]
+
+
+def test_each_panel_is_a_picture_and_one_without_its_metric_is_left_out(run_folder: Path) -> None:
     run = read_run(run_folder)
-    width, height = size(draw_policy(run, LIGHT))
-    assert width >= 1200
-    for missing in (NEW, OLD):
-        assert size(draw_policy(without(run, *missing), DARK)) == (width, pytest.approx(height / 2, abs=1))
-    assert size(draw_policy(without(run, NEW[0]), LIGHT)) == (width, height), "three panels need two rows"
-    assert draw_policy(without(run, *NEW, *OLD), LIGHT) is None
-    three = draw_policy(without(run, NEW[0]), LIGHT)
-    assert three is not None
-    pixels = imread(BytesIO(three), format="png")
-    height, width = pixels.shape[:2]
-    corner = pixels[height * 6 // 10 :, width * 6 // 10 :]
-    assert (corner == corner[-1, -1]).all(), "something is drawn where the fourth panel would be"
-    assert draw_policy(run, LIGHT) == draw_policy(run, LIGHT) != draw_policy(run, DARK)
+    panels = panel_pictures(run, LIGHT)
+    assert [panel.title for panel in panels] == [*CURVES, *POLICY]
+    assert len({size(panel.png) for panel in panels}) == 1
+    assert titles(without(run, *NEW)) == [*CURVES, *POLICY[:2]]
+    assert titles(without(run, *OLD, NEW[0])) == [*CURVES, POLICY[3]]
+    assert titles(without(run, *NEW, *OLD, "critic/score", "response_length")) == ["Held-out accuracy", "Clip fraction"]
+    assert panels == panel_pictures(run, LIGHT) != panel_pictures(run, DARK)
     still = [
         {key: 0.0 if "clipfrac" in key or key.startswith("actor/log_ratio_m") else value for key, value in row.items()}
         for row in run.metrics
     ]
-    size(draw_policy(replace(run, metrics=tuple(still)), LIGHT))
-    size(draw(replace(run, metrics=tuple(still), config_text="algorithm: {name: grpo}\n"), LIGHT))
+    run = replace(run, metrics=tuple(still), config_text="algorithm: {name: grpo}\n")
+    assert titles(run) == [*CURVES, *POLICY]
+    size(draw(run, LIGHT))
 
 
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_run_of_few_steps(tmp_path: Path, build_run: Callable[..., Path], steps: int) -> None:
-    size(draw_policy(read_run(build_run(tmp_path / "run", steps=steps, end=False)), LIGHT))
+    assert titles(read_run(build_run(tmp_path / "run", steps=steps, end=False))) == [*CURVES, *POLICY]
+
+
+def test_a_legend_lies_below_the_curves() -> None:
+    figure = new_figure(LIGHT, 5.6, 3.0)
+    axes = figure.subplots()
+    axes.plot([1, 2], [3, 4], label="A > 0")
+    add_legend(figure, axes, LIGHT)
+    figure.draw_without_rendering()
+    assert figure.legends[0].get_window_extent().y1 <= axes.get_window_extent().y0
 
 
 @pytest.mark.parametrize(("text", "algorithm", "clips_responses", "log_range"), [
@@ -358,7 +370,7 @@ def test_an_old_run_without_answers_still_has_a_report(run_folder: Path) -> None
         "".join(json.dumps({k: v for k, v in row.items() if not k.startswith(prefixes)}) + "\n" for row in rows)
     )
     (run_folder / "config.yaml").unlink()
-    assert len(pictures(read_run(run_folder))) == 1
+    assert titles(read_run(run_folder)) == CURVES
     assert "Last steps" in write_report(run_folder).read_text(encoding="utf-8")
 
 
@@ -372,10 +384,10 @@ def test_names_and_answers_of_sets_are_shown_and_never_obeyed(log: RunLog, score
 
 def test_sampled_figures_have_a_picture_and_greedy_ones_alone_have_none(log: RunLog, tmp_path: Path) -> None:
     log.log_metrics(0, figures("eval", 0.5))
-    assert draw_sampled(read_run(tmp_path), LIGHT) is None
+    assert titles(read_run(tmp_path)) == ["Held-out accuracy"]
     for step, value in ((1, 0.25), (2, 0.5)):
         log.log_metrics(step, figures("eval", value, value, value, value, value))
-    assert draw_sampled(read_run(tmp_path), LIGHT).startswith(b"\x89PNG")
+    assert titles(read_run(tmp_path)) == ["Held-out accuracy", "eval"]
     assert "Best evaluation" not in write_report(tmp_path).read_text(encoding="utf-8"), "no accuracy over all sets"
 
 

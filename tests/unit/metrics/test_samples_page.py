@@ -52,7 +52,7 @@ def test_no_text_of_a_run_can_end_its_element_or_run(tmp_path: Path) -> None:
     )
     page = write_samples_page(tmp_path, EVIL).read_text()
     assert content(page)["samples"][0][-1] == EVIL.replace("\u202e", "\\u202e")
-    assert "<img" not in page and "\u202e" not in page and page.count("<script") == page.count("</script>") == 2
+    assert "<img" not in page and "\u202e" not in page and page.count("<script") == page.count("</script>") == 3
     policy = re.search(r"script-src '(sha256-[^']+)'", page)
     script = re.search(r"<script>(.*?)</script>", page, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()
@@ -95,15 +95,19 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
         pytest.skip("needs chromium")
     write(tmp_path / "samples.jsonl", [sample(1, response=EVIL), sample(2, verdict="wrong")])
     path = write_samples_page(tmp_path, "run")
+    captured = {"capture_output": True, "text": True, "timeout": 120, "check": True}
     words = [
         "--headless",
         "--no-sandbox",
         "--disable-gpu",
         "--virtual-time-budget=2000",
         "--dump-dom",
-        f"file://{path}",
     ]
-    shown = subprocess.run([browser, *words], capture_output=True, text=True, timeout=120, check=True).stdout
-    assert '<p id="count">2 samples, 50.0 % correct</p>' in shown
+    shown = subprocess.run([browser, *words, f"file://{path}"], **captured).stdout
+    assert '<p id="count">2 samples, 50.0 % correct, mean reward 1.000</p>' in shown
     assert "<title>run · mindgspo samples</title>" in shown and "<img" not in shown
     assert "&lt;/script&gt;&lt;script&gt;document.title=" in shown, "shown as text"
+    shown = subprocess.run([browser, *words, f"file://{path}#zh"], **captured).stdout
+    assert (
+        '<p id="count">2 个样本，50.0% 正确，平均奖励 1.000</p>' in shown and "全部" in shown and ">all<" not in shown
+    )
