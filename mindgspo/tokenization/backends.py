@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Literal
 
 import sentencepiece
 import tokenizers
@@ -24,6 +25,7 @@ from mindgspo.tokenization.files import (
     VOCAB,
     AddedToken,
     TokenizerFiles,
+    family_of,
     read_added_tokens,
     special_tokens,
     unnamed_special_tokens,
@@ -34,6 +36,7 @@ QWEN2_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+BLANK = "\u2581"  # how sentencepiece writes the space
 QWEN2_CLASSES = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
 
 
@@ -114,8 +117,32 @@ def load_tokenizer_json(files: TokenizerFiles) -> BpeBackend:
     # Whoever wrote the file may have left truncation or padding switched on; both would change ids silently.
     inner.no_truncation()
     inner.no_padding()
+    if is_llama(files) and isinstance(inner.model, models.BPE):
+        # transformers 5 takes the vocabulary and the merges alone; its class has the rest.
+        scheme = blanks(files)
+        inner.normalizer = None
+        inner.pre_tokenizer = pre_tokenizers.Metaspace(replacement=BLANK, prepend_scheme=scheme, split=False)
+        strip = [] if scheme == "never" else [decoders.Strip(content=" ", left=1)]
+        inner.decoder = decoders.Sequence(
+            [decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+        )
     _add_tokens(inner, files)
     return BpeBackend(inner)
+
+
+def blanks(files: TokenizerFiles) -> Literal["always", "first", "never"]:
+    """Where a model of sentencepiece puts a blank in front of a text, by Hugging Face's `legacy` and
+    `add_prefix_space`: behind every special token too, at the very start alone, or nowhere. What the files do not say
+    is as transformers 5 has it."""
+    config, llama = files.config(), is_llama(files)
+    if llama and config.get("add_prefix_space") is False:
+        return "never"
+    return "always" if config.get("legacy", not llama) else "first"
+
+
+def is_llama(files: TokenizerFiles) -> bool:
+    """Whether transformers reads the files by its LlamaTokenizer, which is for none that work on bytes."""
+    return family_of(files) == "LlamaTokenizer"
 
 
 def _bpe_model(files: TokenizerFiles) -> models.BPE:
@@ -180,13 +207,13 @@ class SentencePieceBackend:
     """Three views of one model: at the start of a text, after a special token, and for decoding after one.
 
     Control symbols (<s>, ...), user-defined symbols, added tokens and pieces that are called special are cut out of the
-    text first, each one id. The model's blank in front of a text stands at the very start, and with Hugging Face's
-    `legacy` behind every such token as well. is_llama: as its LlamaTokenizer has it, which puts no second blank in
-    front of one; other classes treat user-defined symbols as part of the text.
+    text first, each one id. blanks: where the model's blank stands in front of a text. llama: as Hugging Face's
+    LlamaTokenizer has it, which puts no second blank in front of one; other classes treat user-defined symbols as part
+    of the text.
     """
 
     def __init__(
-        self, model: bytes, added: list[AddedToken], special: Sequence[str], *, legacy: bool, is_llama: bool
+        self, model: bytes, added: list[AddedToken], special: Sequence[str], *, blanks: str, llama: bool
     ) -> None:
         proto = sentencepiece_model_pb2.ModelProto.FromString(model)
         self._start = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -209,22 +236,22 @@ class SentencePieceBackend:
         self._num_pieces = len(proto.pieces)
         self.num_ids = max([self._num_pieces - 1, *named]) + 1
         longest_first = sorted(self._id_of, key=len, reverse=True)
-        self._legacy, self._doubles_blanks = legacy, legacy and not is_llama
+        self._blanks, self._doubles_blanks = blanks, blanks == "always" and not llama
         user_defined = {i for i, p in enumerate(proto.pieces) if p.type == kinds.USER_DEFINED}
-        self._inside = set() if is_llama else user_defined - {token.id for token in added}
+        self._inside = set() if llama else user_defined - {token.id for token in added}
         self._names = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
-        end, is_prefixed = 0, True
+        end, is_prefixed = 0, self._blanks != "never"
         for match in self._names.finditer(text):
             ids += self._encode_between(text[end : match.start()], is_prefixed=is_prefixed)
             ids.append(self._id_of[match.group()])
-            end, is_prefixed = match.end(), self._legacy and ids[-1] not in self._inside
+            end, is_prefixed = match.end(), self._blanks == "always" and ids[-1] not in self._inside
         return ids + self._encode_between(text[end:], is_prefixed=is_prefixed)
 
     def _encode_between(self, text: str, *, is_prefixed: bool) -> list[int]:
-        if not text.startswith((" ", "\u2581")) or self._doubles_blanks:
+        if not text.startswith((" ", BLANK)) or self._doubles_blanks:
             return (self._start if is_prefixed else self._later).encode(text) if text else []
         return self._later.encode(text)
 
@@ -242,7 +269,7 @@ class SentencePieceBackend:
         return "".join([*texts, self._decode_between(run, at_start=not texts)])
 
     def _decode_between(self, ids: list[int], *, at_start: bool) -> str:
-        return (self._start if at_start else self._later_decode).decode(ids) if ids else ""
+        return (self._start if at_start and self._blanks != "never" else self._later_decode).decode(ids) if ids else ""
 
     def id_of(self, token: str) -> int | None:
         if token in self._id_of:
@@ -265,16 +292,16 @@ def load_sentencepiece(files: TokenizerFiles) -> SentencePieceBackend:
     if len(names) != 1:
         raise TokenizerError(f"{files.origin}: {len(names)} sentencepiece models ({', '.join(names)}); keep one")
     added = read_added_tokens(files)
-    is_llama = _is_llama(files)
+    llama = is_llama(files)
     try:
         model = files.contents[names[0]]
-        if is_llama and _is_unlike_llama(sentencepiece_model_pb2.ModelProto.FromString(model)):
+        if llama and _is_unlike_llama(sentencepiece_model_pb2.ModelProto.FromString(model)):
             raise TokenizerError(
                 f"{files.where(names[0])}: its way of splitting or normalizing text is not that of transformers' "
                 f"LlamaTokenizer, which {CONFIG} names, so that ids would differ; put the {TOKENIZER_JSON} beside it "
                 "that transformers' save_pretrained writes"
             )
-        backend = SentencePieceBackend(model, added, _all_special(files), legacy=is_legacy(files), is_llama=is_llama)
+        backend = SentencePieceBackend(model, added, _all_special(files), blanks=blanks(files), llama=llama)
     except (RuntimeError, DecodeError) as error:
         raise TokenizerError(f"{files.where(names[0])}: not a sentencepiece model ({error})") from error
     for token in added:
@@ -284,16 +311,6 @@ def load_sentencepiece(files: TokenizerFiles) -> SentencePieceBackend:
                 f"gives that id to {piece!r}"
             )
     return backend
-
-
-def is_legacy(files: TokenizerFiles) -> bool:
-    """Whether a sentencepiece model puts its blank behind every special token; where the file does not say so, as
-    transformers 5 has it."""
-    return files.config().get("legacy", not _is_llama(files)) is True
-
-
-def _is_llama(files: TokenizerFiles) -> bool:
-    return str(files.config().get("tokenizer_class")).removesuffix("Fast") == "LlamaTokenizer"
 
 
 def _is_unlike_llama(proto: sentencepiece_model_pb2.ModelProto) -> bool:

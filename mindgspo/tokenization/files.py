@@ -106,13 +106,18 @@ _OF_CLASS: Mapping[str, Mapping[str, str]] = {
 }
 
 
+def family_of(files: TokenizerFiles) -> str:
+    """The class of transformers that the files name, without "Fast"; "" where none is named, and for a LlamaTokenizer
+    of bytes (Llama 3 and later), which is none for transformers either."""
+    family = str(files.config().get("tokenizer_class", "")).removesuffix("Fast")
+    is_bytes = b'"ByteLevel"' in files.contents.get(TOKENIZER_JSON, b"")
+    return "" if family == "LlamaTokenizer" and is_bytes else family
+
+
 def special_tokens(files: TokenizerFiles) -> dict[str, str]:
     """{"bos_token": "<s>", ...}: the text of every special token that has a name, as transformers 5 hands them to chat
     templates: those that the files name, before those of the class."""
-    family = str(files.config().get("tokenizer_class")).removesuffix("Fast")
-    # A Llama tokenizer of bytes (Llama 3 and later) is none of that class for transformers either.
-    is_bytes = family == "LlamaTokenizer" and b'"ByteLevel"' in files.contents.get(TOKENIZER_JSON, b"")
-    found = {**({} if is_bytes else _OF_CLASS.get(family, {})), **_named_tokens(files)}
+    found = {**_OF_CLASS.get(family_of(files), {}), **_named_tokens(files)}
     return {name: text for name, value in found.items() if (text := token_text(value))}
 
 

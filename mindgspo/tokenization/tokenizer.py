@@ -18,7 +18,7 @@ from mindgspo.config.data import TokenizerSection
 from mindgspo.errors import TokenizerError
 from mindgspo.io import read_json, unique_keys, write_file
 from mindgspo.text import did_you_mean, listed
-from mindgspo.tokenization.backends import is_legacy, load_here
+from mindgspo.tokenization.backends import blanks, is_llama, load_here
 from mindgspo.tokenization.chat import ChatTemplate, read_chat_template
 from mindgspo.tokenization.confined import confined
 from mindgspo.tokenization.files import (
@@ -105,8 +105,11 @@ class Tokenizer:
     def changed_since_rendering_1(self) -> list[str]:
         """What prompts have otherwise than releases made them whose dataset.json states no rendering."""
         names = [] if self.template is None else self.template.newly_written()
-        has_blanks = bool(self.files.sentencepiece_names()) and TOKENIZER_JSON not in self.files
-        return names + (["the blank behind special tokens"] if has_blanks and is_legacy(self.files) else [])
+        if TOKENIZER_JSON in self.files:
+            has_moved = is_llama(self.files) and b'"Prepend"' in self.files.contents[TOKENIZER_JSON]
+        else:
+            has_moved = bool(self.files.sentencepiece_names()) and blanks(self.files) != "first"
+        return [*names, *(["the blanks where transformers 5 puts them"] if has_moved else [])]
 
     @property
     def fingerprint(self) -> str:

@@ -137,28 +137,60 @@ TEXTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("legacy", [True, False, None])
-@pytest.mark.parametrize("family", ["LlamaTokenizer", "LlamaTokenizerFast", "PreTrainedTokenizerFast", None])
-def test_ids_and_text_of_sentencepiece(family: str | None, legacy: bool | None, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def model() -> bytes:
     buffer = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(LINES * 20), model_writer=buffer, vocab_size=360, model_type="bpe", byte_fallback=True,
         hard_vocab_limit=False, minloglevel=2, remove_extra_whitespaces=False, normalization_rule_name="identity",
         user_defined_symbols=["<x>"],
     )  # fmt: skip
-    (tmp_path / "tokenizer.model").write_bytes(buffer.getvalue())
-    config = {
-        "bos_token": "<s>",
-        "eos_token": "</s>",
-        "unk_token": "<unk>",
-        "tokenizer_class": family,
-        "legacy": legacy,
-    }
+    return buffer.getvalue()
+
+
+def llama_folder(folder: Path, family: str | None, **more: object) -> Path:
+    config = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "tokenizer_class": family, **more}
     kept = {key: value for key, value in config.items() if value is not None}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(kept))
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    theirs, ours = theirs_and_ours(tmp_path)
+    (folder / "tokenizer_config.json").write_text(json.dumps(kept))
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    return folder
+
+
+def assert_equal_ids(folder: Path, eos_token: str) -> None:
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    ours = load_tokenizer(tokenizer_section_of(folder, folder, [eos_token]))
     for text in TEXTS:
         ids = theirs(text, add_special_tokens=False).input_ids
         assert ours.encode(text) == ids, text
         assert ours.decode(ids) == theirs.decode(ids), text
+
+
+@pytest.mark.parametrize("prefix", [None, False])
+@pytest.mark.parametrize("legacy", [True, False, None])
+@pytest.mark.parametrize("family", ["LlamaTokenizer", "LlamaTokenizerFast", "PreTrainedTokenizerFast", None])
+def test_ids_and_text_of_sentencepiece(
+    family: str | None, legacy: bool | None, prefix: bool | None, model: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(model)
+    assert_equal_ids(llama_folder(tmp_path, family, legacy=legacy, add_prefix_space=prefix), "</s>")
+
+
+@pytest.mark.parametrize("legacy", [True, False, None])
+@pytest.mark.parametrize("family", ["LlamaTokenizer", "LlamaTokenizerFast", "PreTrainedTokenizerFast", None])
+def test_ids_and_text_of_a_tokenizer_json_as_transformers_4_wrote_it(
+    family: str | None, legacy: bool | None, model: bytes, tmp_path: Path
+) -> None:
+    """Of Llama 2 and its kin: a blank in front of every text between special tokens, whatever `legacy` says."""
+    new = llama_folder(tmp_path, "LlamaTokenizer")
+    (new / "tokenizer.model").write_bytes(model)
+    transformers.AutoTokenizer.from_pretrained(new).save_pretrained(tmp_path / "new")
+    content = json.loads((tmp_path / "new" / "tokenizer.json").read_text())
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+    content |= {
+        "pre_tokenizer": None,
+        "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u2581"}, replace]},
+    }
+    folder = tmp_path / "old"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    assert_equal_ids(llama_folder(folder, family, legacy=legacy), "</s>")

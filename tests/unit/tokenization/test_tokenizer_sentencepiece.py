@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import sentencepiece
+import tokenizers
 from sentencepiece import sentencepiece_model_pb2
 
 from mindgspo.config.data import TokenizerSection
@@ -108,6 +109,7 @@ def test_with_legacy_the_blank_stands_behind_every_special_token(tmp_path: Path)
         ({**llama, "legacy": True}, "_Tom<s>_Tom<s>_Tom<x>_dog<unk>"),
         ({**llama, "legacy": False}, "_Tom<s>Tom<s>_Tom<x>dog<unk>"),
         ({"tokenizer_class": "LlamaTokenizerFast"}, "_Tom<s>Tom<s>_Tom<x>dog<unk>"),
+        ({**llama, "legacy": True, "add_prefix_space": False}, "Tom<s>Tom<s>_Tom<x>dog<unk>"),
         ({"legacy": True}, "_Tom<s>_Tom<s>__Tom<x>dog<unk>"),
         ({}, "_Tom<s>_Tom<s>__Tom<x>dog<unk>"),
     ]:
@@ -121,8 +123,31 @@ def test_with_legacy_the_blank_stands_behind_every_special_token(tmp_path: Path)
         assert pieces_of(tmp_path, " Tom", model, **config) == expected, config
 
 
+@pytest.mark.parametrize(("config", "expected"), [
+    ({"tokenizer_class": "LlamaTokenizer"}, "_Tom<s>Tom<s>_Tom"),
+    ({"tokenizer_class": "LlamaTokenizerFast", "legacy": True}, "_Tom<s>_Tom<s>_Tom"),
+    ({"tokenizer_class": "LlamaTokenizer", "add_prefix_space": False}, "Tom<s>Tom<s>_Tom"),
+    ({"tokenizer_class": "PreTrainedTokenizerFast"}, "_Tom<s>_Tom<s>__Tom"),
+    ({}, "_Tom<s>_Tom<s>__Tom"),
+])  # fmt: skip
+def test_a_tokenizer_json_of_llama_2_is_read_by_the_class(tmp_path: Path, config: dict, expected: str):
+    """transformers 4 wrote "a blank in front of every text"; what the class says goes before it in transformers 5."""
+    pieces = ["<unk>", "<s>", "</s>", "\u2581", *"Tom", "To", "Tom", "\u2581Tom"]
+    merges = [("T", "o"), ("To", "m"), ("\u2581", "Tom")]
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE({name: i for i, name in enumerate(pieces)}, merges))
+    inner.normalizer = tokenizers.normalizers.Sequence(
+        [tokenizers.normalizers.Prepend("\u2581"), tokenizers.normalizers.Replace(" ", "\u2581")]
+    )
+    inner.add_special_tokens([tokenizers.AddedToken(name, normalized=False) for name in pieces[:3]])
+    inner.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = load_tokenizer(TokenizerSection(path=tmp_path, eos_tokens=("</s>",), pad_token="</s>"))
+    ids = tokenizer.encode("Tom<s>Tom<s> Tom")
+    assert "".join(pieces[i] for i in ids).replace("\u2581", "_") == expected
+
+
 @pytest.mark.parametrize(
-    "kind, options", [("unigram", LLAMA), ("bpe", {}), ("bpe", {**LLAMA, "add_dummy_prefix": False})]
+    ("kind", "options"), [("unigram", LLAMA), ("bpe", {}), ("bpe", {**LLAMA, "add_dummy_prefix": False})]
 )
 def test_a_model_of_which_llama_tokenizer_makes_another_is_refused(tmp_path: Path, kind: str, options: dict):
     with pytest.raises(TokenizerError, match="m.model: its way of splitting .* tokenizer.json"):
