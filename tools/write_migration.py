@@ -10,10 +10,12 @@ What stands above the marker is written by hand and kept.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
+import yaml
 from generated_pages import write_pages
 
 from mindgspo.integrations.foreign_configs import TABLES
@@ -24,7 +26,8 @@ MARKER = "<!-- Everything below is written by tools/write_migration.py; edit the
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Words:
-    """What a page says in its own language. Notes are in the words of the program, which are English."""
+    """What a page says in its own language. notes: those of the tables, which are English; without an entry as they
+    are."""
 
     taken_over: str
     not_implemented: str
@@ -33,8 +36,15 @@ class Words:
     columns_of_not_implemented: tuple[str, str]
     columns_of_not_needed: tuple[str, str]
     default: str
+    separator: str
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    def note(self, text: str) -> str:
+        """A note of the tables, with what a table cell needs escaped."""
+        return self.notes.get(text, text).replace("|", r"\|").replace("*", r"\*").replace("<", "&lt;")
 
 
+CHINESE_NOTES = Path(__file__).with_name("migration_cn.yaml")
 ENGLISH = Words(
     taken_over="Taken over",
     not_implemented="Not implemented here",
@@ -42,7 +52,8 @@ ENGLISH = Words(
     columns=("key there", "key here", "how"),
     columns_of_not_implemented=("key there", "instead"),
     columns_of_not_needed=("why", "keys there"),
-    default="default there",
+    default="default there: {}",
+    separator="; ",
 )
 CHINESE = Words(
     taken_over="转换的键",
@@ -51,7 +62,9 @@ CHINESE = Words(
     columns=("原来的键", "本项目的键", "说明"),
     columns_of_not_implemented=("原来的键", "替代办法"),
     columns_of_not_needed=("原因", "原来的键"),
-    default="原默认值",
+    default="原默认值：{}",
+    separator="；",
+    notes=yaml.safe_load(CHINESE_NOTES.read_text(encoding="utf-8")),
 )
 
 
@@ -61,23 +74,23 @@ def table_lines(table: Table, words: Words) -> Iterator[str]:
     mapped = [row for row in table.rows if row.status is Status.MAPPED]
     yield from _table(words.taken_over, words.columns, [_mapped(row, words) for row in mapped])
     missing = [row for row in table.rows if row.status is Status.NOT_IMPLEMENTED]
-    rows = [(_code(row.source), _escaped(row.note)) for row in missing]
+    rows = [(_code(row.source), words.note(row.note)) for row in missing]
     yield from _table(words.not_implemented, words.columns_of_not_implemented, rows)
-    yield from _table(words.not_needed, words.columns_of_not_needed, _by_reason(table))
+    yield from _table(words.not_needed, words.columns_of_not_needed, _by_reason(table, words))
 
 
 def _mapped(row: Row, words: Words) -> tuple[str, ...]:
     targets = ", ".join(map(_code, row.targets)) or "-"
-    default = f"{words.default}: {shown(row.default)}" if row.has_default else ""
-    return _code(row.source), targets, "; ".join(filter(None, (_escaped(row.note), default)))
+    default = words.default.format(shown(row.default)) if row.has_default else ""
+    return _code(row.source), targets, words.separator.join(filter(None, (words.note(row.note), default)))
 
 
-def _by_reason(table: Table) -> list[tuple[str, ...]]:
+def _by_reason(table: Table, words: Words) -> list[tuple[str, ...]]:
     keys: dict[str, list[str]] = {}
     for row in table.rows:
         if row.status is Status.NOT_NEEDED:
-            keys.setdefault(row.note, []).append(_code(row.source))
-    return [(_escaped(reason), ", ".join(sources)) for reason, sources in keys.items()]
+            keys.setdefault(words.note(row.note), []).append(_code(row.source))
+    return [(reason, ", ".join(sources)) for reason, sources in keys.items()]
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -87,10 +100,6 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
 
 def _code(text: str) -> str:
     return f"`{text}`"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", r"\|").replace("*", r"\*").replace("<", "&lt;")
 
 
 PAGES = {"migrate.md": ENGLISH, "migrate_cn.md": CHINESE}
