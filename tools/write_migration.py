@@ -89,8 +89,8 @@ def _by_reason(table: Table, words: Words) -> list[tuple[str, ...]]:
     keys: dict[str, list[str]] = {}
     for row in table.rows:
         if row.status is Status.NOT_NEEDED:
-            keys.setdefault(words.note(row.note), []).append(_code(row.source))
-    return [(reason, ", ".join(sources)) for reason, sources in keys.items()]
+            keys.setdefault(row.note, []).append(_code(row.source))
+    return [(words.note(reason), ", ".join(sources)) for reason, sources in keys.items()]
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
