@@ -32,13 +32,21 @@ from mindgspo.rewards.answers.latex_tokens import (
     TRIGONOMETRIC,
     Kind,
     Token,
+    answer_tokens,
     denies,
     safe_latex,
     tokens_of_pair,
 )
 from mindgspo.rewards.answers.latex_values import CONSTANTS, NormalForm
 from mindgspo.rewards.answers.named import head_recurs, is_asked_for, is_name
-from mindgspo.rewards.answers.quantity import Quantity, contradict, parse_number, read_quantity, same_quantity
+from mindgspo.rewards.answers.quantity import (
+    Quantity,
+    contradict,
+    is_number_in_prose,
+    parse_number,
+    read_quantity,
+    same_quantity,
+)
 from mindgspo.rewards.answers.size import is_too_large
 from mindgspo.rewards.answers.text import plain
 
@@ -58,8 +66,30 @@ _TYPED_AREA = re.compile(r"[^A-Za-z]*\s[kcdm]?m\s?[\u00b2\u00b3]")
 _TIME = re.compile(r"([0-9]{1,2}):([0-9]{2})\s?(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
 _BASED = re.compile(r"\+(?P<digits>[0-9]+)_\{(?P<base>[^{}]*)\}")
 _OPTION = re.compile(r"\(?([A-F])\)?\.?")
-_HEDGES = frozenset(("or", "not", "if", "least", "most", "plus", "minus", "times", "base", "mod", "between", "less"))
+_HEDGE_WORDS = "or maybe perhaps possibly negative not if least most plus minus times base mod between less"
+_HEDGES = frozenset(_HEDGE_WORDS.split())
 _ARTICLES = frozenset(("a", "an", "the"))
+
+
+_ABOUT = re.compile(
+    r"(?<!\\not)(?<!\\not )\\(?:approx(?:eq)?|simeq|thickapprox|(?:falling)?doteq)(?![A-Za-z])"
+    r"|[\u2243\u2248\u2250\u2252]"
+)
+_SEVERAL = re.compile(r"[,;](?![0-9]{3})|\b(?:and|or)\b")
+
+
+def alike(answer: str, gold: str) -> tuple[str, str]:
+    r"""Of "2\sqrt{2} \approx 2.83", which says a value twice, the side that is written like the other answer."""
+    return _side_like(answer, gold), _side_like(gold, answer)
+
+
+def _side_like(text: str, other: str) -> str:
+    sides = [side for side in _ABOUT.split(text) if side.strip(" $=")]
+    if len(sides) < 2 or _SEVERAL.search(text) or contradict(sides):
+        return text
+    numbers = [parse_number(plain(side)) for side in (_ABOUT.split(other)[-1], sides[0])]
+    is_exact = numbers[0] is None or numbers[0] == numbers[1]
+    return sides[0] if is_exact and not _is_name(answer_tokens(sides[0])) else sides[-1]
 
 
 def compare(answer: str, gold: str, unevaluated: Unevaluated = "refuse") -> Comparison:
@@ -113,20 +143,29 @@ class _Reading:
             return Quantity(value=Fraction(self.form.body))
         if self.form is not None and self.form.is_percent:
             return Quantity(value=Fraction(self.form.body.removesuffix(" %")) / 100, percent=True)
-        # A literal may be in a notation that the form does not know, such as 1.5e3.
-        is_number = parse_number(self.plain) is not None or self._is_number_with_words()
-        return read_quantity(self._text) if is_number else None
+        # A literal may be in a notation that the form does not know, such as 1.5e3, and a unit's exponent behind it.
+        if parse_number(self.plain) is not None or self._is_number_with_words():
+            return read_quantity(self._text)
+        kinds = [token.kind for token in self.tokens]
+        if Kind.TEXT in kinds or (Kind.NUMBER, Kind.NUMBER) in pairwise(kinds):
+            return None
+        value = parse_number("".join(token.text for token in self.tokens))
+        return None if value is None else Quantity(value=value)
 
     def _is_number_with_words(self) -> bool:
         """Whether this can be "$1,000 per day" and cannot be "2ab", "x^2 = 4" or "5 or more"."""
         if _TYPED_AREA.fullmatch(self.plain):
             return True
-        has_words = False
+        has_words = is_prose = is_number_in_prose(self.plain)
+        if is_prose and _HEDGES & frozenset(re.findall(r"\w+", self.plain.lower())):
+            return False
         for token in self.tokens:
             words = frozenset(token.text.lower().split()) if token.kind is Kind.TEXT else frozenset()
-            if token.kind is Kind.LETTER or token.is_symbol(*"=<>:([^,;") or words & _HEDGES:
+            if token.is_symbol(*"=<>[^") or words & _HEDGES:
                 return False
-            if token.kind is Kind.TEXT and denies(token.text, is_first=not has_words):
+            if (token.kind is Kind.LETTER or token.is_symbol(*":(,;")) and not is_prose:
+                return False
+            if token.kind is Kind.TEXT and denies(token.text, is_first=not has_words or is_prose):
                 return False
             if token.kind is Kind.COMMAND and token.text != "frac":
                 return False

@@ -36,6 +36,7 @@ from typing import NamedTuple, TypeVar
 
 from mindgspo.config.reward import AnswerMode
 from mindgspo.rewards.answers.final_number import final_number
+from mindgspo.rewards.answers.latex_tokens import MAX_EXPRESSION_CHARS
 from mindgspo.rewards.answers.quantity import (
     MAX_CONTENT_CHARS,
     before_calculation,
@@ -45,7 +46,7 @@ from mindgspo.rewards.answers.quantity import (
     starts_with_number,
     states_several,
 )
-from mindgspo.rewards.answers.text import Passage, boxed_spans, passages, plain, without_open_boxes
+from mindgspo.rewards.answers.text import WRONG_MARKS, Passage, boxed_spans, passages, plain, without_open_boxes
 
 Item = TypeVar("Item")
 
@@ -133,11 +134,11 @@ def occurrences(text: str, markers: Sequence[Marker], *, from_start: bool) -> li
 
 
 def content_of(text: str, occurrence: Occurrence) -> str:
-    """What `occurrence` announces: of a box all of it, of the others their line; bounded by MAX_CONTENT_CHARS."""
+    """What `occurrence` announces: of a box all of it, of the others their line; bounded."""
     if occurrence.marker is Marker.BOXED:
-        # A box is one quantity or none, so one character too many makes it unreadable; a line may go on and on
+        # A box is one answer or none, so one character too many makes it unreadable; a line may go on and on
         # after its first sentence.
-        return box_content(text, occurrence.start, min(occurrence.end, occurrence.start + MAX_CONTENT_CHARS + 1))
+        return box_content(text, occurrence.start, min(occurrence.end, occurrence.start + MAX_EXPRESSION_CHARS + 1))
     return _line_after(text[occurrence.start : min(occurrence.end, occurrence.start + MAX_CONTENT_CHARS)])
 
 
@@ -244,6 +245,13 @@ USUAL_MARKERS: tuple[Marker, ...] = (
 """All kinds in the order in which mode flexible believes them; a data set's own come before."""
 
 
+class Announced(NamedTuple):
+    """The text of an answer. is_box: whether it is the content of a box, all of which is meant as the answer."""
+
+    text: str
+    is_box: bool = False
+
+
 def find_answer(
     text: str,
     *,
@@ -252,8 +260,8 @@ def find_answer(
     mode: AnswerMode,
     is_cut: bool = False,
     ending: Callable[[str], str | None] = final_number,
-) -> str | None:
-    """The text of the answer, or None if `text` holds none.
+) -> Announced | None:
+    """The answer, or None if `text` holds none.
 
     own: the data set's markers, of equal rank. others: further ones, the most trusted first; those of `own` may be
     among them. is_cut: whether the response reached the longest length without an EOS. ending: what a text without any
@@ -262,12 +270,12 @@ def find_answer(
     """
     ranks = _ranks(own, others, mode)
     takes_number = Marker.FINAL_NUMBER in others and mode != "strict" and not is_cut
-    words: str | None = None
+    words: Announced | None = None
     for passage in passages(text, from_start=mode == "first", is_cut=is_cut):
         answer = _answer_in(passage, ranks, mode, ending if takes_number else None)
         if answer is None:
             continue
-        if not passage.is_block or _STATES_SOMETHING.search(answer):
+        if not passage.is_block or _STATES_SOMETHING.search(answer.text):
             return answer
         # Words in a block ("see below") are the answer unless a marker behind the block says more.
         words, takes_number = answer, False
@@ -284,7 +292,7 @@ def _ranks(own: Sequence[Marker], others: Sequence[Marker], mode: AnswerMode) ->
 
 def _answer_in(
     passage: Passage, ranks: Sequence[Sequence[Marker]], mode: AnswerMode, ending: Callable[[str], str | None] | None
-) -> str | None:
+) -> Announced | None:
     text = without_open_boxes(passage.text)
     vague: tuple[Occurrence, str] | None = None
     # A box that is one of several alternatives announces all of them.
@@ -303,7 +311,7 @@ def _answer_in(
             if strength is _Strength.STATED:
                 taken_back = None if mode == "first" else withdrawal(text, occurrence)
                 if taken_back is None:
-                    return content
+                    return Announced(content, occurrence.marker is Marker.BOXED)
                 rest = Passage(text[taken_back.end() :], is_block=False)
                 return _answer_in(rest, ranks, mode, ending) if rest.text else None
             if strength is _Strength.VAGUE and vague is None:
@@ -312,10 +320,11 @@ def _answer_in(
         # Words behind a marker, as in "Answer: She sold 72 clips.": the number is looked for in and behind them.
         occurrence, content = vague
         number = _number_in_words(text[occurrence.start :], content) if ending else None
-        return number if number is not None and read_quantity(number) is not None else content
+        return Announced(number if number is not None and read_quantity(number) is not None else content)
     if passage.is_block:
-        return None if mode == "strict" else _whole_block(text, takes_number=ending is not None)
-    return ending(text) if ending else None
+        return None if mode == "strict" else Announced(_whole_block(text, takes_number=ending is not None))
+    number = ending(text) if ending else None
+    return None if number is None else Announced(number)
 
 
 _WITHDRAWAL = re.compile(
@@ -331,7 +340,9 @@ _WITHDRAWAL = re.compile(
 )
 
 
-_DENIED_BEHIND = re.compile(r"[}\s$*)\\\]]{0,8}(?:is|was)(?:n['\u2019]t|\snot|\s(?:wrong|incorrect))\b", re.IGNORECASE)
+_DENIED_BEHIND = re.compile(
+    rf"[}}\s$*)\\\]]{{0,8}}(?:[{WRONG_MARKS}]|(?:is|was)(?:n['\u2019]t|\snot|\s(?:wrong|incorrect))\b)", re.IGNORECASE
+)
 
 
 def withdrawal(text: str, occurrence: Occurrence) -> re.Match[str] | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 
 from mindgspo.rewards.answers.quantity import number_places, read_quantity, without_aside
-from mindgspo.rewards.answers.text import ascii_forms, plain, without_code
+from mindgspo.rewards.answers.text import WRONG_MARKS, ascii_forms, plain, without_code
 
 MAX_LINE_CHARS = 1000
 """How much of a line is read, counted back from its last digit; the answer's sentence is shorter."""
@@ -45,7 +45,8 @@ _DENIED = re.compile(
 )
 _DENIED_AFTER = re.compile(
     r"\s?(?:is|are|was|were|would be|seems)(?:n't|\s(?:not|wrong|incorrect|impossible|invalid|false|too\s))"
-    r"|\s?(?:does|do|did|can|could)(?:n't|\s?not)\s|\s?(?:\u662f\u9519|\u4e0d\u5bf9|\u4e0d\u662f)",
+    r"|\s?(?:does|do|did|can|could)(?:n't|\s?not)\s|\s?(?:\u662f\u9519|\u4e0d\u5bf9|\u4e0d\u662f)"
+    rf"|(?:\s[A-Za-z]{{1,20}})?\s?[{WRONG_MARKS}]",
     re.IGNORECASE,
 )
 _SIGN = re.compile(r"(?P<word>[^\W\d_]*)(?P<char>\S?)(?P<gap>\s?)(?P<sign>[-+])(?P<space>\s?)\Z")

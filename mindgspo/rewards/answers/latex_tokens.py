@@ -14,7 +14,14 @@ from enum import Enum
 from fractions import Fraction
 from typing import NamedTuple
 
-from mindgspo.rewards.answers.text import COLOUR, ORDINAL, SIZES, WIDTHS_AND_DASHES, single_backslashes
+from mindgspo.rewards.answers.text import (
+    COLOUR,
+    ORDINAL,
+    SIZES,
+    WIDTHS_AND_DASHES,
+    single_backslashes,
+    without_marks,
+)
 
 MAX_EXPRESSION_CHARS = 1000
 """A longer answer is not read as an expression."""
@@ -49,8 +56,9 @@ _CHARACTERS: dict[int, str] = dict(WIDTHS_AND_DASHES)
 _CHARACTERS |= {0x3001: ",", 0x3002: ".", 0x2236: ":", 0x2044: "/", 0x2215: "/", 0x2032: "'", 0x2019: "'"}
 _CHARACTERS |= {0xD7: r"\times ", 0xB7: r"\cdot ", 0x22C5: r"\cdot ", 0x2217: "*", 0xF7: "/", 0xB1: r"\pm "}
 _CHARACTERS |= {0x221A: r"\sqrt ", 0x221E: r"\infty ", 0x2205: r"\emptyset ", 0x2264: r"\le ", 0x2265: r"\ge "}
-_CHARACTERS |= {0x2260: r"\ne ", 0x2248: r"\approx ", 0x2208: r"\in ", 0x222A: r"\cup ", 0x2229: r"\cap "}
-_CHARACTERS |= {0x2033: "''", 0x211D: r"\mathbb{R}", 0x2124: r"\mathbb{Z}"}
+_CHARACTERS |= {0x2260: r"\ne ", 0x223C: r"\sim ", 0x2245: r"\cong ", 0x2208: r"\in "}
+_CHARACTERS |= {0x222A: r"\cup ", 0x2229: r"\cap ", 0x2033: "''", 0x211D: r"\mathbb{R}", 0x2124: r"\mathbb{Z}"}
+_CHARACTERS |= dict.fromkeys((0x2243, 0x2248, 0x2250, 0x2252), r"\approx ")
 _CHARACTERS |= {0xBD: r"\frac{1}{2}", 0xBC: r"\frac{1}{4}", 0xBE: r"\frac{3}{4}"}
 _CHARACTERS |= {0xB2: "^{2}", 0xB3: "^{3}", 0xB9: "^{1}", 0x2070: "^{0}"}
 _CHARACTERS |= {point: f"^{{{point - 0x2070}}}" for point in range(0x2074, 0x207A)}
@@ -111,7 +119,7 @@ _INSIDE = re.compile(_PATTERN.replace("{number}", _NUMBER), re.DOTALL)
 _SAME_COMMAND = {
     **dict.fromkeys(("dfrac", "tfrac", "cfrac"), "frac"),
     **{"leq": "le", "leqslant": "le", "geq": "ge", "geqslant": "ge", "neq": "ne", "varnothing": "emptyset"},
-    **{"dbinom": "binom", "tbinom": "binom", "infinity": "infty", "inf": "infty", "simeq": "approx"},
+    **{"dbinom": "binom", "tbinom": "binom", "infinity": "infty", "inf": "infty"},
 }
 _SAME_MATRIX = dict.fromkeys(("matrix", "bmatrix", "smallmatrix", "array"), "pmatrix")  # all but the determinant
 _AS_SYMBOL = {
@@ -119,6 +127,8 @@ _AS_SYMBOL = {
     **{"div": "/", "colon": ":", "lt": "<", "gt": ">", "prime": "'", "percent": "%"},
     **{"lbrace": r"\{", "rbrace": r"\}", "lbrack": "[", "rbrack": "]", "lparen": "(", "rparen": ")"},
     **dict.fromkeys(("mid", "vert", "lvert", "rvert"), "|"),
+    # A value is compared as it is written: "about 72" says 72.
+    **dict.fromkeys(("approx", "approxeq", "simeq", "thickapprox", "doteq", "fallingdotseq"), "="),
 }
 _NAMES = (
     "sqrt pi theta alpha beta gamma lambda infty infinity inf sin cos tan cot sec csc arcsin arccos arctan log ln lg "
@@ -129,7 +139,7 @@ TRIGONOMETRIC = frozenset(("sin", "cos", "tan", "cot", "sec", "csc"))
 # Short words that nobody means as a product of variables, and units where something stands before them.
 _WORDS = "per day the is are not all yes if with one two six ten"
 _SHORT_WORDS = frozenset(_WORDS.split())
-_UNITS = "cm mm km kg mg ft lb lbs oz yd mi mph kmh sec min hr hrs ml mL sq cu deg rad"
+_UNITS = "cm mm km kg mg ft lb lbs oz yd mi mph kmh sec min hr hrs ml mL sq cu deg rad QED"
 _SHORT_UNITS = frozenset(_UNITS.split())
 _UNIT_LETTERS = frozenset("mgshLlCFKWVANJ")
 # "\u6216", "\u6216\u8005" are or; "\u548c", "\u4e0e", "\u53ca", "\u4ee5\u53ca" and.
@@ -143,6 +153,7 @@ def tokens_of(text: str) -> list[Token]:
     """The tokens of `text`; [] for text of nothing but markup, or longer than MAX_EXPRESSION_CHARS."""
     if len(text) > MAX_EXPRESSION_CHARS:
         return []
+    text = without_marks(text)
     if not text.isascii():
         text = text.translate(_CHARACTERS)
     text = _TYPED_RELATION.sub(lambda typed: _TYPED_RELATIONS[typed[0]], single_backslashes(text))
@@ -502,6 +513,10 @@ def _ends_value(token: Token) -> bool:
 def _unit_length(tokens: Sequence[Token], start: int) -> int:
     """How many tokens from `start` on are the unit that ends an element; 0 if there is none."""
     at = start
+    if tokens[start].is_symbol("("):  # (hours)
+        end = next((i for i in range(start + 1, len(tokens)) if tokens[i].kind is not Kind.TEXT), start)
+        inside = _unit_length(tokens[:end], start + 1) if end > start + 1 and tokens[end].is_symbol(")") else 0
+        return inside + 2 if inside else 0
     while at < len(tokens):
         token = tokens[at]
         if token.kind is Kind.TEXT:
@@ -510,8 +525,8 @@ def _unit_length(tokens: Sequence[Token], start: int) -> int:
             if denies(token.text, is_first=at == start):
                 return 0
             at += 1
-        elif at > start and token.is_symbol("^") and [each.text for each in tokens[at + 1 : at + 4 : 2]] == ["{", "}"]:
-            at += 4
+        elif at > start and token.is_symbol("^") and (length := _script_length(tokens, at + 1)):
+            at += 1 + length
         elif at > start and token.is_symbol("/", "*", "."):
             at += 1
         else:
@@ -520,10 +535,18 @@ def _unit_length(tokens: Sequence[Token], start: int) -> int:
     return at - start if ends else 0
 
 
+def _script_length(tokens: Sequence[Token], at: int) -> int:
+    """Tokens of {2} or {-1} at `at`; 0 if there is neither."""
+    texts = [token.text for token in tokens[at : at + 4]]
+    length = 4 if texts[1:2] == ["-"] else 3
+    return length if texts[:1] == ["{"] and texts[length - 1 : length] == ["}"] else 0
+
+
 # ----- an answer
 
 _EDGES = (".", ",", ";", ":", "?", "'", '"', "`", "!")
 _EDGES_BEFORE = (",", ";", ":", "=", '"', "`")
+_ABOUT = (Token(Kind.COMMAND, "sim"), Token(Kind.COMMAND, "thicksim"), Token(Kind.COMMAND, "cong"))
 
 
 def answer_tokens(text: str, *, in_radians: bool = False) -> list[Token]:
@@ -533,7 +556,7 @@ def answer_tokens(text: str, *, in_radians: bool = False) -> list[Token]:
     """
     tokens = tokens_of(text)
     start, end = 0, len(tokens)
-    while start < end and tokens[start].is_symbol(*_EDGES_BEFORE):
+    while start < end and (tokens[start].is_symbol(*_EDGES_BEFORE) or tokens[start] in _ABOUT):
         start += 1
     while end > start and tokens[end - 1].is_symbol(*_EDGES) and not _is_mathematical(tokens, end - 1):
         end -= 1

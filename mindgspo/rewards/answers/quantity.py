@@ -171,7 +171,7 @@ _UNIT_HEAD = re.compile(
     r"|\s*[\u3400-\u9fff]"  # Chinese measure words need no space
     rf"|\s*-?{_UNIT_WORD}"
     r"|\s+[mgshlLCFKVWANJ](?![^\W\d_])"  # single letters only after a space: "5 m" is metres, "5m" is algebra
-    rf"|\s*/\s*{_UNIT_WORD}|\s+(?:per|a|an)\s|\s+\({_UNIT_WORD}|\s*[,;:?\u2014]\s*{_UNIT_WORD}|\s+-\s+{_UNIT_WORD}|!\s+[A-Z]"
+    rf"|\s*/\s*{_UNIT_WORD}|\s+(?:per|a|an)\s|\s+\(\s?{_UNIT_WORD}|\s+\(?[A-Za-z]-[^\W\d_]{{4,}}|\s*[,;:?\u2014]\s*{_UNIT_WORD}|\s+-\s+{_UNIT_WORD}|!\s+[A-Z]"
 )
 # Words that take the number back, or go on calculating with it.
 _NO_UNIT = re.compile(
@@ -221,7 +221,9 @@ _BRACKETED = re.compile(r"(-?)[(\[]\s?([^()\[\]]*)[)\]]")
 _STATED_BEFORE = re.compile(r"[0-9].*?\.\s", re.DOTALL)  # "34. A bound was \\boxed{40}" states 34
 _SENTENCE_END = re.compile(r"\.(?=\s|\Z)")
 _NUMBER_START = re.compile(r"[-+]?\s?(?:\.?[0-9]|\\[dt]?frac)")
-_EQUALS = re.compile(r"(?<![<>])(?<!\s!)=|\b(?:is|are|equals|be)\b|\u662f|\u4e3a|\u7b49\u4e8e", re.IGNORECASE)
+_EQUALS = re.compile(
+    r"(?<![<>])(?<!\s!)(?<!\\not)(?<!\\not )=|\b(?:is|are|equals|be)\b|\u662f|\u4e3a|\u7b49\u4e8e", re.IGNORECASE
+)
 _OPERATOR = re.compile(r"\s*[-+*/x\u00d7\u00f7]\s?\$?[0-9]")
 _VARIABLE = re.compile(r"[^\W\d]{1,20}")
 _CALCULATION = re.compile(r"[0-9][0-9., ()]*(?:[-+*/x\u00d7\u00f7][0-9., ()]+)+")
@@ -347,6 +349,38 @@ def last_boxes(text: str) -> str | None:
     r"""What the last box of `text` says, or the boxes that are listed up to it; None without any."""
     spans = joined_spans(text)
     return box_content(text, *spans[-1]).strip() if spans else None
+
+
+_PROSE = re.compile(r"(?:[\s,;:(\u2014-](?:[^\W\d_]|[\s,;:().'!/\u2014-])*)?")
+_WORDS = re.compile(r"[^\W\d_]+(?:[-/][^\W\d_]+)*")
+# Short words that nobody means as a product of variables. In brackets and behind a comma any with a vowel is one.
+_WORDS_AND_UNITS = (
+    "I a all am an and are as at be by day do for has he her his in is it its my of on one our per she so the to two "
+    "up us was we you cm mm km kg mg ft lb lbs oz yd mi mph sq cu hr hrs min sec ml pm rs usd eur gbp inr rmb cny"
+)
+_SHORT_WORDS = frozenset(_WORDS_AND_UNITS.split())
+_VOWEL = re.compile(r"[aeiou]")
+_UNITS_OF_TIME = ("s", "h")
+
+
+def is_number_in_prose(content: str) -> bool:
+    """Whether plain `content` is a number with words around it that no product of variables has: "72, in total",
+    "9 (apples)", "Rs. 72"."""
+    text = _after_lead_in(content)
+    number = None if content.startswith("(") else _read_number_prefix(text)
+    if number is None or not _PROSE.fullmatch(number.rest):
+        return False
+    words = _WORDS.findall(number.rest)
+    is_apart = number.rest.lstrip()[:1] in tuple(",;:(\u2014")
+    return (bool(words) or text != content) and all(_is_word(word, is_apart=is_apart) for word in words)
+
+
+def _is_word(text: str, *, is_apart: bool) -> bool:
+    """Whether this is a word or a unit such as miles/s. is_apart: in brackets or behind a comma."""
+    word, *others = text.split("/")
+    is_short = len(word) < 4 and word.isascii() and word not in _SHORT_WORDS and word.lower() not in _SHORT_WORDS
+    is_short = is_short and not (is_apart and len(word) == 3 and _VOWEL.search(word))
+    return not is_short and all(len(other) > 1 or other in _UNITS_OF_TIME for other in others)
 
 
 def starts_with_number(content: str) -> bool:

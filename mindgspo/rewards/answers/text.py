@@ -26,7 +26,8 @@ WIDTHS_AND_DASHES |= dict.fromkeys((0x200B, 0x200C, 0x200D, 0x2060, 0xFEFF), "")
 WIDTHS_AND_DASHES |= dict.fromkeys((0x2010, 0x2011, 0x2012, 0x2013, 0x2212, 0xFE63), "-")
 _CHARACTERS = dict(WIDTHS_AND_DASHES)
 _CHARACTERS |= dict.fromkeys((0x201C, 0x201D, 0x201E), '"') | dict.fromkeys((0x2018, 0x2019), "'")
-_CHARACTERS |= {0x2044: "/", 0x2215: "/", 0x3002: ". ", 0x2248: "=", 0x3001: ",", 0xFF61: ". "}
+_CHARACTERS |= {0x2044: "/", 0x2215: "/", 0x3002: ". ", 0x3001: ",", 0xFF61: ". "}
+_CHARACTERS |= dict.fromkeys((0x223C, 0x2243, 0x2245, 0x2248, 0x2250, 0x2252), "=")  # about
 _CHARACTERS |= dict.fromkeys((0xA3, 0xA5, 0xFFE5, *range(0x20A0, 0x20C0)), "$")  # currency signs
 _VULGAR_FRACTIONS = {
     **{0xBC: "1/4", 0xBD: "1/2", 0xBE: "3/4", 0x2150: "1/7", 0x2151: "1/9", 0x2152: "1/10", 0x2153: "1/3"},
@@ -38,6 +39,24 @@ _CHARACTERS |= {point: f" {fraction}" for point, fraction in _VULGAR_FRACTIONS.i
 SIZES = r"tiny|(?:script|footnote|normal)size|small|[lL]arge|LARGE|[hH]uge"
 COLOUR = r"(?:fcolorbox\{[^{}]{0,30}\}|(?:text)?color(?:box)?)(?:\[[A-Za-z]{0,9}\])?\{[^{}]{0,30}\}"
 """Commands of LaTeX, without backslash, that change how an answer looks; that of a colour takes its name."""
+
+# Check marks, stars, boxes at the end of a proof, emoji; no arrows, operators, question marks, numbers in circles.
+_EMOJI = (
+    "\u2600-\u2611\u2613-\u26d3\u26d5-\u2714\u2719-\u274b\u274d\u274f-\u2752\u2757-\u2775\u2b50\u2b55\ufe0e\ufe0f"
+    "\U0001f300-\U0001f44d\U0001f44f-\U0001f51e\U0001f525-\U0001f5f3\U0001f5fa-\U0001f644\U0001f646-\U0001f6aa"
+    "\U0001f6ac-\U0001f6ff\U0001f7e0-\U0001f7eb\U0001f900-\U0001faff"
+    "\u220e\u25a0-\u25b1\u25c6-\u25d9\u25ef\u25fb-\u25fe\u2b1b\u2b1c\u2b24"
+)
+WRONG_MARKS = "\u274c\u274e\u2612\u2717\u2718\u26d4\U0001f6ab\U0001f44e"
+"""Crosses and the like, for a pattern: what they stand behind is said to be wrong."""
+_SIGNS = (
+    r"\\(?:checkmark|tick|cmark|ding\{5[12]\}|bigstar|(?:black)?(?:square|lozenge)|Box|QED|qed(?:symbol|here)?)"
+    r"(?![A-Za-z])"
+    r"|(?<![A-Za-z])Q\.\s?E\.\s?D\b\.?"
+)
+_MARKS = re.compile(rf"(?:\\hfill[ \t]{{0,4}})?(?:(?:[{_EMOJI}]|{_SIGNS})(?:[ \t]|\\[,;:! ]|\\q?quad|\\hfill){{0,4}})+")
+_OPERAND_BEFORE = re.compile(r"[\w)}\]][ $]{0,3}\Z")
+_OPERAND_AFTER = re.compile(r"[ $]{0,3}-?\s?(?:[0-9(+*/^=]|\.[0-9]|\\[A-Za-z]|[b-zA-HJ-Z](?![A-Za-z]))")
 
 _REMOVED = re.compile(
     r"<<[^<>]*>>"  # GSM8K's calculator notes
@@ -57,7 +76,9 @@ _TH = r"(?:st|nd|rd|th)"
 _WRAPPED_TH = rf"\\(?:text|mathrm|textrm|mbox)\s?\{{\s?{_TH}\s?\}}"
 ORDINAL = re.compile(rf"(?<=[0-9])(?:\^\s?\{{\s?(?:{_WRAPPED_TH}|{_TH})\s?\}}|\^?{_WRAPPED_TH}|{_TH}(?![A-Za-z]))")
 """The end of 12th, 12^{\\mathrm{th}} and the like."""
-_APPROXIMATELY = re.compile(r"\\(?:approx|simeq|equiv)(?![A-Za-z])")
+_APPROXIMATELY = re.compile(
+    r"\\(?:approx(?:eq)?|simeq|equiv|(?:thick)?sim|thickapprox|cong|(?:falling)?doteq)(?![A-Za-z])"
+)
 _DEGREES = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degrees?(?![A-Za-z])")
 # "48 minus 24" is a difference; "is negative 72" a sign.
 _SIGN_WORD = re.compile(
@@ -87,9 +108,27 @@ def ascii_forms(text: str) -> str:
     return text if text.isascii() else text.translate(_CHARACTERS)
 
 
+def without_marks(text: str) -> str:
+    r"""`text` without symbols that say nothing: "72 \checkmark", check marks, emoji. One between two operands stays:
+    nobody knows what it stands for."""
+    return text if text.isascii() and "\\" not in text and "Q." not in text else _MARKS.sub(_without_mark, text)
+
+
+def _without_mark(mark: re.Match[str]) -> str:
+    before, after = mark.string[max(0, mark.start() - 4) : mark.start()], mark.string[mark.end() : mark.end() + 5]
+    return mark[0] if _OPERAND_BEFORE.search(before) and _OPERAND_AFTER.match(after) else " "
+
+
+def same_text(one: str, other: str) -> bool:
+    """Whether two texts are the same letter by letter; white space, marks, and dollar signs and full stops at their
+    edges aside."""
+    first, second = (" ".join(without_marks(text).split()).lstrip(" $").rstrip(" $.") for text in (one, other))
+    return first == second
+
+
 def plain(text: str) -> str:
     """`text` without markup, on one line, without quotes and closing punctuation at its edges."""
-    text = ascii_forms(text)
+    text = ascii_forms(without_marks(text))
     if _MARKUP_CHARACTERS.search(text):
         text = _without_markup(text)
     text = _CHINESE_MINUS.sub("-", _SIGN_WORD.sub(r"\1-", text))
@@ -223,6 +262,7 @@ def passages(text: str, *, from_start: bool, is_cut: bool) -> Iterator[Passage]:
     from_start: of several blocks the first counts, and what follows a new "Question:" line is another matter, as long
     as the text before it holds a digit. is_cut: a block that is not closed is unfinished, not the answer.
     """
+    text = without_marks(text)
     tag = _THINK_TAG.search(text) if from_start else None
     if tag is not None and (tag[1] or not text[: tag.start()].strip()):
         text = _first_turn(_after_thinking(text, from_start))  # the thinking may itself repeat the question

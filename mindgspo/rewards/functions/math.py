@@ -11,13 +11,21 @@ import re
 from functools import partial
 
 from mindgspo.config.reward import AnswerMode, Unevaluated
-from mindgspo.rewards.answers.equivalence import Comparison, compare
-from mindgspo.rewards.answers.extract import USUAL_MARKERS, Marker, content_of, find_answer, occurrences, withdrawal
+from mindgspo.rewards.answers.equivalence import Comparison, alike, compare
+from mindgspo.rewards.answers.extract import (
+    USUAL_MARKERS,
+    Announced,
+    Marker,
+    content_of,
+    find_answer,
+    occurrences,
+    withdrawal,
+)
 from mindgspo.rewards.answers.final_number import final_number
 from mindgspo.rewards.answers.latex_reader import normal_form
-from mindgspo.rewards.answers.latex_tokens import Kind, answer_tokens
+from mindgspo.rewards.answers.latex_tokens import MAX_EXPRESSION_CHARS, Kind, answer_tokens
 from mindgspo.rewards.answers.quantity import last_boxes, read_quantity
-from mindgspo.rewards.answers.text import boxed_spans, passages, single_backslashes, without_code
+from mindgspo.rewards.answers.text import boxed_spans, passages, same_text, single_backslashes, without_code
 from mindgspo.rewards.verification import MAX_EXTRACTED_CHARS, Candidate, Job, JSONValue, Verification, verified
 from mindgspo.types import Verdict
 
@@ -29,6 +37,7 @@ _MAX_WORDS = 3
 _MAX_LINES = 20
 _LINES = (Marker.ANSWER_LINE, Marker.ANSWER_COLON, Marker.ANSWER_IS)
 _HAS_DIGIT = re.compile(r"\d")
+_HAS_WORD = re.compile(r"\w")
 _PROSE = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{2,}[ ,]+[A-Za-z]{2,}")
 
 
@@ -41,18 +50,21 @@ class Math:
 
     def can_read(self, gold: str) -> bool:
         r"""Whether `gold` is an answer: an expression or a few words, or a solution whose last \boxed{} holds one."""
-        tokens = answer_tokens(gold_answer(gold))
-        return any(token.kind is not Kind.SYMBOL for token in tokens)
+        return _is_readable(gold_answer(_stated_gold(gold)))
 
     def verify(self, candidate: Candidate) -> Verification | Job:
         """UNPARSEABLE_GOLD abstains (value None); CORRECT, WRONG and NO_ANSWER are paid. A Job where only a symbolic
         comparison can tell."""
-        if not self.can_read(candidate.gold):
+        stated = _stated_gold(candidate.gold)
+        gold = gold_answer(stated)
+        if not _is_readable(gold):
             return Verification(value=None, verdict=Verdict.UNPARSEABLE_GOLD)
-        answer = self._answer(candidate)
-        if answer is None:
+        announced = self._announced(candidate, stated, takes_words=_is_words(gold))
+        if announced is None:
             return Verification(value=0.0, verdict=Verdict.NO_ANSWER)
-        gold = gold_answer(candidate.gold)
+        if same_text(announced.text, stated):
+            return verified(announced.text, True)
+        answer, gold = alike(_answer_in(announced), gold)
         comparison = compare(answer, gold, self._unevaluated)
         if comparison is Comparison.UNDECIDED:
             return Job(
@@ -64,14 +76,15 @@ class Math:
             )
         return verified(answer, comparison is Comparison.SAME)
 
-    def _answer(self, candidate: Candidate) -> str | None:
+    def _announced(self, candidate: Candidate, gold: str, *, takes_words: bool) -> Announced | None:
         if self._mode != "strict":
-            takes_words = _is_words(gold_answer(candidate.gold))
             for passage in passages(candidate.text, from_start=self._mode == "first", is_cut=candidate.is_cut):
-                stated = None if boxed_spans(passage.text) else self._stated(passage.text, takes_words)
+                if passage.is_block and same_text(passage.text, gold):
+                    return Announced(passage.text)
+                stated = None if boxed_spans(passage.text) else self._stated(passage.text, gold, takes_words)
                 if stated is not None:
                     return stated
-        found = find_answer(
+        return find_answer(
             candidate.text,
             own=(Marker.BOXED,),
             others=USUAL_MARKERS,
@@ -79,27 +92,47 @@ class Math:
             is_cut=candidate.is_cut,
             ending=_ending,
         )
-        return None if found is None else expression_in(found)
 
-    def _stated(self, text: str, takes_words: bool) -> str | None:
+    def _stated(self, text: str, gold: str, takes_words: bool) -> Announced | None:
         r"""What is announced in a text without a box. `find_answer` looks for numbers and for formulas that start like
         one, so that it would pass over "The answer is $\{1,2\}$." and "The answer is east." to the last number."""
         for occurrence in occurrences(text, _LINES, from_start=self._mode == "first")[:_MAX_LINES]:
             if self._mode != "first" and withdrawal(text, occurrence):
                 return None
             content = content_of(text, occurrence)
-            if takes_back(content):
-                return content.strip()
+            if takes_back(content) or same_text(content, gold):
+                return Announced(content)
             expression = expression_in(content)
             if (takes_words and _is_words(expression)) or _is_formula(expression):
-                return expression
+                return Announced(content)
         return None
 
 
-def gold_answer(gold: str) -> str:
+def _stated_gold(gold: str) -> str:
     r"""What the last \boxed{} of a whole solution says, or the boxes that are listed there; else all of it."""
     boxed = last_boxes(gold)
     return gold.strip() if boxed is None else boxed
+
+
+def gold_answer(stated: str) -> str:
+    """Of a gold answer such as "The solution is: $k=4$." the formula, if nothing else is said; all of any other."""
+    formulas = list(_FORMULA.finditer(stated)) if len(stated) <= MAX_EXPRESSION_CHARS else []
+    if not formulas or not _ONLY_ANNOUNCES.fullmatch(stated, 0, formulas[0].start()):
+        return stated
+    found = _first_list(stated, formulas, takes_all=True)
+    return stated if found is None or _HAS_WORD.search(stated, formulas[-1].end()) else found
+
+
+def _is_readable(gold: str) -> bool:
+    return any(token.kind is not Kind.SYMBOL for token in answer_tokens(gold))
+
+
+def _answer_in(announced: Announced) -> str:
+    """The expression that is compared. All of a box is its answer: the formulas in it are a list, or pieces of what it
+    says as a whole."""
+    if takes_back(announced.text):
+        return announced.text.strip()
+    return expression_in(announced.text, takes_all=announced.is_box)
 
 
 def _is_words(text: str) -> bool:
@@ -143,6 +176,10 @@ _ANNOUNCES = re.compile(
     r"|line|equation|expression|fraction|ratio))[\s*_\"'(]*\Z",
     re.IGNORECASE,
 )
+_ONLY_ANNOUNCES = re.compile(
+    r"\s*(?:[A-Za-z]{1,20}\s){0,4}(?:is|are|have|get|solutions?|answers?|results?|thus|so|hence|therefore)\s?[:=,]?\s*",
+    re.IGNORECASE,
+)
 _DENIES = re.compile(
     r"\b(?:not|never|cannot|more|less|least|most|twice|half|neither|greater|smaller)\b|n['\u2019]t\b|\u4e0d",
     re.IGNORECASE,
@@ -153,20 +190,22 @@ _TAKEN_BACK = re.compile(
     re.IGNORECASE,
 )
 _SENTENCE_END = re.compile(
-    r"[.?](?=\s|\Z)|[\u3002\uff1b\n]|,?\s(?:because|since|so|which|where|as|thus|hence|therefore)\s", re.IGNORECASE
+    r"(?<!\b[Rr]s)(?<!\bapprox)[.?](?=\s|\Z)|[\u3002\uff1b\n]|,?\s(?:because|since|so|which|where|as|thus|hence|therefore)\s",
+    re.IGNORECASE,
 )
 
 
-def expression_in(content: str) -> str:
+def expression_in(content: str, *, takes_all: bool = False) -> str:
     """The formulas between delimiters, where they are announced and nothing else says a number; else the first
-    sentence, or all of `content` where it takes back a formula: "not $x$", "$\\pi$? or $e$?"."""
+    sentence, or all of `content` where it takes back a formula: "not $x$", "$\\pi$? or $e$?". takes_all: all of it also
+    where formulas are left that are not in one list with the first."""
     content = single_backslashes(content)
     formulas = list(_FORMULA.finditer(content))
     if formulas and not re.search(r"[0-9]", content[: formulas[0].start()]):
-        found = _first_list(content, formulas)
+        found = _first_list(content, formulas, takes_all=takes_all)
         if found is not None:
             return found
-        if any(_GOES_ON.match(content, formula.end()) for formula in formulas):
+        if (takes_all and len(formulas) > 1) or any(_GOES_ON.match(content, formula.end()) for formula in formulas):
             return content.strip()
     end = _SENTENCE_END.search(content.lstrip())
     sentence = content.lstrip() if end is None else content.lstrip()[: end.start()]
@@ -213,9 +252,10 @@ def takes_back(content: str) -> bool:
     return _TAKEN_BACK.match(content) is not None
 
 
-def _first_list(content: str, formulas: list[re.Match[str]]) -> str | None:
+def _first_list(content: str, formulas: list[re.Match[str]], *, takes_all: bool = False) -> str | None:
     """The first formula and those that are listed right behind it; None where nothing announces it,
-    where a list goes on without delimiters, and where the words around it take it back."""
+    where a list goes on without delimiters, and where the words around it take it back. takes_all: None also where
+    another formula or number follows."""
     parts = [_inside(formulas[0])]
     last = formulas[0]
     before = content[: last.start()]
@@ -230,7 +270,8 @@ def _first_list(content: str, formulas: list[re.Match[str]]) -> str | None:
         else:
             break
         last = formula
-    is_refused = not is_announced or _DENIES.search(before) or _GOES_ON.match(content, last.end())
+    has_more = takes_all and (last is not formulas[-1] or _HAS_DIGIT.search(content, last.end()) is not None)
+    is_refused = has_more or not is_announced or _DENIES.search(before) or _GOES_ON.match(content, last.end())
     return None if is_refused else " , ".join(parts)
 
 

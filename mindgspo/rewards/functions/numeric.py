@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 from mindgspo.config.reward import AnswerMode
-from mindgspo.rewards.answers.equivalence import Comparison, compare
+from mindgspo.rewards.answers.equivalence import Comparison, alike, compare
 from mindgspo.rewards.answers.extract import USUAL_MARKERS, Marker, find_answer
 from mindgspo.rewards.answers.quantity import MAX_CONTENT_CHARS, Quantity, read_quantity, same_quantity, unboxed
-from mindgspo.rewards.answers.text import plain
+from mindgspo.rewards.answers.text import plain, same_text
 from mindgspo.rewards.verification import Candidate, Verification, verified
 from mindgspo.types import Verdict
 
@@ -53,8 +53,8 @@ class NumericVerifier:
         )
         if announced is None:
             return Verification(value=self._wrong, verdict=Verdict.NO_ANSWER)
-        is_correct = self._is_correct(announced, candidate.gold)
-        return verified(plain(announced), is_correct, correct=self._correct, wrong=self._wrong)
+        is_correct = self._is_correct(announced.text, candidate.gold)
+        return verified(plain(announced.text), is_correct, correct=self._correct, wrong=self._wrong)
 
     def _is_correct(self, announced: str, gold: str) -> bool:
         answer, expected = read_quantity(announced), _gold_quantity(gold)
@@ -94,7 +94,10 @@ class MathDapo(NumericVerifier):
     def _is_correct(self, announced: str, gold: str) -> bool:
         if _gold_quantity(gold) is not None:
             return super()._is_correct(announced, gold)
-        return compare(plain(unboxed(announced)), unboxed(gold)) is Comparison.SAME
+        answer, expected = unboxed(announced), unboxed(gold)
+        if same_text(answer, expected):
+            return True
+        return compare(*alike(plain(answer), plain(expected))) is Comparison.SAME
 
 
 class VerlGsm8k:
@@ -124,7 +127,7 @@ class VerlGsm8k:
 def _gold_quantity(gold: str) -> Quantity | None:
     """The gold answer's value, None where it is no number; a worked solution ending in "#### 72" is read too."""
     announced = find_answer(gold, own=(Marker.HASHES,), others=(), mode="strict")
-    return read_quantity(gold if announced is None else announced)
+    return read_quantity(gold if announced is None else announced.text)
 
 
 def _after_hashes(tail: str) -> str | None:

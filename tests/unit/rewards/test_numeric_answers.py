@@ -28,7 +28,8 @@ def verified(text: str, gold: str = "72", *, mode: AnswerMode = "flexible", is_c
 
 
 def found(text: str, mode: AnswerMode = "flexible", own: tuple[Marker, ...] = (Marker.HASHES,)) -> str | None:
-    return find_answer(text, own=own, others=USUAL_MARKERS, mode=mode)
+    found = find_answer(text, own=own, others=USUAL_MARKERS, mode=mode)
+    return None if found is None else found.text
 
 
 # All kinds at once, in no order of rank.

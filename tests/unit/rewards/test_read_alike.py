@@ -51,8 +51,119 @@ NO_LISTS = [
     *rows("md", "-2", r"$\boxed{\frac{1}{2}}$ and $\boxed{-2}$", r"$\boxed{x^{2}}$, $\boxed{-2}$"),
 ]  # fmt: skip
 
-PAID = [*LISTS]
-REFUSED = [*NO_LISTS]
+# Check marks, boxes at the end of a proof, emoji.
+MARKS = [
+    *rows("gdm", "72", "Answer: 72 \u2705", "#### 72 \u2713", "Answer: 72 \u25a1", "Answer: 72 \u220e",
+        "#### 72 \u25a0",
+        "The answer is 72 \U0001f389.", "The answer is 72 \U0001f60a. Well done!", "Answer: $72$ \u2714\ufe0f",
+        "#### 72 \U0001f44d\U0001f3fd", "So she sold 72 clips \u2705", "<answer>72 \u2b50</answer>",
+        "72 \u2705\n\nWell done.",
+        "Answer: \u2705 72", "Answer: 72 clips \U0001f38a\U0001f38a"),
+    *rows("gdm", "72", r"Answer: 72 \checkmark", r"\boxed{72 \quad \checkmark}", r"\boxed{72}\ \square",
+        "Answer: 72 Q.E.D.",
+        r"The answer is $72$. $\blacksquare$", r"Answer: 72 \hfill \blacksquare", r"\boxed{72} \qed", "Answer: 72 QED"),
+    *rows("m", "x^2+1", r"\boxed{x^2+1 \checkmark}", "Answer: $x^2+1$ \u2705", "So it is $x^2+1$ \u25a1"),
+    *rows("md", "1,-2", "$\\boxed{1}$ \u2705 and $\\boxed{-2}$ \u2705"),
+    *rows("c", "B", "Answer: B \u2705", "B \u2713", "The answer is B \u2714\ufe0f.", "\\boxed{B \u2705}",
+        "Answer: (B) \U0001f389",
+        r"Answer: B \checkmark", "<answer>B \u2705</answer>", "\u7b54\u6848\uff1aB \u2705"),
+]  # fmt: skip
+NO_MARKS = [
+    *rows("gdm", "72", "Answer: 72 \u274c", "#### 72 \u2717", "So she sold 72 \u274c", "\\boxed{72} \u274c",
+        "Answer: 72 \u2753",
+        "Answer: 72 \u2705 73", "Answer: 71 \u2705 72", "Answer: 7 \u2705 2", r"\boxed{72 \square 3}",
+        "Answer: 72 \u2795 1",
+        "Answer: 72 \U0001f44e", "Answer: 72 \u27a1 73"),
+    *rows("gdm", "72735", "Answer: 72 \u2705 735", "Answer: 72 \u2705\u2705 735"),
+    *rows("c", "B", "Answer: B \u274c", "B \u274c", "Answer: A \u2705"),
+]  # fmt: skip
+
+# Words around a number.
+WORDS = [
+    *rows("gdm", "72", "The answer is 72, in total, so the farmer earns that much.", "Answer: 72, hope it helps",
+        "The answer is 72 clips, altogether.", "The answer is 72, and we are done.", "Answer: 72 (in total)",
+        "#### Rs. 72",
+        "Answer: 72 of them", r"\boxed{72 \text{ (in total)}}", r"\boxed{\text{Rs. } 72}", "Answer: approx. 72",
+        "Answer: 72 \u2014 the total", "Answer: 72: the number of clips", "Answer: 72 in all", "Answer: 72 USD",
+        "Answer: 72 per day, on average", r"\boxed{72\ (\text{clips})}", "Answer: 72 miles/hour, on average",
+        "\u7b54\u6848\uff1a72\uff0c\u603b\u5171"),
+    *((functions, answer, gold) for functions, gold in (("gdm", "9 (apples)"), ("gdm", "9 (sq. inches)"), ("gdm",
+        "Rs. 9"),
+        ("gdm", "9 (t-shirts)"), ("gdm", "9 (cut-outs of Christmas trees)"), ("gdm", "9, in total"), ("gdm", "9 (men)"))
+        for answer in (r"\boxed{9}", r"\boxed{9 apples}", "Answer: 9")),
+    *rows("m", "4.5e33", r"\boxed{4.5\times10^{33} \text{ erg}}"), *rows("m", "6.02e23",
+        r"\boxed{6.02 \times 10^{23} \text{ mol}^{-1}}"),
+    *rows("m", r"4.5\times10^{33} \text{ erg}", r"\boxed{4.5e33}", r"\boxed{45 \times 10^{32}}"),
+    *rows("m", r"2\sqrt{2} \text{ (cm)}", r"\boxed{2\sqrt{2}}"), *rows("gm", "3/4 (hours)", r"\boxed{\frac{3}{4}}"),
+]  # fmt: skip
+NO_WORDS = [
+    *rows("m", "72", "Answer: 72, x", "Answer: 72, maybe", "Answer: 72, or so", "Answer: 72, if n is even",
+        "Answer: 72ab",
+        r"\boxed{72 (xyz)}", r"\boxed{72(x)}", r"\boxed{72, theta}", r"\boxed{72 i}", r"\boxed{72 a}",
+        r"\boxed{72 in base 8}",
+        r"\boxed{(72, apples)}", r"\boxed{72 (wrong)}", r"\boxed{72 (not 73)}", r"\boxed{72, \pi}", r"\boxed{x, 72}",
+        r"\boxed{72, negative}", r"\boxed{72 ab/c}", r"\boxed{72 (mod 5)}"),
+    *rows("m", "72xyz", r"\boxed{72}"), *rows("m", "4.5e33", r"\boxed{4.5\times10^{32} \text{ erg}}", r"\boxed{4.5}"),
+]  # fmt: skip
+
+# Rounded values.
+ABOUT = [
+    *rows("gdm", "72", r"\boxed{\approx 72}", r"\boxed{\simeq 72}", r"\boxed{\sim 72}", r"\boxed{\cong 72}",
+        r"\boxed{\doteq 72}",
+        r"\boxed{x \approx 72}", r"The answer is $\approx 72$.", "Answer: \u2248 72", "#### \u2252 72",
+        r"\boxed{71.6 \approx 72}"),
+    *rows("m", r"$\approx 17.10 \mathrm{ft}$", r"\boxed{17.10 \mathrm{ft}}", r"\boxed{17.1}", "Answer: 17.1 ft"),
+    *rows("gdm", r"\approx 17.1", r"\boxed{17.1}", r"\boxed{\simeq 17.10}"), *rows("m", r"$\approx 1.47$ miles/s",
+        r"\boxed{1.47}"),
+    *rows("m", r"2\sqrt{2}", r"\boxed{2\sqrt{2} \approx 2.83}", r"\boxed{x = \sqrt{8} \approx 2.83}"),
+    *rows("m", r"\frac{\pi}{2} \approx 1.57", r"\boxed{\frac{\pi}{2}}", r"\boxed{1.57}", r"\boxed{\approx 1.57}"),
+    *rows("m", r"\frac{1}{3}", r"\boxed{\frac{1}{3} \approx 0.33}"), *rows("m", "2.83",
+        r"\boxed{2\sqrt{2} \approx 2.83}"),
+    *rows("m", r"x \approx 1.2, y \approx 3.4", r"\boxed{x = 1.2, y = 3.4}"),
+    *rows("m", r"$\approx(-\infty,-12.1) \cup(12.1, \infty)$", r"\boxed{(-\infty,-12.1) \cup(12.1, \infty)}"),
+]  # fmt: skip
+NOT_ABOUT = [
+    *rows("gdm", "72", r"\boxed{\approx 73}", r"\boxed{\approx 72, 73}", r"\boxed{\not\approx 72}",
+        r"\boxed{71 \approx 72}",
+        r"\boxed{72 \approx 73}", r"\boxed{\approx 7.2}"),
+    *rows("m", r"2\sqrt{2}", r"\boxed{3\sqrt{2} \approx 2.83}", r"\boxed{\approx 2.83}",
+        r"\boxed{2\sqrt{2}, \approx 2.83, 5}"),
+    *rows("m", "1/3", r"\boxed{\approx 0.33}"),
+]  # fmt: skip
+
+# Gold answers in prose, and other golds that the two readers took for different things.
+VERBATIM = [
+    *((functions, f"So it is \\boxed{{{gold}}}.", gold) for functions, gold in (
+        ("dm", "Solution is: $k=4$."), ("dm", "The mode is $x=0$."), ("dm",
+        "No. It is not closed under scalar multiplication."),
+        ("dm", r"domain: $\mathbb{R}^{2}$, range: $[-1, \infty)$"), ("dm", r"$\max$ at $x=2$, min at $x=4$"), ("dm",
+        "Mrs. Hilt"),
+        ("dm", "$P\\left(N_{2}=6\\right)=e^{-2 / 3}$\n$y_{2}=1$"), ("dm", r"\left(a^{2}\right)^{5}=a^{10}3"), ("dm",
+        "9:03:36 a.m."),
+        ("dm", r"$5^{\prime} 10.1^{\prime \prime}$"), ("dm", r"C. 1-\mathrm{i}"), ("dm",
+        "One row " + "of words " * 95))),
+    *((functions, text, "Solution is: $k=4$.") for functions, text in (("dm", "Answer: Solution is:  $k=4$"),
+        ("m", r"\boxed{4}"), ("m", r"\boxed{k=4}"), ("dm", "<answer>\nSolution is: $k=4$.\n</answer>"))),
+    *rows("m", r"domain: $\mathbb{R}^{2}$, range: $[-1, \infty)$",
+        r"\boxed{domain: $\mathbb{R}^2$, range: $[-1,\infty)$}"),
+]  # fmt: skip
+NOT_VERBATIM = [
+    *rows("m", "Solution is: $k=4$.", r"\boxed{Solution is: $k=4$. Solution is: $k=5$.}", r"\boxed{k=4, k=5}",
+        r"\boxed{4 or 5}",
+        r"\boxed{Solution is: $k=5$., Solution is: $k=4$.}", r"\boxed{Solution is: $k=4$., 5}",
+        r"\boxed{Solution is not: $k=4$.}",
+        r"\boxed{Solution is: $k=4$.} and \boxed{Solution is: $k=5$.}"),
+    *rows("dm", r"domain: $\mathbb{R}^{2}$, range: $[-1, \infty)$", r"\boxed{\mathbb{R}^2}",
+        r"\boxed{domain: $\mathbb{R}^{2}$}"),
+    *rows("m", "k=4", r"\boxed{Solution is: $k=4$., Solution is: $k=5$.}", r"\boxed{$k=4$ and then $k=5$}"),
+    *rows("m", r"\mathbb{R}^2", r"\boxed{domain: $\mathbb{R}^{2}$, range: $[0, \infty)$}"),
+    *rows("dm", ".5", r"\boxed{5}", r"\boxed{5.}"), *rows("m", "The sum is $6$.", r"\boxed{2 \cdot 3}",
+        r"\boxed{The sum is $2 \cdot 3$.}"),
+    *rows("m", "No: $2 < 3$ fails", r"\boxed{2 < 3}"), *rows("m", "It is not $5$.", r"\boxed{5}"),
+]  # fmt: skip
+
+PAID = [*LISTS, *MARKS, *WORDS, *ABOUT, *VERBATIM]
+REFUSED = [*NO_LISTS, *NO_MARKS, *NO_WORDS, *NOT_ABOUT, *NOT_VERBATIM]
 
 
 @pytest.mark.parametrize(("functions", "text", "gold"), PAID)
@@ -67,7 +178,9 @@ def test_other_answers_are_not(task: Callable, functions: str, text: str, gold: 
 
 
 @pytest.mark.parametrize(("name", "functions"), [
-    ("02_joined_boxes.math", "m"),
+    ("02_joined_boxes.math", "m"), ("03_trailing_symbol", "gdm"), ("03_trailing_symbol.multiple_choice", "c"),
+    ("04_words_behind_number.math", "gdm"), ("05_approximately.math", "m"), ("09_gold_verbatim.math", "m"),
+    ("10_unit_and_e_notation.math", "m"), ("16_gold_with_unit_in_brackets.math", "gm"),
 ])  # fmt: skip
 def test_the_cases_beside_the_project(task: Callable, name: str, functions: str) -> None:
     path = CASES / f"{name}.jsonl"
@@ -78,3 +191,14 @@ def test_the_cases_beside_the_project(task: Callable, name: str, functions: str)
         for function in functions:
             found = verdict(function, row["response"], row["gold"], task)
             assert (found is Verdict.CORRECT) == row["correct"], (function, row)
+
+
+@pytest.mark.parametrize("unit", [
+    "72 \u2705", "\u2705", r"72 \checkmark ", "\\hfill", "Q. ", r"\approx", r"\(\approx 1", "1 (a ", "1, a",
+        r"\boxed{1} and "
+])  # fmt: skip
+def test_a_megabyte_of_marks_and_words_finishes(unit: str) -> None:
+    noise = unit * (200_000 // len(unit))
+    for function in "gdmc":
+        for text, gold in ((noise, "12345"), (r"\boxed{1}", noise)):
+            VERIFIERS[function].verify(Candidate(text=text, gold=gold, data_source="", index=0))
