@@ -293,7 +293,7 @@ class LoggingSection(Section):
     groups_per_step: int | None = Field(default=4, ge=1)
     """Groups written to samples.jsonl per step. None: all."""
     progress: bool = True
-    """Show a progress bar on a terminal: steps of the warm-up and of the training, the time left, what the step does."""
+    """Show a progress bar on a terminal: steps of warm-up and training, the time left, what the step does."""
     peak_tflops: float | None = Field(default=None, gt=0)
     """Dense peak of one card in the type of model.dtype, in 10^12 operations per second (verl takes 354 for Ascend
     910B). With it the metric perf/mfu/actor says what share of it the updates reach. None: not reported."""
