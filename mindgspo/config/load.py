@@ -30,7 +30,7 @@ from mindgspo.errors import ConfigError
 from mindgspo.io import decoded, read_bytes
 from mindgspo.text import did_you_mean, shorten
 
-_MOST_BYTES, _MOST_FILES, _MOST_KEYS = 1 << 18, 100, 10
+MOST_BYTES, _MOST_FILES, _MOST_KEYS = 1 << 18, 100, 10
 """Of a file; of a file with all that it includes; in the path to a setting. Real ones have 10 KB, 3 and 4."""
 
 
@@ -82,7 +82,7 @@ def _read_file(path: Path, including: tuple[Path, ...], *, read: list[Path]) -> 
 def _parse_file(path: Path, including: tuple[Path, ...]) -> Mapping[str, Any]:
     named_by = f"{including[-1]}: include: " if including else ""
     try:
-        text = decoded(read_bytes(path, _MOST_BYTES))
+        text = decoded(read_bytes(path, MOST_BYTES))
     except FileNotFoundError:
         raise ConfigError(f"{named_by}{path}: no such file{_similar_files(path)}") from None
     except ValueError as error:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from mindgspo.config import ModelSection, TokenizerSection, load_config
 from mindgspo.config.data import DataSourceSection
 from mindgspo.config.huggingface_config import read_model_section
+from mindgspo.config.load import MOST_BYTES
 from mindgspo.config.model import FAMILIES
 from mindgspo.errors import DataError
 from mindgspo.io import check_is_new, write_new_file
@@ -110,9 +111,14 @@ def write_experiment(request: SetupRequest) -> Iterator[str]:
     base = _experiment(request.name, machine, model, section, data, rewarding, lengths)
     fit = fitting(str(request.model), base, machine)
     lines = _lines(request, machine, model, accounts[0], data, rewarding, lengths, fit)
+    text = commented_document(_title(out, lines), fit.mapping, _comments(machine, model, data, rewarding, lengths))
+    if len(text.encode()) > MOST_BYTES:
+        raise DataError(
+            f"{request.data}: the names of its columns make an experiment of more than {MOST_BYTES:,} bytes; leave "
+            "out those that your reward does not read"
+        )
     for account, files in data.to_write:
         write_rows(account, files)
-    text = commented_document(_title(out, lines), fit.mapping, _comments(machine, model, data, rewarding, lengths))
     write_new_file(out, text.encode())
     load_config(out)  # as a run reads it
     yield from (f"{name:<8} {said}" for name, said in lines.items())

@@ -131,6 +131,17 @@ def test_a_column_may_have_an_odd_name(name: str, brought: Path, tmp_path: Path,
     assert load_config(tmp_path / "new.yaml").data.train.columns.prompt == name
 
 
+def test_columns_for_the_reward_fit_into_a_file_that_a_run_reads(brought: Path, tmp_path: Path, capsys) -> None:
+    folder = write_folder(tmp_path / "hf", "Qwen2", brought / "pens.jsonl")
+    more = {f"{'c' * 150}{i}": "x" for i in range(2000)}
+    rows = [{"question": f"What is {i} + {i}?", "answer": 2 * i, **more} for i in range(20)]
+    (tmp_path / "wide.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["--model", str(folder), "--data", str(tmp_path / "wide.jsonl"), "--out", str(tmp_path / "new.yaml")]
+    assert main(["init", *words, "--reward", str(brought / "reward.py")]) == 1
+    assert "the names of its columns make an experiment of more than 262,144 bytes" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "wide.jsonl"]
+
+
 def test_thousands_of_columns_are_looked_at_once(brought: Path, tmp_path: Path) -> None:
     """Work is counted, not time: each of 50 rows is flattened once."""
     rows, seen = [], 0
