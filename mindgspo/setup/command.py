@@ -189,7 +189,7 @@ def _experiment(
         "data": {
             "train": _source(data.train),
             "eval": _source(data.eval),
-            "instruction_suffix": rewarding.instruction,
+            "instruction_suffix": rewarding.instruction or "",
             "max_prompt_length": lengths.prompt,
             "truncation": "drop",
         },
@@ -238,7 +238,7 @@ def _lines(
     number = f"{size / 1e9:.2f} G" if size >= 1e9 else f"{size / 1e6:.2f} M"
     family = FAMILIES[model.architecture].huggingface_class.removesuffix("ForCausalLM")
     shared = f", {data.shared} of them in both" if data.shared else ""
-    left_out = f", {data.repeated} repeated ones left out" if data.repeated else ""
+    left_out = f", {counted(data.repeated, 'repeated one')} left out" if data.repeated else ""
     left_out += f", {account.num_unusable} unusable left out ({account.problem})" if account.num_unusable else ""
     written = f", written to {next(iter(data.to_write[0][1])).parent}" if data.to_write else ""
     function = config.reward.functions[0].rpartition("/")[2]
@@ -282,15 +282,16 @@ def _comments(
         if lengths.solutions
         else "A usual value"
     )
+    suffix = "Put behind each question, so that the reward finds the answer."
+    if rewarding.instruction is None:
+        suffix = "Put behind each question, e.g. how your reward wants the answer to be written; max_prompt_length has "
+        suffix += f"room for {lengths.room} tokens."
+    elif not rewarding.instruction:
+        suffix = "Not read: the prompts of these rows say themselves how to answer."
     return {
         "model": "Architecture, sizes and tokenizer come from the folder.",
         "tokenizer": "The tokens that end a response, as the folder names them.",
-        "data.instruction_suffix": (
-            "Put behind each question, so that the reward finds the answer."
-            if rewarding.instruction
-            else "Put behind each question, e.g. how your reward wants the answer to be written; "
-            f"up to {lengths.room} tokens, for which max_prompt_length has room."
-        ),
+        "data.instruction_suffix": suffix,
         "data.max_prompt_length": lengths.text,
         "rollout.prompts_per_step": "With num_generations responses each; more make steadier and longer steps.",
         "rollout.max_new_tokens": f"{response}; raise it if many responses are cut (response_length/clip_ratio).",

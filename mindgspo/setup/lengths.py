@@ -50,14 +50,14 @@ class Lengths:
 
 
 def measure(
-    rows: Sequence[SourceRow], instruction: str, tokenizer: Tokenizer, *, device: str, positions: int
+    rows: Sequence[SourceRow], instruction: str | None, tokenizer: Tokenizer, *, device: str, positions: int
 ) -> Lengths:
-    """instruction: behind each question. positions: that the model has for both. Raises ConfigError where prompts leave
-    too little room for responses."""
+    """instruction: behind each question; None: the user is to write one. positions: that the model has for both. Raises
+    ConfigError where prompts leave too little room for responses."""
     facts = PromptFacts(
         system_prompt=None,
         instruction_prefix="",
-        instruction_suffix=instruction,
+        instruction_suffix=instruction or "",
         max_prompt_length=_NO_LIMIT,
         truncation="error",
     )
@@ -65,7 +65,11 @@ def measure(
     solutions = sorted(len(tokenizer.encode(row.solution)) for row in rows if row.solution)
     solutions = solutions if 2 * len(solutions) >= len(rows) else []
     multiple = MULTIPLE[device]
-    room = 0 if instruction else _SUFFIX_ROOM * max(len(tokenizer.encode(text)) for text in INSTRUCTIONS.values())
+    room = (
+        0
+        if instruction is not None
+        else _SUFFIX_ROOM * max(len(tokenizer.encode(text)) for text in INSTRUCTIONS.values())
+    )
     prompt = min(_rounded(_longest(prompts) + room, multiple), positions // 2)
     left_out = sum(length > prompt for length in prompts)
     if left_out > _MOST_LEFT_OUT * len(prompts):

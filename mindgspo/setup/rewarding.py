@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mindgspo.config.reward import RewardSection, file_function, reward_file_problems
 from mindgspo.data.benchmarks import INSTRUCTIONS, Benchmark
+from mindgspo.data.rendering import FORMATS_WITH_INSTRUCTION
 from mindgspo.errors import ConfigError, DataError
 from mindgspo.io import read_bytes
 from mindgspo.setup.rows import MOST_ANSWER, MOST_UNUSABLE, READERS, RowAccount
@@ -19,10 +20,11 @@ _USUAL_NAME = "compute_score"  # verl's
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewarding:
-    """function: the entry of reward.functions. instruction: put behind each question. why: for a person."""
+    """function: the entry of reward.functions. instruction: put behind each question; None: the user is to write one.
+    why: for a person."""
 
     function: str
-    instruction: str
+    instruction: str | None
     why: str
 
 
@@ -31,7 +33,8 @@ def choose_reward(account: RowAccount, given: str | None) -> Rewarding:
     without such a function, DataError where none of ours reads the gold answers."""
     if given is not None:
         function = _own_function(given)
-        return Rewarding(function=function, instruction="", why="yours")
+        has_own = account.source.format in FORMATS_WITH_INSTRUCTION
+        return Rewarding(function=function, instruction="" if has_own else None, why="yours")
     if account.source.format != "columns":
         known = Benchmark(label="", format=account.source.format, path=account.source.path)
         return Rewarding(function=known.function, instruction=known.instruction_suffix, why="the data set's own")

@@ -24,7 +24,7 @@ from mindgspo.errors import DataError
 from mindgspo.io import MOST_LINE_BYTES, atomic_file, json_items, make_folder, read_bytes, read_lines
 from mindgspo.rewards.registry import build_function, gold_is_readable
 from mindgspo.setup.columns import columns_beside, find_columns, left_out
-from mindgspo.text import listed, shorten
+from mindgspo.text import counted, listed, shorten
 
 AS_THEY_ARE = (JSONL, PARQUET)
 """Kinds of file that a run reads itself."""
@@ -308,6 +308,8 @@ def rows_text(account: RowAccount) -> str:
     parts = [", ".join(parts)]
     parts += [f"for the reward: {listed(columns.extra_info)}"] if columns.extra_info else []
     parts += (
-        [f"not in the prompt: {listed(account.beside)} ({account.num_left_out} rows)"] if account.num_left_out else []
+        [f"not in the prompt: {listed(account.beside)} ({counted(account.num_left_out, 'row')})"]
+        if account.num_left_out
+        else []
     )
     return "; ".join(parts)

@@ -53,6 +53,10 @@ def test_a_new_model_and_odd_columns_pass_the_check(kind: str, brought: Path, tm
     assert said[4].endswith(f"mindgspo check {tmp_path / 'new.yaml'} && mindgspo run {tmp_path / 'new.yaml'}")
     assert main(["check", str(tmp_path / "new.yaml")]) == 0
     assert capsys.readouterr().out.endswith("\nok\n")
+    if own:  # the suffix that the file asks for has room
+        suffix = "data.instruction_suffix=' Think step by step, and write the number of pens behind \"Answer:\".'"
+        assert main(["check", str(tmp_path / "new.yaml"), "--set", suffix]) == 0
+        assert "dropped" not in capsys.readouterr().out
     config = load_config(tmp_path / "new.yaml")
     assert expected_memory(config).fits()
     assert config.tokenizer.path == folder and config.tokenizer.eos_tokens == ("<eos>",)
@@ -169,7 +173,7 @@ def test_the_learning_rates_of_docs_and_examples_are_those_that_are_written() ->
         assert config.optimizer.lr == (2e-6 if of_chatlearn else learning_rate(config.model)), path
 
 
-def lengths_of(prompts: list[int], instruction: str = "Say.", solutions: Sequence[int] = ()) -> Lengths:
+def lengths_of(prompts: list[int], instruction: str | None = "Say.", solutions: Sequence[int] = ()) -> Lengths:
     """Of rows of so many characters, each a token, which the chat template leaves alone."""
     rows = [
         SourceRow(where="", messages=asks("x" * prompt), answer="1", data_source="", solution="y" * solution)
@@ -202,9 +206,10 @@ def test_one_outlier_does_not_make_every_row_as_long() -> None:
 
 def test_a_suffix_that_the_user_is_to_write_has_room() -> None:
     longest = max(map(len, INSTRUCTIONS.values()))
-    found = lengths_of([60] * 40, instruction="")
+    found = lengths_of([60] * 40, instruction=None)
     assert found.room == 2 * longest and found.prompt >= 60 + 2 * longest
     assert f"({2 * longest} of them for data.instruction_suffix)" in found.text
+    assert lengths_of([60] * 40, instruction="").prompt == 64  # rows that say themselves how to answer
 
 
 def test_a_vocabulary_that_cannot_be_divided_is_named_with_one_that_can(tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def test_what_stands_in_the_question_already_is_not_missed(tmp_path: Path) -> No
     assert (found.num_left_out, found.beside) == (0, ())
     # A few rows that need more are told, and no reason to refuse all.
     found = account(tmp_path / "a.jsonl", [*rows, {**rows[0], "options": ["9 m", "9 km"]}])
-    assert "not in the prompt: options (1 rows)" in rows_text(found)
+    assert "not in the prompt: options (1 row)" in rows_text(found)
 
 
 def test_equal_prompts_are_held_out_together(tmp_path: Path) -> None:
