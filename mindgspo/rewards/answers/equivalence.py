@@ -147,7 +147,8 @@ class _Reading:
         if parse_number(self.plain) is not None or self._is_number_with_words():
             return read_quantity(self._text)
         kinds = [token.kind for token in self.tokens]
-        if Kind.TEXT in kinds or (Kind.NUMBER, Kind.NUMBER) in pairwise(kinds):
+        is_list = (Kind.NUMBER, Kind.NUMBER) in pairwise(kinds) or any(token.is_symbol(",") for token in self.tokens)
+        if is_list or Kind.TEXT in kinds:
             return None
         value = parse_number("".join(token.text for token in self.tokens))
         return None if value is None else Quantity(value=value)
