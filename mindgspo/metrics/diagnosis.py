@@ -74,12 +74,13 @@ def _judged(run: Recorded) -> Finding | None:
 
 
 def _beside(run: Recorded) -> Finding | None:
-    """The other figure, which judges nothing."""
+    """The other figure, which judges nothing; that it fell is news only where the first did not."""
     movements = [movement for figure in held_out_figures(run)[1:] if (movement := _movement(run, figure))]
     if not movements:
         return None
     text, _, high = movements[0]
-    if high >= 0:
+    judged = _judged(run)
+    if high >= 0 or (judged is not None and judged.level is Level.ALARM):
         return Finding(Level.GOOD, text)
     return Finding(Level.WARN, text, "More than noise: read what changed in validation.jsonl.")
 

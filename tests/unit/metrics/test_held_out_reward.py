@@ -94,6 +94,12 @@ def test_a_verifier_of_ours_beside_it_still_judges_by_the_accuracy() -> None:
     assert verdict_lines(history(OURS), step=5, best="")[0].index("accuracy") < 40
 
 
+def test_a_reward_that_says_what_the_accuracy_says_warns_once() -> None:
+    """1 for a right answer, -1 for another, as math_dapo pays."""
+    findings = diagnose(history(OURS, accuracies=(0.8, 0.3), rewards=(0.6, -0.4)))
+    assert [finding.level for finding in findings] == [Level.ALARM, Level.GOOD]
+
+
 @pytest.mark.parametrize(("config", "figures", "words"), [
     (OWN, {"rewards": (0.5, 0.1)}, "alarm: held-out reward went from 0.500 to 0.100"),
     (OWN, {"rewards": (0.5, 0.5)}, None),  # the headline says that no change can be claimed
