@@ -27,11 +27,13 @@ _SLOTS = {"CPU": (128, 64, 32, 16, 8), "Ascend": (256, 128, 64, 32, 16, 8)}  # o
 def most_slots(config: ExperimentConfig, *, capacity: int | None = None) -> int:
     """The `rollout.slots` to set where nobody said how many: the most, over all replicas of plans.infer, of which each
     replica has a power of two, no more than its part of a step's responses, and holds the cache at their longest within
-    SHARE of the memory. What is configured where no more than that fits.
+    SHARE of the memory. What is configured where no more than that fits, and where others' servers generate.
 
     config: resolved. capacity: bytes of a card, or on CPU of the machine; None: as in `expected_memory`.
     """
     rollout, replicas = config.rollout, config.plans.infer.data_parallel
+    if config.has_servers and not config.has_own_servers:
+        return rollout.slots  # their own business
     most = rollout.prompts_per_step * rollout.num_generations // replicas
     for number in _SLOTS[config.device]:
         if number <= slots_per_replica(config):
@@ -55,14 +57,17 @@ def largest_speedup(
     config: resolved. phases: seconds of its step, as `step_cost` names them. expected: of a step of another
     configuration.
     """
+    present = _memory(config, capacity, generating=False)
+    if not present.fits():
+        return None
+    limit = max(SHARE * present.capacity, present.peak()[1])
     now = sum(phases.values())
-    limit = max(SHARE, *(plan.peak()[1] / plan.capacity for plan in _plans(config, capacity)))
     best, least = None, _LEAST_GAIN * now
     for settings, at_most in _faster(config, phases, capacity):
         tried = changed(config, settings)
         if at_most <= least or joined_problems(tried):
             continue
-        if all(plan.peak()[1] <= limit * plan.capacity for plan in _plans(tried, capacity)):
+        if _memory(tried, capacity, generating=False).peak()[1] <= limit:
             taken = expected(tried)
             if now - taken > least:
                 best, least = (settings, taken), now - taken
@@ -91,18 +96,19 @@ def _faster(
             yield {"plans.train.micro_batch_num": times * rounds}, update * idle / (rounds + idle)
 
 
-def _plans(config: ExperimentConfig, capacity: int | None) -> list[MemoryPlan]:
-    """The memory of the processes that train and of those that generate, which may be the same."""
-    sides = [(config, PHASES)]
-    if config.has_servers:
-        sides = [(training_config(config), (Phase.SCORE, Phase.UPDATE, Phase.SAVE))]
-    if config.has_own_servers:
-        sides.append((replica_config(config), (Phase.ROLLOUT,)))
-    return [expected_memory(side, capacity=capacity, phases=phases, levels=[level_of(side)]) for side, phases in sides]
+def _memory(config: ExperimentConfig, capacity: int | None, *, generating: bool) -> MemoryPlan:
+    """Of the processes that generate, or of those that train, which may be the same."""
+    side, phases = config, PHASES
+    if config.has_servers and generating:
+        side, phases = replica_config(config), (Phase.ROLLOUT,)
+    elif config.has_servers:
+        side, phases = training_config(config), (Phase.SCORE, Phase.UPDATE, Phase.SAVE)
+    return expected_memory(side, capacity=capacity, phases=phases, levels=[level_of(side)])
 
 
 def _holds_whole_cache(config: ExperimentConfig, capacity: int | None) -> bool:
     """Whether all slots can be at their longest at once."""
     if joined_problems(config) or sequences_at_once(config, cache_columns(config)) < slots_per_replica(config):
         return False
-    return all(plan.peak()[1] <= SHARE * plan.capacity for plan in _plans(config, capacity))
+    memory = _memory(config, capacity, generating=True)
+    return memory.peak()[1] <= SHARE * memory.capacity

@@ -34,6 +34,7 @@ def test_slots_are_the_most_that_fit_with_the_cache_at_its_longest() -> None:
     (["rollout.cache_gb=8"], 64),  # 128 want 11.3 GiB
     (["rollout.cache_gb=12"], 128),
     (["rollout.slots=4096"], 4096),
+    (["trainer.schedule=one_step_off", "rollout.servers.urls=[http://there:8000]"], 64),  # not ours
     (["trainer.schedule=one_step_off"], 512),  # a server's card holds nothing else
 ])  # fmt: skip
 def test_slots_are_no_more_than_a_step_draws_a_budget_pays_for_or_is_set(overrides: list[str], slots: int) -> None:
@@ -78,6 +79,11 @@ def test_of_all_changes_the_one_that_saves_most_is_named() -> None:
     phases = {"generation": 40.0, "update": 160.0}
     found = largest_speedup(config, phases, lambda other: expected(other) - 200, capacity=64 * GIB)
     assert found == ({"rollout.slots": 256}, 170)
+
+
+def test_what_does_not_fit_is_first_to_be_made_to_fit() -> None:
+    phases = {"generation": 100.0, "update": 300.0}
+    assert largest_speedup(loaded(), phases, lambda other: 1.0, capacity=8 * GIB) is None
 
 
 def test_what_cannot_save_enough_is_not_worked_out() -> None:
