@@ -1,16 +1,20 @@
 r"""What math-verify lacks for comparing sympy trees, in a worker process only: importing this imports sympy.
 
 Its numeric step takes numbers for equal whose difference is below 1e-15, so that e^{-50} would be e^{-51}; `are_equal`
-stands in for it. It takes letters for any real numbers, so that \sqrt{ab} would not be \sqrt{a}\sqrt{b};
-`of_positive_letters` writes both sides down once more, where both ask for positive letters.
+stands in for it. Two equations without a real solution, or without letters, would be the same if both are false or both
+true; `are_same_relations` and `have_same_solutions` tell them apart. And letters are any real numbers to it, so that
+\sqrt{ab} would not be \sqrt{a}\sqrt{b}; `of_positive_letters` writes both sides down again, where both ask for
+positive letters.
 """
 
 from __future__ import annotations
 
+from math_verify import grader
 from sympy import (
     Abs,
     Add,
     Basic,
+    Eq,
     Expr,
     Float,
     Integer,
@@ -24,12 +28,17 @@ from sympy import (
     Sum,
     Symbol,
     UnevaluatedExpr,
+    cancel,
     factor,
     log,
+    solve,
 )
+from sympy.core.relational import Relational
 
 RELATIVE_TOLERANCE = 1e-6
 r"""For comparisons with a decimal number, as in 1.414214 for \sqrt{2}."""
+
+_COMPARE_RELATIONS, _COMPARE_SOLUTIONS = grader.sympy_compare_relational, grader.sympy_solve_and_compare
 
 MAX_DIGITS, MAX_DIGITS_OF_SUMS = 1000, 30
 """To how many digits a difference of exact numbers is worked out before it counts as zero; fewer where it holds an
@@ -85,6 +94,23 @@ def are_equal(gold: Basic | MatrixBase, answer: Basic | MatrixBase, float_roundi
     pair = _exact(gold), _exact(answer)
     plain = _exact(_without_percent(gold)), _exact(_without_percent(answer))
     return _is_identity(pair[0] - pair[1]) or (plain != pair and _is_identity(plain[0] - plain[1]))
+
+
+def are_same_relations(gold: Basic, answer: Basic, *precision: int) -> bool:
+    """The step of math-verify for relations; those without letters, which hold or do not, side by side."""
+    if isinstance(gold, Relational) and not gold.free_symbols and not answer.free_symbols:
+        sides = zip(gold.args, answer.args, strict=True)
+        return type(gold) is type(answer) and all(grader.sympy_expr_eq(*each, *precision) for each in sides)
+    return _COMPARE_RELATIONS(gold, answer, *precision)
+
+
+def have_same_solutions(gold: Relational, answer: Relational, *precision: int) -> bool:
+    """Its step that solves them: equations whose sides differ by a factor, or the same solutions, at least one."""
+    if isinstance(gold, Eq) and isinstance(answer, Eq):
+        ratio = cancel((gold.lhs - gold.rhs) / (answer.lhs - answer.rhs))
+        if ratio.is_number and ratio.is_finite and not ratio.is_zero:
+            return True
+    return _COMPARE_SOLUTIONS(gold, answer, *precision) and bool(solve(answer, answer.free_symbols))
 
 
 def _real_for_some(tree: Basic | MatrixBase) -> list[Expr]:

@@ -6,7 +6,7 @@ single letters, commands of letters and a fixed set of symbols; the grammar of l
 that, and math-verify's `verify` compares trees. The only text that reaches an evaluating function is a run of digits.
 The library's own time limits, which use signal.alarm, are off: the pool's limit is the only one.
 
-Its numeric step and the letters that must be positive are ours, see `algebra`.
+Its numeric step, some of its comparisons of relations and the letters that must be positive are ours, see `algebra`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def load() -> MathVerifyTask:
     from sympy import Basic, Float, MatrixBase, false, log
     from sympy.core.relational import Relational
 
-    from mindgspo.rewards.workers.algebra import are_equal, asking, of_positive_letters
+    from mindgspo.rewards.workers import algebra
 
     # It warns once that its time limits are off, which is how they are meant to be.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
@@ -58,7 +58,9 @@ def load() -> MathVerifyTask:
             return None
         return tree if isinstance(tree, Basic | MatrixBase) else None
 
-    grader.sympy_numeric_eq = are_equal
+    grader.sympy_numeric_eq = algebra.are_equal
+    grader.sympy_compare_relational = algebra.are_same_relations
+    grader.sympy_solve_and_compare = algebra.have_same_solutions
 
     def is_false(tree: Basic | MatrixBase) -> bool:
         """Whether a relation of numbers within does not hold; the library takes the last side of 2 + 2 = 5."""
@@ -74,11 +76,12 @@ def load() -> MathVerifyTask:
             verified = partial(verify, allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True)
             if verified(gold, answer):
                 return True
-            letters = asking(gold) & asking(answer)
-            may_differ_in_logarithms = gold.has(log) and answer.has(log)
-            return bool(letters or may_differ_in_logarithms) and verified(
-                *(of_positive_letters(tree, letters) for tree in (gold, answer))
-            )
+            letters = algebra.asking(gold) & algebra.asking(answer)
+            if not letters and not (gold.has(log) and answer.has(log)):
+                return False
+            pair = [algebra.of_positive_letters(tree, letters) for tree in (gold, answer)]
+            # \sqrt{x} = -1 and \sqrt{x} = -2 are both false, which does not make them the same.
+            return false not in pair and verified(*pair)
         except MemoryError:
             raise
         except Exception:  # what sympy cannot subtract, solve or compare is not shown to be the same
