@@ -26,6 +26,7 @@ from mindgspo.errors import DataError
 from mindgspo.rewards.answers.equivalence import Comparison, compare
 from mindgspo.rewards.answers.quantity import parse_number
 from mindgspo.rewards.functions.multiple_choice import read_choices
+from mindgspo.rewards.registry import gold_is_met
 from mindgspo.types import Prompt
 
 NUM_EXAMPLES = 5
@@ -126,6 +127,7 @@ def _conflict_in_equal_texts(rows: list[_Row]) -> bool:
 
 OVERLONG = "longer than max_prompt_length"
 UNREADABLE = "gold answer cannot be read"
+UNMET = "gold answer is not met by its own repetition"
 
 GoldCheck = Callable[[str, str], "bool | None"]
 """(data_source, gold answer) -> whether its reward function can read it; None: no function is known for the source."""
@@ -163,7 +165,8 @@ class Account:
 def take_account(
     rows: Iterable[RenderedRow | DroppedRow], facts: PromptFacts, *, label: str, dedup: bool, is_readable: GoldCheck
 ) -> Account:
-    """Judge every row. The first reason that applies counts: no answer, an unreadable one, length, dedup.
+    """Judge every row. The first reason that applies counts: no answer, an unreadable one, one that its own repetition
+    does not meet, length, dedup.
 
     Raises DataError for overlong prompts under truncation "error", and where no row is left. label: the source's name.
     """
@@ -186,6 +189,8 @@ def take_account(
             unchecked[row.data_source] = None
         if readable is False:
             reasons[number] = UNREADABLE
+        elif gold_is_met(row.data_source, row.answer) is False:
+            reasons[number] = UNMET
         elif row.ids.size > facts.max_prompt_length:
             reasons[number] = OVERLONG
             overlong.append(f"{row.where} with {row.full_length} tokens")

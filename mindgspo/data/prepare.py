@@ -100,9 +100,9 @@ def prepare_dataset(
     truncation). Prefix and suffix do not apply to verl and dapo rows, which bring their own; a system prompt does,
     where a row has none. seed: draws generated rows; files do not depend on it. force: an existing `out_dir`
     is moved aside to `<out_dir>.old-<n>` once the new one is complete. is_readable: rows whose gold answer it calls
-    unreadable are dropped. The result does not depend on the others: workers, processes that tokenize (None: one per
-    processor; small data needs none); chunk_rows, as many rows as an interruption can cost each of them; show_progress,
-    a bar on stderr if that is a terminal.
+    unreadable are dropped, as are those whose answer its own repetition does not meet. The result does not depend on
+    the others: workers, processes that tokenize (None: one per processor; small data needs none); chunk_rows, as many
+    rows as an interruption can cost each of them; show_progress, a bar on stderr if that is a terminal.
 
     Raises DataError: a source that is missing, malformed, empty or has a row without an answer; prompts
     longer than allowed under truncation "error"; an `out_dir` that holds something else. What was tokenized is kept for

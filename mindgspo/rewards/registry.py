@@ -15,8 +15,9 @@ from mindgspo.rewards.functions.math import Math
 from mindgspo.rewards.functions.multiple_choice import MultipleChoice
 from mindgspo.rewards.functions.numeric import Gsm8k, MathDapo, VerlGsm8k
 from mindgspo.rewards.functions.shaping import CosineLength, Overlong, Repetition, ThinkFormat
-from mindgspo.rewards.verification import Shaper, Verifier
+from mindgspo.rewards.verification import Candidate, Job, Shaper, Verifier
 from mindgspo.text import did_you_mean
+from mindgspo.types import Verdict
 
 _VERIFIERS: Mapping[str, Callable[[RewardSection], Verifier]] = {
     "gsm8k": lambda section: Gsm8k(section.answer),
@@ -77,6 +78,23 @@ def gold_is_readable(data_source: str, gold: str) -> bool | None:
     """Whether the function that "auto" would choose can read a gold answer; None where it would choose none."""
     name = _known_function_for(data_source)
     return None if name is None else _default_verifier(name).can_read(gold)
+
+
+def gold_is_met(data_source: str, gold: str) -> bool | None:
+    r"""Whether that function pays a response that repeats the gold answer in a box; None where there is no function. A
+    gold that its own repetition does not meet, such as \frac{1}{2}}, has no answer that anybody could give."""
+    name = _known_function_for(data_source)
+    return None if name is None else repeats_itself(name, gold)
+
+
+def repeats_itself(name: str, gold: str) -> bool:
+    """Whether the function `name` pays a response that repeats `gold`; True for those that do not read boxes."""
+    if name not in _SOURCES.values():
+        return True
+    is_marked = "####" in gold or "boxed" in gold or "fbox" in gold  # a worked solution announces its answer itself
+    text = gold if is_marked else rf"\boxed{{{gold}}}"
+    found = _default_verifier(name).verify(Candidate(text=text, gold=gold, data_source="", index=0))
+    return not isinstance(found, Job) and found.verdict is Verdict.CORRECT
 
 
 def _known_function_for(data_source: str) -> str | None:

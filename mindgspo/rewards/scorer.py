@@ -16,7 +16,7 @@ from mindgspo.errors import DataError, RewardError
 from mindgspo.io import Closing
 from mindgspo.rewards.functions.from_file import ABSTAINED
 from mindgspo.rewards.functions.math import TASK as MATH_VERIFY_TASK
-from mindgspo.rewards.registry import build_function, function_for
+from mindgspo.rewards.registry import build_function, function_for, repeats_itself
 from mindgspo.rewards.verification import Candidate, Job, Outcome, Reply, Shaper, Verification, Verifier
 from mindgspo.rewards.workers.pool import WorkerPool
 from mindgspo.types import Prompt, Score, Verdict
@@ -86,11 +86,16 @@ class Scorer(Closing):
         self._functions_of(data_source, where)
 
     def unreadable(self, where: str, data_source: str, gold: str) -> str | None:
-        """None where every verifier of a row can read its gold answer, else `where` and the first
-        that cannot. Raises DataError for a data_source without a function."""
+        """None where every verifier of a row reads its gold answer and pays its repetition, else `where` and the first
+        that does not. Raises DataError for a data_source without a function."""
         for name in self._functions_of(data_source, where):
-            if name not in SHAPERS and not self._function(name).can_read(gold):
-                return f"{where} ({function_label(name)}): answer {gold[:80]!r}"
+            if name in SHAPERS:
+                continue
+            answer = f"{where} ({function_label(name)}): answer {gold[:80]!r}"
+            if not self._function(name).can_read(gold):
+                return answer
+            if not repeats_itself(name, gold):
+                return f"{answer}, which is not met by its own repetition"
         return None
 
     def try_out(self, candidates: Sequence[Candidate]) -> list[Score]:

@@ -142,6 +142,19 @@ def test_the_reward_that_fits_the_source_decides_by_default(prepare, tokenizer: 
     assert [prompt.answer for prompt in open_dataset(tmp_path / "out", tokenizer)] == ["5"]
 
 
+def test_gold_answers_that_their_own_repetition_does_not_meet_are_dropped_and_listed(prepare, tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    golds = [r"\frac{1}{2}", r"\frac{1}{2", r"\frac{1}{2}}", "Solution is: $k=4$.", r"f(x)=\{x\}", r"\text{no"]
+    rows = [{"problem": f"{gold}?", "solution": "See above.", "answer": gold} for gold in golds]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    info = prepare(DataSourceSection(format="math", path=path))
+    unmet = "gold answer is not met by its own repetition"
+    assert (info.counts.rows_out, info.counts.dropped) == (4, {unmet: 2}) and unmet in info.account()
+    dropped = [json.loads(line) for line in (tmp_path / "out" / "dropped.jsonl").read_text().splitlines()]
+    listed = [{"where": f"{path}:{n}", "reason": unmet, "answer": golds[n - 1]} for n in (2, 6)]
+    assert dropped == listed
+
+
 def test_rows_without_any_answer_are_listed_with_overlong_ones(prepare, settings, tmp_path: Path):
     path = tmp_path / "rows.jsonl"
     rows = [{"problem": "Short?", "solution": "no box"}, {"problem": "Long? " * 50, "solution": r"\boxed{2}"},

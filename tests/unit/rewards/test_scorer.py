@@ -18,7 +18,7 @@ from mindgspo.config.reward import FileFunction, RewardWorkersSection
 from mindgspo.errors import DataError, RewardError
 from mindgspo.rewards import Scorer, gold_is_readable
 from mindgspo.rewards.functions.from_file import FromFile, conclude
-from mindgspo.rewards.registry import build_function, function_for
+from mindgspo.rewards.registry import build_function, function_for, repeats_itself
 from mindgspo.rewards.verification import Candidate, Job, JSONValue, Outcome, Reply, Shaper, Verification, Verifier
 from mindgspo.rewards.workers.pool import WorkerPool
 from mindgspo.types import Prompt, Verdict
@@ -230,6 +230,12 @@ def test_check_rows_names_what_it_refuses() -> None:
     assert gold_is_readable("math", "x + 1") is True
     assert gold_is_readable("dianjin", "yes") is False
     assert gold_is_readable("my/own", "anything") is None
+    with pytest.raises(DataError, match=r"row 1 \(math\): answer '.*', which is not met by its own repetition"):
+        scorer("math").check_rows([prompt(0), prompt(1, answer=r"\frac{1}{2")])
+    met = ("A, B", "She sold 72.\n#### 72", r"It is \boxed{5}.", "Solution is: $k=4$.")
+    names = ("multiple_choice", "gsm8k", "math", "math")
+    assert all(repeats_itself(name, gold) for name, gold in zip(names, met, strict=True))
+    assert repeats_itself("verl_strict", "72") and not repeats_itself("gsm8k", "72 </think>")
 
 
 CANDIDATE = Candidate(text="It is #### 72", gold="72", data_source="mine", index=3, extra_info={"index": 3})
