@@ -30,7 +30,7 @@ AS_THEY_ARE = (JSONL, PARQUET)
 """Kinds of file that a run reads itself."""
 READERS = ("gsm8k", "multiple_choice", "math")
 """Reward functions that may read gold answers of a user's rows, the most particular first."""
-_OF_FORMATS = (
+_OF_FORMATS = {
     "question",
     "problem",
     "instruction",
@@ -40,8 +40,8 @@ _OF_FORMATS = (
     "output",
     "reward_model",
     "extra_info",
-)
-"""Columns that the published formats read."""
+}
+"""Columns that the published formats read, with what lies below them."""
 _KINDS = (*AS_THEY_ARE, ".json", ".csv", ".tsv")
 _FIRST_ROWS, _MOST_MEASURED = 50, 500
 MOST_UNUSABLE = 0.1
@@ -210,8 +210,10 @@ def _account(path: Path, source: DataSourceSection, first: Sequence[Mapping[str,
     parse = parser_for(source)
     readers = {name: build_function(name, RewardSection()) for name in READERS if source.format == "columns"}
     unread = {name: Unread() for name in readers}
-    taken = _OF_FORMATS if source.columns is None else _read_columns(source.columns)
-    beside = columns_beside(first, taken)
+    if source.columns is None:
+        beside = columns_beside([{key: row[key] for key in row if key not in _OF_FORMATS} for row in first], ())
+    else:
+        beside = columns_beside(first, _read_columns(source.columns))
     draw, measured = random.Random(0), []
     keys: list[str | None] = []
     held: dict[str, None] = {}
@@ -222,7 +224,8 @@ def _account(path: Path, source: DataSourceSection, first: Sequence[Mapping[str,
         keys.append(None if parsed is None else parsed.prompt_key)
         if parsed is None:
             continue
-        for name in (missing := left_out(row, beside, parsed.messages[-1]["content"])):
+        asked = " ".join(message["content"] for message in parsed.messages)
+        for name in (missing := left_out(row, beside, asked)):
             held[name] = None
         num_left_out += bool(missing)
         for name, reader in readers.items():

@@ -177,6 +177,13 @@ def test_what_stands_in_the_question_already_is_not_missed(tmp_path: Path) -> No
     ]  # fmt: skip
     found = account(tmp_path / "a.jsonl", rows)
     assert (found.num_left_out, found.beside) == (0, ())
+    verl = [
+        {"prompt": [{"role": "system", "content": f"Tom has {i} pens."}, {"role": "user", "content": "How many?"}],
+         "data_source": "own", "context": f"Tom has {i} pens.", "reward_model": {"ground_truth": str(i)},
+         "extra_info": {"text": "of the reward's own"}}
+        for i in range(20)
+    ]  # fmt: skip
+    assert account(tmp_path / "verl.jsonl", verl).num_left_out == 0
     # A few rows that need more are told, and no reason to refuse all.
     found = account(tmp_path / "a.jsonl", [*rows, {**rows[0], "options": ["9 m", "9 km"]}])
     assert "not in the prompt: options (1 row)" in rows_text(found)
