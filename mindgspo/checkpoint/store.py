@@ -327,5 +327,8 @@ def open_checkpoint(path: Path) -> Iterator[OpenCheckpoint]:
 
 
 def _stateful_states(state: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """{name: state}; checkpoints of format 1 have two of them among the rest."""
-    return dict(state["kept"]) if "kept" in state else {name: state[name] for name in ("stream", "kl") if name in state}
+    """{name: state}; checkpoints of format 1 have two of them among the rest. Raises CheckpointError."""
+    kept = state.get("kept", {name: state[name] for name in ("stream", "kl") if name in state})
+    if not isinstance(kept, dict) or not all(_STATEFUL_NAME.fullmatch(name) for name in kept):
+        raise CheckpointError(f"{STATE_FILE}: `kept` holds no states by name; restore the file from a copy")
+    return kept

@@ -62,7 +62,7 @@ def read_schema(path: Path) -> pyarrow.Schema:
 
     try:
         return pyarrow.parquet.read_schema(path)
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: not a readable parquet file ({error})") from error
 
 
@@ -121,7 +121,7 @@ def _read_parquet(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
                     for name, read in readers.items():
                         row[name] = read(row[name])
                     yield f"{path} row {number}", row
-    except (pyarrow.ArrowException, OSError, MemoryError) as error:
+    except (pyarrow.ArrowException, OSError, MemoryError, UnicodeDecodeError) as error:  # the last: of column names
         raise DataError(f"{path}: not a readable parquet file ({error or 'too large'})") from error
 
 

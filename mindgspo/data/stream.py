@@ -83,7 +83,10 @@ class PromptStream:
                     f"{own}. Resume "
                     "with the former value, or start a new run"
                 )
-        assert 0 <= state.position <= self._num_rows and state.epoch >= 0, f"{state}"
+        indices = [*state.deferred, state.position - 1 if state.position else 0]
+        is_place = all(isinstance(one, int) and 0 <= one < self._num_rows for one in indices)
+        if not is_place or not isinstance(state.epoch, int) or not 0 <= state.epoch < 1 << 32:
+            raise DataError(f"the saved position in the data is none: {state}; restore the checkpoint from a copy")
         self._set(epoch=state.epoch, position=state.position, deferred=list(state.deferred))
 
     def _set(self, *, epoch: int, position: int, deferred: list[int]) -> None:

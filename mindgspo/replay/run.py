@@ -9,91 +9,35 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from mindspore import nn
 
 from mindgspo.algorithms.optim.backend import UpdateBackend
-from mindgspo.config import ExperimentConfig, load_config
-from mindgspo.errors import CheckpointError, ConfigError
-from mindgspo.io import read_json
+from mindgspo.errors import CheckpointError
 from mindgspo.models.policy import build_model
 from mindgspo.models.trace import trace_forward
 from mindgspo.models.weights import load_weights, weights_as_numpy
 from mindgspo.parallel import runtime
 from mindgspo.parallel.device_ops import takes_packed
 from mindgspo.replay.compare import Comparison, Difference, difference
-from mindgspo.tensor_files import open_tensors, read_safetensors
-from mindgspo.text import counted
+from mindgspo.replay.dump import Dump
+from mindgspo.tensor_files import open_tensors
 from mindgspo.trainer.build import build_backend
-from mindgspo.trainer.dump import FORMAT, MOMENT, gradients_between
-from mindgspo.trainer.updates import batch_file
+from mindgspo.trainer.dump import MOMENT, gradients_between
 from mindgspo.types import Batch
 
 # Of the largest number of a tensor, by the type that the model computes in: what a module makes of equal inputs; what a
 # whole pass, forward and backward, makes of equal weights; what is left of a gradient in weights.
 _MODULE = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 5e-3}
 _PASS = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2}
-_FACTS = {"step", "device", "is_emulated", "world_size", "versions", "updates"}
 # Backwards through a layer: a gradient that is wrong is found in the weights behind it first.
 _BACKWARD = (
     "mlp.down_proj", "mlp.experts.down_proj", "mlp.up_proj", "mlp.gate_proj", "mlp.experts", "mlp.gate",
     "post_attention_layernorm", "self_attn.o_proj", "self_attn.q_norm", "self_attn.k_norm", "self_attn.v_proj",
     "self_attn.k_proj", "self_attn.q_proj", "input_layernorm",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dump:
-    """A folder of `trainer.dump.StepDump`. facts: its step.json."""
-
-    folder: Path
-    config: ExperimentConfig
-    facts: Mapping[str, Any]
-
-    @classmethod
-    def open(cls, folder: Path) -> Dump:
-        """Raises CheckpointError where it is no dump, or one of another format; ConfigError for its configuration."""
-        try:
-            facts = read_json(folder / "step.json")
-        except (OSError, ValueError) as error:
-            raise CheckpointError(
-                f"{folder}: no dumped step ({error}); --set trainer.dump_step=5 writes one to <run_dir>/dumps"
-            ) from error
-        if not isinstance(facts, dict) or facts.get("format") != FORMAT or not facts.keys() >= _FACTS:
-            raise CheckpointError(f"{folder}: a dump of another version of mindgspo; this one reads format {FORMAT}")
-        # Weights are in the dump, the model's folder need not be here.
-        config = load_config(folder / "config.yaml", ["model.path="], check_files=False)
-        if config.model.backend != "native":
-            raise ConfigError(f"{folder}: model.backend={config.model.backend} cannot be run again; native can")
-        return cls(folder=folder, config=config, facts=facts)
-
-    def batches(self, number: int) -> list[Batch]:
-        """Of the update number `number`, from 1 on."""
-        count = self.facts["updates"][number - 1]["micro_batches"]
-        return [_read_batch(batch_file(self.folder, f"update_{number}", index)) for index in range(count)]
-
-    def tensors(self, name: str) -> dict[str, np.ndarray]:
-        """Of one of its files; {} where it was not written."""
-        path = self.folder / f"{name}.safetensors"
-        return read_safetensors(path) if path.exists() else {}
-
-    def __str__(self) -> str:
-        device = f"{'emulated ' if self.facts['is_emulated'] else ''}{self.facts['device']}"
-        ranks = counted(self.facts["world_size"], "rank")
-        versions = ", ".join(f"{name} {version}" for name, version in self.facts["versions"].items())
-        return f"step {self.facts['step']} of {self.config.experiment}, {device}, {ranks}; {versions}"
-
-
-def _read_batch(path: Path) -> Batch:
-    with np.load(path, allow_pickle=False) as arrays:
-        fields = {name: arrays[name] for name in arrays.files}
-    for name in ("num_sequences", "num_tokens"):
-        fields[name] = int(fields[name])
-    return Batch(**fields)
 
 
 def replay(dump: Dump, *, tolerance: float | None = None) -> Comparison:
@@ -110,8 +54,8 @@ class _Replay:
         model = build_model(config.model)
         self._backend: UpdateBackend = build_backend(config, model)
         self._model: nn.Cell = model
-        load_weights(model, config.model, dump.tensors("weights"), where=dump.folder / "weights.safetensors")
-        with open_tensors(dump.folder / "optimizer.safetensors") as state:
+        load_weights(model, config.model, dump.tensors("weights"), where=dump.path("weights"))
+        with open_tensors(dump.path("optimizer")) as state:
             self._backend.load_tensors(state)
         where = "an emulated card" if runtime.is_emulated() else runtime.current_device()
         self._found = Comparison(str(dump), where)
@@ -134,13 +78,18 @@ class _Replay:
         return one
 
     def _forward(self) -> None:
-        trace = iter(self._dump.tensors("trace").items())
-        if not self._dump.tensors("trace"):
+        tensors = self._dump.tensors("trace")
+        trace = iter(tensors.items())
+        if not tensors:
             return
 
         def compare(name: str, operator: str, found: np.ndarray) -> np.ndarray:
-            key, recorded = next(trace)
-            assert key.partition(" ")[2] == f"{name} | {operator}", f"{key} is recorded where {name} is computed"
+            key, recorded = next(trace, ("nothing", np.empty(0)))
+            if key.partition(" ")[2] != f"{name} | {operator}" or not _are_alike(recorded, found):
+                raise CheckpointError(
+                    f"{self._dump.path('trace')}: {key} {list(recorded.shape)} is recorded where {name} "
+                    f"{list(found.shape)} is computed; the dump was changed, or is of another version of mindgspo"
+                )
             self._add("forward", name, found, recorded, tolerance=self._of_module, operator=operator)
             return recorded
 
@@ -152,6 +101,9 @@ class _Replay:
         result = self._backend.update(batches, update["lr"], kl_coef=update["kl_coef"])
         recorded = self._dump.tensors(f"update_{number}_found")
         for index, (batch, found) in enumerate(zip(batches, result.logp_NK, strict=True)):
+            if not _are_alike(recorded.get(f"logp/{index}"), found):
+                path = self._dump.path(f"update_{number}_found")
+                raise CheckpointError(f"{path}: has no logp/{index} of shape {list(found.shape)}; the dump was changed")
             masked = [np.where(batch.mask_NK, array, 0) for array in (found, recorded[f"logp/{index}"])]
             self._add(f"{stage}, forward", f"log-probs of micro-batch {index}", *masked, tolerance=self._of_pass)
         scalars = {"loss": (result.loss, update["loss"]), "grad_norm": (result.grad_norm, update["grad_norm"])}
@@ -175,6 +127,10 @@ class _Replay:
         if takes_packed(self._backend.policy):
             return batch
         return _with_padding(batch, batch.samples_N.size)
+
+
+def _are_alike(recorded: np.ndarray | None, found: np.ndarray) -> bool:
+    return recorded is not None and recorded.shape == found.shape and recorded.dtype.kind == "f"
 
 
 def _with_padding(batch: Batch, slots: int) -> Batch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,10 +76,14 @@ class FileContent:
         """Raises WeightsError where the file cannot be opened."""
         self._path = path
         try:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise WeightsError(f"{path}: cannot be opened ({error.strerror})") from error
-        self.size = os.fstat(self._descriptor).st_size
+        found = os.fstat(self._descriptor)
+        self.size = found.st_size
+        if not stat.S_ISREG(found.st_mode):  # a pipe would wait for ever
+            self.close()
+            raise WeightsError(f"{path}: is no regular file")
 
     def at(self, start: int, length: int) -> bytes:
         """`length` bytes from `start`. Raises WeightsError where the file is shorter."""

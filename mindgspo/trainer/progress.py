@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -81,14 +82,25 @@ class Progress:
     def from_state(state: Mapping[str, Any], *, started: float) -> Progress:
         """The progress saved in a checkpoint. started: this process's clock when it took the run over."""
         return Progress(
-            accuracy_before=state["accuracy_before"],
-            accuracy=state["accuracy"],
-            reward_before=state.get("reward_before"),
-            reward=state.get("reward"),
-            best=None if state.get("best") is None else Best(**state["best"]),
-            latest=None if state.get("latest") is None else Best(**state["latest"]),
+            accuracy_before=_number(state["accuracy_before"]),
+            accuracy=_number(state["accuracy"]),
+            reward_before=_number(state.get("reward_before")),
+            reward=_number(state.get("reward")),
+            best=_best(state.get("best")),
+            latest=_best(state.get("latest")),
             step=int(state["step"]),
-            training_seconds=state["training_seconds"],
+            training_seconds=float(state["training_seconds"]),
             tokens=int(state["tokens"]),
-            seconds_before=state["seconds"] - started,
+            seconds_before=float(state["seconds"]) - started,
         )
+
+
+def _number(value: Any) -> float | None:
+    """Raises ValueError, TypeError for what is no finite number."""
+    if value is not None and not math.isfinite(value):
+        raise ValueError(f"{value} is not finite")
+    return value
+
+
+def _best(state: Mapping[str, Any] | None) -> Best | None:
+    return None if state is None else Best(step=int(state["step"]), value=_number(float(state["value"])))

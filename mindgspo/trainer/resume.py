@@ -6,7 +6,8 @@ Each rank reads its own rows of weights and moments; rank 0 alone compares hashe
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from mindgspo.checkpoint import (
     open_checkpoint,
     roll_back,
 )
-from mindgspo.errors import TrainingError
+from mindgspo.checkpoint.store import step_of
+from mindgspo.errors import CheckpointError, MindGSPOError, TrainingError
 from mindgspo.io import fsync_tree, publish_folder, temporary_path, write_file
 from mindgspo.metrics import RunLog
 from mindgspo.metrics.files import LOGS, split_records
@@ -114,7 +116,7 @@ class Resume:
         """With those of another run's checkpoint."""
         path = path_for_all(origin.checkpoint)
         assert path is not None
-        with open_checkpoint(path) as saved:
+        with open_checkpoint(path) as saved, _state_of(path):
             self._check_inputs(saved, weights_only=True)
             self._load_weights(saved)
         self.log.note(
@@ -143,7 +145,7 @@ class Resume:
         """Everything that `Saver` took; and how many bytes of each log of that run are from before it, as far as the
         log is whole. run: None where the checkpoint lies in no run folder."""
         trainer = self.trainer
-        with open_checkpoint(path) as saved:
+        with open_checkpoint(path) as saved, _state_of(path):
             if saved.step > trainer.total_steps:
                 raise TrainingError(
                     f"{path}: has {saved.step} steps behind it, the run asks for {trainer.total_steps}, so there is "
@@ -153,6 +155,7 @@ class Resume:
             if (told := self.learning_rates(saved.step)) is not None:
                 self.log.note(told)
             sizes = {} if run is None or not is_first() else self._check_logs(saved, run)
+            self._check_tokens(saved)
             self._load_weights(saved, with_optimizer=True)
             for name, part in self.stateful.items():
                 if name in saved.stateful:
@@ -161,8 +164,22 @@ class Resume:
                     self.log.note(f"note: {path} holds no state of `{name}`, which starts anew")
             trainer.weight_version = int(saved.state["weight_version"])
             progress = Progress.from_state(saved.state["progress"], started=self.started)
+            if progress.step != saved.step or step_of(path) not in (None, saved.step) or trainer.weight_version < 0:
+                raise ValueError(
+                    f"step {progress.step}, {saved.step} in its manifest, weight version {trainer.weight_version}"
+                )
         trainer.load_engine_weights()
         return progress, sizes
+
+    def _check_tokens(self, saved: OpenCheckpoint) -> None:
+        """Responses that wait: graphs look their tokens up in tables. Raises ValueError."""
+        vocabulary = self.trainer.model.config.vocab_size
+        for name in saved.stateful:
+            arrays = saved.arrays_of(name)
+            if "ids" in arrays.tensors:
+                ids = arrays.read("ids")
+                if ids.dtype != "int32" or (ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary):
+                    raise ValueError(f"tokens of {name} that the model does not have")
 
     def _load_weights(self, saved: OpenCheckpoint, *, with_optimizer: bool = False) -> None:
         trainer = self.trainer
@@ -186,6 +203,21 @@ class Resume:
         if self.trainer.reference is not None:
             with self.trainer.swap.phase(Phase.SCORE):
                 self.trainer.reference.restore(self.folder.reference)
+
+
+@contextmanager
+def _state_of(path: Path) -> Iterator[None]:
+    """What a checkpoint's digests vouch for may have been written by anybody: whatever its state lacks, or has of
+    another kind, becomes a CheckpointError."""
+    try:
+        yield
+    except MindGSPOError:
+        raise
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, AssertionError) as error:
+        raise CheckpointError(
+            f"{path}: its state does not fit this run ({type(error).__name__}: {error}); restore it from a copy, or "
+            "move it away to continue from an older one"
+        ) from error
 
 
 def _copy_history(run: Path | None, folder: RunFolder, step: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 import numpy as np
 
@@ -45,9 +46,11 @@ class Baseline:
         """Continue from what `state` returned."""
         self._solved, self._rewards = None, ()
         if state:
-            self._rewards = tuple(state.get("rewards", ()))
-            bits = np.frombuffer(bytes.fromhex(str(state["solved"])), np.uint8)
-            self._solved = np.unpackbits(bits, count=int(str(state["problems"]))).astype(bool)
+            self._rewards = tuple(map(float, cast(list, state.get("rewards", ()))))
+            bits, problems = np.frombuffer(bytes.fromhex(str(state["solved"])), np.uint8), int(str(state["problems"]))
+            if not 0 <= problems <= 8 * bits.size:
+                raise ValueError(f"{problems} problems, and outcomes of {8 * bits.size} at most")
+            self._solved = np.unpackbits(bits, count=problems).astype(bool)
 
 
 class Validation:

@@ -202,6 +202,9 @@ class UpdateBackend:
                 f"{name} has shape {given.get(name, 'none (missing)')}, expected "
                 f"{expected.get(name, 'none (unknown name)')}"
             )
+        number = state.read(UPDATES_KEY)
+        if number.dtype.kind != "i" or not 0 <= int(number) < 1 << 53:
+            raise CheckpointError(f"{state.path}: {UPDATES_KEY} is {number}, and it counts updates")
         layouts = self._moment_layouts()
         for parameter in self.moments:
             index: tuple[slice, ...] = ()
@@ -211,7 +214,7 @@ class UpdateBackend:
                 index = held.index
             array = state.read_slice(parameter.name, index)
             set_values(parameter, np.ascontiguousarray(array, np.float32))
-        self._updates = int(state.read(UPDATES_KEY))
+        self._updates = int(number)
 
     def _moment_shapes(self) -> dict[str, Shape]:
         """{name: shape} of the whole moments."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -108,3 +109,14 @@ def test_a_state_of_another_run_is_refused(stream: PromptStream, message: str):
     with pytest.raises(DataError, match=message):
         stream.restore(PromptStream(8, seed=1).state())
     assert stream.state() == before
+
+
+@pytest.mark.parametrize("change", [
+    {"position": 9}, {"position": -1}, {"position": "1"}, {"deferred": (8,)}, {"deferred": (0.5,)}, {"epoch": -1},
+    {"epoch": 1 << 70},
+], ids=str)  # fmt: skip
+def test_a_forged_position_is_refused(change: dict[str, Any]) -> None:
+    stream = PromptStream(8, seed=1)
+    with pytest.raises((DataError, TypeError)):
+        stream.restore(dataclasses.replace(stream.state(), **change))
+    assert sorted(stream.take(8)) == list(range(8))

@@ -10,10 +10,11 @@ import pytest
 
 from mindgspo.checkpoint import open_run_folder
 from mindgspo.config import TokenizerSection, dump_config
-from mindgspo.errors import CheckpointError, ConfigError, TrainingError
+from mindgspo.errors import CheckpointError, ConfigError, DataError, TrainingError
 from mindgspo.tokenization import load_tokenizer
 from mindgspo.trainer.loop import require_all_steps
 from mindgspo.trainer.progress import Best, Progress
+from mindgspo.trainer.resume import _state_of
 from mindgspo.trainer.resume_checks import check_config, check_fingerprints, check_same_experiment, fingerprints
 
 
@@ -28,6 +29,18 @@ def test_seconds_are_summed_over_processes() -> None:
     assert (second.step, second.training_seconds, second.tokens) == (2, 7.0, 100)
     assert second.seconds(7.5) == 12.5
     assert (second.accuracy_before, second.accuracy) == (0.25, 0.5)
+
+
+@pytest.mark.parametrize("change", [
+    {"step": "x"}, {"tokens": None}, {"accuracy": "x"}, {"reward": float("inf")}, {"training_seconds": []},
+    {"best": {"a": 1}}, {"latest": {"step": 1, "value": float("nan")}}, {"best": 5},
+], ids=str)  # fmt: skip
+def test_a_forged_progress_is_refused(change: dict[str, object], tmp_path: Path) -> None:
+    """Digests of a checkpoint do not say who wrote it; `Resume` reads its state within `_state_of`."""
+    with pytest.raises(CheckpointError, match=f"{tmp_path}: its state does not fit this run"), _state_of(tmp_path):
+        Progress.from_state(Progress().state(0.0) | change, started=0.0)
+    with pytest.raises(DataError, match="as it is"), _state_of(tmp_path):
+        raise DataError("as it is")
 
 
 def test_the_best_evaluation_and_the_accuracy_before() -> None:

@@ -180,6 +180,14 @@ def test_the_baseline_survives_a_stop(number: int) -> None:
     assert change[CHANGE] == change_estimate(solved, after) and change[REWARD_CHANGE].value == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize(
+    "change", [{"problems": 10**12}, {"problems": -1}, {"solved": "zz"}, {"rewards": ["a"]}], ids=str
+)
+def test_a_forged_baseline_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(ValueError):
+        Baseline().load_state({"problems": 3, "solved": "c0", "rewards": [1.0, 0.0, 0.5]} | change)
+
+
 def test_other_problems_or_an_empty_checkpoint_are_another_baseline() -> None:
     baseline = Baseline()
     assert baseline.changes([True, False], [1, 0]) == {}
