@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import json
 import math
+import socket
 import statistics
 import subprocess
 import sys
@@ -24,7 +25,6 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
-from socket import AF_INET
 from typing import Any
 
 import numpy as np
@@ -169,9 +169,10 @@ def serve_model_slowly(options: argparse.Namespace) -> None:
         time.sleep(max(0.0, options.token_seconds - (time.perf_counter() - began)))
 
     Decoding.look = look_slowly
-    port = options.slow_model
     config = load_config(EXPERIMENT, [f"rollout.slots={options.slots}"], check_files=False)
-    serve_replica(replica_with_cache_budget(config), host="127.0.0.1", port=port, ready=print)
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", options.slow_model))
+    serve_replica(replica_with_cache_budget(config), listener, key=None, folders=[Path("/")], ready=print)
 
 
 def measured(schedule: str, staleness: int, urls: list[str], options: argparse.Namespace, folder: Path) -> list[dict]:
@@ -239,7 +240,7 @@ def main() -> None:
     results = []
     with tempfile.TemporaryDirectory() as folder:
         for schedule, staleness in SCHEDULES if options.only is None else chosen(options.only):
-            ports = [listen_once(AF_INET, "127.0.0.1", 0) for _ in range(options.servers)]
+            ports = [listen_once(socket.AF_INET, "127.0.0.1", 0) for _ in range(options.servers)]
             own = ["--slots", str(options.slots), "--token-seconds", str(options.token_seconds)]
             own += ["--straggler", str(options.straggler), "--eos", str(eos)]
             servers = [subprocess.Popen([sys.executable, __file__, "--serve", str(port), *own]) for port in ports]

@@ -87,5 +87,10 @@ def _url_problems(config: ExperimentConfig) -> Iterator[str]:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             yield f"rollout.servers.urls: {url!r} is no address of a server; write e.g. http://10.0.0.2:8000"
+        elif "@" in parts.netloc or parts.query or parts.fragment:
+            yield (
+                f"rollout.servers.urls: that of {parts.hostname} has a user, a query or a fragment; remove it, and "
+                "give a key by rollout.servers.api_key_file"
+            )
     if len(set(urls)) < len(urls):
         yield f"rollout.servers.urls: {max(urls, key=urls.count)} is named twice; name each server once"

@@ -10,9 +10,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from mindgspo.config import ExperimentConfig
 from mindgspo.config.schedule_rules import infer_cards
@@ -173,10 +175,18 @@ def _listens(port: int) -> bool:
 
 def _show_dead(servers: Sequence[_Server]) -> None:
     for server in servers:
-        if (code := server.process.poll()) is not None:
+        if (code := _exit_code(server.process)) is not None:
             print(f"the server at {server.url} has ended with exit code {code}; its log, {server.log}, ends with:")
             for line in last_lines(server.log, _LAST_LINES):
                 print(f"  {line}")
+
+
+def _exit_code(process: subprocess.Popen) -> int | None:
+    """None while it runs. One of which threads are left that the kernel is still ending is waited for."""
+    with suppress(psutil.NoSuchProcess, subprocess.TimeoutExpired):
+        if psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE:
+            process.wait(GRACE_S)
+    return process.poll()
 
 
 def _end(servers: Sequence[_Server]) -> None:

@@ -44,7 +44,7 @@ class AnswerReader:
         if not isinstance(found, dict):
             raise self._error("is no JSON object")
         told = found.get("weight_version")
-        if told != label or isinstance(told, bool):
+        if told != label or type(told) is not type(label):
             raise self._error(
                 f"was generated with weights of version {told!r}, the servers were given version {version}; look for "
                 "somebody else who updates this server"

@@ -172,7 +172,7 @@ class Server:
 def _message(content: bytes) -> str:
     """Of an error, as OpenAI's servers give it, or whatever came."""
     try:
-        return printable(str(json.loads(content)["error"]["message"])[:500])
+        return " ".join(printable(str(json.loads(content)["error"]["message"])[:500]).split())
     except (ValueError, RecursionError, TypeError, KeyError):
         return shown(content)
 

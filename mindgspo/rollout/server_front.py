@@ -227,7 +227,7 @@ async def _body(request: web.Request) -> bytes:
     try:
         return await asyncio.wait_for(request.read(), _BODY_S)
     except web.HTTPRequestEntityTooLarge as error:
-        raise RequestError(f"the body is larger than {request._client_max_size} bytes", 413) from error
+        raise RequestError(f"the body is larger than {request._client_max_size} bytes") from error
     except asyncio.TimeoutError as error:
         raise RequestError(f"the body has not come within {_BODY_S:g} s", 408) from error
     except (HttpProcessingError, ClientPayloadError, web.RequestPayloadError, ConnectionError) as error:

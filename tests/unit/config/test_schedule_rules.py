@@ -32,6 +32,11 @@ def test_servers_that_a_run_starts(load: Callable[..., ExperimentConfig]) -> Non
             "rollout.servers.urls: '10.0.0.2:8000' is no address of a server; write e.g. http://10.0.0.2:8000",
         ),
         (
+            ['rollout.servers.urls=["http://me:s3cret@10.0.0.2:8000"]'],
+            "rollout.servers.urls: that of 10.0.0.2 has a user, a query or a fragment; remove it, and give a key by "
+            "rollout.servers.api_key_file",
+        ),
+        (
             ['rollout.servers.urls=["http://a:1","http://a:1"]'],
             "rollout.servers.urls: http://a:1 is named twice; name each server once",
         ),

@@ -4,6 +4,7 @@ import base64
 import gzip
 import io
 import json
+import random
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from aiohttp import web
 from fake_completion_server import (
     EOS,
     EXPERTS_PER_TOKEN,
@@ -568,6 +570,50 @@ def test_a_file_of_pickled_experts_is_not_read() -> None:
     spoil = set_choice("routed_experts", _base64(np.frombuffer(file.getvalue(), np.uint8)))
     said = refusal(FakeServer("vllm", spoil=spoil), expected=ROUTED)
     assert "routed_experts are of object, in another order or no whole numbers" in said
+
+
+_ODD = (
+    *(None, True, 0, -1, 1e400, -3.45e38, 10**400, float("nan"), "", "\ud800", "x" * 99, [], [[]], {}, {"version": []}),
+    *([None], ["stop"], {"index": True}, [1e3], [True], "AAAA", "\n\x1b[31m"),
+)
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_answers_that_were_changed_at_random(api: str) -> None:
+    """Each is an answer that can be right, or one line about the server; nothing else, and nobody waits."""
+    rng = random.Random(5)
+
+    def spoil(found: Any) -> Any:
+        place, key = found, None
+        while isinstance(place, (dict, list)) and place and (key is None or rng.random() < 0.8):
+            parent, key = place, rng.choice(list(place) if isinstance(place, dict) else range(len(place)))
+            place = place[key]
+        parent[key] = rng.choice(_ODD)
+        return found
+
+    refused = 0
+    with FakeServer(api, spoil=spoil) as server, asking(server) as service:
+        for number in range(150):
+            try:
+                (answer,) = answered(service, request(number))
+            except RolloutError as error:
+                refused += 1
+                assert "\n" not in str(error) and str(error).startswith(server.url), str(error)
+                assert "\x1b" not in str(error)
+            else:
+                assert all(np.isfinite(piece.logprobs).all() for piece in answer.pieces)
+                assert all(((piece.ids >= 0) & (piece.ids < VOCAB)).all() for piece in answer.pieces)
+    assert refused > 75
+
+
+@pytest.mark.parametrize("message", ["two\nlines", "a colour \x1b[31m", {"deep": ["\n"]}, "x" * 9000])
+def test_what_a_server_says_is_one_line(message: Any) -> None:
+    class Rude(FakeServer):
+        async def _completion(self, request: Any, body: dict[str, Any]) -> Any:
+            return web.json_response({"error": {"message": message}}, status=400)
+
+    said = refusal(Rude())
+    assert said.startswith("/v1/completions: status 400: ") and "\x1b" not in said and len(said) < 600
 
 
 def test_an_error_leaves_the_service_to_be_closed() -> None:
