@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from mindgspo.data.dataset_info import COLUMNS, FILE_NAME, RECORD_NAME, DatasetI
 from mindgspo.data.record_index import check_record_file
 from mindgspo.data.rendering import FORMATS_WITH_INSTRUCTION
 from mindgspo.data.sources import sha256_of
-from mindgspo.errors import DataError
+from mindgspo.errors import DataError, WriteError
 from mindgspo.io import parse_json, restore_umask
 from mindgspo.text import listed, printable
 from mindgspo.tokenization import RENDERING, Tokenizer
@@ -60,11 +60,23 @@ def write_records(prompts: Iterable[Prompt], folder: Path) -> None:
     for prompt in prompts:
         chunk.append(_to_record(prompt))
         if len(chunk) == ROWS_PER_WRITE:
-            writer.write_raw_data(chunk)
+            _write(writer.write_raw_data, folder, chunk)
             chunk = []
     if chunk:
-        writer.write_raw_data(chunk)
-    writer.commit()
+        _write(writer.write_raw_data, folder, chunk)
+    _write(writer.commit, folder)
+
+
+def _write(call: Callable[..., object], folder: Path, *arguments: object) -> None:
+    """Raises WriteError for MindSpore's RuntimeError, which does not tell what the system said."""
+    try:
+        call(*arguments)
+    except RuntimeError as error:
+        reason = next((line for line in str(error).splitlines() if line.startswith("[ERROR]")), "no reason given")
+        raise WriteError(
+            f"{folder / RECORD_NAME}: cannot be written ({reason.removeprefix('[ERROR] ')}); look at the space on its "
+            "disk and at the limits of this process: `ulimit -f` (size of a file), `ulimit -n` (open files)"
+        ) from error
 
 
 def read_records(folder: Path, num_rows: int) -> Iterator[Prompt]:

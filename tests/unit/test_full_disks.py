@@ -182,6 +182,16 @@ def test_a_limit_of_the_size_of_files(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_limit_of_the_size_of_files_while_data_is_prepared(tmp_path: Path) -> None:
+    """MindSpore writes the records, and says only that it could not."""
+    words = command("data", "prepare", "--format", "arithmetic", "--max-rows", "8", "--output", tmp_path / "data")
+    limited = ["sh", "-c", 'ulimit -f 100; exec "$@"', "sh", *words]
+    done = subprocess.run(limited, env=environment(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+    assert re.match(r"error: .*prompts.mindrecord: cannot be written \(.*`ulimit -f`", done.stderr), done.stderr
+    assert not (tmp_path / "data").exists()
+
+
 def test_errors_of_files_that_are_read_meanwhile_stay_what_they_are(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), atomic_file(tmp_path / "out") as file:
         file.write((tmp_path / "absent").read_bytes())
