@@ -7,9 +7,11 @@ ours shows a traceback. Commands stand in files by what they take; this one puts
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import io
 import platform
+import resource
 import sys
 import traceback
 from collections.abc import Sequence
@@ -127,6 +129,12 @@ def _exit_code(arguments: Sequence[str] | None) -> int:
         if error.errno in DISK_ERRORS:
             place = f"{error.strerror}; make room there"  # of standard output, or of what a library writes
             print(error_text(write_error(Path(error.filename), error) if error.filename else place), file=sys.stderr)
+            return 1
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            print(
+                error_text(f"too many open files: the limit is {limit} (ulimit -n); set 4096 or more"), file=sys.stderr
+            )
             return 1
         if error.filename is None:
             raise

@@ -1,4 +1,5 @@
-"""A process whose memory is at its end: it says so and ends; no thread that cannot be made is waited for."""
+"""A process whose memory or open files are at their end: it says so and ends; no thread that cannot be made is waited
+for."""
 
 from __future__ import annotations
 
@@ -99,3 +100,19 @@ sys.exit(main(["checkpoint", "list", sys.argv[1]]))
     said = done.stderr.splitlines()
     assert done.returncode == 1 and len(said) == 2 and said[1].startswith("error: out of memory in "), done.stderr
     assert "mindgspo/io.py, line " in said[1] and "ulimit -v" in said[1]
+
+
+def test_a_command_without_files_names_the_limit(tmp_path: Path) -> None:
+    """A pipe to a child process has no name."""
+    code = """
+import os, resource, sys
+from mindgspo.cli import main
+from mindgspo.cli.program import app
+main(["checkpoint", "list", "/nowhere"])
+app.command("pipes")(lambda: [os.pipe() for _ in range(100)])
+resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))
+sys.exit(main(["pipes"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[1:] == ["error: too many open files: the limit is 20 (ulimit -n); set 4096 or more"]
