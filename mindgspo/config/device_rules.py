@@ -196,5 +196,7 @@ def mindformers_problems(model: ModelSection) -> Iterator[str]:
             f"model.head_dim: {model.head_dim} x {model.num_attention_heads} attention heads is not hidden_size "
             f"{model.hidden_size}, as it must be in the cells of MindFormers; use the native backend"
         )
+    if model.rows != model.vocab_size:
+        yield "model.table_rows: the cells of MindFormers have no padded tables; leave it out"
     if model.dtype != "float32":
         yield f"model.dtype: {model.dtype}; the MindFormers backend is tested in float32 alone; set float32"

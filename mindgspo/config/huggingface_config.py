@@ -233,8 +233,9 @@ def _impossible(model: ModelSection) -> Iterator[str]:
         yield f"num_experts_per_tok {model.num_experts_per_tok} is more than num_experts {model.num_experts}"
 
 
-# Not part of the architecture: where weights lie, whose cells compute, in which type, how random ones are drawn.
-_FREE = {"path", "backend", "dtype", "initializer_range"}
+# Not part of the architecture: where weights lie, whose cells compute, in which type, how random ones are drawn, and
+# how tables are padded.
+_FREE = {"path", "backend", "dtype", "initializer_range", "table_rows"}
 
 
 def check_architecture(configured: ModelSection, found: ModelSection) -> None:

@@ -73,6 +73,10 @@ class ModelSection(Section):
     vocab_size: int = Field(ge=2, le=1 << 24)
     """Rows of the embedding table; at least the tokenizer's size (Qwen2.5 pads its 151,665 tokens to
     151,936)."""
+    table_rows: int | None = Field(default=None, ge=2, le=1 << 24)
+    """Rows of the tables in memory: at least vocab_size, and a number that model_parallel divides where that does not
+    divide vocab_size. The rows behind vocab_size are zeros; no token stands for them, and exports leave them out.
+    None: vocab_size."""
     hidden_size: int = Field(ge=1, le=1 << 20)
     """Width of the residual stream; where head_dim is not set, a multiple of num_attention_heads."""
     intermediate_size: int = Field(ge=1, le=1 << 22)
@@ -111,6 +115,17 @@ class ModelSection(Section):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of weights and activations in the forward and backward pass. Trained weights, gradients and moments are
     float32. bfloat16 on CPU wants g++, which compiles the kernels."""
+
+    @property
+    def rows(self) -> int:
+        """Of the tables in memory."""
+        return self.vocab_size if self.table_rows is None else self.table_rows
+
+    @model_validator(mode="after")
+    def _has_rows_for_its_tokens(self) -> ModelSection:
+        if self.rows < self.vocab_size:
+            raise ValueError(f"table_rows {self.table_rows} is less than vocab_size {self.vocab_size}")
+        return self
 
     @model_validator(mode="after")
     def _with_head_dim(self) -> ModelSection:

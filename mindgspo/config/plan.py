@@ -186,9 +186,12 @@ def _model_parallel_problems(name: str, plan: ParallelPlan, model: ModelSection)
     if not _has_whole_experts(plan, model):
         inner = "moe_intermediate_size" if model.moe_intermediate_size else "intermediate_size"
         sizes += f"{inner} {inner_size(model)}, "
+    padded = model.model_copy(update={"table_rows": -(-model.vocab_size // size) * size})
+    mend = f", or model.table_rows={padded.rows}" if size in legal_model_parallel(plan, padded) else ""
+    table = f"vocab_size {model.vocab_size}" if model.table_rows is None else f"table_rows {model.rows}"
     return [
-        f"{name}: {size} does not split the model evenly ({sizes}vocab_size {model.vocab_size}); nearest legal: "
-        f"{either(nearest(legal, size))}"
+        f"{name}: {size} does not split the model evenly ({sizes}{table}); nearest legal: "
+        f"{either(nearest(legal, size))}{mend}"
     ]
 
 
@@ -234,7 +237,7 @@ def _fits(model_parallel: int, model: ModelSection) -> bool:
     is always divided over the output table's logits, whether or not the input table is."""
     kv_heads = model.num_key_value_heads
     shares_heads = kv_heads % model_parallel == 0 or model_parallel % kv_heads == 0
-    return shares_heads and model.vocab_size % model_parallel == 0
+    return shares_heads and model.rows % model_parallel == 0
 
 
 def _expert_problems(name: str, plan: ParallelPlan, model: ModelSection) -> list[str]:

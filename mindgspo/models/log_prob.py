@@ -27,12 +27,23 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore.ops import constexpr
 
+from mindgspo.config import ModelSection
 from mindgspo.parallel.collectives import group_name
 from mindgspo.parallel.placement import AutoParallelPlacement, Placement
 from mindgspo.parallel.ranks import DATA, MODEL, WHOLE
 
 _TOKENS = (DATA, WHOLE)
 _LOGITS = (DATA, MODEL)
+
+
+_NEVER = -1e30  # a logit whose probability is 0, and times which 0 is 0
+
+
+def _padding_mask(model: ModelSection, first: int, count: int) -> Tensor | None:
+    """What is added to the logits of rows of a table from `first` on, float32 [count]; None without padding."""
+    if model.rows == model.vocab_size:
+        return None
+    return Tensor(np.where(np.arange(first, first + count) < model.vocab_size, 0.0, _NEVER).astype(np.float32))
 
 
 @constexpr
@@ -54,11 +65,12 @@ class ChunkedLogProb(nn.Cell):
     hidden it is a row of W, towards W a scattered row of hidden.
     """
 
-    def __init__(self, *, temperature: float, chunk_bytes: int = 64 << 20) -> None:
+    def __init__(self, *, temperature: float, chunk_bytes: int = 64 << 20, mask_V: Tensor | None = None) -> None:
         super().__init__(auto_prefix=False)
         assert temperature > 0, temperature
         self.inverse_temperature = 1.0 / temperature
         self.chunk_bytes = chunk_bytes
+        self.is_padded, self.mask_V = mask_V is not None, mask_V
         self.logits = ops.MatMul(transpose_b=True)
         self.times_weight = ops.MatMul()
         self.transposed_times = ops.MatMul(transpose_a=True)
@@ -141,7 +153,8 @@ class ChunkedLogProb(nn.Cell):
 
     def _scaled_logits(self, hidden_CH: Tensor, weight: Tensor) -> Tensor:
         # The temperature, too, multiplies the [C, H] side: on [C, V] it would cost another chunk.
-        return ops.cast(self.logits(hidden_CH * self.inverse_temperature, weight), ms.float32)
+        logits_CV = ops.cast(self.logits(hidden_CH * self.inverse_temperature, weight), ms.float32)
+        return logits_CV + self.mask_V if self.is_padded else logits_CV
 
     def _entropy(self, log_probs_CV: Tensor, logp_C: Tensor) -> Tensor:
         return logp_C * 0.0
@@ -153,8 +166,8 @@ class ChunkedLogProbEntropy(ChunkedLogProb):
     It keeps twice as many [chunk, V] matrices alive, so its chunks are half as long for the same `chunk_bytes`.
     """
 
-    def __init__(self, *, temperature: float, chunk_bytes: int = 64 << 20) -> None:
-        super().__init__(temperature=temperature, chunk_bytes=chunk_bytes // 2)
+    def __init__(self, *, temperature: float, chunk_bytes: int = 64 << 20, mask_V: Tensor | None = None) -> None:
+        super().__init__(temperature=temperature, chunk_bytes=chunk_bytes // 2, mask_V=mask_V)
 
     def _chunk_gradients(
         self, log_probs_CV: Tensor, weight: Tensor, hidden_CH: Tensor, slope_C1: Tensor, dentropy_C1: Tensor
@@ -171,8 +184,10 @@ class ChunkedLogProbEntropy(ChunkedLogProb):
 class VocabParallelLogProb(ChunkedLogProb):
     """As its parent, with the rank's rows of the table; entropy_M is 0."""
 
-    def __init__(self, place: Placement, *, temperature: float, chunk_bytes: int = 64 << 20) -> None:
-        super().__init__(temperature=temperature, chunk_bytes=chunk_bytes)
+    def __init__(
+        self, place: Placement, *, temperature: float, chunk_bytes: int = 64 << 20, mask_V: Tensor | None = None
+    ) -> None:
+        super().__init__(temperature=temperature, chunk_bytes=chunk_bytes, mask_V=mask_V)
         self.sum = ops.AllReduce(group=group_name(place.model_ranks))
         self.softmax = ops.Softmax(axis=-1)
         self.index = place.at.model
@@ -265,8 +280,10 @@ class VocabParallelLogProb(ChunkedLogProb):
 class VocabParallelLogProbEntropy(VocabParallelLogProb):
     """With the entropy of the whole distribution: sum over ranks of share * (own entropy - shift)."""
 
-    def __init__(self, place: Placement, *, temperature: float, chunk_bytes: int = 64 << 20) -> None:
-        super().__init__(place, temperature=temperature, chunk_bytes=chunk_bytes // 2)
+    def __init__(
+        self, place: Placement, *, temperature: float, chunk_bytes: int = 64 << 20, mask_V: Tensor | None = None
+    ) -> None:
+        super().__init__(place, temperature=temperature, chunk_bytes=chunk_bytes // 2, mask_V=mask_V)
 
     def _chunk_gradients(
         self, log_probs_CV: Tensor, weight: Tensor, hidden_CH: Tensor, slope_C1: Tensor, dentropy_C1: Tensor
@@ -288,14 +305,20 @@ class AutoParallelLogProb(nn.Cell):
     entropy. chunk_bytes: of one rank's logits of a chunk; larger than elsewhere, since the graph holds every chunk."""
 
     def __init__(
-        self, place: Placement, *, temperature: float, with_entropy: bool, chunk_bytes: int = 512 << 20
+        self,
+        place: Placement,
+        *,
+        temperature: float,
+        with_entropy: bool,
+        chunk_bytes: int = 512 << 20,
+        mask_V: Tensor | None = None,
     ) -> None:
         super().__init__(auto_prefix=False)
         assert temperature > 0, temperature
         self.num_parts = place.parts(DATA)
         self.vocabulary_parts = place.parts(MODEL)
         self.chunk_bytes = chunk_bytes
-        self.chunk = ChunkLogProb(place, temperature=temperature, with_entropy=with_entropy)
+        self.chunk = ChunkLogProb(place, temperature=temperature, with_entropy=with_entropy, mask_V=mask_V)
         self.chunk.recompute()
         self.hidden_in_turn = place.split_function(in_turn, (DATA, WHOLE, WHOLE), _TOKENS, gradient=in_turn_gradient)
         self.weight_in_turn = place.split_function(in_turn, (MODEL, WHOLE), _TOKENS, gradient=in_turn_gradient)
@@ -339,10 +362,14 @@ def in_turn_gradient(x: Tensor, done: Tensor, out: Tensor, dout: Tensor) -> tupl
 class ChunkLogProb(nn.Cell):
     """Log-prob of the target and entropy of one chunk, each float32 [C, 1]."""
 
-    def __init__(self, place: Placement, *, temperature: float, with_entropy: bool) -> None:
+    def __init__(
+        self, place: Placement, *, temperature: float, with_entropy: bool, mask_V: Tensor | None = None
+    ) -> None:
         super().__init__(auto_prefix=False)
         self.inverse_temperature = 1.0 / temperature
         self.with_entropy = with_entropy
+        self.is_padded, self.mask_V = mask_V is not None, mask_V
+        self.mask = place.split(ops.Add(), _LOGITS, (MODEL,))
         self.scale = place.split(ops.Mul(), _TOKENS, ())
         self.matmul = place.split(ops.MatMul(transpose_b=True), _TOKENS, (MODEL, WHOLE))
         self.widen = place.split(ops.Cast(), _LOGITS)
@@ -359,6 +386,8 @@ class ChunkLogProb(nn.Cell):
     def construct(self, hidden_CH: Tensor, weight_VH: Tensor, targets_C1: Tensor) -> tuple[Tensor, Tensor]:
         logits_CV = self.matmul(self.scale(hidden_CH, self.inverse_temperature), ops.cast(weight_VH, hidden_CH.dtype))
         logits_CV = self.widen(logits_CV, ms.float32)
+        if self.is_padded:
+            logits_CV = self.mask(logits_CV, self.mask_V)
         shifted_CV = self.shift(logits_CV, ops.stop_gradient(self.highest(logits_CV, -1)))
         exp_CV = self.exp(shifted_CV)
         total_C1 = self.sum(exp_CV, -1)
@@ -371,12 +400,15 @@ class ChunkLogProb(nn.Cell):
         return logp_C1, self.minus(log_total_C1, mean_C1)
 
 
-def log_prob_head(place: Placement, *, temperature: float, with_entropy: bool) -> nn.Cell:
+def log_prob_head(model: ModelSection, place: Placement, *, temperature: float, with_entropy: bool) -> nn.Cell:
     """The head of a rank: (hidden_MH, weight_VH, targets_M) -> (logp_M, entropy_M); see `ChunkedLogProb`."""
     if isinstance(place, AutoParallelPlacement):
-        return AutoParallelLogProb(place, temperature=temperature, with_entropy=with_entropy)
+        mask_V = _padding_mask(model, 0, model.rows)
+        return AutoParallelLogProb(place, temperature=temperature, with_entropy=with_entropy, mask_V=mask_V)
+    own = place.share(model.rows)
+    mask_V = _padding_mask(model, place.at.model * own, own)
     if place.model_parallel == 1:
         alone = ChunkedLogProbEntropy if with_entropy else ChunkedLogProb
-        return alone(temperature=temperature)
+        return alone(temperature=temperature, mask_V=mask_V)
     sharded = VocabParallelLogProbEntropy if with_entropy else VocabParallelLogProb
-    return sharded(place, temperature=temperature)
+    return sharded(place, temperature=temperature, mask_V=mask_V)

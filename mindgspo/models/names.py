@@ -107,6 +107,9 @@ def _table(family: Family) -> tuple[WeightName, ...]:
 
 WEIGHT_NAMES: Mapping[str, tuple[WeightName, ...]] = {name: _table(family) for name, family in FAMILIES.items()}
 
+TABLES = ("model.embed_tokens.weight", "lm_head.weight")
+"""Parameters with a row per token."""
+
 # The output table is the embedding table where embeddings are tied: one weight under one name.
 _UNTIED_ONLY = "lm_head.weight"
 
@@ -123,18 +126,23 @@ def weight_shapes(model: ModelSection) -> dict[str, Shape]:
 
 
 def parameter_shapes(model: ModelSection) -> dict[str, Shape]:
-    """{our parameter name: shape of the whole tensor} of every weight of this model, in table order."""
+    """{our parameter name: shape of the whole tensor} of every weight of this model, in table order. Tables have
+    `model.table_rows`."""
     return {
-        weight.ours: (len(weight.theirs), *weight.shape) if weight.is_stacked else weight.shape
+        weight.ours: (model.rows, *weight.shape[1:])
+        if weight.ours in TABLES
+        else (len(weight.theirs), *weight.shape)
+        if weight.is_stacked
+        else weight.shape
         for weight in _expand(model)
     }
 
 
 def to_hugging_face(model: ModelSection, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """{Hugging Face name: tensor} of whole arrays under our names; a view where experts are taken apart. Parameters
-    that `arrays` lacks are left out."""
+    """{Hugging Face name: tensor} of whole arrays under our names, tables without their padding; a view where experts
+    are taken apart. Parameters that `arrays` lacks are left out."""
     return {
-        name: arrays[weight.ours][number] if weight.is_stacked else arrays[weight.ours]
+        name: arrays[weight.ours][number] if weight.is_stacked else arrays[weight.ours][: weight.shape[0]]
         for weight in _expand(model)
         if weight.ours in arrays
         for number, name in enumerate(weight.theirs)

@@ -14,7 +14,7 @@ from mindspore import Tensor, nn, ops
 
 from mindgspo.config import ModelSection
 from mindgspo.models.log_prob import log_prob_head
-from mindgspo.models.transformer import Transformer
+from mindgspo.models.transformer import Transformer, without_padding
 from mindgspo.parallel.device_ops import composed_ops, takes_packed
 from mindgspo.parallel.kernel_ops import LogProbKernel, RowsKernel
 from mindgspo.parallel.model_parallel_ops import enter_model_parallel
@@ -72,7 +72,7 @@ class PolicyLogProbs(nn.Cell):
         if self.is_packed and model.place.model_parallel == 1:
             self.kernel = LogProbKernel(temperature=temperature, with_entropy=with_entropy)
         else:
-            self.head = log_prob_head(model.place, temperature=temperature, with_entropy=with_entropy)
+            self.head = log_prob_head(model.config, model.place, temperature=temperature, with_entropy=with_entropy)
             self.enter = enter_model_parallel(model.place)
         # A head composed of small operators computes in float32 where the kernels around it do not.
         self.is_widened = self.is_packed and model.dtype != ms.float32
@@ -119,7 +119,7 @@ class PolicyLogProbs(nn.Cell):
         self, hidden_MH: Tensor, segments_RT: Tensor, predict_P: Tensor, targets_P: Tensor, place_NK: Tensor
     ) -> tuple[Tensor, Tensor]:
         if self.kernel is not None:
-            weight_VH = self.model.output_weight()
+            weight_VH = without_padding(self.model)
             logp_P, entropy_P = self.kernel(hidden_MH, weight_VH, predict_P, targets_P, segments_RT)
             return self._by_sample(logp_P, place_NK), self._by_sample(entropy_P, place_NK)
         hidden_PH = self.enter(self._predicting(hidden_MH, predict_P))

@@ -20,6 +20,7 @@ from mindgspo.data.routing import RoutedTokens, RoutingDifference, expert_dtype,
 from mindgspo.data.rows import evened, filler_like, in_chunks, stackable
 from mindgspo.models.log_prob import ChunkedLogProb
 from mindgspo.models.policy import PolicyLogProbs
+from mindgspo.models.transformer import without_padding
 from mindgspo.parallel.auto_parallel import divided, set_mode
 from mindgspo.parallel.collectives import GraphOfRanks
 from mindgspo.parallel.device_ops import PolicyInputs, attention_segments, policy_inputs, takes_packed
@@ -239,7 +240,7 @@ class LogProbsAndNext(nn.Cell):
         """logp_RT float32, next_R int32, and what the head returns beside log-probs, which the compiler must not
         cut off. last_R: int32, flattened [R * T] index of each row's last token."""
         hidden_MH = self.model(ids_RT, positions_RT, segments_RT)
-        weight_VH = self.model.output_weight()
+        weight_VH = without_padding(self.model)
         if self.is_packed:
             every_M = ops.cast(ops.arange(hidden_MH.shape[0]), ms.int32)
             logp_M, entropy_M = self.head(hidden_MH, weight_VH, every_M, targets_RT.reshape(-1), segments_RT)

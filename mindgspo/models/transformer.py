@@ -266,14 +266,15 @@ class Transformer(nn.Cell):
         self.hidden_size, self.head_dim = config.hidden_size, config.head_dim
         self.tied = config.tie_word_embeddings
         self.embed_tokens = VocabParallelEmbedding(
-            config.vocab_size, config.hidden_size, dtype=dtype, name="model.embed_tokens", place=place
+            config.rows, config.hidden_size, dtype=dtype, name="model.embed_tokens", place=place
         )
         self.layers = nn.CellList(
             [DecoderLayer(config, dtype, i, place) for i in range(config.num_hidden_layers)],
             auto_prefix=False,
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, "model.norm", place)
-        output_rows = place.share(config.vocab_size)
+        output_rows = place.share(config.rows)
+        self.num_tokens, self.is_padded = config.vocab_size, config.rows > config.vocab_size
         if not self.tied:
             self.lm_head = zero_parameter((output_rows, config.hidden_size), "lm_head.weight")
         # A whole table is the output table by its own rows alone.
@@ -362,6 +363,12 @@ def rope_tables(model: ModelSection) -> tuple[Float32Array, Float32Array]:
     angle = np.outer(positions, frequencies).astype(np.float32)
     angle = np.concatenate([angle, angle], axis=1)
     return np.cos(angle), np.sin(angle)
+
+
+def without_padding(model: nn.Cell) -> Tensor:
+    """The output table of a model that is not cut, one row per token."""
+    weight_VH = model.output_weight()
+    return weight_VH[: model.num_tokens] if model.is_padded else weight_VH
 
 
 def rope_frequencies(head_dim: int, theta: float, scaling: RopeScalingSection | None) -> Float32Array:

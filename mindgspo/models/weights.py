@@ -15,7 +15,7 @@ from mindspore import Parameter, nn
 
 from mindgspo.config import ModelSection
 from mindgspo.config.huggingface_config import check_architecture, read_model_section
-from mindgspo.models.names import Shape, hugging_face_names, parameter_shapes, to_hugging_face
+from mindgspo.models.names import TABLES, Shape, hugging_face_names, parameter_shapes, to_hugging_face
 from mindgspo.models.weight_check import require_weights
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_layouts import parameter_layouts
@@ -59,9 +59,10 @@ def _initial_values(name: str, shape: Shape, section: ModelSection, seed: int) -
         return np.full(shape, float(name.endswith("norm.weight")), dtype=np.float32)
     key = [seed, _INITIALIZATION_STREAM, zlib.crc32(name.encode())]
     random = np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
-    values = random.standard_normal(shape, dtype=np.float32)
+    padding = section.rows - section.vocab_size if name in TABLES else 0
+    values = random.standard_normal((shape[0] - padding, *shape[1:]), dtype=np.float32)
     values *= np.float32(section.initializer_range)
-    return values
+    return np.pad(values, ((0, padding), (0, 0))) if padding else values
 
 
 def load_weights(model: nn.Cell, section: ModelSection, arrays: Mapping[str, np.ndarray], *, where: Path) -> None:
@@ -93,9 +94,12 @@ def _part(source: TensorSource, names: tuple[str, ...], index: tuple[slice, ...]
     """A part of a parameter, float32, from its tensor, or from those that it stacks."""
     if len(index) > len(source.tensors[names[0]].shape):
         return np.stack([_part(source, (name,), index[1:]) for name in names[index[0]]])
-    bits = source.read_slice(names[0], index)
-    is_bfloat16 = source.tensors[names[0]].dtype == "BF16"
-    return widen_bfloat16(bits) if is_bfloat16 else bits.astype(np.float32, copy=False)
+    info, rows = source.tensors[names[0]], index[0]
+    there = [min(row, info.shape[0]) for row in (rows.start, rows.stop)]
+    bits = source.read_slice(names[0], (slice(*there), *index[1:]))
+    values = widen_bfloat16(bits) if info.dtype == "BF16" else bits.astype(np.float32, copy=False)
+    missing = rows.stop - rows.start - values.shape[0]  # of a table with padding
+    return np.pad(values, ((0, missing), (0, 0))) if missing else values
 
 
 def weights_as_numpy(model: nn.Cell, section: ModelSection) -> dict[str, np.ndarray]:

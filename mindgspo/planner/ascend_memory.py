@@ -288,7 +288,7 @@ def _decode(work: RankWork) -> Parts:
     }
     sampling = {
         Part.CONSTANTS: _constants(work, attentions=0),
-        Part.LOGITS: (4 if is_cut else 3) * FLOAT * work.slots * model.vocab_size,
+        Part.LOGITS: (4 if is_cut else 3) * FLOAT * work.slots * model.rows,
     }
     experts = {Part.CONSTANTS: _constants(work, attentions=0), Part.COMPUTE_WEIGHTS: _expert_copies(work)}
     return _fullest(iter((head, sampling, experts)))

@@ -90,7 +90,7 @@ def _rollout(work: RankWork) -> Parts:
         2 * width.layers * rows * length * width.key_value + _at_work(width, rows * length)
         for rows, length in work.prefills
     )
-    return {Part.ACTIVATIONS: FLOAT * prefill, Part.LOGITS: FLOAT * work.slots * work.config.model.vocab_size}
+    return {Part.ACTIVATIONS: FLOAT * prefill, Part.LOGITS: FLOAT * work.slots * work.config.model.rows}
 
 
 def _packed(work: RankWork) -> int:
@@ -108,7 +108,7 @@ def _head(work: RankWork, width: RankWidths) -> int:
     if not width.is_last:
         return 0
     predictions, hidden, entries = work.scored_tokens(width), width.hidden, width.output_rows
-    if entries < work.config.model.vocab_size:
+    if entries < work.config.model.rows:
         return 3 * min(max(1, _CHUNK_BYTES // (FLOAT * entries)), predictions) * entries
     some, part = min(predictions, _PREDICTIONS), min(entries, _ENTRIES)
     return 2 * predictions * hidden + some * (part + hidden) + 2 * part * hidden

@@ -66,7 +66,7 @@ class RankWidths:
         assert model.head_dim is not None, "config.rules refuses a width that its heads do not divide"
         kv_heads = place.share(model.num_key_value_heads, units=model.num_key_value_heads)
         heads = place.share(model.num_attention_heads)
-        output_rows = place.share(model.vocab_size)
+        output_rows = place.share(model.rows)
         names = parameter_shapes(model)
         return cls(
             layers=len(place.own_layers(model.num_hidden_layers)),
@@ -81,7 +81,7 @@ class RankWidths:
             heads=heads,
             kv_heads=kv_heads,
             output_rows=output_rows,
-            input_rows=model.vocab_size if place.is_embedding_whole else output_rows,
+            input_rows=model.rows if place.is_embedding_whole else output_rows,
             is_first=place.is_first_stage,
             is_last=place.is_last_stage,
             has_biases="model.layers.0.self_attn.q_proj.bias" in names,

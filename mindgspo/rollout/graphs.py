@@ -191,6 +191,7 @@ class DecodeStep(nn.Cell):
         self.sampler = sampler
         self.packed = packed
         self.gather_columns = gather_columns(model.place)
+        self.num_tokens, self.is_padded = model.num_tokens, model.is_padded
         self.from_first_rank = from_first_rank(model.place)
 
     def construct(
@@ -233,6 +234,8 @@ class DecodeStep(nn.Cell):
         normed_SH, _ = model.norm.of_sum(x_SH, delta_SH, tokens)
         logits_SV = self.packed.logits(normed_SH, output_weight_VH, tokens)
         logits_SV = self.gather_columns(ops.cast(logits_SV, ms.float32))
+        if self.is_padded:  # by rows for which there is no token
+            logits_SV = logits_SV[:, : self.num_tokens]
         drawn_S, logprobs_S = self.sampler(logits_SV, uniforms_S, inverse_temperature_S, greedy_S, tokens)
         drawn_S, logprobs_S = self.from_first_rank(drawn_S, logprobs_S)
         return drawn_S, logprobs_S, *self.recorded(choices)

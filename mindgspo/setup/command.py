@@ -263,7 +263,7 @@ def _lines(
             f"{where}{saving}; a step draws {config.rollout.prompts_per_step} prompts x {_GROUP}, {UPDATES} updates, "
             f"{counted(steps, 'step')} per epoch; "
             f"{config.rollout.slots} sequences at once, micro-batches of {tokens:,} tokens; {peak_text(fit.memory)}"
-            f"{pace}"
+            f"{pace}{f'; {fit.padding}' if fit.padding else ''}"
         ),
     }
 

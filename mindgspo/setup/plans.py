@@ -46,12 +46,13 @@ class Machine:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
     """An experiment that fits: its mapping, the same resolved, and its memory. seconds: that a step is expected to
-    take, None where nothing is known of the speed."""
+    take, None where nothing is known of the speed. padding: why the tables have more rows than the vocabulary."""
 
     mapping: Mapping[str, Any]
     config: ExperimentConfig
     memory: MemoryPlan
     seconds: float | None = None
+    padding: str = ""
 
 
 def prompts_per_step(machine: Machine, num_rows: int) -> int:
@@ -77,6 +78,10 @@ def fitting(source: str, base: Mapping[str, Any], machine: Machine) -> Fit:
     """
     refused: list[Fit] = []
     found = [_tuned(source, fit, machine) for fit in _fits_by_generation(source, base, machine, refused)]
+    if not found and (padded := _padded(source, base, machine)):
+        settings, why = padded
+        found = [_tuned(source, fit, machine) for fit in _fits_by_generation(source, settings, machine, refused)]
+        found = [replace(fit, padding=why) for fit in found]
     if not found:
         raise ConfigError(_refusal(source, base, machine, refused))
     if machine.device == "CPU":
@@ -221,8 +226,6 @@ def _refusal(source: str, base: Mapping[str, Any], machine: Machine, refused: li
     elif illegal := _illegal(source, base, machine):
         return f"--cards {machine.cards}: no plan is legal; the plain one: {illegal}"
     where = counted(machine.cards, "card") if machine.device == "Ascend" else "this machine"
-    if vocabulary := _uncut_vocabulary(source, base, machine):
-        return f"{source} does not fit on {where}{needs}; {vocabulary}"
     on_cards = merge(base, {"device": "Ascend", "model": {"dtype": "bfloat16"}})
     for cards in _OTHER_CARDS:
         is_more = machine.device == "CPU" or cards > machine.cards
@@ -233,22 +236,19 @@ def _refusal(source: str, base: Mapping[str, Any], machine: Machine, refused: li
     return f"{source} does not fit on {where}{needs}; take a smaller model, shorter responses or more cards"
 
 
-def _uncut_vocabulary(source: str, base: Mapping[str, Any], machine: Machine) -> str:
-    """What to say where a table with more rows could be cut over the cards, and would fit; "" where that is not so."""
+def _padded(source: str, base: Mapping[str, Any], machine: Machine) -> tuple[dict[str, Any], str] | None:
+    """The experiment with tables that can be cut over more of the cards, and why; None where that is not so."""
     model = load_mapping(source, merge(base, _smallest_batch(base, 1)), check_files=False).model
     rows = -(-model.vocab_size // _TABLE_ROWS) * _TABLE_ROWS
-    slices, legal = _slices(model, machine), _slices(model.model_copy(update={"vocab_size": rows}), machine)
-    section = {**model.model_dump(mode="json", exclude={"path"}, exclude_none=True), "vocab_size": rows}
-    padded = {**base, "model": section, "tokenizer": {"path": str(model.path)} | base["tokenizer"]}
-    uncut = [size for size in legal if size not in slices]
-    if not uncut or not any(True for _ in _fits_by_generation(source, padded, machine, [])):
-        return ""
+    slices, legal = _slices(model, machine), _slices(model.model_copy(update={"table_rows": rows}), machine)
+    if not (uncut := [size for size in legal if size not in slices]):
+        return None
     cuts = "only pipelines cut the model" if slices == [1] else f"matrices are cut into {either(slices)} parts alone"
     *others, last = map(str, uncut)
     sizes = f"{', '.join(others)} or {last}" if others else last
-    return (
-        f"vocab_size {model.vocab_size} has no divisor {sizes}, so that {cuts}; with a table of {rows} rows it fits: "
-        f"pad it, e.g. with transformers' resize_token_embeddings(pad_to_multiple_of={_TABLE_ROWS})"
+    return merge(base, {"model": {"table_rows": rows}}), (
+        f"vocab_size {model.vocab_size} has no divisor {sizes}, so that {cuts} and it does not fit; with a table of "
+        f"{rows} rows (model.table_rows) it fits, with the same results"
     )
 
 

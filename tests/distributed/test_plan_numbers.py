@@ -24,6 +24,8 @@ WHOLE = {"model_parallel": 2, "expert_parallel": 2, "expert_tensor_parallel": 1}
 # (name, training plan, generating plan) by number of workers.
 PLANS = {
     2: [("2x1x1", {"data_parallel": 2}, {"model_parallel": 2}), ("1x2x1", {"model_parallel": 2}, {"data_parallel": 2}),
+        ("1x2x1 padded", {"model_parallel": 2}, {"model_parallel": 2}),
+        ("2x1x1 padded", {"data_parallel": 2}, {"data_parallel": 2}),
         ("1x2x1 of experts", {"model_parallel": 2}, {"data_parallel": 2}),
         ("1x2x1 of whole experts", WHOLE, {"model_parallel": 2}),
         ("2x1x1 of experts, sampled with whole ones", {"data_parallel": 2}, WHOLE),
@@ -42,7 +44,7 @@ REFERENCES = {"1x4x1": {"data_parallel": 4}, "2x2x1": {"data_parallel": 4}, "4x2
 
 
 def model_of(name: str) -> str:
-    return "experts" if "experts" in name else "dense"
+    return next((model for model in ("experts", "padded") if model in name), "dense")
 
 
 # The others repeat on more ranks what these show.

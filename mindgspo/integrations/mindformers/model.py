@@ -30,6 +30,7 @@ class MindFormersModel(nn.Cell):
         self.place = ALONE
         self.hidden_size, self.head_dim = config.hidden_size, config.head_dim
         self.tied = config.tie_word_embeddings
+        self.num_tokens, self.is_padded = config.vocab_size, False
         self.net = net
 
     def output_weight(self) -> Tensor:

@@ -55,6 +55,8 @@ def results_of_plan(
     same samples in packed rows; nothing is sampled then.
     """
     section = ModelSection(**MODELS[model])
+    if not train:  # one process needs no padding
+        section = section.model_copy(update={"table_rows": None})
     place = Placement(plan=ParallelPlan(**train), rank=runtime.rank())
     policy_model = build_model(section, place)
     initialize_weights(policy_model, section, seed=3)
@@ -87,6 +89,10 @@ def results_of_plan(
     arrays |= {f"moment/{name}": array for name, array in updater.state().items()}
     if averaged is not None:
         arrays |= {f"reference/{name}": array for name, array in averaged.arrays().items()}
+    if section.table_rows is not None:
+        tables = {name: array for name, array in arrays.items() if array.shape[:1] == (section.rows,)}
+        assert not any(array[section.vocab_size :].any() for array in tables.values())
+        arrays |= {name: array[: section.vocab_size] for name, array in tables.items()}
     return arrays if is_packed else arrays | _sampled(infer, section, policy_model)
 
 

@@ -80,6 +80,17 @@ def test_the_vocabulary_must_divide_over_the_output_table():
     assert "nearest legal: 1" in check_train_plan("p", ParallelPlan(model_parallel=2), odd)[0]
 
 
+def test_padded_tables_divide_where_the_vocabulary_does_not():
+    odd, plan = MODEL_3B.model_copy(update={"vocab_size": 151665}), ParallelPlan(model_parallel=2)
+    (line,) = check_train_plan("p", plan, odd)
+    assert line.endswith("vocab_size 151665); nearest legal: 1, or model.table_rows=151666")
+    assert not check_train_plan("p", plan, odd.model_copy(update={"table_rows": 151666}))
+    (line,) = check_train_plan("p", plan, odd.model_copy(update={"table_rows": 151667}))
+    assert "table_rows 151667); nearest legal: 1, or model.table_rows=151666" in line
+    with pytest.raises(ValueError, match="table_rows 151664 is less than vocab_size 151665"):
+        ModelSection(**{**odd.model_dump(), "table_rows": 151664})
+
+
 def test_what_means_nothing_while_generating_is_refused():
     plan = ParallelPlan(
         model_parallel=2, pipeline_stage=2, micro_batch_num=2, optimizer_shard=True, use_seq_parallel=True

@@ -133,14 +133,42 @@ def test_the_head_of_one_process_finds_the_same(with_entropy: bool) -> None:
     assert_near(run(logical_head(0.8, with_entropy, 5), inputs), expected)
 
 
+def section_of(**changes: int):
+    from mindgspo.config import ModelSection
+
+    sizes = {"hidden_size": HIDDEN_SIZE, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    return ModelSection(**{"vocab_size": VOCAB_SIZE, "num_key_value_heads": 1, **sizes, **changes})
+
+
+@pytest.mark.parametrize("with_entropy", [False, True], ids=["log-probs", "entropies"])
+@pytest.mark.parametrize(
+    "is_divided", [pytest.param(False, marks=pytest.mark.slow), True], ids=["one process", "by the compiler"]
+)
+def test_padding_of_the_table_changes_nothing(is_divided: bool, with_entropy: bool) -> None:
+    """Also where the padding's logits, which are 0, would be the largest; its gradient is exactly zero."""
+    from mindgspo.config import ParallelPlan
+    from mindgspo.models.log_prob import log_prob_head
+    from mindgspo.parallel.placement import ALONE, auto_parallel_placement
+
+    place = auto_parallel_placement(ParallelPlan(model_parallel=2), 0) if is_divided else ALONE
+    inputs = make_inputs()
+    inputs.hidden[:, 0], inputs.weight[:, 0] = 1.0, inputs.weight[:, 0] - 4
+    head = log_prob_head(section_of(table_rows=VOCAB_SIZE + 4), place, temperature=0.8, with_entropy=with_entropy)
+    found = run(head, inputs._replace(weight=np.pad(inputs.weight, ((0, 4), (0, 0)))))
+    assert (found.weight_gradient[VOCAB_SIZE:] == 0).all()
+    kept = found._replace(weight_gradient=found.weight_gradient[:VOCAB_SIZE])
+    assert_near(kept, twin(inputs, 0.8, with_entropy=with_entropy))
+
+
 def test_the_placement_decides_about_the_head() -> None:
     from mindgspo.config import ParallelPlan
     from mindgspo.models.log_prob import AutoParallelLogProb, log_prob_head
     from mindgspo.parallel.placement import ALONE, auto_parallel_placement
 
+    section = section_of()
     place = auto_parallel_placement(ParallelPlan(data_parallel=2), 2)
-    assert isinstance(log_prob_head(place, temperature=1.0, with_entropy=True), AutoParallelLogProb)
-    assert not isinstance(log_prob_head(ALONE, temperature=1.0, with_entropy=True), AutoParallelLogProb)
+    assert isinstance(log_prob_head(section, place, temperature=1.0, with_entropy=True), AutoParallelLogProb)
+    assert not isinstance(log_prob_head(section, ALONE, temperature=1.0, with_entropy=True), AutoParallelLogProb)
 
 
 def test_a_nearly_certain_distribution_stays_finite() -> None:

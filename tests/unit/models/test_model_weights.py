@@ -126,6 +126,24 @@ def test_loaded_weights_come_back_bit_for_bit_as_copies(tied: bool, dtype: type)
     assert_equal(before, {name: array.astype(np.float32) for name, array in arrays.items()})
 
 
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_padding_of_tables_is_zeros_and_stays_inside(tied: bool) -> None:
+    """13 tokens in tables of 16 rows: files have 13, and random weights are those of 13."""
+    from mindgspo.models.weights import initialize_weights
+
+    section, padded = (make_section(tie_word_embeddings=tied, table_rows=rows) for rows in (None, 16))
+    model, arrays = make_model(padded), random_arrays(padded)
+    tables = [parameter for parameter in model.get_parameters() if parameter.shape == (16, 8)]
+    assert len(tables) == (1 if tied else 2) and arrays["model.embed_tokens.weight"].shape == (13, 8)
+    assert_equal(read(loaded(padded, arrays, model), padded), arrays)
+    assert not any(table.asnumpy()[13:].any() for table in tables)
+    initialize_weights(model, padded, 5)
+    drawn = make_model(section)
+    initialize_weights(drawn, section, 5)
+    assert_equal(read(model, padded), read(drawn, section))
+    assert not any(table.asnumpy()[13:].any() for table in tables)
+
+
 NORM, BIAS = "model.norm.weight", "model.layers.1.self_attn.q_proj.bias"
 
 
