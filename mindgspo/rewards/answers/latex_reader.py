@@ -290,11 +290,13 @@ class _Reader:
 
     def _bracket(self, opening: str, follows: Token | None) -> Term:
         bars, self._in_bars = self._in_bars, False
-        is_condition = opening == r"\{" and self._condition_follows()
+        letter = self._letter_of_condition() if opening == r"\{" else None
         elements = self._elements()
         self._in_bars = bars
         closing = self._expect(*_CLOSING[opening])
-        if is_condition:
+        if letter is not None:
+            if any(element.name not in (None, f"+{letter}") for element in elements):
+                raise Unreadable  # \{x \mid y > 5\}
             return factor(_joined(elements).body.removeprefix("+"), commutes=False)
         if opening == r"\{":
             return _set(elements)
@@ -318,15 +320,15 @@ class _Reader:
         is_one_choice = sum(map(len, choices)) == len(choices) + 1
         return replace(factor(text, commutes=False), both=(f"+{first}", f"+{second}") if is_one_choice else None)
 
-    def _condition_follows(self) -> bool:
+    def _letter_of_condition(self) -> str | None:
         r"""Reads the head of \{x \mid ...\} or \{x \in \mathbb{R} : ...\}, if it comes next."""
         for domain in ([], ["in", "mathbb", "{", "R", "}"], ["in", "R"]):
             ahead = self._tokens[self._at : self._at + len(domain) + 2]
             *between, bar = [token.text for token in ahead[1:]] or [""]
             if between == domain and bar in ("|", ":") and ahead[0].kind is Kind.LETTER:
                 self._at += len(ahead)
-                return True
-        return False
+                return ahead[0].text
+        return None
 
     # -- commands -------------------------------------------------------------------------------------------------
 

@@ -137,7 +137,7 @@ _NAMES = (
 _TYPED_NAMES = frozenset(_NAMES.split())
 TRIGONOMETRIC = frozenset(("sin", "cos", "tan", "cot", "sec", "csc"))
 # Short words that nobody means as a product of variables, and units where something stands before them.
-_WORDS = "per day the is are not all yes if with one two six ten"
+_WORDS = "per day for any the is are not all yes if with one two six ten"
 _SHORT_WORDS = frozenset(_WORDS.split())
 _UNITS = "cm mm km kg mg ft lb lbs oz yd mi mph kmh sec min hr hrs ml mL sq cu deg rad QED"
 _SHORT_UNITS = frozenset(_UNITS.split())
@@ -430,14 +430,17 @@ def safe_latex(tokens: Sequence[Token]) -> str | None:
     """LaTeX of spelled-out `tokens` for a symbolic parser; None where one of them has no place in a formula.
 
     Whatever the parser does with names, these are letters only: no quotes, dots, underscores or calls survive. Products
-    of numbers get their dot, because the parser takes 2(3) for the mixed number 2 + 3; so 2 3 has no place either.
+    of numbers get their dot, because the parser takes 2(3) for the mixed number 2 + 3; so 2 3 has no place either. Nor
+    has a word before a number: "4 for 0" would be a product.
     """
     written: list[str] = []
     scripts: list[bool] = []  # per open brace, whether it is a script
     before, is_operand = None, False
     for token in tokens:
         text = _safe(token)
-        if text is None or (before is not None and before.kind is token.kind is Kind.NUMBER):
+        if text is None or (
+            before is not None and token.kind is Kind.NUMBER and before.kind in (Kind.NUMBER, Kind.TEXT)
+        ):
             return None
         if token.is_symbol("'") and (before is None or before.kind is not Kind.LETTER):
             return None  # a quotation mark rather than the prime of f'

@@ -25,6 +25,7 @@ _MIRRORED = {">": "<", "ge": "le"}
 _REALS = r"+\mathbb{+R}"
 _UNORDERED = frozenset(("cup", "cap", "="))
 _NUMBER = r"[-+][0-9]+(?:/[0-9]+)?"
+_COMMAND = re.compile(r"\\[A-Za-z]+")
 _IS_NUMBER = re.compile(_NUMBER)
 _IS_PERCENT = re.compile(rf"{_NUMBER} %")
 _IS_NUMBER_SET = re.compile(rf"set\{{{_NUMBER}(?:; {_NUMBER})*\}}")
@@ -233,7 +234,8 @@ def _interval(sides: Sequence[Sum], signs: Sequence[str]) -> Element | None:
     low = sum_text(sides[place - 1]) if place else r"-\infty"
     high = sum_text(sides[place + 1]) if place + 1 < len(sides) else r"+\infty"
     letter = sides[place][0].factors[0] if is_name(sides[place]) else ""
-    if not letter or letter in low + high:
+    bounds = low + high if letter.startswith("\\") else _COMMAND.sub("", low + high)  # y is in no \infty
+    if not letter or letter in bounds:
         return None
     opening = "[" if place and signs[0] == "le" else "("
     closing = "]" if place + 1 < len(sides) and signs[-1] == "le" else ")"

@@ -170,12 +170,15 @@ ASKED_FOR = [
     (r"\alpha+\beta=90^\circ", "90"), (r"\cos\theta=\frac12", r"\frac12"),
 ]  # fmt: skip
 
-# Equations: their solutions count, and that two have none, or that both hold, says nothing.
+# Equations and inequalities: their solutions count, and that two have none, or that both hold, says nothing.
 SAME_EQUATIONS = [
+    ("y > 0", r"(0,\infty)"), (r"p > \pi", r"(\pi,\infty)"), (r"\{y \mid y \geq 0\}", r"[0,\infty)"),
     (r"\frac{x^2}{4}+\frac{y^2}{9}=1", "9x^2+4y^2=36"), ("x^2+1=0", "2x^2+2=0"), (r"\cos 0=1", r"\cos(0)=1"),
     ("9x^2-12x+29=0", "9x^2+29=12x"), ("y-2=3(x-1)", "y=3x-1"), ("(x-1)^2+(y-2)^2=5", "x^2+y^2-2x-4y=0"),
 ]  # fmt: skip
 OTHER_EQUATIONS = [
+    (r"\{x \mid y \ge 0\}", r"\{x \mid x \ge 0\}"), ("x^2 for 0 < x < 1", "x^3 for 0 < x < 1"),
+    ("y > 0", r"(1,\infty)"),
     ("9x^2-12x+89=0", "9x^2-12x+29=0"), ("x^2+1=0", "x^2+x+1=0"), ("e^x=-1", "e^x=-2"), ("x^2+y^2=-4", "x^2+y^2=-9"),
     (r"\cos(0)=1, \sin(0)=0", r"\cos(\pi)=-1, \sin(\pi)=0"), ("2+2=4", "3+3=6"), (r"\sqrt{x}=-1", r"\sqrt{x}=-2"),
 ]  # fmt: skip
