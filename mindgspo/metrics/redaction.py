@@ -36,6 +36,8 @@ _FORMS = tuple(
         (r"()-----BEGIN[A-Z0-9 ]*PRIVATE KEY.*?(?:-----END[A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----|\Z)", re.DOTALL),
         (r"\A()(?:(?!-----BEGIN).)*?-----END[A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----", re.DOTALL),
         (r"(://)[^/?#\s'\"]+(?=@)", 0),  # user:password@, even with an @ within
+        (r"(\s(?:-u|--user|--proxy-user)[\s=]+[\"']?[^\s:\"']{1,64}:)[^\s\"']+", 0),
+        (r"(\blogin\s+\S{1,64}\s+password\s+)\S+", re.I),
         (r"(\b(?:bearer|basic|digest|negotiate)\s+)(?=\S{0,64}[\d+/=_.-])[\w+/=.~-]{8,}", re.I),
         (r"(\b(?:set-cookie|cookie|authorization|x-api-key|x-auth-token)[\"']?\s*[:=]\s*[\"']?)[^\"'\r\n]+", re.I),
         (

@@ -40,6 +40,7 @@ def test_known_forms_of_keys(key: str) -> None:
     "http://u:geheim@ab@h:80/x", "http://h/a?b=1&token=geheim&x=1", "passphrase = 'geheim'", "HCCL_PASSPHRASE=geheim",
     "LANGSMITH_API=geheim", "ASCEND_PASS=geheim", "export MYSQL_PWD=geheim", "AccessKeyId=geheim",
     "aws_secret_access_key = geheim", "--password geheim", "accessToken: geheim", "client_secret=geheim",
+    "curl -u me:geheim http://a", "machine a login b password geheim",
     "('password', 'geheim')", '{\\"secret\\": \\"geheim\\"}', "token:\n  geheim",
 ])  # fmt: skip
 def test_what_stands_behind_a_name(text: str) -> None:
