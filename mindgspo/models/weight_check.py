@@ -91,7 +91,7 @@ def check_names(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, Ten
         *titled_names(
             "wrong shape",
             [name for name in common if found[name].shape != tuple(expected[name])],
-            lambda name: f"{name}: the model has {tuple(expected[name])}, the file {found[name].shape}",
+            lambda name: f"{name}: {_shapes(name, tuple(expected[name]), found[name].shape)}",
         ),
         *titled_names(
             "not floating point (quantised weights are not supported)",
@@ -104,6 +104,12 @@ def check_names(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, Ten
             f"{where}: the weights do not fit the configured model ({len(expected)} weights expected, "
             f"{len(found)} found); compare the `model` section with the weights' config.json\n" + "\n".join(problems)
         )
+
+
+def _shapes(name: str, ours: tuple[int, ...], theirs: tuple[int, ...]) -> str:
+    are_rows = name in (_HEAD, _TABLE) and len(theirs) == 2 and theirs[1:] == ours[1:]
+    rows = f"; it would be that of vocab_size {theirs[0]}, and config.json says {ours[0]}" if are_rows else ""
+    return f"the model has {ours}, the file {theirs}{rows}"
 
 
 def _near(name: str, candidates: list[str]) -> str:

@@ -43,6 +43,16 @@ def test_both_sides_are_listed_with_near_names() -> None:
     assert "scale: I8" in message
 
 
+def test_a_table_of_another_vocabulary_names_both_sizes() -> None:
+    """Tables that were cut to the tokenizer's 151,665 ids, beside the config.json of the padded ones."""
+    table = "model.embed_tokens.weight"
+    with pytest.raises(WeightsError, match="vocab_size 151665, and config.json says 151936"):
+        check_names({table: (151936, 8)}, {table: info("BF16", 151665, 8)}, where=Path("m"))
+    with pytest.raises(WeightsError) as caught:
+        check_names({table: (151936, 8)}, {table: info("BF16", 151665, 16)}, where=Path("m"))
+    assert "vocab_size" not in str(caught.value)
+
+
 def test_a_long_list_is_cut_and_counted() -> None:
     with pytest.raises(WeightsError, match=r"missing \(100\):(\n    w\d+){8}\n    ... and 92 more"):
         check_names({f"w{number}": (1,) for number in range(100)}, {}, where=Path("m"))
