@@ -29,11 +29,15 @@ def replay(
     if emulate_ascend:
         emulated_overrides(emulate_ascend, None)
         device = "Ascend"
+    from mindgspo.config.device_rules import head_dim_problems
+    from mindgspo.errors import ConfigError
     from mindgspo.parallel.runtime import set_up_runtime
     from mindgspo.replay import Dump, Verdict
     from mindgspo.replay import replay as run_again
 
     dump = Dump.open(step_dir)
+    if device == "Ascend" and (problems := list(head_dim_problems(dump.config.model))):
+        raise ConfigError(f"{step_dir}: cannot be run on a card: {problems[0]}")
     set_up_runtime(device)
     comparison = run_again(dump, tolerance=tolerance)
     for line in comparison.lines():

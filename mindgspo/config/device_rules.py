@@ -31,7 +31,7 @@ def device_problems(config: ExperimentConfig) -> Iterator[str]:
             yield from check_cpu_plan("plans.reference", reference)
         return
     model, plans = config.model, config.plans
-    yield from _head_dim_problems(model)
+    yield from head_dim_problems(model)
     yield from _cache_problems(config)
     yield from _rank_problems("plans.train", plans.train, model)
     yield from _rank_problems("plans.infer", plans.infer, model)
@@ -67,7 +67,8 @@ def compiler_problems(config: ExperimentConfig) -> Iterator[str]:
         yield f"rollout.cache_dtype: {missing} rollout.cache_dtype={config.model.dtype}"
 
 
-def _head_dim_problems(model: ModelSection) -> Iterator[str]:
+def head_dim_problems(model: ModelSection) -> Iterator[str]:
+    """Heads that a card's fused attention does not take."""
     head_dim, heads = model.head_dim, model.num_attention_heads
     if head_dim is None or head_dim % _HEAD_STEP == 0:
         return

@@ -73,3 +73,19 @@ def test_what_is_no_dump_is_refused(dumped: Path, tmp_path: Path) -> None:
     (tmp_path / "step/step.json").write_text(json.dumps(facts | {"format": 99}))
     with pytest.raises(CheckpointError, match="another version of mindgspo"):
         Dump.open(tmp_path / "step")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("file", "change", "said"), [
+    ("trace", lambda tensors: dict(list(tensors.items())[:9]), "trace.safetensors: nothing [0] is recorded where layers.0"),
+    ("trace", lambda tensors: dict(list(tensors.items())[1:]), "is recorded where embed_tokens"),
+    ("update_1_found", lambda tensors: {"logp/0": tensors["logp/0"][:1]}, "has no logp/0 of shape"),
+])  # fmt: skip
+def test_a_changed_recording_is_named(dumped: Path, tmp_path: Path, file: str, change: Callable, said: str) -> None:
+    folder = tmp_path / "step"
+    shutil.copytree(dumped, folder)
+    path = folder / f"{file}.safetensors"
+    write_tensor_file(path, change(read_safetensors(path)))
+    done = mindgspo("replay", folder, cwd=tmp_path)
+    assert done.returncode == 1 and done.stderr.startswith("error: ") and said in done.stderr, done.stderr
+    assert done.stderr.count("\n") == 1

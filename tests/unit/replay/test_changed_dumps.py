@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from running import EXPERIMENT, environment
 
+from mindgspo.cli import main
 from mindgspo.config import load_config
 from mindgspo.data.rows import TrainingSample, lay_out
 from mindgspo.errors import CheckpointError, ConfigError
@@ -244,3 +245,10 @@ except ValueError as error:
         [sys.executable, "-c", code, folder / BATCH], env=environment(), capture_output=True, text=True
     )
     assert done.stdout == "has compressed members, which are not read\n", done.stderr
+
+
+def test_a_model_that_a_card_cannot_run_is_told_before_it_is_tried(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", str(folder), "--device", "Ascend"]) == 1
+    assert "cannot be run on a card: model.head_dim: 8; FlashAttentionScore" in capsys.readouterr().err
