@@ -32,7 +32,6 @@ from mindgspo.rewards.answers.latex_tokens import (
     TRIGONOMETRIC,
     Kind,
     Token,
-    answer_tokens,
     denies,
     safe_latex,
     tokens_of_pair,
@@ -71,25 +70,7 @@ _HEDGES = frozenset(_HEDGE_WORDS.split())
 _ARTICLES = frozenset(("a", "an", "the"))
 
 
-_ABOUT = re.compile(
-    r"(?<!\\not)(?<!\\not )\\(?:approx(?:eq)?|simeq|thickapprox|(?:falling)?doteq)(?![A-Za-z])"
-    r"|[\u2243\u2248\u2250\u2252]"
-)
-_SEVERAL = re.compile(r"[,;](?![0-9]{3})|\b(?:and|or)\b")
-
-
-def alike(answer: str, gold: str) -> tuple[str, str]:
-    r"""Of "2\sqrt{2} \approx 2.83", which says a value twice, the side that is written like the other answer."""
-    return _side_like(answer, gold), _side_like(gold, answer)
-
-
-def _side_like(text: str, other: str) -> str:
-    sides = [side for side in _ABOUT.split(text) if side.strip(" $=")]
-    if len(sides) < 2 or _SEVERAL.search(text) or contradict(sides):
-        return text
-    numbers = [parse_number(plain(side)) for side in (_ABOUT.split(other)[-1], sides[0])]
-    is_exact = numbers[0] is None or numbers[0] == numbers[1]
-    return sides[0] if is_exact and not _is_name(answer_tokens(sides[0])) else sides[-1]
+_DENIED = re.compile(r"\W*(?:text\W*)?(?:not|never|neither)\b", re.IGNORECASE)
 
 
 def compare(answer: str, gold: str, unevaluated: Unevaluated = "refuse") -> Comparison:
@@ -108,7 +89,8 @@ def compare(answer: str, gold: str, unevaluated: Unevaluated = "refuse") -> Comp
         return Comparison.SAME
     if _is_decimal_comma(pair[0], gold):
         return Comparison.SAME
-    if any(_contradicts_itself(reading.tokens) for reading in pair):
+    is_denied = (_DENIED.match(answer) is None) != (_DENIED.match(gold) is None)
+    if is_denied or any(_contradicts_itself(reading.tokens) for reading in pair):
         return Comparison.DIFFERENT
     if unevaluated == "refuse" and _is_left_to_compute(*pair):
         return Comparison.DIFFERENT

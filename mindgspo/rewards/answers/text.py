@@ -55,6 +55,10 @@ _SIGNS = (
     r"|(?<![A-Za-z])Q\.\s?E\.\s?D\b\.?"
 )
 _MARKS = re.compile(rf"(?:\\hfill[ \t]{{0,4}})?(?:(?:[{_EMOJI}]|{_SIGNS})(?:[ \t]|\\[,;:! ]|\\q?quad|\\hfill){{0,4}})+")
+# Plain strings are found much quicker: one of these is in every sign.
+_NAMES = r"checkmark \cmark \tick \ding bigstar \square blacksquare lozenge \Box \qed \QED Q."
+_PARTS_OF_SIGNS = tuple(_NAMES.split())
+_HAS_EMOJI = re.compile(f"[{_EMOJI}]")
 _OPERAND_BEFORE = re.compile(r"[\w)}\]][ $]{0,3}\Z")
 _OPERAND_AFTER = re.compile(r"[ $]{0,3}-?\s?(?:[0-9(+*/^=]|\.[0-9]|\\[A-Za-z]|[b-zA-HJ-Z](?![A-Za-z]))")
 
@@ -111,7 +115,10 @@ def ascii_forms(text: str) -> str:
 def without_marks(text: str) -> str:
     r"""`text` without symbols that say nothing: "72 \checkmark", check marks, emoji. One between two operands stays:
     nobody knows what it stands for."""
-    return text if text.isascii() and "\\" not in text and "Q." not in text else _MARKS.sub(_without_mark, text)
+    may_have_sign = ("\\" in text or "Q." in text) and any(part in text for part in _PARTS_OF_SIGNS)
+    if may_have_sign or (not text.isascii() and _HAS_EMOJI.search(text)):
+        return _MARKS.sub(_without_mark, text)
+    return text
 
 
 def _without_mark(mark: re.Match[str]) -> str:

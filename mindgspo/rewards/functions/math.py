@@ -11,7 +11,7 @@ import re
 from functools import partial
 
 from mindgspo.config.reward import AnswerMode, Unevaluated
-from mindgspo.rewards.answers.equivalence import Comparison, alike, compare
+from mindgspo.rewards.answers.equivalence import Comparison, compare
 from mindgspo.rewards.answers.extract import (
     USUAL_MARKERS,
     Announced,
@@ -25,6 +25,7 @@ from mindgspo.rewards.answers.final_number import final_number
 from mindgspo.rewards.answers.latex_reader import normal_form
 from mindgspo.rewards.answers.latex_tokens import MAX_EXPRESSION_CHARS, Kind, answer_tokens
 from mindgspo.rewards.answers.quantity import last_boxes, read_quantity
+from mindgspo.rewards.answers.rounded import alike
 from mindgspo.rewards.answers.text import boxed_spans, passages, same_text, single_backslashes, without_code
 from mindgspo.rewards.verification import MAX_EXTRACTED_CHARS, Candidate, Job, JSONValue, Verification, verified
 from mindgspo.types import Verdict

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 from mindgspo.config.reward import AnswerMode
-from mindgspo.rewards.answers.equivalence import Comparison, alike, compare
+from mindgspo.rewards.answers.equivalence import Comparison, compare
 from mindgspo.rewards.answers.extract import USUAL_MARKERS, Marker, find_answer
 from mindgspo.rewards.answers.quantity import MAX_CONTENT_CHARS, Quantity, read_quantity, same_quantity, unboxed
+from mindgspo.rewards.answers.rounded import alike
 from mindgspo.rewards.answers.text import plain, same_text
 from mindgspo.rewards.verification import Candidate, Verification, verified
 from mindgspo.types import Verdict

@@ -121,6 +121,11 @@ ABOUT = [
         r"\boxed{2\sqrt{2} \approx 2.83}"),
     *rows("m", r"x \approx 1.2, y \approx 3.4", r"\boxed{x = 1.2, y = 3.4}"),
     *rows("m", r"$\approx(-\infty,-12.1) \cup(12.1, \infty)$", r"\boxed{(-\infty,-12.1) \cup(12.1, \infty)}"),
+    *rows("m", "9.42", r"\boxed{S = 3\pi \approx 9.42 \text{ cm}^2}", r"\boxed{\frac{6\pi}{2} \approx 9.42}"),
+    *rows("m", "0.69", r"\boxed{\ln(2) \approx 0.69}", r"\boxed{1-e^{-1.171} \approx 0.69}",
+        r"\boxed{f(2) \approx 0.69}"),
+    *rows("m", r"3.14\times 10^8", r"\boxed{\pi \cdot 10^8 \approx 3.14 \times 10^8}"), *rows("m", "5",
+        r"\boxed{\sqrt[3]{125} \approx 5}"),
 ]  # fmt: skip
 NOT_ABOUT = [
     *rows("gdm", "72", r"\boxed{\approx 73}", r"\boxed{\approx 72, 73}", r"\boxed{\not\approx 72}",
@@ -129,6 +134,11 @@ NOT_ABOUT = [
     *rows("m", r"2\sqrt{2}", r"\boxed{3\sqrt{2} \approx 2.83}", r"\boxed{\approx 2.83}",
         r"\boxed{2\sqrt{2}, \approx 2.83, 5}"),
     *rows("m", "1/3", r"\boxed{\approx 0.33}"),
+    *rows("m", "72.5", r"\boxed{\sqrt{2} \approx 72.5}", r"\boxed{not $\approx 72.5$}",
+        r"\boxed{\text{never} \approx 72.5}"),
+    *rows("m", r"3\pi", r"\boxed{3\pi \approx 8.42}", r"\boxed{4\pi \approx 9.42}"), *rows("m", "72",
+        r"\boxed{\pi \approx 72}"),
+    *rows("m", "2500", r"\boxed{not $P=\frac{5000}{2} \approx 2500$}", r"\boxed{x^2 \approx 2500}"),
 ]  # fmt: skip
 
 # Gold answers in prose, and other golds that the two readers took for different things.
