@@ -300,7 +300,7 @@ def _decided(same: bool) -> Comparison:
 
 _OPERATION_NAMES = "sum prod int iint oint lim gcd lcm det lceil lfloor max min begin{vmatrix} bmod pmod mod"
 _OPERATIONS = frozenset(_OPERATION_NAMES.split())
-_OF_FUNCTIONS = frozenset(("int", "iint", "oint", "lim", "derivative"))
+_OF_FUNCTIONS = frozenset(("int", "iint", "oint", "lim", "derivative", "sum", "prod"))
 _RELATION_NAMES = "= < > le ge ne in equiv approx"
 _RELATIONS = frozenset(_RELATION_NAMES.split())
 _ACCENTS = "angle measuredangle overline overrightarrow vec hat bar triangle widehat mathbf mathcal mathbb"
@@ -337,11 +337,19 @@ def values_of_pair(answer: str, gold: str) -> list[list[Token]]:
     pair = [_stated_value(tokens) for tokens in tokens_of_pair(answer, gold)]
     named = [_named_values(tokens) for tokens in pair]
     (name, value), (gold_name, gold_value) = named
-    if name == gold_name:
+    if name == gold_name and name:
         return [value, gold_value]
+    if not _has_relation(pair[0]) and _is_calculation(pair[1]):
+        return [pair[0], _elements(pair[1])[0][0][-1]]
     if not gold_name and not _has_relation(pair[1]):
         return [value, pair[1]]
     return [pair[0], gold_value] if not name and not _has_relation(pair[0]) else pair
+
+
+def _is_calculation(tokens: Sequence[Token]) -> bool:
+    r"""Whether this is one equation of numbers, such as \binom{10}{3} = 120."""
+    (sides, relations), *others = _elements(tokens)
+    return not others and relations == {"="} and all(map(_is_constant, sides))
 
 
 def _has_relation(tokens: Sequence[Token]) -> bool:

@@ -58,6 +58,7 @@ _CHARACTERS |= {0xD7: r"\times ", 0xB7: r"\cdot ", 0x22C5: r"\cdot ", 0x2217: "*
 _CHARACTERS |= {0x221A: r"\sqrt ", 0x221E: r"\infty ", 0x2205: r"\emptyset ", 0x2264: r"\le ", 0x2265: r"\ge "}
 _CHARACTERS |= {0x2260: r"\ne ", 0x223C: r"\sim ", 0x2245: r"\cong ", 0x2208: r"\in "}
 _CHARACTERS |= {0x222A: r"\cup ", 0x2229: r"\cap ", 0x2033: "''", 0x211D: r"\mathbb{R}", 0x2124: r"\mathbb{Z}"}
+_CHARACTERS |= dict.fromkeys((0xBA, 0x2DA), "\u00b0")
 _CHARACTERS |= dict.fromkeys((0x2243, 0x2248, 0x2250, 0x2252), r"\approx ")
 _CHARACTERS |= {0xBD: r"\frac{1}{2}", 0xBC: r"\frac{1}{4}", 0xBE: r"\frac{3}{4}"}
 _CHARACTERS |= {0xB2: "^{2}", 0xB3: "^{3}", 0xB9: "^{1}", 0x2070: "^{0}"}
@@ -71,13 +72,16 @@ _GREEK = (
 _CHARACTERS |= {0x3B1 + offset: rf"\{name} " for offset, name in enumerate(_GREEK.split()) if len(name) > 1}
 
 _DEGREE = "\u00b0"
-_DEGREES = re.compile(r"\^\s?(?:\{\s?\\circ\s?\}|\\circ(?![A-Za-z]))|\\degrees?(?![A-Za-z])|\\textdegree(?![A-Za-z])")
-_MAY_BE_DEGREES = re.compile("\u00b0|\u5ea6|circ|deg", re.IGNORECASE)
+_DEGREES = re.compile(
+    r"\^\s?(?:\{\s?\\circ\s?\}|\\circ(?![A-Za-z]))|(?<=[0-9])\^\s?(?:\{\s?o\s?\}|o(?![A-Za-z]))"
+    r"|\\degrees?(?![A-Za-z])|\\textdegree(?![A-Za-z])|(?<=[0-9])\u5ea6(?=[0-9])"
+)
+_MAY_BE_DEGREES = re.compile(r"[\u00b0\u00ba\u02da\u5ea6]|circ|deg|\^[\s{]{0,3}o", re.IGNORECASE)
 _DEGREE_WORDS = frozenset(("degree", "degrees", "deg", "\u5ea6"))
 _PRIMES = re.compile(r"\^\s?(?:\{\s?((?:\\prime\s?){1,3})\}|\\prime(?![A-Za-z]))")
 _MINUTES = re.compile(
-    rf"([0-9]{{1,6}})\s?{_DEGREE}\s?([0-9]{{1,2}}(?:\.[0-9]{{1,9}})?)\s?'(?!')"
-    rf"(?:\s?([0-9]{{1,2}}(?:\.[0-9]{{1,9}})?)\s?(?:''|\"))?"
+    rf"([0-9]{{1,6}})\s?{_DEGREE}\s?([0-9]{{1,2}}(?:\.[0-9]{{1,9}})?)\s?(?:'(?!')|\u5206)"
+    rf"(?:\s?([0-9]{{1,2}}(?:\.[0-9]{{1,9}})?)\s?(?:''|\"|\u79d2))?"
 )
 # "10,\!080", "10{,}080", "10\,080" and "10'080" are single numbers, whatever stands around them.
 _TYPESET_THOUSANDS = re.compile(r"(?<=[0-9])(?:,\\! ?|\{,\} ?|(?:\\[,;:]|')(?=[0-9]{3}(?![0-9])))(?=[0-9]{3})")
@@ -142,8 +146,8 @@ _SHORT_WORDS = frozenset(_WORDS.split())
 _UNITS = "cm mm km kg mg ft lb lbs oz yd mi mph kmh sec min hr hrs ml mL sq cu deg rad QED"
 _SHORT_UNITS = frozenset(_UNITS.split())
 _UNIT_LETTERS = frozenset("mgshLlCFKWVANJ")
-# "\u6216", "\u6216\u8005" are or; "\u548c", "\u4e0e", "\u53ca", "\u4ee5\u53ca" and.
-_SEPARATING_WORDS = frozenset(("and", "or", "\u6216", "\u6216\u8005", "\u548c", "\u4e0e", "\u53ca", "\u4ee5\u53ca"))
+_CHINESE_AND_OR = ("\u6216", "\u6216\u8005", "\u548c", "\u4e0e", "\u53ca", "\u4ee5\u53ca", "\u4e14")
+_SEPARATING_WORDS = frozenset(("and", "or", *_CHINESE_AND_OR))
 _PERCENT_WORDS = frozenset(("percent", "percentage", "pct"))
 _WORDS_ONLY = re.compile(r"[^0-9\\^_=+$]*")
 _LONG_WORD = 4
@@ -330,6 +334,8 @@ def spelled_out(tokens: Sequence[Token]) -> list[Token]:
                 levels.pop()
             else:
                 _owe(level, token)
+                if token.is_symbol("^") and len(result) > 1 and result[-2].text in TRIGONOMETRIC:
+                    level.one_digit = True  # \sin^220^\circ
         while levels[-1].added and not levels[-1].owed:
             result.append(_CLOSE)
             levels.pop()

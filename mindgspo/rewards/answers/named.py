@@ -31,7 +31,7 @@ _SYMBOLS = frozenset("(){}|_^'+-*/,.;:=<>")
 
 _REDUCTIONS = (
     (re.compile(r"_\{[^{}]*\}"), ""),  # indices
-    (re.compile(r"v(?:\{[^{}]*\}|[xbfAdgSw]+)"), "V"),
+    (re.compile(r"v(?:\{[^{}]*\}|[1n]|[xbfAdgSw]+)"), "V"),
     (re.compile(r"\((?:[fA](?:[-+*/o]?[fA])+|[xbf](?:o[xbf])+|F\{[fA]\}\{[fA]\})\)(?=\()"), "f"),  # (f + g)(x)
     (re.compile(r"(?<=[xbfAdgwSVPD'}])\([^()]*\)"), "P"),  # arguments, and \^{(4)} below
     (re.compile(r"(?<=\^\{)\([^()]*\)(?=\})"), "P"),
@@ -40,10 +40,10 @@ _LETTER = r"[xbfAdgSVw]'*"
 _TIMES = rf"(?:{_LETTER}(?:(?<=[fAw'])\^\{{(?:-1|A|\*)\}}|\^\{{P\}})?P*)"
 _TERM = rf"n?{_LETTER}P*"
 _NAME = re.compile(
-    rf"D?{_TIMES}(?:o?{_TIMES})*|DP|S\^\{{n\}}"
+    rf"D?{_TIMES}(?:[o*]?{_TIMES})*|DP|S\^\{{n\}}"
     rf"|F\{{d(?:\^\{{n\}})?(?:{_LETTER}P*)?\}}\{{(?:d(?:\^\{{n\}})?{_LETTER}(?:\^\{{n\}})?)+\}}(?:{_LETTER}P*)?\|?P*"
     rf"|d{_LETTER}P*/d{_LETTER}"
-    rf"|\|{{1,2}}(?:A+|b|V|w|{_TERM}(?:[-+*]{_TERM})+|[bAV]P)\|{{1,2}}"
+    rf"|\|{{1,2}}(?:A+|b|n?V|w|{_TERM}(?:[-+*]{_TERM})+|[bAV]P)\|{{1,2}}"
     r"|F\{[xbfAV]+\}\{[xbfAV]+\}|A+/A+"
 )
 

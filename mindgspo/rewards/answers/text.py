@@ -37,7 +37,7 @@ _VULGAR_FRACTIONS = {
 _CHARACTERS |= {point: f" {fraction}" for point, fraction in _VULGAR_FRACTIONS.items()}
 
 SIZES = r"tiny|(?:script|footnote|normal)size|small|[lL]arge|LARGE|[hH]uge"
-COLOUR = r"(?:fcolorbox\{[^{}]{0,30}\}|(?:text)?color(?:box)?)(?:\[[A-Za-z]{0,9}\])?\{[^{}]{0,30}\}"
+COLOUR = r"(?:fcolorbox\{[^{}]{0,30}\}|(?:text|math)?color(?:box)?)(?:\[[A-Za-z]{0,9}\])?\{[^{}]{0,30}\}"
 """Commands of LaTeX, without backslash, that change how an answer looks; that of a colour takes its name."""
 
 # Check marks, stars, boxes at the end of a proof, emoji; no arrows, operators, question marks, numbers in circles.

@@ -86,6 +86,9 @@ SAME_ANGLES = [
     (r"\tan 45^\circ+x", "1+x"),
     (r"x = 30^\circ + 180^\circ k", r"x=\frac{\pi}{6}+k\pi"), (r"(0^\circ, 90^\circ)", r"(0,\frac{\pi}{2})"),
     (r"\frac{180}{\pi}^\circ", r"\frac{180}{\pi}"), (r"\frac{45^\circ}{2}", "22.5"),
+    ("63\u5ea645\u5206", "63.75"), ("30\u00ba", "30"), ("\\sin 30^o+x", r"\frac12+x"),
+    (r"\arctan 1=45^\circ", r"\frac{\pi}{4}"),
+    (r"\cos^220^\circ-\sin^220^\circ", r"\cos 40^\circ"), (r"\sin(15)^\circ", r"\frac{\sqrt6-\sqrt2}{4}"),
 ]  # fmt: skip
 OTHER_ANGLES = [
     (r"\cos 20^\circ", r"\cos 20"), (r"\sin 15", r"\sin 15^\circ"), (r"\sin 70^\circ", r"\cos 70^\circ"),
@@ -108,6 +111,11 @@ SAME_NOTATION = [
     (r"\color[rgb]{1,0,0}72", "72"),
     (r"\colorbox{yellow}{$72$}", "72"), (r"\large 72", "72"), (r"{\Huge x+1}", "x+1"), ("5\\text{\u7c73}", "5"),
     ("1,00,000", "100000"), ("12,34,567", "1234567"), ("1'000", "1000"), ("1\u2019000\u2019000.5", "1000000.5"),
+    (r"\textcolor[HTML]{FF0000}{72}", "72"), (r"\mathcolor{red}{x=5}", "5"), (r"\color{red}{\frac{1}{2}}", "0.5"),
+    (r"\Large\textbf{72}", "72"), ("x<1\u6216x>2", r"(-\infty,1)\cup(2,\infty)"), ("a=1\u4e14b=2", "a=1,b=2"),
+    (r"\lg^2 2", r"(\lg 2)^2"), (r"\log x", r"\lg x"), (r"0.\dot{1}4285\dot{7}", r"\frac17"),
+    (r"-0.\dot{6}", r"-\frac23"),
+    ("C_{10}^{3}=120", "120"), (r"\frac{C_4^2}{C_{10}^2}=\frac{2}{15}", r"\frac{2}{15}"),
 ]  # fmt: skip
 OTHER_NOTATION = [
     (r"\lg 2", r"\ln 2"), (r"\lg 2", r"\log_2 10"), (r"0.\dot3", "0.3"), (r"0.\dot{1}\dot{2}", "0.12"),
@@ -149,6 +157,9 @@ NAMES = [
     (r"g^{-1}(x)=\sqrt[3]{x}", r"\sqrt[3]{x}"), (r"f^{-1}=\frac{1}{x}", r"\frac1x"), ("V_{max}=12", "12"),
     (r"\int x\,dx=\frac{x^2}{2}+C", r"\frac12x^2+C"), (r"\arg(z)=\pi", r"\pi"),
     (r"\arg(z)=\frac{\pi}{3}", r"60^\circ"),
+    (r"\frac{\mathrm{d}y}{\mathrm{d}x}=2x", "2x"), (r"\vec{a}\cdot\vec{b}=5", "5"), (r"|2\vec{a}|=4", "4"),
+    (r"\sum_{k=1}^{n} k=\frac{n(n+1)}{2}", r"\frac{n^2+n}{2}"), (r"\angle 1=60^\circ", "60"), ("Pr(A)=0.5", "0.5"),
+    ("y=f^{-1}(x)=2x+3", "2x+3"),
 ]  # fmt: skip
 OTHER_NAMES = [
     ("f'(x)=2x", "f(x)=2x"), ("f^{-1}(x)=2x", "f(x)=2x"), (r"P(A|B)=\frac14", r"P(B|A)=\frac14"),
