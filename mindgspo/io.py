@@ -221,9 +221,7 @@ def unique_keys(pairs: Iterable[tuple[str, object]]) -> dict[str, object]:
     found: dict[str, object] = {}
     for key, value in pairs:
         if repr(found.setdefault(key, value)) != repr(value):
-            raise ValueError(
-                f"{key!r:.60} stands there twice, once with {found[key]!r:.60} and once with {value!r:.60}"
-            )
+            raise ValueError(f"{key!r:.60} is given twice, as {found[key]!r:.60} and as {value!r:.60}")
     return found
 
 
@@ -245,6 +243,8 @@ def _plain_json_errors() -> Iterator[None]:
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     except json.JSONDecodeError as error:
+        if "BOM" in error.msg:
+            raise ValueError("begins with a byte order mark; save it as UTF-8 without one") from None
         line = f"line {error.lineno}, " if error.lineno > 1 else ""
         raise ValueError(f"not JSON ({line}column {error.colno}: {error.msg})") from None
     except ValueError as error:

@@ -55,8 +55,9 @@ def test_a_link_in_the_place_of_a_new_file_is_not_followed(tmp_path: Path) -> No
     ('{"a": 1}'.encode("utf-16-le"), "not UTF-8 text but UTF-16LE; convert the file, e.g. by `iconv -f UTF-16LE -t"),
     ('{"a": 1}'.encode("utf-16-be"), "not UTF-8 text but UTF-16BE; "),
     ('{"a": "\u4e2d"}'.encode("gbk"), "`iconv -f GBK -t UTF-8`"),
+    (b"\xef\xbb\xbf{}", "begins with a byte order mark; save it as UTF-8 without one"),
     (b"{", r"not JSON \(column 2: "), (b"{\n,", r"not JSON \(line 2, column 1: "), (b"", r"not JSON \(column 1: "),
-], ids=["deep", "less deep", "digits", "UTF-8", "UTF-16", "LE", "BE", "GBK", "cut", "2nd line", "empty"])  # fmt: skip
+], ids=["deep", "less", "digits", "UTF-8", "UTF-16", "LE", "BE", "GBK", "BOM", "cut", "2nd line", "empty"])  # fmt: skip
 def test_json_from_outside_says_what_is_wrong_with_it(content: bytes, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         parse_json(content)
@@ -65,10 +66,10 @@ def test_json_from_outside_says_what_is_wrong_with_it(content: bytes, said: str)
 @pytest.mark.parametrize(("content", "said"), [
     (b'{"a": 1, "a": 1}', None),
     (b'{"a": {"b": [1, 1.5]}, "c": 2, "a": {"b": [1, 1.5]}}', None),
-    (b'{"a": 1, "b": 2, "a": 3}', "'a' stands there twice, once with 1 and once with 3"),
-    (b'{"x": [{"a": 1, "a": null}]}', "'a' stands there twice"),
-    (b'{"a": 1, "a": true}', "once with 1 and once with True"),
-    (b'{"a": 1, "a": 1.0}', "'a' stands there twice"),
+    (b'{"a": 1, "b": 2, "a": 3}', "'a' is given twice, as 1 and as 3"),
+    (b'{"x": [{"a": 1, "a": null}]}', "'a' is given twice"),
+    (b'{"a": 1, "a": true}', "as 1 and as True"),
+    (b'{"a": 1, "a": 1.0}', "'a' is given twice"),
 ])  # fmt: skip
 def test_equal_keys_must_agree(content: bytes, said: str | None) -> None:
     if said is None:

@@ -92,7 +92,7 @@ def test_a_key_that_stands_twice_must_say_the_same(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text[:-1] + ', "vocab_size": 151936}')
     assert read_model_section(tmp_path).vocab_size == 151936
     (tmp_path / "config.json").write_text(text[:-1] + ', "vocab_size": 151665}')
-    with pytest.raises(WeightsError, match="'vocab_size' stands there twice, once with 151936 and once with 151665"):
+    with pytest.raises(WeightsError, match="'vocab_size' is given twice, as 151936 and as 151665"):
         read_model_section(tmp_path)
 
 

@@ -233,7 +233,7 @@ def test_a_weight_in_two_shards_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("text", "message"), [
     ("{", "not a readable index"),
     ("[]", "not a readable index"),
-    ('{"weight_map": {"w": "a.safetensors", "w": "b.safetensors"}}', "'w' stands there twice"),
+    ('{"weight_map": {"w": "a.safetensors", "w": "b.safetensors"}}', "'w' is given twice"),
     ('{"weight_map": {"w": "../secret.safetensors"}}', "not the name of a .safetensors file in this folder"),
     ('{"weight_map": {"w": "/etc/passwd"}}', "not the name of a .safetensors file in this folder"),
     ('{"weight_map": {}}', "weight_map is empty"),
