@@ -77,7 +77,8 @@ def test_what_is_no_dump_is_refused(dumped: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("file", "change", "said"), [
-    ("trace", lambda tensors: dict(list(tensors.items())[:9]), "trace.safetensors: nothing [0] is recorded where layers.0"),
+    ("trace", lambda tensors: dict(list(tensors.items())[:9]),
+     "trace.safetensors: nothing [0] is recorded where layers.0"),
     ("trace", lambda tensors: dict(list(tensors.items())[1:]), "is recorded where embed_tokens"),
     ("update_1_found", lambda tensors: {"logp/0": tensors["logp/0"][:1]}, "has no logp/0 of shape"),
 ])  # fmt: skip
