@@ -12,14 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mindgspo.config import load_config
+from mindgspo.config.load import load_mapping
 from mindgspo.config.messages import section_of
 from mindgspo.config.schema import ExperimentConfig
+from mindgspo.config.yaml_dialect import parse_document
 from mindgspo.errors import ConfigError
 from mindgspo.integrations.foreign_configs import mindformers, mindrlhf, mindspeed, verl
 from mindgspo.integrations.foreign_configs.experiment import Experiment
 from mindgspo.integrations.foreign_configs.models import take_end_tokens, take_model_folder
 from mindgspo.integrations.foreign_configs.sources import Source, read_source
 from mindgspo.integrations.foreign_configs.tables import Finding, Row, Status, Table, one_line, shown
+from mindgspo.planner import most_slots
 
 TABLES: dict[str, Table] = {suite.TABLE.name: suite.TABLE for suite in (mindformers, mindrlhf, mindspeed, verl)}
 _LONGEST = 1000  # characters of a reason
@@ -30,6 +33,15 @@ _EXAMPLES = {
     "model": ": --set model.path=FOLDER takes its sizes from the folder's config.json",
     "tokenizer.path": ": --set tokenizer.path=FOLDER",
     "algorithm.name": ": --set algorithm.name=gspo, or another; the file may name one, but not so that it can be read",
+    "trainer.schedule": ": --set trainer.schedule=one_step_off, or bounded; plans.infer.cards names the cards",
+}
+# Neither changes the memory that a run takes; without them no experiment is whole.
+_STAND_INS = {
+    "data.train": {"format": "arithmetic"},
+    "data.eval": {"format": "arithmetic"},
+    "tokenizer.path": "tokenizer",
+    "algorithm.name": "gspo",
+    "trainer.schedule": "sync",
 }
 _ORDER = (
     Status.UNKNOWN,
@@ -68,6 +80,7 @@ def convert(paths: Sequence[Path], suite: str | None = None, overrides: Iterable
     experiment.override(overrides)
     take_model_folder(experiment)
     take_end_tokens(experiment)
+    _assume_slots(experiment)
     title = [f"Converted by mindgspo convert config from {' and '.join(path.name for path in paths)}."]
     refused, missing = _checked(experiment.yaml(title))
     unsaid = experiment.unsaid()
@@ -101,6 +114,23 @@ def _fill(sources: Sequence[Source], experiment: Experiment) -> str:
             "that it names, or one of MindSpeed-RL with the file of its model"
         )
     return "mindrlhf" if "mindrlhf" in suites else suites[0]
+
+
+def _assume_slots(experiment: Experiment) -> None:
+    """As many sequences at once as fit, where no file says how many and the rest is known."""
+    if experiment.get("rollout.slots") is not None or experiment.get("model.hidden_size") is None:
+        return
+    mapping = parse_document(experiment.yaml(()))
+    for key, value in _STAND_INS.items():
+        section, _, name = key.rpartition(".")
+        place = mapping.setdefault(section, {})
+        place[name] = place.get(name) or value
+    try:
+        config = load_mapping("experiment", mapping, check_files=False)
+    except ConfigError:
+        return
+    if (slots := most_slots(config)) != config.rollout.slots:
+        experiment.assume("rollout.slots", slots, "no file says how many", "the most that fit; `mindgspo plan`")
 
 
 def _checked(text: str) -> tuple[list[str], list[str]]:

@@ -8,6 +8,7 @@ configurations, so what a policy optimisation needs besides (prompts, group, rew
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import lcm
@@ -41,6 +42,7 @@ from mindgspo.integrations.foreign_configs.tables import (
 _PLAN, _SCHEDULE, _CONFIG, _TOKENIZER = "parallel_config", "lr_schedule", "model.model_config", "processor.tokenizer"
 _FAMILY_KEYS = ("type", "model_type", "architectures", "qkv_has_bias", "attention_bias", "add_qkv_bias", "qk_layernorm")
 _LAYERS_TELL = "LlamaConfig"
+_CLASSES = re.compile(r"(Parallel|Inference|Training)?(Llama|Qwen2|Qwen2_5|Qwen3|Qwen3Moe)ForCausalLM(_MF)?")
 _TYPES = ("float32", "bfloat16", "float16")
 _GROUP, _UPDATES, _PROMPTS_PER_UPDATE = 16, 4, 32
 # In a second file: keys that count though they set nothing by themselves, and targets in which a predict file wins.
@@ -138,6 +140,10 @@ def tokenizer_file(value: Any, settings: Settings, row: Row) -> Outcome:
 
 def config_class(value: Any, settings: Settings, row: Row) -> Outcome:
     return mapped({}, "the layers tell the family") if value == _LAYERS_TELL else _another_family()
+
+
+def model_class(value: Any, settings: Settings, row: Row) -> Outcome:
+    return mapped({}, "the layers tell the family") if _CLASSES.fullmatch(str(value)) else _another_family()
 
 
 def model_type(value: Any, settings: Settings, row: Row) -> Outcome:
@@ -254,6 +260,9 @@ def _architecture(settings: Settings) -> str | None:
     The name of a family that is not implemented stays, so that it is refused and not taken for another.
     """
     named, kind = settings[f"{_CONFIG}.model_type"], settings[f"{_CONFIG}.type"]
+    built = settings["model.arch.type"]
+    if built is not None and not _CLASSES.fullmatch(str(built)):
+        return str(built)  # whatever the configuration's class says: Baichuan2 has LlamaConfig, too
     if named is not None:
         return str(named)
     if kind not in (None, _LAYERS_TELL):

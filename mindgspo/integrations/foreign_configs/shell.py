@@ -1,91 +1,67 @@
 """verl's overrides out of a shell script, a command line or a list of them. Nothing is run.
 
-tree-sitter-bash takes the script apart. Assignments, lists, defaults and arithmetic are evaluated in the order of the
-script; of the environment nothing is read but the home folder and the current one. Of `if` and `case` that branch is
-followed that the script's own values lead to. Where they do not say which, a variable keeps what all branches agree on:
-of a list the settings that are in it either way.
+Statements are followed in the order of the script, functions where they are called. Of the environment nothing is read
+but the home folder and the current one. Of `if` and `case` that branch is followed that the script's values lead to;
+where they do not say which, a variable keeps what all branches agree on: of a list the settings that are in it either
+way. What a statement that is not followed may change has no value from there on.
 """
 
 from __future__ import annotations
 
-import operator
 import re
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import zip_longest
-from pathlib import Path
 
-import tree_sitter_bash
 import yaml
-from tree_sitter import Language, Node, Parser
+from tree_sitter import Node
 
 from mindgspo.config.yaml_dialect import parse_value
 from mindgspo.integrations.foreign_configs import shell_conditions
-from mindgspo.integrations.foreign_configs.tables import Finding, Reading, Status, one_line
+from mindgspo.integrations.foreign_configs.shell_grammar import Tree, read_script, short
+from mindgspo.integrations.foreign_configs.shell_words import (
+    NOT_FOLLOWED,
+    OF_THE_CALLER,
+    SUBSTITUTIONS,
+    Field,
+    Part,
+    Unread,
+    Unresolved,
+    Value,
+    Variables,
+    Words,
+    has_braces,
+    joint,
+    shown_word,
+)
+from mindgspo.integrations.foreign_configs.tables import Finding, Reading, Status
 
-_TRAINER = re.compile(r"(verl|recipe)(\.\w+)*\.main_\w+|(.*/)?main_\w+\.py")
+_MAIN = re.compile(r"(verl|recipe)(\.\w+)*\.main_\w+|(.*/)?main_\w+\.py")
+_MODULE = re.compile(r"\w+(\.\w+)*|.*\.py")
+_OTHER_PROGRAMS = re.compile(r"sft|main_eval|main_generation|model_merger|print_cfg")
 _OVERRIDE = re.compile(r"(?P<sign>\+{0,2}|~)(?P<key>\w+(?:\.\w+)+)(?P<rest>=.*|)", re.DOTALL)
+_OF_A_TRAINER = ("actor_rollout_ref.", "algorithm.")
 _CONFIG_OPTIONS = ("--config-name", "--config-path")
 _SINGLE_WORDS = (*_CONFIG_OPTIONS, "model_engine")
-_REPEATED = ("while_statement", "for_statement", "c_style_for_statement", "subshell")
-_CHOICES = {"if_statement": shell_conditions.branches_of_if, "case_statement": shell_conditions.branches_of_case}
-_NOT_FOLLOWED = "is set under a condition or in a loop, which is not followed"
-# verl's scripts find out what they run on with this variable; this project runs on Ascend.
-_DEVICE, _ON_ASCEND = "DEVICE", "npu"
-_COMMANDS = ("command", "unset_command")
-_SUBSTITUTIONS = ("command_substitution", "process_substitution")
-_MOST_CHARACTERS, _MOST_IN_A_WORD, _MOST_ALTOGETHER = 200_000, 65_536, 4_000_000
-_MOST_DEFAULTS = 20  # within one default
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[.*\])?(\+?)=(.*)", re.DOTALL)
+_LOOPS = ("while_statement", "for_statement", "c_style_for_statement")
+_CONTAINERS = ("program", "compound_statement", "do_group", "negated_command", "variable_assignments", "list")
+_COMMANDS = ("command", "unset_command", "declaration_command")
+_WRAPPERS = ("command", "builtin", "exec", "time", "coproc")
+_SETTING_NAMES = {"read": "REPLY", "mapfile": "MAPFILE", "readarray": "MAPFILE", "getopts": "OPTARG OPTIND"}
+_DECLARING = ("declare", "typeset", "local", "export", "readonly")
+_CHANGING_OPTIONS = {"lastpipe", "nullglob", "failglob", "expand_aliases", "nocasematch"}
+# Files that set up the machine's paths; a script's own variables are not theirs.
+_OF_THE_MACHINE = re.compile(r"(.*/)?(set_?env\w*(\.sh|\.bash)|setvars\.sh|activate|\.?bashrc|\.?(bash_)?profile)")
+# An arithmetic that changes a variable, and the places where arithmetic stands.
+_CHANGED = re.compile(
+    r"(?:\+\+|--)\s*([A-Za-z_]\w*)|([A-Za-z_]\w*)(?:\[[^\]]*\])?\s*(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))"
+)
+_ARITHMETIC = re.compile(r"\(\(|\$\[|\$\{\w+(?:\[|:(?![-=?+]))")
+_DEFAULT_SET = re.compile(r"\$\{(\w+)(?:\[[^\]]*\])?:?=")
 _MOST_CHOICES = 500  # that are followed; each keeps a copy of the variables
-_MOST_TEXTS = 20  # that a variable may have behind a condition
-_MOST_SECONDS = 20  # of parsing; what is broken at every character takes the parser minutes
-_LARGEST = 2**63
-_WITH_DEFAULT = re.compile(r"([A-Za-z_]\w*|\d+)(:?-|:?=)(.*)", re.DOTALL)
-_LIST = re.compile(r"([A-Za-z_]\w*)\[[@*]\]")
-_CONTINUED = re.compile(r"(\\\n)+")
-# What the grammar takes wrongly is parsed with other characters of the same length, and read as it is in the file:
-# ${section.key}, which belongs to Hydra, the default in ${name:-default}, which is parsed by itself, and in $a/$b/c the
-# character behind $b, at which the word would end.
-_OF_HYDRA = re.compile(rb"\$\{\w+(\.\w+)+\}")
-_OF_DEFAULT = re.compile(rb"(\$\{\w+:?[-=])([^{}\n]*)(?=\})")
-_BEHIND_A_NAME = re.compile(rb"(\$\(\(.*?\)\)|\$(?:[A-Za-z_]\w*|[0-9@*]))([/.,+~*^-]?)", re.DOTALL)
-
-
-class Unresolved(Exception):  # noqa: N818  (says what it is; nothing went wrong)
-    """A word whose value is not in the file. The message says what is missing."""
-
-
-class _OneOf(Unresolved):
-    """A variable with several possible texts."""
-
-    def __init__(self, reason: str, texts: Sequence[str]) -> None:
-        super().__init__(reason)
-        self.texts = texts
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Part of a word. value: its text, or the reason why it has none. shown: as the report has it. is_literal: it is
-    written out in the script. is_split: blanks in it end the word."""
-
-    value: str | Unresolved
-    shown: str
-    is_literal: bool = False
-    is_split: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Unread:
-    """A word without a value. known: what it says before the first thing that has none."""
-
-    known: str
-    shown: str
-    reason: str
-
-
-_Value = str | list[str | _Unread] | Unresolved
-_Variables = dict[str, _Value]
+_MOST_STATEMENTS, _LONGEST_EVAL = 100_000, 10_000
 
 
 def read_overrides(text: str) -> Reading:
@@ -93,92 +69,124 @@ def read_overrides(text: str) -> Reading:
 
     Raises ValueError: no override in it, several training commands, no shell script, or one beyond all bounds.
     """
-    if len(text) > _MOST_CHARACTERS:
-        raise ValueError(f"is longer than {_MOST_CHARACTERS:,} characters, so it is no command line")
-    if "\0" in text:
-        raise ValueError("holds a zero byte, so it is no command line")
-    source = text.replace("\r\n", "\n").encode()
-    root = _parse(source)
-    _check(root, source)
-    script = _Script(source)
+    script = _Script(read_script(text))
     try:
-        script.visit(root, is_sure=True)
+        script.visit(script.tree.root, is_sure=True)
     except RecursionError:
         raise ValueError("nests too deeply, so it is no command line") from None
     return script.reading()
 
 
-def _parse(source: bytes) -> Node:
-    masked = _OF_HYDRA.sub(lambda found: found[0].replace(b".", b"_"), source)
-    masked = _OF_DEFAULT.sub(lambda found: found[1] + b"_" * len(found[2]), masked)
-    masked = _BEHIND_A_NAME.sub(
-        lambda found: found[1] + (found[2] if found[1].endswith(b")") else b":" * len(found[2])), masked
-    )
-    parser, end = Parser(Language(tree_sitter_bash.language())), time.monotonic() + _MOST_SECONDS
-    try:
-        return parser.parse(lambda at, _: masked[at:], progress_callback=lambda *_: time.monotonic() > end).root_node
-    except ValueError:
-        raise ValueError(f"is not parsed within {_MOST_SECONDS} seconds, so it is no command line") from None
+class _Script(Words):
+    """Follows the statements in order."""
 
-
-def _check(root: Node, source: bytes) -> None:
-    """Raise ValueError for what the grammar could not read."""
-    waiting = [root] if root.has_error else []
-    while waiting:
-        node = waiting.pop()
-        if node.is_missing:
-            opened = node.parent.start_point.row + 1 if node.parent is not None else node.start_point.row + 1
-            raise ValueError(f"line {opened}: {node.type} is missing: a quote or bracket is not closed")
-        if node.type == "ERROR" and (rest := source[node.start_byte :].strip()):
-            line = node.start_point.row + 1
-            raise ValueError(
-                f"line {line}: a quote or bracket is not closed, or no shell script: {_short(rest.decode())}"
-            )
-        waiting += [child for child in reversed(node.children) if child.has_error or child.is_missing]
-
-
-class _Script:
-    """Walks the commands in order; `_variables` holds texts, lists, or the reason why there is no value."""
-
-    def __init__(self, source: bytes) -> None:
-        self._source = source
-        self._variables: _Variables = {"HOME": str(Path.home()), "PWD": str(Path.cwd())}
-        self._defaults: dict[str, tuple[str, str]] = {}
-        self._made = 0
-        self._choices = 0
-        self._has_ended = False
-        self._reading = Reading()
+    def __init__(self, tree: Tree) -> None:
+        super().__init__(tree.source)
+        self.tree = tree
+        self._functions: dict[str, list[tuple[Tree, Node]]] = {}
+        self._called: list[str] = []
+        self._locals: list[dict[str, Value | None]] = []
+        self._returned: list[list[Variables]] = []
+        self._strange: dict[str, str] = {}
+        self._statements = self._choices = self._open_choices = 0
+        self._is_sure = self._is_rehearsal = self._is_in_loop = False
+        self._ended = ""
+        self._reading, self._bare = Reading(), Reading()
         self._commands: list[int] = []
         self._others: list[str] = []
+        self._programs: list[str] = []
 
     def visit(self, node: Node, *, is_sure: bool) -> None:
         """is_sure: the node is run exactly once."""
-        if self._has_ended:
+        if self._ended:
             return
-        if node.type in _COMMANDS:
+        self._statements += 1
+        if self._statements > _MOST_STATEMENTS:
+            raise ValueError(f"runs more than {_MOST_STATEMENTS:,} statements, so it is no command line")
+        self._is_sure = is_sure
+        kind = node.type
+        if kind in _COMMANDS:
             self._command(node, [], is_sure)
-        elif node.type == "variable_assignment":
+        elif kind == "variable_assignment":
+            self._forget_changed(node, is_sure)
             self._assign(node, is_sure)
-        elif node.type == "redirected_statement" and (body := node.child_by_field_name("body")) is not None:
+        elif kind == "redirected_statement":
             redirects = node.children_by_field_name("redirect")
-            if body.type == "command":
+            body = node.child_by_field_name("body")
+            for redirect in redirects:
+                self._forget_changed(redirect, is_sure=False)
+            if body is not None and body.type in _COMMANDS:
                 self._command(body, redirects, is_sure)
-            else:
+            elif body is not None:
                 self.visit(body, is_sure=is_sure)
-        elif node.type == "list" and len(node.named_children) == 2:
-            first, second = node.named_children
-            verdict = shell_conditions.decided(first, self._text_if_known)
-            if any(one.type == "||" for one in node.children) and verdict is not None:
-                verdict = not verdict
-            self.visit(first, is_sure=is_sure)
-            self._follow([(verdict, [second])], is_sure)
-        elif node.type in _CHOICES:
-            self._follow(list(_CHOICES[node.type](node, self._text_if_known)), is_sure)
-        elif node.type not in _SUBSTITUTIONS:
-            if node.type == "for_statement" and (name := node.child_by_field_name("variable")) is not None:
-                self._variables[self._text(name)] = Unresolved(f"${self._text(name)} is set by a loop")
-            for child in node.named_children:
-                self.visit(child, is_sure=is_sure and node.type not in _REPEATED)
+        elif kind == "list" and len(node.named_children) == 2:
+            self._list_of_two(node, is_sure)
+        elif kind == "if_statement":
+            for number, condition in enumerate(shell_conditions.conditions_of_if(node)):
+                self.visit(condition, is_sure=is_sure and number == 0)
+            self._follow(list(shell_conditions.branches_of_if(node, self.text_if_known)), is_sure)
+        elif kind == "case_statement":
+            self._case(node, is_sure)
+        elif kind == "function_definition":
+            self._define(node, is_sure)
+        elif kind in _LOOPS:
+            self._loop(node)
+        elif kind in ("subshell", "pipeline"):
+            for children in [node.named_children] if kind == "subshell" else [[one] for one in node.named_children]:
+                self._apart(children, is_sure)
+        elif kind not in SUBSTITUTIONS and kind != "comment":
+            if kind not in _CONTAINERS or node.text[:2] == b"((":
+                self._forget_changed(node, is_sure=False)
+            for child, following in zip_longest(node.children, node.children[1:]):
+                if child.is_named and following is not None and following.type == "&":
+                    self._apart([child], is_sure)
+                elif child.is_named:
+                    self.visit(child, is_sure=is_sure)
+
+    def _apart(self, nodes: Sequence[Node], is_sure: bool) -> None:
+        """In a shell of its own, which changes no variable of this one."""
+        before = dict(self.variables)
+        for node in nodes:
+            self.visit(node, is_sure=is_sure)
+        self.variables, self._ended = before, ""
+
+    def _list_of_two(self, node: Node, is_sure: bool) -> None:
+        first, second = node.named_children
+        verdict = shell_conditions.decided(first, self.text_if_known)
+        if any(one.type == "||" for one in node.children) and verdict is not None:
+            verdict = not verdict
+        self.visit(first, is_sure=is_sure)
+        self._follow([(verdict, [second])], is_sure)
+
+    def _case(self, node: Node, is_sure: bool) -> None:
+        for child in node.named_children:
+            if child.type != "case_item":
+                self._forget_changed(child, is_sure=False)
+        items = list(shell_conditions.branches_of_case(node, self.text_if_known))
+        if shell_conditions.falls_through(node):
+            for _, body in items:
+                for child in body:
+                    self.visit(child, is_sure=False)
+        else:
+            self._follow(items, is_sure)
+
+    def _loop(self, node: Node) -> None:
+        """Run any number of times: what is set in it has no value from its beginning on."""
+        if node.type == "for_statement" and (name := node.child_by_field_name("variable")) is not None:
+            self.forget(self.text(name), "is set by a loop")
+        body = [child for child in node.named_children if child.type == "do_group"]
+        for child in node.named_children:
+            if child not in body:
+                self._forget_changed(child, is_sure=False)
+                if node.type == "c_style_for_statement":
+                    self._forget_names(_NAME.findall(self.text(child)), "is set by a loop")
+        inside = node.named_children if node.type == "while_statement" else body
+        for is_rehearsal in [False] if self._is_in_loop else [True, False]:
+            was_rehearsal, self._is_rehearsal = self._is_rehearsal, self._is_rehearsal or is_rehearsal
+            was_in_loop, self._is_in_loop = self._is_in_loop, True
+            for child in inside:
+                self.visit(child, is_sure=False)
+            self._is_rehearsal, self._is_in_loop, self._ended = was_rehearsal, was_in_loop, ""
 
     def _follow(self, branches: Sequence[shell_conditions.Branch], is_sure: bool) -> None:
         """Visit the branch that is run; where that is not known, all that may be, each from the same variables."""
@@ -193,140 +201,333 @@ class _Script:
         self._choices += 1
         is_known = len(possible) == 1
         is_followed = is_sure and self._choices <= _MOST_CHOICES
-        before, after = self._variables, []
+        before, after, ends = self.variables, [], set()
+        self._open_choices += not is_known
         for body in possible:
             if is_followed and not is_known:
-                self._variables = dict(before)
+                self.variables = dict(before)
             for child in body:
                 self.visit(child, is_sure=is_sure and (is_known or is_followed))
-            if not self._has_ended:
-                after.append(self._variables)
-            self._has_ended = is_known and self._has_ended
+            if is_known:
+                break
+            if self._ended:
+                ends.add(self._ended)
+                if self._ended == "return":
+                    self._returned[-1].append(self.variables)
+            else:
+                after.append(self.variables)
+            self._ended = ""
+        self._open_choices -= not is_known
         if is_followed and not is_known:
-            self._has_ended = not after
-            self._variables = _joint(after) if after else before
-
-    def _text_if_known(self, node: Node) -> str | None:
-        try:
-            return self._joined(list(self._parts(node)))
-        except Unresolved:
-            return None
+            self._ended = "" if after else ("return" if "return" in ends else "exit")
+            self.variables = joint(after) if after else before
 
     def reading(self) -> Reading:
+        """What was found. Raises ValueError."""
         reading = self._reading
         if len(self._commands) > 1:
             lines = ", ".join(map(str, self._commands))
             raise ValueError(f"holds {len(self._commands)} training commands (lines {lines}); leave one of them in")
+        if not self._commands:
+            reading = self._bare
+            self._set_engine(reading)
         if not reading.values and not reading.unread_keys:
-            raise ValueError("holds no override of the form section.key=value")
-        for name, (default, why) in self._defaults.items():
+            raise ValueError(self._nothing())
+        for name, (default, why) in self.defaults.items():
             reading.findings.append(Finding(status=Status.ASSUMED, source=f"${name}", value=default, text=why))
         if self._others:
             names = ", ".join(sorted(set(self._others))[:8])
             reading.remark(f"{len(self._others)} other commands", names, "nothing of the script is run")
         return reading
 
+    def _set_engine(self, reading: Reading) -> None:
+        """In a list model_engine=megatron looks like a variable."""
+        value = self.variables.get("model_engine")
+        if isinstance(value, str) and value:
+            reading.values["model_engine"] = value
+        elif value is not None:
+            reading.unread("model_engine", "", str(value))
+
+    def _nothing(self) -> str:
+        uncalled = [name for name, bodies in self._functions.items() if any(map(self._may_train, bodies))]
+        if self._programs:
+            return f"{self._programs[0]}, which is no training that is read; of verl that is main_ppo and its kin"
+        if uncalled:
+            return f"trains in the function {uncalled[0]}, which is not called as far as the script can be read"
+        return "holds no override of the form section.key=value"
+
+    @staticmethod
+    def _may_train(body: tuple[Tree, Node]) -> bool:
+        return bool(re.search(rb"\b(verl|recipe)\.|main_\w+\.py", body[1].text or b""))
+
+    # Functions
+
+    def _define(self, node: Node, is_sure: bool) -> None:
+        name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
+        if name is None or body is None:
+            return
+        known = self._functions.setdefault(self.text(name), [])
+        if is_sure and not self._open_choices:
+            known.clear()
+        if not any(tree is self.tree and one.start_byte == body.start_byte for tree, one in known):
+            known.append((self.tree, body))
+
+    def _call(self, name: str, arguments: Sequence[Field], is_sure: bool) -> None:
+        """The body of a function, its arguments as $1, $2, ..."""
+        bodies = self._functions[name]
+        if name in self._called or len(bodies) > 1:
+            self._forget_all(f"may be changed by {name}, which is not followed")
+            return
+        positional = {key: value for key, value in self.variables.items() if _is_positional(key)}
+        self._set_positional(arguments)
+        (tree, body), outer = bodies[0], (self.tree, self.source)
+        self._called.append(name)
+        self._locals.append({})
+        self._returned.append([])
+        self.tree, self.source = tree, tree.source
+        self.visit(body, is_sure=is_sure)
+        self.tree, self.source = outer
+        self._called.pop()
+        if returned := self._returned.pop():
+            self.variables = joint([*returned, self.variables])
+        for local, value in self._locals.pop().items():
+            self._put(local, value)
+        self.variables = {key: value for key, value in self.variables.items() if not _is_positional(key)} | positional
+        self._ended = "" if self._ended == "return" else self._ended
+
+    def _set_positional(self, arguments: Sequence[Field]) -> None:
+        for key in [key for key in self.variables if _is_positional(key)]:
+            del self.variables[key]
+        if arguments and all(isinstance(one, Unread) and one.reason == OF_THE_CALLER for one in arguments):
+            return  # those of the script itself
+        self.variables["@"] = list(arguments)
+        is_counted = all(isinstance(one, str) or "=" in one.known for one in arguments)
+        for number, one in enumerate(arguments, 1):
+            is_known = is_counted and isinstance(one, str)
+            self.variables[str(number)] = one if is_known else Unresolved(f"${number} has no value in the file")
+
+    def _make_local(self, name: str, is_sure: bool) -> None:
+        if self._locals and name not in self._locals[-1]:
+            is_certain = is_sure and not self._open_choices
+            lost = Unresolved(f"${name} {NOT_FOLLOWED}")
+            self._locals[-1][name] = self.variables.get(name) if is_certain else lost
+
     # Commands
 
     def _command(self, node: Node, redirects: Sequence[Node], is_sure: bool) -> None:
-        for child in node.named_children:
-            if child.type == "variable_assignment":
-                self._assign(child, is_sure)
-        words = self._words_of(node, redirects)
-        if not words:
+        self._forget_changed(node, is_sure)
+        if node.type == "declaration_command":
+            self._declare(node, is_sure)
             return
-        first = _literal_start(words[0])
-        trainer = next((n for n, word in enumerate(words) if _TRAINER.fullmatch(_literal(word) or "")), None)
-        if trainer is not None:
-            line = node.start_point.row + 1
-            if any(one.type.startswith("heredoc") for one in redirects):
-                raise ValueError(f"line {line}: a here-document (<<) is not read; write the overrides out")
-            self._commands.append(line)
-            self._reading.values.clear()  # overrides that stood alone before it were for people to read
-            self._arguments(words[trainer + 1 :])
-        elif not _OVERRIDE.fullmatch(first):
-            self._has_ended = is_sure and first == "exit"
-            self._others.append(_shown(words[0]))
-        elif not self._commands:
-            self._arguments(words)
-        else:
-            why = "stands behind the end of the training command; the line above it must end with a backslash"
-            self._reading.unread(first.partition("=")[0], _shown(words[0]).partition("=")[2], why)
+        for child in node.named_children:
+            if child.type == "herestring_redirect":
+                self._forget_changed(child, is_sure=False)
+        fields = list(self._fields_of(node, redirects))
+        before = {}
+        for child in node.named_children:  # for this command alone, and not yet when its words are read
+            if child.type == "variable_assignment" and (target := child.child_by_field_name("name")) is not None:
+                name = self.text(target).partition("[")[0]
+                before.setdefault(name, self.variables.get(name))
+                self._assign(child, is_sure)
+        self._run(node, fields, redirects, is_sure)
+        for name, value in before.items() if node.child_by_field_name("name") is not None else ():
+            self._put(name, value)
 
-    def _words_of(self, node: Node, redirects: Sequence[Node]) -> list[list[_Part]]:
+    def _fields_of(self, node: Node, redirects: Sequence[Node]) -> Iterator[Field]:
         """The words of a command, those behind a redirection included."""
-        nodes = [child for child in node.named_children if child.type != "comment"]
+        skipped = ("comment", "variable_assignment", "file_redirect", "herestring_redirect")
+        nodes = [one for one in node.children if (one.is_named or one.type == "unset") and one.type not in skipped]
         for redirect in redirects:
             if redirect.type == "file_redirect":
                 nodes += redirect.children_by_field_name("destination")[1:]
-        words: list[list[_Part]] = []
-        end = -1
-        for child in nodes:
-            gap = self._source[end : child.start_byte].decode() if end >= 0 else " "
-            if words and (_CONTINUED.fullmatch(gap) or (not gap and child.type in _SUBSTITUTIONS)):
-                words[-1] += self._parts(child)  # the grammar ends a word at \ before a line's end, and at <(
-            elif not gap:
-                why = f"{_short(self._text(child))} is not read; put the whole word into quotes"
-                raise ValueError(f"line {child.start_point.row + 1}: {why}")
-            elif child.type not in ("variable_assignment", "file_redirect", "herestring_redirect"):
-                words.append(list(self._parts(child)))
-            end = child.end_byte
-        return words
+        for word in self.words_of(nodes):
+            yield from self._expanded(word)
 
-    def _arguments(self, words: list[list[_Part]]) -> None:
+    def _run(self, node: Node, fields: list[Field], redirects: Sequence[Node], is_sure: bool) -> None:
+        while fields and fields[0] in _WRAPPERS:
+            is_last = fields[0] == "exec" and is_sure and len(fields) > 1
+            fields = fields[1:]
+            if fields and isinstance(fields[0], str) and (found := _ASSIGNMENT.fullmatch(fields[0])):
+                self.forget(found[1], "is set behind a word that is not followed")
+            if is_last:
+                self._run(node, fields, redirects, is_sure)
+                self._ended = "exit"
+                return
+        if not fields:
+            return
+        first = fields[0]
+        trainer = self._trainer(node, fields)
+        if trainer is not None:
+            self._train(node, fields, trainer, redirects)
+        elif _key_of(first):
+            self._stray(fields)
+        elif isinstance(first, Unread):
+            self._forget_all(f"may be changed by the command {short(first.shown)}, which is not in the file")
+        elif self._functions.get(first):
+            self._call(first, fields[1:], is_sure)
+        else:
+            self._builtin(node, first, fields[1:], is_sure)
+        if trainer is None and not _key_of(first) and not self._is_rehearsal:
+            self._others.append(first if isinstance(first, str) else first.shown)
+
+    def _trainer(self, node: Node, fields: Sequence[Field]) -> int | None:
+        """Which word names the training program."""
+        if fields[0] in ("echo", "printf"):
+            return None
+        for number, word in enumerate(fields):
+            if not isinstance(word, str):
+                continue
+            if _MAIN.fullmatch(word) and not _OTHER_PROGRAMS.search(word):
+                return number
+            is_module = number > 0 and fields[number - 1] == "-m"
+            if (is_module or word.endswith(".py")) and _MODULE.fullmatch(word):
+                keys = [key for one in fields[number + 1 :] if (key := _key_of(one))]
+                if _OTHER_PROGRAMS.search(word):
+                    if any(map(_key_of, fields[number + 1 :])):
+                        self._programs.append(f"line {self.tree.line(node)} runs {word}")
+                    return None
+                is_of_verl = word.startswith(("verl.", "recipe.")) and bool(keys)
+                if is_of_verl or any(key.startswith(_OF_A_TRAINER) for key in keys):
+                    return number
+        return None
+
+    def _train(self, node: Node, fields: Sequence[Field], trainer: int, redirects: Sequence[Node]) -> None:
+        line = self.tree.line(node)
+        if any(one.type.startswith("heredoc") for one in redirects):
+            raise ValueError(f"line {line}: a here-document (<<) is not read; write the overrides out")
+        if not self._is_rehearsal:
+            self._commands.append(line)
+            self._reading.program = str(fields[trainer])
+            self._arguments(fields[trainer + 1 :], self._reading)
+
+    def _stray(self, fields: Sequence[Field]) -> None:
+        """Overrides that stand for themselves: a list of them, or what a comment cut off a command."""
+        if not self._commands:
+            self._arguments(fields, self._bare if not self._is_rehearsal else Reading())
+            return
+        why = "stands behind the end of the training command; the line above it must end with a backslash"
+        behind = Reading()
+        self._arguments(fields, behind)
+        for key, value in behind.values.items():
+            self._reading.unread(key, value, why)
+        for key in behind.unread_keys:
+            self._reading.unread(key, "", why)
+        self._reading.unread_words += behind.unread_words
+
+    def _builtin(self, node: Node, name: str, words: Sequence[Field], is_sure: bool) -> None:
+        """Commands of the shell itself that change its variables, or where it goes on; programs change nothing."""
+        texts = [one for one in words if isinstance(one, str)]
+        is_known = len(texts) == len(words)
+        why = f"is changed by {name}, which is not followed"
+        if name == "unset":
+            self._unset(words, is_sure)
+        elif name == "let":
+            self._forget_names([found for one in texts for found in _NAME.findall(one)], why)
+            if not is_known:
+                self._forget_all(why)
+        elif name in _SETTING_NAMES or (name in ("printf", "wait") and any(re.match("-[vp]", one) for one in texts)):
+            names = [*texts, *(one[2:] for one in texts), *_SETTING_NAMES.get(name, "").split()]
+            self._forget_names([one.partition("[")[0] for one in names], why)
+            if not is_known:
+                self._forget_all(why)
+        elif name in _DECLARING:
+            self._forget_names([one.partition("=")[0].rstrip("+") for one in texts], why)
+            if not is_known:
+                self._forget_all(why)
+        elif name == "eval":
+            self._eval(" ".join(texts) if is_known else None, is_sure)
+        elif name in ("source", "."):
+            if not (words and _OF_THE_MACHINE.fullmatch(words[0] if isinstance(words[0], str) else words[0].shown)):
+                self._forget_all("may be changed by a file that the script reads")
+        elif name in ("cd", "pushd", "popd"):
+            self._forget_names(["PWD", "OLDPWD"], why)
+        elif name in ("set", "shift"):
+            self._positional(name, words, is_sure)
+        elif (name == "shopt" and _CHANGING_OPTIONS & set(texts)) or (
+            name == "trap" and {"DEBUG", "RETURN"} & set(texts)
+        ):
+            line = self.tree.line(node)
+            raise ValueError(f"line {line}: {name} changes how the script is run, which is not followed")
+        elif name == "exit" or (name == "return" and self._called):
+            self._ended = name if is_sure else ""
+            if name == "return" and not is_sure:
+                self._returned[-1].append(dict(self.variables))
+
+    def _unset(self, words: Sequence[Field], is_sure: bool) -> None:
+        for word in words:
+            if isinstance(word, Unread):
+                self._forget_all("may be taken away by unset")
+            elif word in self._functions and ("-f" in words or word not in self.variables):
+                self._functions[word] *= 2 if self._open_choices or not is_sure else 0  # may be taken away, or is
+            elif "-f" in words or word.startswith("-"):
+                continue
+            elif is_sure and _NAME.fullmatch(word) and word not in self._strange:
+                self.variables.pop(word, None)
+            else:
+                self.forget(word.partition("[")[0], "is taken away by unset, which is not followed")
+
+    def _positional(self, name: str, words: Sequence[Field], is_sure: bool) -> None:
+        given = self.variables.get("@")
+        if name == "shift":
+            count = words[0] if words else "1"
+            if isinstance(given, list) and is_sure and isinstance(count, str) and count.isdecimal():
+                self._set_positional(given[int(count) :] if int(count) <= len(given) else given)
+            elif "@" in self.variables or not is_sure:
+                self._forget_positional(why="is changed by shift, which is not followed")
+            return
+        start = 0
+        while start < len(words) and isinstance(words[start], str) and re.match(r"[-+]\w|-$", words[start]):
+            start += 2 if "o" in words[start] else 1  # -o takes a name
+        if start >= len(words):
+            return
+        start += words[start] == "--"
+        if is_sure:
+            self._set_positional(words[start:])
+        else:
+            self._forget_positional(why="is changed by set, which is not followed")
+
+    def _forget_positional(self, why: str) -> None:
+        for key in ["@", *map(str, range(1, 10)), *filter(_is_positional, self.variables)]:
+            self.variables[key] = Unresolved(f"${key} {why}")
+
+    def _eval(self, text: str | None, is_sure: bool) -> None:
+        self._statements += _MOST_STATEMENTS // 100
+        try:
+            tree = None if text is None or len(text) > _LONGEST_EVAL or self.tree.is_inner else read_script(text)
+        except ValueError:
+            tree = None
+        if tree is None:
+            self._forget_all("may be changed by eval")
+            return
+        outer = self.tree, self.source
+        self.tree, self.source = replace(tree, is_inner=True), tree.source
+        self.visit(tree.root, is_sure=is_sure)
+        self.tree, self.source = outer
+
+    # Overrides
+
+    def _arguments(self, fields: Sequence[Field], reading: Reading) -> None:
         skipped = False
-        for word, following in zip_longest(words, words[1:]):
-            option = _literal(word)
+        for field, following in zip_longest(fields, fields[1:]):
             if skipped:
                 skipped = False
-            elif option in _CONFIG_OPTIONS and following is not None:
-                self._override(f"{option}={_literal(following) or ''}")
+            elif isinstance(field, str) and field in _CONFIG_OPTIONS and following is not None:
                 skipped = True
-            elif _shown(word) in ("${@}", "${*}"):
-                why = "arguments that the script is called with are not in the file; use --set"
-                self._reading.unread("$@", "", why)
+                if isinstance(following, str):
+                    _override(f"{field}={following}", reading)
+                else:
+                    reading.unread(field, following.shown, following.reason)
+            elif isinstance(field, str):
+                _override(field, reading)
+            elif field.reason == OF_THE_CALLER:
+                reading.unread("$@", "", field.reason)
+            elif key := _OVERRIDE.fullmatch(field.known):
+                reading.unread(key["key"], field.shown.partition("=")[2], field.reason)
             else:
-                self._argument(word)
-
-    def _argument(self, word: list[_Part]) -> None:
-        try:
-            fields = self._fields(word)
-        except Unresolved as reason:
-            fields = [_Unread(_literal_start(word), _shown(word), str(reason))]
-        for one in fields:
-            if isinstance(one, str):
-                self._override(one)
-            elif key := _OVERRIDE.fullmatch(one.known):
-                self._reading.unread(key["key"], one.shown.partition("=")[2], one.reason)
-            else:
-                self._reading.unread(one.shown, one.shown.partition("=")[2], one.reason)
-                if not one.known:
-                    self._reading.unread_words.append(one.shown)
-
-    def _override(self, text: str) -> None:
-        found = _OVERRIDE.fullmatch(text)
-        option, _, value = text.partition("=")
-        if option in _SINGLE_WORDS and value:
-            self._reading.values[option] = value
-        elif found is not None and found["sign"] == "~":
-            self._reading.values.pop(found["key"], None)
-            self._reading.remark(f"~{found['key']}", "", "a key that is taken out there; here it is as if never given")
-        elif found is not None and found["rest"]:
-            self._set(found["key"], found["rest"][1:])
-        elif text.strip():
-            self._reading.remark(text, "", "no override of the form section.key=value", Status.UNKNOWN)
-
-    def _set(self, key: str, text: str) -> None:
-        if "${" in text:
-            self._reading.unread(key, text, "it refers to another setting, which is not followed")
-            return
-        try:
-            value = parse_value(text)
-        except (yaml.YAMLError, ValueError, RecursionError):
-            value = text
-        if key in self._reading.values:
-            self._reading.remark(key, self._reading.values[key], "given twice; the last one counts")
-        self._reading.values[key] = value
+                may_be_any = "=" not in field.known
+                why = f"{field.reason}; it may set any key, those before it anew" if may_be_any else field.reason
+                reading.unread(field.shown, field.shown.partition("=")[2], why)
+                reading.unread_words += [field.shown] if may_be_any else []
 
     # Variables
 
@@ -334,285 +535,165 @@ class _Script:
         target, value = node.child_by_field_name("name"), node.child_by_field_name("value")
         if target is None:
             return
-        name = self._text(target).partition("[")[0]
+        name = self.text(target).partition("[")[0]
         is_added = any(child.type == "+=" for child in node.children)
+        before = self.variables.get(name)
         if not is_sure:
-            self._forget(name, _NOT_FOLLOWED)
+            self.forget(name, NOT_FOLLOWED)
         elif target.type == "subscript":
-            self._forget(name, "is set by its number, which is not followed")
+            self.forget(name, "is set by its number, which is not followed")
+        elif name in self._strange:
+            self.forget(name, self._strange[name])
         elif value is not None and value.type == "array":
-            before = self._variables.get(name, []) if is_added else []
+            self.variables[name] = self._array(value, before if is_added else None)
+        elif is_added and not isinstance(before, str):
+            self.forget(name, "is added to, and what it was is not in the file")
+        else:
             try:
-                added = [one for child in value.named_children for one in self._elements(child)]
-                if isinstance(before, Unresolved):
-                    raise before
-                self._variables[name] = [*([before] if isinstance(before, str) else before), *added]
+                text = "" if value is None else self.joined(list(self.parts(value, is_value=True)))
+                self.variables[name] = f"{before}{text}" if is_added else text
             except Unresolved as reason:
-                self._variables[name] = reason
-        elif is_added:
-            self._forget(name, "is added to, which is read for lists alone")
-        else:
-            try:
-                self._variables[name] = "" if value is None else self._joined(list(self._parts(value)))
-            except Unresolved as reason:
-                self._variables[name] = reason
+                self.variables[name] = reason
 
-    def _forget(self, name: str, why: str) -> None:
-        self._variables[name] = Unresolved(f"${name} {why}")
+    def _array(self, node: Node, before: Value | None) -> list[Field] | Unresolved:
+        if isinstance(before, Unresolved):
+            return before
+        elements = [child for child in node.named_children if child.type != "comment"]
+        if any(self.text(child).startswith("[") and "]=" in self.text(child) for child in elements):
+            return Unresolved("its elements have names, which are not followed")
+        found: list[Field] = [before] if isinstance(before, str) else list(before or ())
+        for word in self.words_of(elements):
+            found += self._expanded(word)
+        return found
 
-    def _elements(self, node: Node) -> list[str | _Unread]:
-        if node.type == "comment":
-            return []
-        return self._fields(list(self._parts(node)))
-
-    def _fields(self, word: list[_Part]) -> list[str | _Unread]:
-        """The words that bash hands on: those of a list, or the word itself cut at blanks of unquoted variables. Raises
-        Unresolved for a list without a value."""
-        name = _list_name(word)
-        if name is not None:
-            value = self._variables.get(name)
-            if not isinstance(value, list):
-                raise value if isinstance(value, Unresolved) else Unresolved(f"the list {name} is not in the file")
-            self._count(sum(len(one if isinstance(one, str) else one.shown) + 1 for one in value))
-            return value
-        if len(word) == 1 and word[0].is_split and isinstance(word[0].value, _OneOf):
-            self._count(sum(map(len, word[0].value.texts)))
-            return _agreed([text.split() for text in word[0].value.texts], str(word[0].value))
+    def _expanded(self, word: list[Part]) -> list[Field]:
         try:
-            text = self._joined(word)
+            return self.fields(word)
         except Unresolved as reason:
-            return [_Unread(_literal_start(word), _shown(word), str(reason))]
-        if not any(part.is_split for part in word):
-            return [text]
-        cut = "".join(re.sub(r"[ \t\n]+", "\0", str(part.value)) if part.is_split else str(part.value) for part in word)
-        return [one for one in cut.split("\0") if one]
+            return [Unread("", shown_word(word), str(reason))]
 
-    def _joined(self, word: list[_Part]) -> str:
-        for part in word:
-            if isinstance(part.value, Unresolved):
-                raise part.value
-        length = sum(len(str(part.value)) for part in word)
-        if length > _MOST_IN_A_WORD:
-            raise Unresolved(f"it grows beyond {_MOST_IN_A_WORD:,} characters")
-        self._count(length)
-        return "".join(str(part.value) for part in word)
+    def _declare(self, node: Node, is_sure: bool) -> None:
+        """export, declare and the like."""
+        keyword = self.text(node.children[0])
+        if keyword == "local" and not self._called:
+            return  # an error, which sets nothing
+        flags = "".join(self.text(one)[1:] for one in node.named_children if self.text(one).startswith("-"))
+        is_local = keyword in ("local", "declare", "typeset") and "g" not in flags
+        strange = set(flags) & set("ilucnA") and keyword not in ("export", "readonly")
+        for child in node.named_children:
+            is_assignment = child.type == "variable_assignment"
+            text = self.text_if_known(child) if not is_assignment else self.text(child)
+            if text is not None and text.startswith(("-", "+")):
+                continue
+            found = _ASSIGNMENT.fullmatch(text or "")
+            name = found[1] if found else text
+            if name is None or not _NAME.fullmatch(name):
+                self._forget_all(f"may be changed by {keyword}, which is not followed")
+                continue
+            if is_local:
+                self._make_local(name, is_sure)
+            if strange:
+                self._strange[name] = f"is declared with -{flags}, which is not followed"
+            if "n" in flags and found and strange:  # another name for a variable
+                self._strange[found[3]] = f"has another name, {name}"
+                self.forget(found[3], self._strange[found[3]])
+            if is_assignment:
+                self._assign(child, is_sure)
+            elif found or strange or "f" in flags:
+                self.forget(name, f"is set by {keyword}, which is not followed")
+            elif is_local and self._locals:
+                self.variables.pop(name, None)
+            value = child.child_by_field_name("value") if is_assignment else None
+            if value is not None and value.type != "array" and has_braces(list(self.parts(value))):
+                self.forget(name, "is declared with braces, which are not read")
+            if "a" in flags and isinstance(self.variables.get(name), str):
+                self.forget(name, "is a list")
+            if keyword == "readonly" or "r" in flags:
+                self._strange[name] = "is read-only"
 
-    def _count(self, characters: int) -> None:
-        """Variables that double each other would fill the memory."""
-        if self._made + characters > _MOST_ALTOGETHER:
-            raise Unresolved(f"values of the file grow beyond {_MOST_ALTOGETHER:,} characters together")
-        self._made += characters
-
-    # Words
-
-    def _start(self, node: Node) -> int:
-        """Where the node starts without the blanks that the grammar takes to an expansion between quotes."""
-        text = self._source[node.start_byte : node.end_byte]
-        return node.end_byte - len(text.lstrip())
-
-    def _parts(self, node: Node, *, is_quoted: bool = False) -> Iterator[_Part]:
-        text = self._text(node).lstrip() if is_quoted else self._text(node)
-        if node.type in ("concatenation", "command_name", "translated_string"):
-            end = node.start_byte
-            for child in node.named_children:
-                yield from self._parts(child)
-                end = child.end_byte
-            if end < node.end_byte:
-                yield _literal_part(self._source[end : node.end_byte].decode())
-        elif node.type == "raw_string":
-            yield _Part(text[1:-1], text[1:-1], is_literal=True)
-        elif node.type == "string":
-            yield from self._quoted(node)
-        elif node.type in ("simple_expansion", "expansion"):
-            inside = text[2:-1] if text.startswith("${") else text[1:]
-            yield self._part(lambda: self._variable(inside), f"${{{inside}}}", is_split=not is_quoted)
-        elif node.type == "arithmetic_expansion":
-            yield self._part(lambda: str(self._arithmetic(node)), f"$(({text[3:-2]}))")
-        elif node.type in _SUBSTITUTIONS:
-            inside = text[1:-1] if text.startswith("`") else text[2:-1]
-            reason = Unresolved(f"it holds the output of a command, {_short(inside)}, which is not run")
-            yield _Part(reason, f"$({inside})")
-        elif node.type == "ansi_c_string":
-            yield _Part(Unresolved(f"the form {_short(text)} is not read"), text)
+    def set_default(self, name: str, value: str | Unresolved) -> None:
+        """${name:=value} found no value."""
+        if self._is_sure and name not in self._strange:
+            self.variables[name] = value
         else:
-            yield _literal_part(text)
+            self.forget(name, NOT_FOLLOWED)
 
-    def _quoted(self, node: Node) -> Iterator[_Part]:
-        """What stands between double quotes. Blanks there are in no node of their own."""
-        yield _Part("", "", is_literal=True)  # "" is a word too
-        end = node.start_byte + 1
-        for child in [*(one for one in node.named_children if one.type != "string_content"), None]:
-            start = node.end_byte - 1 if child is None else self._start(child)
-            between = self._source[end:start].decode()
-            if between:
-                value = re.sub(r'\\([$`"\\]|\n)', lambda found: found[1].strip("\n"), between)
-                yield _Part(value, value, is_literal=True)
-            if child is not None:
-                yield from self._parts(child, is_quoted=True)
-                end = child.end_byte
-
-    def _part(self, value: Callable[[], str], shown: str, *, is_split: bool = False) -> _Part:
-        try:
-            return _Part(value(), shown, is_split=is_split)
-        except Unresolved as reason:
-            return _Part(reason, shown, is_split=is_split)
-
-    def _variable(self, inside: str) -> str:
-        with_default = _WITH_DEFAULT.fullmatch(inside)
-        name = with_default[1] if with_default else inside
-        if not re.fullmatch(r"\w+", name):
-            raise Unresolved(f"the form ${{{_short(inside)}}} is not read")
-        value = self._variables.get(name)
-        if isinstance(value, Unresolved):
-            raise value
-        if isinstance(value, list):
-            raise Unresolved(f"${name} is a list")
-        if value is not None and (value or not with_default):
-            return value
-        if with_default:
-            why = "the script's own default of a variable of the environment"
-            try:
-                default = self._default(with_default[3])
-            except Unresolved:
-                if name != _DEVICE:
-                    raise
-                default, why = _ON_ASCEND, "the script finds out what it runs on; this project runs on Ascend"
-            self._defaults[name] = (default, why)
-            return default
-        raise Unresolved(f"${name} has no value in the file")
-
-    def _default(self, text: str) -> str:
-        """The default of ${name:-default}, which may hold variables itself."""
-        unread = Unresolved(f"the default {_short(text)} is not read")
-        if text.count("${") > _MOST_DEFAULTS:
-            raise unread
-        unquoted = '"' + text.replace('"', "") + '"'
-        inner = _Script(f"x={unquoted}".encode())
-        inner._variables, inner._defaults = self._variables, self._defaults
-        node = _parse(inner._source)
-        value = node.named_children[0].child_by_field_name("value") if node.named_children else None
-        if node.has_error or value is None or value.type != "string":
-            raise unread
-        return inner._joined(list(inner._quoted(value)))
-
-    def _arithmetic(self, node: Node) -> int:
-        text = self._text(node)[3:-2]
-        if len(text) > 200:
-            raise Unresolved("its arithmetic is longer than 200 characters")
-        if "$(" in text or "`" in text:
-            raise Unresolved(f"it holds the output of a command, {_short(text)}, which is not run")
-        try:
-            (formula,) = node.named_children
-            return self._number(formula)
-        except (ValueError, ZeroDivisionError, RecursionError):
-            raise Unresolved(f"the arithmetic $(({_short(text)})) is not read") from None
-
-    def _number(self, node: Node) -> int:
-        text, parts = self._text(node), node.named_children
-        if node.type == "parenthesized_expression" and len(parts) == 1:
-            value = self._number(parts[0])
-        elif node.type in ("number", "word") and re.fullmatch(r"0|[1-9]\d*", text):
-            value = int(text)
-        elif node.type in ("variable_name", "word", "simple_expansion", "expansion"):
-            found = self._variable(text.strip("${}")).strip()
-            if not re.fullmatch(r"[+-]?(0|[1-9]\d*)", found):
-                raise ValueError("no decimal number")
-            value = int(found)
-        elif node.type == "unary_expression" and node.children[0].type == "-":
-            value = -self._number(parts[-1])
-        elif node.type == "binary_expression" and node.children[1].type in _ARITHMETIC:
-            value = _ARITHMETIC[node.children[1].type](self._number(parts[0]), self._number(parts[-1]))
+    def _put(self, name: str, value: Value | None) -> None:
+        if value is None:
+            self.variables.pop(name, None)
         else:
-            raise ValueError("an operator that is not read")
-        if abs(value) >= _LARGEST:
-            raise ValueError("too large")
-        return value
+            self.variables[name] = value
 
-    def _text(self, node: Node) -> str:
-        return self._source[node.start_byte : node.end_byte].decode()
+    def forget(self, name: str, why: str) -> None:
+        """From here on the variable has no value."""
+        self.variables[name] = Unresolved(f"${name} {why}")
 
+    def _forget_names(self, names: Sequence[str], why: str) -> None:
+        for name in names:
+            if _NAME.fullmatch(name):
+                self.forget(name, why)
 
-def _joint(states: Sequence[_Variables]) -> _Variables:
-    """What is known of every variable after one of several branches."""
-    found: _Variables = {}
-    for name in {name: None for state in states for name in state}:
-        values = [state.get(name) for state in states]
-        reason = f"${name} {_NOT_FOLLOWED}"
-        lists = [[] if one is None else one for one in values if one is None or isinstance(one, list)]
-        texts = [text for one in values for text in _texts(one)]
-        if all(one == values[0] for one in values[1:]) and values[0] is not None:
-            found[name] = values[0]
-        elif len(lists) == len(values):
-            found[name] = _agreed(lists, reason)
-        elif None not in texts and len(set(texts)) <= _MOST_TEXTS:
-            found[name] = _OneOf(reason, [str(one) for one in dict.fromkeys(texts)])
-        else:
-            found[name] = Unresolved(reason)
-    return found
+    def _forget_all(self, why: str) -> None:
+        for name in self.variables:
+            if name != "HOME" and not isinstance(self.variables[name], Unresolved):
+                self.forget(name, why)
+
+    def _forget_changed(self, node: Node, is_sure: bool) -> None:
+        """What arithmetic within the node changes, and defaults that it sets where they are not followed."""
+        text = self.text(node)
+        changed = [name for found in _arithmetic(text) for pair in _CHANGED.findall(found) for name in pair if name]
+        self._forget_names(changed, "is changed by arithmetic, which is not followed")
+        if not is_sure or node.type not in ("command", "variable_assignment"):
+            self._forget_names(_DEFAULT_SET.findall(text), NOT_FOLLOWED)
 
 
-def _texts(value: _Value | None) -> Sequence[str | None]:
-    """The texts that a variable may have; None among them: another one."""
-    if isinstance(value, _OneOf):
-        return value.texts
-    return [""] if value is None else [value if isinstance(value, str) else None]
+def _arithmetic(text: str) -> Iterator[str]:
+    """Stretches of a statement that are arithmetic, up to where their brackets close."""
+    end = 0
+    for found in _ARITHMETIC.finditer(text):
+        if found.start() < end:
+            continue
+        depth, end = 0, len(text)
+        for sign in re.finditer(r"[()\[\]{}]", text[found.start() :]):
+            depth += 1 if sign[0] in "([{" else -1
+            if depth == 0:
+                end = found.start() + sign.end()
+                break
+        yield text[found.end() : end]
 
 
-def _agreed(lists: Sequence[Sequence[str | _Unread]], reason: str) -> list[str | _Unread]:
-    """The words that are in every list; of the others the key alone."""
-    found: dict[str | _Unread, None] = {}
-    for word in (word for words in lists for word in words):
-        if isinstance(word, str) and not all(word in words for words in lists):
-            key = f"{word.partition('=')[0]}="
-            found[_Unread(key, key, reason)] = None
-        else:
-            found[word] = None
-    return list(found)
+def _is_positional(name: str) -> bool:
+    return name == "@" or name.isdecimal()
 
 
-def _quotient(left: int, right: int) -> int:
-    """Cut towards 0, as the shell divides."""
-    return abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
+def _key_of(field: Field) -> str | None:
+    found = _OVERRIDE.fullmatch(field if isinstance(field, str) else field.known)
+    return found["key"] if found and (found["rest"] or found["sign"] == "~") else None
 
 
-_ARITHMETIC: Mapping[str, Callable[[int, int], int]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": _quotient,
-    "%": lambda left, right: left - right * _quotient(left, right),
-}
+def _override(text: str, reading: Reading) -> None:
+    found = _OVERRIDE.fullmatch(text)
+    option, _, value = text.partition("=")
+    if option in _SINGLE_WORDS and value:
+        reading.values[option] = value
+    elif found is not None and found["sign"] == "~":
+        reading.values.pop(found["key"], None)
+        reading.remark(f"~{found['key']}", "", "a key that is taken out there; here it is as if never given")
+    elif found is not None and found["rest"]:
+        _set(found["key"], found["rest"][1:], reading)
+    elif text.strip():
+        reading.remark(text, "", "no override of the form section.key=value", Status.UNKNOWN)
 
 
-def _literal_part(text: str) -> _Part:
-    value = re.sub(r"\\(.|\n|$)", lambda found: found[1].strip("\n"), text)
-    return _Part(value, value, is_literal=True)
-
-
-def _literal(word: list[_Part]) -> str | None:
-    """Its text where all of it stands in the script as it is."""
-    return _literal_start(word) if all(part.is_literal for part in word) else None
-
-
-def _literal_start(word: list[_Part]) -> str:
-    """What it says before the first thing that has to be put in."""
-    texts = []
-    for part in word:
-        if not part.is_literal:
-            break
-        texts.append(str(part.value))
-    return "".join(texts)
-
-
-def _shown(word: list[_Part]) -> str:
-    return "".join(part.shown for part in word)
-
-
-def _list_name(word: list[_Part]) -> str | None:
-    """The name of the list that the word "${NAME[@]}" stands for."""
-    found = _LIST.fullmatch(_shown(word)[2:-1])
-    return found[1] if found and sum(not part.is_literal for part in word) == 1 else None
-
-
-def _short(text: str) -> str:
-    return one_line(" ".join(text.split()), 40)
+def _set(key: str, text: str, reading: Reading) -> None:
+    if "${" in text:
+        reading.unread(key, text, "it refers to another setting, which is not followed")
+        return
+    try:
+        value = parse_value(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        value = text
+    if key in reading.values:
+        reading.remark(key, reading.values[key], "given twice; the last one counts")
+    reading.values[key] = value
+    reading.unread_keys.discard(key)

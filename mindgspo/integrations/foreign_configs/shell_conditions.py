@@ -37,6 +37,14 @@ _NUMBERS: Mapping[str, Callable[[int, int], bool]] = {
 }
 
 
+def conditions_of_if(node: Node) -> Iterator[Node]:
+    """The statements between `if` or `elif` and `then`, in order."""
+    for clause in (node, *(one for one in node.named_children if one.type == "elif_clause")):
+        tokens = [child.type for child in clause.children]
+        end = tokens.index("then") if "then" in tokens else 0
+        yield from (one for one in clause.children[1:end] if one.is_named)
+
+
 def branches_of_if(node: Node, text_of: TextOf) -> Iterator[Branch]:
     """(whether it is taken where the ones before are not, its commands) of `if`, each `elif`, and `else`."""
     clauses = [one for one in node.named_children if one.type in ("elif_clause", "else_clause")]
@@ -58,17 +66,26 @@ def branches_of_case(node: Node, text_of: TextOf) -> Iterator[Branch]:
     for item in (one for one in node.named_children if one.type == "case_item"):
         patterns = item.children_by_field_name("value")
         body = [one for one in item.named_children if one not in patterns]
-        falls_through = item.children[-1].type in (";&", ";;&")
-        yield (None if falls_through else _any(_fits(value, one, text_of) for one in patterns)), body
+        yield _any(_fits(value, one, text_of) for one in patterns), body
+
+
+def falls_through(node: Node) -> bool:
+    """Whether several items of `case` may be run."""
+    return any(item.children[-1].type in (";&", ";;&") for item in node.named_children if item.type == "case_item")
 
 
 def decided(node: Node, text_of: TextOf) -> Verdict:
     """The verdict of a test: [ ... ], [[ ... ]], and those joined by && and ||; None for any other command."""
     parts = node.named_children
-    if node.type in ("test_command", "parenthesized_expression") and len(parts) == 1:
-        return decided(parts[0], text_of)
+    if node.type == "test_command" and node.children[0].type == "[":
+        text_of = _one_word(text_of)
+    if node.type in ("test_command", "parenthesized_expression", "compound_statement") and len(parts) == 1:
+        is_arithmetic = node.type == "compound_statement" and node.children[0].type != "{"
+        return None if is_arithmetic else decided(parts[0], text_of)
     if node.type in ("list", "binary_expression") and len(parts) == 2:
         sign = next((one.type for one in node.children if one not in parts), "")
+        if node.type == "list" and not _is_test(parts[0]):
+            return None  # what else is run may change what is tested behind it
         if sign == "&&":
             return _not(_any(_not(decided(one, text_of)) for one in parts))
         if sign == "||":
@@ -76,6 +93,23 @@ def decided(node: Node, text_of: TextOf) -> Verdict:
     if node.type == "unary_expression":
         return _of_one(node, text_of)
     return _of_two(node, text_of) if node.type == "binary_expression" else None
+
+
+def _is_test(node: Node) -> bool:
+    """Whether nothing but tests is run."""
+    is_made_of = node.type == "list" or (node.type == "compound_statement" and node.children[0].type == "{")
+    return node.type == "test_command" or (is_made_of and all(map(_is_test, node.named_children)))
+
+
+def _one_word(text_of: TextOf) -> TextOf:
+    """In [ ... ] a variable without quotes may be no word or several, which changes the test."""
+
+    def found(node: Node) -> str | None:
+        text = text_of(node)
+        is_whole = node.type in ("string", "raw_string") or bool(text and not re.search(r"[\s*?\[]", text))
+        return text if is_whole else None
+
+    return found
 
 
 def _of_one(node: Node, text_of: TextOf) -> Verdict:
@@ -103,8 +137,8 @@ def _compared(first: Node, sign: Node, second: Node, text_of: TextOf) -> Verdict
     if left is None or right is None:
         return None
     if name in ("=", "==", "!="):
-        return None if _is_pattern(second) else (left == right) == (name != "!=")
-    if name in _NUMBERS and all(re.fullmatch(r"[+-]?\d{1,18}", one) for one in (left, right)):
+        return None if _is_pattern(second, right) else (left == right) == (name != "!=")
+    if name in _NUMBERS and all(re.fullmatch(r"[+-]?(0|[1-9]\d{0,17})", one) for one in (left, right)):
         return _NUMBERS[name](int(left), int(right))
     return None
 
@@ -112,12 +146,14 @@ def _compared(first: Node, sign: Node, second: Node, text_of: TextOf) -> Verdict
 def _fits(value: str | None, pattern: Node, text_of: TextOf) -> Verdict:
     if pattern.text == b"*":
         return True
-    wanted = None if _is_pattern(pattern) else text_of(pattern)
+    wanted = text_of(pattern)
+    if wanted is not None and _is_pattern(pattern, wanted):
+        return None
     return None if value is None or wanted is None else value == wanted
 
 
-def _is_pattern(node: Node) -> bool:
-    return node.type not in ("string", "raw_string") and bool(_GLOB.search((node.text or b"").decode()))
+def _is_pattern(node: Node, text: str) -> bool:
+    return node.type not in ("string", "raw_string") and bool(_GLOB.search((node.text or b"").decode() + text))
 
 
 def _any(verdicts: Iterator[Verdict]) -> Verdict:

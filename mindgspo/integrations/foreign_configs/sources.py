@@ -21,6 +21,7 @@ from mindgspo.integrations.foreign_configs.shell import read_overrides
 from mindgspo.integrations.foreign_configs.tables import Reading
 
 _MOST_BYTES, _MOST_VALUES, _DEEPEST = 1_000_000, 20_000, 40
+_MOST_DIGITS = 400
 _CONSTRUCTED = ("null", "bool", "int", "float", "str", "seq", "map", "timestamp")
 _MARKS = {
     "mindspeed": ("megatron_training.",),  # before MindRLHF, whose names of sections it shares
@@ -104,6 +105,16 @@ class _Loader(yaml.SafeLoader):
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self.twice: list[str] = []
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        kind = node.tag.rpartition(":")[2]
+        if kind in ("int", "float") and len(node.value) > _MOST_DIGITS:  # 59:59:59 is read in groups of 60
+            raise yaml.constructor.ConstructorError(None, None, "a number is too long", node.start_mark)
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError, OverflowError):
+            problem = f"{str(node.value)[:60]!r} is no {kind}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         for key_node, _ in node.value:

@@ -70,12 +70,13 @@ class Finding:
 class Reading:
     """A foreign file as it was read. values: by dotted key. unread_keys: those whose value is not in the file, so that
     no default stands for them. unread_words: each may hold any key, so that no default stands for any. findings:
-    remarks on what is no value."""
+    remarks on what is no value. program: the module or file that the command runs."""
 
     values: dict[str, Any] = field(default_factory=dict)
     unread_keys: set[str] = field(default_factory=set)
     unread_words: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    program: str = ""
 
     def remark(self, source: str, value: Any, text: str, status: Status = Status.NOT_NEEDED) -> None:
         """Something that is no setting, or not the one that counts."""

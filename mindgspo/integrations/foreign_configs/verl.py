@@ -5,6 +5,7 @@ Names and defaults are those of verl's trainer configuration (ppo_trainer) and o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from math import gcd, lcm, prod
@@ -17,6 +18,7 @@ from mindgspo.integrations.foreign_configs.sources import Source
 from mindgspo.integrations.foreign_configs.tables import (
     READERS,
     Outcome,
+    Reading,
     Row,
     Settings,
     Status,
@@ -29,6 +31,7 @@ from mindgspo.integrations.foreign_configs.tables import (
     not_implemented,
     not_needed,
     number,
+    one_line,
     text,
     texts,
     whole,
@@ -56,6 +59,11 @@ _ESTIMATORS = {
     "rloo_vectorized": "rloo",
 }
 _KL = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+# Programs that train as main_ppo does ("": a list of overrides), and those that generate while they train.
+_MAIN_PROGRAMS = re.compile(
+    r"(^|\b(main_ppo|main_dapo|main_ppo_sync|async_main_ppo|fully_async_main|grpo_main)(\.py)?)$"
+)
+_APART = re.compile(r"async_|one_step_off")
 _FEW_FILES = {
     "data.train": "one file is read: put them together, then set data.train.path",
     "data.eval": "name each as a set of its own: data.eval.NAME.format=verl and data.eval.NAME.path=...",
@@ -369,11 +377,7 @@ TABLE = load_table("verl", globals())
 def fill(source: Source, experiment: Experiment) -> None:
     """The experiment that the overrides describe."""
     settings = experiment.apply(TABLE, source)
-    key = f"{_ACTOR}.policy_loss.loss_mode"
-    if source.reading.is_unread(key):
-        experiment.leave_open("algorithm.name", f"the value of {key} is not in the file")
-    elif settings["algorithm.adv_estimator"] == "gae" and is_vanilla(settings):
-        experiment.leave_open("algorithm.name", "adv_estimator gae needs a value model, which is not built")
+    _leave_open(settings, source.reading, experiment)
     experiment.assume_device("verl's own default is cuda")
     _fill_model(settings, experiment)
     _fill_plans(settings, experiment)
@@ -383,6 +387,25 @@ def fill(source: Source, experiment: Experiment) -> None:
         experiment.set({"rollout.slots": settings.size(key) * experiment.count(f"{INFER}.data_parallel")}, key)
     if experiment.get("experiment") is None:
         experiment.assume("experiment", name_of_file(source.name), "the name of the file")
+
+
+def _leave_open(settings: Settings, reading: Reading, experiment: Experiment) -> None:
+    """What decides which training it is, where the file does not say it or this project does not have it."""
+    keys = (f"{_ACTOR}.policy_loss.loss_mode", "algorithm.adv_estimator")
+    mode, estimator = (one_line(str(settings[key])) for key in keys)
+    whys = [f"the value of {key} is not in the file" for key in keys if reading.is_unread(key)]
+    if keys[0] in settings and mode not in _LOSS_MODES:
+        whys.append(f"the loss {mode} is not built")
+    if keys[0] not in settings and _MAIN_PROGRAMS.search(reading.program) is None:
+        whys.append(f"the loss of {one_line(reading.program)} is not known")
+    if estimator == "gae" and (is_vanilla(settings) or keys[1] in settings):
+        whys.append("adv_estimator gae needs a value model, which is not built")
+    elif estimator != "gae" and not reading.is_unread(keys[1]) and estimator not in _ESTIMATORS:
+        whys.append(f"the estimator {estimator} is not built")
+    if whys:
+        experiment.leave_open("algorithm.name", whys[0])
+    if _APART.search(reading.program):
+        experiment.leave_open("trainer.schedule", f"{one_line(reading.program)} generates on cards of its own")
 
 
 def _fill_model(settings: Settings, experiment: Experiment) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
 import pytest
 import yaml
-from foreign_cases.conversions import converted, findings_of, flat, nested
+from foreign_cases.conversions import FILES, converted, findings_of, flat, nested
 
+from mindgspo.config import load_config
 from mindgspo.errors import ConfigError
 from mindgspo.integrations.foreign_configs import convert, report_lines
 from mindgspo.integrations.foreign_configs.shell import read_overrides
@@ -38,6 +40,14 @@ PAIRS = "a0: &a0 [x, x, x, x, x, x, x, x]\n" + "".join(
     ("run_mode: &a [*a]", "nests deeper than 40 levels"),
     ("run_mode: &a {b: *a}", "nests deeper than 40 levels"),
     ("run_mode: " + "[" * 5000 + "]" * 5000, "nests deeper than 40 levels"),
+    ("seed: " + "59:" * 3000 + "59", "a number is too long"),
+    ("seed: 0x" + "f" * 5000, "a number is too long"),
+    ("seed: " + "59:" * 3000 + "59.5", "a number is too long"),
+    ("seed: 0b_", "'0b_' is no int"),
+    ("seed: !!bool z", "'z' is no bool"),
+    ("seed: !!timestamp q", "'q' is no timestamp"),
+    ("seed: !!int ''", "'' is no int"),
+    ("seed: 2001-99-99", "'2001-99-99' is no timestamp"),
     ("run_mode: !!python/object/apply:os.system ['touch made']", "could not determine a constructor for the tag"),
     ("run_mode: !!python/name:os.system", "could not determine a constructor for the tag"),
     ("- a\n- b", "expected `key: value` lines, got list"),
@@ -150,11 +160,59 @@ def test_lists_in_place_of_names_are_reported(tmp_path: Path, suite: str, key: s
     assert findings_of(found, key)[0].status is Status.NOT_IMPLEMENTED
 
 
+@pytest.mark.parametrize(("estimator", "loss", "why"), [
+    ("grpo", "loss_mode=clip_cov", "the loss clip_cov is not built"),
+    ("grpo", "loss_mode=kl_cov", "the loss kl_cov is not built"),
+    ("grpo", "loss_mode=dppo_tv", "the loss dppo_tv is not built"),
+    ("grpo", "loss_mode=$LOSS", "the value of actor_rollout_ref.actor.policy_loss.loss_mode is not in the file"),
+    ("gdpo", "loss_mode=gspo", "the estimator gdpo is not built"),
+    ("optimal_token_baseline", "loss_mode=vanilla", "the estimator optimal_token_baseline is not built"),
+    ("tir_optimal_token_baseline", "clip_cov_ratio=0.1", "the estimator tir_optimal_token_baseline is not built"),
+    ("gae", "loss_mode=gspo", "adv_estimator gae needs a value model, which is not built"),
+    ("$HOW", "loss_mode=gspo", "the value of algorithm.adv_estimator is not in the file"),
+])  # fmt: skip
+def test_a_training_that_is_not_built_is_left_open(estimator: str, loss: str, why: str, tmp_path: Path) -> None:
+    settings = f"algorithm.adv_estimator={estimator} actor_rollout_ref.actor.policy_loss.{loss}"
+    found = converted(tmp_path, f"python3 -m verl.trainer.main_ppo {settings}", "verl")
+    assert flat(found)["algorithm.name"] is None and "algorithm.name" in found.missing
+    assert f"to be set: {why}" in found.yaml
+    path = tmp_path / "experiment.yaml"
+    path.write_text(found.yaml)
+    with pytest.raises(ConfigError, match="algorithm.name"):
+        load_config(path, check_files=False)
+
+
+@pytest.mark.parametrize(("program", "name", "schedule"), [
+    ("verl.trainer.main_ppo", "grpo", False),
+    ("verl.experimental.fully_async_policy.fully_async_main", "grpo", True),
+    ("verl.experimental.one_step_off_policy.main_ppo", "grpo", True),
+    ("recipe.dapo.main_dapo", "grpo", False),
+    ("recipe.sppo.main_sppo", None, False),
+    ("recipe.prime.main_prime", None, False),
+    ("recipe.gvpo.gvpo_main_ppo", None, False),
+])  # fmt: skip
+def test_programs_that_train_otherwise_are_left_open(program: str, name: str, schedule: bool, tmp_path: Path) -> None:
+    text = f"python3 -m {program} algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8"
+    found = converted(tmp_path, text, "verl")
+    assert flat(found)["algorithm.name"] == name and ("algorithm.name" in found.missing) == (name is None)
+    assert ("trainer.schedule" in found.missing) == schedule
+    named = converted(tmp_path, f"{text} actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "verl")
+    assert flat(named)["algorithm.name"] == "gspo", "the file names the loss"
+
+
+def test_slots_are_the_most_that_fit_where_no_file_says_how_many(tmp_path: Path) -> None:
+    text = (FILES / "verl_gspo_gsm8k_3b.sh").read_text()
+    given = flat(converted(tmp_path, text, name="given.sh"))
+    unsaid = converted(tmp_path, re.sub(r"actor_rollout_ref.rollout.max_num_seqs=\S+", "", text), name="unsaid.sh")
+    assert given["rollout.slots"] == 128 and flat(unsaid)["rollout.slots"] == 1024
+    assert findings_of(unsaid, "rollout.slots")[0].status is Status.ASSUMED
+
+
 def test_what_the_grammar_takes_wrongly_is_read_or_refused() -> None:
     line = "x=7\ny=8\npython3 -m verl.trainer.main_ppo a.b=/$x/$y/c a.c=$x-$y.z a.d=$(($x-1)) a.e='$x/$y/z'"
     assert read_overrides(line).values == {"a.b": "/7/8/c", "a.c": "7-8.z", "a.d": 6, "a.e": "$x/$y/z"}
-    with pytest.raises(ValueError, match="put the whole word into quotes"):
-        read_overrides("python3 -m verl.trainer.main_ppo a.b=$x/$y\\ z")
+    reading = read_overrides("python3 -m verl.trainer.main_ppo a.b=$x/$y\\ z a.c=1")
+    assert reading.values == {"a.c": 1} and reading.unread_keys == {"a.b"}
     other_command = "cat > x.py <<END\nmodel = f(a.b=1)\nEND\npython3 -m verl.trainer.main_ppo a.b=2"
     assert read_overrides(other_command).values == {"a.b": 2}
 
@@ -170,6 +228,6 @@ def test_scripts_beyond_all_bounds_are_refused(text: str, message: str) -> None:
 
 
 def test_parsing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mindgspo.integrations.foreign_configs.shell._MOST_SECONDS", 0.5)
+    monkeypatch.setattr("mindgspo.integrations.foreign_configs.shell_grammar._MOST_SECONDS", 0.5)
     with pytest.raises(ValueError, match="not parsed within"):
-        read_overrides("x=(" * 40_000)
+        read_overrides("<<A\n" * 40_000)

@@ -55,8 +55,8 @@ def test_bash_itself_says_the_same(text: str) -> None:
 
 
 def test_variables_exports_and_prefixes() -> None:
-    text = f"export A=1 B=2\nreadonly C=$A\nD=$B E=4 {TRAIN} a.b=$A a.c=$B a.d=$C a.e=$D a.f=$E"
-    assert values(text) == {"a.b": 1, "a.c": 2, "a.d": 1, "a.e": 2, "a.f": 4}
+    text = f"export A=1 B=2\nreadonly C=$A\nD=$B E=4\nE=5 {TRAIN} a.b=$A a.c=$B a.d=$C a.e=$D a.f=$E"
+    assert values(text) == {"a.b": 1, "a.c": 2, "a.d": 1, "a.e": 2, "a.f": 4}, "E=5 is not yet set when words are read"
 
 
 def test_lists_of_settings() -> None:
@@ -224,7 +224,7 @@ def test_what_counts_twice_or_is_taken_out_and_defaults_of_variables_are_said() 
     ("if [ -e /tmp ]; then\n  x=1\nfi", "$x", "$x is set under a condition or in a loop, which is not followed"),
     ("[ -e /tmp ] && x=1", "$x", "$x is set under a condition or in a loop, which is not followed"),
     ("for x in 1 2; do\n  echo $x\ndone", "$x", "$x is set by a loop"),
-    ("x=1\nx+=2", "$x", "$x is added to, which is read for lists alone"),
+    ("x+=2", "$x", "$x is added to, and what it was is not in the file"),
     ("", "${data.seed}", "the form ${data.seed} is not read"),
     ("", "'${data.seed}'", "it refers to another setting, which is not followed"),
 ])  # fmt: skip
@@ -250,7 +250,7 @@ def test_commands_in_words_are_reported_and_never_run(tmp_path: Path, attack: st
 
 
 def test_defaults_within_defaults_without_end_and_the_callers_arguments() -> None:
-    deep = "${a:-" * 2000 + "1" + "}" * 2000
+    deep = "${a:-" * 90 + "1" + "}" * 90
     assert unread(f"{TRAIN} a.b={deep} a.c=1")["a.b"].startswith("the default ${a:-")
     for arguments in ('"$@"', "$@"):
         assert set(unread(f"{TRAIN} a.b=1 {arguments}")) == {"$@"}, "they are not in the file"
@@ -286,8 +286,6 @@ def test_variables_that_double_each_other_end_soon() -> None:
 
 def test_deep_brackets_and_long_arithmetic_end_soon() -> None:
     deep = "(" * 90 + "1" + ")" * 90
-    assert unread(f"{TRAIN} a.b=$(({'(' * 5000}1{')' * 5000})) a.c=1") == {
-        "a.b": "its arithmetic is longer than 200 characters"
-    }
+    assert unread(f"{TRAIN} a.b=$(({'1+' * 5000}1)) a.c=1") == {"a.b": "its arithmetic is longer than 200 characters"}
     assert values(f"{TRAIN} a.b=$(({deep}))") == {"a.b": 1}
     assert "a.b" in unread(f"{TRAIN} a.b=$((9999999999 * 9999999999)) a.c=1")
