@@ -47,7 +47,7 @@ def test_changed_footers_and_pages(tmp_path: Path) -> None:
     start = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
     lengths = (0, 1, 1 << 31, (1 << 32) - 1, len(whole))
     files = [whole, b"", b"PAR1", b"PAR1PAR1", *(whole[:-8] + one.to_bytes(4, "little") + b"PAR1" for one in lengths)]
-    for number in range(100):
+    for number in range(70):
         content = bytearray(whole)
         for _ in range(draw.choice((1, 1, 2, 8))):
             content[draw.randrange(start if number % 6 else 4, len(whole) - 8)] = draw.choice((0, 127, 128, 255, 1))
@@ -58,7 +58,7 @@ def test_changed_footers_and_pages(tmp_path: Path) -> None:
     for number, content in enumerate(files):
         (tmp_path / f"{number:04}.parquet").write_bytes(content)
     lines = outcomes(tmp_path)
-    assert lines[0] == "0000.parquet 50 rows" and sum(" refused: " in line for line in lines) > 60
+    assert lines[0] == "0000.parquet 50 rows" and sum(" refused: " in line for line in lines) > 40
 
 
 @pytest.mark.slow
