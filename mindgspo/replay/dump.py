@@ -16,7 +16,7 @@ import numpy as np
 from mindgspo.config import ExperimentConfig, load_config
 from mindgspo.errors import CheckpointError, ConfigError, WeightsError
 from mindgspo.io import read_bytes, read_json
-from mindgspo.models.names import weight_shapes
+from mindgspo.models.names import parameter_shapes, weight_shapes
 from mindgspo.tensor_files import open_tensors, read_safetensors
 from mindgspo.text import counted
 from mindgspo.trainer.dump import FORMAT, MOMENT
@@ -72,13 +72,17 @@ class Dump:
 
     def _check_tensors(self) -> None:
         """Names and shapes, by the headers: so a model is no larger than the files."""
-        weights = weight_shapes(self.config.model)
-        moments = self._shapes("optimizer")
-        gradients = {key.removeprefix(MOMENT): shape for key, shape in moments.items() if key.startswith(MOMENT)}
-        for name, expected in (("weights", weights), ("weights_after", weights), ("gradients", gradients)):
-            found = self._shapes(name) if name != "gradients" or self.path(name).exists() else {}
-            if name == "gradients":
-                expected = {key: shape for key, shape in expected.items() if key in found}
+        model = self.config.model
+        weights, parameters = weight_shapes(model), parameter_shapes(model)
+        moments = {f"{MOMENT}{name}": shape for name, shape in parameters.items()}
+        for name, expected in {
+            "weights": weights, "weights_after": weights, "optimizer": moments, "gradients": parameters
+        }.items():  # fmt: skip
+            if name == "gradients" and not self.path(name).exists():  # the first update was skipped
+                continue
+            found = self._shapes(name)
+            if name == "optimizer":  # `load_tensors` compares the rest
+                found = {key: shape for key, shape in found.items() if key.startswith(MOMENT)}
             if found != expected:
                 key = min(key for key in found.keys() | expected.keys() if found.get(key) != expected.get(key))
                 raise CheckpointError(

@@ -213,6 +213,15 @@ def test_the_model_is_as_large_as_its_files(folder: Path) -> None:
         opened(folder)
 
 
+def test_padded_tables_are_as_large_as_their_moments(folder: Path) -> None:
+    text = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(text.replace("vocab_size: 384", "vocab_size: 384\n  table_rows: 16000000"))
+    with pytest.raises(
+        CheckpointError, match=r"optimizer.safetensors: .*(embed_tokens|lm_head).* has shape \(384, 32\), and the "
+    ):
+        opened(folder)
+
+
 def test_no_code_of_a_pickle_runs(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MARK", str(tmp_path / "mark"))
     pickled(folder)
