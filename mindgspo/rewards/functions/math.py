@@ -196,6 +196,12 @@ _SENTENCE_END = re.compile(
 )
 
 
+# "Yes. Or $17$" in a box.
+_NEXT_ANSWER = re.compile(
+    r"\s*(?:(?:or|and|also|maybe|perhaps|possibly|alternatively|another)\b|[-$(\\0-9])", re.IGNORECASE
+)
+
+
 def expression_in(content: str, *, takes_all: bool = False) -> str:
     """The formulas between delimiters, where they are announced and nothing else says a number; else the first
     sentence, or all of `content` where it takes back a formula: "not $x$", "$\\pi$? or $e$?". takes_all: all of it also
@@ -208,8 +214,11 @@ def expression_in(content: str, *, takes_all: bool = False) -> str:
             return found
         if (takes_all and len(formulas) > 1) or any(_GOES_ON.match(content, formula.end()) for formula in formulas):
             return content.strip()
-    end = _SENTENCE_END.search(content.lstrip())
-    sentence = content.lstrip() if end is None else content.lstrip()[: end.start()]
+    content = content.lstrip()
+    end = _SENTENCE_END.search(content)
+    is_reason = end is not None and end[0].strip(" ,").isalpha()
+    is_list = end is not None and takes_all and not is_reason and _NEXT_ANSWER.match(content, end.end()) is not None
+    sentence = content if end is None or is_list else content[: end.start()]
     if _IS.search(sentence) and (formulas or not _is_formula(sentence)):
         sentence = _behind_is(sentence) or sentence
     return sentence.strip() or content.strip()

@@ -156,6 +156,7 @@ VERBATIM = [
         ("m", r"\boxed{4}"), ("m", r"\boxed{k=4}"), ("dm", "<answer>\nSolution is: $k=4$.\n</answer>"))),
     *rows("m", r"domain: $\mathbb{R}^{2}$, range: $[-1, \infty)$",
         r"\boxed{domain: $\mathbb{R}^2$, range: $[-1,\infty)$}"),
+    *rows("m", "72", r"\boxed{72 because 8 \cdot 9}", r"\boxed{72. Since $8 \cdot 9 = 72$.}", r"\boxed{72. So it is.}"),
 ]  # fmt: skip
 NOT_VERBATIM = [
     *rows("m", "Solution is: $k=4$.", r"\boxed{Solution is: $k=4$. Solution is: $k=5$.}", r"\boxed{k=4, k=5}",
@@ -170,6 +171,7 @@ NOT_VERBATIM = [
     *rows("dm", ".5", r"\boxed{5}", r"\boxed{5.}"), *rows("m", "The sum is $6$.", r"\boxed{2 \cdot 3}",
         r"\boxed{The sum is $2 \cdot 3$.}"),
     *rows("m", "No: $2 < 3$ fails", r"\boxed{2 < 3}"), *rows("m", "It is not $5$.", r"\boxed{5}"),
+    *rows("m", "Yes.", r"\boxed{Yes. or $17$}"), *rows("m", "72", r"\boxed{72. Or 73.}", r"\boxed{$72$, 73}"),
 ]  # fmt: skip
 
 PAID = [*LISTS, *MARKS, *WORDS, *ABOUT, *VERBATIM]
