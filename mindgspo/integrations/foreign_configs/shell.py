@@ -98,6 +98,12 @@ class _Script(Words):
 
     def visit(self, node: Node, *, is_sure: bool) -> None:
         """is_sure: the node is run exactly once."""
+        if node.id in self.tree.in_background:
+            self._apart([node], is_sure)
+        else:
+            self._statement(node, is_sure)
+
+    def _statement(self, node: Node, is_sure: bool) -> None:
         if self._ended:
             return
         self._statements += 1
@@ -137,17 +143,14 @@ class _Script(Words):
         elif kind not in SUBSTITUTIONS and kind != "comment":
             if kind not in _CONTAINERS or node.text[:2] == b"((":
                 self._forget_changed(node, is_sure=False)
-            for child, following in zip_longest(node.children, node.children[1:]):
-                if child.is_named and following is not None and following.type == "&":
-                    self._apart([child], is_sure)
-                elif child.is_named:
-                    self.visit(child, is_sure=is_sure)
+            for child in node.named_children:
+                self.visit(child, is_sure=is_sure)
 
     def _apart(self, nodes: Sequence[Node], is_sure: bool) -> None:
         """In a shell of its own, which changes no variable of this one."""
         before = dict(self.variables)
         for node in nodes:
-            self.visit(node, is_sure=is_sure)
+            self._statement(node, is_sure)
         self.variables, self._ended = before, ""
 
     def _list_of_two(self, node: Node, is_sure: bool) -> None:
@@ -275,7 +278,9 @@ class _Script(Words):
     def _call(self, name: str, arguments: Sequence[Field], is_sure: bool) -> None:
         """The body of a function, its arguments as $1, $2, ..."""
         bodies = self._functions[name]
-        if name in self._called or len(bodies) > 1:
+        if name in self._called:
+            raise ValueError(f"has a function that calls itself, {name}, which is not followed")
+        if len(bodies) > 1:
             self._forget_all(f"may be changed by {name}, which is not followed")
             return
         positional = {key: value for key, value in self.variables.items() if _is_positional(key)}

@@ -6,8 +6,8 @@ import re
 import resource
 import time
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import tree_sitter_bash
@@ -30,11 +30,13 @@ _BEHIND_A_NAME = re.compile(rb"(\$\(\(.{0,500}?\)\)|\$(?:[A-Za-z_]\w*|[0-9@*]))(
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A script and its syntax tree. joined: where lines were made one. is_inner: it is the text of an eval."""
+    """A script and its syntax tree. joined: where lines were made one. in_background: ids of nodes with & behind them.
+    is_inner: it is the text of an eval."""
 
     source: bytes
     root: Node
     joined: Sequence[int] = ()
+    in_background: Set[int] = frozenset()
     is_inner: bool = False
 
     def line(self, node: Node) -> int:
@@ -68,7 +70,8 @@ def read_script(text: str) -> Tree:
         source = kept + source[end:]
         tree = Tree(source, parse(source), joined)
     _check(tree)
-    return tree
+    pairs = (pair for node in _nodes(tree.root) for pair in pairwise(node.children))
+    return replace(tree, in_background={one.id for one, following in pairs if following.type == "&"})
 
 
 def _check_depth(text: str) -> None:
@@ -81,13 +84,18 @@ def _check_depth(text: str) -> None:
         raise ValueError("nests too deeply, so it is no command line")
 
 
-def _ends_of_assignments(tree: Tree) -> Iterator[int]:
-    """Where A=1 B=2 ends a line, which the grammar takes to the command on the next."""
-    waiting = [tree.root]
+def _nodes(root: Node) -> Iterator[Node]:
+    waiting = [root]
     while waiting:
         node = waiting.pop()
         waiting += node.named_children
-        for one, following in pairwise(node.named_children) if node.type == "command" else ():
+        yield node
+
+
+def _ends_of_assignments(tree: Tree) -> Iterator[int]:
+    """Where A=1 B=2 ends a line, which the grammar takes to the command on the next."""
+    for node in (one for one in _nodes(tree.root) if one.type == "command"):
+        for one, following in pairwise(node.named_children):
             gap = tree.source[one.end_byte : following.start_byte].replace(b"\\\n", b"")
             if one.type == "variable_assignment" and b"\n" in gap:
                 yield one.end_byte
