@@ -437,16 +437,16 @@ def safe_latex(tokens: Sequence[Token]) -> str | None:
 
     Whatever the parser does with names, these are letters only: no quotes, dots, underscores or calls survive. Products
     of numbers get their dot, because the parser takes 2(3) for the mixed number 2 + 3; so 2 3 has no place either. Nor
-    has a word before a number: "4 for 0" would be a product.
+    has a zero behind a word: "4 for 0" would be zero.
     """
     written: list[str] = []
     scripts: list[bool] = []  # per open brace, whether it is a script
     before, is_operand = None, False
     for token in tokens:
         text = _safe(token)
-        if text is None or (
-            before is not None and token.kind is Kind.NUMBER and before.kind in (Kind.NUMBER, Kind.TEXT)
-        ):
+        if text is None or (before is not None and before.kind is token.kind is Kind.NUMBER):
+            return None
+        if before is not None and before.kind is Kind.TEXT and token.kind is Kind.NUMBER and not token.text.strip("0."):
             return None
         if token.is_symbol("'") and (before is None or before.kind is not Kind.LETTER):
             return None  # a quotation mark rather than the prime of f'
