@@ -17,12 +17,13 @@ from mindgspo.integrations.foreign_configs.tables import one_line
 
 _MOST_CHARACTERS, _DEEPEST, _MOST_NESTING = 200_000, 100, 2_000
 _MOST_SECONDS, _MOST_KILOBYTES = 20, 400_000  # of parsing; what is broken at every character takes the parser minutes
-_COMMENT_IN_BACKTICKS = re.compile(r"(?m)(?<=\s)`[ \t]*#[^`\n]*`(?=\s|$)")
+_COMMENT_IN_BACKTICKS = re.compile(rb"(?m)`[ \t]*#[^`\n]*`(?=\s|$)")
 _CONTINUED = re.compile(rb"(?<=[^\s\\])(?:\\\n)+(?=\S)")
 _LITERAL = ("raw_string", "ansi_c_string", "comment", "heredoc_body", "heredoc_content", "string", "string_content")
 # What the grammar takes wrongly is parsed with other characters of the same length, and read as it is in the file:
 # ${section.key}, which belongs to Hydra, the default in ${name:-default}, which is parsed by itself, and in $a/$b/c the
-# character behind $b, at which the word would end.
+# character behind $b, at which the word would end; and a / alone in a test.
+_SLASH_IN_A_TEST = re.compile(rb"(?<=\s)/(?=\s+\])")
 _OF_HYDRA = re.compile(rb"\$\{\w+(\.\w+)+\}")
 _OF_DEFAULT = re.compile(rb"(\$\{\w+:?[-=])([^{}\n]*)(?=\})")
 _BEHIND_A_NAME = re.compile(rb"(\$\(\(.{0,500}?\)\)|\$(?:[A-Za-z_]\w*|[0-9@*]))([/.,+~*^-]?)", re.DOTALL)
@@ -54,8 +55,11 @@ def read_script(text: str) -> Tree:
     text = text.replace("\r\n", "\n")
     if (len(text) - len(text.rstrip("\\"))) % 2:
         text = text[:-1]  # a backslash that nothing follows; bash drops it, too
-    source = _COMMENT_IN_BACKTICKS.sub(lambda found: " " * len(found[0]), text).encode()
+    source = text.encode()
     tree = Tree(source, parse(source))
+    if tree.root.has_error and _COMMENT_IN_BACKTICKS.search(source):
+        source = _COMMENT_IN_BACKTICKS.sub(lambda found: b" " * len(found[0]), source)
+        tree = Tree(source, parse(source))
     for end in sorted(_ends_of_assignments(tree), reverse=True):
         source = source[:end] + b";" + source[end:]
     if source is not tree.source:
@@ -114,6 +118,7 @@ def parse(source: bytes) -> Node:
     masked = _BEHIND_A_NAME.sub(
         lambda found: found[1] + (found[2] if found[1].endswith(b")") else b":" * len(found[2])), masked
     )
+    masked = _SLASH_IN_A_TEST.sub(b"_", masked)
     end, most = time.monotonic() + _MOST_SECONDS, _peak() + _MOST_KILOBYTES
 
     def is_too_much(*_: object) -> bool:

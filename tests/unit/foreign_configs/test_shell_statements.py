@@ -9,8 +9,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from foreign_cases.conversions import flat
 
 from mindgspo.config.yaml_dialect import parse_value
+from mindgspo.integrations.foreign_configs import convert
 from mindgspo.integrations.foreign_configs.shell import read_overrides
 from mindgspo.integrations.foreign_configs.tables import Reading
 
@@ -193,6 +195,9 @@ def test_words_are_what_bash_makes_of_them_or_unknown(arguments: str, of_bash) -
     ("python3 -m my.own.trainer actor_rollout_ref.rollout.n=16", {"actor_rollout_ref.rollout.n": 16}),
     ("python3 train.py actor_rollout_ref.rollout.n=16", {"actor_rollout_ref.rollout.n": 16}),
     (f"{TRAIN} `# one` a.n=16 \\\n `# two` \\\n a.m=1", {"a.n": 16, "a.m": 1}),
+    (f"{TRAIN} a.m=1`# one` a.n=16 `#` \\\n", {"a.n": 16, "a.m": 1}),
+    (f"{TRAIN} a.m='x `# y` z' a.n=16", {"a.n": 16, "a.m": "x `# y` z"}),
+    (f"[ -d / ] || exit 1\n{TRAIN} a.n=16", {"a.n": 16}),
     (f"{TRAIN} a.n=16 \\", {"a.n": 16}),
     (f"{TRAIN} a.n=16 \\\n\\\n", {"a.n": 16}),
     (f"echo {TRAIN} a.n=1\n{TRAIN} a.n=16", {"a.n": 16}),
@@ -258,3 +263,20 @@ def test_cases_of_the_shared_folder(name: str, key: str, value: int | None) -> N
     reading = read_overrides((CASES / name).read_text())
     assert reading.values.get(SECTIONS[key]) == value
     assert reading.is_unread(SECTIONS[key]) == (value is None)
+
+
+@pytest.mark.skipif(not os.path.isdir(CASES), reason="../shared/cases is not there")
+@pytest.mark.parametrize(("name", "wanted"), [
+    ("F08_default_in_single_quotes.sh", {"run_dir": "/ckpts/first", "model.path": "/models/Qwen3-8B",
+                                         "data.train.path": "/data/train.parquet"}),
+    ("F05_comment_inside_the_command.sh", {"algorithm.name": None}),
+    ("F06_fully_async_main.sh", {"algorithm.name": "gspo", "trainer.schedule": None}),
+    ("F10_list_with_model_engine.txt", {"plans.train.pipeline_stage": 4, "plans.train.data_parallel": 1}),
+    ("F13_baichuan2_13b.yaml", {"model.architecture": "Baichuan13BV2ForCausalLM"}),
+    ("F19_loss_that_is_not_built_clip_cov.sh", {"algorithm.name": None}),
+])  # fmt: skip
+def test_experiments_of_the_shared_folder(name: str, wanted: dict[str, object]) -> None:
+    found = convert([CASES / name])
+    assert {key: flat(found)[key] for key in wanted} == wanted
+    assert {key for key, value in wanted.items() if value is None} <= set(found.missing)
+    assert ("model.architecture" in "".join(found.refused)) == name.startswith("F13")
