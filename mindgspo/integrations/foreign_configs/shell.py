@@ -19,20 +19,14 @@ from tree_sitter import Node
 from mindgspo.config.yaml_dialect import parse_value
 from mindgspo.integrations.foreign_configs import shell_conditions
 from mindgspo.integrations.foreign_configs.shell_grammar import Tree, read_script, short
+from mindgspo.integrations.foreign_configs.shell_variables import ASSIGNMENT, NAME, Scope, is_positional
 from mindgspo.integrations.foreign_configs.shell_words import (
-    NOT_FOLLOWED,
     OF_THE_CALLER,
     SUBSTITUTIONS,
     Field,
-    Part,
     Unread,
-    Unresolved,
-    Value,
     Variables,
-    Words,
-    has_braces,
     joint,
-    shown_word,
 )
 from mindgspo.integrations.foreign_configs.tables import Finding, Reading, Status
 
@@ -43,8 +37,6 @@ _OVERRIDE = re.compile(r"(?P<sign>\+{0,2}|~)(?P<key>\w+(?:\.\w+)+)(?P<rest>=.*|)
 _OF_A_TRAINER = ("actor_rollout_ref.", "algorithm.")
 _CONFIG_OPTIONS = ("--config-name", "--config-path")
 _SINGLE_WORDS = (*_CONFIG_OPTIONS, "model_engine")
-_NAME = re.compile(r"[A-Za-z_]\w*")
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[.*\])?(\+?)=(.*)", re.DOTALL)
 _LOOPS = ("while_statement", "for_statement", "c_style_for_statement")
 _CONTAINERS = ("program", "compound_statement", "do_group", "negated_command", "variable_assignments", "list")
 _COMMANDS = ("command", "unset_command", "declaration_command")
@@ -54,12 +46,6 @@ _DECLARING = ("declare", "typeset", "local", "export", "readonly")
 _CHANGING_OPTIONS = {"lastpipe", "nullglob", "failglob", "expand_aliases", "nocasematch"}
 # Files that set up the machine's paths; a script's own variables are not theirs.
 _OF_THE_MACHINE = re.compile(r"(.*/)?(set_?env\w*(\.sh|\.bash)|setvars\.sh|activate|\.?bashrc|\.?(bash_)?profile)")
-# An arithmetic that changes a variable, and the places where arithmetic stands.
-_CHANGED = re.compile(
-    r"(?:\+\+|--)\s*([A-Za-z_]\w*)|([A-Za-z_]\w*)(?:\[[^\]]*\])?\s*(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))"
-)
-_ARITHMETIC = re.compile(r"\(\(|\$\[|\$\{\w+(?:\[|:(?![-=?+]))")
-_DEFAULT_SET = re.compile(r"\$\{(\w+)(?:\[[^\]]*\])?:?=")
 _MOST_CHOICES = 500  # that are followed; each keeps a copy of the variables
 _MOST_STATEMENTS, _LONGEST_EVAL = 100_000, 10_000
 
@@ -77,19 +63,15 @@ def read_overrides(text: str) -> Reading:
     return script.reading()
 
 
-class _Script(Words):
+class _Script(Scope):
     """Follows the statements in order."""
 
     def __init__(self, tree: Tree) -> None:
         super().__init__(tree.source)
         self.tree = tree
-        self._functions: dict[str, list[tuple[Tree, Node]]] = {}
-        self._called: list[str] = []
-        self._locals: list[dict[str, Value | None]] = []
         self._returned: list[list[Variables]] = []
-        self._strange: dict[str, str] = {}
-        self._statements = self._choices = self._open_choices = 0
-        self._is_sure = self._is_rehearsal = self._is_in_loop = False
+        self._statements = self._choices = 0
+        self._is_rehearsal = self._is_in_loop = False
         self._ended = ""
         self._reading, self._bare = Reading(), Reading()
         self._commands: list[int] = []
@@ -182,7 +164,7 @@ class _Script(Words):
             if child not in body:
                 self._forget_changed(child, is_sure=False)
                 if node.type == "c_style_for_statement":
-                    self._forget_names(_NAME.findall(self.text(child)), "is set by a loop")
+                    self._forget_names(NAME.findall(self.text(child)), "is set by a loop")
         inside = node.named_children if node.type == "while_statement" else body
         for is_rehearsal in [False] if self._is_in_loop else [True, False]:
             was_rehearsal, self._is_rehearsal = self._is_rehearsal, self._is_rehearsal or is_rehearsal
@@ -283,7 +265,7 @@ class _Script(Words):
         if len(bodies) > 1:
             self._forget_all(f"may be changed by {name}, which is not followed")
             return
-        positional = {key: value for key, value in self.variables.items() if _is_positional(key)}
+        positional = {key: value for key, value in self.variables.items() if is_positional(key)}
         self._set_positional(arguments)
         (tree, body), outer = bodies[0], (self.tree, self.source)
         self._called.append(name)
@@ -297,25 +279,8 @@ class _Script(Words):
             self.variables = joint([*returned, self.variables])
         for local, value in self._locals.pop().items():
             self._put(local, value)
-        self.variables = {key: value for key, value in self.variables.items() if not _is_positional(key)} | positional
+        self.variables = {key: value for key, value in self.variables.items() if not is_positional(key)} | positional
         self._ended = "" if self._ended == "return" else self._ended
-
-    def _set_positional(self, arguments: Sequence[Field]) -> None:
-        for key in [key for key in self.variables if _is_positional(key)]:
-            del self.variables[key]
-        if arguments and all(isinstance(one, Unread) and one.reason == OF_THE_CALLER for one in arguments):
-            return  # those of the script itself
-        self.variables["@"] = list(arguments)
-        is_counted = all(isinstance(one, str) or "=" in one.known for one in arguments)
-        for number, one in enumerate(arguments, 1):
-            is_known = is_counted and isinstance(one, str)
-            self.variables[str(number)] = one if is_known else Unresolved(f"${number} has no value in the file")
-
-    def _make_local(self, name: str, is_sure: bool) -> None:
-        if self._locals and name not in self._locals[-1]:
-            is_certain = is_sure and not self._open_choices
-            lost = Unresolved(f"${name} {NOT_FOLLOWED}")
-            self._locals[-1][name] = self.variables.get(name) if is_certain else lost
 
     # Commands
 
@@ -352,7 +317,7 @@ class _Script(Words):
         while fields and fields[0] in _WRAPPERS:
             is_last = fields[0] == "exec" and is_sure and len(fields) > 1
             fields = fields[1:]
-            if fields and isinstance(fields[0], str) and (found := _ASSIGNMENT.fullmatch(fields[0])):
+            if fields and isinstance(fields[0], str) and (found := ASSIGNMENT.fullmatch(fields[0])):
                 self.forget(found[1], "is set behind a word that is not followed")
             if is_last:
                 self._run(node, fields, redirects, is_sure)
@@ -427,7 +392,7 @@ class _Script(Words):
         if name == "unset":
             self._unset(words, is_sure)
         elif name == "let":
-            self._forget_names([found for one in texts for found in _NAME.findall(one)], why)
+            self._forget_names([found for one in texts for found in NAME.findall(one)], why)
             if not is_known:
                 self._forget_all(why)
         elif name in _SETTING_NAMES or (name in ("printf", "wait") and any(re.match("-[vp]", one) for one in texts)):
@@ -457,43 +422,6 @@ class _Script(Words):
             self._ended = name if is_sure else ""
             if name == "return" and not is_sure:
                 self._returned[-1].append(dict(self.variables))
-
-    def _unset(self, words: Sequence[Field], is_sure: bool) -> None:
-        for word in words:
-            if isinstance(word, Unread):
-                self._forget_all("may be taken away by unset")
-            elif word in self._functions and ("-f" in words or word not in self.variables):
-                self._functions[word] *= 2 if self._open_choices or not is_sure else 0  # may be taken away, or is
-            elif "-f" in words or word.startswith("-"):
-                continue
-            elif is_sure and _NAME.fullmatch(word) and word not in self._strange:
-                self.variables.pop(word, None)
-            else:
-                self.forget(word.partition("[")[0], "is taken away by unset, which is not followed")
-
-    def _positional(self, name: str, words: Sequence[Field], is_sure: bool) -> None:
-        given = self.variables.get("@")
-        if name == "shift":
-            count = words[0] if words else "1"
-            if isinstance(given, list) and is_sure and isinstance(count, str) and count.isdecimal():
-                self._set_positional(given[int(count) :] if int(count) <= len(given) else given)
-            elif "@" in self.variables or not is_sure:
-                self._forget_positional(why="is changed by shift, which is not followed")
-            return
-        start = 0
-        while start < len(words) and isinstance(words[start], str) and re.match(r"[-+]\w|-$", words[start]):
-            start += 2 if "o" in words[start] else 1  # -o takes a name
-        if start >= len(words):
-            return
-        start += words[start] == "--"
-        if is_sure:
-            self._set_positional(words[start:])
-        else:
-            self._forget_positional(why="is changed by set, which is not followed")
-
-    def _forget_positional(self, why: str) -> None:
-        for key in ["@", *map(str, range(1, 10)), *filter(_is_positional, self.variables)]:
-            self.variables[key] = Unresolved(f"${key} {why}")
 
     def _eval(self, text: str | None, is_sure: bool) -> None:
         self._statements += _MOST_STATEMENTS // 100
@@ -535,140 +463,6 @@ class _Script(Words):
                 reading.unread_words += [field.shown] if may_be_any else []
 
     # Variables
-
-    def _assign(self, node: Node, is_sure: bool) -> None:
-        target, value = node.child_by_field_name("name"), node.child_by_field_name("value")
-        if target is None:
-            return
-        name = self.text(target).partition("[")[0]
-        is_added = any(child.type == "+=" for child in node.children)
-        before = self.variables.get(name)
-        if not is_sure:
-            self.forget(name, NOT_FOLLOWED)
-        elif target.type == "subscript":
-            self.forget(name, "is set by its number, which is not followed")
-        elif name in self._strange:
-            self.forget(name, self._strange[name])
-        elif value is not None and value.type == "array":
-            self.variables[name] = self._array(value, before if is_added else None)
-        elif is_added and not isinstance(before, str):
-            self.forget(name, "is added to, and what it was is not in the file")
-        else:
-            try:
-                text = "" if value is None else self.joined(list(self.parts(value, is_value=True)))
-                self.variables[name] = f"{before}{text}" if is_added else text
-            except Unresolved as reason:
-                self.variables[name] = reason
-
-    def _array(self, node: Node, before: Value | None) -> list[Field] | Unresolved:
-        if isinstance(before, Unresolved):
-            return before
-        elements = [child for child in node.named_children if child.type != "comment"]
-        if any(self.text(child).startswith("[") and "]=" in self.text(child) for child in elements):
-            return Unresolved("its elements have names, which are not followed")
-        found: list[Field] = [before] if isinstance(before, str) else list(before or ())
-        for word in self.words_of(elements):
-            found += self._expanded(word)
-        return found
-
-    def _expanded(self, word: list[Part]) -> list[Field]:
-        try:
-            return self.fields(word)
-        except Unresolved as reason:
-            return [Unread("", shown_word(word), str(reason))]
-
-    def _declare(self, node: Node, is_sure: bool) -> None:
-        """export, declare and the like."""
-        keyword = self.text(node.children[0])
-        if keyword == "local" and not self._called:
-            return  # an error, which sets nothing
-        flags = "".join(self.text(one)[1:] for one in node.named_children if self.text(one).startswith("-"))
-        is_local = keyword in ("local", "declare", "typeset") and "g" not in flags
-        strange = set(flags) & set("ilucnA") and keyword not in ("export", "readonly")
-        for child in node.named_children:
-            is_assignment = child.type == "variable_assignment"
-            text = self.text_if_known(child) if not is_assignment else self.text(child)
-            if text is not None and text.startswith(("-", "+")):
-                continue
-            found = _ASSIGNMENT.fullmatch(text or "")
-            name = found[1] if found else text
-            if name is None or not _NAME.fullmatch(name):
-                self._forget_all(f"may be changed by {keyword}, which is not followed")
-                continue
-            if is_local:
-                self._make_local(name, is_sure)
-            if strange:
-                self._strange[name] = f"is declared with -{flags}, which is not followed"
-            if "n" in flags and found and strange:  # another name for a variable
-                self._strange[found[3]] = f"has another name, {name}"
-                self.forget(found[3], self._strange[found[3]])
-            if is_assignment:
-                self._assign(child, is_sure)
-            elif found or strange or "f" in flags:
-                self.forget(name, f"is set by {keyword}, which is not followed")
-            elif is_local and self._locals:
-                self.variables.pop(name, None)
-            value = child.child_by_field_name("value") if is_assignment else None
-            if value is not None and value.type != "array" and has_braces(list(self.parts(value))):
-                self.forget(name, "is declared with braces, which are not read")
-            if "a" in flags and isinstance(self.variables.get(name), str):
-                self.forget(name, "is a list")
-            if keyword == "readonly" or "r" in flags:
-                self._strange[name] = "is read-only"
-
-    def set_default(self, name: str, value: str | Unresolved) -> None:
-        """${name:=value} found no value."""
-        if self._is_sure and name not in self._strange:
-            self.variables[name] = value
-        else:
-            self.forget(name, NOT_FOLLOWED)
-
-    def _put(self, name: str, value: Value | None) -> None:
-        if value is None:
-            self.variables.pop(name, None)
-        else:
-            self.variables[name] = value
-
-    def forget(self, name: str, why: str) -> None:
-        """From here on the variable has no value."""
-        self.variables[name] = Unresolved(f"${name} {why}")
-
-    def _forget_names(self, names: Sequence[str], why: str) -> None:
-        for name in names:
-            if _NAME.fullmatch(name):
-                self.forget(name, why)
-
-    def _forget_all(self, why: str) -> None:
-        for name in self.variables:
-            if name != "HOME" and not isinstance(self.variables[name], Unresolved):
-                self.forget(name, why)
-
-    def _forget_changed(self, node: Node, is_sure: bool) -> None:
-        """What arithmetic within the node changes, and defaults that it sets where they are not followed."""
-        text = self.text(node)
-        changed = [name for found in _arithmetic(text) for pair in _CHANGED.findall(found) for name in pair if name]
-        self._forget_names(changed, "is changed by arithmetic, which is not followed")
-        if not is_sure or node.type not in ("command", "variable_assignment"):
-            self._forget_names(_DEFAULT_SET.findall(text), NOT_FOLLOWED)
-
-
-def _arithmetic(text: str) -> Iterator[str]:
-    """Stretches of a statement that are arithmetic, up to where their brackets close."""
-    end = 0
-    for found in _ARITHMETIC.finditer(text):
-        if found.start() < end:
-            continue
-        depth, end = 0, len(text)
-        for sign in re.finditer(r"[()\[\]{}]", text[found.start() :]):
-            depth += 1 if sign[0] in "([{" else -1
-            if depth == 0:
-                end = found.start() + sign.end()
-                break
-        yield text[found.end() : end]
-
-
-def _is_positional(name: str) -> bool:
-    return name == "@" or name.isdecimal()
 
 
 def _key_of(field: Field) -> str | None:
