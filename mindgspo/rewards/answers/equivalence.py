@@ -67,6 +67,7 @@ _BASED = re.compile(r"\+(?P<digits>[0-9]+)_\{(?P<base>[^{}]*)\}")
 _OPTION = re.compile(r"\(?([A-F])\)?\.?")
 _HEDGE_WORDS = "or maybe perhaps possibly negative not if least most plus minus times base mod between less"
 _HEDGES = frozenset(_HEDGE_WORDS.split())
+_TYPED_WORDS = ("cup", "cap", "pm")
 _ARTICLES = frozenset(("a", "an", "the"))
 
 
@@ -144,13 +145,13 @@ class _Reading:
             return False
         for token in self.tokens:
             words = frozenset(token.text.lower().split()) if token.kind is Kind.TEXT else frozenset()
-            if token.is_symbol(*"=<>[^") or words & _HEDGES:
+            if token.is_symbol(*"=<>[") or words & _HEDGES:
                 return False
-            if (token.kind is Kind.LETTER or token.is_symbol(*":(,;")) and not is_prose:
+            if (token.kind is Kind.LETTER or token.is_symbol(*"^:(,;")) and not is_prose:
                 return False
             if token.kind is Kind.TEXT and denies(token.text, is_first=not has_words or is_prose):
                 return False
-            if token.kind is Kind.COMMAND and token.text != "frac":
+            if token.kind is Kind.COMMAND and token.text != "frac" and not (is_prose and token.text in _TYPED_WORDS):
                 return False
             has_words = has_words or token.kind is Kind.TEXT or not token.text.isascii()
         return has_words

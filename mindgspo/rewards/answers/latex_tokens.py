@@ -486,6 +486,7 @@ _UNIT_WORDS = (
     "thousands millions dozens tenths hundredths thousandths halves doubled tripled halved am pm a.m p.m a.m. p.m. is "
     "are times plus minus over to than least most less more"
 )
+_VOWEL = re.compile(r"[aeiou]|[^\x00-\x7f]")  # xyzw is a product
 _DENIALS = frozenset(("wrong", "incorrect", "false", "maybe", "cannot"))
 _POWERS = frozenset(("squared", "cubed"))
 _TELLING_WORDS = frozenset(_UNIT_WORDS.split())
@@ -525,7 +526,8 @@ def _unit_length(tokens: Sequence[Token], start: int) -> int:
     if tokens[start].is_symbol("("):  # (hours)
         end = next((i for i in range(start + 1, len(tokens)) if tokens[i].kind is not Kind.TEXT), start)
         inside = _unit_length(tokens[:end], start + 1) if end > start + 1 and tokens[end].is_symbol(")") else 0
-        return inside + 2 if inside else 0
+        are_words = all(token.text in _SHORT_UNITS or _VOWEL.search(token.text) for token in tokens[start + 1 : end])
+        return inside + 2 if inside and are_words else 0
     while at < len(tokens):
         token = tokens[at]
         if token.kind is Kind.TEXT:

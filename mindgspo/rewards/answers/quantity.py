@@ -171,7 +171,7 @@ _UNIT_HEAD = re.compile(
     r"|\s*[\u3400-\u9fff]"  # Chinese measure words need no space
     rf"|\s*-?{_UNIT_WORD}"
     r"|\s+[mgshlLCFKVWANJ](?![^\W\d_])"  # single letters only after a space: "5 m" is metres, "5m" is algebra
-    rf"|\s*/\s*{_UNIT_WORD}|\s+(?:per|a|an)\s|\s+\(\s?{_UNIT_WORD}|\s+\(?[A-Za-z]-[^\W\d_]{{4,}}|\s*[,;:?\u2014]\s*{_UNIT_WORD}|\s+-\s+{_UNIT_WORD}|!\s+[A-Z]"
+    rf"|\s*/\s*{_UNIT_WORD}|\s+(?:per|a|an)\s|\s+\(\s?{_UNIT_WORD}|\((?=[^()]{{0,20}}[aeiou])[^\W\d_]{{4,}}|\s+\(?[A-Za-z]-[^\W\d_]{{4,}}|\s*[,;:?\u2014]\s*{_UNIT_WORD}|\s+-\s+{_UNIT_WORD}|!\s+[A-Z]"
 )
 # Words that take the number back, or go on calculating with it.
 _NO_UNIT = re.compile(
@@ -352,11 +352,12 @@ def last_boxes(text: str) -> str | None:
 
 
 _PROSE = re.compile(r"(?:[\s,;:(\u2014-](?:[^\W\d_]|[\s,;:().'!/\u2014-])*)?")
-_WORDS = re.compile(r"[^\W\d_]+(?:[-/][^\W\d_]+)*")
-# Short words that nobody means as a product of variables. In brackets and behind a comma any with a vowel is one.
+_WORDS = re.compile(r"[^\W\d_]+(?:[-/'][^\W\d_]+)*")
+# Short words that nobody means as a product of variables. In brackets, behind a comma and beside a longer word, any
+# with a vowel is one.
 _WORDS_AND_UNITS = (
     "I a all am an and are as at be by day do for has he her his in is it its my of on one our per she so the to two "
-    "up us was we you cm mm km kg mg ft lb lbs oz yd mi mph sq cu hr hrs min sec ml pm rs usd eur gbp inr rmb cny"
+    "up us was we you cm mm km kg mg ft lb lbs oz yd mi mph sq cu hr hrs min sec ml pm rs usd eur gbp inr rmb cny qed"
 )
 _SHORT_WORDS = frozenset(_WORDS_AND_UNITS.split())
 _VOWEL = re.compile(r"[aeiou]")
@@ -368,15 +369,16 @@ def is_number_in_prose(content: str) -> bool:
     "9 (apples)", "Rs. 72"."""
     text = _after_lead_in(content)
     number = None if content.startswith("(") else _read_number_prefix(text)
-    if number is None or not _PROSE.fullmatch(number.rest):
+    rest = "" if number is None else _UNIT_EXPONENT.sub("", number.rest)
+    if number is None or not _PROSE.fullmatch(rest):
         return False
-    words = _WORDS.findall(number.rest)
-    is_apart = number.rest.lstrip()[:1] in tuple(",;:(\u2014")
+    words = _WORDS.findall(rest)
+    is_apart = rest.lstrip()[:1] in tuple(",;:(\u2014") or any(len(word) > 3 for word in words)
     return (bool(words) or text != content) and all(_is_word(word, is_apart=is_apart) for word in words)
 
 
 def _is_word(text: str, *, is_apart: bool) -> bool:
-    """Whether this is a word or a unit such as miles/s. is_apart: in brackets or behind a comma."""
+    """Whether this is a word or a unit such as miles/s. is_apart: whether it cannot be a product for its place."""
     word, *others = text.split("/")
     is_short = len(word) < 4 and word.isascii() and word not in _SHORT_WORDS and word.lower() not in _SHORT_WORDS
     is_short = is_short and not (is_apart and len(word) == 3 and _VOWEL.search(word))

@@ -43,7 +43,7 @@ COLOUR = r"(?:fcolorbox\{[^{}]{0,30}\}|(?:text|math)?color(?:box)?)(?:\[[A-Za-z]
 # Check marks, stars, boxes at the end of a proof, emoji; no arrows, operators, question marks, numbers in circles.
 _EMOJI = (
     "\u2600-\u2611\u2613-\u26d3\u26d5-\u2714\u2719-\u274b\u274d\u274f-\u2752\u2757-\u2775\u2b50\u2b55\ufe0e\ufe0f"
-    "\U0001f300-\U0001f44d\U0001f44f-\U0001f51e\U0001f525-\U0001f5f3\U0001f5fa-\U0001f644\U0001f646-\U0001f6aa"
+    "\U0001f1e6-\U0001f1ff\U0001f300-\U0001f44d\U0001f44f-\U0001f51e\U0001f525-\U0001f5f3\U0001f5fa-\U0001f644\U0001f646-\U0001f6aa"
     "\U0001f6ac-\U0001f6ff\U0001f7e0-\U0001f7eb\U0001f900-\U0001faff"
     "\u220e\u25a0-\u25b1\u25c6-\u25d9\u25ef\u25fb-\u25fe\u2b1b\u2b1c\u2b24"
 )
@@ -54,7 +54,10 @@ _SIGNS = (
     r"(?![A-Za-z])"
     r"|(?<![A-Za-z])Q\.\s?E\.\s?D\b\.?"
 )
-_MARKS = re.compile(rf"(?:\\hfill[ \t]{{0,4}})?(?:(?:[{_EMOJI}]|{_SIGNS})(?:[ \t]|\\[,;:! ]|\\q?quad|\\hfill){{0,4}})+")
+_SIGN = rf"(?:[{_EMOJI}]|{_SIGNS})"
+_MARKS = re.compile(
+    rf"(?:\\hfill[ \t]{{0,4}})?(?:(?:{_SIGN}|\({_SIGN}+\)|\[{_SIGN}+\])(?:[ \t]|\\[,;:! ]|\\q?quad|\\hfill){{0,4}})+"
+)
 # Plain strings are found much quicker: one of these is in every sign.
 _NAMES = r"checkmark \cmark \tick \ding bigstar \square blacksquare lozenge \Box \qed \QED Q."
 _PARTS_OF_SIGNS = tuple(_NAMES.split())

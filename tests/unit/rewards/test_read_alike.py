@@ -95,6 +95,11 @@ WORDS = [
         r"\boxed{6.02 \times 10^{23} \text{ mol}^{-1}}"),
     *rows("m", r"4.5\times10^{33} \text{ erg}", r"\boxed{4.5e33}", r"\boxed{45 \times 10^{32}}"),
     *rows("m", r"2\sqrt{2} \text{ (cm)}", r"\boxed{2\sqrt{2}}"), *rows("gm", "3/4 (hours)", r"\boxed{\frac{3}{4}}"),
+    *rows("gdm", "72", "Answer: 72 in April and May together", "The answer is 72 \u2013 that's all.",
+        "The answer is 72, QED",
+        "Answer: 72 (\u2713)", "Answer: 72 \U0001f1eb\U0001f1f7"),
+    *rows("gm", "1/2 (cup)", r"\boxed{1/2}"), *rows("gm", "9 (cm^2)", r"\boxed{9}"), *rows("gm", "9(apples)",
+        r"\boxed{9}"),
 ]  # fmt: skip
 NO_WORDS = [
     *rows("m", "72", "Answer: 72, x", "Answer: 72, maybe", "Answer: 72, or so", "Answer: 72, if n is even",
@@ -104,6 +109,8 @@ NO_WORDS = [
         r"\boxed{(72, apples)}", r"\boxed{72 (wrong)}", r"\boxed{72 (not 73)}", r"\boxed{72, \pi}", r"\boxed{x, 72}",
         r"\boxed{72, negative}", r"\boxed{72 ab/c}", r"\boxed{72 (mod 5)}"),
     *rows("m", "72xyz", r"\boxed{72}"), *rows("m", "4.5e33", r"\boxed{4.5\times10^{32} \text{ erg}}", r"\boxed{4.5}"),
+    *rows("gdm", "72", r"\boxed{72(xyzw)}", r"\boxed{72 (x^2)}", r"\boxed{72 x's}"), *rows("m", "72",
+        r"\boxed{72 cup x}", "Answer: 72 (theta)"),
 ]  # fmt: skip
 
 # Rounded values.
