@@ -137,6 +137,10 @@ TEXTS = [
 ]  # fmt: skip
 
 
+OTHERS = ("LlamaTokenizerFast", "PreTrainedTokenizerFast", None)
+FAMILIES = ["LlamaTokenizer", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+
+
 @pytest.fixture(scope="module")
 def model() -> bytes:
     buffer = io.BytesIO()
@@ -167,7 +171,7 @@ def assert_equal_ids(folder: Path, eos_token: str) -> None:
 
 @pytest.mark.parametrize("prefix", [None, False])
 @pytest.mark.parametrize("legacy", [True, False, None])
-@pytest.mark.parametrize("family", ["LlamaTokenizer", "LlamaTokenizerFast", "PreTrainedTokenizerFast", None])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_ids_and_text_of_sentencepiece(
     family: str | None, legacy: bool | None, prefix: bool | None, model: bytes, tmp_path: Path
 ) -> None:
@@ -176,7 +180,7 @@ def test_ids_and_text_of_sentencepiece(
 
 
 @pytest.mark.parametrize("legacy", [True, False, None])
-@pytest.mark.parametrize("family", ["LlamaTokenizer", "LlamaTokenizerFast", "PreTrainedTokenizerFast", None])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_ids_and_text_of_a_tokenizer_json_as_transformers_4_wrote_it(
     family: str | None, legacy: bool | None, model: bytes, tmp_path: Path
 ) -> None:
