@@ -714,8 +714,9 @@ def test_a_key_that_is_quoted_is_not_told(spoil: Callable[[Any], Any]) -> None:
     assert "s3cret" not in said and "***" in said
 
 
-@pytest.mark.parametrize("content", [gzip.compress(b"{}"), gzip.compress(b" " * 50_000_000)])
-def test_a_packed_answer_is_not_unpacked(content: bytes) -> None:
+@pytest.mark.parametrize("unpacked_bytes", [2, 50_000_000])
+def test_a_packed_answer_is_not_unpacked(unpacked_bytes: int) -> None:
+    content = gzip.compress(b"{}".ljust(unpacked_bytes))
     said = refusal(FakeServer(spoil=lambda answer: content, headers={"Content-Encoding": "gzip"}))
     assert "which is not JSON" in said
 
