@@ -130,7 +130,7 @@ def _assume_slots(experiment: Experiment) -> None:
     except ConfigError:
         return
     if (slots := most_slots(config)) != config.rollout.slots:
-        experiment.assume("rollout.slots", slots, "no file says how many", "the most that fit; `mindgspo plan`")
+        experiment.assume("rollout.slots", slots, "no file says how many", "the most that fit, as `plan` counts")
 
 
 def _checked(text: str) -> tuple[list[str], list[str]]:
