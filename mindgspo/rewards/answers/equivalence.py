@@ -67,6 +67,7 @@ _BASED = re.compile(r"\+(?P<digits>[0-9]+)_\{(?P<base>[^{}]*)\}")
 _OPTION = re.compile(r"\(?([A-F])\)?\.?")
 _HEDGE_WORDS = "or maybe perhaps possibly negative not if least most plus minus times base mod between less"
 _HEDGES = frozenset(_HEDGE_WORDS.split())
+_TIMES = re.compile(r"\btimes\W*\Z")  # "5 (times)" counts, "5 times two" is a product
 _TYPED_WORDS = ("cup", "cap", "pm")
 _ARTICLES = frozenset(("a", "an", "the"))
 
@@ -141,7 +142,7 @@ class _Reading:
         if _TYPED_AREA.fullmatch(self.plain):
             return True
         has_words = is_prose = is_number_in_prose(self.plain)
-        if is_prose and _HEDGES & frozenset(re.findall(r"\w+", self.plain.lower())):
+        if is_prose and _HEDGES & frozenset(re.findall(r"\w+", _TIMES.sub("", self.plain.lower()))):
             return False
         for token in self.tokens:
             words = frozenset(token.text.lower().split()) if token.kind is Kind.TEXT else frozenset()

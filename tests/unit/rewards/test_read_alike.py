@@ -98,7 +98,8 @@ WORDS = [
     *rows("gdm", "72", "Answer: 72 in April and May together", "The answer is 72 \u2013 that's all.",
         "The answer is 72, QED",
         "Answer: 72 (\u2713)", "Answer: 72 \U0001f1eb\U0001f1f7"),
-    *rows("gm", "1/2 (cup)", r"\boxed{1/2}"), *rows("gm", "9 (cm^2)", r"\boxed{9}"), *rows("gm", "9(apples)",
+    *rows("gm", "5 (times)", r"\boxed{5}"), *rows("gm", "1/2 (cup)", r"\boxed{1/2}"), *rows("gm", "9 (cm^2)",
+        r"\boxed{9}"), *rows("gm", "9(apples)",
         r"\boxed{9}"),
 ]  # fmt: skip
 NO_WORDS = [
