@@ -341,15 +341,17 @@ def values_of_pair(answer: str, gold: str) -> list[list[Token]]:
     (name, value), (gold_name, gold_value) = named
     if name == gold_name and name:
         return [value, gold_value]
-    if not _has_relation(pair[0]) and _is_calculation(pair[1]):
+    if _is_calculation(pair[1]) and not _has_relation(pair[0]):
         return [pair[0], _elements(pair[1])[0][0][-1]]
-    if not gold_name and not _has_relation(pair[1]):
+    if name and not gold_name and not _has_relation(pair[1]):
         return [value, pair[1]]
-    return [pair[0], gold_value] if not name and not _has_relation(pair[0]) else pair
+    return [pair[0], gold_value] if gold_name and not name and not _has_relation(pair[0]) else pair
 
 
 def _is_calculation(tokens: Sequence[Token]) -> bool:
     r"""Whether this is one equation of numbers, such as \binom{10}{3} = 120."""
+    if not any(token.text == "=" for token in tokens):
+        return False
     (sides, relations), *others = _elements(tokens)
     return not others and relations == {"="} and all(map(_is_constant, sides))
 
