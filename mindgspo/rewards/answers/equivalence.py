@@ -303,6 +303,7 @@ def _decided(same: bool) -> Comparison:
 _OPERATION_NAMES = "sum prod int iint oint lim gcd lcm det lceil lfloor max min begin{vmatrix} bmod pmod mod"
 _OPERATIONS = frozenset(_OPERATION_NAMES.split())
 _OF_FUNCTIONS = frozenset(("int", "iint", "oint", "lim", "derivative", "sum", "prod"))
+_OF_INTEGERS = frozenset(("lfloor", "lceil", "gcd", "lcm", "bmod", "pmod", "mod"))
 _RELATION_NAMES = "= < > le ge ne in equiv approx"
 _RELATIONS = frozenset(_RELATION_NAMES.split())
 _ACCENTS = "angle measuredangle overline overrightarrow vec hat bar triangle widehat mathbf mathcal mathbb"
@@ -390,7 +391,15 @@ def _stated_value(tokens: list[Token]) -> list[Token]:
     operations = _operations(sides[0])
     if len(elements) > 1 or relations != {"="} or not operations:
         return tokens
-    return sides[-1] if _is_constant(sides[-1]) or operations & _OF_FUNCTIONS else tokens
+    if operations & _OF_FUNCTIONS or (
+        _is_constant(sides[-1]) and not (operations & _OF_INTEGERS and any(map(_is_unknown, sides[0])))
+    ):
+        return sides[-1]
+    return tokens
+
+
+def _is_unknown(token: Token) -> bool:
+    return token.kind is Kind.LETTER and token.text in "xyzt"
 
 
 # What tokens are to the patterns below: n a number, t the number 10, f a fraction, r a root, o a function, k a
@@ -404,7 +413,7 @@ _SHAPES = {
     **dict.fromkeys(("ldots", "dots", "cdots"), ""),
 }
 _WRITTEN_NUMBER = re.compile(
-    r"(?:[nt]?f\{[-+]?[nt]\}\{[-+]?[nt]\}|[nt][nt]/[nt]|[nt]/[nt]|(?:[nt]\*)?t\^\{[-+]?[nt]\}|[nt])%?"
+    r"(?:[nt]?f\{[-+]?[nt]\}\{[-+]?[nt]\}|f\{[nt]\}\{t\^\{[nt]\}\}|[nt]/t\^\{[nt]\}|[nt][nt]/[nt]|[nt]/[nt]|(?:[nt]\*)?t\^\{[-+]?[nt]\}|[nt])%?"
 )
 _BRACKETED_NUMBER = re.compile(r"(?:\([-+]*N\)|\{[-+]*N\})%?")
 # N stands for a number as people write it: a sum or product of two, a power, a factorial, a function of numbers alone.

@@ -46,7 +46,7 @@ from mindgspo.rewards.answers.quantity import (
     starts_with_number,
     states_several,
 )
-from mindgspo.rewards.answers.text import WRONG_MARKS, Passage, boxed_spans, passages, plain, without_open_boxes
+from mindgspo.rewards.answers.text import BOX, WRONG_MARKS, Passage, boxed_spans, passages, plain, without_open_boxes
 
 Item = TypeVar("Item")
 
@@ -134,12 +134,21 @@ def occurrences(text: str, markers: Sequence[Marker], *, from_start: bool) -> li
 
 
 def content_of(text: str, occurrence: Occurrence) -> str:
-    """What `occurrence` announces: of a box all of it, of the others their line; bounded."""
+    """What `occurrence` announces: of a box all of it, of the others their line, of "72, not 71" the 72; bounded."""
     if occurrence.marker is Marker.BOXED:
         # A box is one answer or none, so one character too many makes it unreadable; a line may go on and on
         # after its first sentence.
         return box_content(text, occurrence.start, min(occurrence.end, occurrence.start + MAX_EXPRESSION_CHARS + 1))
-    return _line_after(text[occurrence.start : min(occurrence.end, occurrence.start + MAX_CONTENT_CHARS)])
+    line = _line_after(text[occurrence.start : min(occurrence.end, occurrence.start + MAX_CONTENT_CHARS)])
+    denied = _CONTRAST.search(line)
+    return line if denied is None or denied[1] in line[: denied.start()] else line[: denied.start()]
+
+
+_CONTRAST = re.compile(
+    r"(?<=[\w$)}*])(?:,?\s\(?(?:and )?(?:not|rather than|instead of)\s|[,\uff0c]\s?\u800c?(?:\u4e0d\u662f|\u975e))"
+    r"\s?\$?(-?[0-9][0-9.,/]{0,20}|[^$\n]{1,40}(?=\$))\$?(?:\s[A-Za-z']{1,15}){0,8}\)?[.!\u3002]?\s*\Z",
+    re.IGNORECASE,
+)
 
 
 def _strength_of(text: str, occurrence: Occurrence, content: str) -> _Strength:
@@ -304,6 +313,8 @@ def _answer_in(
             if occurrence.marker is Marker.BOXED:
                 span = firsts.get(occurrence.start) or lasts.get(occurrence.end)
                 occurrence = occurrence if span is None else occurrence._replace(start=span.start, end=span.end)
+                if _DENIED_BOX.search(text, max(0, occurrence.start - _MAX_DENIAL), occurrence.start):
+                    continue
             content = content_of(text, occurrence)
             if occurrence.marker is Marker.ANSWER_IS and mode != "last":
                 content = before_calculation(content)
@@ -342,6 +353,13 @@ _WITHDRAWAL = re.compile(
 
 _DENIED_BEHIND = re.compile(
     rf"[}}\s$*)\\\]]{{0,8}}(?:[{WRONG_MARKS}]|(?:is|was)(?:n['\u2019]t|\snot|\s(?:wrong|incorrect))\b)", re.IGNORECASE
+)
+
+
+_MAX_DENIAL = 30
+_DENIED_BOX = re.compile(
+    rf"(?:\b(?:not|never|rather than|instead of|cannot be)|n['\u2019]t(?: be)?|\u4e0d\u662f)[\s$*]{{0,3}}{BOX}\Z",
+    re.IGNORECASE,
 )
 
 

@@ -46,6 +46,7 @@ from mindgspo.rewards.answers.latex_values import (
     value_element,
     with_sign,
 )
+from mindgspo.rewards.answers.named import head_recurs
 from mindgspo.rewards.answers.quantity import MAX_DIGITS
 
 _CLOSERS = (")", "]", r"\}", "}")
@@ -146,7 +147,9 @@ class _Reader:
         return elements
 
     def _element(self) -> Element:
+        start = self._at
         sides = [self._sum()]
+        name_end = self._at
         relations: list[str] = []
         while (relation := self._relation()) is not None:
             self._at += 1
@@ -160,7 +163,8 @@ class _Reader:
             # Of "x = 2 + 3 = 5" the last side is the answer; "5 = x" says the same as "x = 5".
             turned = len(sides) == 2 and relations == ["="] and not is_name(sides[0])
             named, value = (sides[-1], sides[0]) if turned else (sides[0], sides[-1])
-            if is_name(named) and not is_name(value):
+            name, others = self._tokens[start:name_end], self._tokens[name_end : self._at]
+            if is_name(named) and not is_name(value) and not (named is sides[0] and head_recurs(name, others)):
                 return value_element(value, sum_text(named))
         return relation_element(sides, relations)
 

@@ -143,7 +143,10 @@ TRIGONOMETRIC = frozenset(("sin", "cos", "tan", "cot", "sec", "csc"))
 # Short words that nobody means as a product of variables, and units where something stands before them.
 _WORDS = "per day for any the is are not all yes if with one two six ten"
 _SHORT_WORDS = frozenset(_WORDS.split())
-_UNITS = "cm mm km kg mg ft lb lbs oz yd mi mph kmh sec min hr hrs ml mL sq cu deg rad QED"
+_UNITS = (
+    "cm mm km kg mg ft lb lbs oz yd mi mph kmh sec min hr hrs ml mL sq cu deg rad QED erg Hz kHz MHz GHz kPa "
+    "MPa atm kJ eV keV MeV GeV kW mol"
+)
 _SHORT_UNITS = frozenset(_UNITS.split())
 _UNIT_LETTERS = frozenset("mgshLlCFKWVANJ")
 _CHINESE_AND_OR = ("\u6216", "\u6216\u8005", "\u548c", "\u4e0e", "\u53ca", "\u4ee5\u53ca", "\u4e14")

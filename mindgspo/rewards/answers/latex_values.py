@@ -20,6 +20,8 @@ _CONSTANTS = (
 CONSTANTS = frozenset(_CONSTANTS.split())
 """Commands that stand for one symbol and take no argument."""
 
+UNKNOWNS = frozenset("abcklmnrstuvwxyz")
+"""Letters that are hardly a function of themselves: x(x + 1) is a product, f(f(2)) none."""
 
 _MIRRORED = {">": "<", "ge": "le"}
 _REALS = r"+\mathbb{+R}"
@@ -197,6 +199,8 @@ def is_name(terms: Sum) -> bool:
         return False
     first, *others = term.factors
     if others and others[-1].startswith("("):
+        if first in UNKNOWNS and re.search(rf"(?<![\\A-Za-z]){first}(?![A-Za-z])", others[-1]):
+            return False
         del others[-1]
     is_word = first.startswith("text[") and not others
     return is_word or all(map(_is_letter, (first, *others)))

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from mindgspo.rewards.answers.latex_tokens import TRIGONOMETRIC, Kind, Token
-from mindgspo.rewards.answers.latex_values import CONSTANTS
+from mindgspo.rewards.answers.latex_values import CONSTANTS, UNKNOWNS
 
 _ACCENTS = (
     "angle measuredangle sphericalangle triangle overline overrightarrow vec hat bar widehat widetilde tilde dot ddot "
@@ -56,13 +56,22 @@ def is_name(side: Sequence[Token]) -> bool:
 
 
 def is_asked_for(side: Sequence[Token]) -> bool:
-    r"""m + n, x_1 + x_2 and \cos A, for which problems ask: their value states itself, unlike that of 2x or x^2."""
+    r"""m + n, x_1 + x_2, \cos A and \tan(\alpha + \beta), for which problems ask: their value states itself, unlike
+    that of 2x, x^2 or \sin x."""
     if side and side[0].text in TRIGONOMETRIC:
-        return not any(token.is_symbol("+", "-") for token in side)
+        depth = 0
+        for token in side:
+            depth += token.is_symbol("(") - token.is_symbol(")")
+            is_unknown = token.kind is Kind.LETTER and token.text.islower()
+            if is_unknown or (depth == 0 and token.is_symbol("+", "-")):
+                return False
+        return True
     return _SUM_OF_NAMES.fullmatch(_shape(side)) is not None
 
 
 def _shape(side: Sequence[Token]) -> str:
+    if len(side) > 1 and side[0].text in UNKNOWNS and side[1].is_symbol("(") and side[0] in side[1:]:
+        return "?"  # x(x + 1)
     shape = "".join(map(_shape_of, side)).removeprefix(".")
     for pattern, reduced in _REDUCTIONS:
         while (smaller := pattern.sub(reduced, shape)) != shape:

@@ -222,7 +222,8 @@ _STATED_BEFORE = re.compile(r"[0-9].*?\.\s", re.DOTALL)  # "34. A bound was \\bo
 _SENTENCE_END = re.compile(r"\.(?=\s|\Z)")
 _NUMBER_START = re.compile(r"[-+]?\s?(?:\.?[0-9]|\\[dt]?frac)")
 _EQUALS = re.compile(
-    r"(?<![<>])(?<!\s!)(?<!\\not)(?<!\\not )=|\b(?:is|are|equals|be)\b|\u662f|\u4e3a|\u7b49\u4e8e", re.IGNORECASE
+    r"(?<![<>])(?<!\s!)(?<!\\not)(?<!\\not )=|\b(?:is|are|equals|be)\b|(?<!\u4e0d)(?:\u662f|\u4e3a|\u7b49\u4e8e)",
+    re.IGNORECASE,
 )
 _OPERATOR = re.compile(r"\s*[-+*/x\u00d7\u00f7]\s?\$?[0-9]")
 _VARIABLE = re.compile(r"[^\W\d]{1,20}")

@@ -216,6 +216,8 @@ def expression_in(content: str, *, takes_all: bool = False) -> str:
             return content.strip()
     content = content.lstrip()
     end = _SENTENCE_END.search(content)
+    if end is not None and end[0] == "?" and _HAS_WORD.search(content, end.end()):
+        return content.strip()
     is_reason = end is not None and end[0].strip(" ,").isalpha()
     is_list = end is not None and takes_all and not is_reason and _NEXT_ANSWER.match(content, end.end()) is not None
     sentence = content if end is None or is_list else content[: end.start()]
