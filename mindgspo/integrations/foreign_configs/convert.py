@@ -38,7 +38,7 @@ _EXAMPLES = {
 # Neither changes the memory that a run takes; without them no experiment is whole.
 _STAND_INS = {
     "data.train": {"format": "arithmetic"},
-    "data.eval": {"format": "arithmetic"},
+    "data.eval": {"format": "arithmetic", "split": "test"},
     "tokenizer.path": "tokenizer",
     "algorithm.name": "gspo",
     "trainer.schedule": "sync",

@@ -206,6 +206,9 @@ def test_slots_are_the_most_that_fit_where_no_file_says_how_many(tmp_path: Path)
     unsaid = converted(tmp_path, re.sub(r"actor_rollout_ref.rollout.max_num_seqs=\S+", "", text), name="unsaid.sh")
     assert given["rollout.slots"] == 128 and flat(unsaid)["rollout.slots"] == 1024
     assert findings_of(unsaid, "rollout.slots")[0].status is Status.ASSUMED
+    no_rows = "\n".join(line for line in text.splitlines() if "_files=" not in line and "max_num_seqs" not in line)
+    found = converted(tmp_path, no_rows, name="no_rows.sh")
+    assert flat(found)["rollout.slots"] == 1024 and found.missing == ["data.train", "data.eval"]
 
 
 def test_what_the_grammar_takes_wrongly_is_read_or_refused() -> None:
