@@ -337,7 +337,7 @@ def _operations(tokens: Sequence[Token]) -> set[str]:
 
 def values_of_pair(answer: str, gold: str) -> list[list[Token]]:
     r"""The tokens of both, without a name that only one of them has, as in f'(x) = 2x and 2x, or that both have."""
-    pair = [_stated_value(tokens) for tokens in tokens_of_pair(answer, gold)]
+    pair = [_stated_value(_with_both_signs(tokens)) for tokens in tokens_of_pair(answer, gold)]
     named = [_named_values(tokens) for tokens in pair]
     (name, value), (gold_name, gold_value) = named
     if name == gold_name and name:
@@ -347,6 +347,28 @@ def values_of_pair(answer: str, gold: str) -> list[list[Token]]:
     if name and not gold_name and not _has_relation(pair[1]):
         return [value, pair[1]]
     return [pair[0], gold_value] if gold_name and not name and not _has_relation(pair[0]) else pair
+
+
+_PLUS_MINUS, _COMMA = Token(Kind.COMMAND, "pm"), Token(Kind.SYMBOL, ",")
+
+
+def _with_both_signs(tokens: list[Token]) -> list[Token]:
+    r"""x = \frac{1 \pm \sqrt5}{2} as two equations; tuples and sets with a \pm, and what has two, as they are."""
+    if _PLUS_MINUS not in tokens:
+        return tokens
+    result: list[Token] = []
+    for sides, relations in _elements(tokens):
+        if not relations <= {"="}:
+            return tokens
+        element = [token for side in sides for token in (Token(Kind.SYMBOL, "="), *side)][1:]
+        at = element.index(_PLUS_MINUS) if element.count(_PLUS_MINUS) == 1 else 0
+        is_one = element[at : at + 1] == [_PLUS_MINUS] and not any(
+            token.is_symbol("(", "[", r"\{") for token in element[:at]
+        )
+        for sign in "+-" if is_one else "":
+            result += [_COMMA, *element[:at], Token(Kind.SYMBOL, sign), *element[at + 1 :]]
+        result += [] if is_one else [_COMMA, *element]
+    return result[1:]
 
 
 def _is_calculation(tokens: Sequence[Token]) -> bool:
@@ -508,6 +530,8 @@ def _is_unsolved(element: tuple[list[_Side], set[str]]) -> bool:
 
 def _is_name(side: _Side) -> bool:
     r"""x, x_1, f(2), AB, \angle ABC, (x, y), words."""
+    if side and (side[0].is_symbol("[", r"\{") or side[0] in side[1:2]):
+        return False  # the whole or the other part of x, and xx
     depth = 0
     has_name = False
     for before, token in pairwise((None, *side)):

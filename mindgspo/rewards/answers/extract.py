@@ -107,6 +107,7 @@ _ANSWER_IS = re.compile(
 _HEADING = re.compile(r"\s*[0-9]{1,2}[.):]\s+[^\W\d]")
 _HAS_DIGIT = re.compile(r"\d")
 _HAS_WORD = re.compile(r"\w")
+_HAS_VALUE = re.compile(r"[\w\u221e\u2205]|\\\{\s*\\\}")
 # "\sqrt{34}", "(1, 2)" and "x + 1" are values that are not numbers; "We compute ..." is none.
 _FORMULA_START = re.compile(r"-?\\[A-Za-z{|]|[(\[{|](?![A-Za-z]{2})|-?[A-Za-z](?:[-+*/^_(=]|\s[-+*/^=]\s|\s*\Z)")
 _LOOKAHEAD_LINES = 4
@@ -153,7 +154,7 @@ _CONTRAST = re.compile(
 
 def _strength_of(text: str, occurrence: Occurrence, content: str) -> _Strength:
     """How much is said by `content`, which `occurrence` announces in `text`."""
-    if not _HAS_WORD.search(content):
+    if not _HAS_VALUE.search(content):
         return _Strength.SILENT
     if occurrence.marker is Marker.BOXED:
         return _Strength.STATED
@@ -236,7 +237,8 @@ _REFUSES = re.compile(
 )
 _BOUND = (
     r"(?:at (?:least|most)|up to|over|under|above|below|beyond"
-    r"|(?:more|less|fewer|greater|larger|bigger|smaller|higher|lower) than(?: or equal to)?)\W{0,3}"
+    r"|(?:more|less|fewer|greater|larger|bigger|smaller|higher|lower) than(?: or equal to)?"
+    r"|\u8d85\u8fc7|\u4e0d\u8d85\u8fc7|[\u5927\u5c0f\u5c11\u591a\u4f4e\u9ad8]\u4e8e|\u4e0d\u5230|\u4e0d\u8db3)\W{0,3}"
 )
 _BOUND_BEFORE = re.compile(rf"\b{_BOUND}\Z", re.IGNORECASE)
 _BOUNDED = re.compile(rf"(?:an? number |no |not )?{_BOUND}[0-9]", re.IGNORECASE)
@@ -345,6 +347,7 @@ _WITHDRAWAL = re.compile(
     r"|(?:is|was)n['\u2019]t (?:right|correct)\b|\b(?:can['\u2019]t|cannot|can not) be (?:right|correct)\b"
     r"|\bI (?:have )?(?:just )?made an? (?:\w+ )?(?:mistake|error)\b|\bcorrection\s?:"
     r"|\bI was wrong\b|\bnever mind\b|\boops\b|\bwait,? no\b|\bno,? wait\b|\bnot the (?:right|correct) answer\b"
+    r"|(?:\.\.\.|\u2026)\s?(?:actually|no|wait)\b"
     r"|\b(?:right|correct) answer (?:is|was) (?:actually|in fact|rather|instead)\b"
     r"|\b(?:scratch|disregard|ignore) (?:that|this|the above|my)\b|\u7b54\u6848\u9519|\u7b97\u9519\u4e86|\u66f4\u6b63",
     re.IGNORECASE,

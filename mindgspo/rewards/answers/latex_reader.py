@@ -67,12 +67,13 @@ def _set(elements: Sequence[Element]) -> Term:
     """A set; of one element, the element itself."""
     if not elements:
         return factor(r"\emptyset")
-    if len(elements) == 1 and elements[0].terms is not None and len(elements[0].texts) == 1:
+    is_one = len(elements) == 1 and elements[0].texts != ("+\\emptyset",)
+    if is_one and elements[0].terms is not None and len(elements[0].texts) == 1:
         return as_factor(elements[0].terms)
     return factor(set_text(elements), commutes=False)
 
 
-_SAME_BODY = {r"+\mathbb{+R}": r"+tuple(-\infty; +\infty)"}
+_SAME_BODY = dict.fromkeys((r"+\mathbb{+R}", "+R"), r"+tuple(-\infty; +\infty)")  # also \mathbf{R}
 
 
 class _Reader:
@@ -164,7 +165,9 @@ class _Reader:
             turned = len(sides) == 2 and relations == ["="] and not is_name(sides[0])
             named, value = (sides[-1], sides[0]) if turned else (sides[0], sides[-1])
             name, others = self._tokens[start:name_end], self._tokens[name_end : self._at]
-            if is_name(named) and not is_name(value) and not (named is sides[0] and head_recurs(name, others)):
+            is_in_braces = name[0].is_symbol("[", r"\{")  # the whole or the other part of x
+            recurs = named is sides[0] and (is_in_braces or head_recurs(name, others))
+            if is_name(named) and not is_name(value) and not recurs:
                 return value_element(value, sum_text(named))
         return relation_element(sides, relations)
 

@@ -141,7 +141,7 @@ _NAMES = (
 _TYPED_NAMES = frozenset(_NAMES.split())
 TRIGONOMETRIC = frozenset(("sin", "cos", "tan", "cot", "sec", "csc"))
 # Short words that nobody means as a product of variables, and units where something stands before them.
-_WORDS = "per day for any the is are not all yes if with one two six ten"
+_WORDS = "per day for any the is are not all yes no if with one two six ten"
 _SHORT_WORDS = frozenset(_WORDS.split())
 _UNITS = (
     "cm mm km kg mg ft lb lbs oz yd mi mph kmh sec min hr hrs ml mL sq cu deg rad QED erg Hz kHz MHz GHz kPa "
@@ -487,7 +487,8 @@ def _safe(token: Token) -> str | None:
 _UNIT_WORDS = (
     "or and not if no when for with base mod remainder hundred thousand million billion trillion dozen hundreds "
     "thousands millions dozens tenths hundredths thousandths halves doubled tripled halved am pm a.m p.m a.m. p.m. is "
-    "are times plus minus over to than least most less more"
+    "are times plus minus over to than least most less more lakh lakhs "
+    "crore crores factorial"
 )
 _VOWEL = re.compile(r"[aeiou]|[^\x00-\x7f]")  # xyzw is a product
 _DENIALS = frozenset(("wrong", "incorrect", "false", "maybe", "cannot"))

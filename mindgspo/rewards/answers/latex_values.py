@@ -203,6 +203,8 @@ def is_name(terms: Sum) -> bool:
             return False
         del others[-1]
     is_word = first.startswith("text[") and not others
+    if len({first, *others}) <= len(others):
+        return False  # x \cdot x
     return is_word or all(map(_is_letter, (first, *others)))
 
 

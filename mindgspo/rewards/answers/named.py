@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 
 from mindgspo.rewards.answers.latex_tokens import TRIGONOMETRIC, Kind, Token
 from mindgspo.rewards.answers.latex_values import CONSTANTS, UNKNOWNS
@@ -60,18 +61,19 @@ def is_asked_for(side: Sequence[Token]) -> bool:
     that of 2x, x^2 or \sin x."""
     if side and side[0].text in TRIGONOMETRIC:
         depth = 0
-        for token in side:
+        for before, token in pairwise((Token(Kind.SYMBOL, "+"), *side)):
             depth += token.is_symbol("(") - token.is_symbol(")")
             is_unknown = token.kind is Kind.LETTER and token.text.islower()
-            if is_unknown or (depth == 0 and token.is_symbol("+", "-")):
+            adds = depth == 0 and before.is_symbol("+", "-")
+            if is_unknown or (adds and token.text not in TRIGONOMETRIC):
                 return False
         return True
     return _SUM_OF_NAMES.fullmatch(_shape(side)) is not None
 
 
 def _shape(side: Sequence[Token]) -> str:
-    if len(side) > 1 and side[0].text in UNKNOWNS and side[1].is_symbol("(") and side[0] in side[1:]:
-        return "?"  # x(x + 1)
+    if len(side) > 1 and side[0].text in UNKNOWNS and side[1].text in ("(", "*", side[0].text) and side[0] in side[1:]:
+        return "?"  # x(x + 1), xx
     shape = "".join(map(_shape_of, side)).removeprefix(".")
     for pattern, reduced in _REDUCTIONS:
         while (smaller := pattern.sub(reduced, shape)) != shape:

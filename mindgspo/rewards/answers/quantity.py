@@ -178,6 +178,7 @@ _NO_UNIT = re.compile(
     r"\b(?:or|nor|not|no|never|cannot|wrong|incorrect|impossible|invalid|false|squared|cubed|plus|minus|divided|multiplied"
     r"|doubled|tripled|halved|base|factorial|lakhs?|crores?|(?:ten|hundred|thousand|million)ths|halves"
     r"|at (?:the |a )?(?:least|most|minimum|maximum|min|max))\b|n't\b|\u6216|\u4e0d|\u9519"
+    r"|\bis too\b"
     r"|\band\s(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|[a-z]{3,5}teen|twenty|thirty|forty"
     r"|fifty|sixty|seventy|eighty|ninety)\b",
     re.IGNORECASE,
@@ -358,7 +359,8 @@ _WORDS = re.compile(r"[^\W\d_]+(?:[-/'][^\W\d_]+)*")
 # with a vowel is one.
 _WORDS_AND_UNITS = (
     "I a all am an and are as at be by day do for has he her his in is it its my of on one our per she so the to two "
-    "up us was we you cm mm km kg mg ft lb lbs oz yd mi mph sq cu hr hrs min sec ml pm rs usd eur gbp inr rmb cny qed"
+    "up us was we you cm mm km kg mg ft lb lbs oz yd mi mph sq cu hr hrs min sec ml pm rs usd eur gbp inr rmb cny qed "
+    "cup men"
 )
 _SHORT_WORDS = frozenset(_WORDS_AND_UNITS.split())
 _VOWEL = re.compile(r"[aeiou]")

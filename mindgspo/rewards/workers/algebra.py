@@ -94,8 +94,8 @@ def are_equal(gold: Basic | MatrixBase, answer: Basic | MatrixBase, float_roundi
     if isinstance(gold, Float) or isinstance(answer, Float):
         gold, answer = gold.doit(), answer.doit()
         difference = (gold - answer).evalf()
-        is_close = difference.is_number and abs(difference) <= RELATIVE_TOLERANCE * abs(gold.evalf())
-        return bool(is_close and gold.round(float_rounding) == answer.round(float_rounding))
+        half_unit = 0.5000001 * 10.0**-float_rounding
+        return bool(difference.is_number and abs(difference) <= min(RELATIVE_TOLERANCE * abs(gold.evalf()), half_unit))
     pair = _exact(gold), _exact(answer)
     plain = _exact(_without_percent(gold)), _exact(_without_percent(answer))
     return _is_identity(pair[0] - pair[1]) or (plain != pair and _is_identity(plain[0] - plain[1]))

@@ -44,6 +44,8 @@ DIFFERENT_VALUES = [
     ("e^{-50}i", "e^{-51}i"), ("1+e^{-40}", "1"), (r"\sqrt{2}\cdot 10^{-18}", r"\sqrt{3}\cdot 10^{-18}"),
     ("0.333333x", r"\frac{x}{3}"), ("1.414", r"\sqrt2"), (r"\ln(1+10^{-20})", r"\ln(1+10^{-30})"),
     (r"x\ln(1+e^{-50})", r"x\ln(1+e^{-51})"), (r"\sqrt2+\ln(1+10^{-20})", r"\sqrt2"),
+    ("1.414213", r"\sqrt2"), (r"1000\sqrt2", "1414.2136"), (r"\{\emptyset\}", r"\emptyset"),
+    (r"\frac{1\pm\sqrt5}{2}", r"\frac{1+\sqrt5}{2}"), (r"\frac{1\pm\sqrt5}{2}", r"\frac{1\pm\sqrt3}{2}"),
     (r"\pi-\arccos(1-10^{-40})", r"\pi"), (r"\log_2(1+2^{-200})", r"\log_2(1+2^{-300})"),
 ]  # fmt: skip
 SAME_VALUES = [
@@ -52,6 +54,10 @@ SAME_VALUES = [
     (r"\left(\frac{3}{2}\right)^{100}", r"\frac{3^{100}}{2^{100}}"), (r"\sqrt{3+2\sqrt2}x", r"(1+\sqrt2)x"),
     ("(e^{-50},1)", r"(\frac{1}{e^{50}},1)"), (r"0.5\sqrt2", r"\frac{\sqrt2}{2}"), ("0.5x+0.25", r"\frac{2x+1}{4}"),
     (r"50\%,25\%", "50,25"), (r"\frac{\sqrt[3]{4}}{2}", "2^{-1/3}"), ("1.414214", r"\sqrt2"),
+    (r"\mathbf{R}", r"(-\infty,\infty)"), ("\u2205", r"\emptyset"),
+    ("\u221e", r"\infty"), (r"\frac{1\pm\sqrt5}{2}", r"\frac{1-\sqrt5}{2}, \frac{1+\sqrt5}{2}"),
+    (r"x=\frac{-b\pm\sqrt{b^2-4ac}}{2a}", r"\frac{-b+\sqrt{b^2-4ac}}{2a}, \frac{-b-\sqrt{b^2-4ac}}{2a}"),
+    (r"\frac12\pm\frac{\sqrt5}{2}", r"\frac{1\pm\sqrt5}{2}"), (r"\pm1, \pm2", "1, -1, 2, -2"),
     ("10^{-20}", r"\frac{1}{10^{20}}"), ("0.003", r"\frac{3}{10^3}"), (r"2\ln(1+10^{-20})", r"\ln((1+10^{-20})^2)"),
 ]  # fmt: skip
 
@@ -178,6 +184,7 @@ TO_BE_SOLVED = [
     ("|z|<5", "5"), ("3x-1=5", "5"), (r"\sqrt{x+1}=2", "2"), (r"\theta^2=4", "4"), ("2x+3y=5", "5"), ("x-3=5", "5"),
     ("x+1=y", "y"), (r"\int_0^x f(t)dt=5", "4"), (r"\sin x=3", "3"), (r"\cos 2x=\frac12", r"\frac12"),
     (r"\tan(x)=3", "3"), (r"\lfloor x\rfloor=3", "3"), (r"\gcd(x,6)=3", "3"), ("x(x+1)=6", "6"), ("n(n+1)(n+2)=6", "6"),
+    ("xx=4", "4"), (r"x\cdot x=4", "4"), ("[x]=4", "4"), (r"\{x\}=0.4", "0.4"),
     ("x=2x+3", "2x+3"), (r"x=\frac{x+4}{2}", r"\frac{x+4}{2}"), (r"\sin\alpha+1=2", "2"),
 ]  # fmt: skip
 # Its value is.
@@ -185,7 +192,7 @@ ASKED_FOR = [
     ("x_1+x_2=5", "5"), ("f(1)+f(2)=5", "5"), ("ab+bc+ca=5", "5"), (r"\angle A+\angle B=90^\circ", "90"),
     (r"\alpha+\beta=90^\circ", "90"), (r"\cos\theta=\frac12", r"\frac12"), (r"\tan(\alpha+\beta)=3", "3"),
     (r"\cos\angle ABC=\frac12", r"\frac12"), (r"\vec a\cdot\vec b=3", "3"), (r"\gcd(a,b)=3", "3"), ("f(f(2))=5", "5"),
-    (r"\lfloor\pi\rfloor=3", "3"), ("x(t)=3", "3"),
+    (r"\lfloor\pi\rfloor=3", "3"), ("x(t)=3", "3"), (r"\max_x f(x)=3", "3"), (r"\sin A+\sin B=1", "1"),
 ]  # fmt: skip
 
 # Equations and inequalities: their solutions count, and that two have none, or that both hold, says nothing.
