@@ -84,18 +84,25 @@ def generate(model: str | PathLike[str], prompts: Sequence[PromptText], **option
 
     Example: generate("runs/arithmetic-gspo", ["Tom had 30 coins and lost 12. How many are left?"])[0].text
     """
+    from pydantic import TypeAdapter, ValidationError
+
     from mindgspo.evaluation.generate import GenerateOptions
     from mindgspo.evaluation.generate import generate as answers
 
     _check_is_list("prompts", prompts)
     try:
-        chosen = GenerateOptions(**options)
+        GenerateOptions(**options)
     except TypeError as error:  # a name that is no option
         known = GenerateOptions.__dataclass_fields__
         (wrong, *_) = (name for name in options if name not in known)
         raise ConfigError(
             f"{wrong}: no option of generate{_hint(wrong, known)}; options: {', '.join(known)}"
         ) from error
+    try:
+        chosen = TypeAdapter(GenerateOptions).validate_python(options)  # numbers of numpy become Python's
+    except ValidationError as error:
+        (wrong, *_), said = error.errors()[0]["loc"], error.errors()[0]["msg"]
+        raise ConfigError(f"{wrong}: {said[:1].lower()}{said[1:]}, got {shorten(repr(options[wrong]))}") from None
     return list(answers(Path(model), prompts, chosen))
 
 
@@ -128,6 +135,8 @@ def _check_is_list(name: str, value: object) -> None:
             f"{name}: expected a list, got one {'text' if isinstance(value, str) else 'conversation'}; "
             f"write [{name.removesuffix('s')}]"
         )
+    if not isinstance(value, Sequence | np.ndarray):
+        raise DataError(f"{name}: expected a list, got {type(value).__name__}")
 
 
 def _hint(name: str, known: Collection[str]) -> str:

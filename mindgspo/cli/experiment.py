@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Literal, Optional
 
 import typer
 
@@ -123,9 +123,8 @@ def plan(
         ),
     ] = None,
     card: Annotated[
-        str,
+        Literal["A2", "A3"],
         typer.Option(
-            metavar="A2|A3",
             help="What device Ascend is, a card of Atlas A2 (910B3) or a die of Atlas A3 (910C, two to a card).",
         ),
     ] = "A2",

@@ -39,6 +39,7 @@ class SettingsCommand(TyperCommand):
     def _with_set(self, ctx: Context, args: Sequence[str]) -> Iterator[str]:
         options = [param for param in self.params if isinstance(param, TyperOption)]
         takes_value = {name for option in options if not option.is_flag for name in option.opts}
+        known = {name for option in options for name in (*option.opts, *option.secondary_opts)}
         arguments_left = sum(isinstance(param, TyperArgument) for param in self.params)
         words = iter(args)
         for word in words:
@@ -48,6 +49,8 @@ class SettingsCommand(TyperCommand):
                 yield word
                 if word in takes_value:
                     yield from (value for value in [next(words, None)] if value is not None)
+                elif word.partition("=")[0] not in known:
+                    yield from words  # which typer refuses, with the option's name
             elif arguments_left:
                 arguments_left -= 1
                 yield word

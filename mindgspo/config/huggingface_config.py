@@ -132,7 +132,11 @@ def _read(path: Path) -> Any:
     except FileNotFoundError:
         what = f"holds no {path.name}" if path.parent.is_dir() else "no such folder"
         mend = hub_hint(path.parent) or "; give a Hugging Face model folder"
+        if (export := path.parent / "export").joinpath(FILE).is_file():  # a run's folder
+            mend = f"; give {export}"
         raise WeightsError(f"{path.parent}: {what}{mend}") from None
+    except NotADirectoryError:
+        raise WeightsError(f"{path.parent}: is a file; give a Hugging Face model folder") from None
     except OSError as error:
         raise WeightsError(f"{path}: cannot be read ({error.strerror}); give a Hugging Face model folder") from error
     except ValueError as error:

@@ -14,6 +14,7 @@ from mindgspo.text import hub_hint, shorten
 
 _LONGEST_NAME, _LONGEST_PATH = 255, 4095
 """In bytes, as Linux has them."""
+_ROWS = (".jsonl", ".parquet", ".json", ".csv", ".tsv")
 
 
 def path_problems(config: ExperimentConfig) -> list[str]:
@@ -45,7 +46,7 @@ def file_problems(config: ExperimentConfig) -> list[str]:
     cannot be made."""
     missing = [_missing(key, path) for key, path in _inputs(config) if path is not None and not path.exists()]
     if isinstance(config.resume, Path) and not (resume := config.resume.expanduser()).exists():
-        missing.append(_missing("resume", resume.absolute()))
+        missing.append(f"{_missing('resume', resume.absolute())}, or --set resume=auto")
     return [*missing, *_wrong_kinds(config), *reward_file_problems(config.reward), *_run_dir_problems(config)]
 
 
@@ -55,8 +56,9 @@ def _inputs(config: ExperimentConfig) -> list[tuple[str, Path | None]]:
 
 
 def _missing(key: str, path: Path) -> str:
-    is_of_hub = key in ("model.path", "tokenizer.path")
-    mend = (hub_hint(path) if is_of_hub else "") or f"; set it with --set {key}=..."
+    is_data = key.startswith("data.")
+    may_be_of_hub = path.suffix not in _ROWS if is_data else key in ("model.path", "tokenizer.path")
+    mend = (hub_hint(path, is_data=is_data) if may_be_of_hub else "") or f"; set it with --set {key}=..."
     return f"{key}: {path} does not exist (nearest existing folder: {_nearest(path.parent)}){mend}"
 
 

@@ -22,6 +22,7 @@ from mindgspo.data.formats import check_schema, parser_for
 from mindgspo.data.source_rows import DroppedRow, SourceRow, checked_text, shortest
 from mindgspo.errors import DataError
 from mindgspo.io import check_is_fetched, parse_json, read_lines
+from mindgspo.text import hub_hint
 from mindgspo.tokenization import Tokenizer
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ _FROM_TABLE = " (`mindgspo init --data FILE` reads tables and writes such a file
 def check_file(path: Path) -> None:
     """Raise DataError unless `path` is a file of a known kind."""
     if not path.is_file():
-        raise DataError(f"{path}: {'is a folder, expected a file' if path.is_dir() else 'no such file'}")
+        what = "is a folder, expected a file" if path.is_dir() else "no such file"
+        raise DataError(f"{path}: {what}{'' if path.suffix in (JSONL, PARQUET) else hub_hint(path, is_data=True)}")
     if path.suffix not in (JSONL, PARQUET):
         hint = _FROM_LIST if path.suffix == ".json" else _FROM_TABLE if path.suffix in (".csv", ".tsv") else ""
         raise DataError(f"{path}: unknown kind of file; expected *{JSONL} or *{PARQUET}{hint}")

@@ -4,12 +4,13 @@ reward functions can read. Rank 0 prepares while the others wait.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from mindgspo.config import DataSourceSection, ExperimentConfig
 from mindgspo.data import PromptDataset, open_dataset, prepare_dataset
 from mindgspo.errors import ConfigError, DataError
-from mindgspo.rewards import Candidate, Scorer
+from mindgspo.rewards import Candidate, Scorer, gold_is_readable
 from mindgspo.tokenization import Tokenizer
 from mindgspo.types import Prompt
 
@@ -70,14 +71,18 @@ def _prepare(
     seed: int,
     new_run: bool,
 ) -> None:
-    show = config.logging.progress
+    prepare = partial(
+        prepare_dataset, source, config.data, tokenizer, folder, seed=seed, show_progress=config.logging.progress,
+        # Of data sources that no function is known for, the run's own functions read the gold answers.
+        is_readable=lambda name, gold: gold_is_readable(name, gold) is not False,
+    )  # fmt: skip
     try:
-        prepare_dataset(source, config.data, tokenizer, folder, seed=seed, show_progress=show)
+        prepare()
     except DataError:
         # Left by a start that failed with other settings: nothing was ever trained on it.
         if not new_run or not folder.is_dir():
             raise
-        prepare_dataset(source, config.data, tokenizer, folder, seed=seed, force=True, show_progress=show)
+        prepare(force=True)
 
 
 def open_eval_sets(

@@ -81,7 +81,10 @@ def score_responses(
     rows, answers = [], []
     for number, (prompt, response) in enumerate(zip(prompts, responses, strict=True), start=1):
         ids = tokenizer.encode(response) if isinstance(response, str) else response
-        answers.append(np.array(ids, np.int32))
+        try:
+            answers.append(np.array(ids, np.int32))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise DataError(f"response {number}: expected a text or a list of ids ({error})") from error
         if answers[-1].ndim != 1 or not answers[-1].size:
             raise DataError(f"response {number}: holds no token")
         if answers[-1].min() < 0 or answers[-1].max() >= section.vocab_size:

@@ -30,7 +30,9 @@ def encode_prompt(
             raise DataError(f"{where}: a conversation goes through the chat template; raw prompts are text")
         text = prompt
     else:
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        messages = [{"role": "user", "content": prompt}]
+        if not isinstance(prompt, str):
+            messages = [*messages_of(list(prompt) if isinstance(prompt, Sequence) else prompt, where)]
         if system_prompt is not None and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": system_prompt})
         text = tokenizer.render_chat(messages)

@@ -42,8 +42,9 @@ class Dump:
         try:
             facts = read_json(folder / "step.json")
         except (OSError, ValueError) as error:
+            why = "it holds no step.json" if isinstance(error, (FileNotFoundError, NotADirectoryError)) else error
             raise CheckpointError(
-                f"{folder}: no dumped step ({error}); --set trainer.dump_step=5 writes one to <run_dir>/dumps"
+                f"{folder}: no dumped step ({why}); --set trainer.dump_step=5 writes one to <run_dir>/dumps"
             ) from error
         if not isinstance(facts, dict) or facts.get("format") != FORMAT:
             raise CheckpointError(f"{folder}: a dump of another version of mindgspo; this one reads format {FORMAT}")

@@ -59,7 +59,7 @@ _ABOUT = _words(
 _OPTIONS = _words("option options choice choices candidates alternatives distractors endings 选项")
 _BODIES = _words(
     "body context passage premise story paragraph background article table document documents scenario input text "
-    "content image images figure picture diagram 材料 背景 文章 正文 上下文 图片"
+    "content image images figure picture diagram system 材料 背景 文章 正文 上下文 图片 系统提示词 系统提示"
 )
 _LETTERED = re.compile(
     r"((?:incorrect|wrong|false)?[ _.-]?(?:option|choice|op|answer|ending|distractor|alternative|sol|选项|))s?[ _.-]?"
@@ -163,7 +163,10 @@ def _belonging(key: str) -> str | None:
     """The name down to the part that names options or what a question is about."""
     parts = key.split(".")
     for number, part in enumerate(parts, start=1):
-        if (words := _said(part)) and words[-1] in _OPTIONS | _BODIES:
+        words = _said(part)
+        if len(words) > 1 and words[-2:-1] == ["system"] and words[-1] in _QUESTION.keys() | {"message"}:
+            words = words[:-1]  # "system_prompt"
+        if words and words[-1] in _OPTIONS | _BODIES:
             return ".".join(parts[:number])
     return None
 

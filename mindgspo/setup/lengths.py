@@ -27,12 +27,13 @@ _NO_LIMIT = 1 << 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """In tokens. prompt, response: the limits. room: of the prompt's, for a suffix that the user is to write. prompts:
-    of the rows that were measured, ascending; solutions: of their worked solutions, where enough have one."""
+    """In tokens. prompt, response: the limits. room: of the prompt's, for a suffix that the user is to write; None: no
+    such one. prompts: of the rows that were measured, ascending; solutions: of their worked solutions, where enough
+    have one."""
 
     prompt: int
     response: int
-    room: int
+    room: int | None
     prompts: tuple[int, ...]
     solutions: tuple[int, ...]
 
@@ -40,7 +41,7 @@ class Lengths:
     def text(self) -> str:
         """The quantiles and what follows from them, for a person."""
         longer = sum(length > self.prompt for length in self.prompts)
-        left_out = f" ({self.room} of them for data.instruction_suffix)" if self.room else ""
+        left_out = "" if self.room is None else f" ({self.room} of them for data.instruction_suffix)"
         left_out += f", {longer} of {len(self.prompts)} longer ones left out" if longer else ""
         why = f"worked solutions {_quantiles(self.solutions)}" if self.solutions else "no worked solutions to measure"
         return (
@@ -65,12 +66,13 @@ def measure(
     solutions = sorted(len(tokenizer.encode(row.solution)) for row in rows if row.solution)
     solutions = solutions if 2 * len(solutions) >= len(rows) else []
     multiple = MULTIPLE[device]
-    room = (
-        0
-        if instruction is not None
-        else _SUFFIX_ROOM * max(len(tokenizer.encode(text)) for text in INSTRUCTIONS.values())
-    )
-    prompt = min(_rounded(_longest(prompts) + room, multiple), positions // 2)
+    longest = _longest(prompts)
+    room = None
+    if instruction is None:
+        room = _SUFFIX_ROOM * max(len(tokenizer.encode(text)) for text in INSTRUCTIONS.values())
+    prompt = min(_rounded(longest + (room or 0), multiple), positions // 2)
+    if room is not None:
+        room = min(room, max(prompt - longest, 0))
     left_out = sum(length > prompt for length in prompts)
     if left_out > _MOST_LEFT_OUT * len(prompts):
         raise ConfigError(

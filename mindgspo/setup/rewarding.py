@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindgspo.config.reward import RewardSection, file_function, reward_file_problems
+from mindgspo.config.reward import SHAPERS, VERIFIERS, RewardSection, file_function, reward_file_problems
 from mindgspo.data.benchmarks import INSTRUCTIONS, Benchmark
 from mindgspo.data.rendering import FORMATS_WITH_INSTRUCTION
 from mindgspo.errors import ConfigError, DataError
@@ -64,6 +64,8 @@ def choose_reward(account: RowAccount, given: str | None) -> Rewarding:
 def _own_function(given: str) -> str:
     """ "FILE.py:function" with an absolute path; the file is parsed, not run."""
     named = file_function(given)
+    if given in VERIFIERS or given in SHAPERS:
+        raise ConfigError(f"--reward {given}: takes a file of yours; leave it out, and set reward.functions=[{given}]")
     path = (named.path if named is not None else Path(given)).absolute()
     for problem in reward_file_problems(RewardSection(functions=(f"{path}:{_USUAL_NAME}",))):
         raise ConfigError(problem.replace("reward.functions", "--reward", 1))

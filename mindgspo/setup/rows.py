@@ -24,7 +24,7 @@ from mindgspo.errors import DataError
 from mindgspo.io import MOST_LINE_BYTES, atomic_file, json_items, make_folder, read_bytes, read_lines
 from mindgspo.rewards.registry import build_function, gold_is_readable
 from mindgspo.setup.columns import columns_beside, find_columns, left_out
-from mindgspo.text import counted, listed, shorten
+from mindgspo.text import counted, hub_hint, listed, shorten
 
 AS_THEY_ARE = (JSONL, PARQUET)
 """Kinds of file that a run reads itself."""
@@ -42,6 +42,8 @@ _OF_FORMATS = {
     "extra_info",
 }
 """Columns that the published formats read, with what lies below them."""
+_OTHER_MARKS = ";\t,|"
+"""What parts fields elsewhere."""
 _KINDS = (*AS_THEY_ARE, ".json", ".csv", ".tsv")
 _FIRST_ROWS, _MOST_MEASURED = 50, 500
 MOST_UNUSABLE = 0.1
@@ -126,7 +128,8 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
     """(place, row) of a *.jsonl, *.parquet, *.json, *.csv or *.tsv file. Raises DataError."""
     kind = path.suffix.lower()
     if not path.is_file():
-        raise DataError(f"{path}: {'is a folder, expected a file' if path.is_dir() else 'no such file'}")
+        what = "is a folder, expected a file" if path.is_dir() else "no such file"
+        raise DataError(f"{path}: {what}{'' if kind in _KINDS else hub_hint(path, is_data=True)}")
     if kind not in _KINDS:
         raise DataError(f"{path}: unknown kind of file; expected *{', *'.join(_KINDS)}")
     if path.suffix in AS_THEY_ARE:
@@ -144,7 +147,9 @@ def _read_json(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
                 raise DataError(f"{path} row {number}: expected a JSON object, got {type(row).__name__}")
             yield f"{path} row {number}", row
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: {error}") from error
+        are_lines = "Extra data" in str(error)  # one value, and another behind it
+        hint = f"; where each line is an object it is JSON Lines: name it {path.stem}{JSONL}" if are_lines else ""
+        raise DataError(f"{path}: {error}{hint}") from error
 
 
 def _read_csv(path: Path, *, delimiter: str) -> Iterator[tuple[str, dict[str, object]]]:
@@ -154,6 +159,12 @@ def _read_csv(path: Path, *, delimiter: str) -> Iterator[tuple[str, dict[str, ob
     )
     reader = csv.DictReader(lines, delimiter=delimiter, strict=True)
     try:
+        names = reader.fieldnames or ()
+        if len(names) == 1 and (other := next((mark for mark in _OTHER_MARKS if mark in names[0]), None)):
+            raise DataError(
+                f"{path}:1: one field, {shorten(repr(names[0]))}; fields are parted by {delimiter!r} here, not by "
+                f"{other!r}: save it so, or with tabs as *.tsv"
+            )
         for row in reader:
             where = f"{path}:{reader.line_num}"
             if None in row or None in row.values():

@@ -51,7 +51,7 @@ def load_here(files: TokenizerFiles) -> AnyBackend:
         return load_sentencepiece(files)
     raise TokenizerError(
         f"tokenizer.path: {files.origin}: holds no tokenizer; expected {VOCAB} + {MERGES}, or {TOKENIZER_JSON}, or one "
-        "sentencepiece *.model"
+        "sentencepiece *.model; another folder is named by tokenizer.path, of a command by --tokenizer"
     )
 
 

@@ -193,5 +193,7 @@ def _judged(scorer: Scorer, prompt: Prompt, tokenizer: Tokenizer, *, may_be_wron
         )
     value = f"no reward ({score.message})" if score.value is None else f"{score.value:g}"
     parts = " + ".join(f"{name} {part:g}" for name, part in score.parts.items()) if len(score.parts) > 1 else ""
-    text = f"the row's {what} gets {value}{parts and f' ({parts})'}, found {score.extracted!r}, gold {prompt.answer!r}"
+    # A function of the user's need not say what it found.
+    found = "" if scorer.has_files and score.extracted is None else f", found {score.extracted!r}"
+    text = f"the row's {what} gets {value}{parts and f' ({parts})'}{found}, gold {prompt.answer!r}"
     return text, score.value is not None

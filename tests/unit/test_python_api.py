@@ -81,6 +81,16 @@ def test_what_stands_where_a_list_belongs_is_named(run_dir: Path) -> None:
         mindgspo.score(run, ["1+2="], "3")
     with pytest.raises(ConfigError, match="temprature: no option of generate; did you mean temperature?"):
         mindgspo.generate(run, ["Tom had 9"], temprature=1.0)
+    for wrong, said in (
+        ({"temperature": "hot"}, "temperature: input should be a valid number, .*, got 'hot'"),
+        ({"device": "GPU"}, "device: input should be 'CPU' or 'Ascend', got 'GPU'"),
+        ({"eos_tokens": "<eos>"}, "eos_tokens: input should be a valid tuple, got '<eos>'"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            mindgspo.generate(run, ["Tom had 9"], **wrong)
+    for prompts in (None, 5, (text for text in ["Tom had 9"])):
+        with pytest.raises(DataError, match="prompts: expected a list, got (NoneType|int|generator)"):
+            mindgspo.generate(run, prompts)
     with pytest.raises(WeightsError, match=r"run: holds no config.json; give"):
         mindgspo.generate(run, ["Tom had 9"])
 
@@ -119,8 +129,13 @@ def test_scores_are_the_log_probs_of_what_was_generated(cpu_runtime, tmp_path: P
     assert first.ids.tolist() == ids.tolist() and alone.logprobs.shape == (1,)
     with pytest.raises(DataError, match="1 prompts and 0 responses"):
         mindgspo.score(model, ["1"], [])
+    for prompt in (5, [], ["1"], ({"role": "user"},), [{"role": "usr", "content": "1"}]):
+        with pytest.raises(DataError, match=r"prompt 1.*: expected|prompt 1\[0\]: role"):
+            mindgspo.score(model, [prompt], ["1"])
     with pytest.raises(DataError, match="response 1: holds no token"):
         mindgspo.score(model, ["1"], [""])
+    with pytest.raises(DataError, match="response 1: expected a text or a list of ids"):
+        mindgspo.score(model, ["1"], [["three"]])
     with pytest.raises(DataError, match="response 1: an id is outside the vocabulary, 0 to 383"):
         mindgspo.score(model, ["1"], [np.array([384])])
     with pytest.raises(DataError, match="prompt 1: .* tokens with its response, the model has 64 positions"):

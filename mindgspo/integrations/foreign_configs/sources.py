@@ -142,7 +142,8 @@ def read_yaml(text: str) -> tuple[dict[str, Any], list[str]]:
     finally:
         loader.dispose()
     if not isinstance(document, Mapping):
-        raise ValueError(f"expected `key: value` lines, got {type(document).__name__}")
+        what = "nothing: it is empty" if document is None else type(document).__name__
+        raise ValueError(f"expected `key: value` lines, got {what}")
     found: dict[str, Any] = {}
     for count, (key, value) in enumerate(_flat(document, "", 0)):
         found[key] = value

@@ -65,7 +65,7 @@ def test_an_override_is_read_within_bounds(override: str, said: str, experiment:
     ("resume=true", "resume: expected 'never', 'auto' or a path, got true"),
     ("resume=[a]", """resume: expected 'never', 'auto' or a path, got ["a"]"""),
     ("resume=/nowhere/run", "resume: /nowhere/run does not exist (nearest existing folder: /); set it with "
-     "--set resume=..."),
+     "--set resume=..., or --set resume=auto"),
     ('run_dir="a\\0b"', "run_dir: 'a\\x00b': the character NUL can be in no file's name"),
     ("run_dir=" + "r" * 256, "run_dir: " + "r" * 197 + "...: a name of 256 bytes; a file's name has at most 255"),
     ("run_dir=" + "r/" * 2_500, "run_dir: " + ("r/" * 99)[:197] + "...: 4999 bytes; a path has at most 4095"),

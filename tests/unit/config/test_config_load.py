@@ -198,6 +198,12 @@ def test_missing_files_are_refused_only_when_asked(experiment):
     message = str(caught.value)
     assert "model.path: /nowhere/weights does not exist (nearest existing folder: /)" in message
     assert "tokenizer.path: /nowhere/tokenizer does not exist" in message
+    overrides += ["data.eval.format=prepared", "data.eval.path=/nowhere/openai/gsm8k", "resume=/nowhere/run"]
+    with pytest.raises(ConfigError) as caught:
+        load_config(experiment, overrides)
+    message = str(caught.value)
+    assert "`hf download --repo-type dataset openai/gsm8k --local-dir /nowhere/openai/gsm8k`; then name one" in message
+    assert message.endswith("--set resume=..., or --set resume=auto")
     assert load_config(experiment, overrides, check_files=False).model.path == Path("/nowhere/weights")
 
 

@@ -98,6 +98,7 @@ def test_floats_are_their_shortest_decimals_and_times_are_text(tmp_path: Path, c
     ("gsm8k", "rows.csv", r"rows.csv: unknown kind of file; .* \(`mindgspo init --data FILE`"),
     ("gsm8k", "lfs.jsonl", r"lfs.jsonl: a Git LFS pointer, not the file; fetch it"),
     ("gsm8k", "lfs.parquet", r"lfs.parquet: a Git LFS pointer, not the file; fetch it"),
+    ("gsm8k", "openai/gsm8k", "no such file; openai/gsm8k on a hub .*`hf download --repo-type dataset openai/gsm8k "),
     ("verl", "", "is a folder, expected a file"),
     ("gsm8k", None, "format 'gsm8k' needs a path"),
     ("arithmetic", "", "'arithmetic' is generated and takes no path"),

@@ -52,7 +52,7 @@ PAIRS = "a0: &a0 [x, x, x, x, x, x, x, x]\n" + "".join(
     ("run_mode: !!python/name:os.system", "could not determine a constructor for the tag"),
     ("- a\n- b", "expected `key: value` lines, got list"),
     ("just text", "expected `key: value` lines, got str"),
-    ("", "expected `key: value` lines, got NoneType"),
+    ("", "expected `key: value` lines, got nothing: it is empty"),
     ("a: [1", "line 1"),
     ("run_mode: *missing", "found undefined alias"),
     ("a: 1\n---\nb: 2", "line 2, column 1: but found another document"),

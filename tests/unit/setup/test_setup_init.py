@@ -173,13 +173,15 @@ def test_the_learning_rates_of_docs_and_examples_are_those_that_are_written() ->
         assert config.optimizer.lr == (2e-6 if of_chatlearn else learning_rate(config.model)), path
 
 
-def lengths_of(prompts: list[int], instruction: str | None = "Say.", solutions: Sequence[int] = ()) -> Lengths:
+def lengths_of(
+    prompts: list[int], instruction: str | None = "Say.", solutions: Sequence[int] = (), positions: int = 40_000
+) -> Lengths:
     """Of rows of so many characters, each a token, which the chat template leaves alone."""
     rows = [
         SourceRow(where="", messages=asks("x" * prompt), answer="1", data_source="", solution="y" * solution)
         for prompt, solution in zip_longest(prompts, solutions, fillvalue=0)
     ]
-    return measure(rows, instruction, CharacterTokenizer(), device="CPU", positions=40_000)
+    return measure(rows, instruction, CharacterTokenizer(), device="CPU", positions=positions)
 
 
 class CharacterTokenizer:
@@ -210,6 +212,9 @@ def test_a_suffix_that_the_user_is_to_write_has_room() -> None:
     assert found.room == 2 * longest and found.prompt >= 60 + 2 * longest
     assert f"({2 * longest} of them for data.instruction_suffix)" in found.text
     assert lengths_of([60] * 40, instruction="").prompt == 64  # rows that say themselves how to answer
+    small = lengths_of([60] * 40, instruction=None, positions=256)  # half of the model's
+    assert (small.prompt, small.room) == (128, 68) and "(68 of them for data.instruction_suffix)" in small.text
+    assert lengths_of([128] * 40, instruction=None, positions=256).room == 0
 
 
 def test_a_vocabulary_that_cannot_be_divided_is_named_with_one_that_can(tmp_path: Path) -> None:

@@ -102,6 +102,11 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path) -> None:
     ("a.csv", "ask,gold\nx\n", "a.csv:2: has not the 2 fields that the first line names"),
     ("a.csv", "ask,gold\nx,y,z\n", "a.csv:2: has not the 2 fields"),
     ("a.csv", "ask,gold\n", "holds no rows"),
+    ("a.csv", "ask;gold\nx;y\n", "a.csv:1: one field, 'ask;gold'; fields are parted by ',' here, not by ';'"),
+    ("a.csv", "\ufeffask\tgold\nx\ty\n", "fields are parted by ',' here, not by '\\t'"),
+    ("a.tsv", "ask|gold\nx|y\n", "fields are parted by '\\t' here, not by '|'"),
+    ("a.tsv", "ask,gold\nx,y\n", "fields are parted by '\\t' here, not by ','"),
+    ("a.json", '{"ask": "x", "gold": 1}\n{"ask": "y", "gold": 2}\n', "it is JSON Lines: name it a.jsonl"),
     ("a.csv", 'ask,gold\n"x"y,z\n', "line 2: not readable as CSV"),
     ("a.csv", "ask,gold\n\udc80,z\n", "line 2: not readable as CSV"),
 ])  # fmt: skip
@@ -156,6 +161,9 @@ def test_a_few_unusable_rows_are_counted_and_many_refused(tmp_path: Path) -> Non
      "passage, meta.context"),
     (lambda i: {"images": [{"bytes": "iVBOR", "path": None}]}, "images"),
     (lambda i: {"table": f"Pens\n{i}"}, "table"),
+    (lambda i: {"system": "Be terse."}, "system"),
+    (lambda i: {"system_prompt": "Be terse."}, "system_prompt"),
+    (lambda i: {"systemMessage": "Be terse.", "系统提示词": "简短"}, "systemMessage, 系统提示词"),
 ])  # fmt: skip
 def test_what_a_question_needs_is_not_left_out_silently(extra: object, named: str, tmp_path: Path) -> None:
     rows = [{"ask": f"How many are {i}?", "gold": i} | extra(i) for i in range(20)]
@@ -264,6 +272,8 @@ def test_the_users_function_is_found_without_running_the_file(code: str, given: 
     else:
         with pytest.raises(ConfigError, match=said):
             choose_reward(found, f"{file}{given}")
+    with pytest.raises(ConfigError, match=r"--reward gsm8k: takes a file of yours; .*reward.functions=\[gsm8k\]"):
+        choose_reward(found, "gsm8k")
     with pytest.raises(ConfigError, match=r"--reward: .*rewart.py does not exist; did you mean reward.py\?"):
         choose_reward(found, str(tmp_path / "rewart.py"))
 

@@ -11,7 +11,9 @@ import pytest
 from mindgspo.cli.data import data_prepare
 from mindgspo.config.huggingface_config import huggingface_config
 from mindgspo.errors import ConfigError, DataError, RewardError, TokenizerError, WeightsError
+from mindgspo.evaluation.datasets import open_checked_dataset
 from mindgspo.models.names import weight_shapes
+from mindgspo.rewards import Scorer
 from mindgspo.tensor_files import write_safetensors
 from mindgspo.trainer.check import check_experiment
 
@@ -119,8 +121,13 @@ def test_a_reward_file_is_loaded_and_tried_on_two_rows(check, tmp_path) -> None:
         reward.write_text(body.format(value))
         with pytest.raises(RewardError, match=said):
             check(ROWS, f"reward.functions=['{reward}:score']")
+    reward.write_text(body.format("0.25"))  # which says nothing of an answer
+    assert "--- reward: the row's own solution gets 0.25, gold '10'\n" in check(
+        ROWS, f"reward.functions=['{reward}:score']"
+    )
     reward.write_text(body.format("None"))
-    with pytest.raises(RewardError, match=r"of the first 5 rows of data.train none gets a reward: .* \(abstained"):
+    said = r"of the first 5 rows of data.train none gets a reward: .* \(abstained: [^)]*\), gold '10'\. A run would"
+    with pytest.raises(RewardError, match=said):
         check(ROWS, f"reward.functions=['{reward}:score']")
     reward.write_text(body.format("None if ground_truth in ('10', '11') else 1.0"))  # the first two rows alone
     shown = check(ROWS, f"reward.functions=['{reward}:score']")
@@ -151,6 +158,18 @@ def test_a_careless_teachers_solution_may_be_wrong_but_must_have_an_answer(load)
     assert "data.train: 40 rows" in shown
     with pytest.raises(DataError, match="its own solution no_answer"):
         list(check_experiment(load("data.train.forgotten_carries=1.0", *STRICT)))
+
+
+def test_a_run_whose_function_reads_the_golds_does_not_say_that_nothing_does(load, tokenizer, tmp_path, caplog) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"q": f"{n}?", "a": str(n)}) + "\n" for n in range(3)))
+    columns = "{prompt: q, answer: a, data_source_name: own}"
+    source = f"data.train={{format: columns, path: {rows}, columns: {columns}}}"
+    tokenizer.save(tmp_path / "tokenizer")
+    config = load(source, f"tokenizer.path={tmp_path / 'tokenizer'}", "reward.functions=[gsm8k]")
+    with Scorer(config.reward) as scorer:
+        opened = open_checked_dataset(config, config.data.train, tokenizer, scorer, tmp_path / "data", seed=0)
+    assert len(list(opened)) == 3 and caplog.messages == []
 
 
 def test_prepared_data_must_be_of_this_tokenizer(check, tmp_path: Path) -> None:
