@@ -129,7 +129,7 @@ def test_what_is_refused(model_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"48 positions, but .* = 54; lower one of them with --set"):
         tasks_of_experiment(small, QUICKSTART, EvalOptions(), [])
     error = refused(tmp_path / "nowhere", DataChoice(texts=("gsm8k",)), EvalOptions())
-    assert isinstance(error, WeightsError) and "config.json: cannot be read" in str(error)
+    assert isinstance(error, WeightsError) and "nowhere: no such folder" in str(error)
     error = refused(model_dir, DataChoice(texts=("gsm8k",), folder=tmp_path), EvalOptions())
     assert isinstance(error, DataError) and "--data gsm8k=" in str(error)
     (model_dir / "model.safetensors").unlink()
