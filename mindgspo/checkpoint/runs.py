@@ -61,7 +61,8 @@ class RunOverview:
 def overviews(folder: Path) -> list[RunOverview]:
     """The runs in a folder, or the one that the folder is itself, the latest first. RunFolderError if there is none."""
     if not folder.is_dir():
-        raise RunFolderError(f"{folder}: no such folder; runs are in runs/ unless run_dir says otherwise")
+        what = "is a file" if folder.exists() else "no such folder"
+        raise RunFolderError(f"{folder}: {what}; runs are in runs/ unless run_dir says otherwise")
     if _is_run(folder):
         return [overview(folder)]
     found = [overview(path) for path in folder.iterdir() if path.is_dir() and _is_run(path)]

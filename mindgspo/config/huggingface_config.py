@@ -126,14 +126,18 @@ def generation_config(*, eos_ids: Sequence[int], pad_id: int, base: Path | None 
     return {"do_sample": False, **kept, "eos_token_id": list(eos_ids), "pad_token_id": pad_id}
 
 
+def nearest_model(folder: Path) -> Path | None:
+    """The model that a run's folder holds."""
+    export = folder / "export"
+    return export if (export / FILE).is_file() else None
+
+
 def _read(path: Path) -> Any:
     try:
         return parse_json(read_bytes(path, _MOST_BYTES), object_pairs_hook=unique_keys)
     except FileNotFoundError:
         what = f"holds no {path.name}" if path.parent.is_dir() else "no such folder"
-        mend = hub_hint(path.parent) or "; give a Hugging Face model folder"
-        if (export := path.parent / "export").joinpath(FILE).is_file():  # a run's folder
-            mend = f"; give {export}"
+        mend = hub_hint(path.parent) or f"; give {nearest_model(path.parent) or 'a Hugging Face model folder'}"
         raise WeightsError(f"{path.parent}: {what}{mend}") from None
     except NotADirectoryError:
         raise WeightsError(f"{path.parent}: is a file; give a Hugging Face model folder") from None

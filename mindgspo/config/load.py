@@ -87,6 +87,10 @@ def _parse_file(path: Path, including: tuple[Path, ...]) -> Mapping[str, Any]:
         raise ConfigError(f"{named_by}{path}: no such file{_similar_files(path)}") from None
     except ValueError as error:
         raise ConfigError(f"{named_by}{path}: {error}") from None
+    except IsADirectoryError:
+        kept = path / "config.yaml"  # of a run
+        fix = f"give {kept}" if kept.is_file() else "give the YAML file of an experiment; `mindgspo init` writes one"
+        raise ConfigError(f"{named_by}{path}: is a folder; {fix}") from None
     except OSError as error:
         raise ConfigError(f"{named_by}{path}: cannot be read: {error.strerror}") from None
     try:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mindgspo.config.huggingface_config import FILE, contradictions, read_model_section
+from mindgspo.config.huggingface_config import FILE, contradictions, nearest_model, read_model_section
 from mindgspo.config.messages import config_error
 from mindgspo.config.model import ModelSection
 from mindgspo.errors import WeightsError
@@ -37,7 +37,7 @@ def with_model_folder(source: str, mapping: Mapping[str, Any]) -> dict[str, Any]
         missing = [name for name in _NEEDED if name not in given]
         if missing:
             what = f"has no {FILE}" if os.path.isdir(folder) else "is no folder"
-            fix = "give a Hugging Face folder, or set them"
+            fix = f"give {nearest_model(folder) or 'a Hugging Face folder'}, or set them"
             raise config_error(
                 source, [f"model.path: {folder} {what}, and model.{listed(missing)} are read from there; {fix}"]
             )

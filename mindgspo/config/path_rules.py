@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from mindgspo.config.huggingface_config import FILE
+from mindgspo.config.huggingface_config import FILE, nearest_model
 from mindgspo.config.reward import file_function, reward_file_problems
 from mindgspo.config.rules import data_sources
 from mindgspo.config.schema import ExperimentConfig
@@ -81,7 +81,7 @@ def _wrong_kinds(config: ExperimentConfig) -> Iterator[str]:
     if weights is not None and weights.is_file():
         yield f"model.path: {weights} is a file; give the folder with config.json and *.safetensors"
     elif weights is not None and weights.is_dir() and not (weights / FILE).is_file():
-        yield f"model.path: {weights} has no {FILE}; give a Hugging Face folder"
+        yield f"model.path: {weights} has no {FILE}; give {nearest_model(weights) or 'a Hugging Face folder'}"
     for key, source in data_sources(config):
         if source.format == "prepared" and source.path is not None and source.path.is_file():
             yield f"{key}.path: {source.path} is a file; give the prepared folder, or set {key}.format"

@@ -135,7 +135,7 @@ def headlines(run: RunRecord) -> list[Headline]:
         tiles.append(Headline(f"Held-out {figure.name}", f"{figure.text(before)} \u2192 {figure.text(after)}", change))
     best = best_evaluation(run)
     if best is not None and not best.is_only:
-        value = f"{best.value:.1%}" if "/acc/" in best.metric else f"{best.value:.4g}"
+        value = f"{best.value:.1%}" if "/acc/" in best.metric else reward_text(best.value)
         tiles.append(Headline("Best evaluation", value, f"step {best.step}"))
     if reward := run.series("critic/score/mean"):
         span = f"{reward.values[0]:.3f} \u2192 {reward.values[-1]:.3f}"

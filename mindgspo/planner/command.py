@@ -28,6 +28,7 @@ from mindgspo.planner.cache_budget import replica_with_cache_budget, with_cache_
 from mindgspo.planner.cost import StepCost, cost_json, cost_lines, step_cost
 from mindgspo.planner.expected import PHASES, expected_memory, graph_memory
 from mindgspo.planner.forecast import seconds_text
+from mindgspo.planner.lengths import length_source
 from mindgspo.planner.measured import MeasuredPeak, stored_peaks
 from mindgspo.planner.memory_plan import GIB, MIB, Level, MemoryPlan, Part, RankMemory
 from mindgspo.planner.probe import probe_machine
@@ -264,6 +265,7 @@ def _cost(
 ) -> tuple[StepCost | None, _Speedup | None]:
     """None where nothing is known of the speed; and what would be faster."""
     if experiment.device == "CPU" and not time.rates and not time.probes:
+        length_source(time.lengths, experiment)  # a wrong name is not passed over
         return None, None
     probe = probe_machine(experiment, config, overrides) if time.probes else None
 

@@ -12,6 +12,7 @@ from mindgspo.data import PromptDataset
 from mindgspo.evaluation.estimates import Estimate, change_estimate, reward_change_estimate
 from mindgspo.evaluation.evaluate import Evaluator, with_bounds
 from mindgspo.metrics import RunLog, Timers, verdict_lines
+from mindgspo.metrics.run_folder import reward_text
 from mindgspo.trainer.progress import Progress
 
 
@@ -92,6 +93,6 @@ def _best_text(name: str, progress: Progress) -> str:
     if best is None:
         return f"{name} was not measured"
     where = "here" if best.step == progress.step else f"at step {best.step}"
-    value = f"{best.value:.1%}" if "/acc/" in name else f"{best.value:.4g}"
+    value = f"{best.value:.1%}" if "/acc/" in name else reward_text(best.value)
     named = {OVERALL: "", OVERALL_REWARD: "reward "}.get(name, f"{name} ")
     return f"best {named}{value} {where}"

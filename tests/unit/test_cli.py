@@ -88,6 +88,8 @@ def test_a_wrong_command_line_exits_with_2(arguments: list[str], said: str, caps
     (["generate", "Qwen/Qwen3-8B", "--prompt", "x"], "Qwen/Qwen3-8B on a hub has to be fetched first: `hf download"),
     (["generate", "runs/none", "--prompt", "x"], "error: runs/none: no such folder; give a Hugging Face model folder"),
     (["generate", QUICKSTART, "--prompt", "x"], "gspo.yaml: is a file; give a Hugging Face model folder"),
+    (["check", "."], "error: .: is a folder; give the YAML file of an experiment; `mindgspo init` writes one"),
+    (["runs", QUICKSTART], "gspo.yaml: is a file; runs are in runs/ unless run_dir says otherwise"),
     (["replay", "."], "error: .: no dumped step (it holds no step.json); --set trainer.dump_step=5"),
     (["run", QUICKSTART, "--set", "seed"], "error: --set seed: expected section.key=value"),
     (["check", QUICKSTART, "--set", "sed=2"], "did you mean seed?"),

@@ -93,6 +93,8 @@ def test_what_stands_where_a_list_belongs_is_named(run_dir: Path) -> None:
             mindgspo.generate(run, prompts)
     with pytest.raises(WeightsError, match=r"run: holds no config.json; give"):
         mindgspo.generate(run, ["Tom had 9"])
+    with pytest.raises(ConfigError, match=r"run: is a folder; give .*run/config.yaml"):
+        mindgspo.train(run_dir)
 
 
 def test_train_names_what_it_cannot_take() -> None:

@@ -77,6 +77,10 @@ def test_sizes_that_stand_nowhere_are_asked_for_in_one_line(load, folder: Path, 
     with pytest.raises(ConfigError, match=line.format(tmp_path / "gone", "is no folder")):
         load(f"model.path={tmp_path / 'gone'}", check_files=False)
     (folder / "config.json").unlink()
+    (folder / "export").mkdir()
+    (folder / "export" / "config.json").write_text("{}")  # as of a run
+    with pytest.raises(ConfigError, match=f"has no config.json, .* from there; give {folder}/export, or set them"):
+        load()
     with pytest.raises(ConfigError, match=line.format(folder, "has no config.json")):
         load()
 

@@ -143,7 +143,7 @@ def test_the_comparison_and_the_report(tmp_path: Path) -> None:
     tiles = {tile.label: tile for tile in headlines(read_run(runs[0]))}
     assert list(tiles)[:3] == ["Held-out reward", "Held-out accuracy", "Best evaluation"]
     assert tiles["Held-out reward"].value == "0.04 \u2192 0.500"
-    assert tiles["Best evaluation"].value == "0.5"
+    assert tiles["Best evaluation"].value == "0.500"
 
 
 def test_the_list_of_checkpoints(tmp_path: Path) -> None:
