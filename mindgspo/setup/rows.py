@@ -21,7 +21,7 @@ from mindgspo.data.formats import Parser, parser_for
 from mindgspo.data.source_rows import DroppedRow, SourceRow, json_object
 from mindgspo.data.sources import JSONL, PARQUET, read_file
 from mindgspo.errors import DataError
-from mindgspo.io import MOST_LINE_BYTES, atomic_file, json_items, make_folder, read_bytes, read_lines
+from mindgspo.io import MOST_LINE_BYTES, atomic_file, decoded, json_items, make_folder, read_bytes, read_lines
 from mindgspo.rewards.registry import build_function, gold_is_readable
 from mindgspo.setup.columns import columns_beside, find_columns, left_out
 from mindgspo.text import counted, hub_hint, listed, shorten
@@ -155,7 +155,7 @@ def _read_json(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
 def _read_csv(path: Path, *, delimiter: str) -> Iterator[tuple[str, dict[str, object]]]:
     csv.field_size_limit(MOST_LINE_BYTES)
     lines = (
-        line.removeprefix(BOM_UTF8 if number == 1 else b"").decode() for number, line in read_lines(path, DataError)
+        decoded(line.removeprefix(BOM_UTF8 if number == 1 else b"")) for number, line in read_lines(path, DataError)
     )
     reader = csv.DictReader(lines, delimiter=delimiter, strict=True)
     try:
@@ -171,8 +171,10 @@ def _read_csv(path: Path, *, delimiter: str) -> Iterator[tuple[str, dict[str, ob
                 number = len(reader.fieldnames or ())
                 raise DataError(f"{where}: has not the {number} fields that the first line names")
             yield where, dict(row)
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: line {reader.line_num + 1}: not readable as CSV ({error})") from error
+    except DataError:
+        raise
+    except (csv.Error, ValueError) as error:
+        raise DataError(f"{path}: line {reader.line_num + 1}: not readable as CSV: {error}") from error
 
 
 def take_account(path: Path, *, question: str | None, answer: str | None, keeps_others: bool) -> RowAccount:

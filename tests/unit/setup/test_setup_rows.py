@@ -109,6 +109,8 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path) -> None:
     ("a.json", '{"ask": "x", "gold": 1}\n{"ask": "y", "gold": 2}\n', "it is JSON Lines: name it a.jsonl"),
     ("a.csv", 'ask,gold\n"x"y,z\n', "line 2: not readable as CSV"),
     ("a.csv", "ask,gold\n\udc80,z\n", "line 2: not readable as CSV"),
+    ("a.csv", "ask,答案\n".encode("gbk").decode(errors="surrogateescape"), "by `iconv -f GBK -t UTF-8`"),
+    ("a.csv", "ask,gold\n".encode("utf-16").decode(errors="surrogateescape"), "by `iconv -f UTF-16 -t UTF-8`"),
 ])  # fmt: skip
 def test_an_unusable_file_is_named(name: str, content: str, said: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(content, errors="surrogateescape")
