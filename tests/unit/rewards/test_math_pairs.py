@@ -58,6 +58,7 @@ SAME_VALUES = [
     ("\u221e", r"\infty"), (r"\frac{1\pm\sqrt5}{2}", r"\frac{1-\sqrt5}{2}, \frac{1+\sqrt5}{2}"),
     (r"x=\frac{-b\pm\sqrt{b^2-4ac}}{2a}", r"\frac{-b+\sqrt{b^2-4ac}}{2a}, \frac{-b-\sqrt{b^2-4ac}}{2a}"),
     (r"\frac12\pm\frac{\sqrt5}{2}", r"\frac{1\pm\sqrt5}{2}"), (r"\pm1, \pm2", "1, -1, 2, -2"),
+    (r"a_n=\begin{cases}1,&n=1\\2n,&n\ge2\end{cases}", r"a_n=\begin{cases} 1, & n=1 \\ 2n, & n \geq 2 \end{cases}"),
     ("10^{-20}", r"\frac{1}{10^{20}}"), ("0.003", r"\frac{3}{10^3}"), (r"2\ln(1+10^{-20})", r"\ln((1+10^{-20})^2)"),
 ]  # fmt: skip
 
