@@ -92,7 +92,6 @@ _SIGN_WORD = re.compile(
     r"(\A\s{0,4}|\b(?:is|be|equals)\s|[:=#]\s?)(?:negative|minus)\s{1,2}(?=\$?\.?[0-9])", re.IGNORECASE
 )
 _CHINESE_MINUS = re.compile(r"(?<!\u6b63)\u8d1f\s?(?=[0-9])")
-_WHITESPACE = re.compile(r"\s+")
 _MARKUP_CHARACTERS = re.compile(r"[\\*_`$<~{}]")
 
 
@@ -141,9 +140,11 @@ def plain(text: str) -> str:
     text = ascii_forms(without_marks(text))
     if _MARKUP_CHARACTERS.search(text):
         text = _without_markup(text)
-    text = _CHINESE_MINUS.sub("-", _SIGN_WORD.sub(r"\1-", text))
+    text = _SIGN_WORD.sub(r"\1-", text)
+    if not text.isascii():
+        text = _CHINESE_MINUS.sub("-", text)
     # A leading point may open a decimal (".5"), so only the right edge loses full stops.
-    return _WHITESPACE.sub(" ", text).strip(" \"'*_,;:").rstrip(" \"'*_.,;:")
+    return " ".join(text.split()).strip(" \"'*_,;:").rstrip(" \"'*_.,;:")
 
 
 def _without_markup(text: str) -> str:
