@@ -34,7 +34,7 @@ def hub_hint(path: Path, *, is_data: bool = False) -> str:
     if path.exists() or path.parent.exists() or path.parent.name in _FOLDERS or not _HUB_NAME.fullmatch(name):
         return ""
     kind, then = ("--repo-type dataset ", "; then name one of its files") if is_data else ("", "")
-    return f"; {name} on a hub has to be fetched first: `hf download {kind}{name} --local-dir {path}`{then}"
+    return f"; if {name} is a name on a hub, fetch it first: `hf download {kind}{name} --local-dir {path}`{then}"
 
 
 def shorten(text: object, width: int = 60) -> str:

@@ -45,7 +45,7 @@ class SettingsCommand(TyperCommand):
         for word in words:
             if word.startswith("-"):
                 if word not in takes_value and "." in (key := word.lstrip("-").partition("=")[0]):
-                    ctx.fail(f"No such option: {word}; a setting has no dashes and an equals sign: {key}=VALUE")
+                    ctx.fail(f"No such option: {word}; settings are written without dashes: {key}=VALUE")
                 yield word
                 if word in takes_value:
                     yield from (value for value in [next(words, None)] if value is not None)

@@ -98,7 +98,7 @@ def _parse_file(path: Path, including: tuple[Path, ...]) -> Mapping[str, Any]:
     except yaml.YAMLError as error:
         raise ConfigError(f"{named_by}{path}: {explain(error)}") from None
     if document is None and not including:
-        raise ConfigError(f"{path}: is empty; `mindgspo init` writes one, examples/ holds some")
+        raise ConfigError(f"{path}: is empty; `mindgspo init` writes an experiment, examples/ has some")
     if document is None:
         return {}
     if not isinstance(document, Mapping):

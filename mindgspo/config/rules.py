@@ -344,7 +344,7 @@ def _data_problems(config: ExperimentConfig) -> Iterator[str]:
         if source.format in _FILE_FORMATS and source.path is not None and source.path.suffix not in _SUFFIXES:
             is_table = source.path.suffix in (".csv", ".tsv", ".json")
             mend = (
-                f"`mindgspo init --data {source.path.name}` writes one of it"
+                f"`mindgspo init --data {source.path.name}` converts it"
                 if is_table
                 else f"a folder made by `mindgspo data prepare` needs {key}.format=prepared"
             )

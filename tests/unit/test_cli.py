@@ -63,8 +63,8 @@ def test_version_names_what_a_bug_report_needs(capsys: pytest.CaptureFixture) ->
     (["run"], "Missing argument"), (["run", "x.yaml", "--sett", "a=b"], "No such option"),
     (["trian", "x.yaml"], "No such command"), (["eval", "model"], "give either --data"),
     (["train", "x.yaml"], "No such command: train; it is called run here"),
-    (["run", "x.yaml", "--optimizer.lr=1e-5"], "a setting has no dashes and an equals sign: optimizer.lr=VALUE"),
-    (["check", "x.yaml", "--optimizer.lr", "1e-5"], "a setting has no dashes and an equals sign: optimizer.lr=VALUE"),
+    (["run", "x.yaml", "--optimizer.lr=1e-5"], "settings are written without dashes: optimizer.lr=VALUE"),
+    (["check", "x.yaml", "--optimizer.lr", "1e-5"], "settings are written without dashes: optimizer.lr=VALUE"),
     (["plan", "x.yaml", "--cards", "8"], "No such option: --cards (Possible options: --card)"),
     (["run", "x.yaml", "--cards", "8", "seed=2"], "No such option: --cards"),
     (["plan", "x.yaml", "--card", "A100"], "'A100' is not one of 'A2', 'A3'"),
@@ -85,7 +85,8 @@ def test_a_wrong_command_line_exits_with_2(arguments: list[str], said: str, caps
 
 @pytest.mark.parametrize(("arguments", "said"), [
     (["run", "nowhere.yaml"], "error: nowhere.yaml: no such file"),
-    (["generate", "Qwen/Qwen3-8B", "--prompt", "x"], "Qwen/Qwen3-8B on a hub has to be fetched first: `hf download"),
+    (["generate", "Qwen/Qwen3-8B", "--prompt", "x"],
+     "if Qwen/Qwen3-8B is a name on a hub, fetch it first: `hf download"),
     (["generate", "runs/none", "--prompt", "x"], "error: runs/none: no such folder; give a Hugging Face model folder"),
     (["generate", QUICKSTART, "--prompt", "x"], "gspo.yaml: is a file; give a Hugging Face model folder"),
     (["check", "."], "error: .: is a folder; give the YAML file of an experiment; `mindgspo init` writes one"),

@@ -454,5 +454,5 @@ def test_every_field_is_read_by_some_code():
 def test_an_empty_file_is_no_experiment(content: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(content)
-    with pytest.raises(ConfigError, match=r"mine.yaml: is empty; `mindgspo init` writes one"):
+    with pytest.raises(ConfigError, match=r"mine.yaml: is empty; `mindgspo init` writes an experiment"):
         load_config(path)

@@ -221,7 +221,7 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match="holds no config.json; give a Hugging Face model folder"):
         read_model_section(tmp_path)
     with pytest.raises(
-        WeightsError, match="Qwen/Qwen3-8B: no such folder; Qwen/Qwen3-8B on a hub .*`hf download Qwen/"
+        WeightsError, match="Qwen/Qwen3-8B: no such folder; if Qwen/Qwen3-8B is a name on a hub, .*`hf download Qwen/"
     ):
         read_model_section(tmp_path / "Qwen" / "Qwen3-8B")
     (tmp_path / "config.json").write_text('{"model_type": "qwen2",')
