@@ -27,7 +27,7 @@ def serve(
         Optional[Path],  # noqa: UP045
         typer.Option(
             metavar="FILE",
-            help="Sets rollout.servers.api_key_file: its first line is the key that every request must prove.",
+            help="Sets rollout.servers.api_key_file: its only line is the key that every request must prove.",
         ),
     ] = None,
     weights_dir: Annotated[
