@@ -122,6 +122,7 @@ class _Card:
         self.library.emulator_set_callback(self._callback)
         self.library.emulator_set_error.argtypes = [ctypes.c_char_p]
         self.library.emulator_peak_bytes.restype = ctypes.c_size_t
+        self.library.emulator_collectives.restype = ctypes.c_char_p
         # Loaded now, under the name of MindSpore's own, which is then not loaded.
         self._internal = ctypes.CDLL(str(libraries / INTERNAL_KERNELS), mode=ctypes.RTLD_GLOBAL)
 
@@ -206,6 +207,23 @@ def launch_seconds() -> Counter[str]:
     """Seconds that each operator has taken on this process's card."""
     assert _card is not None, "this process has no emulated card"
     return Counter(_card.seconds)
+
+
+def collective_counts() -> Counter[str]:
+    """How often this process has called each collective, by kind and size of group: "AllReduce/4"."""
+    return Counter({kind: calls for kind, calls, _ in _collectives()})
+
+
+def collective_bytes() -> Counter[str]:
+    """Bytes that this process's card has sent in them if the ranks of a group pass data around in a ring: of n bytes
+    and k ranks 2n(k-1)/k in an AllReduce, half of that in the others, n in a Send, none in a Receive."""
+    return Counter({kind: num_bytes for kind, _, num_bytes in _collectives()})
+
+
+def _collectives() -> list[tuple[str, int, int]]:
+    assert _card is not None, "this process has no emulated card"
+    lines = (line.split() for line in _card.library.emulator_collectives().decode().splitlines())
+    return [(kind, int(calls), int(num_bytes)) for kind, calls, num_bytes in lines]
 
 
 def _decode(operator: str, address: int, count: int) -> list[Any]:

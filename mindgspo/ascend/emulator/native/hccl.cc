@@ -14,6 +14,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <utility>
 
 #include "common.h"
 
@@ -36,6 +37,17 @@ struct Communicator {
 };
 
 struct RootInfo { char name[4108]; };  // as large as HCCL's
+
+// Calls and bytes by kind and size of group, "AllReduce/4". Bytes are what a rank sends if data goes around in a ring.
+std::map<std::string, std::pair<uint64_t, uint64_t>> tallies;
+std::mutex tallies_mutex;
+
+void tally(const char* kind, const Communicator& comm, size_t bytes) {
+  std::lock_guard<std::mutex> lock(tallies_mutex);
+  auto& [calls, total] = tallies[std::string(kind) + "/" + std::to_string(comm.size)];
+  ++calls;
+  total += bytes;
+}
 
 size_t width(int type) {
   switch (type) {
@@ -251,24 +263,37 @@ API int HcclGetRankSize(const Communicator* comm, uint32_t* size) { *size = comm
 API int HcclGetCommAsyncError(const void*, int* error) { *error = kOk; return kOk; }
 API int HcclCommDestroy(Communicator*) { return kOk; }  // other threads may still be in a call
 
+// Lines of kind, calls and bytes, valid until this thread asks again.
+API const char* emulator_collectives() {
+  static thread_local std::string text;
+  text.clear();
+  std::lock_guard<std::mutex> lock(tallies_mutex);
+  for (const auto& [kind, numbers] : tallies) text += kind + " " + std::to_string(numbers.first) + " " + std::to_string(numbers.second) + "\n";
+  return text.c_str();
+}
+
 // ---------------------------------------------------------------- collectives
 API int HcclAllReduce(void* send, void* receive, uint64_t count, int type, int op, Communicator* comm, void*) {
+  tally("AllReduce", *comm, 2 * count * width(type) * (comm->size - 1) / comm->size);
   std::vector<Received> all(comm->size);
   const int status = exchange_equal(comm, "AllReduce", send, count * width(type), &all);
   return status == kOk ? reduce(all, 0, receive, count, type, op) : status;
 }
 API int HcclReduce(void* send, void* receive, uint64_t count, int type, int op, uint32_t root, Communicator* comm, void*) {
+  tally("Reduce", *comm, count * width(type) * (comm->size - 1) / comm->size);
   std::vector<Received> all(comm->size);
   const int status = exchange_equal(comm, "Reduce", send, count * width(type), &all);
   return status == kOk && comm->rank == root ? reduce(all, 0, receive, count, type, op) : status;
 }
 API int HcclReduceScatter(void* send, void* receive, uint64_t count, int type, int op, Communicator* comm, void*) {
+  tally("ReduceScatter", *comm, count * width(type) * (comm->size - 1));
   std::vector<Received> all(comm->size);
   const size_t share = count * width(type);
   const int status = exchange_equal(comm, "ReduceScatter", send, share * comm->size, &all);
   return status == kOk ? reduce(all, share * comm->rank, receive, count, type, op) : status;
 }
 API int HcclAllGather(void* send, void* receive, uint64_t count, int type, Communicator* comm, void*) {
+  tally("AllGather", *comm, count * width(type) * (comm->size - 1));
   std::vector<Received> all(comm->size);
   const size_t share = count * width(type);
   const int status = exchange_equal(comm, "AllGather", send, share, &all);
@@ -278,6 +303,7 @@ API int HcclAllGather(void* send, void* receive, uint64_t count, int type, Commu
   return status;
 }
 API int HcclBroadcast(void* data, uint64_t count, int type, uint32_t root, Communicator* comm, void*) {
+  tally("Broadcast", *comm, count * width(type) * (comm->size - 1) / comm->size);
   std::vector<Received> all(comm->size);
   const size_t bytes = count * width(type);
   const int status = exchange(comm, data, comm->rank == root ? bytes : 0, &all);
@@ -287,6 +313,7 @@ API int HcclBroadcast(void* data, uint64_t count, int type, uint32_t root, Commu
   return kOk;
 }
 API int HcclScatter(void* send, void* receive, uint64_t count, int type, uint32_t root, Communicator* comm, void*) {
+  tally("Scatter", *comm, count * width(type) * (comm->size - 1) / comm->size);
   std::vector<Received> all(comm->size);
   const size_t share = count * width(type);
   const int status = exchange(comm, send, comm->rank == root ? share * comm->size : 0, &all);
@@ -294,6 +321,7 @@ API int HcclScatter(void* send, void* receive, uint64_t count, int type, uint32_
   return status;
 }
 API int HcclBarrier(Communicator* comm, void*) {
+  tally("Barrier", *comm, 0);
   std::vector<Received> all(comm->size);
   return exchange(comm, &comm->rank, 1, &all);
 }
@@ -303,6 +331,7 @@ API int HcclAlltoAllV(const void* send, const uint64_t* send_counts, const uint6
   const size_t size = width(send_type), header = 8 * (comm->size + 1);
   std::vector<uint64_t> starts(comm->size + 1, header);
   for (uint32_t rank = 0; rank < comm->size; ++rank) starts[rank + 1] = starts[rank] + send_counts[rank] * size;
+  tally("AlltoAllV", *comm, starts.back() - header - send_counts[comm->rank] * size);
   std::vector<char> packed(starts.back());
   memcpy(packed.data(), starts.data(), header);
   for (uint32_t rank = 0; rank < comm->size; ++rank) {
@@ -319,6 +348,7 @@ API int HcclAlltoAllV(const void* send, const uint64_t* send_counts, const uint6
   return status;
 }
 API int HcclAlltoAll(const void* send, uint64_t count, int type, void* receive, uint64_t, int, Communicator* comm, void*) {
+  tally("AlltoAll", *comm, count * width(type) * (comm->size - 1));
   std::vector<Received> all(comm->size);
   const size_t share = count * width(type);
   const int status = exchange_equal(comm, "AlltoAll", send, share * comm->size, &all);
@@ -333,12 +363,14 @@ static std::string message_file(const Communicator& comm, uint32_t from, uint32_
   return folder() + "/" + comm.name + "." + std::to_string(from) + "-" + std::to_string(to) + "." + std::to_string(number);
 }
 API int HcclSend(void* data, uint64_t count, int type, uint32_t to, Communicator* comm, void*) {
+  tally("Send", *comm, count * width(type));
   std::unique_lock<std::mutex> lock(comm->mutex);
   const std::string path = message_file(*comm, comm->rank, to, comm->sent[to]++);
   lock.unlock();
   return write_whole(path, data, count * width(type)) ? kOk : fail("cannot write " + path);
 }
 API int HcclRecv(void* data, uint64_t count, int type, uint32_t from, Communicator* comm, void*) {
+  tally("Receive", *comm, 0);
   std::unique_lock<std::mutex> lock(comm->mutex);
   const std::string path = message_file(*comm, from, comm->rank, comm->received[from]++);
   lock.unlock();
