@@ -35,7 +35,8 @@ class ParallelPlan(Section):
     model_parallel: int = Field(default=1, ge=1)
     """Cards that split every weight matrix (tensor parallelism); divides the attention heads."""
     pipeline_stage: int = Field(default=1, ge=1)
-    """Groups of consecutive layers on different cards; divides the number of layers."""
+    """Groups of consecutive layers on different cards; where they do not divide the layers, the last groups have one
+    layer fewer."""
     context_parallel: int = Field(default=1, ge=1)
     """Cards that split the tokens of each micro-batch; around attention they exchange tokens for heads (Ulysses,
     arXiv 2309.14509). Divides the attention heads of each model_parallel slice. Training and scoring on Ascend only."""
@@ -141,9 +142,7 @@ def check_infer_plan(name: str, plan: ParallelPlan, model: ModelSection) -> list
 def check_reference_plan(name: str, plan: ParallelPlan, model: ModelSection) -> list[str]:
     """Everything wrong with a plan that only scores, with entries that mean nothing then, one line per problem."""
     problems = _common_problems(name, plan, model)
-    if model.num_hidden_layers % plan.pipeline_stage:
-        problems.append(_stage_problem(name, plan, model))
-    problems += _meaningless(name, plan, _NOT_IN_SCORING)
+    problems += [*_stage_problems(name, plan, model), *_meaningless(name, plan, _NOT_IN_SCORING)]
     return [*problems, *_sequence_problems(name, plan), *_expert_problems(name, plan, model)]
 
 
@@ -306,9 +305,7 @@ def experts_in_replica_problems(name: str, plan: ParallelPlan, model: ModelSecti
 
 def _pipeline_problems(name: str, plan: ParallelPlan, model: ModelSection) -> list[str]:
     stages = plan.pipeline_stage
-    problems = []
-    if model.num_hidden_layers % stages:
-        problems.append(_stage_problem(name, plan, model))
+    problems = _stage_problems(name, plan, model)
     if stages > 1 and plan.micro_batch_num < stages:
         problems.append(
             f"{name}.micro_batch_num: {plan.micro_batch_num} is less than pipeline_stage {stages}; "
@@ -322,7 +319,6 @@ def _pipeline_problems(name: str, plan: ParallelPlan, model: ModelSection) -> li
     return problems
 
 
-def _stage_problem(name: str, plan: ParallelPlan, model: ModelSection) -> str:
+def _stage_problems(name: str, plan: ParallelPlan, model: ModelSection) -> list[str]:
     stages, layers = plan.pipeline_stage, model.num_hidden_layers
-    legal = either(nearest(divisors(layers), stages))
-    return f"{name}.pipeline_stage: {stages} does not divide {layers} layers; nearest legal: {legal}"
+    return [f"{name}.pipeline_stage: {stages} is more than the {layers} layers"] if stages > layers else []

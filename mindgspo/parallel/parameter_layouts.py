@@ -3,8 +3,8 @@
 Matrices are [out, in], those of experts [experts, out, in]. Column-parallel ones are split by out (bias too),
 row-parallel ones by in, the output table by vocabulary, the input table as `vocab_emb_dp` says; norms are whole
 everywhere, those of heads (Qwen3) too, though each rank uses them on its own heads, and so are routers. Layers go to
-pipeline stages in equal runs, the input table to the first, the last norm and the output table to the last; a table
-that is both (tied embeddings) to the first and the last.
+pipeline stages as `ranks.layers_of_stage` says, the input table to the first, the last norm and the output table to the
+last; a table that is both (tied embeddings) to the first and the last.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mindgspo.config.model import FAMILIES, Family, ModelSection
 from mindgspo.config.plan import ParallelPlan
 from mindgspo.errors import ConfigError, WeightsError
 from mindgspo.parallel.layout import NOT_SPLIT, Layout, Shape
-from mindgspo.parallel.ranks import RankGrid, Ranks
+from mindgspo.parallel.ranks import RankGrid, Ranks, stage_of_layer
 from mindgspo.text import did_you_mean, divisors, either, nearest
 
 
@@ -175,7 +175,7 @@ def _stages(name: str, model: ModelSection, plan: ParallelPlan) -> tuple[int, ..
             raise WeightsError(
                 f"{name}: the model has {model.num_hidden_layers} layers, 0 to {model.num_hidden_layers - 1}"
             )
-        return (layer * plan.pipeline_stage // model.num_hidden_layers,)
+        return (stage_of_layer(layer, stages=plan.pipeline_stage, num_layers=model.num_hidden_layers),)
     if _split(name, model) is not Split.INPUT_TABLE:
         return (last,)
     return (0, last) if model.tie_word_embeddings and last > 0 else (0,)
@@ -221,7 +221,7 @@ def _over_replicas(layout: Layout, inner: tuple[int, ...]) -> Layout:
 
 
 def _head_and_stage_problems(model: ModelSection, plan: ParallelPlan) -> Iterator[str]:
-    """What the shapes alone would not show: heads are never cut, layers spread evenly."""
+    """What the shapes alone would not show: heads are never cut, and no stage is without a layer."""
     size, heads, kv_heads = plan.model_parallel, model.num_attention_heads, model.num_key_value_heads
     if heads % size:
         legal = [mp for mp in divisors(heads) if _kv_heads_fit(mp, kv_heads)]
@@ -230,9 +230,8 @@ def _head_and_stage_problems(model: ModelSection, plan: ParallelPlan) -> Iterato
         legal = [mp for mp in divisors(heads) if _kv_heads_fit(mp, kv_heads)]
         yield _head_problem("k_proj", f"{kv_heads} key/value heads", size, legal)
     layers, stages = model.num_hidden_layers, plan.pipeline_stage
-    if layers % stages:
-        legal = either(nearest(divisors(layers), stages))
-        yield f"model.layers: {layers} layers do not divide over pipeline_stage {stages}; nearest legal: {legal}"
+    if stages > layers:
+        yield f"model.layers: {layers} layers are fewer than pipeline_stage {stages}"
 
 
 def _head_problem(projection: str, heads: str, size: int, legal: list[int]) -> str:

@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mindgspo.config.plan import ParallelPlan
-from mindgspo.parallel.ranks import Axes, Axis, Coordinates, RankGrid, Ranks, parts_of
+from mindgspo.parallel.ranks import (
+    Axes,
+    Axis,
+    Coordinates,
+    RankGrid,
+    Ranks,
+    layers_of_stage,
+    parts_of,
+    stage_of_layer,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,8 +84,7 @@ class Placement:
 
     def own_layers(self, num_layers: int) -> range:
         """The decoder layers of this rank's stage."""
-        each = num_layers // self.plan.pipeline_stage
-        return range(self.at.stage * each, (self.at.stage + 1) * each)
+        return layers_of_stage(self.at.stage, stages=self.plan.pipeline_stage, num_layers=num_layers)
 
     def share(self, features: int, *, units: int | None = None) -> int:
         """How many of `features` this rank computes in a layer split under model_parallel.
@@ -181,7 +189,7 @@ class AutoParallelPlacement(Placement):
             return
         model.embed_tokens.pipeline_stage = 0
         for number, layer in enumerate(model.layers):
-            layer.pipeline_stage = number * stages // count
+            layer.pipeline_stage = stage_of_layer(number, stages=stages, num_layers=count)
         model.norm.pipeline_stage = stages - 1
 
     def split(self, op: Primitive, *inputs: Axes, output: Axes | None = None) -> Primitive:

@@ -21,6 +21,21 @@ def device_coordinate(position: int, device_matrix: tuple[int, ...], axis: int) 
     return position // prod(device_matrix[first + 1 :]) % device_matrix[first]
 
 
+def layers_of_stage(stage: int, *, stages: int, num_layers: int) -> range:
+    """The decoder layers of a pipeline stage: equal runs, and where these do not divide, the last stages have one
+    fewer, for the last one has the output table.
+
+    Example: 7 layers over 3 stages are 3, 2 and 2.
+    """
+    each, more = divmod(num_layers, stages)
+    return range(stage * each + min(stage, more), (stage + 1) * each + min(stage + 1, more))
+
+
+def stage_of_layer(layer: int, *, stages: int, num_layers: int) -> int:
+    """The pipeline stage of a decoder layer."""
+    return next(s for s in range(stages) if layer in layers_of_stage(s, stages=stages, num_layers=num_layers))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coordinates:
     """Where a rank stands: pipeline stage, data-parallel replica, context-parallel part of its sequences,

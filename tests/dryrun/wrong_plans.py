@@ -54,10 +54,8 @@ WRONG_PLANS = {
     "3 key/value heads on 2 ranks": WrongPlan(overrides=(*_SIX_HEADS, "model.num_key_value_heads=3", *sizes(1, 2)),
         path="plans.train.model_parallel: 2 does not split the model evenly (6 attention heads, 3 key/value heads",
         fix="nearest legal: 1", refused=("3", "2"), world_size=2),
-    # Stages of one and of two layers: one waits for the other.
-    "layers over stages": WrongPlan(overrides=("model.num_hidden_layers=3", *sizes(1, 4, 2, 2)),
-        path="plans.train.pipeline_stage: 2 does not divide 3 layers", fix="nearest legal: 1 or 3", refused=None,
-        world_size=8),
+    "layers over stages": WrongPlan(overrides=("model.num_hidden_layers=1", *sizes(1, 4, 2, 2)),
+        path="plans.train.pipeline_stage: 2 is more", fix="than the 1 layers", refused=None, world_size=8),
     "micro-batches for the stages": WrongPlan(overrides=sizes(1, 4, 2, 1),
         path="plans.train.micro_batch_num: 1 is less than pipeline_stage 2", fix="smallest legal: 2",
         refused=("micro",), graph="train", world_size=8),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mindgspo.config.plan import ParallelPlan
-from mindgspo.parallel.ranks import Coordinates, RankGrid, device_coordinate
+from mindgspo.parallel.ranks import Coordinates, RankGrid, device_coordinate, layers_of_stage, stage_of_layer
 
 
 def grid(data: int, model: int, stages: int, context: int = 1) -> RankGrid:
@@ -70,3 +70,19 @@ def test_blocks_are_runs_of_a_stages_ranks():
     assert grid.block(9, 8) == grid.stage_ranks(1) and grid.block(9, 1) == (9,)
     with pytest.raises(AssertionError, match="runs of 3 ranks in a stage of 8"):
         grid.block(0, 3)
+
+
+def test_stages_have_equal_runs_of_layers_and_the_last_ones_fewer():
+    def runs(num_layers: int, stages: int) -> list[range]:
+        return [layers_of_stage(stage, stages=stages, num_layers=num_layers) for stage in range(stages)]
+
+    assert runs(28, 4) == [range(0, 7), range(7, 14), range(14, 21), range(21, 28)]
+    assert runs(7, 3) == [range(0, 3), range(3, 5), range(5, 7)]
+    for num_layers in range(1, 30):
+        for stages in range(1, num_layers + 1):
+            of_stages = runs(num_layers, stages)
+            assert [layer for run in of_stages for layer in run] == list(range(num_layers))
+            lengths = list(map(len, of_stages))
+            assert lengths == sorted(lengths, reverse=True) and max(lengths) - min(lengths) <= 1 <= min(lengths)
+            for layer in range(num_layers):
+                assert layer in of_stages[stage_of_layer(layer, stages=stages, num_layers=num_layers)]
