@@ -195,7 +195,7 @@ _MOST_NAMESAKES = 5
 _EMULATOR = Path(__file__).resolve().parent / "emulator"
 _NATIVE = _EMULATOR / "native"
 SIGNATURES = _EMULATOR / "signatures.txt"
-_SOURCES = ("runtime.cc", "operators.cc", "hccl.cc", "factory.cc", "waiting.cc")
+_SOURCES = ("runtime.cc", "operators.cc", "hccl.cc", "messages.cc", "factory.cc", "waiting.cc")
 _INTERNAL_SOURCE = "internal_kernels.cc"
 _FLAGS = ("-O2", "-std=c++17", "-fPIC")
 

@@ -36,6 +36,10 @@ class LaunchFolder:
         """Where a rank is whenever it is asked, during a stall."""
         return self.state_dir / f"stack_{rank}"
 
+    def waits(self, rank: int) -> Path:
+        """The collectives that a rank has waited in for long, a line each; written on emulated cards."""
+        return self.state_dir / f"waits_{rank}"
+
     def heartbeat(self, rank: int) -> Path:
         """See `heartbeat`."""
         return self.state_dir / f"heartbeat_{rank}"

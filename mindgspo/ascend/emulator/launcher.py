@@ -28,7 +28,8 @@ from mindgspo.ascend.stand_ins import INTERNAL_KERNELS, SIGNATURES
 from mindgspo.ascend.toolchain import Toolchain, find_toolchain, install_stand_in_packages
 from mindgspo.errors import DryRunError
 from mindgspo.io import private_folder
-from mindgspo.parallel.runtime import EMULATED, is_emulated
+from mindgspo.launch.folder import LaunchFolder
+from mindgspo.parallel.runtime import EMULATED, is_emulated, is_worker, launch_orders, launched_rank
 
 _FOLDER = "MINDGSPO_EMULATOR_FOLDER"
 _PREFIX = f"mindgspo-cards-{os.getuid()}-"  # of that folder; the rest is the process id of the job's first process
@@ -183,6 +184,10 @@ def install_emulated_card() -> None:
 
     install_stand_in_packages()
     _card = _Card(find_toolchain(emulated=True).libraries)
+    orders = launch_orders()
+    if orders is not None and is_worker():
+        folder = LaunchFolder(log_dir=Path(orders.log_dir), state_dir=Path(orders.state_dir))
+        _card.library.emulator_tell_waits(str(folder.waits(launched_rank())).encode())
 
 
 def peak_bytes() -> int:

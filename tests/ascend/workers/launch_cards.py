@@ -1,8 +1,10 @@
 """Starts a worker script on emulated cards, as `mindgspo run --emulate-ascend` starts its workers.
 
-usage: launch_cards.py NUM_CARDS LOG_DIR SCRIPT [ARGUMENT...]
+usage: launch_cards.py NUM_CARDS LOG_DIR SCRIPT [ARGUMENT...]; $WATCH: fields of WatchSection as JSON.
 """
 
+import json
+import os
 import sys
 from pathlib import Path
 
@@ -13,4 +15,5 @@ from mindgspo.launch.launcher import launch
 if __name__ == "__main__":
     enter_emulated_cards()
     num_cards, log_dir, *command = sys.argv[1:]
-    sys.exit(launch(command, num_workers=int(num_cards), log_dir=Path(log_dir), watch=WatchSection()))
+    watch = WatchSection(**json.loads(os.environ.get("WATCH", "{}")))
+    sys.exit(launch(command, num_workers=int(num_cards), log_dir=Path(log_dir), watch=watch))

@@ -1,11 +1,8 @@
-// HCCL between processes of one machine, through files in a folder of shared memory ($MINDGSPO_EMULATOR_FOLDER).
+// HCCL between processes of one machine, through messages in shared memory.
 //
 // Every call of a communicator has a number; each rank writes its bytes under that number and reads those of the others.
-// A rank's file of the call before goes away when all have come to the next one. Reductions go in the order of ranks and
-// round after each step, so all ranks get the same bits.
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
+// A rank's message of the call before goes away when all have come to the next one. Reductions go in the order of ranks
+// and round after each step, so all ranks get the same bits.
 #include <time.h>
 #include <unistd.h>
 
@@ -17,22 +14,26 @@
 #include <utility>
 
 #include "common.h"
+#include "messages.h"
 
 using namespace emulator;
 
 namespace {
 
 enum DataType { kInt8, kInt16, kInt32, kFp16, kFp32, kInt64, kUint64, kUint8, kUint16, kUint32, kFp64, kBfp16 };
+const char* const kTypeNames[] = {"int8", "int16", "int32", "float16", "float32", "int64", "uint64", "uint8", "uint16", "uint32", "float64", "bfloat16"};
 enum ReduceOp { kSum, kProd, kMax, kMin };
 constexpr int kHcclParameter = 1;  // HCCL_E_PARA
 constexpr int kHcclInternal = 4;   // HCCL_E_INTERNAL
+constexpr int kNoType = -1;
 
 struct Communicator {
   std::string name;
   uint32_t rank, size;
+  std::vector<uint32_t> members;  // their numbers in the world
   uint64_t calls = 0;
   std::map<uint32_t, uint64_t> sent, received;
-  std::string before;  // this rank's file of the call before
+  std::string before;  // this rank's message of the call before
   std::mutex mutex;
 };
 
@@ -59,86 +60,65 @@ size_t width(int type) {
   }
 }
 
-std::string folder() {
-  const char* given = getenv("MINDGSPO_EMULATOR_FOLDER");
-  return given ? given : "/dev/shm/mindgspo-" + std::to_string(getppid());
-}
-
-// A mapped file of another rank.
-struct Received {
-  void* data = nullptr;
-  size_t bytes = 0;
-  Received() = default;
-  Received(const Received&) = delete;
-  ~Received() {
-    if (data) munmap(data, bytes);
-  }
-};
-
-bool write_whole(const std::string& path, const void* data, size_t bytes) {
-  const std::string aside = path + ".part";
-  const int file = open(aside.c_str(), O_RDWR | O_CREAT | O_TRUNC, 0600);
-  if (file < 0) return false;
-  size_t done = 0;
-  while (done < bytes) {
-    const ssize_t step = write(file, static_cast<const char*>(data) + done, bytes - done);
-    if (step <= 0) break;
-    done += step;
-  }
-  close(file);
-  return done == bytes && rename(aside.c_str(), path.c_str()) == 0;
-}
-
-// Waits for a file: for as long as it takes, since only the launcher knows whether its writer is dead or slow.
-bool await_file(const std::string& path, Received* received) {
-  int file;
-  for (long tries = 0; (file = open(path.c_str(), O_RDONLY)) < 0; ++tries) usleep(tries < 200 ? 20 : 500);
-  struct stat status;
-  fstat(file, &status);
-  received->bytes = status.st_size;
-  if (received->bytes) {
-    received->data = mmap(nullptr, received->bytes, PROT_READ, MAP_SHARED, file, 0);
-    if (received->data == MAP_FAILED) received->data = nullptr;
-  }
-  close(file);
-  return received->data || !received->bytes;
-}
-
 int fail(const std::string& text) {
   set_error("HCCL: " + text);
   return kHcclInternal;
 }
 
-std::string call_file(const Communicator& comm, uint64_t call, uint32_t rank) {
-  return folder() + "/" + comm.name + "." + std::to_string(call) + "." + std::to_string(rank);
+// For messages to the user, with numbers of ranks in the world.
+std::string told(const Communicator& comm, const std::string& what) {
+  std::string text = "rank " + std::to_string(comm.members[comm.rank]) + " in " + what + " (group of ranks";
+  for (const uint32_t member : comm.members) text += " " + std::to_string(member);
+  return text + ")";
 }
 
-// Everybody's bytes to everybody. The ranks may give different numbers of bytes.
-int exchange(Communicator* comm, const void* data, size_t bytes, std::vector<Received>* all) {
+Head head_of(const std::string& kind, int type, uint64_t count) {
+  Head head{{}, type, count};
+  snprintf(head.kind, sizeof head.kind, "%s", kind.c_str());
+  return head;
+}
+
+// On a card a mismatch hangs or corrupts, here it is said on both sides. what: that this rank calls.
+int compare(const Communicator& comm, const std::string& what, const Head& own, const Head& other, uint32_t peer) {
+  if (own.type == other.type && own.count == other.count && !strcmp(own.kind, other.kind)) return kOk;
+  auto given = [](const Head& head) {
+    const bool is_known = head.type >= kInt8 && head.type <= kBfp16;
+    return std::to_string(head.count) + " " + (is_known ? kTypeNames[head.type] : "elements");
+  };
+  const std::string others = *other.kind ? std::string(" in ") + other.kind : "";
+  return fail(told(comm, what) + " has " + given(own) + ", rank " + std::to_string(comm.members[peer]) + others + " " + given(other));
+}
+
+// Everybody's bytes to everybody, in a collective of this head; the ranks may give different numbers of bytes.
+int exchange(Communicator* comm, const Head& head, const void* data, size_t bytes, std::vector<Received>* all) {
   std::lock_guard<std::mutex> lock(comm->mutex);
-  const uint64_t call = comm->calls++;
-  const std::string own = call_file(*comm, call, comm->rank);
-  if (!write_whole(own, data, bytes)) return fail("cannot write " + own);
+  const std::string call = comm->name + "." + std::to_string(comm->calls++) + ".";
+  const std::string own = message_path(call + std::to_string(comm->rank));
+  if (!write_message(own, head, data, bytes)) return fail("cannot write " + own);
+  int status = kOk;
   for (uint32_t rank = 0; rank < comm->size; ++rank) {
-    if (!await_file(call_file(*comm, call, rank), &(*all)[rank])) return fail("cannot read what rank " + std::to_string(rank) + " sent");
+    auto wait = [&] { return told(*comm, head.kind) + ": waits for rank " + std::to_string(comm->members[rank]); };
+    const std::string path = message_path(call + std::to_string(rank));
+    if (!await_message(path, &(*all)[rank], wait)) return fail("cannot read " + path);
+    if (status == kOk) status = compare(*comm, head.kind, head, (*all)[rank].head(), rank);
   }
   if (!comm->before.empty()) unlink(comm->before.c_str());
   comm->before = own;
-  return kOk;
+  return status;
 }
 
-// The ranks of a collective give equally many bytes; on a card a mismatch hangs or corrupts, here it is said.
-int exchange_equal(Communicator* comm, const char* what, const void* data, size_t bytes, std::vector<Received>* all) {
-  const int status = exchange(comm, data, bytes, all);
-  if (status != kOk) return status;
-  for (uint32_t rank = 0; rank < comm->size; ++rank) {
-    if ((*all)[rank].bytes != bytes) {
-      return fail(std::string(what) + " in " + comm->name + ": rank " + std::to_string(comm->rank) + " gives " + std::to_string(bytes) +
-                  " bytes, rank " + std::to_string(rank) + " " + std::to_string((*all)[rank].bytes));
-    }
+// A call of a collective: `bytes` of this rank, and what all have given. `num_sent`: see `tallies`.
+struct Collective {
+  Communicator* comm;
+  std::vector<Received> all;
+  int status;
+
+  Collective(Communicator* comm, const char* kind, int type, uint64_t count, const void* data, size_t bytes, size_t num_sent)
+      : comm(comm), all(comm->size) {
+    tally(kind, *comm, num_sent);
+    status = exchange(comm, head_of(kind, type, count), data, bytes, &all);
   }
-  return kOk;
-}
+};
 
 float from_half(uint16_t bits) {
   _Float16 half;
@@ -201,9 +181,9 @@ bool reduce_into(void* into, const void* from, size_t count, int type, int op) {
 
 // The sum (or product, maximum, minimum) of the ranks' values from `start` bytes on.
 int reduce(const std::vector<Received>& all, size_t start, void* into, uint64_t count, int type, int op) {
-  memmove(into, static_cast<const char*>(all[0].data) + start, count * width(type));
+  memmove(into, all[0].data() + start, count * width(type));
   for (size_t rank = 1; rank < all.size(); ++rank) {
-    if (!reduce_into(into, static_cast<const char*>(all[rank].data) + start, count, type, op)) {
+    if (!reduce_into(into, all[rank].data() + start, count, type, op)) {
       set_error("HCCL: a reduction of HcclDataType " + std::to_string(type) + " is not supported");
       return kHcclParameter;
     }
@@ -212,16 +192,19 @@ int reduce(const std::vector<Received>& all, size_t start, void* into, uint64_t 
 }
 
 int open_communicator(uint32_t size, const char* name, uint32_t rank, void** result) {
-  mkdir(folder().c_str(), 0700);
+  static const uint32_t own = rank;  // the first group is the world
   auto* comm = new Communicator();
   comm->name = name;
   comm->rank = rank;
   comm->size = size;
+  comm->members.assign(size, own);
   *result = comm;
   if (size == 1) return kOk;
   // Nobody returns before all have come: MindSpore deletes the root information as soon as one has.
   std::vector<Received> all(size);
-  return exchange(comm, &rank, 1, &all);
+  const int status = exchange(comm, head_of("the making of a group", kNoType, size), &own, sizeof own, &all);
+  for (uint32_t other = 0; status == kOk && other < size; ++other) memcpy(&comm->members[other], all[other].data(), sizeof own);
+  return status;
 }
 
 }  // namespace
@@ -274,56 +257,48 @@ API const char* emulator_collectives() {
 
 // ---------------------------------------------------------------- collectives
 API int HcclAllReduce(void* send, void* receive, uint64_t count, int type, int op, Communicator* comm, void*) {
-  tally("AllReduce", *comm, 2 * count * width(type) * (comm->size - 1) / comm->size);
-  std::vector<Received> all(comm->size);
-  const int status = exchange_equal(comm, "AllReduce", send, count * width(type), &all);
-  return status == kOk ? reduce(all, 0, receive, count, type, op) : status;
+  const size_t bytes = count * width(type);
+  Collective call(comm, "AllReduce", type, count, send, bytes, 2 * bytes * (comm->size - 1) / comm->size);
+  return call.status == kOk ? reduce(call.all, 0, receive, count, type, op) : call.status;
 }
 API int HcclReduce(void* send, void* receive, uint64_t count, int type, int op, uint32_t root, Communicator* comm, void*) {
-  tally("Reduce", *comm, count * width(type) * (comm->size - 1) / comm->size);
-  std::vector<Received> all(comm->size);
-  const int status = exchange_equal(comm, "Reduce", send, count * width(type), &all);
-  return status == kOk && comm->rank == root ? reduce(all, 0, receive, count, type, op) : status;
+  const size_t bytes = count * width(type);
+  Collective call(comm, "Reduce", type, count, send, bytes, bytes * (comm->size - 1) / comm->size);
+  return call.status == kOk && comm->rank == root ? reduce(call.all, 0, receive, count, type, op) : call.status;
 }
 API int HcclReduceScatter(void* send, void* receive, uint64_t count, int type, int op, Communicator* comm, void*) {
-  tally("ReduceScatter", *comm, count * width(type) * (comm->size - 1));
-  std::vector<Received> all(comm->size);
   const size_t share = count * width(type);
-  const int status = exchange_equal(comm, "ReduceScatter", send, share * comm->size, &all);
-  return status == kOk ? reduce(all, share * comm->rank, receive, count, type, op) : status;
+  Collective call(comm, "ReduceScatter", type, count, send, share * comm->size, share * (comm->size - 1));
+  return call.status == kOk ? reduce(call.all, share * comm->rank, receive, count, type, op) : call.status;
 }
 API int HcclAllGather(void* send, void* receive, uint64_t count, int type, Communicator* comm, void*) {
-  tally("AllGather", *comm, count * width(type) * (comm->size - 1));
-  std::vector<Received> all(comm->size);
   const size_t share = count * width(type);
-  const int status = exchange_equal(comm, "AllGather", send, share, &all);
-  for (uint32_t rank = 0; status == kOk && rank < comm->size; ++rank) {
-    memcpy(static_cast<char*>(receive) + rank * share, all[rank].data, share);
+  Collective call(comm, "AllGather", type, count, send, share, share * (comm->size - 1));
+  for (uint32_t rank = 0; call.status == kOk && rank < comm->size; ++rank) {
+    memcpy(static_cast<char*>(receive) + rank * share, call.all[rank].data(), share);
   }
-  return status;
+  return call.status;
 }
 API int HcclBroadcast(void* data, uint64_t count, int type, uint32_t root, Communicator* comm, void*) {
-  tally("Broadcast", *comm, count * width(type) * (comm->size - 1) / comm->size);
-  std::vector<Received> all(comm->size);
+  if (root >= comm->size) return fail(told(*comm, "Broadcast") + " has no root " + std::to_string(root));
   const size_t bytes = count * width(type);
-  const int status = exchange(comm, data, comm->rank == root ? bytes : 0, &all);
-  if (status != kOk || comm->rank == root) return status;
-  if (all[root].bytes != bytes) return fail("Broadcast in " + comm->name + ": the root gives " + std::to_string(all[root].bytes) + " bytes, rank " + std::to_string(comm->rank) + " takes " + std::to_string(bytes));
-  memcpy(data, all[root].data, bytes);
+  Collective call(comm, "Broadcast", type, count, data, comm->rank == root ? bytes : 0, bytes * (comm->size - 1) / comm->size);
+  if (call.status != kOk || comm->rank == root) return call.status;
+  if (call.all[root].bytes() != bytes) return fail(told(*comm, "Broadcast") + ": not all ranks name the same root");
+  memcpy(data, call.all[root].data(), bytes);
   return kOk;
 }
 API int HcclScatter(void* send, void* receive, uint64_t count, int type, uint32_t root, Communicator* comm, void*) {
-  tally("Scatter", *comm, count * width(type) * (comm->size - 1) / comm->size);
-  std::vector<Received> all(comm->size);
-  const size_t share = count * width(type);
-  const int status = exchange(comm, send, comm->rank == root ? share * comm->size : 0, &all);
-  if (status == kOk) memcpy(receive, static_cast<char*>(all[root].data) + comm->rank * share, share);
-  return status;
+  if (root >= comm->size) return fail(told(*comm, "Scatter") + " has no root " + std::to_string(root));
+  const size_t share = count * width(type), whole = share * comm->size;
+  Collective call(comm, "Scatter", type, count, send, comm->rank == root ? whole : 0, share * (comm->size - 1) / comm->size);
+  if (call.status != kOk) return call.status;
+  if (call.all[root].bytes() != whole) return fail(told(*comm, "Scatter") + ": not all ranks name the same root");
+  memcpy(receive, call.all[root].data() + comm->rank * share, share);
+  return kOk;
 }
 API int HcclBarrier(Communicator* comm, void*) {
-  tally("Barrier", *comm, 0);
-  std::vector<Received> all(comm->size);
-  return exchange(comm, &comm->rank, 1, &all);
+  return Collective(comm, "Barrier", kNoType, 0, nullptr, 0, 0).status;
 }
 API int HcclAlltoAllV(const void* send, const uint64_t* send_counts, const uint64_t* send_starts, int send_type, void* receive,
                       const uint64_t* receive_counts, const uint64_t* receive_starts, int receive_type, Communicator* comm, void*) {
@@ -331,64 +306,93 @@ API int HcclAlltoAllV(const void* send, const uint64_t* send_counts, const uint6
   const size_t size = width(send_type), header = 8 * (comm->size + 1);
   std::vector<uint64_t> starts(comm->size + 1, header);
   for (uint32_t rank = 0; rank < comm->size; ++rank) starts[rank + 1] = starts[rank] + send_counts[rank] * size;
-  tally("AlltoAllV", *comm, starts.back() - header - send_counts[comm->rank] * size);
   std::vector<char> packed(starts.back());
   memcpy(packed.data(), starts.data(), header);
   for (uint32_t rank = 0; rank < comm->size; ++rank) {
     memcpy(packed.data() + starts[rank], static_cast<const char*>(send) + send_starts[rank] * size, send_counts[rank] * size);
   }
-  std::vector<Received> all(comm->size);
-  const int status = exchange(comm, packed.data(), packed.size(), &all);
-  for (uint32_t rank = 0; status == kOk && rank < comm->size; ++rank) {
-    const auto* from = static_cast<const uint64_t*>(all[rank].data);
-    const size_t wanted = receive_counts[rank] * width(receive_type);
-    if (from[comm->rank + 1] - from[comm->rank] != wanted) return fail("AlltoAllV in " + comm->name + ": counts of ranks " + std::to_string(rank) + " and " + std::to_string(comm->rank) + " differ");
-    memcpy(static_cast<char*>(receive) + receive_starts[rank] * width(receive_type), reinterpret_cast<const char*>(from) + from[comm->rank], wanted);
+  const size_t num_sent = packed.size() - header - send_counts[comm->rank] * size;
+  Collective call(comm, "AlltoAllV", send_type, 0, packed.data(), packed.size(), num_sent);
+  for (uint32_t rank = 0; call.status == kOk && rank < comm->size; ++rank) {
+    const auto* from = reinterpret_cast<const uint64_t*>(call.all[rank].data());
+    const size_t wanted = receive_counts[rank] * width(receive_type), given = from[comm->rank + 1] - from[comm->rank];
+    if (given != wanted) {
+      return fail(told(*comm, "AlltoAllV") + ": expects " + std::to_string(wanted) + " bytes of rank " +
+                  std::to_string(comm->members[rank]) + ", which gives " + std::to_string(given));
+    }
+    memcpy(static_cast<char*>(receive) + receive_starts[rank] * width(receive_type), call.all[rank].data() + from[comm->rank], wanted);
   }
-  return status;
+  return call.status;
 }
 API int HcclAlltoAll(const void* send, uint64_t count, int type, void* receive, uint64_t, int, Communicator* comm, void*) {
-  tally("AlltoAll", *comm, count * width(type) * (comm->size - 1));
-  std::vector<Received> all(comm->size);
   const size_t share = count * width(type);
-  const int status = exchange_equal(comm, "AlltoAll", send, share * comm->size, &all);
-  for (uint32_t rank = 0; status == kOk && rank < comm->size; ++rank) {
-    memcpy(static_cast<char*>(receive) + rank * share, static_cast<char*>(all[rank].data) + comm->rank * share, share);
+  Collective call(comm, "AlltoAll", type, count, send, share * comm->size, share * (comm->size - 1));
+  for (uint32_t rank = 0; call.status == kOk && rank < comm->size; ++rank) {
+    memcpy(static_cast<char*>(receive) + rank * share, call.all[rank].data() + comm->rank * share, share);
   }
-  return status;
+  return call.status;
 }
 
-// ---------------------------------------------------------------- point to point: a send does not wait
-static std::string message_file(const Communicator& comm, uint32_t from, uint32_t to, uint64_t number) {
-  return folder() + "/" + comm.name + "." + std::to_string(from) + "-" + std::to_string(to) + "." + std::to_string(number);
+// ---------------------------------------------------------------- point to point
+namespace {
+
+// One side of a message, which waits for the other: a card's Send returns when its Receive has come.
+class Transfer {
+ public:
+  Transfer(bool sends, void* data, uint64_t count, int type, uint32_t peer, Communicator* comm)
+      : comm_(comm), sends_(sends), data_(data), bytes_(count * width(type)), peer_(peer), head_(head_of("", type, count)) {
+    std::lock_guard<std::mutex> lock(comm->mutex);
+    const std::string from = std::to_string(sends ? comm->rank : peer), to = std::to_string(sends ? peer : comm->rank);
+    const std::string number = std::to_string((sends ? comm->sent : comm->received)[peer]++);
+    path_ = message_path(comm->name + "." + from + "-" + to + "." + number);
+    tally(sends ? "Send" : "Receive", *comm, sends ? bytes_ : 0);
+  }
+  bool begin() { return write_message(path_ + ends(sends_), head_, data_, sends_ ? bytes_ : 0); }
+  int finish() {
+    const std::string theirs = path_ + ends(!sends_), peer = std::to_string(comm_->members[peer_]);
+    const std::string kind = sends_ ? "Send to rank " + peer : "Receive from rank " + peer;
+    Received received;
+    if (!await_message(theirs, &received, [&] { return told(*comm_, kind); })) return fail("cannot read " + theirs);
+    unlink(theirs.c_str());
+    const int status = compare(*comm_, kind, head_, received.head(), peer_);
+    if (status == kOk && !sends_) memcpy(data_, received.data(), bytes_);
+    return status;
+  }
+
+ private:
+  static const char* ends(bool sends) { return sends ? ".sent" : ".wanted"; }
+  Communicator* comm_;
+  bool sends_;
+  void* data_;
+  size_t bytes_;
+  uint32_t peer_;
+  Head head_;
+  std::string path_;
+};
+
+int transfer(bool sends, void* data, uint64_t count, int type, uint32_t peer, Communicator* comm) {
+  Transfer one(sends, data, count, type, peer, comm);
+  return one.begin() ? one.finish() : fail("cannot write to a shared folder");
 }
+
+}  // namespace
+
 API int HcclSend(void* data, uint64_t count, int type, uint32_t to, Communicator* comm, void*) {
-  tally("Send", *comm, count * width(type));
-  std::unique_lock<std::mutex> lock(comm->mutex);
-  const std::string path = message_file(*comm, comm->rank, to, comm->sent[to]++);
-  lock.unlock();
-  return write_whole(path, data, count * width(type)) ? kOk : fail("cannot write " + path);
+  return transfer(true, data, count, type, to, comm);
 }
 API int HcclRecv(void* data, uint64_t count, int type, uint32_t from, Communicator* comm, void*) {
-  tally("Receive", *comm, 0);
-  std::unique_lock<std::mutex> lock(comm->mutex);
-  const std::string path = message_file(*comm, from, comm->rank, comm->received[from]++);
-  lock.unlock();
-  Received received;
-  if (!await_file(path, &received)) return fail("cannot read " + path);
-  unlink(path.c_str());
-  if (received.bytes != count * width(type)) return fail("Recv in " + comm->name + ": rank " + std::to_string(from) + " sent " + std::to_string(received.bytes) + " bytes, " + std::to_string(count * width(type)) + " are received");
-  memcpy(data, received.data, received.bytes);
-  return kOk;
+  return transfer(false, data, count, type, from, comm);
 }
-struct SendRecvItem { int type; void* data; uint64_t count; int dtype; uint32_t peer; };
-API int HcclBatchSendRecv(SendRecvItem* items, uint32_t count, Communicator* comm, void* stream) {
+struct SendRecvItem { int type; void* data; uint64_t count; int dtype; uint32_t peer; };  // type 0 sends
+API int HcclBatchSendRecv(SendRecvItem* items, uint32_t count, Communicator* comm, void*) {
+  std::vector<Transfer> transfers;  // all at once: their order says nothing
+  for (uint32_t i = 0; i < count; ++i) transfers.emplace_back(items[i].type == 0, items[i].data, items[i].count, items[i].dtype, items[i].peer, comm);
   int status = kOk;
-  for (uint32_t i = 0; i < count && status == kOk; ++i) {
-    if (items[i].type == 0) status = HcclSend(items[i].data, items[i].count, items[i].dtype, items[i].peer, comm, stream);
+  for (auto& one : transfers) {
+    if (!one.begin()) status = fail("cannot write to a shared folder");
   }
-  for (uint32_t i = 0; i < count && status == kOk; ++i) {
-    if (items[i].type == 1) status = HcclRecv(items[i].data, items[i].count, items[i].dtype, items[i].peer, comm, stream);
+  for (auto& one : transfers) {
+    if (status == kOk) status = one.finish();
   }
   return status;
 }
