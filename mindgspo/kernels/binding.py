@@ -21,7 +21,7 @@ import numpy as np
 
 from mindgspo.kernels.build import library
 
-_DTYPES = {"float32": 0, "float16": 1, "int32": 3, "uint8": 4, "int64": 9, "bool": 12, "bfloat16": 27}
+_DTYPES = {"float32": 0, "float16": 1, "int32": 3, "uint8": 4, "int16": 6, "int64": 9, "bool": 12, "bfloat16": 27}
 _MAX_RANK = 8
 _DESCRIPTOR = struct.Struct(f"@Pii{_MAX_RANK}q{_MAX_RANK}q")  # mindgspo_tensor
 _ANY = 1 << 40
@@ -204,7 +204,8 @@ def silu_backward(d_y: Bits, x: Bits, *, d_x: Bits, threads: int = 1) -> None:
 def _library() -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(library()))
     loaded.mindgspo_error.restype = ctypes.c_char_p
-    loaded.mindgspo_panel_columns.restype = loaded.mindgspo_threads.restype = ctypes.c_int64
+    for name in ("panel_columns", "threads", "meeting_bytes"):
+        getattr(loaded, f"mindgspo_{name}").restype = ctypes.c_int64
     # The user's word, which os.environ has: importing MindSpore sets the variable itself to 1, for C alone.
     limit = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     loaded.mindgspo_threads(ctypes.c_int64(int(limit) if limit.isdecimal() else 0))
@@ -234,6 +235,11 @@ def call(name: str, *arguments: object) -> None:
 def panel_columns() -> int:
     """Columns of a panel of packed weights on this processor."""
     return _library().mindgspo_panel_columns()
+
+
+def meeting_bytes(world_size: int, slot_bytes: int, num_slots: int) -> int:
+    """Size of the file that the ranks of a CPU cluster share."""
+    return _library().mindgspo_meeting_bytes(*map(ctypes.c_int64, (world_size, slot_bytes, num_slots)))
 
 
 class Tensors:

@@ -16,7 +16,7 @@ namespace mindgspo {
 using Tensor = mindgspo_tensor;
 
 // Numbers of aclDataType (CANN's acl_base.h).
-enum Dtype : int32_t { kFloat32 = 0, kFloat16 = 1, kInt32 = 3, kUint8 = 4, kInt64 = 9, kBool = 12, kBFloat16 = 27 };
+enum Dtype : int32_t { kFloat32 = 0, kFloat16 = 1, kInt32 = 3, kUint8 = 4, kInt16 = 6, kInt64 = 9, kBool = 12, kBFloat16 = 27 };
 
 constexpr int kMaxRank = 8;
 
@@ -27,6 +27,7 @@ inline int64_t size_of(int32_t dtype) {
       return 4;
     case kFloat16:
     case kBFloat16:
+    case kInt16:
       return 2;
     case kInt64:
       return 8;

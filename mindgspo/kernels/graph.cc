@@ -16,6 +16,7 @@ int32_t dtype_of(std::string_view name) {
   if (name == "float32") return kFloat32;
   if (name == "float16") return kFloat16;
   if (name == "bfloat16") return kBFloat16;
+  if (name == "int16") return kInt16;
   if (name == "int32") return kInt32;
   if (name == "int64") return kInt64;
   if (name == "uint8") return kUint8;
@@ -578,4 +579,54 @@ GRAPH_OPERATOR(adamw) {
   check(mindgspo_adamw(int64_t(count), groups[0].data(), groups[1].data(), groups[2].data(), groups[3].data(),
                        decays.data(), step, processors));
   static_cast<int32_t*>(in.next()->data)[0] = 0;
+}
+
+namespace {
+
+// The argument `cell` of a collective: a number that tells this one from others, two axes, then the ranks, ascending.
+struct Group {
+  int64_t number, split_axis, concat_axis;
+  std::vector<int64_t> ranks;
+
+  Group(const Arguments& in, int64_t argument)
+      : number(in.integer(argument, 0)), split_axis(in.integer(argument, 1)), concat_axis(in.integer(argument, 2)) {
+    for (int64_t i = 3; i < in.length(argument); ++i) ranks.push_back(in.integer(argument, i));
+  }
+  int64_t count() const { return int64_t(ranks.size()); }
+};
+
+}  // namespace
+
+// x, cell -> the sum of all ranks' x
+GRAPH_OPERATOR(all_reduce) {
+  const Group group(in, 1);
+  const Tensor *x = &in.tensor(0), *out = &in.tensor(2);
+  check(mindgspo_all_reduce(nullptr, group.ranks.data(), group.count(), group.number, 1, &x, &out));
+}
+
+// x [M, ..], cell -> [ranks * M, ..]
+GRAPH_OPERATOR(all_gather) {
+  const Group group(in, 1);
+  check(mindgspo_all_gather(nullptr, group.ranks.data(), group.count(), group.number, &in.tensor(0), in.length(0),
+                            &in.tensor(2)));
+}
+
+// x [M, ..], tokens, cell -> [ranks * M, ..], zeros in the rows that are not in use
+GRAPH_OPERATOR(all_gather_used) {
+  const Group group(in, 2);
+  check(mindgspo_all_gather(nullptr, group.ranks.data(), group.count(), group.number, &in.tensor(0), in.used(1),
+                            &in.tensor(3)));
+}
+
+// x [M, ..], cell -> this rank's rows of the sum [M / ranks, ..]
+GRAPH_OPERATOR(reduce_scatter) {
+  const Group group(in, 1);
+  check(mindgspo_reduce_scatter(nullptr, group.ranks.data(), group.count(), group.number, &in.tensor(0), &in.tensor(2)));
+}
+
+// x, cell -> the blocks that all ranks have for this one
+GRAPH_OPERATOR(all_to_all) {
+  const Group group(in, 1);
+  check(mindgspo_all_to_all(nullptr, group.ranks.data(), group.count(), group.number, &in.tensor(0), group.split_axis,
+                            group.concat_axis, &in.tensor(2)));
 }

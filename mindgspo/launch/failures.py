@@ -176,14 +176,14 @@ def names(ranks: Iterable[int]) -> str:
 
 
 def position(record: Record | None) -> str:
-    """`step 3, generate`; empty for a rank without a sign of life."""
+    """`step 3, generate`, and the collective in which it waits; empty for a rank without a sign of life."""
     if record is None:
         return ""
     if record.state is State.FINISHED:
         return "finished"
     if record.entered == 0:
         return "starting"
-    return f"step {record.step}, {record.stage}"
+    return f"step {record.step}, {record.stage}{f', in {record.waits_in}' if record.waits_in else ''}"
 
 
 def positions(records: Mapping[int, Record | None]) -> str:

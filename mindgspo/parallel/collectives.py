@@ -72,6 +72,7 @@ def open_meeting() -> None:
     runtime.broadcast_in_place(words, sender=0, group=group_name(world_ranks()))
     file = Path(words.tobytes().rstrip(b"\0").decode())
     _meeting = Meeting(file, rank=runtime.rank(), world_size=runtime.world_size())
+    _meeting.serve_graphs()
     _meeting.meet(world_ranks())
     if path is not None:
         path.unlink()
@@ -100,7 +101,7 @@ def broadcast(array: np.ndarray, *, sender: int, ranks: Ranks) -> None:
         runtime.broadcast_in_place(array, sender=sender, group=group_name(ranks))
     else:
         assert array.flags.c_contiguous, array.flags
-        _meeting.broadcast(array.reshape(-1).view(np.uint8), sender=sender, ranks=ranks)
+        _meeting.broadcast(array, sender=sender, ranks=ranks)
 
 
 def max_buffer_bytes() -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import struct
 import time
@@ -14,10 +16,12 @@ from pathlib import Path
 MEETING = "meeting the other workers"
 """The stage from which a rank has come to the place where the cluster forms."""
 
-_MARK = b"mgh2"
-_BODY = struct.Struct("<qBBqqqd64s")  # process id, state, waits, step, entered, ticks, changed_at, stage
+_MARK = b"mgh3"
+_BODY = struct.Struct("<qBqqqd64s")  # process id, state, step, entered, ticks, changed_at, stage
 _HEAD = struct.Struct("<4sI")  # mark, checksum of the body
-_SIZE = _HEAD.size + _BODY.size
+_WAITING = slice(_HEAD.size + _BODY.size, _HEAD.size + _BODY.size + 112)
+"""Behind them what `kernels/meeting.cc` writes, from whatever thread it waits in: text that ends with a zero."""
+_SIZE = _WAITING.stop
 _MAX_STAGE_BYTES = 64
 _MAX_READS = 3
 
@@ -34,8 +38,8 @@ class State(IntEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """The last sign of life. entered: stages entered so far. ticks: since the last of them. changed_at: on
-    time.monotonic(), which processes of one machine share. waits: it is at a meeting to which another rank has not
-    come."""
+    time.monotonic(), which processes of one machine share. waits_in: the collective in which it waits for another rank,
+    and for which one; empty where it does not wait, and on Ascend."""
 
     process_id: int
     state: State
@@ -44,7 +48,7 @@ class Record:
     entered: int
     ticks: int
     changed_at: float
-    waits: bool = False
+    waits_in: str = ""
 
     @property
     def sequence(self) -> tuple[int, int]:
@@ -60,13 +64,15 @@ class Heartbeat:
     """
 
     def __init__(self, path: Path | None) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         self._file = None if path is None else os.open(path, flags, 0o644)
+        if self._file is not None:
+            os.ftruncate(self._file, _SIZE)
+        self._memory = mmap.mmap(-1 if self._file is None else self._file, _SIZE)
         self._process_id = os.getpid()
         self._state = State.STARTING
         self._stage = b""
         self._step = self._entered = self._ticks = 0
-        self._waits = False
         self._write()
 
     def enter(self, stage: str, step: int) -> None:
@@ -81,11 +87,6 @@ class Heartbeat:
     def tick(self) -> None:
         """Something was done within the stage, such as one decode step or one micro-batch."""
         self._ticks += 1
-        self._write()
-
-    def wait(self, waits: bool) -> None:
-        """From now on this process waits for other ranks, or no longer. That is no progress."""
-        self._waits = waits
         self._write()
 
     def finish(self) -> None:
@@ -109,8 +110,13 @@ class Heartbeat:
             entered=self._entered,
             ticks=self._ticks,
             changed_at=self._changed_at,
-            waits=self._waits,
+            waits_in=_text(self._memory[_WAITING]),
         )
+
+    @property
+    def waiting(self) -> ctypes.Array:
+        """Where it is written what this process waits for; 112 bytes."""
+        return (ctypes.c_char * (_WAITING.stop - _WAITING.start)).from_buffer(self._memory, _WAITING.start)
 
     def close(self) -> None:
         """Write no more."""
@@ -124,7 +130,6 @@ class Heartbeat:
         body = _BODY.pack(
             self._process_id,
             self._state,
-            self._waits,
             self._step,
             self._entered,
             self._ticks,
@@ -144,23 +149,27 @@ def read_record(path: Path) -> Record | None:
         if len(content) != _SIZE:
             continue
         mark, checksum = _HEAD.unpack_from(content)
-        if mark == _MARK and checksum == zlib.crc32(content[_HEAD.size :]):
+        if mark == _MARK and checksum == zlib.crc32(content[_HEAD.size : _WAITING.start]):
             return _record(content)
     return None
 
 
 def _record(content: bytes) -> Record:
-    process_id, state, waits, step, entered, ticks, changed_at, stage = _BODY.unpack_from(content, _HEAD.size)
+    process_id, state, step, entered, ticks, changed_at, stage = _BODY.unpack_from(content, _HEAD.size)
     return Record(
         process_id=process_id,
         state=State(state),
         step=step,
-        stage=stage.rstrip(b"\0").decode(errors="ignore"),
+        stage=_text(stage),
         entered=entered,
         ticks=ticks,
         changed_at=changed_at,
-        waits=bool(waits),
+        waits_in=_text(content[_WAITING]),
     )
+
+
+def _text(padded: bytes) -> str:
+    return padded.partition(b"\0")[0].decode(errors="ignore")
 
 
 def awaited(records: Mapping[int, Record | None]) -> tuple[int, ...]:
@@ -180,13 +189,17 @@ def awaited(records: Mapping[int, Record | None]) -> tuple[int, ...]:
     }
     if not at_work:
         return ()
-    suspected = {rank: record for rank, record in at_work.items() if not record.waits} or at_work
+    suspected = {rank: record for rank, record in at_work.items() if not record.waits_in} or at_work
     last = min(record.sequence for record in suspected.values())
     return tuple(sorted(rank for rank, record in suspected.items() if record.sequence == last))
 
 
 _heartbeat: Heartbeat | None = None
 _step = 0
+waiting_place = ctypes.c_void_p()
+"""The address of `Heartbeat.waiting` of this process; null without one."""
+_places: list[ctypes.Array] = []
+"""All of them: a thread that waits may still write to one that is no longer read."""
 
 
 def start(path: Path | None) -> Heartbeat:
@@ -194,12 +207,15 @@ def start(path: Path | None) -> Heartbeat:
     call they do nothing."""
     global _heartbeat
     _heartbeat = Heartbeat(path)
+    _places.append(_heartbeat.waiting)
+    waiting_place.value = ctypes.addressof(_places[-1])
     return _heartbeat
 
 
 def stop() -> None:
     """The functions below do nothing again."""
     global _heartbeat
+    waiting_place.value = None
     if _heartbeat is not None:
         _heartbeat.close()
     _heartbeat = None
@@ -226,12 +242,6 @@ def tick() -> None:
     """`Heartbeat.tick` of this process."""
     if _heartbeat is not None:
         _heartbeat.tick()
-
-
-def wait(waits: bool) -> None:
-    """`Heartbeat.wait` of this process."""
-    if _heartbeat is not None:
-        _heartbeat.wait(waits)
 
 
 def finish() -> None:

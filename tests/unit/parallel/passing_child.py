@@ -5,7 +5,7 @@
     python passing_child.py FILE RANK WORLD_SIZE die BYTES
 
 walk: each round is a broadcast of random bits between random ranks, some of whom dawdle before it or while they read.
-Prints how many bytes arrived here that were not the sender's. receive: a broadcast from rank 0 to rank 1, written to
+Prints how many bytes arrived here that were not the sender's. receive: messages from rank 0 to rank 1, written to
 RESULT. die: rank 0 sends a first slot of it and ends by SIGKILL in the middle of the second one.
 """
 
@@ -43,12 +43,13 @@ def walk(meeting: Meeting, rank: int, world_size: int, seed: int, num_rounds: in
         ranks = tuple(sorted(drawn.sample(range(world_size), drawn.randint(2, world_size))))
         sender = drawn.choice(ranks)
         num_bytes = drawn.choice([drawn.randint(1, 100), drawn.randint(1, LARGEST), SLOT_BYTES, 2 * SLOT_BYTES])
+        is_whole = drawn.random() < 0.5
         if rank not in ranks:
             continue
         if own.random() < 0.1:
             time.sleep(0.02)
         sent = payload(number, num_bytes)
-        if own.random() < 0.5:
+        if is_whole:
             held = sent.copy() if rank == sender else np.zeros(num_bytes, np.uint8)
             meeting.broadcast(held, sender=sender, ranks=ranks)
             wrong += np.count_nonzero(held != sent)
@@ -72,14 +73,17 @@ def receive(meeting: Meeting, beat: Path, result: Path, num_bytes: int) -> None:
     heartbeat.start(beat)
     heartbeat.enter("broadcast", 1)
     held = np.zeros(num_bytes, np.uint8)
-    meeting.broadcast(held, sender=0, ranks=(0, 1))
+    for first in range(0, num_bytes, SLOT_BYTES):
+        with meeting.passing(SLOT_BYTES, sender=0, ranks=(0, 1)) as slot:
+            held[first : first + SLOT_BYTES] = slot
     result.write_bytes(held.tobytes())
 
 
 def die(meeting: Meeting, num_bytes: int) -> None:
     """As a worker that the kernel ends for want of memory."""
     sent = payload(0, num_bytes)
-    meeting.broadcast(sent[:SLOT_BYTES], sender=0, ranks=(0, 1))
+    with meeting.passing(SLOT_BYTES, sender=0, ranks=(0, 1)) as slot:
+        slot[:] = sent[:SLOT_BYTES]
     with meeting.passing(SLOT_BYTES, sender=0, ranks=(0, 1)) as slot:
         slot[: SLOT_BYTES // 2] = sent[SLOT_BYTES:][: SLOT_BYTES // 2]
         os.kill(os.getpid(), signal.SIGKILL)

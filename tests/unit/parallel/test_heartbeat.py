@@ -13,10 +13,12 @@ import pytest
 from mindgspo.parallel import heartbeat
 from mindgspo.parallel.heartbeat import Heartbeat, Record, State, awaited, read_record
 
+MEETS = "meeting over ranks 0-2, for rank 1"
 
-def record(entered: int, ticks: int = 0, state: State = State.RUNNING, *, waits: bool = False) -> Record:
+
+def record(entered: int, ticks: int = 0, state: State = State.RUNNING, *, waits_in: str = "") -> Record:
     return Record(
-        process_id=1, state=state, step=1, stage="s", entered=entered, ticks=ticks, changed_at=0.0, waits=waits
+        process_id=1, state=state, step=1, stage="s", entered=entered, ticks=ticks, changed_at=0.0, waits_in=waits_in
     )
 
 
@@ -32,10 +34,10 @@ def test_what_is_written_is_read(tmp_path: Path):
     second = read_record(path)
     assert (second.state, second.stage, second.step, second.sequence) == (State.RUNNING, "generate", 7, (1, 2))
     assert before <= first.changed_at <= second.changed_at <= time.monotonic()
-    beat.wait(True)
-    assert read_record(path).waits and read_record(path) == beat.record
-    beat.wait(False)
-    assert not read_record(path).waits and read_record(path).sequence == (1, 2), "to wait is no progress"
+    beat.waiting.value = MEETS.encode()
+    assert read_record(path).waits_in == MEETS and read_record(path) == beat.record
+    beat.waiting.value = b""
+    assert not read_record(path).waits_in and read_record(path).sequence == (1, 2), "to wait is no progress"
     beat.enter("update", 8)
     beat.finish()
     last = read_record(path)
@@ -114,9 +116,9 @@ def test_a_tick_is_cheap(tmp_path: Path):
     ({0: record(9), 1: record(2, state=State.FINISHED)}, (0,)),  # the finished are awaited by nobody
     ({0: record(9, state=State.FAILED), 1: record(9, state=State.FINISHED)}, ()),
     ({0: record(1), 1: record(0, state=State.STARTING)}, (1,)),
-    ({0: record(3, 1), 1: record(3, 1, waits=True), 2: record(3, 1, waits=True)}, (0,)),
-    ({0: record(3, 2, waits=True), 1: record(3, 9)}, (1,)),  # it drew fewer tokens, and is done
-    ({0: record(3, waits=True), 1: record(2, waits=True)}, (1,)),  # all wait: a defect of ours
+    ({0: record(3, 1), 1: record(3, 1, waits_in=MEETS), 2: record(3, 1, waits_in=MEETS)}, (0,)),
+    ({0: record(3, 2, waits_in=MEETS), 1: record(3, 9)}, (1,)),  # it drew fewer tokens, and is done
+    ({0: record(3, waits_in=MEETS), 1: record(2, waits_in=MEETS)}, (1,)),  # all wait: a defect of ours
 ])  # fmt: skip
 def test_awaited(records: dict[int, Record | None], expected: tuple[int, ...]):
     assert awaited(records) == expected

@@ -136,14 +136,14 @@ def test_who_waits_in_a_broadcast_says_so(ranks: list[Meeting], aside: Callable[
             waiting = aside(lambda: [put(ranks[0], 1, to=(1,)) for _ in range(NUM_SLOTS + 1)])
         else:
             waiting = aside(taken, ranks[1], 1)
-        assert until(lambda: beat.record.waits)
+        assert until(lambda: beat.record.waits_in)
         assert not waiting.done()
         if side == "sender":
             taken(ranks[1], 1)
         else:
             put(ranks[0], 1, to=(1,))
         assert_goes_on(waiting)
-        assert not beat.record.waits
+        assert not beat.record.waits_in
     finally:
         heartbeat.stop()
 
@@ -175,7 +175,7 @@ def test_a_sender_that_is_killed_leaves_its_receiver_waiting(
 
 
 def waits(record: Record | None) -> bool:
-    return record is not None and record.waits
+    return record is not None and bool(record.waits_in)
 
 
 def until(condition: Callable[[], bool]) -> bool:

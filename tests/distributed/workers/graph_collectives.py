@@ -1,0 +1,79 @@
+"""One worker that runs collectives in graphs, over all ranks and over some of them.
+
+usage: graph_collectives.py FOLDER. Every rank writes FOLDER/<rank>_<turn>.npz: results by the names of cases and their
+ranks, of floats as float32. No collective reads another one's result.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from mindgspo.launch.worker import run_worker
+from mindgspo.parallel import runtime
+from mindgspo.parallel.cluster import meet_others
+
+
+def body(folder: Path) -> int:
+    runtime.set_up_runtime("CPU")
+    import mindspore as ms
+    from collective_cases import USED, graphs, key, own_input
+    from mindspore import Tensor, nn, ops
+
+    from mindgspo.parallel import collective_ops, collectives
+
+    meet_others()
+    collectives.open_meeting()
+    rank = runtime.rank()
+
+    class One(nn.Cell):
+        """An operator of a dtype, of numbers that numpy has."""
+
+        def __init__(self, operator, dtype: str, uses_tokens: bool) -> None:
+            super().__init__()
+            self.operator, self.dtype, self.uses_tokens = operator, getattr(ms, dtype), uses_tokens
+            self.back = ms.float32 if "float" in dtype else ms.int64
+
+        def construct(self, x: Tensor, tokens: Tensor) -> Tensor:
+            x = ops.cast(x, self.dtype)
+            if self.uses_tokens:
+                return ops.cast(self.operator(x, tokens), self.back)
+            return ops.cast(self.operator(x), self.back)
+
+    class All(nn.Cell):
+        def __init__(self, cells: list[One]) -> None:
+            super().__init__()
+            self.parts = nn.CellList(cells)
+
+        def construct(self, tokens: Tensor, *xs: Tensor) -> tuple[Tensor, ...]:
+            results = ()
+            for i, cell in enumerate(self.parts):
+                results += (cell(xs[i], tokens[i]),)
+            return results
+
+    arrays: list[dict[str, np.ndarray]] = [{}, {}]
+    for cases in graphs(runtime.world_size()):
+        own = [(case, ranks) for case, ranks in cases if rank in ranks]
+        if not own:
+            continue
+        net = All([
+            One(getattr(collective_ops, case.operation)(ranks, *case.axes), case.dtype, case.operation == USED)
+            for case, ranks in own
+        ])  # fmt: skip
+        for turn in range(2):
+            given = [own_input(case, ranks, rank, turn) for case, ranks in own]
+            tokens = Tensor(np.array([[0, used] for _, used in given], np.int32))
+            found = net(tokens, *(Tensor(x) for x, _ in given))
+            names = [key(case, ranks) for case, ranks in own]
+            arrays[turn] |= {name: array.asnumpy() for name, array in zip(names, found, strict=True)}
+    for turn in range(2):
+        np.savez(folder / f"{rank}_{turn}.npz", **arrays[turn])
+    collectives.barrier()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    run_worker(lambda: body(Path(sys.argv[1])))
