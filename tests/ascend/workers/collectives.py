@@ -2,6 +2,7 @@
 graphs and from the host; and messages of which the two sides differ. usage: see launch_cards.py.
 """
 
+from collections.abc import Callable
 from functools import reduce
 from itertools import permutations
 
@@ -25,8 +26,10 @@ def work() -> int:
     for dtype in ("float32", "bfloat16", "int32", "uint8"):
         check_messages(rank, world, dtype)
         check_exchange(rank, world, dtype)
+    check_ring(rank, len(world))
     check_messages_of_graphs(rank, world)
     check_different_sides(rank)
+    check_different_collectives(rank)
     return 0
 
 
@@ -146,6 +149,18 @@ def check_exchange(rank: int, world: tuple[int, ...], dtype: str) -> None:
     assert_equal(into, expected, dtype)
 
 
+def check_ring(rank: int, size: int) -> None:
+    """All ranks send and receive at once, which one after the other would never end."""
+    from mindspore.mint import distributed
+
+    into = tensor(np.zeros(4), "float32")
+    sends = distributed.P2POp("isend", tensor(np.full(4, rank), "float32"), (rank + 1) % size)
+    receives = distributed.P2POp("irecv", into, (rank - 1) % size)
+    for work in distributed.batch_isend_irecv([sends, receives]):
+        work.wait()
+    assert_equal(into, np.full(4, (rank - 1) % size, np.float32))
+
+
 def check_messages_of_graphs(rank: int, world: tuple[int, ...]) -> None:
     """Along all ranks, each adding 1."""
     import mindspore as ms
@@ -179,23 +194,37 @@ def check_messages_of_graphs(rank: int, world: tuple[int, ...]) -> None:
     assert_equal(x, np.full(4, rank, np.float32))
 
 
+def refused(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except RuntimeError as error:
+        return str(error)
+    raise AssertionError("it has gone through")
+
+
 def check_different_sides(rank: int) -> None:
     """Both sides of a message are told of both."""
     from mindspore.mint import distributed
 
-    try:
-        if rank == 0:
-            distributed.send(tensor(np.ones(3), "int32"), 1)
-        elif rank == 1:
-            distributed.recv(tensor(np.ones(4), "float32"), 0)
-        else:
-            return
-    except RuntimeError as error:
-        told = "in Send to rank 1", "in Receive from rank 0"
-        amounts = "has 3 int32, rank 1 4 float32", "has 4 float32, rank 0 3 int32"
-        assert f"rank {rank} {told[rank]}" in str(error) and amounts[rank] in str(error), error
+    if rank == 0:
+        told = refused(lambda: distributed.send(tensor(np.ones(3), "int32"), 1))
+        assert "rank 0 in Send to rank 1 (" in told and ") has 3 int32, rank 1 4 float32" in told, told
+    elif rank == 1:
+        told = refused(lambda: distributed.recv(tensor(np.ones(4), "float32"), 0))
+        assert "rank 1 in Receive from rank 0 (" in told and ") has 4 float32, rank 0 3 int32" in told, told
+
+
+def check_different_collectives(rank: int) -> None:
+    """So are the ranks of a group."""
+    from mindspore.mint import distributed
+
+    values = tensor(np.ones(4), "float32")
+    if rank == 0:
+        told = refused(lambda: distributed.all_reduce(values))
+        assert "rank 0 in AllReduce (" in told and "rank 1 in Broadcast 4 float32" in told, told
     else:
-        raise AssertionError("a message that the two sides see in two ways has gone through")
+        told = refused(lambda: distributed.broadcast(values, 0))
+        assert f"rank {rank} in Broadcast (" in told and "rank 0 in AllReduce 4 float32" in told, told
 
 
 if __name__ == "__main__":
