@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, nn
 
 from mindgspo.config import ExperimentConfig
 from mindgspo.data.micro_batches import BatchLayout, micro_batches
@@ -26,7 +26,8 @@ from mindgspo.models.transformer import rope_tables
 from mindgspo.models.weights import initialize_weights, load_weights, weights_as_numpy
 from mindgspo.parallel import heartbeat, runtime
 from mindgspo.parallel.cluster import start_device
-from mindgspo.parallel.collectives import GraphOfRanks, group_name
+from mindgspo.parallel.collective_ops import all_reduce
+from mindgspo.parallel.collectives import GraphOfRanks
 from mindgspo.parallel.ranks import RankGrid, Ranks
 from mindgspo.trainer.build import build_backend
 from mindgspo.types import Batch
@@ -212,9 +213,9 @@ class _Twin:
 
 
 class _Sum(nn.Cell):
-    def __init__(self, group: str) -> None:
+    def __init__(self, ranks: Ranks) -> None:
         super().__init__(auto_prefix=False)
-        self.sum = ops.AllReduce(group=group)
+        self.sum = all_reduce(ranks)
 
     def construct(self, x: Tensor) -> Tensor:
         return self.sum(x)
@@ -238,7 +239,7 @@ def _group_checks(config: ExperimentConfig) -> Iterator[Check]:
             if len(ranks) > 1:
                 groups.setdefault(ranks, f"{name} {kind}")
     for ranks, name in groups.items():
-        graph = GraphOfRanks(_Sum(group_name(ranks)), ranks)
+        graph = GraphOfRanks(_Sum(ranks), ranks)
         found = graph(Tensor(np.full(1024, rank + 1, np.float32))).asnumpy()
         expected = np.full(1024, sum(one + 1 for one in ranks), np.float32)
         yield Check(name=f"AllReduce, {name} group of {len(ranks)}", error=_error(found, expected), allowed=0.0)

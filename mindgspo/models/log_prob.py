@@ -28,7 +28,7 @@ from mindspore import Tensor, nn, ops
 from mindspore.ops import constexpr
 
 from mindgspo.config import ModelSection
-from mindgspo.parallel.collectives import group_name
+from mindgspo.parallel.collective_ops import all_reduce
 from mindgspo.parallel.placement import AutoParallelPlacement, Placement
 from mindgspo.parallel.ranks import DATA, MODEL, WHOLE
 
@@ -188,7 +188,7 @@ class VocabParallelLogProb(ChunkedLogProb):
         self, place: Placement, *, temperature: float, chunk_bytes: int = 64 << 20, mask_V: Tensor | None = None
     ) -> None:
         super().__init__(temperature=temperature, chunk_bytes=chunk_bytes, mask_V=mask_V)
-        self.sum = ops.AllReduce(group=group_name(place.model_ranks))
+        self.sum = all_reduce(place.model_ranks)
         self.softmax = ops.Softmax(axis=-1)
         self.index = place.at.model
         own = np.zeros((1, place.model_parallel), np.float32)

@@ -3,9 +3,6 @@ it.
 
 Every public function returns a cell that costs nothing where the rank is alone.
 
-CPU collectives of compiled graphs know AllReduce alone on groups of ranks; a gather is then the sum of parts that are
-zero outside the rank's own place, exact in every bit but the sign of a zero.
-
 Legend: M flattened tokens, H hidden units, S decode slots, V vocabulary entries.
 """
 
@@ -15,23 +12,9 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from mindgspo.parallel.collectives import group_name
+from mindgspo.parallel.collective_ops import all_gather, all_reduce
 from mindgspo.parallel.placement import Placement
-from mindgspo.parallel.runtime import current_device
-
-
-class SumOverRanks(nn.Cell):
-    """The sum of every rank's x. On CPU in float32, rounded once: its AllReduce has no bfloat16."""
-
-    def __init__(self, group: str) -> None:
-        super().__init__(auto_prefix=False)
-        self.sum = ops.AllReduce(group=group)
-        self.is_wide = current_device() != "Ascend"
-
-    def construct(self, x: Tensor) -> Tensor:
-        if self.is_wide:
-            return ops.cast(self.sum(ops.cast(x, ms.float32)), x.dtype)
-        return self.sum(x)
+from mindgspo.parallel.ranks import Ranks
 
 
 class Unchanged(nn.Cell):
@@ -44,9 +27,9 @@ class Unchanged(nn.Cell):
 class EnterModelParallel(nn.Cell):
     """x on every rank, before layers that each compute their own part of the output: its gradients are summed."""
 
-    def __init__(self, group: str) -> None:
+    def __init__(self, ranks: Ranks) -> None:
         super().__init__(auto_prefix=False)
-        self.sum = SumOverRanks(group)
+        self.sum = all_reduce(ranks)
 
     def construct(self, x: Tensor) -> Tensor:
         return x
@@ -60,9 +43,9 @@ class EnterModelParallel(nn.Cell):
 class LeaveModelParallel(nn.Cell):
     """The sum of every rank's part; all ranks go on with the same gradient."""
 
-    def __init__(self, group: str) -> None:
+    def __init__(self, ranks: Ranks) -> None:
         super().__init__(auto_prefix=False)
-        self.sum = SumOverRanks(group)
+        self.sum = all_reduce(ranks)
 
     def construct(self, x: Tensor) -> Tensor:
         return self.sum(x)
@@ -72,27 +55,11 @@ class LeaveModelParallel(nn.Cell):
 
 
 class GatherColumns(nn.Cell):
-    """[S, V / ranks] -> [S, V] on every rank; not differentiable."""
+    """[S, V / ranks] -> [S, V] on every rank, float32; not differentiable."""
 
     def __init__(self, place: Placement) -> None:
         super().__init__(auto_prefix=False)
-        self.sum = ops.AllReduce(group=group_name(place.model_ranks))
-        own = np.zeros((1, place.model_parallel, 1), np.float32)
-        own[0, place.at.model] = 1.0
-        self.own = Tensor(own)
-
-    def construct(self, part: Tensor) -> Tensor:
-        num_slots, width = part.shape
-        spread = ops.cast(part, ms.float32).reshape(num_slots, 1, width) * self.own
-        return self.sum(spread).reshape(num_slots, -1)
-
-
-class AllGatherColumns(nn.Cell):
-    """As `GatherColumns`, where collectives of graphs gather in groups; never run on a card."""
-
-    def __init__(self, place: Placement) -> None:
-        super().__init__(auto_prefix=False)
-        self.gather = ops.AllGather(group=group_name(place.model_ranks))
+        self.gather = all_gather(place.model_ranks)
         self.count = place.model_parallel
 
     def construct(self, part: Tensor) -> Tensor:
@@ -106,7 +73,7 @@ class FromFirstRank(nn.Cell):
 
     def __init__(self, place: Placement) -> None:
         super().__init__(auto_prefix=False)
-        self.sum = ops.AllReduce(group=group_name(place.model_ranks))
+        self.sum = all_reduce(place.model_ranks)
         self.is_first = Tensor(np.float32(place.at.model == 0))
 
     def construct(self, ids_S: Tensor, logprobs_S: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,21 +94,21 @@ def enter_model_parallel(place: Placement) -> nn.Cell:
     """To be applied to the input of column-parallel layers, once for all that share it."""
     if place.model_parallel == 1:
         return Unchanged()
-    return EnterModelParallel(group_name(place.model_ranks))
+    return EnterModelParallel(place.model_ranks)
 
 
 def leave_model_parallel(place: Placement) -> nn.Cell:
     """To be applied to the output of a row-parallel layer."""
     if place.model_parallel == 1:
         return Unchanged()
-    return LeaveModelParallel(group_name(place.model_ranks))
+    return LeaveModelParallel(place.model_ranks)
 
 
 def gather_columns(place: Placement) -> nn.Cell:
     """To be applied to logits [S, V / ranks]."""
     if place.model_parallel == 1:
         return Unchanged()
-    return AllGatherColumns(place) if current_device() == "Ascend" else GatherColumns(place)
+    return GatherColumns(place)
 
 
 def from_first_rank(place: Placement) -> nn.Cell:

@@ -9,9 +9,11 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindgspo.algorithms.optim.adamw import short_runs, squared_rows
 from mindgspo.data.routing import RoutedTokens
+from mindgspo.parallel.collective_ops import all_reduce
 from mindgspo.parallel.device_ops import has_kernels, policy_inputs
 from mindgspo.parallel.kernel_ops import AccumulateKernel
 from mindgspo.parallel.parameter_memory import set_values, zeros_beside
+from mindgspo.parallel.ranks import Ranks
 from mindgspo.types import Batch
 
 NUM_POLICY_INPUTS = 6
@@ -131,14 +133,14 @@ def discard(gradients: Sequence[Parameter]) -> None:
 class GradientNorm(nn.Cell):
     """Global L2 norm of the accumulated gradients.
 
-    gradients: those that count on this rank. group: the ranks that have the others; None for a rank that has all.
+    gradients: those that count on this rank. ranks: who has the others, this one among them; none where it has all.
     """
 
-    def __init__(self, gradients: Sequence[Parameter], group: str | None = None) -> None:
+    def __init__(self, gradients: Sequence[Parameter], ranks: Ranks = ()) -> None:
         super().__init__(auto_prefix=False)
         self.gradients = ParameterTuple(gradients)
         self.runs = short_runs(len(self.gradients))
-        self.sum = None if group is None else ops.AllReduce(group=group)
+        self.sum = all_reduce(ranks) if ranks else None
         self.zero = Tensor(np.float32(0))
 
     def construct(self) -> Tensor:

@@ -27,7 +27,7 @@ from mindgspo.algorithms.optim.gradients import (
 from mindgspo.config.schema import OptimizerSection
 from mindgspo.data.routing import RoutedTokens
 from mindgspo.models.names import parameter_shapes
-from mindgspo.parallel.collectives import GraphOfRanks, group_name, meet, sum_in_shared_memory, world_ranks
+from mindgspo.parallel.collectives import GraphOfRanks, meet, sum_in_shared_memory, world_ranks
 from mindgspo.parallel.device_ops import takes_packed
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_layouts import gradient_ranks, parameter_layouts
@@ -113,7 +113,7 @@ class ManualUpdate(SingleUpdate):
             for name, gradient in zip(names, self.gradients, strict=True)
             if self._layouts[name].ranks_with_slice_of(self.rank)[0] == self.rank
         ]
-        self._norm = GraphOfRanks(GradientNorm(counted, group_name(world_ranks())), world_ranks())
+        self._norm = GraphOfRanks(GradientNorm(counted, world_ranks()), world_ranks())
         self._step = GraphOfRanks(OptimizerStep(self.optimizer, self.gradients), world_ranks())
 
     def _grad_norm(self, squares: Sequence[np.ndarray]) -> float:
