@@ -64,6 +64,7 @@ class PolicyLogProbs(nn.Cell):
     ) -> None:
         super().__init__(auto_prefix=False)
         self.model, self.num_layers = model, model.config.num_hidden_layers
+        self.is_last = model.place.is_last_stage
         self.with_entropy = with_entropy
         self.replays_experts, self.tells_choices = replays_experts, tells_choices
         self.is_divided = model.place.is_divided
@@ -102,6 +103,9 @@ class PolicyLogProbs(nn.Cell):
         tells_choices, chosen_MX, int32: see `types.Routing`.
 
         given_RTX: of replays_experts; see `RoutedTokens.given`.
+
+        A pipeline stage that is not the last returns hidden states [M, H] in place of the first two, and with
+        tells_choices the columns of its own layers; one that is not the first takes those in place of ids_RT.
         """
         given_MX = None if given_RTX is None else given_RTX.reshape(-1, given_RTX.shape[-1])
         if self.tells_choices and self.is_divided:
@@ -110,14 +114,16 @@ class PolicyLogProbs(nn.Cell):
             return logp_NK, entropy_NK, told_MX
         if self.tells_choices:
             hidden_MH, choices = self.model.with_choices(ids_RT, positions_RT, segments_RT, given_MX)
-            logp_NK, entropy_NK = self._log_probs(hidden_MH, segments_RT, predict_P, targets_P, place_NK)
-            return logp_NK, entropy_NK, ops.concat(choices, 1)
+            found = self._log_probs(hidden_MH, segments_RT, predict_P, targets_P, place_NK)
+            return *found, ops.concat(choices, 1)
         hidden_MH = self.model(ids_RT, positions_RT, segments_RT, given_MX)
         return self._log_probs(hidden_MH, segments_RT, predict_P, targets_P, place_NK)
 
     def _log_probs(
         self, hidden_MH: Tensor, segments_RT: Tensor, predict_P: Tensor, targets_P: Tensor, place_NK: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
+        if not self.is_last:
+            return (hidden_MH,)
         if self.kernel is not None:
             weight_VH = without_padding(self.model)
             logp_P, entropy_P = self.kernel(hidden_MH, weight_VH, predict_P, targets_P, segments_RT)

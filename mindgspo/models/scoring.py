@@ -27,6 +27,7 @@ from mindgspo.parallel.device_ops import PolicyInputs, attention_segments, polic
 from mindgspo.parallel.kernel_ops import LinearKernel, LogProbKernel, RowsKernel
 from mindgspo.parallel.placement import AutoParallelPlacement
 from mindgspo.parallel.replicas import Arrays, Replicas
+from mindgspo.parallel.stages import Stage, entering
 from mindgspo.types import Batch, ExpertArray, Float32Array, Int32Array
 
 # One graph is compiled per row length: powers of two up to _FINE, then multiples of it.
@@ -73,9 +74,9 @@ class PolicyScorer:
             tells_choices=tells_choices,
         )
         self._policy, self._is_packed = GraphOfRanks(policy, model.place.model_ranks), policy.is_packed
-        self._replays_experts, self._num_layers = replays_experts, policy.num_layers
-        self._expert_dtype = expert_dtype(model.config.num_experts or 0)
-        self._replicas = Replicas(model.place)
+        self._replays_experts, self._tells_choices = replays_experts, tells_choices
+        self._num_layers, self._expert_dtype = policy.num_layers, expert_dtype(model.config.num_experts or 0)
+        self._replicas, self._stage = Replicas(model.place), Stage(model.place, model)
 
     def compile(self, batch: Batch) -> None:
         """Nothing to do: compiling does not lay parameters out here."""
@@ -84,16 +85,26 @@ class PolicyScorer:
         """One result per batch, on every rank; all graphs are launched before the first result is awaited."""
         own, numbers = self._replicas.own(batches), self._replicas.own(range(len(batches)))
         inputs = [policy_inputs(batch, is_packed=self._is_packed) for batch in own]
-        pending = [self._policy(*self._tensors(batch, of)) for batch, of in zip(own, inputs, strict=True)]
-        found, chosen = [], [None] * len(batches)
-        for number, batch, (_, routed), result in zip(numbers, own, inputs, pending, strict=True):
-            logp, entropy, *choices = (tensor.asnumpy() for tensor in result)
-            mismatch = ()
-            if choices and batch.experts_RTX is not None:
-                mismatch = (routed.differing(batch, *choices, self._num_layers).array,)
-            for chosen_MX in choices:
-                chosen[number] = routed.in_rows(batch, chosen_MX.astype(self._expert_dtype))
-            found.append((logp, entropy, *mismatch))
+        tensors = [self._tensors(batch, of) for batch, of in zip(own, inputs, strict=True)]
+        pending: list[tuple[Tensor, ...]] = []
+
+        def forward(number: int, came: Tensor | None) -> Tensor | None:
+            found = self._policy(*entering(tensors[number], came))
+            pending.append(found if self._stage.is_last else found[1:])
+            return found[0]
+
+        self._stage.prepare(
+            (self._policy, entering(of_batch, self._stage.like_what_comes(of_batch[0]))) for of_batch in tensors
+        )
+        self._stage.run([of_batch[0].size for of_batch in tensors], forward=forward)
+        results = [tuple(tensor.asnumpy() for tensor in result) for result in pending]
+        choices = self._stage.choices_of_all([result[-1] for result in results if self._tells_choices])
+        found, chosen = [result[:2] for result in results if self._stage.is_last], [None] * len(batches)
+        for index, chosen_MX in enumerate(choices):
+            batch, routed = own[index], inputs[index].routed
+            chosen[numbers[index]] = routed.in_rows(batch, chosen_MX.astype(self._expert_dtype))
+            if self._stage.is_last and batch.experts_RTX is not None:
+                found[index] += (routed.differing(batch, chosen_MX, self._num_layers).array,)
         collected = self._replicas.collect(found, num_items=len(batches))
         return [
             replace(TokenScores.of(batch, *arrays), experts_RTX=experts_RTX)

@@ -253,7 +253,12 @@ class DecoderLayer(nn.Cell):
 
 
 class Transformer(nn.Cell):
-    """Input table, layers, final norm and output table, without a head. Tied embeddings are one table."""
+    """Input table, layers, final norm and output table, without a head. Tied embeddings are one table.
+
+    A pipeline stage has its own layers alone, the first one the input table, the last one norm and output table. What
+    `construct` and `with_choices` call ids_RT and the hidden states are on the inner sides the states [M, H] that one
+    stage returns and the next one takes.
+    """
 
     def __init__(self, config: ModelSection, place: Placement = ALONE) -> None:
         super().__init__(auto_prefix=False)
@@ -265,20 +270,25 @@ class Transformer(nn.Cell):
         self.dtype = dtype
         self.hidden_size, self.head_dim = config.hidden_size, config.head_dim
         self.tied = config.tie_word_embeddings
-        self.embed_tokens = VocabParallelEmbedding(
-            config.rows, config.hidden_size, dtype=dtype, name="model.embed_tokens", place=place
-        )
+        self.is_first, self.is_last = place.is_first_stage, place.is_last_stage
+        if self.is_first or (self.is_last and self.tied):
+            self.embed_tokens = VocabParallelEmbedding(
+                config.rows, config.hidden_size, dtype=dtype, name="model.embed_tokens", place=place
+            )
         self.layers = nn.CellList(
-            [DecoderLayer(config, dtype, i, place) for i in range(config.num_hidden_layers)],
+            [DecoderLayer(config, dtype, i, place) for i in place.own_layers(config.num_hidden_layers)],
             auto_prefix=False,
         )
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, "model.norm", place)
         output_rows = place.share(config.rows)
         self.num_tokens, self.is_padded = config.vocab_size, config.rows > config.vocab_size
-        if not self.tied:
-            self.lm_head = zero_parameter((output_rows, config.hidden_size), "lm_head.weight")
+        if self.is_last:
+            self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, "model.norm", place)
+            if not self.tied:
+                self.lm_head = zero_parameter((output_rows, config.hidden_size), "lm_head.weight")
+        else:
+            self.add = ops.Add()
         # A whole table is the output table by its own rows alone.
-        self.takes_rows = self.tied and self.embed_tokens.weight.shape[0] > output_rows
+        self.takes_rows = self.is_last and self.tied and self.embed_tokens.weight.shape[0] > output_rows
         self.first_output, self.last_output = place.at.model * output_rows, (place.at.model + 1) * output_rows
         self.rotation = RotationOp(*rope_tables(config), place)
         self.segment_mask = SegmentMask()
@@ -304,10 +314,10 @@ class Transformer(nn.Cell):
             return self.with_choices(ids_RT, positions_RT, segments, given_MX)[0]
         rotation = self.rotation(positions_RT.reshape(-1))
         mask = self.segment_mask(segments)
-        x_MH = self.embed_tokens(ids_RT.reshape(-1), mask)
+        x_MH = self._entering(ids_RT, mask)
         for layer in self.layers:
             x_MH = layer(x_MH, rotation, mask, given_MX)
-        return self.norm(x_MH, mask)
+        return self.norm(x_MH, mask) if self.is_last else x_MH
 
     def with_choices(
         self, ids_RT: Tensor, positions_RT: Tensor, segments: Tensor, given_MX: Tensor | None = None
@@ -316,17 +326,26 @@ class Transformer(nn.Cell):
         computed again in a backward pass."""
         rotation = self.rotation(positions_RT.reshape(-1))
         mask = self.segment_mask(segments)
-        x_MH, choices = self.embed_tokens(ids_RT.reshape(-1), mask), ()
+        x_MH, choices = self._entering(ids_RT, mask), ()
         if self.carries:
             delta_MH = None
             for layer in self.layers:
                 x_MH, delta_MH, choice = layer.carry(x_MH, delta_MH, rotation, mask, given_MX)
                 choices += choice
+            if not self.is_last:
+                return self.add(x_MH, delta_MH), choices
             return self.norm.of_sum(x_MH, delta_MH, mask)[0], choices
         for layer in self.layers:
             x_MH, _, _, choice = layer.prefill(x_MH, rotation, mask, given_MX)
             choices += choice
-        return self.norm(x_MH, mask), choices
+        return (self.norm(x_MH, mask) if self.is_last else x_MH), choices
+
+    def _entering(self, ids_RT: Tensor, tokens: Tensor) -> Tensor:
+        return self.embed_tokens(ids_RT.reshape(-1), tokens) if self.is_first else ids_RT
+
+    def passed_shape(self, num_tokens: int) -> tuple[int, int]:
+        """[M, H] of what one stage passes to the next of so many tokens of a micro-batch."""
+        return num_tokens, self.hidden_size
 
     def with_told(
         self, ids_RT: Tensor, positions_RT: Tensor, segments: Tensor, told_MX: Tensor

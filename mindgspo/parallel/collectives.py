@@ -155,14 +155,19 @@ class GraphOfRanks:
         self._call = runtime.CompiledCell(cell)
         self._compiled: set[tuple] = set()
 
+    def compile(self, *inputs: Tensor) -> bool:
+        """Compile for inputs of these shapes, without meeting the others; whether that was still to be done."""
+        shapes = tuple((tuple(tensor.shape), str(tensor.dtype)) for tensor in inputs)
+        if shapes in self._compiled:
+            return False
+        self.cell.compile(*inputs)
+        self._compiled.add(shapes)
+        return True
+
     def __call__(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         heartbeat.tick()
-        if len(self._ranks) > 1:
-            shapes = tuple((tuple(tensor.shape), str(tensor.dtype)) for tensor in inputs)
-            if shapes not in self._compiled:
-                self.cell.compile(*inputs)
-                self._compiled.add(shapes)
-                meet(self._ranks)
+        if len(self._ranks) > 1 and self.compile(*inputs):
+            meet(self._ranks)
         return self._call(*inputs)
 
 

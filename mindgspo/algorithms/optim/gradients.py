@@ -86,37 +86,103 @@ class Objective(nn.Cell):
         return loss, metrics, log_ratio, entropy, ops.stop_gradient(logp_NK), *found[2:]
 
 
-class GradientAccumulator(nn.Cell):
-    """Gradient of one micro-batch, added to `gradients`. Composed, they are zero before the first, as `OptimizerStep`
-    leaves them; the kernel replaces what the update before has left."""
+class Accumulator(nn.Cell):
+    """Adds to `gradients`. Composed, they are zero before the first micro-batch, as `OptimizerStep` leaves them; the
+    kernel replaces what the update before has left."""
 
-    def __init__(self, objective: Objective, weights: ParameterTuple, gradients: ParameterTuple) -> None:
+    def __init__(self, gradients: ParameterTuple) -> None:
         super().__init__(auto_prefix=False)
-        self.objective = objective
-        self.weights = weights
         self.gradients = gradients
-        self.runs = short_runs(len(weights))
-        self.value_and_grad = ops.value_and_grad(objective, 0, weights, has_aux=True)
+        self.runs = short_runs(len(gradients))
         self.kernel = AccumulateKernel(gradients) if has_kernels() else None
         self.unknown = Tensor(np.zeros(1, np.float32))
 
-    def construct(self, is_added: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Takes what `Objective` does, behind is_added: int32 [1], 0 for the first micro-batch of an update. Returns
-        what `Objective` does up to log-probs and d loss / d logp [N, K], 0 where masked; then, by the kernel, the sum
-        of the squares of the gradients so far, float32 [1], and what else the policy returns."""
-        found, (grad_logp_NK, gradients) = self.value_and_grad(*inputs)
+    def add(self, is_added: Tensor, gradients: tuple[Tensor, ...]) -> Tensor:
+        """is_added: int32 [1], 0 for the first micro-batch of an update. By the kernel the sum of the squares so far,
+        float32 [1]."""
         squares = self.unknown
         if self.kernel is not None:
             squares = self.kernel(is_added, *gradients)
         else:
             for first, last in self.runs:
                 self.add_run(gradients, first, last)
-        return *found[:_NUM_MEASURED], grad_logp_NK, squares, *found[_NUM_MEASURED:]
+        return squares
 
     def add_run(self, gradients: tuple[Tensor, ...], first: int, last: int) -> None:
         """Add the gradients of the weights number `first` to `last` - 1."""
         for i in range(first, last):
             ops.assign_add(self.gradients[i], gradients[i])
+
+
+class GradientAccumulator(Accumulator):
+    """Gradient of one micro-batch, added to `gradients`. is_first: whether ids come in; on a later stage of a pipeline
+    hidden states do, which are differentiated, too."""
+
+    def __init__(
+        self, objective: Objective, weights: ParameterTuple, gradients: ParameterTuple, *, is_first: bool = True
+    ) -> None:
+        super().__init__(gradients)
+        self.objective, self.weights, self.is_first = objective, weights, is_first
+        self.value_and_grad = ops.value_and_grad(objective, 0 if is_first else (0, 1), weights, has_aux=True)
+
+    def construct(self, is_added: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Takes what `Objective` does, behind is_added; see `Accumulator.add`. Returns what `Objective` does up to
+        log-probs and d loss / d logp [N, K], 0 where masked; then what `add` returns, what else the policy returns, and
+        the gradient of hidden states that came in."""
+        found, (of_inputs, gradients) = self.value_and_grad(*inputs)
+        squares = self.add(is_added, gradients)
+        if self.is_first:
+            return *found[:_NUM_MEASURED], of_inputs, squares, *found[_NUM_MEASURED:]
+        return *found[:_NUM_MEASURED], of_inputs[0], squares, *found[_NUM_MEASURED:], of_inputs[1]
+
+
+class StageObjective(nn.Cell):
+    """0, whose gradient by what a stage returns is given.
+
+    policy: of a stage that is not the last, construct(*the policy's inputs) -> (hidden states, ...)."""
+
+    def __init__(self, policy: nn.Cell) -> None:
+        super().__init__(auto_prefix=False)
+        self.policy = policy
+        self.given = GivenGradient()
+
+    def construct(self, entering: Tensor, gradient_MH: Tensor, *inputs: Tensor) -> Tensor:
+        """entering: the policy's first input, inputs: the others."""
+        return self.given(self.policy(entering, *inputs)[0], gradient_MH)
+
+
+class GivenGradient(nn.Cell):
+    """construct(x, gradient) -> 0, whose gradient by x is `gradient`."""
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+        self.zero = Tensor(np.float32(0))
+
+    def construct(self, x: Tensor, gradient: Tensor) -> Tensor:
+        return ops.depend(self.zero, x)
+
+    def bprop(self, x, gradient, out, dout):
+        return gradient, ops.zeros_like(gradient)
+
+
+class StageAccumulator(Accumulator):
+    """As `GradientAccumulator`, of a stage that is not the last. Its forward pass is computed again."""
+
+    def __init__(
+        self, policy: nn.Cell, weights: ParameterTuple, gradients: ParameterTuple, *, is_first: bool = True
+    ) -> None:
+        super().__init__(gradients)
+        self.weights, self.is_first = weights, is_first
+        self.grad = ops.grad(StageObjective(policy), None if is_first else 0, weights)
+
+    def construct(self, is_added: Tensor, entering: Tensor, gradient_MH: Tensor, *inputs: Tensor) -> Tensor:
+        """is_added: as of `add`; the others as of `StageObjective`. The gradient of hidden states that came in; on the
+        first stage what `add` returns."""
+        found = self.grad(entering, gradient_MH, *inputs)
+        if self.is_first:
+            return self.add(is_added, found)
+        squares = self.add(is_added, found[1])
+        return ops.depend(found[0], squares)
 
 
 def gradients_of(weights: ParameterTuple) -> ParameterTuple:

@@ -9,26 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-import mindspore as ms
-import numpy as np
 from mindspore import Parameter, Tensor, nn
 
+from mindgspo.algorithms.optim.accumulation import Accumulation
 from mindgspo.algorithms.optim.adamw import AdamW
 from mindgspo.algorithms.optim.backend import UpdateBackend, moment_layouts_of
-from mindgspo.algorithms.optim.gradients import (
-    GradientAccumulator,
-    GradientNorm,
-    Objective,
-    OptimizerStep,
-    discard,
-    gradients_of,
-    tensors_of,
-)
+from mindgspo.algorithms.optim.gradients import GradientNorm, OptimizerStep
 from mindgspo.config.schema import OptimizerSection
-from mindgspo.data.routing import RoutedTokens
 from mindgspo.models.names import parameter_shapes
 from mindgspo.parallel.collectives import GraphOfRanks, meet, sum_in_shared_memory, world_ranks
-from mindgspo.parallel.device_ops import takes_packed
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_layouts import gradient_ranks, parameter_layouts
 from mindgspo.parallel.parameter_memory import values_of
@@ -38,56 +27,31 @@ from mindgspo.parallel.replicas import Arrays, Replicas
 from mindgspo.parallel.runtime import CompiledCell
 from mindgspo.types import Batch
 
-_NUM_RESULTS = 6
-"""Of `MicroBatchResult` without the drift."""
-
 
 class SingleUpdate(UpdateBackend):
     """The update of one process, which holds the whole model."""
 
     def __init__(self, policy: nn.Cell, loss: nn.Cell, section: OptimizerSection, place: Placement = ALONE) -> None:
         super().__init__(policy, loss)
-        self._replicas, self._is_packed = Replicas(place), takes_packed(policy)
-        self._replays_experts = getattr(policy, "replays_experts", False)
-        self._num_layers = getattr(policy, "num_layers", 0)
-        self.gradients = gradients_of(self.weights)
-        self.accumulator = GradientAccumulator(Objective(policy, loss), self.weights, self.gradients)
+        self._replicas = Replicas(place)
+        self.accumulation = Accumulation(policy, loss, self.weights, place)
+        self.accumulator, self.gradients = self.accumulation.cell, self.accumulation.gradients
         self.optimizer = AdamW(self.weights, section)
-        self._accumulate: Callable[..., tuple[Tensor, ...]] = CompiledCell(self.accumulator)
         self._norm: Callable[..., Tensor] = GradientNorm(self.gradients)
         self._step: Callable[..., Tensor] = CompiledCell(OptimizerStep(self.optimizer, self.gradients))
 
     def _apply(self, batches: Sequence[Batch], *, kl_coef: float, lr: float) -> tuple[list[Arrays], float]:
-        # All graphs are launched before the first result is read: the device does not wait for the host.
-        own = self._replicas.own(batches)
-        inputs = [tensors_of(batch, kl_coef, is_packed=self._is_packed, replays=self._replays_experts) for batch in own]
-        pending = [
-            self._accumulate(Tensor([int(number > 0)], ms.int32), *tensors)
-            for number, (tensors, _) in enumerate(inputs)
-        ]
-        if not own:
-            discard(self.gradients)
-        found = [tuple(tensor.asnumpy() for tensor in result) for result in pending]
-        squares = [result[_NUM_RESULTS] for result in found]
-        drifts = [
-            self._drift(batch, routed, *result[_NUM_RESULTS + 1 :])
-            for batch, (_, routed), result in zip(own, inputs, found, strict=True)
-        ]
-        measured = [(*result[:_NUM_RESULTS], *drift) for result, drift in zip(found, drifts, strict=True)]
+        measured = self.accumulation(self._replicas.own(batches), kl_coef)
         results = self._replicas.collect(measured, num_items=len(batches))
-        grad_norm = self._grad_norm(squares)
+        grad_norm = self._grad_norm()
         self._refuse_non_finite([float(result[0]) for result in results], grad_norm)
         self._step(*self.optimizer.scalars(self._updates + 1, lr, grad_norm))
         return results, grad_norm
 
-    def _drift(self, batch: Batch, routed: RoutedTokens, *chosen_MX: np.ndarray) -> Arrays:
-        """chosen_MX: one, or none where the policy tells no choices."""
-        return tuple(routed.differing(batch, chosen, self._num_layers).array for chosen in chosen_MX)
-
-    def _grad_norm(self, squares: Sequence[np.ndarray]) -> float:
-        """Of the gradients, once every rank's are added up; squares: what the accumulator returned."""
+    def _grad_norm(self) -> float:
+        """Of the gradients, once every rank's are added up."""
         if self.accumulator.kernel is not None:
-            return math.sqrt(float(squares[-1][0]))
+            return math.sqrt(float(self.accumulation.squares[0]))
         return float(self._norm().asnumpy())
 
 
@@ -101,7 +65,6 @@ class ManualUpdate(SingleUpdate):
         self._layouts = parameter_layouts(parameter_shapes(model.config), model.config, place.plan)
         ranks = gradient_ranks(self._layouts, model.config, place.plan, place.rank)
         names = [weight.name for weight in self.weights]
-        self._accumulate = GraphOfRanks(self.accumulator, place.model_ranks)
         shared: dict[Ranks, list[Parameter]] = {}
         for name, gradient in zip(names, self.gradients, strict=True):
             if len(ranks[name]) > 1:
@@ -116,7 +79,7 @@ class ManualUpdate(SingleUpdate):
         self._norm = GraphOfRanks(GradientNorm(counted, world_ranks()), world_ranks())
         self._step = GraphOfRanks(OptimizerStep(self.optimizer, self.gradients), world_ranks())
 
-    def _grad_norm(self, squares: Sequence[np.ndarray]) -> float:
+    def _grad_norm(self) -> float:
         for ranks, gradients in self._shared:
             sum_in_shared_memory([values_of(gradient) for gradient in gradients], ranks)
         # Replicas may have had micro-batches of other shapes, hence graphs to compile.
