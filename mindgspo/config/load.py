@@ -215,7 +215,8 @@ def resolve(config: ExperimentConfig) -> ExperimentConfig:
     )
     evaluation = {key: getattr(rollout, key) for key in ("top_p", "top_k") if getattr(config.eval, key) is None}
     evaluation["best_metric"] = config.eval.best_metric or (OVERALL_REWARD if reward.is_own else OVERALL)
-    own = {"algorithm": algorithm, "reward": reward, "rollout": rollout, "plans": _with_tied_tables(config)}
+    plans = _with_tied_tables(config.model, config.plans)
+    own = {"algorithm": algorithm, "reward": reward, "rollout": rollout, "plans": plans}
     return config.model_copy(update={"run_dir": run_dir, "eval": config.eval.model_copy(update=evaluation), **own})
 
 
@@ -224,14 +225,14 @@ def _records_experts(config: ExperimentConfig) -> bool:
     return config.algorithm.router_replay == "rollout" if given is None else given
 
 
-def _with_tied_tables(config: ExperimentConfig) -> PlansSection:
+def _with_tied_tables(model: ModelSection, plans: PlansSection) -> PlansSection:
     """The plans, which split a tied table as the output table is split, unless they say otherwise."""
     own = {}
-    for name, plan in config.plans:
+    for name, plan in plans:
         is_said = plan is None or "vocab_emb_dp" in plan.model_fields_set
-        if config.model.tie_word_embeddings and not is_said and plan.model_parallel > 1:
+        if model.tie_word_embeddings and not is_said and plan.model_parallel > 1:
             own[name] = plan.model_copy(update={"vocab_emb_dp": False})
-    return config.plans.model_copy(update=own)
+    return plans.model_copy(update=own)
 
 
 def config_mapping(config: ExperimentConfig) -> dict[str, Any]:
@@ -337,7 +338,7 @@ def load_model_and_plans(path: str | PathLike[str], overrides: Iterable[str] = (
         problems += check_same_world(found.plans.train, found.plans.infer)
     if problems:
         raise config_error(str(path), problems)
-    return ModelAndPlans(found.model, found.plans)
+    return ModelAndPlans(found.model, _with_tied_tables(found.model, found.plans))
 
 
 def _other_keys(mapping: Mapping[str, Any]) -> list[str]:

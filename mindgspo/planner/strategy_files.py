@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from mindgspo.parallel.ranks import RankGrid
 from mindgspo.parallel.strategy.commands import ranges
 from mindgspo.parallel.strategy.file import copy_strategy, rank_paths, read_source, read_strategy, write_strategies
 from mindgspo.parallel.strategy.layouts import compiled_strategy, hsdp_call
-from mindgspo.parallel.strategy.record import Strategy
+from mindgspo.parallel.strategy.record import NOT_SPLIT, Strategy
 
 GRAPHS = ("train", "reference", "rollout")
 # What AdamW keeps beside each weight.
@@ -72,9 +73,12 @@ def graph_layouts(model: ModelSection, plans: PlansSection, graph: str) -> tuple
     return plan, {**weights, **moments}
 
 
-def renamed(model: ModelSection, layouts: Mapping[str, Layout], graph: str, naming: str) -> dict[str, Layout]:
+def renamed(
+    model: ModelSection, layouts: Mapping[str, Layout], graph: str, naming: str, plan: ParallelPlan
+) -> dict[str, Layout]:
     """The layouts of a graph under the parameter names of one of NAMINGS, moments as their AdamW has them: `adam_m.`
-    and `adam_v.` before the weight's. Raises WeightsError for a model whose weights have no name there."""
+    and `adam_v.` before the weight's. MindFormers' `vocab_emb_dp` means the output table, too.
+    Raises WeightsError for a model whose weights have no name there."""
     prefix = NAMINGS[naming][graph]
     names = {name: f"{prefix}{theirs}" for name, theirs in mindformers_names(model).items()}
     moments = {
@@ -83,7 +87,9 @@ def renamed(model: ModelSection, layouts: Mapping[str, Layout], graph: str, nami
         for name, their_name in names.items()
     }
     names = {**names, **moments}
-    return {names[name]: layout for name, layout in layouts.items()}
+    heads = {"lm_head.weight", *(f"{prefix}lm_head.weight" for prefix in _MOMENTS)} if plan.vocab_emb_dp else set()
+    whole = {name: replace(layouts[name], tensor_map=(NOT_SPLIT, NOT_SPLIT)) for name in heads & layouts.keys()}
+    return {names[name]: whole.get(name, layout) for name, layout in layouts.items()}
 
 
 def write_plan_files(
@@ -99,9 +105,13 @@ def write_plan_files(
     for graph in GRAPHS:
         start = time.perf_counter()
         plan, layouts = graph_layouts(model, plans, graph)
+        strategy_of = compiled_strategy
         if naming is not None:
-            layouts = renamed(model, layouts, graph, naming)
-        paths = write_strategies(folder / graph, layouts, plan=plan, suffix=suffix, strategy_of=compiled_strategy)
+            layouts = renamed(model, layouts, graph, naming, plan)
+            # MindFormers' switches the optimizer's shards of its input table off.
+            tables = {name for name in layouts if name.endswith(".tok_embeddings.embedding_weight")}
+            strategy_of = partial(compiled_strategy, uncut=tables)
+        paths = write_strategies(folder / graph, layouts, plan=plan, suffix=suffix, strategy_of=strategy_of)
         found.append(
             WrittenFolder(
                 graph=graph,

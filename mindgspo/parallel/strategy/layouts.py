@@ -15,7 +15,7 @@ levels) and reading files and inserted collectives:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -118,19 +118,22 @@ def stage_strategy(layouts: Mapping[str, Layout], *, plan: ParallelPlan, rank: i
     return _stage_record(layouts, plan, rank, plan.optimizer_shard)
 
 
-def compiled_strategy(layouts: Mapping[str, Layout], *, plan: ParallelPlan, rank: int) -> Strategy:
+def compiled_strategy(
+    layouts: Mapping[str, Layout], *, plan: ParallelPlan, rank: int, uncut: Collection[str] = ()
+) -> Strategy:
     """What the compiler's own file for a rank of a graph of this plan says, letter for letter but for the order and the
     device matrices of whole norms: behind a sequence split over model_parallel it has one axis for both, and that of
     key heads shared by several ranks is divided as the heads are.
 
     layouts: without optimizer shards, of this plan; weights and, under names of their own, what is kept beside them and
-    laid out alike. Under `optimizer_shard` they are cut by the rule above.
+    laid out alike. Under `optimizer_shard` they are cut by the rule above. uncut: parameters whose `parallel_optimizer`
+    is False.
     """
     record = _stage_record(layouts, plan, rank, False)
     call = hsdp_call(plan)
     stages = {
         stage: {
-            name: without_single_devices(stored if call is None else hsdp_shards(stored, call))
+            name: without_single_devices(stored if call is None or name in uncut else hsdp_shards(stored, call))
             for name, stored in entries.items()
         }
         for stage, entries in record.stages.items()
