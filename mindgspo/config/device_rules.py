@@ -57,9 +57,15 @@ def _cpu_problems(config: ExperimentConfig) -> Iterator[str]:
 
 
 def compiler_problems(config: ExperimentConfig) -> Iterator[str]:
-    """What this machine cannot compute on CPU: MindSpore's own operators have no bfloat16 there, only our kernels."""
+    """What this machine cannot compute on CPU: MindSpore's own operators have no bfloat16 there, only our kernels, and
+    no collectives but sums."""
     if config.device != "CPU" or has_compiler():
         return
+    if config.plans.train.world_size > 1:
+        yield (
+            f"plans.train: {config.plans.train.world_size} ranks on CPU talk by code that g++ compiles, and it is not "
+            "installed; apt-get install g++, or set every dimension to 1"
+        )
     missing = "bfloat16 on CPU takes kernels that g++ compiles, and it is not installed; apt-get install g++, or set"
     if config.model.dtype == "bfloat16":
         yield f"model.dtype: {missing} model.dtype=float32"

@@ -34,6 +34,7 @@ struct alignas(64) Header {
   char text[kTextBytes];
 };
 
+constexpr int64_t kPageBytes = 64 << 10;       // the largest of processors
 constexpr int kYields = 20;                    // before a rank sleeps: the one it waits for may need its processor
 constexpr int64_t kNoticeNs = 50'000'000;      // after which a rank that sleeps looks for signals
 constexpr int64_t kWholeSumBytes = 64 << 10;   // up to which every rank adds up all: one meeting instead of two
@@ -156,11 +157,12 @@ void for_block(const Tensor& whole, int axis, int64_t index, int64_t blocks, int
 // The shared file as one rank sees it. One collective at a time.
 class Meeting {
  public:
-  Meeting(int file, int rank, int world_size, int64_t slot_bytes, int num_slots, char* const* waiting, int (*ended)())
+  Meeting(int file, int64_t offset, int rank, int world_size, int64_t slot_bytes, int num_slots, char* const* waiting,
+          int (*ended)())
       : rank_(rank), world_(world_size), slots_(num_slots), slot_bytes_(slot_bytes), waiting_(waiting), ended_(ended),
         sent_(world_), received_(world_), met_(world_), readers_(slots_) {
     const int64_t pairs = int64_t(world_) * world_;
-    void* memory = mmap(nullptr, bytes(world_, slot_bytes_, slots_), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    void* memory = mmap(nullptr, bytes(world_, slot_bytes_, slots_), PROT_READ | PROT_WRITE, MAP_SHARED, file, offset);
     require(memory != MAP_FAILED, std::string("mmap: ") + std::strerror(errno));
     memory_ = static_cast<char*>(memory);
     headers_ = reinterpret_cast<Header*>(memory_ + world_ * slots_ * slot_bytes_);
@@ -171,8 +173,9 @@ class Meeting {
 
   static int64_t bytes(int64_t world_size, int64_t slot_bytes, int64_t num_slots) {
     const int64_t pairs = world_size * world_size;
-    return world_size * num_slots * (slot_bytes + int64_t(sizeof(Header))) + pairs * 3 * int64_t(sizeof(Counter)) +
-           pairs * num_slots * int64_t(sizeof(uint32_t));
+    const int64_t sum = world_size * num_slots * (slot_bytes + int64_t(sizeof(Header))) +
+                        pairs * 3 * int64_t(sizeof(Counter)) + pairs * num_slots * int64_t(sizeof(uint32_t));
+    return (sum + kPageBytes - 1) / kPageBytes * kPageBytes;
   }
 
   // One collective, the same `text` on all its ranks. is_host: called from Python, which wants to hear of signals.
@@ -445,10 +448,10 @@ int64_t mindgspo_meeting_bytes(int64_t world_size, int64_t slot_bytes, int64_t n
   return Meeting::bytes(world_size, slot_bytes, num_slots);
 }
 
-int mindgspo_open_meeting(int64_t file, int64_t rank, int64_t world_size, int64_t slot_bytes, int64_t num_slots,
-                          char* const* waiting, int (*ended)(), void** meeting) {
+int mindgspo_open_meeting(int64_t file, int64_t offset, int64_t rank, int64_t world_size, int64_t slot_bytes,
+                          int64_t num_slots, char* const* waiting, int (*ended)(), void** meeting) {
   return guarded([&] {
-    *meeting = new Meeting(int(file), int(rank), int(world_size), slot_bytes, int(num_slots), waiting, ended);
+    *meeting = new Meeting(int(file), offset, int(rank), int(world_size), slot_bytes, int(num_slots), waiting, ended);
   });
 }
 

@@ -226,7 +226,7 @@ class Watch:
         for rank in stall.ranks[:_MAX_STACKS]:
             lines += self._about_awaited(rank, records[rank])
         for rank in others:
-            lines += self._about_waiting(rank)
+            lines += self._about_waiting(rank, others[rank])
         return [*lines, what_follows(self._section)]
 
     def _about_awaited(self, rank: int, record: Record | None) -> list[str]:
@@ -234,20 +234,22 @@ class Watch:
         log = f"log: {self._folder.log(rank)}"
         if status:
             return [f"rank {rank} is {status}", log]
-        waits = self._waits(rank)
+        waits = self._waits(rank, record)
         stack = self._stack(rank) if record is not None else []
         if not stack:
             return [*waits, log]
         lines = [f"rank {rank} is here, innermost first:", *(f"  {line}" for line in stack[:MAX_STACK_LINES])]
         return [*waits, *lines, log]
 
-    def _waits(self, rank: int) -> list[str]:
+    def _waits(self, rank: int, record: Record | None) -> list[str]:
         path = self._folder.waits(rank)
-        return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        if path.exists():
+            return path.read_text(encoding="utf-8").splitlines()
+        return [f"rank {rank} waits in {record.waits_in}"] if record is not None and record.waits_in else []
 
-    def _about_waiting(self, rank: int) -> list[str]:
+    def _about_waiting(self, rank: int, record: Record | None) -> list[str]:
         """The collective that a rank waits in, where that is known, and the innermost line that is not MindSpore's."""
-        waits = self._waits(rank)
+        waits = self._waits(rank, record)
         own = [line for line in self._stack(rank) if "/mindspore/" not in line] if waits else []
         return [*waits, *(f"  {line}" for line in own[:1])]
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
 
@@ -144,6 +145,25 @@ def sum_in_shared_memory(arrays: Sequence[np.ndarray], ranks: Ranks) -> None:
     """Replace `arrays` (float32, contiguous) on all `ranks` of a CPU cluster by their sums, the same bits on each."""
     assert _meeting is not None
     _meeting.sum(arrays, ranks)
+
+
+def send(tensor: Tensor, receiver: int) -> None:
+    """To a rank that calls `receive`. On CPU it goes on at once where 1 MiB holds what is on its way, else, and on
+    Ascend, it may wait for the receiver."""
+    if _meeting is None:
+        runtime.send_tensor(tensor, receiver)
+    else:
+        _meeting.send(tensor.asnumpy(), receiver)
+
+
+def receive(shape: Sequence[int], dtype: ms.Type, sender: int) -> Tensor:
+    """The next tensor that `sender` sends here."""
+    result = ms.mint.empty(tuple(shape), dtype=dtype)
+    if _meeting is None:
+        runtime.receive_tensor(result, sender)
+    else:
+        _meeting.receive(result.asnumpy(), sender)
+    return result
 
 
 class GraphOfRanks:

@@ -8,7 +8,6 @@ import ctypes
 import logging
 import os
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,14 +24,18 @@ SLOT_BYTES = 1 << 20
 NUM_SLOTS = 2
 """Of each sender: it fills one while the other is read. Smaller slots are slower, because waking a rank takes as long
 as copying some 100 KiB; larger or more ones are hardly faster, and leave the processor's caches between the sender's
-write and the receivers' reads. The 64 MiB that containers have for shared memory do for 31 ranks."""
+write and the receivers' reads. The 64 MiB that containers have for shared memory do for 21 ranks."""
+_POST_BYTES = 1 << 19
+"""As many slots for what is sent to one rank: they may be full while the sender is in a collective with others."""
 
 _log = logging.getLogger(__name__)
 _SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
-class _Numbers:
+class Numbers:
+    """`binding.Bits` of an array."""
+
     dtype: str
     bits: np.ndarray
 
@@ -54,15 +57,21 @@ class Meeting:
             ) from error
         self._rank = rank
         self._interrupt: BaseException | None = None
+        looks = self._look_for_signals()
+        next(looks)
         # Kept, because C has its address.
-        self._is_interrupted = ctypes.CFUNCTYPE(ctypes.c_int)(self._look_for_signals)
-        address = ctypes.c_void_p()
+        self._is_interrupted = ctypes.CFUNCTYPE(ctypes.c_int)(looks.__next__)
+        found = ctypes.c_void_p(), ctypes.c_void_p()
         places = ctypes.byref(heartbeat.waiting_place), ctypes.cast(self._is_interrupted, ctypes.c_void_p).value
+        offset = 0
         try:
-            call("open_meeting", opened, rank, world_size, SLOT_BYTES, NUM_SLOTS, *places, ctypes.byref(address))
+            for address, slot_bytes in zip(found, (SLOT_BYTES, _POST_BYTES), strict=True):
+                sizes = world_size, slot_bytes, NUM_SLOTS
+                call("open_meeting", opened, offset, rank, *sizes, *places, ctypes.byref(address))
+                offset += meeting_bytes(*sizes)
         finally:
             os.close(opened)
-        self._address = address.value
+        self._address, self._post = (address.value for address in found)
 
     def serve_graphs(self) -> None:
         """From now on operators of graphs meet here."""
@@ -70,7 +79,7 @@ class Meeting:
 
     def meet(self, ranks: Ranks) -> None:
         """Wait until every one of `ranks` has come to this meeting."""
-        self._call("meet", *_group(ranks))
+        self._call("meet", self._address, *_group(ranks))
 
     @contextmanager
     def passing(self, num_bytes: int, *, sender: int, ranks: Ranks) -> Iterator[np.ndarray]:
@@ -80,45 +89,56 @@ class Meeting:
         """
         assert num_bytes <= SLOT_BYTES, num_bytes
         place = ctypes.c_void_p()
-        self._call("begin_message", num_bytes, sender, ctypes.byref(place))
+        self._call("begin_message", self._address, num_bytes, sender, ctypes.byref(place))
         yield np.frombuffer((ctypes.c_uint8 * num_bytes).from_address(place.value or 0), np.uint8)
-        self._call("end_message", *_group(ranks), num_bytes, sender)
+        self._call("end_message", self._address, *_group(ranks), num_bytes, sender)
 
     def broadcast(self, array: np.ndarray, *, sender: int, ranks: Ranks) -> None:
         """Fill `array` (contiguous) on all `ranks` with the sender's."""
-        self._call("broadcast", *_group(ranks), sender, _numbers(array))
+        self._call("broadcast", self._address, *_group(ranks), sender, _numbers(array))
+
+    def send(self, array: np.ndarray, receiver: int) -> None:
+        """To a rank that calls `receive`. Waits for it where the slots do not hold the array and what is on its way."""
+        self._call("broadcast", self._post, *_group(sorted((self._rank, receiver))), self._rank, _numbers(array))
+
+    def receive(self, array: np.ndarray, sender: int) -> None:
+        """Fill `array` with the next one that `sender` sends here."""
+        self._call("broadcast", self._post, *_group(sorted((self._rank, sender))), sender, _numbers(array))
 
     def sum(self, arrays: Sequence[np.ndarray], ranks: Ranks) -> None:
         """Replace `arrays`, contiguous and of one dtype, on all `ranks` by their sums, added up in the order of the
         ranks: the same bits everywhere."""
         numbers = [_numbers(array) for array in arrays]
-        self._call("all_reduce", *_group(ranks), 0, len(numbers), numbers, numbers)
+        self._call("all_reduce", self._address, *_group(ranks), 0, len(numbers), numbers, numbers)
 
     def _call(self, name: str, *arguments: object) -> None:
         try:
-            call(name, self._address, *arguments)
+            call(name, *arguments)
         except ValueError as error:
             if self._interrupt is not None:
                 raise self._interrupt from error
             raise
 
-    def _look_for_signals(self) -> int:
-        """Called while C waits: where Python has got a signal, what handles it runs now."""
-        try:
-            time.sleep(0)
-        except BaseException as error:
-            self._interrupt = error
-        return int(self._interrupt is not None)
+    def _look_for_signals(self) -> Iterator[int]:
+        """Resumed while C waits: what handles a signal that Python has got runs in here. In a function it would run at
+        the entry, outside any `try`."""
+        while True:
+            try:
+                yield int(self._interrupt is not None)
+            except GeneratorExit:
+                return
+            except BaseException as error:
+                self._interrupt = error
 
 
-def _group(ranks: Ranks) -> tuple[ctypes.Array, int]:
+def _group(ranks: Sequence[int]) -> tuple[ctypes.Array, int]:
     return (ctypes.c_int64 * len(ranks))(*ranks), len(ranks)
 
 
-def _numbers(array: np.ndarray) -> _Numbers:
+def _numbers(array: np.ndarray) -> Numbers:
     """Of any shape: what is compared between ranks is the number of elements."""
     assert array.flags.c_contiguous, array.flags
-    return _Numbers(str(array.dtype), array.reshape(-1))
+    return Numbers(str(array.dtype), array.reshape(-1))
 
 
 def new_meeting_file(world_size: int, folder: Path = _SHARED_MEMORY) -> Path:
@@ -127,7 +147,7 @@ def new_meeting_file(world_size: int, folder: Path = _SHARED_MEMORY) -> Path:
     In `folder`, or, with a warning, in that for temporary files where `folder` is missing or has no room. Raises
     ConfigError where there is none either.
     """
-    num_bytes = meeting_bytes(world_size, SLOT_BYTES, NUM_SLOTS)
+    num_bytes = sum(meeting_bytes(world_size, slot_bytes, NUM_SLOTS) for slot_bytes in (SLOT_BYTES, _POST_BYTES))
     try:
         return _allocated(folder, num_bytes)
     except OSError as error:

@@ -15,12 +15,12 @@ from mindgspo.tensor_files import bfloat16_bits, widen_bfloat16
 
 sys.path.append(str(Path(__file__).parent / "workers"))
 
-from collective_cases import USED, Case, Ranks, graphs, key, own_input
+from collective_cases import SENT, USED, Case, Ranks, graphs, key, own_input, sent_values
 
 WORKER = Path(__file__).parent / "workers" / "graph_collectives.py"
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow), 4])
 def test_every_collective_is_numpys(tmp_path: Path, size: int):
     code = launch([str(WORKER), str(tmp_path)], num_workers=size, log_dir=tmp_path / "logs", watch=WatchSection())
     assert code == 0, (tmp_path / "logs" / "rank_0.log").read_text()[-3000:]
@@ -30,6 +30,9 @@ def test_every_collective_is_numpys(tmp_path: Path, size: int):
             for rank, array in zip(ranks, results(case, ranks, turn), strict=True):
                 name = key(case, ranks)
                 np.testing.assert_array_equal(found[rank].pop(name), array, err_msg=f"{name} on {rank}", strict=True)
+        if turn == 0:
+            for dtype in SENT:
+                np.testing.assert_array_equal(found[-1].pop(f"sent {dtype}"), sent_values(dtype), err_msg=dtype)
         assert not any(found)
 
 

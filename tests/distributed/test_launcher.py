@@ -212,6 +212,17 @@ def test_stall_is_told_once_and_its_end(start_launcher):
     assert 'toy_alone.py", line' in ended.errors  # where rank 1 sleeps
 
 
+@pytest.mark.slow
+def test_a_stall_names_the_collective_of_a_graph_and_the_line_of_a_rank_that_waits(start_launcher):
+    ended = start_launcher("toy_waiting.py", "4", watch=SOON).end()
+    assert ended.code == 0
+    lines = ended.errors.splitlines()
+    at = lines.index("rank 0 waits in all_reduce of float32 [3] over ranks 0-1, number 1, for rank 1")
+    assert lines[at + 1].startswith("  File ") and "mindspore" not in lines[at + 1], lines
+    awaited = lines.index("rank 1 is here, innermost first:")
+    assert 'toy_waiting.py", line' in lines[awaited + 1], lines
+
+
 def test_stall_ends_all_ranks_where_that_is_wanted(start_launcher):
     launched = start_launcher("toy_alone.py", "stop", 1, watch={**SOON, "on_stall": "stop"})
     ended = launched.end()

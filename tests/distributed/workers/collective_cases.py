@@ -8,6 +8,7 @@ import numpy as np
 
 Ranks = tuple[int, ...]
 USED = "all_gather_used"
+SENT = ("float32", "bfloat16", "int32", "uint8")
 
 
 @dataclass(frozen=True)
@@ -74,3 +75,8 @@ def own_input(case: Case, ranks: Ranks, rank: int, turn: int) -> tuple[np.ndarra
     if case.operation in ("reduce_scatter", "all_to_all") and rank == ranks[0]:
         x[-1] = np.nan  # which goes nowhere else
     return x, used
+
+
+def sent_values(dtype: str) -> np.ndarray:
+    """[3, 5], with values that every dtype of its kind has."""
+    return (np.arange(15).reshape(3, 5) * (0.25 if "float" in dtype else 1)).astype(np.float32)

@@ -1,7 +1,8 @@
 """One worker that runs collectives in graphs, over all ranks and over some of them.
 
 usage: graph_collectives.py FOLDER. Every rank writes FOLDER/<rank>_<turn>.npz: results by the names of cases and their
-ranks, of floats as float32. No collective reads another one's result.
+ranks, of floats as float32. No collective reads another one's result. The last rank has
+"sent <dtype>", too, which rank 0 sends it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from mindgspo.parallel.cluster import meet_others
 def body(folder: Path) -> int:
     runtime.set_up_runtime("CPU")
     import mindspore as ms
-    from collective_cases import USED, graphs, key, own_input
+    from collective_cases import SENT, USED, graphs, key, own_input, sent_values
     from mindspore import Tensor, nn, ops
 
     from mindgspo.parallel import collective_ops, collectives
@@ -68,6 +69,13 @@ def body(folder: Path) -> int:
             found = net(tokens, *(Tensor(x) for x, _ in given))
             names = [key(case, ranks) for case, ranks in own]
             arrays[turn] |= {name: array.asnumpy() for name, array in zip(names, found, strict=True)}
+    for dtype in SENT:
+        x = Tensor(sent_values(dtype))
+        if rank == 0:
+            collectives.send(ops.cast(x, getattr(ms, dtype)), runtime.world_size() - 1)
+        elif rank == runtime.world_size() - 1:
+            found = collectives.receive(x.shape, getattr(ms, dtype), 0)
+            arrays[0][f"sent {dtype}"] = ops.cast(found, x.dtype).asnumpy()
     for turn in range(2):
         np.savez(folder / f"{rank}_{turn}.npz", **arrays[turn])
     collectives.barrier()

@@ -146,6 +146,10 @@ def test_bfloat16_on_cpu_wants_a_compiler(
     for overrides in (["device=CPU", "model.dtype=float16"], ["model.dtype=bfloat16"]):
         load_config(experiment, overrides)
     load_config(experiment, ["device=CPU", "model.dtype=bfloat16"], check_files=False)
+    assert problems("device=CPU", *plans(2, 1)) == [
+        "plans.train: 2 ranks on CPU talk by code that g++ compiles, and it is not installed; apt-get install g++, or "
+        "set every dimension to 1"
+    ]
 
 
 def test_the_tokens_of_a_micro_batch_are_split(problems: Callable[..., list[str]], experiment: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,8 +18,9 @@ import numpy as np
 import pytest
 
 from mindgspo.errors import ConfigError
+from mindgspo.kernels.binding import call
 from mindgspo.parallel import heartbeat
-from mindgspo.parallel.meeting import NUM_SLOTS, SLOT_BYTES, Meeting, new_meeting_file
+from mindgspo.parallel.meeting import NUM_SLOTS, SLOT_BYTES, Meeting, Numbers, new_meeting_file
 
 CHILD = Path(__file__).with_name("meeting_child.py")
 WAIT_S = 60.0
@@ -89,7 +92,7 @@ def test_without_shared_memory_the_file_is_among_temporary_files(monkeypatch, tm
     file = new_meeting_file(2, folder=tmp_path / "absent")
     assert file.parent == tmp_path and not np.fromfile(file, np.uint8).any()
     (line,) = caplog.messages
-    assert "absent has no room for the 4.0 MiB that 2 ranks share ([Errno 2]" in line
+    assert "absent has no room for the 6.1 MiB that 2 ranks share ([Errno 2]" in line
     assert line.endswith(f"; they are in {tmp_path}")
 
 
@@ -98,7 +101,7 @@ def test_no_room_anywhere_is_found_at_once_and_leaves_nothing(monkeypatch, tmp_p
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (NUM_SLOTS * SLOT_BYTES, limits[1]))
-        with pytest.raises(ConfigError, match=r"has no room for the 8\.0 MiB that 4 ranks share .*, neither has "):
+        with pytest.raises(ConfigError, match=r"has no room for the 12\.1 MiB that 4 ranks share .*, neither has "):
             new_meeting_file(4, folder=tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -161,9 +164,68 @@ def test_who_waits_for_others_says_so(ranks: list[Meeting], aside) -> None:
         give_up = time.monotonic() + WAIT_S
         while not beat.record.waits_in and time.monotonic() < give_up:
             time.sleep(0.001)
-        assert beat.record.waits_in and not first.done()
+        assert beat.record.waits_in == "meeting over ranks 0-1, for rank 1" and not first.done()
         ranks[1].meet((0, 1))
         first.result(WAIT_S)
         assert not beat.record.waits_in
     finally:
         heartbeat.stop()
+
+
+def test_a_signal_is_answered_while_a_rank_waits(ranks: list[Meeting]) -> None:
+    def interrupt(*_: object) -> None:
+        raise InterruptedError("by hand")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, MOMENT_S)
+        with pytest.raises(InterruptedError, match="by hand"):
+            ranks[0].meet((0, 1))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def sum_of(dtype: str, size: int) -> Callable[[Meeting], None]:
+    return lambda meeting: meeting.sum([np.ones(size, dtype)], (0, 1))
+
+
+def told(size: int) -> Callable[[Meeting], None]:
+    return lambda meeting: meeting.broadcast(np.ones(size, np.float32), sender=0, ranks=(0, 1))
+
+
+@pytest.mark.parametrize(("first", "second", "names"), [
+    (sum_of("float32", 3), sum_of("float32", 4), ["all_reduce of float32 [3] over ranks 0-1", "float32 [4]"]),
+    (sum_of("float32", 3), sum_of("int32", 3), ["all_reduce of float32 [3] over ranks 0-1", "int32 [3]"]),
+    (sum_of("float32", 3), told(3), ["all_reduce of float32 [3]", "broadcast of float32 [3] from rank 0 over"]),
+    (told(3), told(4), ["broadcast of float32 [3] from rank 0", "broadcast of float32 [4] from rank 0"]),
+    (told(3), lambda meeting: meeting.broadcast(np.ones(3, np.float32), sender=0, ranks=(0, 1, 2)),
+     ["float32 [3] from rank 0 over ranks 0-1", "float32 [3] from rank 0 over ranks 0-2"]),
+])  # fmt: skip
+def test_ranks_in_different_collectives_are_told_of_both(
+    ranks: list[Meeting], aside: Callable[..., Future], first: Callable, second: Callable, names: list[str]
+):
+    """The one that sends alone need not notice."""
+    one, other = aside(first, ranks[0]), aside(second, ranks[1])
+    with pytest.raises(ValueError, match="rank 1 is in .*, but rank 0 in ") as raised:
+        other.result(timeout=WAIT_S)
+    assert all(name in str(raised.value) for name in names), raised.value
+    if names[0].startswith("all_reduce") and names[1].startswith(("float", "int")):
+        with pytest.raises(ValueError, match="rank 0 is in .*, but rank 1 in "):
+            one.result(timeout=WAIT_S)
+
+
+def test_collectives_of_graphs_are_told_apart_by_number(ranks: list[Meeting], aside: Callable[..., Future]):
+    """Two of the same kind and shape, as where the graphs of two ranks run them in another order."""
+
+    def gather(rank: int, number: int) -> None:
+        x, out = (Numbers("float32", np.ones((rows, 2), np.float32)) for rows in (3, 6))
+        call("all_gather", ranks[rank]._address, (ctypes.c_int64 * 2)(0, 1), 2, number, x, 3, out)
+
+    assert_goes_on(aside(gather, 0, 7), aside(gather, 1, 7))
+    crossing = aside(gather, 0, 8), aside(gather, 1, 9)
+    for rank, future in enumerate(crossing):
+        with pytest.raises(
+            ValueError, match=rf"rank {rank} is in all_gather .* \[3, 2\] over ranks 0-1, number {8 + rank}"
+        ):
+            future.result(timeout=WAIT_S)

@@ -128,6 +128,36 @@ def test_sums_are_those_in_the_order_of_the_ranks_on_each(
             assert [array.tobytes() for array in arrays] == [array.tobytes() for array in expected]
 
 
+def test_what_is_sent_waits_for_its_receiver_while_both_meet_others(ranks: list[Meeting], aside: Callable[..., Future]):
+    sent = [np.full(50_000, number, np.float32) for number in range(2)]
+    for array in sent:
+        ranks[0].send(array, 2)  # returns
+    held = [np.ones(3, np.float32) for _ in range(4)]
+    assert_goes_on(*(aside(ranks[rank].sum, [held[rank]], (0, 1, 2, 3)) for rank in range(4)))
+    late = aside(ranks[0].send, sent[0], 2)
+    assert_waits(late)
+    for array in (*sent, sent[0]):
+        got = np.zeros(50_000, np.float32)
+        ranks[2].receive(got, 0)
+        assert got.tobytes() == array.tobytes()
+    assert_goes_on(late)
+    with pytest.raises(
+        ValueError, match=r"rank 2 is in broadcast of int32 \[3\] .*, but rank 1 in broadcast of int32 \[4\]"
+    ):
+        ranks[1].send(np.zeros(4, np.int32), 2)
+        ranks[2].receive(np.zeros(3, np.int32), 1)
+
+
+def test_more_than_the_slots_hold_is_sent_while_it_is_received(ranks: list[Meeting], aside: Callable[..., Future]):
+    sent = np.random.default_rng(1).integers(0, 256, 3 * SLOT_BYTES + 5, np.uint8)
+    got = np.zeros_like(sent)
+    sending = aside(ranks[3].send, sent, 1)
+    assert_waits(sending)
+    ranks[1].receive(got, 3)
+    assert_goes_on(sending)
+    assert got.tobytes() == sent.tobytes()
+
+
 @pytest.mark.parametrize("side", ["sender", "receiver"])
 def test_who_waits_in_a_broadcast_says_so(ranks: list[Meeting], aside: Callable[..., Future], side: str):
     beat = heartbeat.start(None)

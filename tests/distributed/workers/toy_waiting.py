@@ -1,0 +1,40 @@
+"""Two ranks with a sum in a graph, to which rank 1 comes late.
+
+python toy_waiting.py SECONDS
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import numpy as np
+
+from mindgspo.launch.worker import run_worker
+from mindgspo.parallel import heartbeat, runtime
+from mindgspo.parallel.cluster import meet_others
+
+
+def body() -> int:
+    runtime.set_up_runtime("CPU")
+    from mindspore import Tensor
+
+    from mindgspo.parallel import collectives
+    from mindgspo.parallel.collective_ops import all_reduce
+
+    meet_others()
+    collectives.open_meeting()
+    ranks = collectives.world_ranks()
+    total = collectives.GraphOfRanks(all_reduce(ranks), ranks)
+    x = Tensor(np.ones(3, np.float32))
+    total(x)
+    heartbeat.enter("update", 1)
+    if runtime.rank() == 1:
+        time.sleep(float(sys.argv[1]))
+    total(x)
+    heartbeat.tick()
+    return 0
+
+
+if __name__ == "__main__":
+    run_worker(body)
