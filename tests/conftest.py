@@ -12,6 +12,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+import mindgspo.parallel.runtime  # noqa: F401  sets MindSpore's environment variables, before a test imports MindSpore
+
 # Nothing asserts on time: a worker may wait for its neighbour. "ci" finds the same things in every session.
 hypothesis.settings.register_profile("ci", deadline=None, max_examples=25, derandomize=True)
 hypothesis.settings.register_profile("thorough", deadline=None)
