@@ -8,7 +8,7 @@ source "$project/tools/setup_env.sh"
 
 usage() {
     cat <<'TEXT'
-Usage: run_tests.sh [--parity] [--mindformers] [--all] [PYTEST_ARGUMENT...]
+Usage: run_tests.sh [--parity] [--mindformers] [--mindspore SERIES] [--all] [PYTEST_ARGUMENT...]
 
 Sets the environment up as run_gspo.sh does, with the development tools, then runs ruff and the test suite:
   ./run_tests.sh                          the default tier, within 10 minutes on 2 cores: unit tests, and one of each kind
@@ -16,6 +16,9 @@ Sets the environment up as run_gspo.sh does, with the development tools, then ru
   ./run_tests.sh --all                    every test, hours; random instead of fixed examples where tests draw some
   ./run_tests.sh tests/unit -k checkpoint part of it; paths are relative to this script's folder
 
+  --mindspore SERIES
+            with another MindSpore, such as 2.9, in an environment of its own (3.2 GB, .venv-mindspore-2.9): kernels,
+            models, updates, generation, a whole run and one of two processes, unless tests are named.
   --parity  also install torch 2.13.0 and transformers, with which results are compared. Without them those
             tests are skipped. A machine without GPU saves gigabytes with torch's CPU build:
             PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu ./run_tests.sh --parity
@@ -25,6 +28,13 @@ Sets the environment up as run_gspo.sh does, with the development tools, then ru
 TEXT
 }
 
+# One of each kind of graph, compiled and run.
+of_another_mindspore=(
+    tests/unit/kernels tests/unit/models/test_packed_rows.py tests/unit/models/test_model_weights.py
+    tests/unit/algorithms/test_adamw.py tests/unit/algorithms/test_update.py tests/unit/rollout/test_native_engine.py
+    tests/integration/test_whole_run.py tests/distributed/test_whole_runs.py
+)
+tests=()
 extras=(dev docs)
 selection=(-m "not slow")
 with_mindformers=
@@ -42,6 +52,12 @@ while true; do
             with_mindformers=yes
             shift
             ;;
+        --mindspore)
+            export MINDGSPO_MINDSPORE=${2:?"--mindspore wants a series, such as 2.9"}
+            extras=(dev)
+            tests=("${of_another_mindspore[@]}")
+            shift 2
+            ;;
         --all)
             selection=()
             export HYPOTHESIS_PROFILE=${HYPOTHESIS_PROFILE:-thorough}
@@ -53,6 +69,7 @@ while true; do
     esac
 done
 
+(($# == 0)) || tests=()
 set_up_environment "$project" "${extras[@]}"
 cd "$project"
 python=$MINDGSPO_PYTHON
@@ -76,4 +93,4 @@ echo "== pytest"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 # A worker per core, four at most: each holds a MindSpore. Tests of one file share fixtures and stay together; files
 # come in order, since those of whole runs, which take longest, have few tests and would come last.
-"$python" -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=10 "${selection[@]}" "$@"
+"$python" -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=10 "${selection[@]}" "${tests[@]}" "$@"

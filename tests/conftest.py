@@ -47,10 +47,14 @@ def shared_rows() -> Callable[[str], list[dict]]:
 
 @pytest.fixture(scope="session")
 def cpu_runtime() -> None:
-    """MindSpore on the CPU in graph mode; ask for it in every test that builds or runs a cell."""
+    """MindSpore on the CPU; ask for it in every test that builds or runs a cell. In graph mode, where cells that a test
+    calls as they are become graphs; `runtime.call_compiled`, which the product calls them by, makes graphs in any."""
+    import mindspore
+
     from mindgspo.parallel.runtime import set_up_runtime
 
     set_up_runtime("CPU")
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
 
 
 @pytest.fixture(scope="module")

@@ -31,6 +31,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import mindspore
 import numpy as np
 from bench_layouts import compare_layouts, samples_of
 from bench_limit import step_limit
@@ -85,6 +86,7 @@ class StepSizes:
 def main() -> None:
     arguments = parse_arguments()
     set_up_runtime("CPU")
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)  # for the loss, which is called as it is
     sizes = StepSizes(max_new_tokens=arguments.max_new_tokens, slots=arguments.slots)
     bench = StepBench(sizes, ends=arguments.scenario == "mixed", recomputes_old=arguments.recompute_old)
     if arguments.layouts:
@@ -242,7 +244,7 @@ class StepBench:
         lengths = [response.length for response in self.responses]
         num_batches = sum(map(len, self.mini_batches))
         graphs: dict[str, tuple[nn.Cell, int]] = {
-            "weights_packed": (engine._pack_weights, 1),
+            "weights_packed": (engine._packed, 1),
             "prefill": (engine._prefill.cell, 1),
             "decode_step": (engine._decode.cell, self.decode_steps),
             "gradients": (updater.accumulator, num_batches),

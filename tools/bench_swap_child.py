@@ -28,7 +28,7 @@ from mindgspo.data.rows import TrainingSample, lay_out, scattered
 from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.scoring import PolicyScorer
 from mindgspo.models.weights import initialize_weights
-from mindgspo.parallel.runtime import set_up_runtime
+from mindgspo.parallel.runtime import call_compiled, set_up_runtime
 from mindgspo.parallel.swap.states import Holding, Phase
 from mindgspo.parallel.swap.swap import open_swap
 from mindgspo.rollout.engine import NativeEngine
@@ -44,7 +44,7 @@ NUM_SLOTS, CACHED_TOKENS = 16, 240
 def main() -> None:
     variant, num_parameters, steps, reshard_level, folder, *hints = sys.argv[1:]
     set_up_runtime("CPU")
-    SmallGraph()(Tensor(np.ones((64, 64), np.float32))).asnumpy()
+    call_compiled(SmallGraph(), Tensor(np.ones((64, 64), np.float32))).asnumpy()
     meter = MemoryMeter()
     with tempfile.TemporaryDirectory(dir=folder, prefix="bench-swap-") as evicted:
         section = SwapSection(

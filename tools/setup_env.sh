@@ -10,6 +10,9 @@
 # 2. Otherwise a virtual environment is used, and made where there is none: $MINDGSPO_VENV, by default .venv
 #    in the project. mindgspo goes in with its extra `mindspore`.
 #
+# With $MINDGSPO_MINDSPORE (such as 2.9) it is always 2., with that series of MindSpore, in a folder beside the other
+# (.venv-mindspore-2.9).
+#
 # What was installed is remembered per extra, with the checksum of pyproject.toml, so that pip runs again only
 # when that file changes. pip's output is shown only when it fails. All messages go to standard error.
 
@@ -204,7 +207,8 @@ _use_own_environment() {
                 "Remove that folder (or set MINDGSPO_VENV to another one) and start again."
         if ! _ready_here "$stamps"; then
             _say "installing $(_named mindspore "${_extras[@]}") into $venv (takes minutes once)"
-            _install "$python" "$venv/pip.log" "$(_joined mindspore "${_extras[@]}")"
+            _install "$python" "$venv/pip.log" "$(_joined mindspore "${_extras[@]}")" \
+                ${MINDGSPO_MINDSPORE:+"mindspore==$MINDGSPO_MINDSPORE.*"}
             _write_stamps "$stamps"
         fi
         _unlock
@@ -221,6 +225,10 @@ set_up_environment() {
     _extras=("$@")
     _checksum=$(cksum <"$_project/pyproject.toml")
     own=$(realpath -m "${MINDGSPO_VENV:-$_project/.venv}")
+    if [[ -n ${MINDGSPO_MINDSPORE-} ]]; then
+        _use_own_environment "$own-mindspore-$MINDGSPO_MINDSPORE"
+        return
+    fi
     if [[ -n ${PYTHON-} ]]; then
         python=$(_executable "$PYTHON") || _fail "PYTHON=$PYTHON does not run"
         PYTHON=$python candidates=("$python")

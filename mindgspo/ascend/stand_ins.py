@@ -55,7 +55,7 @@ class Wheel:
         if not found[0].is_file():
             raise DryRunUnavailable(
                 f"MindSpore {self.version} at {self.folder} has no Ascend plugin ({found[0].name}); install the wheel "
-                "of PyPI: pip install 'mindspore>=2.10,<2.11'"
+                "of PyPI: pip install 'mindspore~=2.10.0'"
             )
         found += (path for path in (plugin / "ascend").rglob("*.so*") if path.is_file())
         return sorted(path for path in found if path.is_file())

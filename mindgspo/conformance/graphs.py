@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from mindgspo.algorithms.losses.definition import Aggregation, KLTerm, LossDefinition
 from mindgspo.algorithms.losses.policy_loss import Aggregate, KLPenalty
 from mindgspo.algorithms.losses.registry import policy_loss_cell
-from mindgspo.parallel.runtime import set_up_runtime
+from mindgspo.parallel.runtime import CompiledCell, set_up_runtime
 
 if TYPE_CHECKING:
     from mindgspo.conformance.cells import CellInputs, CellJob
@@ -89,7 +89,7 @@ def _policy_loss(definition: LossDefinition) -> Callable[[CellInputs], Quantitie
     cell = policy_loss_cell(definition)
     # The averages are not compared, have no gradient, and would take longer to compile than all the rest.
     cell.measure = _no_averages
-    graph = _ValueAndGradient(cell)
+    graph = CompiledCell(_ValueAndGradient(cell))
     # Counted from the end of the vector, where the parts of the loss stand behind the averages.
     place = {metric.name: index - len(cell.metrics) for index, metric in enumerate(cell.metrics)}
 
@@ -120,7 +120,7 @@ def _policy_loss(definition: LossDefinition) -> Callable[[CellInputs], Quantitie
 
 
 def _kl(term: KLTerm) -> Callable[[CellInputs], Quantities]:
-    graph = _ValueAndGradient(_KLLoss(term))
+    graph = CompiledCell(_ValueAndGradient(_KLLoss(term)))
 
     def run(inputs: CellInputs) -> Quantities:
         zeros_NK = np.zeros(inputs.mask_NK.shape, dtype=np.float32)
@@ -135,7 +135,7 @@ def _kl(term: KLTerm) -> Callable[[CellInputs], Quantities]:
 
 
 def _agg(aggregation: Aggregation) -> Callable[[CellInputs], Quantities]:
-    graph = _ValueAndGradient(_AggregateLoss(aggregation))
+    graph = CompiledCell(_ValueAndGradient(_AggregateLoss(aggregation)))
 
     def run(inputs: CellInputs) -> Quantities:
         (loss, _), gradient = graph(

@@ -69,6 +69,7 @@ def facts(machine: Machine, needs: Needs) -> list[tuple[str, str]]:
         ("host", f"{machine.host}, {machine.processor}, {memory}"),
         ("for", f"device {needs.device}, {cluster if needs.has_config else 'no experiment was named'}"),
         ("python", f"{machine.python}, {listed(mindspores) or 'no MindSpore'}, numpy {machine.packages.get('numpy')}"),
+        ("tested", f"device {needs.device} with MindSpore {listed(software.MINDSPORES[needs.device])}"),
         ("npu", listed(known, most=16) or ("npu-smi does not answer" if machine.has_cards() else "none here")),
     ]
     if machine.has_cards() or needs.device == "Ascend":

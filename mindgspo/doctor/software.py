@@ -13,7 +13,8 @@ from mindgspo.doctor.machine import DRIVER, Machine
 from mindgspo.text import listed
 
 PYTHONS = ("3.10", "3.11", "3.12")
-MINDSPORE = "2.10"
+MINDSPORES = {"CPU": ("2.9", "2.10"), "Ascend": ("2.10",)}
+"""Series that the tests ran with; Ascend: on emulated cards."""
 CANN_SERIES = ("8.2", "8.3", "8.5", "9.0", "9.1")
 DRIVER_OF_CANN = {"8.2": (25, 2), "8.3": (25, 3), "8.5": (25, 5), "9.0": (26, 0), "9.1": (26, 0)}
 """The oldest driver that MindFormers' table pairs with a series of CANN; 9.1 is not in it, and needs no older one."""
@@ -30,7 +31,7 @@ def python_packages(machine: Machine, needs: Needs) -> Iterator[Finding]:
         yield broken(
             "python_version",
             f"Python {machine.python}",
-            why="MindSpore 2.10 has wheels for 3.10, 3.11 and 3.12 only",
+            why="MindSpore has wheels for 3.10, 3.11 and 3.12 only",
             fix="make an environment with one of them: python3.11 -m venv .venv",
         )
     installed = [name for name in _MINDSPORES if name in machine.packages]
@@ -39,7 +40,7 @@ def python_packages(machine: Machine, needs: Needs) -> Iterator[Finding]:
             "mindspore_missing",
             f"no MindSpore in this Python {machine.python}",
             why="everything but `check`, `plan` and `report` needs it",
-            fix="pip install 'mindspore>=2.10,<2.11', or on a CANN image use the Python that has it",
+            fix="pip install 'mindspore~=2.10.0', or on a CANN image use the Python that has it",
         )
         return
     if len(installed) > 1:
@@ -47,21 +48,22 @@ def python_packages(machine: Machine, needs: Needs) -> Iterator[Finding]:
             "two_mindspores",
             f"{listed([f'{name} {machine.packages[name]}' for name in installed])} in one environment",
             why="they write into one folder `mindspore`, whose files are then a mixture",
-            fix=f"pip uninstall -y {' '.join(installed)}, then pip install 'mindspore>=2.10,<2.11'",
+            fix=f"pip uninstall -y {' '.join(installed)}, then pip install 'mindspore~=2.10.0'",
         )
-    elif installed and not machine.packages[installed[0]].startswith(f"{MINDSPORE}."):
+    elif installed and ".".join(machine.packages[installed[0]].split(".")[:2]) not in MINDSPORES[needs.device]:
         yield broken(
             "mindspore_version",
             f"{installed[0]} {machine.packages[installed[0]]}",
-            why="this project is tested with MindSpore 2.10.0; other series have other operators and layouts",
-            fix="pip install 'mindspore>=2.10,<2.11'",
+            why=f"device {needs.device} is tested with MindSpore {listed(MINDSPORES[needs.device])}; other series have "
+            "other operators and layouts",
+            fix="pip install 'mindspore~=2.10.0'",
         )
     numpy = machine.packages.get("numpy", "")
     if not numpy.startswith("1.") or _numbers(numpy) < (1, 26):
         yield broken(
             "numpy_version",
             f"numpy {numpy or 'missing'}",
-            why="MindSpore 2.10 is built for numpy 1.x; with 2.x its errors turn into ImportErrors",
+            why="MindSpore is built for numpy 1.x; with 2.x its errors turn into ImportErrors",
             fix="pip install 'numpy>=1.26,<2'",
         )
     plugin = machine.mindspore / "lib" / "plugin" / "libmindspore_ascend.so.2"
@@ -70,7 +72,7 @@ def python_packages(machine: Machine, needs: Needs) -> Iterator[Finding]:
             "mindspore_without_ascend",
             f"MindSpore at {machine.mindspore} has no Ascend plugin ({plugin.name})",
             why="it was built for CPU alone, and sees no card",
-            fix="pip install --force-reinstall 'mindspore>=2.10,<2.11'",
+            fix="pip install --force-reinstall 'mindspore~=2.10.0'",
         )
 
 

@@ -27,6 +27,7 @@ from mindgspo.parallel.device_ops import PolicyInputs, attention_segments, polic
 from mindgspo.parallel.kernel_ops import LinearKernel, LogProbKernel, RowsKernel
 from mindgspo.parallel.placement import AutoParallelPlacement
 from mindgspo.parallel.replicas import Arrays, Replicas
+from mindgspo.parallel.runtime import call_compiled
 from mindgspo.parallel.stages import Stage, entering
 from mindgspo.types import Batch, ExpertArray, Float32Array, Int32Array
 
@@ -300,7 +301,7 @@ def _score_padded(cell: LogProbsAndNext, rows: Sequence[Int32Array], *, width: i
     positions_RT = np.tile(np.arange(length, dtype=np.int32), (width, 1))
     segments = attention_segments(segments_RT, is_packed=cell.is_packed)
     inputs = (ids_RT, positions_RT, segments, targets_RT, last_R)
-    logp, next_ids, _ = cell(*(Tensor(array) for array in inputs))
+    logp, next_ids, _ = call_compiled(cell, *(Tensor(array) for array in inputs))
     logp_RT, next_R = logp.asnumpy(), next_ids.asnumpy()
     return [
         RowScore(logprobs=logp_RT[index, : row.size - 1].copy(), next_id=int(next_R[index]))

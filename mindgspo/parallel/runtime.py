@@ -61,10 +61,10 @@ _in_cluster = False
 
 
 def set_up_runtime(device: Device = "CPU") -> None:
-    """Choose the device and compile every cell as a whole graph; later calls with the same device do nothing.
+    """Choose the device, and how `call_compiled` compiles; later calls with the same device do nothing.
 
-    `jit_level` O0 because on CPU it decodes twice as fast as O1, and on Ascend it is the level whose
-    kernels are launched one by one, which dynamic batch sizes need.
+    On CPU the process stays in PyNative mode, MindSpore's own default. `jit_level` O0 because on CPU it decodes twice
+    as fast as O1, and on Ascend it is the level whose kernels are launched one by one, which dynamic batch sizes need.
     Raises RuntimeError if the process already runs on another device.
     """
     global _device
@@ -77,7 +77,9 @@ def set_up_runtime(device: Device = "CPU") -> None:
 
     restore_umask()
     ms.set_device(device)
-    ms.set_context(mode=ms.GRAPH_MODE, jit_config={"jit_level": "O0"})
+    ms.set_context(jit_config={"jit_level": "O0"})
+    if device == "Ascend":
+        ms.set_context(mode=ms.GRAPH_MODE)  # `auto_parallel`'s graphs are called as they are
     if device == "Ascend" and (os.cpu_count() or 1) < _DISPATCH_THREADS:
         # On so few cores MindSpore would launch kernels another way than on a server.
         ms.runtime.dispatch_threads_num(_DISPATCH_THREADS)
@@ -188,15 +190,22 @@ def call_for_memory(cell: nn.Cell, inputs: Sequence[Tensor]) -> tuple[int, int]:
     allocator had taken for them."""
     import mindspore as ms
 
-    cell(*inputs)
+    call_compiled(cell, *inputs)
     ms.runtime.synchronize()
     return ms.runtime.max_memory_allocated(), ms.runtime.max_memory_reserved()
+
+
+def call_compiled(cell: nn.Cell, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+    """Compile a cell for these shapes, if that was not done before, and run the graph, whatever mode the process is in:
+    `cell(...)` would compile in graph mode alone. The result is that of `mindspore.jit`, whose calls take several times
+    as long on the host: it collects arguments and parameters anew each time."""
+    return cell.compile_and_run(*inputs)
 
 
 class CompiledCell:
     """A cell whose graphs are called as they are once they are compiled.
 
-    MindSpore's own call looks through all cells inside for changes each time: a millisecond where a decode step takes
+    `call_compiled` looks through all cells inside for changes each time: a millisecond where a decode step takes
     four. On Ascend it is left to do so.
     """
 
@@ -213,7 +222,7 @@ class CompiledCell:
         if key is not None:
             cell.arguments_key = key
             return _cell_graph_executor(cell, *inputs, phase=cell.phase)
-        result = cell(*inputs)
+        result = call_compiled(cell, *inputs)
         if _device == "CPU":
             self._keys[shapes] = cell.arguments_key
         return result

@@ -19,7 +19,7 @@ from mindgspo.config.cache import BLOCK
 from mindgspo.data.rows import round_up
 from mindgspo.parallel.collectives import GraphOfRanks
 from mindgspo.parallel.device_ops import attention_segments, takes_packed
-from mindgspo.parallel.runtime import paged_kernels
+from mindgspo.parallel.runtime import CompiledCell, paged_kernels
 from mindgspo.rollout.blocks import SCRATCH, BlockAllocator, num_blocks_for
 from mindgspo.rollout.cache import CopyBlocks, PagedCache
 from mindgspo.rollout.graphs import Collect, DecodeStep, PackedWeights, Prefill, TokenSampler
@@ -73,11 +73,12 @@ class NativeEngine:
         self._model, self._team, self._records_experts = model, model.place.model_ranks, records_experts
         self._prefill = GraphOfRanks(Prefill(model, self._cache, records_experts=records_experts), self._team)
         # The rest of a prompt is no longer than the prompt.
-        self._copy_blocks = CopyBlocks(self._cache, min(block, self._prompt_columns))
-        self._pack_weights = PackedWeights(model)
+        self._copy_blocks = CompiledCell(CopyBlocks(self._cache, min(block, self._prompt_columns)))
+        self._packed = PackedWeights(model)
+        self._pack_weights = CompiledCell(self._packed)
         self._cut = Cut(top_k, top_p)
         self._decoders = {self._cut: self._decoder(self._cut)}
-        self._collect = Collect()
+        self._collect = CompiledCell(Collect())
         # Copying a few blocks per graph keeps admission cheap; a wider graph would mostly copy padding.
         self._copy_width = min(8, num_slots)
         self._is_packed = takes_packed(model)
@@ -145,7 +146,7 @@ class NativeEngine:
 
     def _decoder(self, cut: Cut) -> GraphOfRanks:
         sampler = TokenSampler(top_k=cut.top_k, top_p=cut.top_p)
-        step = DecodeStep(self._model, self._cache, sampler, self._pack_weights, records_experts=self._records_experts)
+        step = DecodeStep(self._model, self._cache, sampler, self._packed, records_experts=self._records_experts)
         return GraphOfRanks(step, self._team)
 
     def _decoder_of(self, settings: SamplingSettings) -> GraphOfRanks:

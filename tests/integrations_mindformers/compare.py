@@ -12,6 +12,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import mindspore
 import numpy as np
 from mindspore import Tensor, nn
 
@@ -35,6 +36,7 @@ WIDE_CLIP = {"clip_low": 0.05, "clip_high": 0.08, "allow_wide_clip": True}
 
 def main(backend: str, folder: Path, result: Path) -> None:
     set_up_runtime("CPU")
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)  # for what is called as it is
     found = {}
     for model_dir in sorted(path for path in folder.iterdir() if path.is_dir()):
         section = read_model_section(model_dir)

@@ -129,13 +129,13 @@ import numpy as np
 from mindspore import Tensor
 from mindgspo.integrations.mindformers.model import build_mindformers_model
 from mindgspo.config.huggingface_config import read_model_section
-from mindgspo.parallel.runtime import set_up_runtime
+from mindgspo.parallel.runtime import call_compiled, set_up_runtime
 set_up_runtime("CPU")
 model = build_mindformers_model(read_model_section(Path(sys.argv[1])), longest_row=8)
 ids = Tensor(np.arange(16, dtype=np.int32).reshape(2, 8))
 for segments in ([1] * 8, [1] * 5 + [0] * 3, [0] * 8, [1] * 4 + [2] * 4, [0] * 2 + [1] * 6):
     segments_RT = Tensor(np.array([[1] * 8, segments], np.int32))
-    print(int(np.isfinite(model(ids, ids, segments_RT).asnumpy()).all()))
+    print(int(np.isfinite(call_compiled(model, ids, ids, segments_RT).asnumpy()).all()))
 """
 
 

@@ -13,7 +13,7 @@ WORKDIR /opt/mindgspo
 COPY . .
 # A MindSpore that the image brings belongs to its CANN, and stays.
 RUN python3 -c "import importlib.metadata as m; m.version('mindspore')" \
-    || pip install --no-cache-dir "mindspore>=2.10,<2.11"
+    || pip install --no-cache-dir "mindspore>=2.9,<2.11"
 RUN pip install --no-cache-dir -e .
 
 # The user must be in the group of /dev/davinci*, whose number is the host's (1000 by the driver's installer).

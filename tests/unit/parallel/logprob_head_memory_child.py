@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 
+import mindspore
 import numpy as np
 import psutil
 from mindspore import Tensor, nn, ops
@@ -58,6 +59,7 @@ def main() -> None:
     name, temperature = sys.argv[1], float(sys.argv[2])
     num_tokens, vocab_size, hidden_size, chunk_tokens = map(int, sys.argv[3:])
     set_up_runtime("CPU")
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)  # for what is called as it is
     chunk_bytes = 4 * vocab_size * chunk_tokens
     head = HEADS[name](temperature=temperature, chunk_bytes=chunk_bytes)
     value_and_gradients = ops.value_and_grad(WeightedSum(head), grad_position=(0, 1))
