@@ -38,7 +38,7 @@ from bench_limit import step_limit
 from mindspore import Tensor, nn, ops
 
 from mindgspo.algorithms.losses.registry import build_policy_loss
-from mindgspo.algorithms.optim.manual import ManualUpdate, SingleUpdate
+from mindgspo.algorithms.optim.update import RankUpdate
 from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection, with_recipe
 from mindgspo.data.micro_batches import BatchLayout, largest_shape, micro_batches
 from mindgspo.data.rows import TrainingSample, scattered
@@ -167,10 +167,11 @@ class StepBench:
             self.native if is_alone else ReplicatedEngine(self.native, place, lambda version: None)
         )
         self.old_policy = PolicyScorer(self.model, temperature=1.0)
-        self.updater = (SingleUpdate if is_alone else ManualUpdate)(
+        self.updater = RankUpdate(
             PolicyLogProbs(self.model, temperature=1.0, with_entropy=not recomputes_old),
             build_policy_loss(ALGORITHM),
             OptimizerSection(lr=1e-6),
+            place,
         )
         random = np.random.default_rng(0)
         self.prompts = [

@@ -26,9 +26,7 @@ def device_problems(config: ExperimentConfig) -> Iterator[str]:
         yield from _cpu_problems(config)
         yield from check_cpu_plan("plans.train", config.plans.train)
         if config.plans.reference is not None:
-            # Optimizer shards of a plan without an optimizer are refused on every device.
-            reference = config.plans.reference.model_copy(update={"optimizer_shard": False})
-            yield from check_cpu_plan("plans.reference", reference)
+            yield from check_cpu_plan("plans.reference", config.plans.reference)
         return
     model, plans = config.model, config.plans
     yield from head_dim_problems(model)

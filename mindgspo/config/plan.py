@@ -160,8 +160,6 @@ def check_cpu_plan(name: str, plan: ParallelPlan) -> list[str]:
             problems.append(
                 f"{name}.{key}: {size}; on CPU it is 1: multiply data_parallel or model_parallel by {size}, {emulate}"
             )
-    if plan.optimizer_shard and plan.token_parts > 1:  # one replica has nothing to shard, on any device
-        problems.append(f"{name}.optimizer_shard: on CPU every replica keeps all moments; remove it, {emulate}")
     return problems
 
 

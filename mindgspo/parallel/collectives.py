@@ -141,12 +141,6 @@ def sum_over_world(array: np.ndarray) -> None:
         runtime.sum_in_place(array, group=group_name(world_ranks()))
 
 
-def sum_in_shared_memory(arrays: Sequence[np.ndarray], ranks: Ranks) -> None:
-    """Replace `arrays` (float32, contiguous) on all `ranks` of a CPU cluster by their sums, the same bits on each."""
-    assert _meeting is not None
-    _meeting.sum(arrays, ranks)
-
-
 def send(tensor: Tensor, receiver: int) -> None:
     """To a rank that calls `receive`. On CPU it goes on at once where 1 MiB holds what is on its way, else, and on
     Ascend, it may wait for the receiver."""

@@ -141,7 +141,7 @@ def build_experiment(
             swap=swap,
         )
         swap.register(Holding.REFERENCE_WEIGHTS, reference.parameters)
-    swap.register(Holding.GRADIENTS, backend.gradients, keeps_content=False, is_zero=lambda: backend.gradients_are_zero)
+    swap.register(Holding.GRADIENTS, backend.scratch, keeps_content=False, is_zero=lambda: backend.gradients_are_zero)
     swap.register(Holding.MOMENTS, backend.moments)
     routing = RoutingTransfer(place.held, config.model) if records or replay == "old" else None
     response_scorer = ResponseScorer(scorer, tokenizer, Replicas(scoring_place(config)))

@@ -22,6 +22,7 @@ WORKERS = Path(__file__).parent / "workers"
 # Experts whole on the ranks that have them.
 WHOLE = {"model_parallel": 2, "expert_parallel": 2, "expert_tensor_parallel": 1}
 STAGES = {"pipeline_stage": 2, "micro_batch_num": 2}
+SHARDED = {"optimizer_shard": True}
 # (name, training plan, generating plan) by number of workers.
 PLANS = {
     2: [("2x1x1", {"data_parallel": 2}, {"model_parallel": 2}), ("1x2x1", {"model_parallel": 2}, {"data_parallel": 2}),
@@ -33,14 +34,20 @@ PLANS = {
         ("2x1x1 packed", {"data_parallel": 2}, {"data_parallel": 2}),
         ("2x1x1 of experts, packed", {"data_parallel": 2}, {"data_parallel": 2}),
         ("1x1x2", STAGES, {"model_parallel": 2}), ("1x1x2 padded", STAGES, {"data_parallel": 2}),
-        ("1x1x2 of experts", STAGES, {"data_parallel": 2}), ("1x1x2 packed", STAGES, {"data_parallel": 2})],
+        ("1x1x2 of experts", STAGES, {"data_parallel": 2}), ("1x1x2 packed", STAGES, {"data_parallel": 2}),
+        ("2x1x1 sharded", {"data_parallel": 2} | SHARDED, {"model_parallel": 2})],
     3: [("1x1x3 deep", {"pipeline_stage": 3, "micro_batch_num": 3}, {"data_parallel": 3})],
     4: [("1x4x1", {"model_parallel": 4}, {"model_parallel": 2, "data_parallel": 2}),
         ("2x2x1", {"data_parallel": 2, "model_parallel": 2, "vocab_emb_dp": False}, {"data_parallel": 4}),
         ("2x2x1 of whole experts", {"data_parallel": 2} | WHOLE, {"data_parallel": 2} | WHOLE),
         ("2x2x1 packed", {"data_parallel": 2, "model_parallel": 2}, {"data_parallel": 4}),
         ("1x2x2", {"model_parallel": 2} | STAGES, {"model_parallel": 4}),
-        ("2x1x2", {"data_parallel": 2} | STAGES, {"data_parallel": 4})],
+        ("2x1x2", {"data_parallel": 2} | STAGES, {"data_parallel": 4}),
+        ("2x1x2 sharded", {"data_parallel": 2} | STAGES | SHARDED, {"data_parallel": 4}),
+        ("2x2x1 sharded", {"data_parallel": 2, "model_parallel": 2} | SHARDED, {"data_parallel": 4}),
+        ("2x2x1 of whole experts, sharded", {"data_parallel": 2} | WHOLE | SHARDED, {"data_parallel": 4}),
+        # The tables' 66 rows are not divided over 4 ranks.
+        ("4x1x1 padded, sharded", {"data_parallel": 4} | SHARDED, {"data_parallel": 4})],
     8: [("2x4x1 of experts", {"data_parallel": 2, "model_parallel": 4}, {"data_parallel": 4, "model_parallel": 2}),
         ("4x2x1", {"data_parallel": 4, "model_parallel": 2}, {"data_parallel": 2, "model_parallel": 4})],
 }  # fmt: skip

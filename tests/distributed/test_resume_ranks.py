@@ -13,7 +13,7 @@ from mindgspo.checkpoint.store import step_folder
 from mindgspo.tensor_files import read_safetensors
 
 FOUR = (
-    "plans.train={data_parallel: 2, model_parallel: 2}",
+    "plans.train={data_parallel: 2, model_parallel: 2, optimizer_shard: true}",
     "plans.infer={data_parallel: 4}",
     "trainer.save_in_background=true",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import mindspore as ms
@@ -34,14 +35,14 @@ class AdamW(nn.Cell):
     root_eps = eps sqrt(1 - b2^t): the same fraction, multiplied by sqrt(1 - b2^t) above and below.
 
     weights: what is trained. section: betas, eps, weight decay, max_grad_norm; its schedule is not read here.
-    Moments are float32 Parameters named adamw.m.<weight>, adamw.v.<weight>.
+    Moments are float32 Parameters named adamw.m.<weight>, adamw.v.<weight>; names: other names for <weight>.
     """
 
-    def __init__(self, weights: ParameterTuple, section: OptimizerSection) -> None:
+    def __init__(self, weights: ParameterTuple, section: OptimizerSection, names: Sequence[str] | None = None) -> None:
         super().__init__(auto_prefix=False)
         self.weights = weights
-        self.first_moments = zeros_beside(weights, "adamw.m", requires_grad=False)
-        self.second_moments = zeros_beside(weights, "adamw.v", requires_grad=False)
+        self.first_moments = zeros_beside(weights, "adamw.m", names=names, requires_grad=False)
+        self.second_moments = zeros_beside(weights, "adamw.v", names=names, requires_grad=False)
         self.count = len(weights)
         self.runs = short_runs(len(weights))
         self.decays = tuple(section.weight_decay > 0 and decays(weight) for weight in weights)

@@ -1,8 +1,8 @@
 """The update backend: applies one optimizer update from the micro-batches of a mini-batch.
 
 `UpdateBackend` holds what all backends share: the check for non-finite numbers, the result, the optimizer state.
-`manual` has those of one process and of a CPU cluster, `auto_parallel` the one whose graph MindSpore's compiler
-divides; `build` chooses. Used by the training step (policy losses) and the warm-up (supervised loss).
+`update` has that of processes which call the collectives themselves, `auto_parallel` the one whose graph MindSpore's
+compiler divides; `build` chooses. Used by the training step (policy losses) and the warm-up (supervised loss).
 """
 
 from __future__ import annotations
@@ -99,6 +99,11 @@ class UpdateBackend:
         """Whether they may be lost: they are zero, or what the next update replaces. False after an update that was
         interrupted."""
         return self._gradients_are_zero
+
+    @property
+    def scratch(self) -> tuple[Parameter, ...]:
+        """Gradients, and whatever else means nothing between two updates."""
+        return tuple(self.gradients)
 
     def compile(self, batch: Batch) -> None:
         """Compile ahead for micro-batches of this shape, where compiling lays parameters out on the ranks."""
@@ -233,6 +238,6 @@ def _total_drift(micros: Sequence[MicroBatchResult]) -> RoutingDifference | None
     return RoutingDifference.sum(parts) if parts else None
 
 
-def moment_layouts_of(weight_layouts: Mapping[str, Layout]) -> dict[str, Layout]:
-    """Moments lie where their weights' gradients do. weight_layouts: by weight."""
-    return {f"adamw.{kind}.{name}": layout for kind in ("m", "v") for name, layout in weight_layouts.items()}
+def moment_layouts_of(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
+    """By moment, from those by weight."""
+    return {f"adamw.{kind}.{name}": layout for kind in ("m", "v") for name, layout in layouts.items()}

@@ -199,40 +199,55 @@ def discard(gradients: Sequence[Parameter]) -> None:
 class GradientNorm(nn.Cell):
     """Global L2 norm of the accumulated gradients.
 
-    gradients: those that count on this rank. ranks: who has the others, this one among them; none where it has all.
+    gradients: those that count on this rank. others: those of this rank that count on another one. ranks: that have all
+    gradients together, this one among them.
     """
 
-    def __init__(self, gradients: Sequence[Parameter], ranks: Ranks = ()) -> None:
+    def __init__(self, gradients: Sequence[Parameter], others: Sequence[Parameter] = (), ranks: Ranks = ()) -> None:
         super().__init__(auto_prefix=False)
-        self.gradients = ParameterTuple(gradients)
-        self.runs = short_runs(len(self.gradients))
-        self.sum = all_reduce(ranks) if ranks else None
+        self.gradients, self.others = ParameterTuple(gradients), ParameterTuple(others)
+        self.runs, self.runs_of_others = short_runs(len(gradients)), short_runs(len(others))
+        self.sum = all_reduce(ranks) if len(ranks) > 1 else None
         self.zero = Tensor(np.float32(0))
 
     def construct(self) -> Tensor:
-        """float32 scalar; not finite if any gradient is not, or if their squares overflow."""
+        """float32 scalar, the same on all ranks; not finite if any gradient is not, or if their squares overflow."""
+        total = self.zero
         rows = ()
         for first, last in self.runs:
-            rows += self.rows_of_run(first, last)
-        total = ops.concat(rows).sum() if len(rows) > 0 else self.zero
+            rows += self.rows_of_run(self.gradients, first, last)
+        if len(rows) > 0:
+            total = ops.concat(rows).sum()
+        rows = ()
+        for first, last in self.runs_of_others:
+            rows += self.rows_of_run(self.others, first, last)
+        if len(rows) > 0:
+            other = ops.concat(rows).sum()
+            total = ops.where(ops.isfinite(other), total, other)
         if self.sum is not None:
             total = self.sum(total.reshape(1))[0]
         return ops.sqrt(total)
 
-    def rows_of_run(self, first: int, last: int) -> tuple[Tensor, ...]:
+    def rows_of_run(self, gradients: tuple[Tensor, ...], first: int, last: int) -> tuple[Tensor, ...]:
         rows = ()
         for i in range(first, last):
-            rows += (squared_rows(self.gradients[i]),)
+            rows += (squared_rows(gradients[i]),)
         return rows
 
 
 class OptimizerStep(nn.Cell):
-    """Applies the accumulated gradients and, where `GradientAccumulator` wants it, zeroes them for the next update."""
+    """Applies gradients and, where `GradientAccumulator` wants it, zeroes the accumulated ones for the next update.
 
-    def __init__(self, optimizer: nn.Cell, gradients: ParameterTuple) -> None:
+    accumulated: where they are not what is applied, but what that was found from.
+    """
+
+    def __init__(
+        self, optimizer: nn.Cell, gradients: ParameterTuple, accumulated: ParameterTuple | None = None
+    ) -> None:
         super().__init__(auto_prefix=False)
         self.optimizer = optimizer
         self.gradients = gradients
+        self.accumulated = gradients if accumulated is None else accumulated
         self.runs = () if has_kernels() else short_runs(len(gradients))
 
     def construct(self, clip_scale: Tensor, step_size: Tensor, root_eps: Tensor, decay: Tensor) -> Tensor:
@@ -247,4 +262,4 @@ class OptimizerStep(nn.Cell):
         for i in range(first, last):
             # Finite, as the norm has shown, so that the difference is 0. Zeros would be compiled in as constants, as
             # large as all weights together.
-            ops.assign_sub(self.gradients[i], self.gradients[i])
+            ops.assign_sub(self.accumulated[i], self.accumulated[i])

@@ -17,7 +17,7 @@ from plan_sampling import PlanSampler
 from mindgspo.algorithms.kl_control import reward_penalty
 from mindgspo.algorithms.losses.clipped import GSPOLoss
 from mindgspo.algorithms.optim.build import build_update_backend
-from mindgspo.algorithms.optim.manual import ManualUpdate, SingleUpdate
+from mindgspo.algorithms.optim.update import RankUpdate
 from mindgspo.config import ModelSection, OptimizerSection, ParallelPlan
 from mindgspo.config.algorithm import KLSection, ReferenceSection
 from mindgspo.config.schema import ReshardSection
@@ -96,7 +96,7 @@ def results_of_plan(
     return arrays if is_packed else arrays | _sampled(infer, section, policy_model)
 
 
-def _refused(updater: SingleUpdate, batches: Sequence[Batch]) -> None:
+def _refused(updater: RankUpdate, batches: Sequence[Batch]) -> None:
     """An update with a NaN in its last micro-batch, which one replica has: every rank must refuse it and change
     nothing."""
     last = batches[-1]
@@ -129,22 +129,22 @@ def _mean_kl(policy: list[TokenScores], reference: list[TokenScores], batches: l
     return np.array([mean(KLSection(placement="reward", estimator=name)) for name in ("k1", "k3")])
 
 
-def _first_gradients(updater: SingleUpdate) -> Arrays:
+def _first_gradients(updater: RankUpdate) -> Arrays:
     """Filled, at the first update, with the gradients as the optimizer sees them."""
-    step, found = updater._step, {}
+    over_ranks, found = updater.over_ranks, {}
+    apply = over_ranks.apply
 
     def looked_at(*scalars: Tensor) -> Tensor:
         if not updater.updates:
             own = {
                 weight.name: gradient.asnumpy()
-                for weight, gradient in zip(updater.weights, updater.gradients, strict=True)
+                for weight, gradient in zip(updater.weights, over_ranks.gradients, strict=True)
             }
-            is_alone = not isinstance(updater, ManualUpdate)
-            whole = own if is_alone else gather_to_first_rank(updater._layouts, own)
+            whole = gather_to_first_rank(over_ranks.moments, own) if over_ranks.moments else own
             found.update({name: array.copy() for name, array in whole.items()})
-        return step(*scalars)
+        return apply(*scalars)
 
-    updater._step = looked_at
+    over_ranks.apply = looked_at
     return found
 
 

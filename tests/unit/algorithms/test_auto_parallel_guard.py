@@ -1,5 +1,5 @@
 """The update in one graph, where nobody looks at the norm before the step: what it refuses leaves no trace; and its
-moments are those of `SingleUpdate`. On a bigram policy, which compiles in a moment."""
+moments are those of `RankUpdate`. On a bigram policy, which compiles in a moment."""
 
 from dataclasses import replace
 
@@ -75,13 +75,13 @@ class Trained:
     def __init__(self, *, logical: bool) -> None:
         from mindgspo.algorithms.losses.registry import build_policy_loss
         from mindgspo.algorithms.optim.auto_parallel import AutoParallelUpdate
-        from mindgspo.algorithms.optim.manual import SingleUpdate
+        from mindgspo.algorithms.optim.update import RankUpdate
 
         self.policy, loss = make_policy(), build_policy_loss(ALGORITHM)
         self.updater = (
             AutoParallelUpdate(self.policy, loss, OPTIMIZER, num_micro_batches=NUM_MICRO_BATCHES)
             if logical
-            else SingleUpdate(self.policy, loss, OPTIMIZER)
+            else RankUpdate(self.policy, loss, OPTIMIZER)
         )
         self._start = self.values()
 

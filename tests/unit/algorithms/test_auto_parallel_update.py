@@ -1,4 +1,4 @@
-"""The update whose graph the compiler divides, in one process that divides nothing: the numbers of `SingleUpdate`,
+"""The update whose graph the compiler divides, in one process that divides nothing: the numbers of `RankUpdate`,
 under every plan, micro-batch by micro-batch."""
 
 from dataclasses import dataclass, replace
@@ -92,10 +92,10 @@ def recorded(backend) -> list[list[tuple[np.ndarray, ...]]]:
 
 
 def updated(plan: ParallelPlan | None, num_micro_batches: int = 0) -> Found:
-    """Three updates; plan: of auto_parallel, None for `SingleUpdate`."""
+    """Three updates; plan: of auto_parallel, None for `RankUpdate`."""
     from mindgspo.algorithms.losses.registry import build_policy_loss
     from mindgspo.algorithms.optim.auto_parallel import AutoParallelUpdate
-    from mindgspo.algorithms.optim.manual import SingleUpdate
+    from mindgspo.algorithms.optim.update import RankUpdate
     from mindgspo.models.policy import PolicyLogProbs, build_model
     from mindgspo.models.weights import initialize_weights
     from mindgspo.parallel.placement import ALONE, auto_parallel_placement
@@ -105,7 +105,7 @@ def updated(plan: ParallelPlan | None, num_micro_batches: int = 0) -> Found:
     policy = PolicyLogProbs(model, temperature=0.9, with_entropy=True)
     loss = build_policy_loss(ALGORITHM)
     if plan is None:
-        updater = SingleUpdate(policy, loss, OPTIMIZER)
+        updater = RankUpdate(policy, loss, OPTIMIZER)
     else:
         updater = AutoParallelUpdate(policy, loss, OPTIMIZER, num_micro_batches=num_micro_batches)
     micro_results = recorded(updater)

@@ -64,12 +64,12 @@ def model_of(family: str):
 def updated(family: str, algorithm: str, layout: BatchLayout, old: list[np.ndarray]):
     """(result, gradient by weight) of one update."""
     from mindgspo.algorithms.losses.registry import build_policy_loss
-    from mindgspo.algorithms.optim.manual import SingleUpdate
+    from mindgspo.algorithms.optim.update import RankUpdate
     from mindgspo.models.policy import PolicyLogProbs
 
     section = with_recipe(AlgorithmSection(name=algorithm, entropy_coef=0.01), max_new_tokens=22)
     policy = PolicyLogProbs(model_of(family), temperature=0.9, with_entropy=True)
-    updater = SingleUpdate(policy, build_policy_loss(section), OPTIMIZER)
+    updater = RankUpdate(policy, build_policy_loss(section), OPTIMIZER)
     step, gradients = updater._step, {}
 
     def looked_at(*scalars):

@@ -1,0 +1,286 @@
+"""What the ranks of a plan do together in one update: they add up gradients, and with `optimizer_shard` each of them
+updates its rows of a weight alone and hands them to the others.
+
+Tensors travel in buckets of one collective each, [k, S]: a row per rank that gets one, so that a rank's row is its rows
+of every weight in the bucket, behind each other. What a number becomes depends neither on its place in a bucket nor on
+how many buckets there are.
+
+Legend: k ranks that share a weight out, S elements of a bucket that each of them gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+
+from mindgspo.algorithms.optim.adamw import AdamW
+from mindgspo.algorithms.optim.gradients import GradientNorm, OptimizerStep
+from mindgspo.config.model import ModelSection
+from mindgspo.config.schema import OptimizerSection
+from mindgspo.models.names import parameter_shapes
+from mindgspo.parallel.collective_ops import all_gather, all_reduce, reduce_scatter
+from mindgspo.parallel.collectives import GraphOfRanks, meet, world_ranks
+from mindgspo.parallel.layout import Layout
+from mindgspo.parallel.parameter_layouts import gradient_ranks, moment_layouts, parameter_layouts
+from mindgspo.parallel.parameter_memory import zero_parameter
+from mindgspo.parallel.placement import ALONE, Placement
+from mindgspo.parallel.ranks import Ranks
+
+BUCKET_BYTES = 64 << 20
+"""Of one collective; a tensor that is larger goes alone."""
+_BUCKET_TENSORS = 32
+"""At most, since the compiler unrolls the loop over them: see `adamw.short_runs`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one rank has to do with the gradient of a weight.
+
+    shard_ranks: those that share the weight's rows out, in the order of these; none where the weight is kept whole.
+    sum_ranks: those that add up what they have then found for the same rows; none where that is all. Both ascending.
+    number: of this rank among shard_ranks.
+    """
+
+    shard_ranks: Ranks = ()
+    sum_ranks: Ranks = ()
+    number: int = 0
+
+    @property
+    def parts(self) -> int:
+        """k."""
+        return max(1, len(self.shard_ranks))
+
+
+def shares_of(
+    layouts: Mapping[str, Layout], moments: Mapping[str, Layout], ranks: Mapping[str, Ranks], rank: int
+) -> dict[str, Share]:
+    """{weight: share} of what `rank` holds, in the order of `layouts`, which is the same on all ranks.
+
+    layouts, moments: of the weights and of each moment, by weight. ranks: `gradient_ranks` of this rank.
+    """
+    return {name: _share(layouts[name], moments[name], ranks[name], rank) for name in layouts if name in ranks}
+
+
+def _share(weight: Layout, moment: Layout, summed_over: Ranks, rank: int) -> Share:
+    same_rows = moment.ranks_with_slice_of(rank)
+    rest = tuple(other for other in same_rows if other in summed_over)
+    sum_ranks = rest if len(rest) > 1 else ()
+    by_rows = {moment.slice_of(other).starts: () for other in weight.ranks_with_slice_of(rank)}
+    if len(by_rows) == 1:
+        return Share(sum_ranks=sum_ranks)
+    # Of the ranks that have the same rows, the first ones of all rows belong together, the second ones, ...
+    place = same_rows.index(rank)
+    for other in weight.ranks_with_slice_of(rank):
+        by_rows[moment.slice_of(other).starts] += (other,)
+    shard_ranks = tuple(by_rows[starts][place] for starts in sorted(by_rows))
+    assert shard_ranks == tuple(sorted(shard_ranks)) and set(shard_ranks) <= set(summed_over), (weight, shard_ranks)
+    return Share(shard_ranks, sum_ranks, shard_ranks.index(rank))
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """One weight, its gradient, and this rank's rows of both, which are the same parameters where it is whole."""
+
+    weight: Parameter
+    gradient: Parameter
+    rows: Parameter
+    summed: Parameter
+
+    @classmethod
+    def of(cls, weight: Parameter, gradient: Parameter, share: Share) -> _Shared:
+        if share.parts == 1:
+            return cls(weight, gradient, weight, gradient)
+        shape = (weight.shape[0] // share.parts, *weight.shape[1:])
+        return cls(
+            weight,
+            gradient,
+            zero_parameter(shape, f"rows.{weight.name}", requires_grad=False),
+            zero_parameter(shape, f"gradient_rows.{weight.name}", requires_grad=False),
+        )
+
+
+class StepOverRanks:
+    """What follows once each rank has its gradients of a mini-batch: sums over the ranks, one norm, AdamW.
+
+    All ranks call the same methods in the same order. To a process that is alone the sums cost nothing.
+
+    weights, gradients: this rank's slices and beside each its gradient, in one order. model: of these weights; not read
+    for a process that is alone. bucket_bytes: of one collective; it changes no number.
+    """
+
+    def __init__(
+        self,
+        weights: ParameterTuple,
+        gradients: ParameterTuple,
+        section: OptimizerSection,
+        place: Placement = ALONE,
+        model: ModelSection | None = None,
+        *,
+        bucket_bytes: int = BUCKET_BYTES,
+    ) -> None:
+        rank, plan = place.rank, place.plan
+        self._is_alone = plan.world_size == 1
+        self.moments: dict[str, Layout] = {}
+        """Of each moment, by weight; empty for a process that is alone."""
+        shares: dict[str, Share] = {}
+        if not self._is_alone:
+            assert model is not None
+            shapes = parameter_shapes(model)
+            layouts, self.moments = (make(shapes, model, plan) for make in (parameter_layouts, moment_layouts))
+            shares = shares_of(layouts, self.moments, gradient_ranks(layouts, model, plan, rank), rank)
+        names = [weight.name for weight in weights]
+        everything = {
+            name: _Shared.of(weight, gradient, shares.get(name, Share()))
+            for name, weight, gradient in zip(names, weights, gradients, strict=True)
+        }
+        self.gradients = ParameterTuple([one.summed for one in everything.values()])
+        """Of the whole mini-batch, once `norm` has added them up: of every weight, or of this rank's rows of it."""
+        self.own = tuple(p for one in everything.values() if one.rows is not one.weight for p in (one.rows, one.summed))
+        """Parameters that are neither weights nor their gradients and mean nothing between two updates."""
+        self.optimizer = AdamW(ParameterTuple([one.rows for one in everything.values()]), section, names)
+        buckets = list(_buckets(everything, shares, bucket_bytes))
+        scattered = [bucket for bucket in buckets if bucket[1].shard_ranks]
+        # Of the ranks that hold the same numbers, the first one counts them.
+        counts = {
+            name: self._is_alone or self.moments[name].ranks_with_slice_of(rank)[0] == rank for name in everything
+        }
+        counted, others = (
+            [one.summed for name, one in everything.items() if counts[name] is its] for its in (True, False)
+        )
+        self._ranks = world = (rank,) if self._is_alone else world_ranks()
+        self._sum = GraphOfRanks(_Chain([_Sum(*bucket) for bucket in buckets]), world)
+        self._norm = GraphOfRanks(GradientNorm(counted, others, world), world)
+        self._take = GraphOfRanks(_Chain([_TakeRows(*bucket) for bucket in scattered]), world)
+        self.apply = GraphOfRanks(OptimizerStep(self.optimizer, self.gradients, gradients), world)
+        """Takes `AdamW.scalars`."""
+        self._gather = GraphOfRanks(_Chain([_Gather(*bucket) for bucket in scattered]), world)
+        self._has_rows = plan.optimizer_shard and plan.token_parts > 1
+
+    def norm(self) -> float:
+        """Of the gradients, which are added up over the ranks first; the same on all ranks."""
+        if not self._is_alone:
+            # Replicas may have had micro-batches of other shapes, hence graphs to compile.
+            meet(self._ranks)
+            self._sum(_START)
+        return float(self._norm().asnumpy())
+
+    def step(self, number: int, lr: float, grad_norm: float) -> None:
+        """Update number `number` (1, 2, ...) of the weights, from what they are now; grad_norm: what `norm` said."""
+        if self._has_rows:
+            self._take(_START)
+        self.apply(*self.optimizer.scalars(number, lr, grad_norm))
+        if self._has_rows:
+            self._gather(_START)
+
+
+def _buckets(
+    by_name: Mapping[str, _Shared], shares: Mapping[str, Share], bucket_bytes: int
+) -> Iterator[tuple[list[_Shared], Share]]:
+    """Weights of equal shares in runs of one collective, in an order that is the same on all ranks: shares by their
+    first weight. Nothing for those that are not shared."""
+    by_share: dict[Share, list[_Shared]] = {}
+    for name, share in shares.items():  # in the order of the layouts, whatever the model's own is
+        if share.shard_ranks or share.sum_ranks:
+            by_share.setdefault(share, []).append(by_name[name])
+    for share, members in by_share.items():
+        bucket: list[_Shared] = []
+        num_bytes = 0
+        for one in members:
+            if bucket and (num_bytes + one.gradient.nbytes > bucket_bytes or len(bucket) == _BUCKET_TENSORS):
+                yield bucket, share
+                bucket, num_bytes = [], 0
+            bucket.append(one)
+            num_bytes += one.gradient.nbytes
+        yield bucket, share
+
+
+_START = Tensor(np.zeros(1, np.float32))
+
+
+class _Chain(nn.Cell):
+    """One bucket after the other: ranks meet in one order, and one bucket's memory serves the next."""
+
+    def __init__(self, buckets: Sequence[nn.Cell]) -> None:
+        super().__init__(auto_prefix=False)
+        self.buckets = nn.CellList(buckets, auto_prefix=False)
+
+    def construct(self, before: Tensor) -> Tensor:
+        for bucket in self.buckets:
+            before = bucket(before)
+        return before
+
+
+class _OfBucket(nn.Cell):
+    """construct(before) -> what to wait for."""
+
+    def __init__(self, bucket: Sequence[_Shared], share: Share) -> None:
+        super().__init__(auto_prefix=False)
+        self.count, self.parts = len(bucket), share.parts
+        self.weights = ParameterTuple([one.weight for one in bucket])
+        self.gradients = ParameterTuple([one.gradient for one in bucket])
+        self.rows = ParameterTuple([one.rows for one in bucket])
+        self.summed = ParameterTuple([one.summed for one in bucket])
+        self.shapes = tuple(tuple(one.weight.shape) for one in bucket)
+        self.row_shapes = tuple(tuple(one.rows.shape) for one in bucket)
+        ends = np.cumsum([prod(shape) for shape in self.row_shapes]).tolist()
+        self.columns = tuple(zip([0, *ends], ends, strict=False))
+
+
+class _Sum(_OfBucket):
+    """The gradients of a bucket, added up over the ranks; of each the rows that are this rank's."""
+
+    def __init__(self, bucket: Sequence[_Shared], share: Share) -> None:
+        super().__init__(bucket, share)
+        self.scatter = reduce_scatter(share.shard_ranks) if share.shard_ranks else None
+        self.sum = all_reduce(share.sum_ranks) if share.sum_ranks else None
+
+    def construct(self, before: Tensor) -> Tensor:
+        parts = ()
+        for i in range(self.count):
+            parts += (ops.depend(self.gradients[i], before).reshape(self.parts, -1),)
+        found = ops.concat(parts, 1)
+        if self.scatter is not None:
+            found = self.scatter(found)
+        if self.sum is not None:
+            found = self.sum(found)
+        for i in range(self.count):
+            first, last = self.columns[i]
+            before = ops.depend(before, ops.assign(self.summed[i], found[:, first:last].reshape(self.row_shapes[i])))
+        return before
+
+
+class _TakeRows(_OfBucket):
+    """This rank's rows of the weights of a bucket."""
+
+    def __init__(self, bucket: Sequence[_Shared], share: Share) -> None:
+        super().__init__(bucket, share)
+        self.number = share.number
+
+    def construct(self, before: Tensor) -> Tensor:
+        for i in range(self.count):
+            height = self.row_shapes[i][0]
+            own = ops.depend(self.weights[i], before)[self.number * height : (self.number + 1) * height]
+            before = ops.depend(before, ops.assign(self.rows[i], own))
+        return before
+
+
+class _Gather(_OfBucket):
+    """The weights of a bucket from every rank's rows."""
+
+    def __init__(self, bucket: Sequence[_Shared], share: Share) -> None:
+        super().__init__(bucket, share)
+        self.gather = all_gather(share.shard_ranks)
+
+    def construct(self, before: Tensor) -> Tensor:
+        parts = ()
+        for i in range(self.count):
+            parts += (ops.depend(self.rows[i], before).reshape(1, -1),)
+        found = self.gather(ops.concat(parts, 1))
+        for i in range(self.count):
+            first, last = self.columns[i]
+            before = ops.depend(before, ops.assign(self.weights[i], found[:, first:last].reshape(self.shapes[i])))
+        return before
