@@ -47,8 +47,8 @@ class ParallelPlan(Section):
     """Ranks that split the features of each expert (verl: expert_tensor_parallel_size): model_parallel, which is meant
     where nothing is said, or 1, so that experts are whole and expert_parallel splits them over model_parallel, too."""
     micro_batch_num: int = Field(default=1, ge=1)
-    """Micro-batches that go through the pipeline between two drains of it, of which at most `pipeline_stage` are in
-    flight; at least that many, or stages stand idle. More means less idle time at no cost of memory."""
+    """Under pipeline_stage, of how many a replica's mini-batch has a multiple of micro-batches; at least
+    `pipeline_stage`, or stages stand idle. More means less idle time: at most `pipeline_stage` are in flight."""
     use_seq_parallel: bool = False
     """Split activations along the sequence between tensor-parallel regions: norms and residuals take 1/model_parallel
     of the memory. Training on Ascend only."""
@@ -152,14 +152,14 @@ def _meaningless(name: str, plan: ParallelPlan, reasons: Mapping[str, str]) -> l
 
 
 def check_cpu_plan(name: str, plan: ParallelPlan) -> list[str]:
-    """What a CPU cluster does not have: it divides by data and tensors alone."""
+    """What a CPU cluster does not have."""
     problems = []
     emulate = "or run the plan on emulated Ascend cards with --emulate-ascend"
-    for key in ("pipeline_stage", "context_parallel"):
-        if (size := getattr(plan, key)) > 1:
-            problems.append(
-                f"{name}.{key}: {size}; on CPU it is 1: multiply data_parallel or model_parallel by {size}, {emulate}"
-            )
+    if (size := plan.context_parallel) > 1:
+        problems.append(
+            f"{name}.context_parallel: {size}; on CPU it is 1: multiply data_parallel or model_parallel by {size}, "
+            f"{emulate}"
+        )
     return problems
 
 

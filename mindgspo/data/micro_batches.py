@@ -40,9 +40,9 @@ class BatchLayout:
     samples_per_micro_batch, max_tokens_per_micro_batch: one of them, the other is None. packing: several samples per
     row, with max_tokens_per_micro_batch. in_one_row: a packed micro-batch is one row; else its rows are little
     longer than the longest sample, since composed attention looks at all pairs of a row's slots. costly_row: slots of a
-    row from which on that costs more than all the rest. length_multiple: row lengths
-    are multiples of it. replicas: data-parallel ones. in_rounds: they compute `round_size` micro-batches each in one
-    graph, which should have one shape. balanced: replicas get equal shares of the work, instead of what comes by turns.
+    row from which on that costs more than all the rest. length_multiple: row lengths are multiples of it. replicas:
+    data-parallel ones. round_size: where a budget cuts, of what each of them gets a multiple. in_rounds: they compute
+    as many in one graph, which should have one shape. balanced: replicas get equal shares of the work, instead of what comes by turns.
     one_shape: see `rows.in_one_row`; None: batches have the shapes that their samples ask for.
     """
 
@@ -114,14 +114,15 @@ def _balanced(batches: Sequence[Batch], replicas: int) -> list[Batch]:
 
 def _budgeted(samples: Samples, layout: BatchLayout) -> list[Batch]:
     """Where replicas do not work in rounds, each gets equally many micro-batches: the budget is lowered as far as it
-    takes no more of them."""
+    takes no more of them than a multiple of `round_size` each."""
     assert layout.max_tokens_per_micro_batch is not None
     whole, ordered, multiple = denominators(samples), longest_first(samples), layout.length_multiple
-    group = layout.replicas * layout.round_size if layout.in_rounds else 1
+    all_at_once = layout.replicas * layout.round_size
+    group = all_at_once if layout.in_rounds else 1
     budget = layout.max_tokens_per_micro_batch
     cut = _cut(ordered, budget, multiple, group)
-    if group < layout.replicas:
-        most, lowest = round_up(len(cut), layout.replicas), round_up(ordered[0].length, multiple) - 1
+    if group < all_at_once:
+        most, lowest = round_up(len(cut), all_at_once), round_up(ordered[0].length, multiple) - 1
         enough = bisect_left(
             range(lowest + 1, budget), True, key=lambda less: len(_cut(ordered, less, multiple, 1)) <= most
         )

@@ -24,7 +24,7 @@ COSTLY_ROW = 2.5
 
 def batch_layout(config: ExperimentConfig, *, pad_id: int) -> BatchLayout:
     """For the replicas of the training plan. Ascend's fused attention and our kernels take a long row of many samples;
-    on Ascend, replicas of one graph and its pipeline compute rounds of micro-batches together."""
+    on Ascend, replicas of one graph compute rounds of micro-batches together."""
     trainer, plan = config.trainer, config.plans.train
     is_fused = config.device == "Ascend"
     is_divided = is_fused and plan.world_size > 1
@@ -39,7 +39,7 @@ def batch_layout(config: ExperimentConfig, *, pad_id: int) -> BatchLayout:
         pad_id=pad_id,
         replicas=plan.data_parallel,
         in_rounds=is_divided,
-        round_size=plan.micro_batch_num if is_divided else 1,
+        round_size=plan.micro_batch_num,
         balanced=trainer.balance_batches,
     )
     if not is_packed:

@@ -35,7 +35,8 @@ PLANS = {
         ("2x1x1 of experts, packed", {"data_parallel": 2}, {"data_parallel": 2}),
         ("1x1x2", STAGES, {"model_parallel": 2}), ("1x1x2 padded", STAGES, {"data_parallel": 2}),
         ("1x1x2 of experts", STAGES, {"data_parallel": 2}), ("1x1x2 packed", STAGES, {"data_parallel": 2}),
-        ("2x1x1 sharded", {"data_parallel": 2} | SHARDED, {"model_parallel": 2})],
+        ("2x1x1 sharded", {"data_parallel": 2} | SHARDED, {"model_parallel": 2}),
+        ("1x1x2 recomputed", STAGES | {"recompute": "full"}, {"data_parallel": 2})],
     3: [("1x1x3 deep", {"pipeline_stage": 3, "micro_batch_num": 3}, {"data_parallel": 3})],
     4: [("1x4x1", {"model_parallel": 4}, {"model_parallel": 2, "data_parallel": 2}),
         ("2x2x1", {"data_parallel": 2, "model_parallel": 2, "vocab_emb_dp": False}, {"data_parallel": 4}),
@@ -125,6 +126,8 @@ def test_losses_log_probs_gradients_and_weights_are_those_of_one_process(alone, 
             np.testing.assert_allclose(found[key], expected, rtol=0, atol=1e-5, err_msg=f"{name}: {key}")
         elif kind == "kl":  # about 5e-4
             np.testing.assert_allclose(found[key], expected, rtol=0, atol=2e-6, err_msg=f"{name}: {key}")
+        elif kind == "choices":
+            np.testing.assert_array_equal(found[key], expected, err_msg=f"{name}: {key}")
         elif kind == "gradient":
             error = np.linalg.norm(found[key] - expected) / np.linalg.norm(expected)
             assert error <= 1e-5, f"{name}: {key} is off by {error:.2e} of its norm"

@@ -135,11 +135,15 @@ def test_a_stale_run_folder_is_refused_before_any_worker_starts(tmp_path: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("generating", ["plans.infer.model_parallel=2", "plans.infer.data_parallel=2"])
-def test_split_weights_compute_in_bfloat16(tmp_path: Path, generating: str):
+@pytest.mark.parametrize(("training", "generating"), [
+    ("plans.train.model_parallel=2", "plans.infer.model_parallel=2"),
+    ("plans.train.model_parallel=2", "plans.infer.data_parallel=2"),
+    ("plans.train={pipeline_stage: 2, micro_batch_num: 2}", "plans.infer.data_parallel=2"),
+])  # fmt: skip
+def test_split_weights_compute_in_bfloat16(tmp_path: Path, training: str, generating: str):
     """On the ranks' own weights, and on copies of another plan that are held in bfloat16."""
     few = ("rollout.prompts_per_step=8", "trainer.samples_per_micro_batch=16", "trainer.max_steps=1", "warmup=null")
-    weights = (f"model.path={ARITHMETIC / 'warmed_up'}", "model.dtype=bfloat16", "plans.train.model_parallel=2")
+    weights = (f"model.path={ARITHMETIC / 'warmed_up'}", "model.dtype=bfloat16", training)
     (line,) = run(ARITHMETIC / "gspo.yaml", tmp_path / "run", *FEW_ROWS, *few, *weights, generating)
     assert line["actor/grad_norm"] > 0
     assert line["actor/first_ratio_error_max"] < 1e-5, "training and scoring are one graph"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from mindspore import Tensor, nn
-from plan_cases import MODELS, batches_of, definition
+from plan_cases import MODELS, batches_of, definition, routed
 from plan_sampling import PlanSampler
 
 from mindgspo.algorithms.kl_control import reward_penalty
@@ -65,7 +65,7 @@ def results_of_plan(
     scorer = PolicyScorer(policy_model, temperature=1.0)
     gradients = _first_gradients(updater)
     batches = batches_of(section, packed_for=place.plan.data_parallel if is_packed else None)
-    arrays: Arrays = {}
+    arrays: Arrays = {} if section.num_experts is None else _replayed(policy_model, section, batches)
     results = []
     averaged = None if reference is None else _frozen(policy_model, section, ParallelPlan(**reference))
     for number in range(NUM_UPDATES):
@@ -94,6 +94,20 @@ def results_of_plan(
         assert not any(array[section.vocab_size :].any() for array in tables.values())
         arrays |= {name: array[: section.vocab_size] for name, array in tables.items()}
     return arrays if is_packed else arrays | _sampled(infer, section, policy_model)
+
+
+def _replayed(model: nn.Cell, section: ModelSection, batches: Sequence[Batch]) -> Arrays:
+    """Log-probs with experts that are given, and how many of the routers' own choices are others, by layer."""
+    scorer = PolicyScorer(model, temperature=1.0, replays_experts=True, tells_choices=True)
+    given = routed(list(batches), section)
+    scores = scorer.score(given)
+    if model.place.is_speaker:
+        own = [score.experts_RTX for score in scores[model.place.at.data :: model.place.plan.data_parallel]]
+        assert all(chosen.shape[2] == given[0].experts_RTX.shape[2] and chosen.any() for chosen in own)
+    return {
+        "logp/replayed": np.concatenate(gathered(given, [score.logp_NK for score in scores], 16)),
+        "choices/differing": np.sum([score.mismatch.array for score in scores], axis=0),
+    }
 
 
 def _refused(updater: RankUpdate, batches: Sequence[Batch]) -> None:

@@ -113,7 +113,7 @@ SIZES = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, 
 @settings(max_examples=300)
 @given(sizes=SIZES, layout=LAYOUTS | COUNTED, round_size=st.integers(1, 3))
 def test_every_token_stands_once_and_is_predicted_from_the_one_before(sizes, layout, round_size) -> None:
-    layout = replace(layout, round_size=round_size if layout.in_rounds else 1)
+    layout = replace(layout, round_size=round_size)
     if layout.packing and layout.in_rounds:
         layout = replace(layout, in_one_row=True)
     samples = samples_of(sizes)
@@ -334,3 +334,17 @@ def test_many_lengths_come_out_nearly_even(equal_counts: bool) -> None:
     found = partition(costs, 32, equal_counts=equal_counts)
     assert spread(costs, found) < 0.001 * sum(costs) / 32
     assert spread(costs, dealt(costs, 32)) > 0.01 * sum(costs) / 32
+
+
+@pytest.mark.parametrize("form", [{}, {"packing": True, "in_one_row": True}], ids=["padded", "packed"])
+def test_a_pipeline_gets_a_multiple_of_its_micro_batches(form: dict) -> None:
+    # Twelve samples of 8 tokens: a budget of 40 holds five, so three micro-batches, or four of three samples each.
+    layout = BatchLayout(max_tokens_per_micro_batch=40, length_multiple=8, pad_id=PAD, **form)
+    samples = samples_of([(3, 5)] * 12)
+
+    def sizes(**changes: int) -> list[int]:
+        return [int((batch.samples_N >= 0).sum()) for batch in micro_batches(samples, replace(layout, **changes))]
+
+    assert len(sizes()) == 3
+    assert sizes(round_size=2) == [3, 3, 3, 3]
+    assert sizes(round_size=3, replicas=2) == [2] * 6
