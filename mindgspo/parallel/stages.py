@@ -11,11 +11,10 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
 
-from mindgspo.parallel.collectives import GraphOfRanks, broadcast, meet
+from mindgspo.parallel.collectives import GraphOfRanks, broadcast, meet, receive, send
 from mindgspo.parallel.pipeline import Act, stage_order
 from mindgspo.parallel.placement import Placement
 from mindgspo.parallel.ranks import layers_of_stage
-from mindgspo.parallel.runtime import rank
 
 
 class Stage:
@@ -129,16 +128,3 @@ class Stage:
 def entering(inputs: tuple[Tensor, ...], came: Tensor | None) -> tuple[Tensor, ...]:
     """The inputs of a policy, the first of them being ids, with hidden states in their place where they have come."""
     return inputs if came is None else (came, *inputs[1:])
-
-
-def send(tensor: Tensor, receiver: int) -> None:
-    """To a rank that calls `receive`; may wait until it does."""
-    array = np.ascontiguousarray(tensor.asnumpy())
-    broadcast(array, sender=rank(), ranks=tuple(sorted((rank(), receiver))))
-
-
-def receive(shape: tuple[int, ...], dtype: ms.Type, sender: int) -> Tensor:
-    """What a rank sends."""
-    array = np.empty(shape, ms.dtype_to_nptype(dtype))
-    broadcast(array, sender=sender, ranks=tuple(sorted((rank(), sender))))
-    return Tensor.from_numpy(array)
