@@ -32,14 +32,46 @@ CONFIGS = (
     *("arithmetic/gspo_4.yaml", "arithmetic/gspo_8.yaml", "arithmetic/gspo_8_cards.yaml"),
     *("dapo_math/gspo_qwen2_5_32b_32k.yaml", "dapo_math/gspo_qwen2_5_7b_128k.yaml", "dapo_math/gspo_qwen3_32b.yaml"),
 )
+_SMALL = {"vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "tie_word_embeddings": False, "dtype": "bfloat16"}  # fmt: skip
+_EXPERTS = {"num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
+_DENSE = _SMALL | {"architecture": "qwen2", "head_dim": 16}
+_MIXTURE = _SMALL | _EXPERTS | {"architecture": "qwen3_moe", "head_dim": 32}
+_SHARDED_SEQUENCE = {"use_seq_parallel": True, "optimizer_shard": True}
+# Legal plans that nothing shipped has: few key heads on many ranks, a reference policy on its own, experts in all ways.
+OTHERS = {
+    "1x8x1": (_DENSE, {"train": {"model_parallel": 8}, "infer": {"model_parallel": 8, "vocab_emb_dp": False}}),
+    "8x1x1 with a reference of 2x4x1": (_DENSE, {"train": {"data_parallel": 8}, "infer": {"data_parallel": 8},
+        "reference": {"data_parallel": 2, "model_parallel": 4}}),
+    "2x4x1, experts split": (_MIXTURE, {"train": {"data_parallel": 2, "model_parallel": 4, "expert_parallel": 2},
+        "infer": {"data_parallel": 2, "model_parallel": 4}}),
+    "4x2x1, experts split, all at once": (_MIXTURE, {"train": {"data_parallel": 4, "model_parallel": 2,
+        "expert_parallel": 2} | _SHARDED_SEQUENCE, "infer": {"data_parallel": 8}}),
+    "4x1x2, experts split": (_MIXTURE, {"train": {"data_parallel": 4, "pipeline_stage": 2, "micro_batch_num": 2,
+        "expert_parallel": 4}, "infer": {"data_parallel": 8}}),
+    "2x4x1, whole experts over all": (_MIXTURE, {"train": {"data_parallel": 2, "model_parallel": 4,
+        "expert_parallel": 8, "expert_tensor_parallel": 1} | _SHARDED_SEQUENCE,
+        "infer": {"data_parallel": 2, "model_parallel": 4, "expert_parallel": 4, "expert_tensor_parallel": 1}}),
+    "2x4x1, two blocks of whole experts": (_MIXTURE, {"train": {"data_parallel": 2, "model_parallel": 4,
+        "expert_parallel": 2, "expert_tensor_parallel": 1, "optimizer_shard": True}, "infer": {"data_parallel": 8}}),
+}  # fmt: skip
 
 
 def path_of(config: str) -> Path:
     return ROOT / ("examples" if "/" in config else "model_configs") / config
 
 
+def sections_of(config: str) -> dict:
+    """The sections `model` and `plans` that are compiled."""
+    from mindgspo.config import load_model_and_plans
+
+    if config in OTHERS:
+        return dict(zip(("model", "plans"), OTHERS[config], strict=True))
+    return miniature(*load_model_and_plans(path_of(config)))
+
+
 def miniature(model, plans) -> dict:
-    """The sections `model` and `plans` of the small twin: one layer per stage, or two where there is one stage, heads
+    """Those of the small twin: one layer per stage, or two where there is one stage, heads
     of 16 or 32 numbers, small widths and tables."""
     heads = model.num_attention_heads
     head_dim = 32 if model.num_key_value_heads <= 2 else 16
@@ -106,23 +138,24 @@ def recorded(plan) -> dict[int, str]:
 
 def main() -> None:
     from mindgspo.ascend.dryrun import find_toolchain, run_child
-    from mindgspo.config import load_model_and_plans
+    from mindgspo.config import ParallelPlan
 
     toolchain = find_toolchain()
     work = Path(sys.argv[1])
     done = {}
-    for config in sys.argv[2:] or CONFIGS:
-        model, plans = load_model_and_plans(path_of(config))
-        if plans.train.world_size == 1:
+    for config in sys.argv[2:] or (*CONFIGS, *OTHERS):
+        sections = sections_of(config)
+        plan = ParallelPlan(**sections["plans"]["train"])
+        if plan.world_size == 1:
             continue
-        done[config] = miniature(model, plans)
+        done[config] = sections
         folder = folder_of(work, config)
         folder.mkdir(parents=True, exist_ok=True)
-        write_experiment(folder / "experiment.yaml", done[config])
-        for rank, graphs in recorded(plans.train).items():
+        write_experiment(folder / "experiment.yaml", sections)
+        for rank, graphs in recorded(plan).items():
             result = run_child(
                 toolchain, folder, config=folder / "experiment.yaml", graph=graphs, rank=rank,
-                world_size=plans.train.world_size, builder="record:build", import_folders=(HERE,),
+                world_size=plan.world_size, builder="record:build", import_folders=(HERE,),
             )  # fmt: skip
             assert result.failure is None, (config, rank, result.failure)
             print(f"{config} rank {rank}: {result.seconds:.0f} s", flush=True)
