@@ -181,8 +181,9 @@ int mindgspo_adamw(int64_t tensors, const mindgspo_tensor* const* weights, const
 
 // Memory that the ranks of a CPU cluster share: zeros, so many bytes of a file, in whole pages.
 int64_t mindgspo_meeting_bytes(int64_t world_size, int64_t slot_bytes, int64_t num_slots);
-// One rank's view of it, from `offset` of the file on. *waiting: where it writes, as text of at most 112 bytes, what it waits for; null: nowhere.
-// ended: called in a wait every now and then, but by operators of graphs; not 0 ends the wait with an error. May be null.
+// One rank's view of it, from `offset` of the file on. *waiting: where it writes, as text of at most 112 bytes, what it
+// waits for; null: nowhere. ended: called in a wait every now and then, but by operators of graphs; not 0 ends the wait
+// with an error. May be null.
 int mindgspo_open_meeting(int64_t file, int64_t offset, int64_t rank, int64_t world_size, int64_t slot_bytes,
                           int64_t num_slots, char* const* waiting, int (*ended)(), void** meeting);
 // From now on the meeting of operators in graphs, which is the one below where `meeting` is null.

@@ -37,7 +37,7 @@ struct alignas(64) Header {
 constexpr int64_t kPageBytes = 64 << 10;       // the largest of processors
 constexpr int kYields = 20;                    // before a rank sleeps: the one it waits for may need its processor
 constexpr int64_t kNoticeNs = 50'000'000;      // after which a rank that sleeps looks for signals
-constexpr int64_t kWholeSumBytes = 64 << 10;   // up to which every rank adds up all: one meeting instead of two
+constexpr int64_t kWholeSumBytes = 256 << 10;  // read by a rank, up to which each adds up all: one meeting, not two
 
 uint64_t hash_of(const std::string& text) {  // FNV-1a
   uint64_t hash = 0xCBF29CE484222325u;
@@ -134,7 +134,8 @@ template <class Body>
 void for_places(int64_t count, const Tensor* const* tensors, int64_t first, int64_t bytes, Body body) {
   int64_t begin = 0;  // of the tensor
   for (int64_t i = 0; i < count && begin < first + bytes; ++i) {
-    const int64_t size = bytes_of(*tensors[i]), from = std::max(first, begin), to = std::min(first + bytes, begin + size);
+    const int64_t size = bytes_of(*tensors[i]);
+    const int64_t from = std::max(first, begin), to = std::min(first + bytes, begin + size);
     if (from < to) body(static_cast<char*>(tensors[i]->data) + (from - begin), from - first, to - from);
     begin += size;
   }
@@ -259,7 +260,7 @@ class Meeting {
       for_places(count, xs, first, n, [&](char* x, int64_t at, int64_t bytes) { std::memcpy(mine + at, x, bytes); });
       publish(ranks);
       const auto parts = take_all(ranks, mine);
-      if (size == 2 || n <= kWholeSumBytes) {
+      if (size == 2 || n * size <= kWholeSumBytes) {
         for_places(count, outs, first, n,
                    [&](char* out, int64_t at, int64_t bytes) { add_up(dtype, parts, at, bytes, out); });
         release_all(ranks);
@@ -430,7 +431,8 @@ int collective(void* meeting, const std::string& what, const int64_t* ranks, int
     Meeting& one = found(meeting);
     const Ranks group(ranks, ranks + count);
     require(std::find(group.begin(), group.end(), one.rank()) != group.end() && group.back() < one.world_size(),
-            "rank " + std::to_string(one.rank()) + " of " + std::to_string(one.world_size()) + " meets " + text_of(group));
+            "rank " + std::to_string(one.rank()) + " of " + std::to_string(one.world_size()) + " meets " +
+                text_of(group));
     const std::string numbered = number ? ", number " + std::to_string(number) : "";
     const Meeting::Call call(one, what + " over " + text_of(group) + numbered, meeting != nullptr);
     body(one, group);
@@ -527,7 +529,8 @@ int mindgspo_all_to_all(void* meeting, const int64_t* ranks, int64_t count, int6
   return collective(meeting, described("all_to_all", *x) + axes, ranks, count, number,
                     [&](Meeting& one, const Ranks& group) {
                       const int split = normalized_axis(split_axis, *x), concat = normalized_axis(concat_axis, *x);
-                      require(x->shape[split] % count == 0, text_of_shape(*x) + " cannot be split for " + text_of(group));
+                      require(x->shape[split] % count == 0,
+                              text_of_shape(*x) + " cannot be split for " + text_of(group));
                       one.all_to_all(*x, split, concat, *out, group);
                     });
 }

@@ -62,15 +62,17 @@ def check_graph(rank: int, ranks: tuple[int, ...], group: str, dtype: str) -> No
     """Reductions add in the order of ranks and round after each step."""
     from mindspore import Tensor, nn, ops
 
+    from mindgspo.parallel import collective_ops
+
     size = len(ranks)
 
     class All(nn.Cell):
         def __init__(self) -> None:
             super().__init__()
-            self.sum, self.highest = ops.AllReduce(group=group), ops.AllReduce(ops.ReduceOp.MAX, group)
-            self.gather, self.scatter = ops.AllGather(group=group), ops.ReduceScatter(group=group)
-            self.rows, self.columns = ops.AlltoAll(size, 0, 1, group), ops.AlltoAll(size, 1, 0, group)
-            self.same = ops.AlltoAll(size, 1, 1, group)
+            self.sum, self.highest = collective_ops.all_reduce(ranks), ops.AllReduce(ops.ReduceOp.MAX, group)
+            self.gather, self.scatter = collective_ops.all_gather(ranks), collective_ops.reduce_scatter(ranks)
+            self.rows, self.columns = (collective_ops.all_to_all(ranks, *axes) for axes in ((0, 1), (1, 0)))
+            self.same = collective_ops.all_to_all(ranks, 1, 1)
             # MindSpore's documentation says rank of the world, its kernel takes the place in the group.
             self.broadcast = ops.Broadcast(size - 1, group)
 
@@ -114,20 +116,23 @@ def check_graph(rank: int, ranks: tuple[int, ...], group: str, dtype: str) -> No
 
 def check_messages(rank: int, world: tuple[int, ...], dtype: str) -> None:
     """From each rank to each other, at once and in the background."""
+    import mindspore as ms
     from mindspore.mint import distributed
+
+    from mindgspo.parallel import collectives
 
     for number, (source, target) in enumerate(permutations(world, 2)):
         values = given(number, (5, 3), dtype)
         if rank == source:
             if number % 2:
-                distributed.send(tensor(values, dtype), target)
+                collectives.send(tensor(values, dtype), target)
             else:
                 distributed.isend(tensor(values, dtype), target).wait()
         elif rank == target:
-            into = tensor(np.zeros_like(values), dtype)
             if number % 2:
-                distributed.recv(into, source)
+                into = collectives.receive(values.shape, getattr(ms, dtype), source)
             else:
+                into = tensor(np.zeros_like(values), dtype)
                 distributed.irecv(into, source).wait()
             assert_equal(into, values, source, target, dtype)
 
