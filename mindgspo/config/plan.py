@@ -89,6 +89,12 @@ class ParallelPlan(Section):
         return self.expert_parallel * self.expert_slices
 
     @property
+    def couples_replicas(self) -> bool:
+        """Whether replicas have experts together, so that all of them compute equally many micro-batches of equal
+        shapes."""
+        return self.expert_block > self.context_parallel * self.model_parallel
+
+    @property
     def card_numbers(self) -> tuple[int, ...] | None:
         """The numbers that `cards` names, in its order; None where it names none."""
         if self.cards is None:

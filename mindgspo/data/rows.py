@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mindgspo.types import Batch, Float32Array, Int32Array
+from mindgspo.config.plan import ParallelPlan
+from mindgspo.types import Batch, ExpertArray, Float32Array, Int32Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,25 +279,55 @@ def filler_like(batch: Batch) -> Batch:
     return replace(batch, mask_NK=np.zeros_like(batch.mask_NK), samples_N=np.full_like(batch.samples_N, -1))
 
 
+def in_rounds(batches: Sequence[Batch], plan: ParallelPlan, experts: ExpertArray | None = None) -> Sequence[Batch]:
+    """The same batches; where replicas compute them together, in rounds of one per replica: those of a round are padded
+    to one shape, and the last round is filled up. experts: [0, X], as of the routing of fillers."""
+    if not plan.couples_replicas:
+        return batches
+    replicas = plan.data_parallel
+    filler = filler_like(batches[-1])
+    if experts is not None:
+        filler = replace(filler, experts_RTX=np.zeros((*filler.ids_RT.shape, experts.shape[1]), experts.dtype))
+    filled = [*batches, *[filler] * (-len(batches) % replicas)]
+    return [batch for start in range(0, len(filled), replicas) for batch in evened(filled[start : start + replicas])]
+
+
 def in_chunks(batch: Batch, count: int) -> Batch:
-    """The same batch for ranks that split the flattened tokens of its rows into `count` equal runs: its predictions
-    stand in as many equal parts, and `predict_P` points into the own run of each. A part has room for any share."""
+    """See `predictions_in_parts`."""
     if count == 1:
         return batch
+    parts = predictions_in_parts(batch, batch.predict_P, count)
+    flat = {"predict_P": parts.predict.reshape(-1), "targets_P": parts.targets.reshape(-1)}
+    return replace(batch, place_NK=parts.place_NK, **flat)
+
+
+class PredictionParts(NamedTuple):
+    """Predictions by the part of the tokens in which they are made. predict, targets: int32 [parts, P], `predict` among
+    the own part's tokens. place_NK: where a slot's prediction stands among all parts'."""
+
+    predict: Int32Array
+    targets: Int32Array
+    place_NK: Int32Array
+
+
+def predictions_in_parts(batch: Batch, predict_P: Int32Array, count: int, *, unread: int = 0) -> PredictionParts:
+    """For ranks that split the flattened tokens of a batch into `count` equal runs. predict_P: as of the batch, among
+    the tokens of the graph, which are as many. unread: what `predict` holds where nothing is predicted; a part has room
+    for any share."""
     run, rest = divmod(batch.ids_RT.size, count)
     assert rest == 0, f"{batch.ids_RT.size} tokens in {count} runs"
     places = batch.place_NK[batch.mask_NK]
-    tokens, room = batch.predict_P[places], min(batch.predict_P.size, run)
+    tokens, room = predict_P[places], min(predict_P.size, run)
     part = tokens // run
     in_order = np.argsort(part, kind="stable")
     first = np.searchsorted(part[in_order], np.arange(count))
     new_places = np.empty_like(places)
     new_places[in_order] = part[in_order] * room + np.arange(places.size) - first[part[in_order]]
-    predict_P, targets_P = np.zeros((2, count * room), np.int32)
-    predict_P[new_places], targets_P[new_places] = tokens % run, batch.targets_P[places]
+    predict, targets = np.full(count * room, unread, np.int32), np.zeros(count * room, np.int32)
+    predict[new_places], targets[new_places] = tokens % run, batch.targets_P[places]
     place_NK = np.zeros_like(batch.place_NK)
     place_NK[batch.mask_NK] = new_places
-    return replace(batch, predict_P=predict_P, targets_P=targets_P, place_NK=place_NK)
+    return PredictionParts(predict.reshape(count, room), targets.reshape(count, room), place_NK)
 
 
 def _padded(batch: Batch, shapes: Mapping[str, tuple[int, ...]]) -> Batch:

@@ -18,10 +18,10 @@ from mindspore import Tensor, nn, ops
 
 from mindgspo.config import ModelSection
 from mindgspo.parallel.device_ops import SwiGLUOp, has_kernels
-from mindgspo.parallel.expert_ops import ExpertCollectives, ExpertSlots, OwnSlots, grouped_matmul
+from mindgspo.parallel.expert_ops import ExpertCollectives, ExpertRanks, ExpertSlots, OwnSlots, grouped_matmul
 from mindgspo.parallel.kernel_ops import ExpertsKernel
 from mindgspo.parallel.parameter_memory import zero_parameter
-from mindgspo.parallel.placement import Placement
+from mindgspo.parallel.placement import AutoParallelPlacement, Placement
 from mindgspo.parallel.ranks import EXPERT, EXPERT_FEATURES, SEQUENCE, WHOLE
 
 
@@ -111,17 +111,20 @@ class MixtureOfExperts(nn.Cell):
         self.gate_proj = zero_parameter((held, inner, hidden), f"{name}.experts.gate_proj.weight")
         self.up_proj = zero_parameter((held, inner, hidden), f"{name}.experts.up_proj.weight")
         self.down_proj = zero_parameter((held, hidden, inner), f"{name}.experts.down_proj.weight")
-        ranks = ExpertCollectives(place)
         own = place.held.own_experts(num_experts)
-        self.kernel = None
+        self.kernel, self.is_divided = None, isinstance(place, AutoParallelPlacement)
+        if not self.is_divided:
+            self.ranks = ExpertRanks(place)
         if has_kernels():
             self.kernel = ExpertsKernel(num_experts, num_chosen, is_normed=config.norm_topk_prob, own=own)
-            self.enter, self.leave = ranks.enter, ranks.leave
             return
         slots = ExpertSlots(num_experts=num_experts, num_chosen=num_chosen, own=own)
         share = ExpertShare(slots, dtype)
         router = Router(num_chosen, config.norm_topk_prob)
-        self.share, self.router, self.is_divided = share, router, place.is_divided
+        self.share, self.router = share, router
+        if not self.is_divided:
+            return
+        ranks = ExpertCollectives(place)
         enter, cut, gather, scatter, leave = ranks.enter, ranks.cut, ranks.gather, ranks.scatter, ranks.leave
         layer_of = self.layer_of
 
@@ -170,19 +173,35 @@ class MixtureOfExperts(nn.Cell):
         of all layers; see `types.Routing`.
         """
         weights = (self.gate, self.gate_proj, self.up_proj, self.down_proj)
-        if self.kernel is not None:
-            given_MK = None if given_MX is None else self.layer_of(given_MX)
-            out_MH, chosen_MK = self.kernel(self.enter(x_MH), *weights, tokens, given_MK)
-            return self.leave(out_MH), (chosen_MK,)
+        if not self.is_divided:
+            return self.over_ranks(x_MH, tokens, given_MX)
         choice = ()
         if is_told:
             choice = (self.chosen(given_MX, x_MH, self.gate),)
-        elif not self.is_divided:
-            chosen_MK, _ = self.router(x_MH, self.gate)
-            choice = (chosen_MK,)
         if given_MX is None or is_told:
             return self.routed(x_MH, *weights), choice
         return self.replayed(x_MH, given_MX, *weights), choice
+
+    def over_ranks(
+        self, x_MH: Tensor, tokens: tuple[Tensor, Tensor, Tensor], given_MX: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        own, region, _ = tokens
+        given_MK = None
+        if given_MX is not None:
+            given_MK = self.ranks.given_of(self.layer_of(given_MX), own)
+            x_MH = ops.depend(x_MH, given_MK)  # one collective after the other
+        x_MH, used = self.ranks.tokens_of(x_MH, own, region)
+        if self.kernel is not None:
+            weights = (self.gate, self.gate_proj, self.up_proj, self.down_proj)
+            out_MH, chosen_MK = self.kernel(x_MH, *weights, used, given_MK)
+        else:
+            chosen_MK, weights_MK = self.router(x_MH, self.gate)
+            if given_MK is not None:
+                weights_MK = self.router.weigh(self.router.probs(x_MH, self.gate), given_MK)
+            experts_MK = chosen_MK if given_MK is None else given_MK
+            out_MH = self.share(x_MH, experts_MK, weights_MK, self.gate_proj, self.up_proj, self.down_proj)
+        out_MH = self.ranks.results_of(out_MH, own, region)
+        return out_MH, (self.ranks.choice_of(ops.depend(chosen_MK, out_MH)),)
 
     def cheap_cells(self) -> tuple[nn.Cell, ...]:
         """What `recompute: selective` computes again."""

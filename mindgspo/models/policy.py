@@ -16,8 +16,9 @@ from mindgspo.config import ModelSection
 from mindgspo.models.log_prob import log_prob_head
 from mindgspo.models.transformer import Transformer, without_padding
 from mindgspo.parallel.device_ops import composed_ops, takes_packed
+from mindgspo.parallel.expert_ops import OwnSlots
 from mindgspo.parallel.kernel_ops import LogProbKernel, RowsKernel
-from mindgspo.parallel.model_parallel_ops import enter_model_parallel
+from mindgspo.parallel.model_parallel_ops import enter_model_parallel, join_context_parallel
 from mindgspo.parallel.placement import ALONE, AutoParallelPlacement, Placement
 from mindgspo.parallel.ranks import DATA, REPLICA, WHOLE
 from mindgspo.parallel.runtime import without_values
@@ -74,11 +75,13 @@ class PolicyLogProbs(nn.Cell):
             self.kernel = LogProbKernel(temperature=temperature, with_entropy=with_entropy)
         else:
             self.head = log_prob_head(model.config, model.place, temperature=temperature, with_entropy=with_entropy)
-            self.enter = enter_model_parallel(model.place)
+            self.enter, self.enters_first = enter_model_parallel(model.place), model.place.plan.use_seq_parallel
+        self.join = join_context_parallel(model.place)
         # A head composed of small operators computes in float32 where the kernels around it do not.
         self.is_widened = self.is_packed and model.dtype != ms.float32
         if self.is_widened:
             self.rows, self.rounded = RowsKernel(ms.float32), RoundedWeight(model.dtype)
+        self.may_be_empty, self.zero_others = model.place.plan.context_parallel > 1, OwnSlots()
         self.num_parts, self.num_replicas = model.place.parts(DATA), model.place.parts(REPLICA)
         if self.num_parts == 1:
             self.gather = model.place.split(ops.Gather(), (WHOLE, WHOLE), (WHOLE,))
@@ -110,40 +113,51 @@ class PolicyLogProbs(nn.Cell):
         given_MX = None if given_RTX is None else given_RTX.reshape(-1, given_RTX.shape[-1])
         if self.tells_choices and self.is_divided:
             hidden_MH, told_MX = self.model.with_told(ids_RT, positions_RT, segments_RT, given_MX)
-            logp_NK, entropy_NK = self._log_probs(hidden_MH, segments_RT, predict_P, targets_P, place_NK)
+            tokens = (segments_RT, segments_RT)
+            logp_NK, entropy_NK = self._log_probs(hidden_MH, tokens, predict_P, targets_P, place_NK)
             return logp_NK, entropy_NK, told_MX
+        own, region, _ = self.model.tokens_in_use(segments_RT, positions_RT.size)
         if self.tells_choices:
             hidden_MH, choices = self.model.with_choices(ids_RT, positions_RT, segments_RT, given_MX)
-            found = self._log_probs(hidden_MH, segments_RT, predict_P, targets_P, place_NK)
-            return *found, ops.concat(choices, 1)
+            found = self._log_probs(hidden_MH, (own, region), predict_P, targets_P, place_NK)
+            return *found, self.join(ops.depend(ops.concat(choices, 1), found[-1]), region)
         hidden_MH = self.model(ids_RT, positions_RT, segments_RT, given_MX)
-        return self._log_probs(hidden_MH, segments_RT, predict_P, targets_P, place_NK)
+        return self._log_probs(hidden_MH, (own, region), predict_P, targets_P, place_NK)
 
     def _log_probs(
-        self, hidden_MH: Tensor, segments_RT: Tensor, predict_P: Tensor, targets_P: Tensor, place_NK: Tensor
+        self, hidden_MH: Tensor, tokens: tuple[Tensor, Tensor], predict_P: Tensor, targets_P: Tensor, place_NK: Tensor
     ) -> tuple[Tensor, ...]:
         if not self.is_last:
             return (hidden_MH,)
+        own, region = tokens
         if self.kernel is not None:
             weight_VH = without_padding(self.model)
-            logp_P, entropy_P = self.kernel(hidden_MH, weight_VH, predict_P, targets_P, segments_RT)
-            return self._by_sample(logp_P, place_NK), self._by_sample(entropy_P, place_NK)
-        hidden_PH = self.enter(self._predicting(hidden_MH, predict_P))
-        weight_VH = self.model.output_weight()
-        if self.is_widened:
-            weight_VH = self.rounded(weight_VH)
-        logp_P, entropy_P = self.head(hidden_PH, weight_VH, targets_P)
+            logp_P, entropy_P = self.kernel(hidden_MH, weight_VH, predict_P, targets_P, region)
+        else:
+            if self.enters_first:
+                hidden_PH = self._predicting(self.enter(hidden_MH, own), predict_P)
+            else:
+                hidden_PH = self.enter(self._predicting(hidden_MH, predict_P), region)
+            weight_VH = self.model.output_weight()
+            if self.is_widened:
+                weight_VH = self.rounded(weight_VH)
+            logp_P, entropy_P = self.head(hidden_PH, weight_VH, targets_P)
+        logp_P = self.join(logp_P, region)
+        entropy_P = self.join(ops.depend(entropy_P, logp_P), region)
         return self._by_sample(logp_P, place_NK), self._by_sample(entropy_P, place_NK)
 
     def _predicting(self, hidden_MH: Tensor, predict_P: Tensor) -> Tensor:
         """Hidden states [P, H] in front of the response tokens. In a graph that the compiler divides over parts of the
         tokens each takes them from its own, into which its indices point; see `rows.in_chunks`."""
-        if self.is_packed:
-            predict_P = ops.maximum(predict_P, 0)  # nobody reads what is -1
+        rows_P = ops.maximum(predict_P, 0) if self.is_packed else predict_P  # nobody reads what is -1
         if self.is_widened:
-            return self.rows(predict_P, hidden_MH, ops.ones((1,), ms.int32) * predict_P.shape[0])
+            hidden_PH = self.rows(rows_P, hidden_MH, ops.ones((1,), ms.int32) * rows_P.shape[0])
+        elif self.num_parts == 1:
+            hidden_PH = self.gather(hidden_MH, rows_P, 0)
         if self.num_parts == 1:
-            return self.gather(hidden_MH, predict_P, 0)
+            if self.is_packed and self.may_be_empty:  # where no row is in use, the first one is anything
+                hidden_PH = self.zero_others(hidden_PH, (predict_P >= 0).reshape(-1, 1))
+            return hidden_PH
         hidden_size = hidden_MH.shape[-1]
         hidden_DMH = hidden_MH.reshape(self.num_parts, -1, hidden_size)
         return self.gather(hidden_DMH, predict_P.reshape(self.num_parts, -1), 1).reshape(-1, hidden_size)

@@ -17,7 +17,7 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from mindgspo.data.routing import RoutedTokens, RoutingDifference, expert_dtype, no_routing, stacked_experts
-from mindgspo.data.rows import evened, filler_like, in_chunks, stackable
+from mindgspo.data.rows import evened, filler_like, in_chunks, in_rounds, stackable
 from mindgspo.models.log_prob import ChunkedLogProb
 from mindgspo.models.policy import PolicyLogProbs
 from mindgspo.models.transformer import without_padding
@@ -74,18 +74,20 @@ class PolicyScorer:
             replays_experts=replays_experts,
             tells_choices=tells_choices,
         )
-        self._policy, self._is_packed = GraphOfRanks(policy, model.place.model_ranks), policy.is_packed
+        self._policy, self._is_packed = GraphOfRanks(policy, model.place.graph_ranks), policy.is_packed
         self._replays_experts, self._tells_choices = replays_experts, tells_choices
         self._num_layers, self._expert_dtype = policy.num_layers, expert_dtype(model.config.num_experts or 0)
-        self._replicas, self._stage = Replicas(model.place), Stage(model.place, model)
+        self._no_routing = no_routing(model.config) if replays_experts else None
+        self._place, self._replicas, self._stage = model.place, Replicas(model.place), Stage(model.place, model)
 
     def compile(self, batch: Batch) -> None:
         """Nothing to do: compiling does not lay parameters out here."""
 
     def score(self, batches: Sequence[Batch]) -> list[TokenScores]:
         """One result per batch, on every rank; all graphs are launched before the first result is awaited."""
-        own, numbers = self._replicas.own(batches), self._replicas.own(range(len(batches)))
-        inputs = [policy_inputs(batch, is_packed=self._is_packed) for batch in own]
+        given = in_rounds(batches, self._place.plan, self._no_routing)
+        own, numbers = self._replicas.own(given), self._replicas.own(range(len(given)))
+        inputs = [policy_inputs(batch, is_packed=self._is_packed, place=self._place) for batch in own]
         tensors = [self._tensors(batch, of) for batch, of in zip(own, inputs, strict=True)]
         pending: list[tuple[Tensor, ...]] = []
 
@@ -100,20 +102,23 @@ class PolicyScorer:
         self._stage.run([of_batch[0].size for of_batch in tensors], forward=forward)
         results = [tuple(tensor.asnumpy() for tensor in result) for result in pending]
         choices = self._stage.choices_of_all([result[-1] for result in results if self._tells_choices])
-        found, chosen = [result[:2] for result in results if self._stage.is_last], [None] * len(batches)
+        found, chosen = [result[:2] for result in results if self._stage.is_last], [None] * len(given)
         for index, chosen_MX in enumerate(choices):
             batch, routed = own[index], inputs[index].routed
             chosen[numbers[index]] = routed.in_rows(batch, chosen_MX.astype(self._expert_dtype))
             if self._stage.is_last and batch.experts_RTX is not None:
                 found[index] += (routed.differing(batch, chosen_MX, self._num_layers).array,)
-        collected = self._replicas.collect(found, num_items=len(batches))
-        return [
-            replace(TokenScores.of(batch, *arrays), experts_RTX=experts_RTX)
-            for batch, arrays, experts_RTX in zip(batches, collected, chosen, strict=True)
-        ]
+        collected = self._replicas.collect(found, num_items=len(given))
+        scores = []
+        for batch, (logp, entropy, *mismatch), experts_RTX in zip(batches, collected, chosen, strict=False):
+            (rows, width), (samples, slots) = batch.ids_RT.shape, batch.mask_NK.shape
+            score = TokenScores.of(batch, logp[:samples, :slots], entropy[:samples, :slots], *mismatch)
+            experts_RTX = None if experts_RTX is None else experts_RTX[:rows, :width]
+            scores.append(replace(score, experts_RTX=experts_RTX))
+        return scores
 
     def _tensors(self, batch: Batch, inputs: PolicyInputs) -> tuple[Tensor, ...]:
-        given = (inputs.routed.given(batch),) if self._replays_experts else ()
+        given = (inputs.given(batch),) if self._replays_experts else ()
         return tuple(Tensor(array) for array in (*inputs.arrays, *given))
 
 

@@ -59,7 +59,7 @@ class _Head(nn.Cell):
     def construct(
         self, hidden_MH: Tensor, segments: Tensor, predict_P: Tensor, targets_P: Tensor, place_NK: Tensor
     ) -> tuple[Tensor, Tensor]:
-        return self.policy._log_probs(hidden_MH, segments, predict_P, targets_P, place_NK)
+        return self.policy._log_probs(hidden_MH, (segments, segments), predict_P, targets_P, place_NK)
 
 
 class _Trace:
@@ -73,7 +73,7 @@ class _Trace:
         self._policy, self._model, self._batch, self._use = policy, policy.model, batch, use
         inputs = policy_inputs(batch, is_packed=policy.is_packed)
         self._ids, self._positions, self._segments, *self._head_inputs = map(Tensor, inputs.arrays)
-        self._given = (Tensor(inputs.routed.given(batch)),) if policy.replays_experts else ()
+        self._given = (Tensor(inputs.given(batch)),) if policy.replays_experts else ()
         place_M = packed_tokens(batch).place_M
         used = np.flatnonzero(place_M >= 0)
         if policy.is_packed:
@@ -85,7 +85,8 @@ class _Trace:
     def run(self) -> None:
         model = self._model
         rotation, self._mask = model.rotation(self._positions.reshape(-1)), model.segment_mask(self._segments)
-        x = self._tap("embed_tokens", "Gather", model.embed_tokens(self._ids.reshape(-1), self._mask))
+        self._tokens = (self._mask,) * 3
+        x = self._tap("embed_tokens", "Gather", model.embed_tokens(self._ids.reshape(-1), self._tokens))
         delta = None
         for number, layer in enumerate(model.layers):
             x, delta = self._layer(f"layers.{number}", layer, x, delta, rotation)
@@ -111,16 +112,16 @@ class _Trace:
         key = self._tap(f"{own}.rotate (keys)", "RotaryPositionEmbedding", key)
         out = attention.attention(query, key, heads[2], self._mask)
         out = self._tap(f"{own}.attention", "FlashAttentionScore", out)
-        out = self._tap(f"{own}.o_proj", "MatMul", attention.o_proj(out, self._mask))
+        out = self._tap(f"{own}.o_proj", "MatMul", attention.o_proj(out, self._tokens))
         normed, x = self._norm(f"{name}.post_attention_layernorm", layer.post_attention_layernorm, x, out)
         if FAMILIES[self._model.config.architecture].has_experts:
-            out, _ = layer.mlp(normed, self._mask, (), (), *self._given)
+            out, _ = layer.mlp(normed, self._tokens, (), (), *self._given)
             return x, self._tap(f"{name}.mlp", "router, GroupedMatmul, Swiglu", out)
         mlp, own = layer.mlp, f"{name}.mlp"
         gate, up = mlp.projections(normed, self._mask)
         gate, up = self._tap(f"{own}.gate_proj", "MatMul", gate), self._tap(f"{own}.up_proj", "MatMul", up)
         inner = self._tap(f"{own}.swiglu", "Swiglu", mlp.swiglu(gate, up, self._mask))
-        return x, self._tap(f"{own}.down_proj", "MatMul", mlp.down_proj(inner, self._mask))
+        return x, self._tap(f"{own}.down_proj", "MatMul", mlp.down_proj(inner, self._tokens))
 
     def _norm(self, name: str, norm: RMSNorm, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
         """Of the sum, and the sum."""

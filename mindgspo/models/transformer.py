@@ -5,7 +5,8 @@ Returns final hidden states; heads are separate (`models.log_prob`, `rollout.gra
 Hugging Face's. Matrices compute in `dtype`, norms' statistics and softmax in float32. A placement says which heads and
 features are this process's, or how the compiler divides them, pipeline stages included.
 
-Legend: M = R * T flattened tokens, S decode slots, C cache positions, H hidden, A query heads, B kv heads, D head size.
+Legend: M = R * T flattened tokens, of this rank's part of them; S decode slots, C cache positions, H hidden, A query
+heads, B kv heads, D head size. `tokens`: what `TokensInUse` returns.
 """
 
 from __future__ import annotations
@@ -34,11 +35,13 @@ from mindgspo.parallel.layers import (
     RowParallelLinear,
     VocabParallelEmbedding,
 )
-from mindgspo.parallel.model_parallel_ops import enter_model_parallel
+from mindgspo.parallel.model_parallel_ops import TokensInUse, enter_model_parallel
 from mindgspo.parallel.parameter_memory import zero_parameter
 from mindgspo.parallel.placement import ALONE, Placement
 from mindgspo.parallel.ranks import DATA, KEY_VALUE, MODEL, SEQUENCE, WHOLE, Axes
 from mindgspo.types import Float32Array
+
+Tokens = tuple[Tensor, Tensor, Tensor]
 
 DTYPES = {"float32": ms.float32, "bfloat16": ms.bfloat16, "float16": ms.float16}
 
@@ -96,26 +99,27 @@ class Attention(nn.Cell):
         self,
         x_MH: Tensor,
         rotation: tuple[Tensor, Tensor, Tensor],
-        tokens: Tensor,
+        tokens: Tokens,
         panels: tuple[Tensor, ...] = (),
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries [M, A, D], rotated keys [M, B, D] and values [M, B, D] of M flattened tokens."""
-        query, key, value = self.projections(self.enter(x_MH), tokens, panels)
+        own, region, _ = tokens
+        query, key, value = self.projections(self.enter(x_MH, own), region, panels)
         if self.has_head_norms:
-            query, key = self.q_norm(query, tokens), self.k_norm(key, tokens)
-        query, key = self.rotate(query, key, rotation, tokens)
+            query, key = self.q_norm(query, region), self.k_norm(key, region)
+        query, key = self.rotate(query, key, rotation, region)
         return query, key, value
 
-    def construct(self, x_MH: Tensor, rotation: tuple[Tensor, Tensor, Tensor], mask: Tensor) -> Tensor:
-        """Attention output [M, H] over whole rows; mask: see `SegmentMask`."""
-        return self.prefill(x_MH, rotation, mask)[0]
+    def construct(self, x_MH: Tensor, rotation: tuple[Tensor, Tensor, Tensor], tokens: Tokens) -> Tensor:
+        """Attention output [M, H] over whole rows."""
+        return self.prefill(x_MH, rotation, tokens)[0]
 
     def prefill(
-        self, x_MH: Tensor, rotation: tuple[Tensor, Tensor, Tensor], mask: Tensor
+        self, x_MH: Tensor, rotation: tuple[Tensor, Tensor, Tensor], tokens: Tokens
     ) -> tuple[Tensor, Tensor, Tensor]:
         """As `construct`, with the keys and values [M, B, D] for a cache."""
-        query, key, value = self.project(x_MH, rotation, mask)
-        return self.o_proj(self.attention(query, key, value, mask), mask), key, value
+        query, key, value = self.project(x_MH, rotation, tokens)
+        return self.o_proj(self.attention(query, key, value, tokens[2]), tokens), key, value
 
     def cheap_cells(self) -> tuple[nn.Cell, ...]:
         """What `recompute: selective` computes again, attention apart."""
@@ -140,7 +144,7 @@ class FeedForward(nn.Cell):
     def construct(
         self,
         x_MH: Tensor,
-        tokens: Tensor,
+        tokens: Tokens,
         gate_up: tuple[Tensor, ...] = (),
         down: tuple[Tensor, ...] = (),
         given_MX: Tensor | None = None,
@@ -148,8 +152,9 @@ class FeedForward(nn.Cell):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """What is added to x, and the choice of no router. gate_up, down: the matrices, where they are packed.
         given_MX, is_told: nothing; as of a mixture."""
-        gate, up = self.projections(self.enter(x_MH), tokens, gate_up)
-        return self.down_proj(self.swiglu(gate, up, tokens), tokens, down), ()
+        own, region, _ = tokens
+        gate, up = self.projections(self.enter(x_MH, own), region, gate_up)
+        return self.down_proj(self.swiglu(gate, up, region), tokens, down), ()
 
     def cheap_cells(self) -> tuple[nn.Cell, ...]:
         """What `recompute: selective` computes again."""
@@ -195,26 +200,26 @@ class DecoderLayer(nn.Cell):
         self,
         x_MH: Tensor,
         rotation: tuple[Tensor, Tensor, Tensor],
-        mask: Tensor,
+        tokens: Tokens,
         given_MX: Tensor | None = None,
         is_told: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """x; where is_told also given_MX with what the router chooses in its place."""
-        x_MH, _, _, choice = self.prefill(x_MH, rotation, mask, given_MX, is_told)
+        x_MH, _, _, choice = self.prefill(x_MH, rotation, tokens, given_MX, is_told)
         return (x_MH, choice[0]) if is_told else x_MH
 
     def prefill(
         self,
         x_MH: Tensor,
         rotation: tuple[Tensor, Tensor, Tensor],
-        mask: Tensor,
+        tokens: Tokens,
         given_MX: Tensor | None = None,
         is_told: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
         """As `construct`, with the keys and values [M, B, D] for a cache, and the choice of the layer's router."""
         x_MH, again_MH = self.fork(x_MH)
-        attended_MH, key, value = self.self_attn.prefill(self.input_layernorm(again_MH, mask), rotation, mask)
-        x_MH, delta_MH, choice = self.feed_forward(x_MH, attended_MH, mask, given_MX=given_MX, is_told=is_told)
+        attended_MH, key, value = self.self_attn.prefill(self.input_layernorm(again_MH, tokens[0]), rotation, tokens)
+        x_MH, delta_MH, choice = self.feed_forward(x_MH, attended_MH, tokens, given_MX=given_MX, is_told=is_told)
         return self.add(x_MH, delta_MH), key, value, choice
 
     def carry(
@@ -222,19 +227,19 @@ class DecoderLayer(nn.Cell):
         x_MH: Tensor,
         delta_MH: Tensor | None,
         rotation: tuple[Tensor, Tensor, Tensor],
-        mask: Tensor,
+        tokens: Tokens,
         given_MX: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         """As `construct` for kernels, which add while they norm: states are x + delta, on both sides. None: zeros. And
         the choice of the layer's router."""
-        normed_MH, x_MH = self.input_layernorm.of_sum(x_MH, delta_MH, mask)
-        return self.feed_forward(x_MH, self.self_attn(normed_MH, rotation, mask), mask, given_MX=given_MX)
+        normed_MH, x_MH = self.input_layernorm.of_sum(x_MH, delta_MH, tokens[0])
+        return self.feed_forward(x_MH, self.self_attn(normed_MH, rotation, tokens), tokens, given_MX=given_MX)
 
     def feed_forward(
         self,
         x_MH: Tensor,
         attended_MH: Tensor,
-        tokens: Tensor,
+        tokens: Tokens,
         gate_up: tuple[Tensor, ...] = (),
         down: tuple[Tensor, ...] = (),
         given_MX: Tensor | None = None,
@@ -245,9 +250,9 @@ class DecoderLayer(nn.Cell):
         """
         if self.norms_again:
             x_MH, again_MH = self.fork(self.add(x_MH, attended_MH))
-            normed_MH = self.post_attention_layernorm(again_MH, tokens)
+            normed_MH = self.post_attention_layernorm(again_MH, tokens[0])
         else:
-            normed_MH, x_MH = self.post_attention_layernorm.of_sum(x_MH, attended_MH, tokens)
+            normed_MH, x_MH = self.post_attention_layernorm.of_sum(x_MH, attended_MH, tokens[0])
         delta_MH, choice = self.mlp(normed_MH, tokens, gate_up, down, given_MX, is_told)
         return x_MH, delta_MH, choice
 
@@ -293,6 +298,7 @@ class Transformer(nn.Cell):
         self.rotation = RotationOp(*rope_tables(config), place)
         self.segment_mask = SegmentMask()
         self.is_packed = has_kernels()
+        self.tokens_in_use = TokensInUse(place, counts=self.is_packed)
         # What is computed again is a cell with one output.
         self.carries = self.is_packed and place.recompute == "none"
         place.assign_stages(self)
@@ -313,11 +319,11 @@ class Transformer(nn.Cell):
         if self.carries:
             return self.with_choices(ids_RT, positions_RT, segments, given_MX)[0]
         rotation = self.rotation(positions_RT.reshape(-1))
-        mask = self.segment_mask(segments)
-        x_MH = self._entering(ids_RT, mask)
+        tokens = self.tokens_in_use(self.segment_mask(segments), positions_RT.size)
+        x_MH = self._entering(ids_RT, tokens)
         for layer in self.layers:
-            x_MH = layer(x_MH, rotation, mask, given_MX)
-        return self.norm(x_MH, mask) if self.is_last else x_MH
+            x_MH = layer(x_MH, rotation, tokens, given_MX)
+        return self.norm(x_MH, tokens[0]) if self.is_last else x_MH
 
     def with_choices(
         self, ids_RT: Tensor, positions_RT: Tensor, segments: Tensor, given_MX: Tensor | None = None
@@ -325,27 +331,27 @@ class Transformer(nn.Cell):
         """What `construct` returns, and the experts that the routers choose, int32 [M, K] of each layer. Nothing is
         computed again in a backward pass."""
         rotation = self.rotation(positions_RT.reshape(-1))
-        mask = self.segment_mask(segments)
-        x_MH, choices = self._entering(ids_RT, mask), ()
+        tokens = self.tokens_in_use(self.segment_mask(segments), positions_RT.size)
+        x_MH, choices = self._entering(ids_RT, tokens), ()
         if self.carries:
             delta_MH = None
             for layer in self.layers:
-                x_MH, delta_MH, choice = layer.carry(x_MH, delta_MH, rotation, mask, given_MX)
+                x_MH, delta_MH, choice = layer.carry(x_MH, delta_MH, rotation, tokens, given_MX)
                 choices += choice
             if not self.is_last:
                 return self.add(x_MH, delta_MH), choices
-            return self.norm.of_sum(x_MH, delta_MH, mask)[0], choices
+            return self.norm.of_sum(x_MH, delta_MH, tokens[0])[0], choices
         for layer in self.layers:
-            x_MH, _, _, choice = layer.prefill(x_MH, rotation, mask, given_MX)
+            x_MH, _, _, choice = layer.prefill(x_MH, rotation, tokens, given_MX)
             choices += choice
-        return (self.norm(x_MH, mask) if self.is_last else x_MH), choices
+        return (self.norm(x_MH, tokens[0]) if self.is_last else x_MH), choices
 
-    def _entering(self, ids_RT: Tensor, tokens: Tensor) -> Tensor:
+    def _entering(self, ids_RT: Tensor, tokens: Tokens) -> Tensor:
         return self.embed_tokens(ids_RT.reshape(-1), tokens) if self.is_first else ids_RT
 
     def passed_shape(self, num_tokens: int) -> tuple[int, int]:
         """[M, H] of what one stage passes to the next of so many tokens of a micro-batch."""
-        return num_tokens, self.hidden_size
+        return num_tokens // self.tokens_in_use.parts, self.hidden_size
 
     def with_told(
         self, ids_RT: Tensor, positions_RT: Tensor, segments: Tensor, told_MX: Tensor
@@ -353,22 +359,22 @@ class Transformer(nn.Cell):
         """As `with_choices`, in a graph that the compiler divides: int32 [M, X]. told_MX: as large; each layer writes
         its own columns and hands it on, across stages, too."""
         rotation = self.rotation(positions_RT.reshape(-1))
-        mask = self.segment_mask(segments)
-        x_MH = self.embed_tokens(ids_RT.reshape(-1), mask)
+        tokens = self.tokens_in_use(self.segment_mask(segments), positions_RT.size)
+        x_MH = self.embed_tokens(ids_RT.reshape(-1), tokens)
         for layer in self.layers:
-            x_MH, told_MX = layer(x_MH, rotation, mask, told_MX, True)
-        return self.norm(x_MH, mask), told_MX
+            x_MH, told_MX = layer(x_MH, rotation, tokens, told_MX, True)
+        return self.norm(x_MH, tokens[0]), told_MX
 
     def prefill(
         self, ids_RT: Tensor, positions_RT: Tensor, segments: Tensor
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Keys and values of every layer, (k0, v0, k1, v1, ...), each [M, B, D]; and the choices of the routers."""
         rotation = self.rotation(positions_RT.reshape(-1))
-        mask = self.segment_mask(segments)
-        x_MH = self.embed_tokens(ids_RT.reshape(-1), mask)
+        tokens = self.tokens_in_use(self.segment_mask(segments), positions_RT.size)
+        x_MH = self.embed_tokens(ids_RT.reshape(-1), tokens)
         cached, choices = (), ()
         for layer in self.layers:
-            x_MH, key, value, choice = layer.prefill(x_MH, rotation, mask)
+            x_MH, key, value, choice = layer.prefill(x_MH, rotation, tokens)
             cached += (key, value)
             choices += choice
         return cached, choices

@@ -25,15 +25,16 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from mindgspo.data.routing import RoutedTokens
-from mindgspo.data.rows import packed_tokens
+from mindgspo.data.rows import packed_tokens, predictions_in_parts
 from mindgspo.errors import ConfigError
 from mindgspo.kernels.build import KernelsUnavailable, library
 from mindgspo.parallel.collectives import group_name
 from mindgspo.parallel.kernel_ops import AttentionKernel, ForkKernel, RMSNormKernel, RotaryKernel, SwiGLUKernel
+from mindgspo.parallel.model_parallel_ops import HeadsOfAllTokens, TokensOfAllHeads
 from mindgspo.parallel.placement import ALONE, Placement
 from mindgspo.parallel.ranks import DATA, KEY_VALUE, MODEL, REPLICA, SEQUENCE, WHOLE, Axes
 from mindgspo.parallel.runtime import current_device
-from mindgspo.types import Batch
+from mindgspo.types import Batch, ExpertArray
 
 # Added to scores that must not be attended. Finite, so that a fully masked row stays free of NaN, and small
 # enough for bfloat16 and float16 after the scores were widened to float32.
@@ -259,23 +260,36 @@ class CausalAttentionOp(nn.Cell):
         self.fused = is_fused()
         self.kernel = AttentionKernel(head_dim) if has_kernels() else None
         self.keeps_weights = not self.fused and self.kernel is None  # for the backward pass
+        self.copies, self.context = 1, place.plan.context_parallel
+        if self.context > 1:
+            # What a rank has is repeated until every part of the sequence gets one.
+            self.copies = max(1, self.context // num_kv_heads)
+            self.to_heads, self.to_tokens = HeadsOfAllTokens(place.context_ranks), TokensOfAllHeads(place.context_ranks)
+            self.num_heads, self.num_kv_heads = num_heads // self.context, num_kv_heads * self.copies // self.context
+            self.tile = ops.Tile()
         if self.fused:
             context = place.parts(DATA) // place.parts(REPLICA)
             flash = flash_attention if context == 1 else flash_of_all_tokens
-            self.flash = flash(num_heads, self.scale, place)
-            # Once model_parallel has cut them, what a rank has is repeated until every part of the sequence gets one.
-            self.copies = max(1, place.parts(MODEL) * context // num_kv_heads)
+            self.flash = flash(self.num_heads, self.scale, place)
+            if place.is_divided:
+                self.copies = max(1, place.parts(MODEL) * context // num_kv_heads)
             self.causal = Tensor(np.triu(np.ones((2048, 2048), np.uint8), k=1))
             self.tile = place.split(ops.Tile(), (DATA, KEY_VALUE, WHOLE, WHOLE))
         self.scores = ops.BatchMatMul(transpose_b=True)
         self.weigh = ops.BatchMatMul()
 
     def construct(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+        if self.copies > 1:
+            key, value = self._repeated(key), self._repeated(value)
+        if self.context == 1:
+            return self.attend(query, key, value, mask)
+        out = self.attend(*self.to_heads(query, key, value), mask)
+        return self.to_tokens(out.reshape(-1, self.num_heads, self.head_dim)).reshape(query.shape[0], -1)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         if self.kernel is not None:
             return self.kernel(query, key, value, mask)
         if self.fused:
-            if self.copies > 1:
-                key, value = self._repeated(key), self._repeated(value)
             out = self.flash(query, key, value, self.causal, mask)
             return out.reshape(-1, self.num_heads * self.head_dim)
         num_rows, num_slots = mask.shape[0], mask.shape[1]
@@ -296,8 +310,9 @@ class CausalAttentionOp(nn.Cell):
 
     def _repeated(self, x_MBD: Tensor) -> Tensor:
         """[M, B * copies, D], each head followed by its copies."""
-        one = x_MBD.reshape(-1, self.num_kv_heads, 1, self.head_dim)
-        return self.tile(one, (1, 1, self.copies, 1)).reshape(-1, self.num_kv_heads * self.copies, self.head_dim)
+        num_kv_heads = x_MBD.shape[1]
+        one = x_MBD.reshape(-1, num_kv_heads, 1, self.head_dim)
+        return self.tile(one, (1, 1, self.copies, 1)).reshape(-1, num_kv_heads * self.copies, self.head_dim)
 
 
 # Each segment's last query sees all of its keys: causal for queries and keys of equal number.
@@ -380,21 +395,39 @@ def attention_segments(
 
 
 class PolicyInputs(NamedTuple):
-    """What a graph of one process takes of a batch: ids, positions, segments, predict_P, targets_P, place_NK."""
+    """What the graph of one rank takes of a batch: ids, positions, segments, predict_P, targets_P, place_NK; of ids,
+    positions, predictions and targets its own part, where context_parallel splits the tokens. run: those tokens among
+    all of the graph's, flattened."""
 
     arrays: tuple[np.ndarray, ...]
     routed: RoutedTokens
+    run: slice
+
+    def given(self, batch: Batch) -> ExpertArray:
+        """The recorded experts of this rank's tokens, [.., X]; see `RoutedTokens.given`."""
+        given = self.routed.given(batch)
+        return given.reshape(-1, given.shape[-1])[self.run][None]
 
 
-def policy_inputs(batch: Batch, *, is_packed: bool) -> PolicyInputs:
+def policy_inputs(batch: Batch, *, is_packed: bool, place: Placement = ALONE) -> PolicyInputs:
     """is_packed: see `takes_packed`."""
+    predict_P = batch.predict_P
     if is_packed:
         packed = packed_tokens(batch)
-        tokens = (packed.ids_1M, packed.positions_1M, packed.segments_E2, packed.predict_P)
-        return PolicyInputs((*tokens, batch.targets_P, batch.place_NK), RoutedTokens.packed(packed.place_M))
-    segments = attention_segments(batch.segments_RT, is_packed=False, num_segments=batch.samples_N.size)
-    arrays = (batch.ids_RT, batch.positions_RT, segments, batch.predict_P, batch.targets_P, batch.place_NK)
-    return PolicyInputs(arrays, RoutedTokens.unpacked(batch))
+        ids, positions, segments, predict_P, place_M = packed
+        routed = RoutedTokens.packed(place_M)
+    else:
+        ids, positions, routed = batch.ids_RT, batch.positions_RT, RoutedTokens.unpacked(batch)
+        segments = attention_segments(batch.segments_RT, is_packed=False, num_segments=batch.samples_N.size)
+    if (count := place.plan.context_parallel) == 1:
+        arrays = (ids, positions, segments, predict_P, batch.targets_P, batch.place_NK)
+        return PolicyInputs(arrays, routed, slice(0, ids.size))
+    parts = predictions_in_parts(batch, predict_P, count, unread=-1 if is_packed else 0)
+    own = place.at.context
+    run = slice(own * (ids.size // count), (own + 1) * (ids.size // count))
+    tokens = (ids.reshape(1, -1)[:, run], positions.reshape(1, -1)[:, run])
+    arrays = (*tokens, segments, parts.predict[own], parts.targets[own], parts.place_NK)
+    return PolicyInputs(tuple(np.ascontiguousarray(array) for array in arrays), routed, run)
 
 
 def segment_ends(segments_RT: np.ndarray, *, num_replicas: int = 1, num_segments: int | None = None) -> np.ndarray:

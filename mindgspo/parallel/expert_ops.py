@@ -16,9 +16,18 @@ import mindspore as ms
 from mindspore import Tensor, nn, ops
 from mindspore.ops import Primitive, constexpr
 
+from mindgspo.parallel.collective_ops import all_gather, all_gather_used
 from mindgspo.parallel.collectives import group_name
 from mindgspo.parallel.device_ops import is_fused
-from mindgspo.parallel.model_parallel_ops import Unchanged, enter_model_parallel, leave_model_parallel
+from mindgspo.parallel.model_parallel_ops import (
+    GatherTokens,
+    JoinParts,
+    OwnPart,
+    ScatterTokens,
+    Unchanged,
+    enter_model_parallel,
+    leave_model_parallel,
+)
 from mindgspo.parallel.placement import AutoParallelPlacement, Placement
 from mindgspo.parallel.ranks import Ranks
 
@@ -174,6 +183,75 @@ class OwnShare(nn.Cell):
     def construct(self, x_MH: Tensor) -> Tensor:
         rows = x_MH.shape[0] // self.count
         return x_MH[self.number * rows : (self.number + 1) * rows]
+
+
+class ExpertRanks(nn.Cell):
+    """What the ranks of a mixture tell each other: each token is computed once by a block of ranks that has all
+    experts, and each rank computes what its experts add for the tokens of its block.
+
+    - where the block is the ranks of a replica, these have the same tokens, and results are summed over them.
+    - under use_seq_parallel a rank enters with tokens of its own; the block gathers them and shares sums out.
+    - a block of several replicas, or parts of their sequences, gathers the tokens of all, at each slice; sums go back
+      to where tokens came from and over the slices.
+    - of several blocks in a replica each enters with its share of the replica's tokens, and its ranks share sums out;
+      in the order of the ranks these are the tokens.
+    """
+
+    def __init__(self, place: Placement) -> None:
+        super().__init__(auto_prefix=False)
+        slices, block, ranks = place.model_parallel, place.plan.expert_block, place.expert_ranks
+        self.enter, self.leave = enter_model_parallel(place), leave_model_parallel(place)
+        self.cut = self.gather = self.gather_given = self.scatter = self.own = self.join = Unchanged()
+        self.number, self.is_share, self.is_gathered = 0, False, False
+        self.place_in_replica, self.block = place.at.model, block
+        if not place.plan.use_seq_parallel and block < slices:
+            self.number, self.is_share = place.at.model // block, True
+            self.cut = OwnShare(self.number, slices // block)
+            self.enter = OwnPart(place.model_ranks, self.number, slices // block)
+            self.scatter = ScatterTokens(ranks) if block > 1 else Unchanged()
+            self.leave = JoinParts(place.model_ranks, place.at.model)
+            self.own, self.join = OwnShare(place.at.model % block, block), all_gather(place.model_ranks)
+        elif block != slices:
+            self.is_gathered = True
+            if place.plan.use_seq_parallel:
+                self.enter = self.leave = Unchanged()
+                self.cut, self.join = OwnShare(place.at.model, slices), all_gather(place.model_ranks)
+            else:
+                ranks = tuple(rank for rank in ranks if rank % slices == place.at.model)
+            if len(ranks) > 1:
+                self.gather, self.scatter = GatherTokens(ranks), ScatterTokens(ranks)
+                self.gather_given = all_gather_used(ranks)
+                self.own = OwnShare(ranks.index(place.rank), len(ranks))
+
+    def tokens_of(self, x_MH: Tensor, own: Tensor, region: Tensor) -> tuple[Tensor, Tensor]:
+        """The tokens whose experts this rank computes, and how many of their rows are in use. own, region: as of
+        `TokensInUse`."""
+        x_MH = self.gather(self.enter(x_MH, own), own)
+        rows = x_MH.shape[0]
+        if self.is_gathered:  # what is not in use is zero
+            return x_MH, ops.ones((1,), ms.int32) * rows
+        if self.is_share:
+            return x_MH, self._used(region, self.number, rows)
+        return x_MH, region
+
+    def given_of(self, given_MK: Tensor, own: Tensor) -> Tensor:
+        """Of what is given for a region's tokens, that of these."""
+        return self.gather_given(self.cut(given_MK), own)
+
+    def results_of(self, out_MH: Tensor, own: Tensor, region: Tensor) -> Tensor:
+        """What all ranks' experts add to the tokens that have entered."""
+        if self.is_share:
+            own = self._used(region, self.place_in_replica, out_MH.shape[0] // self.block)
+        return self.leave(self.scatter(out_MH, own), own)
+
+    def _used(self, region: Tensor, number: int, rows: int) -> Tensor:
+        """How many rows are in use of one of equal runs of a region's."""
+        used_1 = ops.cast(region.reshape(-1)[-1:], ms.int32)
+        return ops.minimum(ops.maximum(used_1 - number * rows, 0), rows)
+
+    def choice_of(self, chosen_MK: Tensor) -> Tensor:
+        """Of a region's tokens, from what was chosen for those whose experts this rank computes."""
+        return self.join(self.own(chosen_MK))
 
 
 class ExpertCollectives:

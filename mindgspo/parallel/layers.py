@@ -113,13 +113,14 @@ class RowParallelLinear(nn.Cell):
             self.kernel = LinearKernel(1, has_bias=False)
             self.packed = PackedLinearKernel([out_features], has_bias=False)
 
-    def construct(self, x_MI: Tensor, tokens: Tensor, panels: tuple[Tensor, ...] = ()) -> Tensor:
-        """panels: of the weight, where it is packed."""
+    def construct(self, x_MI: Tensor, tokens: tuple[Tensor, Tensor, Tensor], panels: tuple[Tensor, ...] = ()) -> Tensor:
+        """tokens: see `TokensInUse`. panels: of the weight, where it is packed."""
+        own, region, _ = tokens
         if len(panels) > 0:
-            return self.leave(self.packed(x_MI, tokens, *panels)[0])
+            return self.leave(self.packed(x_MI, region, *panels)[0], own)
         if self.kernel is not None:
-            return self.leave(self.kernel(x_MI, tokens, self.weight))
-        return self.leave(self.matmul(x_MI, ops.cast(self.weight, self.dtype)))
+            return self.leave(self.kernel(x_MI, region, self.weight), own)
+        return self.leave(self.matmul(x_MI, ops.cast(self.weight, self.dtype)), own)
 
 
 class VocabParallelEmbedding(nn.Cell):
@@ -131,9 +132,11 @@ class VocabParallelEmbedding(nn.Cell):
         rows = place.share(vocab_size) if self.is_split else vocab_size
         self.weight = zero_parameter((rows, hidden_size), f"{name}.weight")
         self.first_row, self.num_rows = place.at.model * rows if self.is_split else 0, rows
-        # A whole table is read alike by all ranks of the group. Where it is the output table too, its gradients are
-        # summed over them, and reading must count once.
-        self.is_silent = place.model_parallel > 1 and not self.is_split and place.at.model > 0
+        # A whole table is read alike by all ranks of the group, or by each for its own tokens. Where it is the output
+        # table too, its gradients are summed over them, and reading must count once.
+        self.parts = place.model_parallel if place.plan.use_seq_parallel and not self.is_split else 1
+        self.number = place.at.model
+        self.is_silent = not self.is_split and self.parts == 1 and place.at.model > 0
         self.dtype = dtype
         if place.is_embedding_whole:
             self.gather = place.split(ops.Gather(), (WHOLE, WHOLE), (DATA,))
@@ -149,11 +152,16 @@ class VocabParallelEmbedding(nn.Cell):
             return self.kernel(ids, weight, tokens)
         return self.gather(weight, ids, 0)
 
-    def construct(self, ids: Tensor, tokens: Tensor) -> Tensor:
+    def construct(self, ids: Tensor, tokens: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        """tokens: see `TokensInUse`."""
+        own, region, _ = tokens
         if self.is_split:
             rows = ids - self.first_row
             is_own = ops.logical_and(rows >= 0, rows < self.num_rows)
-            found = self.rows(self.weight, ops.where(is_own, rows, 0), tokens)
-            return ops.cast(self.leave(found * ops.cast(is_own, ms.float32).expand_dims(-1)), self.dtype)
+            found = self.rows(self.weight, ops.where(is_own, rows, 0), region)
+            return ops.cast(self.leave(found * ops.cast(is_own, ms.float32).expand_dims(-1), own), self.dtype)
         weight = ops.stop_gradient(self.weight) if self.is_silent else self.weight
-        return ops.cast(self.rows(weight, ids, tokens), self.dtype)
+        if self.parts > 1:
+            count = ids.shape[0] // self.parts
+            ids = ids[self.number * count : (self.number + 1) * count]
+        return ops.cast(self.rows(weight, ids, own), self.dtype)

@@ -1,9 +1,15 @@
-"""What the ranks of a model-parallel group tell each other inside a compiled graph, with the gradients that belong to
-it.
+"""What the ranks of a plan tell each other inside a compiled graph, with the gradients that belong to it.
 
-Every public function returns a cell that costs nothing where the rank is alone.
+Every public function returns a cell that costs nothing where there is nobody to talk to. Cells that change the number
+of rows take, behind them, how many of the own ones are in use (see `kernel_ops`).
 
-Legend: M flattened tokens, H hidden units, S decode slots, V vocabulary entries.
+Gradients: what several ranks hold alike carries its whole gradient on each of them; what each holds a part of, the
+gradient of that part. So a sum over ranks passes its gradient on as it is, and what ranks read alike and use for parts
+of their own gets the sum of their gradients. Where model_parallel splits the tokens between layers as well
+(use_seq_parallel), sums leave each rank its own tokens, and their gradients are gathered.
+
+Legend: M flattened tokens, H hidden units, A query heads, B key/value heads, D head size, S decode slots, V vocabulary
+entries.
 """
 
 from __future__ import annotations
@@ -12,15 +18,17 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from mindgspo.parallel.collective_ops import all_gather, all_reduce
+from mindgspo.parallel.collective_ops import all_gather, all_gather_used, all_reduce, all_to_all, reduce_scatter
 from mindgspo.parallel.placement import Placement
 from mindgspo.parallel.ranks import Ranks
+
+zeros_like = ops.ZerosLike()
 
 
 class Unchanged(nn.Cell):
     """The cell of a rank that is alone."""
 
-    def construct(self, x: Tensor) -> Tensor:
+    def construct(self, x: Tensor, tokens: Tensor | None = None) -> Tensor:
         return x
 
 
@@ -31,13 +39,13 @@ class EnterModelParallel(nn.Cell):
         super().__init__(auto_prefix=False)
         self.sum = all_reduce(ranks)
 
-    def construct(self, x: Tensor) -> Tensor:
+    def construct(self, x: Tensor, tokens: Tensor) -> Tensor:
         return x
 
-    def bprop(self, x, out, dout):
+    def bprop(self, x, tokens, out, dout):
         # Without the product MindSpore 2.10 compiles a graph that differentiates by weights alone without the gradient
         # that passes by this layer on the residual path (seen: gradients off by a fifth below, none missing above).
-        return (self.sum(dout) * 1.0,)
+        return self.sum(dout) * 1.0, zeros_like(tokens)
 
 
 class LeaveModelParallel(nn.Cell):
@@ -47,11 +55,138 @@ class LeaveModelParallel(nn.Cell):
         super().__init__(auto_prefix=False)
         self.sum = all_reduce(ranks)
 
-    def construct(self, x: Tensor) -> Tensor:
+    def construct(self, x: Tensor, tokens: Tensor) -> Tensor:
         return self.sum(x)
 
+    def bprop(self, x, tokens, out, dout):
+        return dout, zeros_like(tokens)
+
+
+class GatherTokens(nn.Cell):
+    """Every rank's rows, in order of the ranks; each rank's gradients of them are summed, and it gets its own."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        super().__init__(auto_prefix=False)
+        self.gather, self.scatter = all_gather_used(ranks), reduce_scatter(ranks)
+
+    def construct(self, x: Tensor, tokens: Tensor) -> Tensor:
+        return self.gather(x, tokens)
+
+    def bprop(self, x, tokens, out, dout):
+        return self.scatter(dout), zeros_like(tokens)
+
+
+class ScatterTokens(nn.Cell):
+    """The own rows of the sum of every rank's part: the reverse of `GatherTokens`."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        super().__init__(auto_prefix=False)
+        self.gather, self.scatter = all_gather_used(ranks), reduce_scatter(ranks)
+
+    def construct(self, x: Tensor, tokens: Tensor) -> Tensor:
+        return self.scatter(x)
+
+    def bprop(self, x, tokens, out, dout):
+        return self.gather(dout, tokens), zeros_like(tokens)
+
+
+class JoinParts(nn.Cell):
+    """Every rank's part, in order, for what all of them go on to compute alike; each gets the gradient of its own."""
+
+    def __init__(self, ranks: Ranks, number: int) -> None:
+        super().__init__(auto_prefix=False)
+        self.gather, self.number = all_gather(ranks), number
+
+    def construct(self, x: Tensor, tokens: Tensor) -> Tensor:
+        return self.gather(x)
+
+    def bprop(self, x, tokens, out, dout):
+        rows = x.shape[0]
+        return dout[self.number * rows : (self.number + 1) * rows], zeros_like(tokens)
+
+
+class OwnPart(nn.Cell):
+    """One of `count` equal runs of rows that all of `ranks` have, of which each computes with one; several may take
+    the same one and compute parts of what comes of it."""
+
+    def __init__(self, ranks: Ranks, number: int, count: int) -> None:
+        super().__init__(auto_prefix=False)
+        self.number, self.count = number, count
+        self.sum = all_reduce(ranks)
+        self.pad = ops.Concat(0)
+
+    def construct(self, x: Tensor, tokens: Tensor) -> Tensor:
+        rows = x.shape[0] // self.count
+        return x[self.number * rows : (self.number + 1) * rows]
+
+    def bprop(self, x, tokens, out, dout):
+        none = zeros_like(dout)
+        parts = ()
+        for number in range(self.count):
+            parts += (dout if number == self.number else none,)
+        return self.sum(self.pad(parts)) * 1.0, zeros_like(tokens)
+
+
+class HeadsOfAllTokens(nn.Cell):
+    """(own tokens' queries [M, A, D], keys, values [M, B, D]) -> those of the own heads of all ranks' tokens
+    (Ulysses, arXiv 2309.14509)."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        super().__init__(auto_prefix=False)
+        self.to_heads, self.to_tokens = all_to_all(ranks, 1, 0), all_to_all(ranks, 0, 1)
+
+    def construct(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        # One after the other: collectives that do not wait for each other might cross between ranks.
+        query = self.to_heads(query)
+        key = self.to_heads(ops.depend(key, query))
+        return query, key, self.to_heads(ops.depend(value, key))
+
+    def bprop(self, query, key, value, out, dout):
+        dquery = self.to_tokens(dout[0])
+        dkey = self.to_tokens(ops.depend(dout[1], dquery))
+        return dquery, dkey, self.to_tokens(ops.depend(dout[2], dkey))
+
+
+class TokensOfAllHeads(nn.Cell):
+    """The reverse of `HeadsOfAllTokens` for attention's output [M, A, D]."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        super().__init__(auto_prefix=False)
+        self.to_heads, self.to_tokens = all_to_all(ranks, 1, 0), all_to_all(ranks, 0, 1)
+
+    def construct(self, out: Tensor) -> Tensor:
+        return self.to_tokens(out)
+
     def bprop(self, x, out, dout):
-        return (dout,)
+        return (self.to_heads(dout),)
+
+
+class TokensInUse(nn.Cell):
+    """construct(mask, rows) -> (own, region, mask): how many of the rows between the model-parallel regions, and inside
+    them, are in use, int32 [1], and mask. Of a plan that splits no tokens it is the mask, which ends with that number.
+
+    mask: what `SegmentMask` made of all tokens. rows: those of a region, M.
+    """
+
+    def __init__(self, place: Placement, *, counts: bool) -> None:
+        super().__init__(auto_prefix=False)
+        plan = place.plan
+        self.parts = plan.model_parallel if plan.use_seq_parallel else 1
+        self.first_region, self.first_own = place.at.context, place.at.context * self.parts
+        if self.parts > 1:
+            self.first_own += place.at.model
+        self.is_split = counts and (self.parts > 1 or plan.context_parallel > 1)
+
+    def construct(self, mask: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+        if not self.is_split:
+            return mask, mask, mask
+        used_1 = ops.cast(mask.reshape(-1)[-1:], ms.int32)
+        own = rows // self.parts
+        return self.within(used_1, self.first_own * own, own), self.within(used_1, self.first_region * rows, rows), mask
+
+    def within(self, used_1: Tensor, first: int, rows: int) -> Tensor:
+        """Of a run of rows from `first` on."""
+        return ops.minimum(ops.maximum(used_1 - first, 0), rows)
 
 
 class GatherColumns(nn.Cell):
@@ -59,8 +194,7 @@ class GatherColumns(nn.Cell):
 
     def __init__(self, place: Placement) -> None:
         super().__init__(auto_prefix=False)
-        self.gather = all_gather(place.model_ranks)
-        self.count = place.model_parallel
+        self.gather, self.count = all_gather(place.model_ranks), place.model_parallel
 
     def construct(self, part: Tensor) -> Tensor:
         num_slots, width = part.shape
@@ -94,21 +228,24 @@ def enter_model_parallel(place: Placement) -> nn.Cell:
     """To be applied to the input of column-parallel layers, once for all that share it."""
     if place.model_parallel == 1:
         return Unchanged()
-    return EnterModelParallel(place.model_ranks)
+    return (GatherTokens if place.plan.use_seq_parallel else EnterModelParallel)(place.model_ranks)
 
 
 def leave_model_parallel(place: Placement) -> nn.Cell:
     """To be applied to the output of a row-parallel layer."""
     if place.model_parallel == 1:
         return Unchanged()
-    return LeaveModelParallel(place.model_ranks)
+    return (ScatterTokens if place.plan.use_seq_parallel else LeaveModelParallel)(place.model_ranks)
+
+
+def join_context_parallel(place: Placement) -> nn.Cell:
+    """To be applied to what each part of the sequences finds, before the loss."""
+    return Unchanged() if place.plan.context_parallel == 1 else JoinParts(place.context_ranks, place.at.context)
 
 
 def gather_columns(place: Placement) -> nn.Cell:
     """To be applied to logits [S, V / ranks]."""
-    if place.model_parallel == 1:
-        return Unchanged()
-    return GatherColumns(place)
+    return Unchanged() if place.model_parallel == 1 else GatherColumns(place)
 
 
 def from_first_rank(place: Placement) -> nn.Cell:

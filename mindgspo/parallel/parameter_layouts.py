@@ -125,14 +125,15 @@ def gradient_ranks(
 ) -> dict[str, Ranks]:
     """{name: ranks over which its gradient is summed} of the weights that `rank` holds; the rank itself among them.
 
-    Norms of the residual stream see whole activations: all model-parallel ranks find the same gradient, and
-    those with other tokens add theirs up. Of every other weight, norms of heads among them, each rank finds only what
-    its own tokens, heads, vocabulary or stage contribute, so that all holders of a slice add theirs up.
+    Norms of the residual stream see whole activations, unless use_seq_parallel splits these, too: all model-parallel
+    ranks find the same gradient, and those with other tokens add theirs up. Of every other weight, norms of heads among
+    them, each rank finds only what its own tokens, heads, vocabulary or stage contribute, so that all holders of a
+    slice add theirs up.
     """
     grid = RankGrid.of(plan)
     held = {name: layout.ranks_with_slice_of(rank) for name, layout in layouts.items()}
     return {
-        name: grid.data_group(rank) if _split(name, model) is Split.WHOLE else ranks
+        name: grid.data_group(rank) if _split(name, model) is Split.WHOLE and not plan.use_seq_parallel else ranks
         for name, ranks in held.items()
         if ranks
     }

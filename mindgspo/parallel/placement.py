@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import lcm
 from typing import TYPE_CHECKING
 
 from mindgspo.config.plan import ParallelPlan
@@ -106,6 +107,13 @@ class Placement:
         each = num_experts // self.plan.expert_parallel
         number = self.rank % self.plan.expert_block // self.plan.expert_slices
         return range(number * each, (number + 1) * each)
+
+    @property
+    def graph_ranks(self) -> Ranks:
+        """The ranks that talk to each other inside this rank's graphs: those of its replica's stage, or of several
+        replicas that have all experts together."""
+        plan = self.plan
+        return self.grid.block(self.rank, lcm(plan.context_parallel * plan.model_parallel, plan.expert_block))
 
     @property
     def recompute(self) -> str:

@@ -24,7 +24,7 @@ class Stage:
         self._number, self._count = place.at.stage, place.plan.pipeline_stage
         self._ranks = place.grid.pipeline_group(place.rank)
         # Everybody whom the stages of this replica wait for.
-        self._replica = tuple(sorted(rank for one in place.model_ranks for rank in place.grid.pipeline_group(one)))
+        self._replica = tuple(sorted(rank for one in place.graph_ranks for rank in place.grid.pipeline_group(one)))
         self._model = model
 
     @property

@@ -217,12 +217,12 @@ class DecodeStep(nn.Cell):
         model = self.model
         # Read before the cache is written to: a table that is read again behind a write is copied each time.
         output_weight_VH = ops.cast(model.output_weight(), model.dtype)
-        tokens, rotation = num_rows_1, model.rotation(positions_S)
+        rows, tokens, rotation = num_rows_1, (num_rows_1, num_rows_1, num_rows_1), model.rotation(positions_S)
         places = self.attend.places(cache_rows_S, table_SP, batch_valid_length, num_rows_1)
         x_SH, delta_SH, choices = model.embed_tokens(ids_S, tokens), None, ()
         for i in range(len(model.layers)):
             layer = model.layers[i]
-            normed_SH, x_SH = layer.input_layernorm.of_sum(x_SH, delta_SH, tokens)
+            normed_SH, x_SH = layer.input_layernorm.of_sum(x_SH, delta_SH, rows)
             qkv, output, gate_up, down = self.packed.of_layer(i)
             query, key, value = layer.self_attn.project(normed_SH, rotation, tokens, qkv)
             attended = self.attend(self.cache[2 * i], self.cache[2 * i + 1], query, key, value, *places)
@@ -231,12 +231,12 @@ class DecodeStep(nn.Cell):
             choices += choice
             if not self.packed.has_kernels:
                 x_SH, delta_SH = layer.add(x_SH, delta_SH), None
-        normed_SH, _ = model.norm.of_sum(x_SH, delta_SH, tokens)
-        logits_SV = self.packed.logits(normed_SH, output_weight_VH, tokens)
+        normed_SH, _ = model.norm.of_sum(x_SH, delta_SH, rows)
+        logits_SV = self.packed.logits(normed_SH, output_weight_VH, rows)
         logits_SV = self.gather_columns(ops.cast(logits_SV, ms.float32))
         if self.is_padded:  # by rows for which there is no token
             logits_SV = logits_SV[:, : self.num_tokens]
-        drawn_S, logprobs_S = self.sampler(logits_SV, uniforms_S, inverse_temperature_S, greedy_S, tokens)
+        drawn_S, logprobs_S = self.sampler(logits_SV, uniforms_S, inverse_temperature_S, greedy_S, rows)
         drawn_S, logprobs_S = self.from_first_rank(drawn_S, logprobs_S)
         return drawn_S, logprobs_S, *self.recorded(choices)
 

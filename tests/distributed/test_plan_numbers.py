@@ -23,6 +23,7 @@ WORKERS = Path(__file__).parent / "workers"
 WHOLE = {"model_parallel": 2, "expert_parallel": 2, "expert_tensor_parallel": 1}
 STAGES = {"pipeline_stage": 2, "micro_batch_num": 2}
 SHARDED = {"optimizer_shard": True}
+MODEL, SEQUENCE = {"model_parallel": 2}, {"use_seq_parallel": True}
 # (name, training plan, generating plan) by number of workers.
 PLANS = {
     2: [("2x1x1", {"data_parallel": 2}, {"model_parallel": 2}), ("1x2x1", {"model_parallel": 2}, {"data_parallel": 2}),
@@ -36,7 +37,17 @@ PLANS = {
         ("1x1x2", STAGES, {"model_parallel": 2}), ("1x1x2 padded", STAGES, {"data_parallel": 2}),
         ("1x1x2 of experts", STAGES, {"data_parallel": 2}), ("1x1x2 packed", STAGES, {"data_parallel": 2}),
         ("2x1x1 sharded", {"data_parallel": 2} | SHARDED, {"model_parallel": 2}),
-        ("1x1x2 recomputed", STAGES | {"recompute": "full"}, {"data_parallel": 2})],
+        ("1x1x2 recomputed", STAGES | {"recompute": "full"}, {"data_parallel": 2}),
+        ("1x2x1 split sequence", MODEL | SEQUENCE, {"data_parallel": 2}),
+        ("1x2x1 split sequence and table", MODEL | SEQUENCE | {"vocab_emb_dp": False}, {"data_parallel": 2}),
+        ("1x2x1 split sequence, recomputed", MODEL | SEQUENCE | {"recompute": "full"}, {"data_parallel": 2}),
+        ("1x2x1 split sequence of whole experts", WHOLE | SEQUENCE, {"model_parallel": 2}),
+        ("1x2x1 with all experts on every rank", MODEL | {"expert_tensor_parallel": 1}, {"data_parallel": 2}),
+        ("context 2", {"context_parallel": 2}, {"data_parallel": 2}),
+        ("context 2 padded", {"context_parallel": 2}, {"data_parallel": 2}),
+        ("context 2, packed", {"context_parallel": 2}, {"data_parallel": 2}),
+        ("context 2 of split experts", {"context_parallel": 2, "expert_parallel": 2}, {"data_parallel": 2}),
+        ("2x1x1 of experts over replicas", {"data_parallel": 2, "expert_parallel": 2}, {"data_parallel": 2})],
     3: [("1x1x3 deep", {"pipeline_stage": 3, "micro_batch_num": 3}, {"data_parallel": 3})],
     4: [("1x4x1", {"model_parallel": 4}, {"model_parallel": 2, "data_parallel": 2}),
         ("2x2x1", {"data_parallel": 2, "model_parallel": 2, "vocab_emb_dp": False}, {"data_parallel": 4}),
@@ -48,7 +59,19 @@ PLANS = {
         ("2x2x1 sharded", {"data_parallel": 2, "model_parallel": 2} | SHARDED, {"data_parallel": 4}),
         ("2x2x1 of whole experts, sharded", {"data_parallel": 2} | WHOLE | SHARDED, {"data_parallel": 4}),
         # The tables' 66 rows are not divided over 4 ranks.
-        ("4x1x1 padded, sharded", {"data_parallel": 4} | SHARDED, {"data_parallel": 4})],
+        ("4x1x1 padded, sharded", {"data_parallel": 4} | SHARDED, {"data_parallel": 4}),
+        ("1x2x2 split sequence", MODEL | SEQUENCE | STAGES, {"data_parallel": 4}),
+        ("context 2 x stages 2", {"context_parallel": 2} | STAGES, {"data_parallel": 4}),
+        ("context 4", {"context_parallel": 4}, {"data_parallel": 4}),
+        ("context 2 x 2, split sequence", {"context_parallel": 2} | MODEL | SEQUENCE, {"data_parallel": 4}),
+        ("2x2x1 of experts over replicas", {"data_parallel": 2, "expert_parallel": 2} | MODEL, {"data_parallel": 4}),
+        ("2x2x1 of eight experts over replicas",
+            {"data_parallel": 2, "expert_parallel": 4, "expert_tensor_parallel": 1} | MODEL, {"data_parallel": 4}),
+        ("2x2x1 of eight experts over replicas, split sequence",
+            {"data_parallel": 2, "expert_parallel": 4, "expert_tensor_parallel": 1} | MODEL | SEQUENCE,
+            {"data_parallel": 4}),
+        ("1x4x1 of whole experts in two blocks",
+            {"model_parallel": 4, "expert_parallel": 2, "expert_tensor_parallel": 1}, {"data_parallel": 4})],
     8: [("2x4x1 of experts", {"data_parallel": 2, "model_parallel": 4}, {"data_parallel": 4, "model_parallel": 2}),
         ("4x2x1", {"data_parallel": 4, "model_parallel": 2}, {"data_parallel": 2, "model_parallel": 4})],
 }  # fmt: skip
@@ -58,7 +81,7 @@ REFERENCES = {"1x4x1": {"data_parallel": 4}, "2x2x1": {"data_parallel": 4}, "4x2
 
 
 def model_of(name: str) -> str:
-    return next((model for model in ("experts", "padded", "deep") if model in name), "dense")
+    return next((model for model in ("eight", "experts", "padded", "deep") if model in name), "dense")
 
 
 # The others repeat on more ranks what these show.

@@ -39,8 +39,12 @@ class Accumulation:
         self.gradients = gradients_of(weights)
         self.squares = np.zeros(1, np.float32)
         """By the kernels: the sum of the squares of all gradients of the last update, in one process."""
-        self._stage, self._is_packed = Stage(place, getattr(policy, "model", None)), takes_packed(policy)
-        self._replays_experts = getattr(policy, "replays_experts", False)
+        self._place, self._stage, self._is_packed = (
+            place,
+            Stage(place, getattr(policy, "model", None)),
+            takes_packed(policy),
+        )
+        self._place, self._replays_experts = place, getattr(policy, "replays_experts", False)
         self._num_layers = getattr(policy, "num_layers", 0)
         is_first = self._stage.is_first
         if self._stage.is_last:
@@ -48,13 +52,13 @@ class Accumulation:
             self.cell = GradientAccumulator(objective, weights, self.gradients, is_first=is_first)
         else:
             self.cell = StageAccumulator(policy, weights, self.gradients, is_first=is_first)
-            self._forward = GraphOfRanks(policy, place.model_ranks)
-        self._backward = GraphOfRanks(self.cell, place.model_ranks)
+            self._forward = GraphOfRanks(policy, place.graph_ranks)
+        self._backward = GraphOfRanks(self.cell, place.graph_ranks)
 
     def __call__(self, batches: Sequence[Batch], kl_coef: float) -> list[Arrays]:
         """batches: the replica's. Of each, on the stage where log-probs come out, the fields of `MicroBatchResult`;
         elsewhere nothing."""
-        form = {"is_packed": self._is_packed, "replays": self._replays_experts}
+        form = {"is_packed": self._is_packed, "replays": self._replays_experts, "place": self._place}
         inputs, routed = [], []
         for batch in batches:
             tensors, of_batch = tensors_of(batch, kl_coef, **form)

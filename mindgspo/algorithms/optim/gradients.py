@@ -13,6 +13,7 @@ from mindgspo.parallel.collective_ops import all_reduce
 from mindgspo.parallel.device_ops import has_kernels, policy_inputs
 from mindgspo.parallel.kernel_ops import AccumulateKernel
 from mindgspo.parallel.parameter_memory import set_values, zeros_beside
+from mindgspo.parallel.placement import ALONE, Placement
 from mindgspo.parallel.ranks import Ranks
 from mindgspo.types import Batch
 
@@ -46,15 +47,15 @@ def inputs_of(batch: Batch, kl_coef: float = 0.0) -> tuple[np.ndarray, ...]:
 
 
 def tensors_of(
-    batch: Batch, kl_coef: float, *, is_packed: bool, replays: bool = False
+    batch: Batch, kl_coef: float, *, is_packed: bool, replays: bool = False, place: Placement = ALONE
 ) -> tuple[tuple[Tensor, ...], RoutedTokens]:
     """The same as the graph of one micro-batch takes them on this device, and where the tokens of recorded routing
     stand in it. replays: the batch's experts are taken; they come last."""
     probe, *inputs = inputs_of(batch, kl_coef)
-    of_policy, routed = policy_inputs(batch, is_packed=is_packed)
-    given = (routed.given(batch),) if replays else ()
-    arrays = (probe, *of_policy, *inputs[NUM_POLICY_INPUTS:], *given)
-    return tuple(Tensor(array) for array in arrays), routed
+    of_policy = policy_inputs(batch, is_packed=is_packed, place=place)
+    given = (of_policy.given(batch),) if replays else ()
+    arrays = (probe, *of_policy.arrays, *inputs[NUM_POLICY_INPUTS:], *given)
+    return tuple(Tensor(array) for array in arrays), of_policy.routed
 
 
 _NUM_MEASURED = 5

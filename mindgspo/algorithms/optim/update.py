@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from mindspore import Parameter, nn
 
 from mindgspo.algorithms.optim.accumulation import Accumulation
-from mindgspo.algorithms.optim.backend import UpdateBackend, moment_layouts_of
+from mindgspo.algorithms.optim.backend import MicroBatchResult, UpdateBackend, moment_layouts_of
 from mindgspo.algorithms.optim.over_ranks import BUCKET_BYTES, StepOverRanks
 from mindgspo.config.schema import OptimizerSection
+from mindgspo.data.routing import no_routing
+from mindgspo.data.rows import in_rounds
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.placement import ALONE, Placement
 from mindgspo.parallel.replicas import Arrays, Replicas
@@ -38,10 +40,11 @@ class RankUpdate(UpdateBackend):
     ) -> None:
         super().__init__(policy, loss)
         self.rank, self._is_alone = place.rank, place.plan.world_size == 1
-        self._replicas = Replicas(place)
+        self._plan, self._replicas = place.plan, Replicas(place)
         self.accumulation = Accumulation(policy, loss, self.weights, place)
         self.accumulator, self.gradients = self.accumulation.cell, self.accumulation.gradients
         model = None if self._is_alone else policy.model.config
+        self._no_routing = no_routing(model) if getattr(policy, "replays_experts", False) and model else None
         self.over_ranks = StepOverRanks(self.weights, self.gradients, section, place, model, bucket_bytes=bucket_bytes)
         self.optimizer = self.over_ranks.optimizer
 
@@ -50,8 +53,11 @@ class RankUpdate(UpdateBackend):
         return (*self.gradients, *self.over_ranks.own)
 
     def _apply(self, batches: Sequence[Batch], *, kl_coef: float, lr: float) -> tuple[list[Arrays], float]:
-        measured = self.accumulation(self._replicas.own(batches), kl_coef)
-        results = self._replicas.collect(measured, num_items=len(batches))
+        given = in_rounds(batches, self._plan, self._no_routing)
+        measured = self.accumulation(self._replicas.own(given), kl_coef)
+        results = self._replicas.collect(measured, num_items=len(given))
+        if self._plan.couples_replicas:
+            results = [_cut(result, batch) for result, batch in zip(results, batches, strict=False)]
         grad_norm = self._grad_norm()
         self._refuse_non_finite([float(result[0]) for result in results], grad_norm)
         self.over_ranks.step(self._updates + 1, lr, grad_norm)
@@ -64,3 +70,12 @@ class RankUpdate(UpdateBackend):
 
     def _moment_layouts(self) -> dict[str, Layout] | None:
         return None if self._is_alone else moment_layouts_of(self.over_ranks.moments)
+
+
+def _cut(arrays: Arrays, batch: Batch) -> Arrays:
+    """The results of a batch that was padded, by sample and slot, to those of its round."""
+    samples, slots = batch.mask_NK.shape
+    return tuple(
+        array[:samples, :slots] if array.ndim == 2 else array[:samples] if name == "log_ratio" else array
+        for name, array in zip(MicroBatchResult._fields, arrays, strict=False)
+    )

@@ -26,6 +26,7 @@ MODELS = {
     "experts": MODEL | {"architecture": "qwen3_moe", "head_dim": 12, "num_experts": 6, "num_experts_per_tok": 2,
         "moe_intermediate_size": 24, "norm_topk_prob": True},
 }  # fmt: skip
+MODELS["eight"] = MODELS["experts"] | {"num_experts": 8}
 
 
 def definition() -> LossDefinition:
