@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from math import gcd, prod
 
 from mindgspo.config.model import FAMILIES, ModelSection
-from mindgspo.config.plan import ParallelPlan, check_cpu_plan, experts_in_replica_problems, legal_model_parallel
+from mindgspo.config.plan import ParallelPlan, legal_model_parallel
 from mindgspo.config.schema import ExperimentConfig
 from mindgspo.kernels.build import has_compiler
 from mindgspo.text import divisors, either, nearest
@@ -22,11 +22,8 @@ _ARCHITECTURES = ("qwen2", "llama")
 
 def device_problems(config: ExperimentConfig) -> Iterator[str]:
     """Every rule that holds on one device only."""
+    yield from split_problems(config)
     if config.device == "CPU":
-        yield from _cpu_problems(config)
-        yield from check_cpu_plan("plans.train", config.plans.train)
-        if config.plans.reference is not None:
-            yield from check_cpu_plan("plans.reference", config.plans.reference)
         return
     model, plans = config.model, config.plans
     yield from head_dim_problems(model)
@@ -35,23 +32,9 @@ def device_problems(config: ExperimentConfig) -> Iterator[str]:
     yield from _rank_problems("plans.infer", plans.infer, model)
     yield from _tied_layout_problems("plans.train", plans.train, model)
     yield from _tied_stage_problems("plans.train", plans.train, model)
-    yield from _sequence_problems("plans.train", plans.train, config)
     if plans.reference is not None:
         yield from _rank_problems("plans.reference", plans.reference, model)
         yield from _tied_layout_problems("plans.reference", plans.reference, model)
-        yield from _sequence_problems("plans.reference", plans.reference, config)
-
-
-def _cpu_problems(config: ExperimentConfig) -> Iterator[str]:
-    for name, plan in (("plans.train", config.plans.train), ("plans.reference", config.plans.reference)):
-        if plan is not None:
-            for problem in experts_in_replica_problems(name, plan, config.model, "on CPU"):
-                yield f"{problem} (the result is the same), or device=Ascend"
-        if plan is not None and plan.use_seq_parallel:
-            yield (
-                f"{name}.use_seq_parallel: CPU has no reduce-scatter, by which ranks split the sequence; set it to "
-                "false (the result is the same), or device=Ascend"
-            )
 
 
 def compiler_problems(config: ExperimentConfig) -> Iterator[str]:
@@ -148,7 +131,14 @@ def _tied_stage_problems(name: str, plan: ParallelPlan, model: ModelSection) -> 
     )
 
 
-def _sequence_problems(name: str, plan: ParallelPlan, config: ExperimentConfig) -> Iterator[str]:
+def split_problems(config: ExperimentConfig) -> Iterator[str]:
+    """Plans that do not split the tokens of a micro-batch evenly."""
+    yield from _split_problems("plans.train", config.plans.train, config)
+    if config.plans.reference is not None:
+        yield from _split_problems("plans.reference", config.plans.reference, config)
+
+
+def _split_problems(name: str, plan: ParallelPlan, config: ExperimentConfig) -> Iterator[str]:
     """Tokens of a micro-batch, flattened, are split, or shared out between blocks of ranks that have all experts; its
     width is any multiple of length_multiple."""
     multiple = config.trainer.length_multiple

@@ -39,7 +39,7 @@ class ParallelPlan(Section):
     layer fewer."""
     context_parallel: int = Field(default=1, ge=1)
     """Cards that split the tokens of each micro-batch; around attention they exchange tokens for heads (Ulysses,
-    arXiv 2309.14509). Divides the attention heads of each model_parallel slice. Training and scoring on Ascend only."""
+    arXiv 2309.14509). Divides the attention heads of each model_parallel slice. Training and scoring only."""
     expert_parallel: int = Field(default=1, ge=1)
     """Parts into which the experts of a mixture are split; expert_parallel x expert_tensor_parallel consecutive ranks
     of a stage have all of them. Taken from data_parallel and model_parallel, so it does not count in `world_size`."""
@@ -51,7 +51,7 @@ class ParallelPlan(Section):
     `pipeline_stage`, or stages stand idle. More means less idle time: at most `pipeline_stage` are in flight."""
     use_seq_parallel: bool = False
     """Split activations along the sequence between tensor-parallel regions: norms and residuals take 1/model_parallel
-    of the memory. Training on Ascend only."""
+    of the memory. Training and scoring only."""
     optimizer_shard: bool = False
     """Split optimizer state over data_parallel x context_parallel, whose ranks hold the same weights (MindSpore's
     enable_parallel_optimizer)."""
@@ -155,18 +155,6 @@ def check_reference_plan(name: str, plan: ParallelPlan, model: ModelSection) -> 
 def _meaningless(name: str, plan: ParallelPlan, reasons: Mapping[str, str]) -> list[str]:
     changed = {key: getattr(plan, key) for key in reasons if is_changed(plan, key)}
     return [f"{name}.{key}: {str(value).lower()}; {reasons[key]}; remove it" for key, value in changed.items()]
-
-
-def check_cpu_plan(name: str, plan: ParallelPlan) -> list[str]:
-    """What a CPU cluster does not have."""
-    problems = []
-    emulate = "or run the plan on emulated Ascend cards with --emulate-ascend"
-    if (size := plan.context_parallel) > 1:
-        problems.append(
-            f"{name}.context_parallel: {size}; on CPU it is 1: multiply data_parallel or model_parallel by {size}, "
-            f"{emulate}"
-        )
-    return problems
 
 
 def check_same_world(train: ParallelPlan, other: ParallelPlan, name: str = "plans.infer") -> list[str]:

@@ -38,7 +38,7 @@ def batch_layout(config: ExperimentConfig, *, pad_id: int) -> BatchLayout:
         length_multiple=trainer.length_multiple,
         pad_id=pad_id,
         replicas=plan.data_parallel,
-        in_rounds=is_divided,
+        in_rounds=is_divided or plan.couples_replicas,
         round_size=plan.micro_batch_num,
         balanced=trainer.balance_batches,
     )

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from mindspore import Parameter, nn
 
 from mindgspo.algorithms.optim.accumulation import Accumulation
-from mindgspo.algorithms.optim.backend import MicroBatchResult, UpdateBackend, moment_layouts_of
+from mindgspo.algorithms.optim.backend import UpdateBackend, moment_layouts_of
 from mindgspo.algorithms.optim.over_ranks import BUCKET_BYTES, StepOverRanks
 from mindgspo.config.schema import OptimizerSection
 from mindgspo.data.routing import no_routing
@@ -75,7 +75,4 @@ class RankUpdate(UpdateBackend):
 def _cut(arrays: Arrays, batch: Batch) -> Arrays:
     """The results of a batch that was padded, by sample and slot, to those of its round."""
     samples, slots = batch.mask_NK.shape
-    return tuple(
-        array[:samples, :slots] if array.ndim == 2 else array[:samples] if name == "log_ratio" else array
-        for name, array in zip(MicroBatchResult._fields, arrays, strict=False)
-    )
+    return tuple(array[:samples, :slots] if array.ndim == 2 else array for array in arrays)

@@ -354,9 +354,10 @@ def test_what_is_proposed_for_experts_while_generating_is_legal() -> None:
     assert check_infer_plan("p", ParallelPlan(data_parallel=2, model_parallel=4), six) == []
 
 
-def test_experts_are_split_within_a_replica_on_cpu(load) -> None:
+def test_experts_are_split_over_replicas_on_cpu(load) -> None:
     plans = ("plans.train.data_parallel=2", "plans.infer.data_parallel=2", "plans.train.expert_parallel=2")
-    with pytest.raises(ConfigError, match="plans.train.expert_parallel: 2 x .*; on CPU .*, or device=Ascend"):
-        load(*EXPERTS, *plans)
+    found = load(*EXPERTS, *plans, "trainer.samples_per_micro_batch=6").plans.train
+    assert found.couples_replicas and found.expert_block == 2
     split = "{model_parallel: 2, expert_parallel: 2, expert_tensor_parallel: 1}"
-    assert load(*EXPERTS, f"plans.train={split}", f"plans.infer={split}").plans.infer.expert_block == 2
+    within = load(*EXPERTS, f"plans.train={split}", f"plans.infer={split}").plans
+    assert within.infer.expert_block == 2 and not within.train.couples_replicas
