@@ -3,6 +3,7 @@ against numpy in float64, and bit for bit between ranks and between sizes of buc
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mindgspo.ascend.toolchain import find_toolchain
 from mindgspo.config import ParallelPlan
 from mindgspo.config.schema import WatchSection
+from mindgspo.errors import DryRunUnavailable
 from mindgspo.launch.launcher import launch
 from mindgspo.models.names import parameter_shapes
 from mindgspo.parallel.parameter_layouts import gradient_ranks, moment_layouts, parameter_layouts
 
 WORKERS = Path(__file__).parent / "workers"
+CARDS = Path(__file__).parents[1] / "ascend" / "workers"
 sys.path.insert(0, str(WORKERS))
 try:
     import update_over_ranks as worker
@@ -28,12 +32,21 @@ SIZE = 4
 Figures = Callable[[str, int], list[dict[str, np.ndarray]]]
 
 
-@pytest.fixture(scope="module")
-def figures(tmp_path_factory: pytest.TempPathFactory) -> Figures:
+@pytest.fixture(scope="module", params=["CPU", "emulated cards"])
+def figures(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Figures:
     """(case, bytes of a bucket) -> what each rank has."""
     folder = tmp_path_factory.mktemp("updates")
-    script = str(WORKERS / "update_over_ranks.py")
-    code = launch([script, str(folder)], num_workers=SIZE, log_dir=folder / "logs", watch=WatchSection())
+    if request.param == "CPU":
+        script = str(WORKERS / "update_over_ranks.py")
+        code = launch([script, str(folder)], num_workers=SIZE, log_dir=folder / "logs", watch=WatchSection())
+    else:
+        try:
+            find_toolchain(emulated=True)
+        except DryRunUnavailable as reason:
+            pytest.skip(str(reason))
+        launcher, script = CARDS / "launch_cards.py", CARDS / "update_on_cards.py"
+        command = [sys.executable, launcher, str(SIZE), folder / "logs", script, folder]
+        code = subprocess.run(command, capture_output=True).returncode
     assert code == 0, (folder / "logs" / "rank_0.log").read_text()[-3000:]
 
     def ask(case: str, bucket_bytes: int) -> list[dict[str, np.ndarray]]:

@@ -142,7 +142,7 @@ class StepOverRanks:
         self.own = tuple(p for one in everything.values() if one.rows is not one.weight for p in (one.rows, one.summed))
         """Parameters that are neither weights nor their gradients and mean nothing between two updates."""
         self.optimizer = AdamW(ParameterTuple([one.rows for one in everything.values()]), section, names)
-        buckets = list(_buckets(everything, shares, bucket_bytes))
+        buckets = list(buckets_of(everything, shares, bucket_bytes))
         scattered = [bucket for bucket in buckets if bucket[1].shard_ranks]
         # Of the ranks that hold the same numbers, the first one counts them.
         counts = {
@@ -177,7 +177,7 @@ class StepOverRanks:
             self._gather(_START)
 
 
-def _buckets(
+def buckets_of(
     by_name: Mapping[str, _Shared], shares: Mapping[str, Share], bucket_bytes: int
 ) -> Iterator[tuple[list[_Shared], Share]]:
     """Weights of equal shares in runs of one collective, in an order that is the same on all ranks: shares by their
@@ -229,6 +229,18 @@ class _OfBucket(nn.Cell):
         ends = np.cumsum([prod(shape) for shape in self.row_shapes]).tolist()
         self.columns = tuple(zip([0, *ends], ends, strict=False))
 
+    def joined(self, tensors: tuple[Tensor, ...], rows: int, before: Tensor) -> Tensor:
+        """[rows, S], after `before`; a single tensor is not copied."""
+        parts = ()
+        for i in range(self.count):
+            parts += (ops.depend(tensors[i], before).reshape(rows, -1),)
+        return parts[0] if self.count == 1 else ops.concat(parts, 1)
+
+    def part(self, found: Tensor, i: int) -> Tensor:
+        """Of a bucket, [.., S], what belongs to its weight number i."""
+        first, last = self.columns[i]
+        return found if self.count == 1 else found[:, first:last]
+
 
 class _Sum(_OfBucket):
     """The gradients of a bucket, added up over the ranks; of each the rows that are this rank's."""
@@ -239,17 +251,13 @@ class _Sum(_OfBucket):
         self.sum = all_reduce(share.sum_ranks) if share.sum_ranks else None
 
     def construct(self, before: Tensor) -> Tensor:
-        parts = ()
-        for i in range(self.count):
-            parts += (ops.depend(self.gradients[i], before).reshape(self.parts, -1),)
-        found = ops.concat(parts, 1)
+        found = self.joined(self.gradients, self.parts, before)
         if self.scatter is not None:
             found = self.scatter(found)
         if self.sum is not None:
             found = self.sum(found)
         for i in range(self.count):
-            first, last = self.columns[i]
-            before = ops.depend(before, ops.assign(self.summed[i], found[:, first:last].reshape(self.row_shapes[i])))
+            before = ops.depend(before, ops.assign(self.summed[i], self.part(found, i).reshape(self.row_shapes[i])))
         return before
 
 
@@ -276,11 +284,7 @@ class _Gather(_OfBucket):
         self.gather = all_gather(share.shard_ranks)
 
     def construct(self, before: Tensor) -> Tensor:
-        parts = ()
+        found = self.gather(self.joined(self.rows, 1, before))
         for i in range(self.count):
-            parts += (ops.depend(self.rows[i], before).reshape(1, -1),)
-        found = self.gather(ops.concat(parts, 1))
-        for i in range(self.count):
-            first, last = self.columns[i]
-            before = ops.depend(before, ops.assign(self.weights[i], found[:, first:last].reshape(self.shapes[i])))
+            before = ops.depend(before, ops.assign(self.weights[i], self.part(found, i).reshape(self.shapes[i])))
         return before

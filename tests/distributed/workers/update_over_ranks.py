@@ -54,8 +54,8 @@ def gradient_part(layout: Layout, summed_over: Ranks, rank: int, number: int) ->
     return np.random.default_rng(key).standard_normal(held.shape, np.float32)
 
 
-def body(folder: Path) -> int:
-    runtime.set_up_runtime("CPU")
+def body(folder: Path, device: runtime.Device) -> int:
+    runtime.set_up_runtime(device)
     from mindgspo.parallel import collectives
 
     meet_others()
@@ -98,9 +98,9 @@ def updated(case: str, bucket_bytes: int, rank: int) -> dict[str, np.ndarray]:
                 layout = layouts[weight.name]
                 set_values(weight, whole_weight(weight.name, layout.shape, number)[layout.slice_of(rank).index])
         accumulate(number)
-        if number == 2:  # first a norm that is not finite, by one number of one rank
+        if number == 2:  # first a norm that is not finite, by one tensor of one rank
             if rank == 3:
-                gradients[-1].asnumpy().flat[-1] = np.nan
+                set_values(gradients[-1], np.full(gradients[-1].shape, np.nan, np.float32))
             norms.append(step.norm())
             accumulate(number)
         norms.append(step.norm())
@@ -113,4 +113,4 @@ def updated(case: str, bucket_bytes: int, rank: int) -> dict[str, np.ndarray]:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
-    run_worker(lambda: body(Path(sys.argv[1])))
+    run_worker(lambda: body(Path(sys.argv[1]), "CPU"))
