@@ -203,7 +203,7 @@ def silu_backward(d_y: Bits, x: Bits, *, d_x: Bits, threads: int = 1) -> None:
 @functools.cache
 def _library() -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(library()))
-    loaded.mindgspo_error.restype = ctypes.c_char_p
+    loaded.mindgspo_error.restype = loaded.mindgspo_graph_failure.restype = ctypes.c_char_p
     for name in ("panel_columns", "threads", "meeting_bytes"):
         getattr(loaded, f"mindgspo_{name}").restype = ctypes.c_int64
     # The user's word, which os.environ has: importing MindSpore sets the variable itself to 1, for C alone.
@@ -216,6 +216,11 @@ def graph_operator(name: str) -> str:
     """The operator `graph_<name>` of `graph.cc`, as `ops.Custom` names it; the library is loaded."""
     _library()
     return f"{library()}:graph_{name}"
+
+
+def graph_failure() -> str:
+    """Why an operator of a graph has failed last; empty where none has."""
+    return _library().mindgspo_graph_failure().decode()
 
 
 def graph_threads() -> int:

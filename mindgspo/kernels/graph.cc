@@ -4,6 +4,7 @@
 // `tokens` is an integer tensor whose last element says how many leading rows are in use. Others are neither read nor
 // written: graphs have one shape, and cost what is in them.
 #include <cstdio>
+#include <mutex>
 #include <string_view>
 
 #include "common.h"
@@ -103,14 +104,21 @@ void check(int result) {
   if (result != 0) throw std::runtime_error(mindgspo_error());
 }
 
-// MindSpore knows only that an operator failed; why is written to standard error.
+std::mutex failing;
+std::string failure;
+
+// MindSpore knows only that an operator failed; why is written to standard error, and kept for who asks.
 template <class Body>
 int run(const char* name, int count, void** data, int* ranks, int64_t** shapes, const char** dtypes, Body body) {
   const int result = guarded([&] {
     Arguments arguments(count, data, ranks, shapes, dtypes);
     body(arguments);
   });
-  if (result != 0) std::fprintf(stderr, "mindgspo kernels: %s: %s\n", name, mindgspo_error());
+  if (result != 0) {
+    std::lock_guard<std::mutex> lock(failing);
+    failure = std::string(name) + ": " + mindgspo_error();
+    std::fprintf(stderr, "mindgspo kernels: %s\n", failure.c_str());
+  }
   return result;
 }
 
@@ -131,6 +139,13 @@ struct Rounded {
 };
 
 }  // namespace
+
+extern "C" const char* mindgspo_graph_failure() {
+  std::lock_guard<std::mutex> lock(failing);
+  static std::string told;
+  told = failure;
+  return told.c_str();
+}
 
 extern "C" int64_t mindgspo_threads(int64_t limit) {
   if (limit > 0) processors = std::min(limit, default_threads());

@@ -208,6 +208,9 @@ int mindgspo_reduce_scatter(void* meeting, const int64_t* ranks, int64_t count, 
 int mindgspo_all_to_all(void* meeting, const int64_t* ranks, int64_t count, int64_t number, const mindgspo_tensor* x,
                         int64_t split_axis, int64_t concat_axis, const mindgspo_tensor* out);
 
+// Why an operator of a graph has failed last, on whatever thread; empty where none has.
+const char* mindgspo_graph_failure();
+
 // Threads of operators in graphs: the processors of the thread that loaded this library, `limit` of them if it is
 // positive. Called before the first operator.
 int64_t mindgspo_threads(int64_t limit);

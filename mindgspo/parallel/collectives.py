@@ -17,6 +17,7 @@ import numpy as np
 from mindspore import Tensor, nn
 
 from mindgspo.errors import ConfigError
+from mindgspo.kernels.binding import graph_failure
 from mindgspo.parallel import heartbeat, runtime
 from mindgspo.parallel.meeting import SLOT_BYTES, Meeting, new_meeting_file
 from mindgspo.parallel.ranks import Ranks
@@ -182,7 +183,12 @@ class GraphOfRanks:
         heartbeat.tick()
         if len(self._ranks) > 1 and self.compile(*inputs):
             meet(self._ranks)
-        return self._call(*inputs)
+        try:
+            return self._call(*inputs)
+        except RuntimeError as error:  # which says that an operator failed, not why
+            if _meeting is None or not (reason := graph_failure()):
+                raise
+            raise RuntimeError(reason) from error
 
 
 def world_ranks() -> Ranks:

@@ -223,6 +223,18 @@ def test_a_stall_names_the_collective_of_a_graph_and_the_line_of_a_rank_that_wai
     assert 'toy_waiting.py", line' in lines[awaited + 1], lines
 
 
+@pytest.mark.slow
+def test_graphs_in_different_collectives_end_with_a_line_that_names_both(start_launcher):
+    ended = start_launcher("toy_waiting.py", "0", "gather").end()
+    assert ended.code == 1
+    sides = ["all_reduce of float32 [3] over ranks 0-1, number 1", "all_gather of float32 [3] over ranks 0-1, number 2"]
+    told = [
+        f"{operator}: rank {rank} is in {sides[rank]}, but rank {1 - rank} in {sides[1 - rank]}"
+        for rank, operator in enumerate(("all_reduce", "all_gather"))
+    ]
+    assert any(line in ended.errors.splitlines()[0] for line in told), ended.errors
+
+
 def test_stall_ends_all_ranks_where_that_is_wanted(start_launcher):
     launched = start_launcher("toy_alone.py", "stop", 1, watch={**SOON, "on_stall": "stop"})
     ended = launched.end()

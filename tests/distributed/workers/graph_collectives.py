@@ -59,10 +59,12 @@ def body(folder: Path) -> int:
         own = [(case, ranks) for case, ranks in cases if rank in ranks]
         if not own:
             continue
-        net = All([
+        parts = [
             One(getattr(collective_ops, case.operation)(ranks, *case.axes), case.dtype, case.operation == USED)
             for case, ranks in own
-        ])  # fmt: skip
+        ]
+        met = tuple(sorted({one for _, ranks in cases for one in ranks}))
+        net = collectives.GraphOfRanks(All(parts), met)
         for turn in range(2):
             given = [own_input(case, ranks, rank, turn) for case, ranks in own]
             tokens = Tensor(np.array([[0, used] for _, used in given], np.int32))

@@ -1,6 +1,6 @@
-"""Two ranks with a sum in a graph, to which rank 1 comes late.
+"""Two ranks with a sum in a graph, to which rank 1 comes late; or then it gathers instead.
 
-python toy_waiting.py SECONDS
+python toy_waiting.py SECONDS [gather]
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def body() -> int:
     from mindspore import Tensor
 
     from mindgspo.parallel import collectives
-    from mindgspo.parallel.collective_ops import all_reduce
+    from mindgspo.parallel.collective_ops import all_gather, all_reduce
 
     meet_others()
     collectives.open_meeting()
@@ -31,6 +31,8 @@ def body() -> int:
     heartbeat.enter("update", 1)
     if runtime.rank() == 1:
         time.sleep(float(sys.argv[1]))
+    if runtime.rank() == 1 and sys.argv[2:]:
+        total = collectives.GraphOfRanks(all_gather(ranks), (1,))
     total(x)
     heartbeat.tick()
     return 0
