@@ -119,7 +119,8 @@ class Stage:
         return self._model.passed_shape(num_tokens)
 
     def _zeros(self, num_tokens: int) -> Tensor:
-        return Tensor(np.zeros(self._shape(num_tokens), ms.dtype_to_nptype(self._model.dtype)))
+        # Memory that nobody touches: graphs are compiled for it, not called with it.
+        return Tensor.from_numpy(np.zeros(self._shape(num_tokens), ms.dtype_to_nptype(self._model.dtype)))
 
     def _received(self, num_tokens: int, step: int) -> Tensor:
         return receive(self._shape(num_tokens), self._model.dtype, self._ranks[self._number + step])

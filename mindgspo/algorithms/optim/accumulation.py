@@ -39,12 +39,8 @@ class Accumulation:
         self.gradients = gradients_of(weights)
         self.squares = np.zeros(1, np.float32)
         """By the kernels: the sum of the squares of all gradients of the last update, in one process."""
-        self._place, self._stage, self._is_packed = (
-            place,
-            Stage(place, getattr(policy, "model", None)),
-            takes_packed(policy),
-        )
-        self._place, self._replays_experts = place, getattr(policy, "replays_experts", False)
+        self._place, self._stage = place, Stage(place, getattr(policy, "model", None))
+        self._is_packed, self._replays_experts = takes_packed(policy), getattr(policy, "replays_experts", False)
         self._num_layers = getattr(policy, "num_layers", 0)
         is_first = self._stage.is_first
         if self._stage.is_last:
