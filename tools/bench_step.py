@@ -249,7 +249,7 @@ class StepBench:
             "prefill": (engine._prefill.cell, 1),
             "decode_step": (engine._decode.cell, self.decode_steps),
             "gradients": (updater.accumulator, num_batches),
-            "optimizer": (updater._step.cell, len(self.mini_batches)),
+            "optimizer": (updater.over_ranks.apply.cell, len(self.mini_batches)),
         }
         if self.recomputes_old:
             graphs["old_log_probs"] = (self.old_policy._policy.cell, num_batches)

@@ -70,14 +70,14 @@ def updated(family: str, algorithm: str, layout: BatchLayout, old: list[np.ndarr
     section = with_recipe(AlgorithmSection(name=algorithm, entropy_coef=0.01), max_new_tokens=22)
     policy = PolicyLogProbs(model_of(family), temperature=0.9, with_entropy=True)
     updater = RankUpdate(policy, build_policy_loss(section), OPTIMIZER)
-    step, gradients = updater._step, {}
+    step, gradients = updater.over_ranks.apply, {}
 
     def looked_at(*scalars):
         for weight, gradient in zip(updater.weights, updater.gradients, strict=True):
             gradients[weight.name] = gradient.asnumpy().copy()
         return step(*scalars)
 
-    updater._step = looked_at
+    updater.over_ranks.apply = looked_at
     advantages = [
         np.full(one.size, value, np.float32) for one, value in zip(old, np.linspace(-2, 2, len(old)), strict=True)
     ]

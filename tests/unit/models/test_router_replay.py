@@ -101,14 +101,14 @@ def updated(model, batches: list[Batch], **kinds):
     section = with_recipe(AlgorithmSection(name="gspo"), max_new_tokens=MAX_NEW)
     policy = PolicyLogProbs(model, temperature=1.0, with_entropy=False, **kinds)
     updater = RankUpdate(policy, build_policy_loss(section), OPTIMIZER)
-    step, gradients = updater._step, {}
+    step, gradients = updater.over_ranks.apply, {}
 
     def looked_at(*scalars):
         for weight, gradient in zip(updater.weights, updater.gradients, strict=True):
             gradients[weight.name] = gradient.asnumpy().copy()
         return step(*scalars)
 
-    updater._step = looked_at
+    updater.over_ranks.apply = looked_at
     count = 1 + max(int(batch.samples_N.max()) for batch in batches)
     lengths = np.zeros(count, int)
     for batch in batches:
