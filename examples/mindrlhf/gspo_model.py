@@ -21,7 +21,6 @@ from mindgspo.algorithms.losses.policy_loss import zeros_like
 from mindgspo.algorithms.losses.registry import build_policy_loss
 from mindgspo.config import AlgorithmSection, KLSection, with_recipe
 from mindgspo.errors import ConfigError
-from mindgspo.parallel.auto_parallel import pure
 
 _AT = {metric.name: index for index, metric in enumerate(POLICY_METRICS)}
 
@@ -226,7 +225,12 @@ def undivided(loss: PackedLoss) -> Callable[..., Tensor]:
     def infer_dtype(*dtypes):
         return dtypes[0]
 
-    return pure(ops.Morph(whole, infer_shape, infer_dtype))
+    morph = ops.Morph(whole, infer_shape, infer_dtype)
+    # A Morph that claims side effects has inputs that MindSpore 2.10 cannot lay out, and on later pipeline stages fails
+    # to find. What is inside has none.
+    for effect in ("side_effect_backprop", "side_effect_mem", "side_effect_io"):
+        morph.add_prim_attr(effect, False)
+    return morph
 
 
 def resolved(algorithm: AlgorithmSection, settings: object) -> AlgorithmSection:

@@ -1,6 +1,6 @@
 """What a device and a model backend require of plans and shapes.
 
-The numbers for Ascend are those of MindSpore 2.10's compiler and fused operators; the dry run's tests compare them.
+The numbers for Ascend are those of its fused operators; the dry run's tests compare them.
 """
 
 from __future__ import annotations
@@ -9,13 +9,11 @@ from collections.abc import Iterator
 from math import gcd, prod
 
 from mindgspo.config.model import FAMILIES, ModelSection
-from mindgspo.config.plan import ParallelPlan, legal_model_parallel
+from mindgspo.config.plan import ParallelPlan
 from mindgspo.config.schema import ExperimentConfig
 from mindgspo.kernels.build import has_compiler
-from mindgspo.text import divisors, either, nearest
+from mindgspo.text import either
 
-_GROUPS = "on Ascend ranks work together by 1, 2, 4 or whole servers of 8"
-_SERVER = 8
 _HEAD_STEP = 16
 _ARCHITECTURES = ("qwen2", "llama")
 
@@ -25,16 +23,8 @@ def device_problems(config: ExperimentConfig) -> Iterator[str]:
     yield from split_problems(config)
     if config.device == "CPU":
         return
-    model, plans = config.model, config.plans
-    yield from head_dim_problems(model)
+    yield from head_dim_problems(config.model)
     yield from _cache_problems(config)
-    yield from _rank_problems("plans.train", plans.train, model)
-    yield from _rank_problems("plans.infer", plans.infer, model)
-    yield from _tied_layout_problems("plans.train", plans.train, model)
-    yield from _tied_stage_problems("plans.train", plans.train, model)
-    if plans.reference is not None:
-        yield from _rank_problems("plans.reference", plans.reference, model)
-        yield from _tied_layout_problems("plans.reference", plans.reference, model)
 
 
 def compiler_problems(config: ExperimentConfig) -> Iterator[str]:
@@ -78,57 +68,6 @@ def _cache_problems(config: ExperimentConfig) -> Iterator[str]:
             "rollout.cache_dtype: float32; ReshapeAndCache and PagedAttention take a cache of bfloat16 or float16; set "
             "rollout.cache_dtype=bfloat16"
         )
-
-
-def _rank_problems(name: str, plan: ParallelPlan, model: ModelSection) -> Iterator[str]:
-    """Model-parallel groups, stages and the whole, the first of them that is wrong: all are runs of consecutive
-    ranks."""
-    slices, parts, stages = plan.model_parallel, plan.context_parallel, plan.pipeline_stage
-    replicas, stage_size = plan.data_parallel, plan.token_parts * slices
-    legal = [size for size in legal_model_parallel(plan, model) if _is_group(size)]
-    if not _is_group(slices):
-        yield f"{name}.model_parallel: {slices}; {_GROUPS}; nearest legal: {either(nearest(legal, slices))}"
-        return
-    context = f"context_parallel {parts} x " if parts > 1 else ""
-    if not _is_group(stage_size):
-        legal = [number for number in range(1, replicas + _SERVER) if _is_group(number * parts * slices)]
-        yield (
-            f"{name}.data_parallel: {replicas} x {context}model_parallel {slices} = {stage_size} ranks; {_GROUPS}; "
-            f"nearest legal: {either(nearest(legal, replicas))}"
-        )
-        return
-    if not _is_group(stage_size * stages):
-        legal = [number for number in divisors(model.num_hidden_layers) if _is_group(stage_size * number)]
-        yield (
-            f"{name}.pipeline_stage: {stages} stages of {replicas} x {f'{parts} x ' * (parts > 1)}{slices} ranks = "
-            f"{stage_size * stages}; {_GROUPS}; nearest legal: {either(nearest(legal, stages))}"
-        )
-
-
-def _is_group(num_ranks: int) -> bool:
-    return num_ranks in (1, 2, 4) or num_ranks % _SERVER == 0
-
-
-def _tied_layout_problems(name: str, plan: ParallelPlan, model: ModelSection) -> Iterator[str]:
-    if model.tie_word_embeddings and plan.vocab_emb_dp and plan.model_parallel > 1:
-        yield (
-            f"{name}.vocab_emb_dp: true, but model.tie_word_embeddings makes the embedding table the output table, "
-            f"which model_parallel {plan.model_parallel} splits, and the compiler keeps one layout per parameter: "
-            f"every log-prob would be wrong; set {name}.vocab_emb_dp=false, or leave it out"
-        )
-
-
-def _tied_stage_problems(name: str, plan: ParallelPlan, model: ModelSection) -> Iterator[str]:
-    stages = plan.pipeline_stage
-    if not model.tie_word_embeddings or stages == 1:
-        return
-    more = plan.model_parallel * stages
-    by_slices = f"model_parallel={more} or " if more in legal_model_parallel(plan, model) and _is_group(more) else ""
-    yield (
-        f"{name}.pipeline_stage: {stages} stages, but model.tie_word_embeddings makes one table of the first stage's "
-        f"and the last one's, and their two copies are not kept equal on Ascend; set pipeline_stage=1, "
-        f"micro_batch_num=1 and {by_slices}data_parallel={plan.data_parallel * stages}"
-    )
 
 
 def split_problems(config: ExperimentConfig) -> Iterator[str]:

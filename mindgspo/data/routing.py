@@ -94,19 +94,6 @@ def _flat(experts_RTX: ExpertArray) -> ExpertArray:
     return experts_RTX.reshape(-1, experts_RTX.shape[2])
 
 
-def stacked_experts(batches: Sequence[Batch], like: ExpertArray) -> ExpertArray:
-    """`experts_RTX` of all of them; zeros, of the width of `like`, for batches of other replicas, whose routing is not
-    here."""
-    return np.concatenate(
-        [
-            np.zeros((*batch.ids_RT.shape, like.shape[1]), like.dtype)
-            if batch.experts_RTX is None
-            else batch.experts_RTX
-            for batch in batches
-        ]
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingDifference:
     """differing: by layer, how many choices of one routing are not among the other's of the same token. total: choices

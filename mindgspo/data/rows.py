@@ -243,17 +243,6 @@ def round_up(length: int, multiple: int) -> int:
     return -(-length // multiple) * multiple
 
 
-def stackable(batches: Sequence[Batch], size: int) -> list[list[int]]:
-    """Their numbers in runs of at most `size` that have equally many rows and samples, for graphs that take several."""
-    runs: list[list[int]] = []
-    for number, batch in enumerate(batches):
-        shape, last = (len(batch.ids_RT), len(batch.samples_N)), batches[number - 1]
-        if not runs or len(runs[-1]) == size or shape != (len(last.ids_RT), len(last.samples_N)):
-            runs.append([])
-        runs[-1].append(number)
-    return runs
-
-
 def evened(batches: Sequence[Batch]) -> list[Batch]:
     """The same batches, all padded to the most rows, samples, predictions and slots among them, to be stacked."""
     rows, width = np.max([batch.ids_RT.shape for batch in batches], axis=0)
@@ -290,15 +279,6 @@ def in_rounds(batches: Sequence[Batch], plan: ParallelPlan, experts: ExpertArray
         filler = replace(filler, experts_RTX=np.zeros((*filler.ids_RT.shape, experts.shape[1]), experts.dtype))
     filled = [*batches, *[filler] * (-len(batches) % replicas)]
     return [batch for start in range(0, len(filled), replicas) for batch in evened(filled[start : start + replicas])]
-
-
-def in_chunks(batch: Batch, count: int) -> Batch:
-    """See `predictions_in_parts`."""
-    if count == 1:
-        return batch
-    parts = predictions_in_parts(batch, batch.predict_P, count)
-    flat = {"predict_P": parts.predict.reshape(-1), "targets_P": parts.targets.reshape(-1)}
-    return replace(batch, place_NK=parts.place_NK, **flat)
 
 
 class PredictionParts(NamedTuple):

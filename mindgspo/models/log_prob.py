@@ -1,8 +1,7 @@
 """Log-prob heads: log-probs of given tokens, and entropies, without ever holding the logits of all tokens.
 
-    ChunkedLogProb         the whole output table in one process, chunk by chunk
-    VocabParallelLogProb   a CPU cluster whose ranks hold rows of the table (tensor parallelism, called by hand)
-    AutoParallelLogProb    a graph that MindSpore's compiler divides over data and vocabulary
+    ChunkedLogProb         the whole output table, chunk by chunk
+    VocabParallelLogProb   ranks hold rows of the table (tensor parallelism)
 
 `log_prob_head` chooses.
 
@@ -11,13 +10,7 @@ With the others' Z (one number per token and rank) it knows the shift d = Z - lo
 d are the log-probs over the whole vocabulary, and exp(d) is its own share of the probability. Matrices [C, V] are never
 multiplied by the shift: the [C, H] side of each product is.
 
-The head that the compiler divides is composed of ops that can be cut along the vocabulary (softmax kernels are not
-among them), with derivatives of their own: the compiler does not look into a hand-written backward pass. Its chunks'
-logits are computed again in the backward pass. MindSpore's order of execution is breadth first and would compute the
-logits of all chunks before it is done with the first, so chunks are chained in both passes.
-
-Legend: M tokens, D parts into which ranks split them, C tokens of one chunk (and part), V vocabulary entries (of this
-rank), H hidden units, K ranks of the group.
+Legend: M tokens, C tokens of one chunk, V vocabulary entries (of this rank), H hidden units, K ranks of the group.
 """
 
 from __future__ import annotations
@@ -29,12 +22,11 @@ from mindspore.ops import constexpr
 
 from mindgspo.config import ModelSection
 from mindgspo.parallel.collective_ops import all_reduce
-from mindgspo.parallel.placement import AutoParallelPlacement, Placement
-from mindgspo.parallel.ranks import DATA, MODEL, WHOLE
+from mindgspo.parallel.placement import Placement
+from mindgspo.parallel.runtime import current_device
 
-_TOKENS = (DATA, WHOLE)
-_LOGITS = (DATA, MODEL)
-
+# Graphs hold every chunk: where memory allows, few and large ones compile faster.
+_CHUNK_BYTES = {"CPU": 64 << 20, "Ascend": 512 << 20}
 
 _NEVER = -1e30  # a logit whose probability is 0, and times which 0 is 0
 
@@ -299,116 +291,11 @@ class VocabParallelLogProbEntropy(VocabParallelLogProb):
         return self.sum(ops.depend(share_C * (own_C - shift_C), logp_C))
 
 
-class AutoParallelLogProb(nn.Cell):
-    """construct(hidden_MH, weight_VH, targets_M) -> (logp_M, entropy_M), float32, under
-    softmax(hidden W^T / temperature); a part's tokens are consecutive. Without `with_entropy` entropy_M is no
-    entropy. chunk_bytes: of one rank's logits of a chunk; larger than elsewhere, since the graph holds every chunk."""
-
-    def __init__(
-        self,
-        place: Placement,
-        *,
-        temperature: float,
-        with_entropy: bool,
-        chunk_bytes: int = 512 << 20,
-        mask_V: Tensor | None = None,
-    ) -> None:
-        super().__init__(auto_prefix=False)
-        assert temperature > 0, temperature
-        self.num_parts = place.parts(DATA)
-        self.vocabulary_parts = place.parts(MODEL)
-        self.chunk_bytes = chunk_bytes
-        self.chunk = ChunkLogProb(place, temperature=temperature, with_entropy=with_entropy, mask_V=mask_V)
-        self.chunk.recompute()
-        self.hidden_in_turn = place.split_function(in_turn, (DATA, WHOLE, WHOLE), _TOKENS, gradient=in_turn_gradient)
-        self.weight_in_turn = place.split_function(in_turn, (MODEL, WHOLE), _TOKENS, gradient=in_turn_gradient)
-        self.take_hidden = place.split(ops.StridedSlice(), (DATA, WHOLE, WHOLE))
-        self.take_targets = place.split(ops.StridedSlice(), (DATA, WHOLE))
-        self.join = place.split(ops.Concat(axis=1), _TOKENS, _TOKENS)
-
-    def construct(self, hidden_MH: Tensor, weight_VH: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
-        parts, hidden_size = self.num_parts, hidden_MH.shape[1]
-        own = hidden_MH.shape[0] // parts
-        chunk = chunk_tokens(weight_VH.shape[0] // self.vocabulary_parts, self.chunk_bytes)
-        hidden_DMH = hidden_MH.reshape(parts, own, hidden_size)
-        targets_DM = targets_M.reshape(parts, own)
-        logp_DM, entropy_DM, done = None, None, targets_DM
-        for start in range(0, own, chunk):
-            stop = min(start + chunk, own)
-            # Also before the first: the compiler sums each use of a parameter over the parts by itself.
-            hidden_DMH = self.hidden_in_turn(hidden_DMH, done)
-            weight_VH = self.weight_in_turn(weight_VH, done)
-            hidden_DCH = self.take_hidden(hidden_DMH, (0, start, 0), (parts, stop, hidden_size), (1, 1, 1))
-            targets_DC = self.take_targets(targets_DM, (0, start), (parts, stop), (1, 1))
-            logp, entropy = self.chunk(hidden_DCH.reshape(-1, hidden_size), weight_VH, targets_DC.reshape(-1, 1))
-            logp, entropy = logp.reshape(parts, -1), entropy.reshape(parts, -1)
-            # A strategy names every input, and how many chunks there are is known here alone: one by one.
-            logp_DM = logp if logp_DM is None else self.join((logp_DM, logp))
-            entropy_DM = entropy if entropy_DM is None else self.join((entropy_DM, entropy))
-            done = logp_DM
-        return logp_DM.reshape(-1), entropy_DM.reshape(-1)
-
-
-def in_turn(x: Tensor, done: Tensor) -> Tensor:
-    """x, when `done` has been computed."""
-    return ops.depend(x, done)
-
-
-def in_turn_gradient(x: Tensor, done: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
-    """Of x, and zeros for `done` when that of x has been computed: the backward pass of what made `done` waits."""
-    return dout, ops.depend(ops.zeros_like(done), dout)
-
-
-class ChunkLogProb(nn.Cell):
-    """Log-prob of the target and entropy of one chunk, each float32 [C, 1]."""
-
-    def __init__(
-        self, place: Placement, *, temperature: float, with_entropy: bool, mask_V: Tensor | None = None
-    ) -> None:
-        super().__init__(auto_prefix=False)
-        self.inverse_temperature = 1.0 / temperature
-        self.with_entropy = with_entropy
-        self.is_padded, self.mask_V = mask_V is not None, mask_V
-        self.mask = place.split(ops.Add(), _LOGITS, (MODEL,))
-        self.scale = place.split(ops.Mul(), _TOKENS, ())
-        self.matmul = place.split(ops.MatMul(transpose_b=True), _TOKENS, (MODEL, WHOLE))
-        self.widen = place.split(ops.Cast(), _LOGITS)
-        self.highest = place.split(ops.ReduceMax(keep_dims=True), _LOGITS)
-        self.shift = place.split(ops.Sub(), _LOGITS, _TOKENS)
-        self.exp = place.split(ops.Exp(), _LOGITS)
-        self.sum = place.split(ops.ReduceSum(keep_dims=True), _LOGITS)
-        self.log = place.split(ops.Log(), _TOKENS)
-        self.take = place.split(ops.GatherD(), _LOGITS, _TOKENS)
-        self.minus = place.split(ops.Sub(), _TOKENS, _TOKENS)
-        self.times = place.split(ops.Mul(), _LOGITS, _LOGITS)
-        self.over = place.split(ops.RealDiv(), _TOKENS, _TOKENS)
-
-    def construct(self, hidden_CH: Tensor, weight_VH: Tensor, targets_C1: Tensor) -> tuple[Tensor, Tensor]:
-        logits_CV = self.matmul(self.scale(hidden_CH, self.inverse_temperature), ops.cast(weight_VH, hidden_CH.dtype))
-        logits_CV = self.widen(logits_CV, ms.float32)
-        if self.is_padded:
-            logits_CV = self.mask(logits_CV, self.mask_V)
-        shifted_CV = self.shift(logits_CV, ops.stop_gradient(self.highest(logits_CV, -1)))
-        exp_CV = self.exp(shifted_CV)
-        total_C1 = self.sum(exp_CV, -1)
-        log_total_C1 = self.log(total_C1)
-        logp_C1 = self.minus(self.take(shifted_CV, 1, targets_C1), log_total_C1)
-        if not self.with_entropy:
-            unmoved_C1 = ops.stop_gradient(log_total_C1)
-            return logp_C1, self.minus(unmoved_C1, unmoved_C1)
-        mean_C1 = self.over(self.sum(self.times(exp_CV, shifted_CV), -1), total_C1)
-        return logp_C1, self.minus(log_total_C1, mean_C1)
-
-
 def log_prob_head(model: ModelSection, place: Placement, *, temperature: float, with_entropy: bool) -> nn.Cell:
     """The head of a rank: (hidden_MH, weight_VH, targets_M) -> (logp_M, entropy_M); see `ChunkedLogProb`."""
-    if isinstance(place, AutoParallelPlacement):
-        mask_V = _padding_mask(model, 0, model.rows)
-        return AutoParallelLogProb(place, temperature=temperature, with_entropy=with_entropy, mask_V=mask_V)
     own = place.share(model.rows)
-    mask_V = _padding_mask(model, place.at.model * own, own)
+    form = {"temperature": temperature, "mask_V": _padding_mask(model, place.at.model * own, own)}
+    form["chunk_bytes"] = _CHUNK_BYTES[current_device()]
     if place.model_parallel == 1:
-        alone = ChunkedLogProbEntropy if with_entropy else ChunkedLogProb
-        return alone(temperature=temperature, mask_V=mask_V)
-    sharded = VocabParallelLogProbEntropy if with_entropy else VocabParallelLogProb
-    return sharded(place, temperature=temperature, mask_V=mask_V)
+        return (ChunkedLogProbEntropy if with_entropy else ChunkedLogProb)(**form)
+    return (VocabParallelLogProbEntropy if with_entropy else VocabParallelLogProb)(place, **form)

@@ -1,8 +1,8 @@
 """The feed-forward block of Qwen3-MoE: each token goes to a few of many experts, none is ever dropped.
 
 Under model_parallel the ranks see the same tokens, route them alike, and have a share of the inner features of every
-expert, or some experts whole, so that their outputs add up as those of a dense block do. In a graph that the compiler
-divides, `ExpertCollectives` says which tokens come to a rank.
+expert, or some experts whole, so that their outputs add up as those of a dense block do; `ExpertRanks` says which
+tokens come to a rank.
 
 Experts may be given (router replay: VERL's R2 and R3, arXiv 2510.11370): then the router weighs those, and its gradient
 flows through their weights.
@@ -18,11 +18,10 @@ from mindspore import Tensor, nn, ops
 
 from mindgspo.config import ModelSection
 from mindgspo.parallel.device_ops import SwiGLUOp, has_kernels
-from mindgspo.parallel.expert_ops import ExpertCollectives, ExpertRanks, ExpertSlots, OwnSlots, grouped_matmul
+from mindgspo.parallel.expert_ops import ExpertRanks, ExpertSlots, OwnSlots, grouped_matmul
 from mindgspo.parallel.kernel_ops import ExpertsKernel
 from mindgspo.parallel.parameter_memory import zero_parameter
-from mindgspo.parallel.placement import AutoParallelPlacement, Placement
-from mindgspo.parallel.ranks import EXPERT, EXPERT_FEATURES, SEQUENCE, WHOLE
+from mindgspo.parallel.placement import Placement
 
 
 class Router(nn.Cell):
@@ -111,47 +110,13 @@ class MixtureOfExperts(nn.Cell):
         self.gate_proj = zero_parameter((held, inner, hidden), f"{name}.experts.gate_proj.weight")
         self.up_proj = zero_parameter((held, inner, hidden), f"{name}.experts.up_proj.weight")
         self.down_proj = zero_parameter((held, hidden, inner), f"{name}.experts.down_proj.weight")
-        own = place.held.own_experts(num_experts)
-        self.kernel, self.is_divided = None, isinstance(place, AutoParallelPlacement)
-        if not self.is_divided:
-            self.ranks = ExpertRanks(place)
+        own = place.own_experts(num_experts)
+        self.ranks, self.kernel = ExpertRanks(place), None
         if has_kernels():
             self.kernel = ExpertsKernel(num_experts, num_chosen, is_normed=config.norm_topk_prob, own=own)
-            return
-        slots = ExpertSlots(num_experts=num_experts, num_chosen=num_chosen, own=own)
-        share = ExpertShare(slots, dtype)
-        router = Router(num_chosen, config.norm_topk_prob)
-        self.share, self.router = share, router
-        if not self.is_divided:
-            return
-        ranks = ExpertCollectives(place)
-        enter, cut, gather, scatter, leave = ranks.enter, ranks.cut, ranks.gather, ranks.scatter, ranks.leave
-        layer_of = self.layer_of
-
-        def results(x_MH, experts_MK, weights_MK, gate_EIH, up_EIH, down_EHI):
-            x_MH, experts_MK, weights_MK = gather(x_MH), gather(experts_MK), gather(weights_MK)
-            return leave(scatter(share(x_MH, experts_MK, weights_MK, gate_EIH, up_EIH, down_EHI)))
-
-        # The router, too, reads what has entered: through its weights each slice finds a part of the gradient.
-        def routed(x_MH, gate_EH, gate_EIH, up_EIH, down_EHI):
-            x_MH = enter(x_MH)
-            return results(x_MH, *router(x_MH, gate_EH), gate_EIH, up_EIH, down_EHI)
-
-        def replayed(x_MH, given_MX, gate_EH, gate_EIH, up_EIH, down_EHI):
-            x_MH, given_MK = enter(x_MH), layer_of(cut(given_MX))
-            weights_MK = router.weigh(router.probs(x_MH, gate_EH), given_MK)
-            return results(x_MH, given_MK, weights_MK, gate_EIH, up_EIH, down_EHI)
-
-        # As one op of a divided graph it returns what is as large as its first input: the choices of all layers, with
-        # those of this one in their place.
-        def chosen(told_MX, x_MH, gate_EH):
-            experts_MK = ops.cast(router(x_MH, gate_EH)[0], told_MX.dtype)
-            return ops.concat((told_MX[:, : self.first], experts_MK, told_MX[:, self.first + num_chosen :]), 1)
-
-        tokens, column, row = (SEQUENCE, WHOLE), (EXPERT, EXPERT_FEATURES, WHOLE), (EXPERT, WHOLE, EXPERT_FEATURES)
-        self.routed = place.split_function(routed, tokens, (WHOLE, WHOLE), column, column, row)
-        self.chosen = place.split_function(chosen, tokens, tokens, (WHOLE, WHOLE))
-        self.replayed = place.split_function(replayed, tokens, tokens, (WHOLE, WHOLE), column, column, row)
+        else:
+            slots = ExpertSlots(num_experts=num_experts, num_chosen=num_chosen, own=own)
+            self.share, self.router = ExpertShare(slots, dtype), Router(num_chosen, config.norm_topk_prob)
 
     def layer_of(self, given_MX: Tensor) -> Tensor:
         """int32 [M, K]: the columns of this layer."""
@@ -160,31 +125,16 @@ class MixtureOfExperts(nn.Cell):
     def construct(
         self,
         x_MH: Tensor,
-        tokens: Tensor,
+        tokens: tuple[Tensor, Tensor, Tensor],
         gate_up: tuple[Tensor, ...] = (),
         down: tuple[Tensor, ...] = (),
         given_MX: Tensor | None = None,
-        is_told: bool = False,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """What is added to x, and the experts that the router chooses, int32 [M, K]. In a graph that the compiler
-        divides, () instead, or where is_told given_MX with the chosen ones in their place.
+        """What is added to x, and the experts that the router chooses, int32 [M, K].
 
-        gate_up, down: nothing; as of a dense block. given_MX: unless is_told, experts that are taken in place of those,
-        of all layers; see `types.Routing`.
+        gate_up, down: nothing; as of a dense block. given_MX: experts that are taken in their place, of all layers; see
+        `types.Routing`.
         """
-        weights = (self.gate, self.gate_proj, self.up_proj, self.down_proj)
-        if not self.is_divided:
-            return self.over_ranks(x_MH, tokens, given_MX)
-        choice = ()
-        if is_told:
-            choice = (self.chosen(given_MX, x_MH, self.gate),)
-        if given_MX is None or is_told:
-            return self.routed(x_MH, *weights), choice
-        return self.replayed(x_MH, given_MX, *weights), choice
-
-    def over_ranks(
-        self, x_MH: Tensor, tokens: tuple[Tensor, Tensor, Tensor], given_MX: Tensor | None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         own, region, _ = tokens
         given_MK = None
         if given_MX is not None:

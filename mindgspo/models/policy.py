@@ -7,29 +7,22 @@ Legend: R rows, T token slots, P predicted tokens, N samples, K response-token s
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import mindspore as ms
 from mindspore import Tensor, nn, ops
 
 from mindgspo.config import ModelSection
 from mindgspo.models.log_prob import log_prob_head
 from mindgspo.models.transformer import Transformer, without_padding
-from mindgspo.parallel.device_ops import composed_ops, takes_packed
+from mindgspo.parallel.device_ops import takes_packed
 from mindgspo.parallel.expert_ops import OwnSlots
 from mindgspo.parallel.kernel_ops import LogProbKernel, RowsKernel
 from mindgspo.parallel.model_parallel_ops import enter_model_parallel, join_context_parallel
-from mindgspo.parallel.placement import ALONE, AutoParallelPlacement, Placement
-from mindgspo.parallel.ranks import DATA, REPLICA, WHOLE
-from mindgspo.parallel.runtime import without_values
+from mindgspo.parallel.placement import ALONE, Placement
 
 
 def build_model(section: ModelSection, place: Placement = ALONE) -> nn.Cell:
-    """The transformer, or this rank's part of it; its parameters are zero until `models.weights` fills them. Those of a
-    graph that is to be divided take no memory before it is compiled; the compiler knows no kernels of ours."""
-    own = composed_ops() if isinstance(place, AutoParallelPlacement) else nullcontext()
-    with own, without_values() if place.is_divided else nullcontext():
-        return Transformer(section, place)
+    """The transformer, or this rank's part of it; its parameters are zero until `models.weights` fills them."""
+    return Transformer(section, place)
 
 
 class RoundedWeight(nn.Cell):
@@ -50,8 +43,7 @@ class PolicyLogProbs(nn.Cell):
     """Transformer and log-prob head. Only response positions reach the head; prompts and padding never do.
 
     replays_experts: take those that are given in place of those that a mixture's routers choose. tells_choices: return
-    the latter, too; see `Transformer.with_choices`. In a graph that the compiler divides it is one or the other, and
-    what is told is written over what is given.
+    the latter, too; see `Transformer.with_choices`.
     """
 
     def __init__(
@@ -68,8 +60,6 @@ class PolicyLogProbs(nn.Cell):
         self.is_last = model.place.is_last_stage
         self.with_entropy = with_entropy
         self.replays_experts, self.tells_choices = replays_experts, tells_choices
-        self.is_divided = model.place.is_divided
-        assert not (self.is_divided and replays_experts and tells_choices)
         self.kernel, self.is_packed = None, takes_packed(model)
         if self.is_packed and model.place.model_parallel == 1:
             self.kernel = LogProbKernel(temperature=temperature, with_entropy=with_entropy)
@@ -82,15 +72,7 @@ class PolicyLogProbs(nn.Cell):
         if self.is_widened:
             self.rows, self.rounded = RowsKernel(ms.float32), RoundedWeight(model.dtype)
         self.may_be_empty, self.zero_others = model.place.plan.context_parallel > 1, OwnSlots()
-        self.num_parts, self.num_replicas = model.place.parts(DATA), model.place.parts(REPLICA)
-        if self.num_parts == 1:
-            self.gather = model.place.split(ops.Gather(), (WHOLE, WHOLE), (WHOLE,))
-        else:
-            self.gather = model.place.split(ops.Gather(batch_dims=1), (DATA, WHOLE, WHOLE), (DATA, WHOLE))
-        if self.num_replicas == 1:
-            self.take = model.place.split(ops.Gather(), (WHOLE,), (WHOLE,))
-        else:
-            self.take = model.place.split(ops.Gather(batch_dims=1), (REPLICA, WHOLE), (REPLICA, WHOLE))
+        self.gather = ops.Gather()
 
     def construct(
         self,
@@ -111,11 +93,6 @@ class PolicyLogProbs(nn.Cell):
         tells_choices the columns of its own layers; one that is not the first takes those in place of ids_RT.
         """
         given_MX = None if given_RTX is None else given_RTX.reshape(-1, given_RTX.shape[-1])
-        if self.tells_choices and self.is_divided:
-            hidden_MH, told_MX = self.model.with_told(ids_RT, positions_RT, segments_RT, given_MX)
-            tokens = (segments_RT, segments_RT)
-            logp_NK, entropy_NK = self._log_probs(hidden_MH, tokens, predict_P, targets_P, place_NK)
-            return logp_NK, entropy_NK, told_MX
         own, region, _ = self.model.tokens_in_use(segments_RT, positions_RT.size)
         if self.tells_choices:
             hidden_MH, choices = self.model.with_choices(ids_RT, positions_RT, segments_RT, given_MX)
@@ -147,24 +124,16 @@ class PolicyLogProbs(nn.Cell):
         return self._by_sample(logp_P, place_NK), self._by_sample(entropy_P, place_NK)
 
     def _predicting(self, hidden_MH: Tensor, predict_P: Tensor) -> Tensor:
-        """Hidden states [P, H] in front of the response tokens. In a graph that the compiler divides over parts of the
-        tokens each takes them from its own, into which its indices point; see `rows.in_chunks`."""
+        """Hidden states [P, H] in front of the response tokens."""
         rows_P = ops.maximum(predict_P, 0) if self.is_packed else predict_P  # nobody reads what is -1
         if self.is_widened:
             hidden_PH = self.rows(rows_P, hidden_MH, ops.ones((1,), ms.int32) * rows_P.shape[0])
-        elif self.num_parts == 1:
+        else:
             hidden_PH = self.gather(hidden_MH, rows_P, 0)
-        if self.num_parts == 1:
-            if self.is_packed and self.may_be_empty:  # where no row is in use, the first one is anything
-                hidden_PH = self.zero_others(hidden_PH, (predict_P >= 0).reshape(-1, 1))
-            return hidden_PH
-        hidden_size = hidden_MH.shape[-1]
-        hidden_DMH = hidden_MH.reshape(self.num_parts, -1, hidden_size)
-        return self.gather(hidden_DMH, predict_P.reshape(self.num_parts, -1), 1).reshape(-1, hidden_size)
+        if self.is_packed and self.may_be_empty:  # where no row is in use, the first one is anything
+            hidden_PH = self.zero_others(hidden_PH, (predict_P >= 0).reshape(-1, 1))
+        return hidden_PH
 
     def _by_sample(self, values_P: Tensor, place_NK: Tensor) -> Tensor:
-        """What the head found, [N, K]; a replica's indices point into its own predictions."""
-        if self.num_replicas == 1:
-            return self.take(values_P, place_NK.reshape(-1), 0).reshape(place_NK.shape)
-        values_DP = values_P.reshape(self.num_replicas, -1)
-        return self.take(values_DP, place_NK.reshape(self.num_replicas, -1), 1).reshape(place_NK.shape)
+        """What the head found, [N, K]."""
+        return self.gather(values_P, place_NK.reshape(-1), 0).reshape(place_NK.shape)

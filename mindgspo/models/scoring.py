@@ -10,23 +10,20 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from mindgspo.data.routing import RoutedTokens, RoutingDifference, expert_dtype, no_routing, stacked_experts
-from mindgspo.data.rows import evened, filler_like, in_chunks, in_rounds, stackable
+from mindgspo.data.routing import RoutingDifference, expert_dtype, no_routing
+from mindgspo.data.rows import in_rounds
 from mindgspo.models.log_prob import ChunkedLogProb
 from mindgspo.models.policy import PolicyLogProbs
 from mindgspo.models.transformer import without_padding
-from mindgspo.parallel.auto_parallel import divided, set_mode
 from mindgspo.parallel.collectives import GraphOfRanks
 from mindgspo.parallel.device_ops import PolicyInputs, attention_segments, policy_inputs, takes_packed
 from mindgspo.parallel.kernel_ops import LinearKernel, LogProbKernel, RowsKernel
-from mindgspo.parallel.placement import AutoParallelPlacement
-from mindgspo.parallel.replicas import Arrays, Replicas
+from mindgspo.parallel.replicas import Replicas
 from mindgspo.parallel.runtime import call_compiled
 from mindgspo.parallel.stages import Stage, entering
 from mindgspo.types import Batch, ExpertArray, Float32Array, Int32Array
@@ -80,9 +77,6 @@ class PolicyScorer:
         self._no_routing = no_routing(model.config) if replays_experts else None
         self._place, self._replicas, self._stage = model.place, Replicas(model.place), Stage(model.place, model)
 
-    def compile(self, batch: Batch) -> None:
-        """Nothing to do: compiling does not lay parameters out here."""
-
     def score(self, batches: Sequence[Batch]) -> list[TokenScores]:
         """One result per batch, on every rank; all graphs are launched before the first result is awaited."""
         given = in_rounds(batches, self._place.plan, self._no_routing)
@@ -120,110 +114,6 @@ class PolicyScorer:
     def _tensors(self, batch: Batch, inputs: PolicyInputs) -> tuple[Tensor, ...]:
         given = (inputs.given(batch),) if self._replays_experts else ()
         return tuple(Tensor(array) for array in (*inputs.arrays, *given))
-
-
-class AutoParallelScorer:
-    """As `PolicyScorer`, by a graph that MindSpore's compiler divides over all ranks of a plan. A call of the graph
-    takes a batch of every replica."""
-
-    def __init__(
-        self,
-        model: nn.Cell,
-        *,
-        temperature: float,
-        replays_experts: bool = False,
-        tells_choices: bool = False,
-        strategy_path: Path | None = None,
-    ) -> None:
-        place: AutoParallelPlacement = model.place
-        policy = PolicyLogProbs(
-            model,
-            temperature=temperature,
-            with_entropy=True,
-            replays_experts=replays_experts,
-            tells_choices=tells_choices and not replays_experts,
-        )
-        self._policy, self._graph = policy, divided(policy, place, strategy_path=strategy_path)
-        self._num_replicas, self._replicas = place.divided.data_parallel, Replicas(place.held)
-        self._own_replica = place.held.at.data
-        self._num_chunks = place.divided.context_parallel
-
-    def graph_for(self, batch: Batch) -> tuple[nn.Cell, tuple[Tensor, ...]]:
-        """The graph, ready to be compiled or called, and inputs for it: `batch` on every replica."""
-        set_mode(self._policy, self._policy.model, training=False)
-        return self._graph, self._inputs([batch] * self._num_replicas)
-
-    def compile(self, batch: Batch) -> None:
-        """Compile for batches of this shape, which lays the model's parameters out on the ranks."""
-        graph, inputs = self.graph_for(batch)
-        graph.compile(*inputs)
-
-    def score(self, batches: Sequence[Batch]) -> list[TokenScores]:
-        """One result per batch, on every rank."""
-        set_mode(self._policy, self._policy.model, training=False)
-        numbers = stackable(batches, self._num_replicas)
-        pending = [self._graph(*self._inputs(self._filled([batches[i] for i in of_round]))) for of_round in numbers]
-        rounds = [tuple(tensor.asnumpy() for tensor in of_round) for of_round in pending]
-        found: list[Arrays] = [()] * len(batches)
-        chosen: list[ExpertArray | None] = [None] * len(batches)
-        for of_round, (logp, entropy, *told) in zip(numbers, rounds, strict=True):
-            for replica, number in enumerate(of_round):
-                batch, mismatch = batches[number], ()
-                if told and replica == self._own_replica and self._replicas.speaks:
-                    shape = np.max([batches[i].ids_RT.shape for i in of_round], axis=0)
-                    chosen_MX, routed = self._told(*told, shape, batch), RoutedTokens.unpacked(batch)
-                    chosen[number] = routed.in_rows(batch, chosen_MX)
-                    if batch.experts_RTX is not None:
-                        mismatch = (routed.differing(batch, chosen_MX, self._policy.num_layers).array,)
-                found[number] = (*self._cut((logp, entropy), replica, batch), *mismatch)
-        collected = self._replicas.collect(self._replicas.own(found), num_items=len(batches))
-        return [
-            replace(TokenScores.of(batch, *arrays), experts_RTX=experts_RTX)
-            for batch, arrays, experts_RTX in zip(batches, collected, chosen, strict=True)
-        ]
-
-    def _told(self, told_MX: np.ndarray, shape: Sequence[int], batch: Batch) -> ExpertArray:
-        """What the routers chose for the own batch of a round, [R * T, X]. shape: of the rows that its batches were
-        evened to."""
-        (num_rows, num_slots), width = batch.ids_RT.shape, told_MX.shape[1]
-        told_RTX = np.split(told_MX, self._num_replicas)[self._own_replica].reshape(*shape, width)
-        return told_RTX[:num_rows, :num_slots].reshape(-1, width).astype(no_routing(self._policy.model.config).dtype)
-
-    def _filled(self, batches: Sequence[Batch]) -> list[Batch]:
-        return [*batches, *[filler_like(batches[-1])] * (self._num_replicas - len(batches))]
-
-    def _cut(self, arrays: Arrays, replica: int, batch: Batch) -> Arrays:
-        """A batch's part of what a round returned; the batches of a round were evened to the largest."""
-        samples, slots = batch.mask_NK.shape
-        return tuple(np.split(array, self._num_replicas)[replica][:samples, :slots] for array in arrays)
-
-    def _inputs(self, batches: Sequence[Batch]) -> tuple[Tensor, ...]:
-        even = [in_chunks(batch, self._num_chunks) for batch in evened(batches)]
-        ids, positions, segments, *rest = (
-            np.concatenate([getattr(batch, name) for batch in even])
-            for name in ("ids_RT", "positions_RT", "segments_RT", "predict_P", "targets_P", "place_NK")
-        )
-        ends = attention_segments(
-            segments, is_packed=False, num_replicas=len(batches), num_segments=even[0].samples_N.size
-        )
-        given: Arrays = ()
-        if self._policy.replays_experts:
-            given = (stacked_experts(even, no_routing(self._policy.model.config)),)
-        elif self._policy.tells_choices and self._policy.is_divided:
-            width = no_routing(self._policy.model.config).shape[1]
-            given = (np.zeros((*ids.shape, width), np.int32),)
-        return tuple(Tensor(array) for array in (ids, positions, ends, *rest, *given))
-
-
-def build_scorer(
-    model: nn.Cell, *, temperature: float, replays_experts: bool = False, tells_choices: bool = False
-) -> PolicyScorer | AutoParallelScorer:
-    """The scorer for the path that the model was built on."""
-    if isinstance(model.place, AutoParallelPlacement):
-        return AutoParallelScorer(
-            model, temperature=temperature, replays_experts=replays_experts, tells_choices=tells_choices
-        )
-    return PolicyScorer(model, temperature=temperature, replays_experts=replays_experts, tells_choices=tells_choices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ def is_traceable(policy: nn.Cell) -> bool:
     return (
         isinstance(policy, PolicyLogProbs)
         and isinstance(policy.model, Transformer)
-        and (policy.model.place.held.plan.world_size == 1)
+        and (policy.model.place.plan.world_size == 1)
     )
 
 

@@ -3,7 +3,7 @@ and Llama. What tells them apart is in `config.model`.
 
 Returns final hidden states; heads are separate (`models.log_prob`, `rollout.graphs`). Parameter names and shapes are
 Hugging Face's. Matrices compute in `dtype`, norms' statistics and softmax in float32. A placement says which heads and
-features are this process's, or how the compiler divides them, pipeline stages included.
+features are this process's.
 
 Legend: M = R * T flattened tokens, of this rank's part of them; S decode slots, C cache positions, H hidden, A query
 heads, B kv heads, D head size. `tokens`: what `TokensInUse` returns.
@@ -38,7 +38,6 @@ from mindgspo.parallel.layers import (
 from mindgspo.parallel.model_parallel_ops import TokensInUse, enter_model_parallel
 from mindgspo.parallel.parameter_memory import zero_parameter
 from mindgspo.parallel.placement import ALONE, Placement
-from mindgspo.parallel.ranks import DATA, KEY_VALUE, MODEL, SEQUENCE, WHOLE, Axes
 from mindgspo.types import Float32Array
 
 Tokens = tuple[Tensor, Tensor, Tensor]
@@ -47,14 +46,12 @@ DTYPES = {"float32": ms.float32, "bfloat16": ms.bfloat16, "float16": ms.float16}
 
 
 class RMSNorm(nn.Cell):
-    """Root-mean-square norm over the last axis, with a learned scale; axes: how the others are split."""
+    """Root-mean-square norm over the last axis, with a learned scale."""
 
-    def __init__(
-        self, size: int, eps: float, dtype: ms.Type, name: str, place: Placement, axes: Axes = (SEQUENCE,)
-    ) -> None:
+    def __init__(self, size: int, eps: float, dtype: ms.Type, name: str) -> None:
         super().__init__(auto_prefix=False)
         self.weight = zero_parameter((size,), f"{name}.weight")
-        self.norm = RMSNormOp(eps, place, axes)
+        self.norm = RMSNormOp(eps)
         self.has_kernel = self.norm.kernel is not None
         self.dtype = dtype
 
@@ -90,9 +87,9 @@ class Attention(nn.Cell):
         self.o_proj = RowParallelLinear(heads * self.head_dim, hidden, dtype=dtype, name=f"{name}.o_proj", place=place)
         norm, self.has_head_norms = (self.head_dim, config.rms_norm_eps, dtype), family.has_head_norms
         if self.has_head_norms:
-            self.q_norm = RMSNorm(*norm, f"{name}.q_norm", place, (DATA, MODEL))
-            self.k_norm = RMSNorm(*norm, f"{name}.k_norm", place, (DATA, KEY_VALUE))
-        self.rotate = RotaryPairOp(self.head_dim, place)
+            self.q_norm = RMSNorm(*norm, f"{name}.q_norm")
+            self.k_norm = RMSNorm(*norm, f"{name}.k_norm")
+        self.rotate = RotaryPairOp(self.head_dim)
         self.attention = CausalAttentionOp(self.num_heads, self.num_kv_heads, self.head_dim, place)
 
     def project(
@@ -139,7 +136,7 @@ class FeedForward(nn.Cell):
         self.up_proj = ColumnParallelLinear(hidden, inner, name=f"{name}.up_proj", **column)
         self.projections = LinearGroup(self.gate_proj, self.up_proj)
         self.down_proj = RowParallelLinear(inner, hidden, dtype=dtype, name=f"{name}.down_proj", place=place)
-        self.swiglu = SwiGLUOp(place)
+        self.swiglu = SwiGLUOp()
 
     def construct(
         self,
@@ -148,10 +145,9 @@ class FeedForward(nn.Cell):
         gate_up: tuple[Tensor, ...] = (),
         down: tuple[Tensor, ...] = (),
         given_MX: Tensor | None = None,
-        is_told: bool = False,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """What is added to x, and the choice of no router. gate_up, down: the matrices, where they are packed.
-        given_MX, is_told: nothing; as of a mixture."""
+        given_MX: nothing; as of a mixture."""
         own, region, _ = tokens
         gate, up = self.projections(self.enter(x_MH, own), region, gate_up)
         return self.down_proj(self.swiglu(gate, up, region), tokens, down), ()
@@ -167,14 +163,14 @@ class DecoderLayer(nn.Cell):
     def __init__(self, config: ModelSection, dtype: ms.Type, number: int, place: Placement) -> None:
         super().__init__(auto_prefix=False)
         name, norm = f"model.layers.{number}", (config.hidden_size, config.rms_norm_eps, dtype)
-        self.input_layernorm = RMSNorm(*norm, f"{name}.input_layernorm", place)
+        self.input_layernorm = RMSNorm(*norm, f"{name}.input_layernorm")
         self.self_attn = Attention(config, dtype, f"{name}.self_attn", place)
-        self.post_attention_layernorm = RMSNorm(*norm, f"{name}.post_attention_layernorm", place)
+        self.post_attention_layernorm = RMSNorm(*norm, f"{name}.post_attention_layernorm")
         if FAMILIES[config.architecture].has_experts:
             self.mlp = MixtureOfExperts(config, dtype, f"{name}.mlp", place, layer=number)
         else:
             self.mlp = FeedForward(config, dtype, f"{name}.mlp", place)
-        self.add = place.split(ops.Add(), (SEQUENCE, WHOLE), (SEQUENCE, WHOLE))
+        self.add = ops.Add()
         self.fork = fork_op()
         # MindSpore computes again what a cell's own call returns, not what another method of it does.
         self.norms_again = place.recompute == "selective"
@@ -202,11 +198,9 @@ class DecoderLayer(nn.Cell):
         rotation: tuple[Tensor, Tensor, Tensor],
         tokens: Tokens,
         given_MX: Tensor | None = None,
-        is_told: bool = False,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """x; where is_told also given_MX with what the router chooses in its place."""
-        x_MH, _, _, choice = self.prefill(x_MH, rotation, tokens, given_MX, is_told)
-        return (x_MH, choice[0]) if is_told else x_MH
+    ) -> Tensor:
+        """x behind the layer."""
+        return self.prefill(x_MH, rotation, tokens, given_MX)[0]
 
     def prefill(
         self,
@@ -214,12 +208,11 @@ class DecoderLayer(nn.Cell):
         rotation: tuple[Tensor, Tensor, Tensor],
         tokens: Tokens,
         given_MX: Tensor | None = None,
-        is_told: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
         """As `construct`, with the keys and values [M, B, D] for a cache, and the choice of the layer's router."""
         x_MH, again_MH = self.fork(x_MH)
         attended_MH, key, value = self.self_attn.prefill(self.input_layernorm(again_MH, tokens[0]), rotation, tokens)
-        x_MH, delta_MH, choice = self.feed_forward(x_MH, attended_MH, tokens, given_MX=given_MX, is_told=is_told)
+        x_MH, delta_MH, choice = self.feed_forward(x_MH, attended_MH, tokens, given_MX=given_MX)
         return self.add(x_MH, delta_MH), key, value, choice
 
     def carry(
@@ -243,17 +236,16 @@ class DecoderLayer(nn.Cell):
         gate_up: tuple[Tensor, ...] = (),
         down: tuple[Tensor, ...] = (),
         given_MX: Tensor | None = None,
-        is_told: bool = False,
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         """What is behind attention: x, what is still to be added to it, and the choice of the router: (), or the
-        experts [M, K]. gate_up, down: the matrices, where they are packed. given_MX, is_told: see `MixtureOfExperts`.
+        experts [M, K]. gate_up, down: the matrices, where they are packed. given_MX: see `MixtureOfExperts`.
         """
         if self.norms_again:
             x_MH, again_MH = self.fork(self.add(x_MH, attended_MH))
             normed_MH = self.post_attention_layernorm(again_MH, tokens[0])
         else:
             normed_MH, x_MH = self.post_attention_layernorm.of_sum(x_MH, attended_MH, tokens[0])
-        delta_MH, choice = self.mlp(normed_MH, tokens, gate_up, down, given_MX, is_told)
+        delta_MH, choice = self.mlp(normed_MH, tokens, gate_up, down, given_MX)
         return x_MH, delta_MH, choice
 
 
@@ -287,7 +279,7 @@ class Transformer(nn.Cell):
         output_rows = place.share(config.rows)
         self.num_tokens, self.is_padded = config.vocab_size, config.rows > config.vocab_size
         if self.is_last:
-            self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, "model.norm", place)
+            self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, "model.norm")
             if not self.tied:
                 self.lm_head = zero_parameter((output_rows, config.hidden_size), "lm_head.weight")
         else:
@@ -295,13 +287,12 @@ class Transformer(nn.Cell):
         # A whole table is the output table by its own rows alone.
         self.takes_rows = self.is_last and self.tied and self.embed_tokens.weight.shape[0] > output_rows
         self.first_output, self.last_output = place.at.model * output_rows, (place.at.model + 1) * output_rows
-        self.rotation = RotationOp(*rope_tables(config), place)
+        self.rotation = RotationOp(*rope_tables(config))
         self.segment_mask = SegmentMask()
         self.is_packed = has_kernels()
         self.tokens_in_use = TokensInUse(place, counts=self.is_packed)
         # What is computed again is a cell with one output.
         self.carries = self.is_packed and place.recompute == "none"
-        place.assign_stages(self)
         for layer in self.layers:
             layer.set_recompute(place.recompute)
 
@@ -352,18 +343,6 @@ class Transformer(nn.Cell):
     def passed_shape(self, num_tokens: int) -> tuple[int, int]:
         """[M, H] of what one stage passes to the next of so many tokens of a micro-batch."""
         return num_tokens // self.tokens_in_use.parts, self.hidden_size
-
-    def with_told(
-        self, ids_RT: Tensor, positions_RT: Tensor, segments: Tensor, told_MX: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """As `with_choices`, in a graph that the compiler divides: int32 [M, X]. told_MX: as large; each layer writes
-        its own columns and hands it on, across stages, too."""
-        rotation = self.rotation(positions_RT.reshape(-1))
-        tokens = self.tokens_in_use(self.segment_mask(segments), positions_RT.size)
-        x_MH = self.embed_tokens(ids_RT.reshape(-1), tokens)
-        for layer in self.layers:
-            x_MH, told_MX = layer(x_MH, rotation, tokens, told_MX, True)
-        return self.norm(x_MH, tokens[0]), told_MX
 
     def prefill(
         self, ids_RT: Tensor, positions_RT: Tensor, segments: Tensor

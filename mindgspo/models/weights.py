@@ -20,9 +20,8 @@ from mindgspo.models.weight_check import require_weights
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_layouts import parameter_layouts
 from mindgspo.parallel.parameter_memory import set_values, values_of
-from mindgspo.parallel.placement import AutoParallelPlacement, Placement
+from mindgspo.parallel.placement import Placement
 from mindgspo.parallel.reshard.resharder import gather_to_first_rank
-from mindgspo.parallel.strategy.layouts import compiled_layouts
 from mindgspo.tensor_files import ArraySource, TensorSource, open_tensors, widen_bfloat16
 
 _INITIALIZATION_STREAM = 0x1717
@@ -30,9 +29,7 @@ _INITIALIZATION_STREAM = 0x1717
 
 def weight_layouts(section: ModelSection, place: Placement) -> dict[str, Layout]:
     """{our parameter name: layout} of every weight of this model as the processes of `place` hold it."""
-    plan = place.held.plan
-    layouts = parameter_layouts(parameter_shapes(section), section, plan)
-    return compiled_layouts(layouts, plan=plan) if isinstance(place, AutoParallelPlacement) else layouts
+    return parameter_layouts(parameter_shapes(section), section, place.plan)
 
 
 def fill_model(model: nn.Cell, section: ModelSection, seed: int) -> None:
@@ -106,24 +103,14 @@ def weights_as_numpy(model: nn.Cell, section: ModelSection) -> dict[str, np.ndar
     """Copies of all parameters under Hugging Face names, float32. Where ranks hold parts of the model, all of them
     call this, and only rank 0 gets the whole; the others get {}."""
     views = weight_views(model)
-    if model.place.held.plan.world_size > 1:
+    if model.place.plan.world_size > 1:
         views = gather_to_first_rank(weight_layouts(section, model.place), views)
     return {name: np.array(view) for name, view in to_hugging_face(section, views).items()}
 
 
 def weight_views(model: nn.Cell) -> dict[str, np.ndarray]:
     """{our parameter name: its values} of what this rank holds, without a copy where memory is shared."""
-    return {parameter.name: values_of(parameter) for parameter in held_parameters(model)}
-
-
-def held_parameters(model: nn.Cell) -> list[Parameter]:
-    """Those whose values this rank has. A graph that the compiler divides names the parameters of all stages; whole
-    they are until it is compiled, and where this rank's stage does not use them ever after."""
-    parameters = list(model.get_parameters())
-    if not model.place.is_divided:
-        return parameters
-    layouts, rank = weight_layouts(model.config, model.place), model.place.held.rank
-    return [parameter for parameter in parameters if rank in layouts[parameter.name].rank_list]
+    return {parameter.name: values_of(parameter) for parameter in model.get_parameters()}
 
 
 class _OwnSlice(NamedTuple):
@@ -137,8 +124,8 @@ class _OwnSlice(NamedTuple):
 
 def _own_slices(model: nn.Cell, section: ModelSection) -> Iterator[_OwnSlice]:
     """The parameters that this rank holds, in table order."""
-    parameters = {parameter.name: parameter for parameter in held_parameters(model)}
-    rank = model.place.held.rank
+    parameters = {parameter.name: parameter for parameter in model.get_parameters()}
+    rank = model.place.rank
     for name, layout in weight_layouts(section, model.place).items():
         parameter, held = parameters.pop(name, None), layout.slice_of(rank)
         assert (parameter is None) == (held is None), f"{name}: model and layout of rank {rank} disagree"

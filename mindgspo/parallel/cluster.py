@@ -11,7 +11,7 @@ from mindgspo.config import ExperimentConfig, ParallelPlan, config_mapping
 from mindgspo.errors import ConfigError
 from mindgspo.parallel import heartbeat, runtime
 from mindgspo.parallel.collectives import barrier, exchange, open_meeting, require_agreement
-from mindgspo.parallel.placement import Placement, auto_parallel_placement
+from mindgspo.parallel.placement import Placement
 
 # What may differ between ranks without changing what they compute together.
 _FREE = ("run_dir", "logging")
@@ -61,19 +61,13 @@ def is_first() -> bool:
 
 
 def train_place(config: ExperimentConfig) -> Placement:
-    """Where this process stands while it trains: on Ascend it describes the whole plan to the compiler."""
-    return _divided_place(config, config.plans.train)
-
-
-def _divided_place(config: ExperimentConfig, plan: ParallelPlan) -> Placement:
-    if config.device == "Ascend" and plan.world_size > 1:
-        return auto_parallel_placement(plan, config.model.num_key_value_heads, rank=runtime.rank())
-    return Placement(plan=plan, rank=runtime.rank())
+    """Where this process stands while it trains."""
+    return Placement(plan=config.plans.train, rank=runtime.rank())
 
 
 def reference_place(config: ExperimentConfig) -> Placement:
     """Where this process stands while it scores with the reference policy's weights."""
-    return _divided_place(config, config.plans.scoring)
+    return Placement(plan=config.plans.scoring, rank=runtime.rank())
 
 
 def infer_place(config: ExperimentConfig) -> Placement:

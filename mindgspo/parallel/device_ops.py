@@ -2,8 +2,7 @@
 
 On Ascend they are MindSpore's fused ops, on CPU our C++ kernels (`kernel_ops`). Where these cannot be compiled, and in
 tests as their twins, they are composed of MindSpore's small ops. Each is a cell whose `__init__` fixes the branch, so a
-compiled graph holds only one of them. On the auto_parallel path the fused forms carry strategies; the others need none,
-one process runs them whole.
+compiled graph holds only one of them.
 
 `tokens` goes with every operator on rows: on CPU it says how many of them are in use, see `kernel_ops`; the other forms
 compute all.
@@ -28,11 +27,9 @@ from mindgspo.data.routing import RoutedTokens
 from mindgspo.data.rows import packed_tokens, predictions_in_parts
 from mindgspo.errors import ConfigError
 from mindgspo.kernels.build import KernelsUnavailable, library
-from mindgspo.parallel.collectives import group_name
 from mindgspo.parallel.kernel_ops import AttentionKernel, ForkKernel, RMSNormKernel, RotaryKernel, SwiGLUKernel
 from mindgspo.parallel.model_parallel_ops import HeadsOfAllTokens, TokensOfAllHeads
 from mindgspo.parallel.placement import ALONE, Placement
-from mindgspo.parallel.ranks import DATA, KEY_VALUE, MODEL, REPLICA, SEQUENCE, WHOLE, Axes
 from mindgspo.parallel.runtime import current_device
 from mindgspo.types import Batch, ExpertArray
 
@@ -100,18 +97,18 @@ def fork_op() -> nn.Cell:
 class RMSNormOp(nn.Cell):
     """x / sqrt(mean(x^2) + eps) * weight over the last axis, in float32 (arXiv 1910.07467).
 
-    x: [M, H], or heads [M, A, D]. axes: how all but its last axis are split.
+    x: [M, H], or heads [M, A, D].
     """
 
-    def __init__(self, eps: float, place: Placement = ALONE, axes: Axes = (SEQUENCE,)) -> None:
+    def __init__(self, eps: float) -> None:
         super().__init__(auto_prefix=False)
         self.eps = eps
         self.fused = is_fused()
         self.kernel = RMSNormKernel(eps) if has_kernels() else None
         self.fork = fork_op()
-        self.add = place.split(ops.Add(), (*axes, WHOLE), (*axes, WHOLE))
+        self.add = ops.Add()
         if self.fused:
-            self.rms_norm = place.split(ops.auto_generate.RmsNorm(eps), (*axes, WHOLE), (WHOLE,))
+            self.rms_norm = ops.auto_generate.RmsNorm(eps)
         self.sum = ops.ReduceSum(keep_dims=True)
         self.outer = ops.MatMul()
 
@@ -140,19 +137,15 @@ class RMSNormOp(nn.Cell):
 
 class RotaryOp(nn.Cell):
     """Rotary position embedding in the rotate-half form: x * cos + rotate_half(x) * sin (arXiv 2104.09864), composed or
-    of one fused op. x: [M, heads, D]; cos, sin: float32 [M, 1, D]. heads: how the heads of x are split.
+    of one fused op. x: [M, heads, D]; cos, sin: float32 [M, 1, D].
     """
 
-    def __init__(self, head_dim: int, place: Placement = ALONE, heads: Axes = (MODEL,)) -> None:
+    def __init__(self, head_dim: int) -> None:
         super().__init__(auto_prefix=False)
         self.fused = is_fused()
         self.head_dim = head_dim
         if self.fused:
-            tables = (WHOLE, DATA, WHOLE, WHOLE)
-            self.rotate = place.split(
-                ops.auto_generate.RotaryPositionEmbedding(), (WHOLE, DATA, *heads, WHOLE), tables, tables
-            )
-            self.cast = place.split(ops.Cast(), tables)
+            self.rotate, self.cast = ops.auto_generate.RotaryPositionEmbedding(), ops.Cast()
         else:
             self.rotate_half = Tensor(rotate_half_matrix(head_dim))
             self.matmul = ops.MatMul()
@@ -176,11 +169,11 @@ class RotaryPairOp(nn.Cell):
     cos, sin: float32 tables [positions, D], the two halves of D repeated.
     """
 
-    def __init__(self, head_dim: int, place: Placement = ALONE) -> None:
+    def __init__(self, head_dim: int) -> None:
         super().__init__(auto_prefix=False)
         self.kernel = RotaryKernel() if has_kernels() else None
         if self.kernel is None:
-            self.query, self.key = RotaryOp(head_dim, place, (MODEL,)), RotaryOp(head_dim, place, (KEY_VALUE,))
+            self.query, self.key = RotaryOp(head_dim), RotaryOp(head_dim)
 
     def construct(
         self, query: Tensor, key: Tensor, rotation: tuple[Tensor, Tensor, Tensor], tokens: Tensor
@@ -198,11 +191,11 @@ class RotaryPairOp(nn.Cell):
 class RotationOp(nn.Cell):
     """construct(positions_M) -> positions, cos and sin as `RotaryPairOp` takes them."""
 
-    def __init__(self, cos: np.ndarray, sin: np.ndarray, place: Placement = ALONE) -> None:
+    def __init__(self, cos: np.ndarray, sin: np.ndarray) -> None:
         super().__init__(auto_prefix=False)
         self.cos, self.sin = Tensor(cos), Tensor(sin)
         self.has_kernel = has_kernels()
-        self.gather = place.split(ops.Gather(), (WHOLE, WHOLE), (DATA,))
+        self.gather = ops.Gather()
 
     def construct(self, positions_M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if self.has_kernel:
@@ -224,23 +217,21 @@ def rotate_half_matrix(head_dim: int) -> np.ndarray:
 class SwiGLUOp(nn.Cell):
     """silu(gate) * up (arXiv 2002.05202); gate, up: [M, I].
 
-    The fused op takes both as one tensor and keeps that alone for the backward pass. They are stacked on an axis of
-    their own, so that each rank's share of the features holds a share of both.
+    The fused op takes both as one tensor and keeps that alone for the backward pass.
     """
 
-    def __init__(self, place: Placement = ALONE) -> None:
+    def __init__(self) -> None:
         super().__init__(auto_prefix=False)
         self.fused = is_fused()
         self.kernel = SwiGLUKernel() if has_kernels() else None
         if self.fused:
-            self.stack = place.split(ops.Stack(axis=1), (DATA, MODEL), (DATA, MODEL))
-            self.swiglu = place.split(ops.auto_generate.Swiglu(), (DATA, WHOLE, MODEL))
+            self.join, self.swiglu = ops.Concat(axis=1), ops.auto_generate.Swiglu()
 
     def construct(self, gate: Tensor, up: Tensor, tokens: Tensor) -> Tensor:
         if self.kernel is not None:
             return self.kernel(gate, up, tokens)
         if self.fused:
-            return self.swiglu(self.stack((gate, up)), 1).reshape(gate.shape)
+            return self.swiglu(self.join((gate, up)), 1)
         return ops.silu(gate) * up
 
 
@@ -248,8 +239,10 @@ class CausalAttentionOp(nn.Cell):
     """softmax(q k^T / sqrt(D) + mask) v with grouped key/value heads, causal and within segments.
 
     query: [M, A, D]; key, value: [M, B, D]; mask: what `SegmentMask` made. Returns [M, A * D]. Scores and softmax in
-    float32. Where key/value heads are fewer than model_parallel x context_parallel, each is repeated for the ranks that
-    share it.
+    float32. Where context_parallel splits the tokens of sequences, ranks exchange tokens for heads around it, and of
+    fewer key/value heads than ranks each is repeated for those that share it.
+
+    num_heads, num_kv_heads: of this rank's model_parallel slice.
     """
 
     def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, place: Placement = ALONE) -> None:
@@ -268,13 +261,8 @@ class CausalAttentionOp(nn.Cell):
             self.num_heads, self.num_kv_heads = num_heads // self.context, num_kv_heads * self.copies // self.context
             self.tile = ops.Tile()
         if self.fused:
-            context = place.parts(DATA) // place.parts(REPLICA)
-            flash = flash_attention if context == 1 else flash_of_all_tokens
-            self.flash = flash(self.num_heads, self.scale, place)
-            if place.is_divided:
-                self.copies = max(1, place.parts(MODEL) * context // num_kv_heads)
+            self.flash = flash_attention(self.num_heads, self.scale)
             self.causal = Tensor(np.triu(np.ones((2048, 2048), np.uint8), k=1))
-            self.tile = place.split(ops.Tile(), (DATA, KEY_VALUE, WHOLE, WHOLE))
         self.scores = ops.BatchMatMul(transpose_b=True)
         self.weigh = ops.BatchMatMul()
 
@@ -317,43 +305,21 @@ class CausalAttentionOp(nn.Cell):
 
 # Each segment's last query sees all of its keys: causal for queries and keys of equal number.
 CAUSAL_FROM_THE_END = 3
-_HEADS = (DATA, MODEL, WHOLE)
 
 
-def flash_attention(num_heads: int, scale: float, place: Placement = ALONE) -> Callable[..., Tensor]:
+def flash_attention(num_heads: int, scale: float) -> Callable[..., Tensor]:
     """Ascend's fused attention: (query_MAD, key_MBD, value_MBD, causal, ends_E) -> [M, A, D].
 
     causal: uint8 [2048, 2048], 1 where a key is later than a query. ends_E: what `segment_ends` made.
     """
-    score = ops.operations.nn_ops.FlashAttentionScore(
+    flash = ops.operations.nn_ops.FlashAttentionScore(
         head_num=num_heads, scale_value=scale, input_layout="TND", sparse_mode=CAUSAL_FROM_THE_END
     )
-    flash = place.split(score, _HEADS, _HEADS, _HEADS, (WHOLE, WHOLE), (DATA,), (DATA,))
 
     def attention(query, key, value, causal, ends_E):
         return flash(query, key, value, None, None, None, causal, None, ends_E, ends_E)[3]
 
     return attention
-
-
-def flash_of_all_tokens(num_heads: int, scale: float, place: Placement) -> Callable[..., Tensor]:
-    """`flash_attention` where context_parallel splits the tokens of a sequence (Ulysses, arXiv 2309.14509): a rank
-    gives its tokens of other ranks' heads for theirs of its own, attends over whole sequences with these, and gives
-    back.
-
-    num_heads: of all ranks.
-    """
-    held = place.held
-    ranks = held.context_ranks
-    own_heads = flash_attention(num_heads // (held.model_parallel * len(ranks)), scale)
-    # From all heads of own tokens, [M, A, D], to own heads of all tokens; and back.
-    to_heads = ops.AlltoAll(len(ranks), 1, 0, group_name(ranks))
-    to_tokens = ops.AlltoAll(len(ranks), 0, 1, group_name(ranks))
-
-    def attention(query, key, value, causal, ends_E):
-        return to_tokens(own_heads(to_heads(query), to_heads(key), to_heads(value), causal, ends_E))
-
-    return place.split_function(attention, _HEADS, _HEADS, _HEADS, (WHOLE, WHOLE), (REPLICA,))
 
 
 class SegmentMask(nn.Cell):
@@ -384,14 +350,12 @@ def takes_packed(cell: nn.Cell) -> bool:
     return getattr(cell, "is_packed", False)
 
 
-def attention_segments(
-    segments_RT: np.ndarray, *, is_packed: bool, num_replicas: int = 1, num_segments: int | None = None
-) -> np.ndarray:
+def attention_segments(segments_RT: np.ndarray, *, is_packed: bool, num_segments: int | None = None) -> np.ndarray:
     """The input of a graph that says which tokens belong together: the ends of segments, see `segment_ends`, for the
     fused ops and for kernels (is_packed, see `takes_packed`); else segments_RT itself."""
     if not is_packed and not is_fused():
         return segments_RT
-    return segment_ends(segments_RT, num_replicas=num_replicas, num_segments=num_segments)
+    return segment_ends(segments_RT, num_segments=num_segments)
 
 
 class PolicyInputs(NamedTuple):
@@ -430,21 +394,16 @@ def policy_inputs(batch: Batch, *, is_packed: bool, place: Placement = ALONE) ->
     return PolicyInputs(tuple(np.ascontiguousarray(array) for array in arrays), routed, run)
 
 
-def segment_ends(segments_RT: np.ndarray, *, num_replicas: int = 1, num_segments: int | None = None) -> np.ndarray:
-    """int64 [num_replicas * E]: per replica, which has R / num_replicas of the rows, the number of flattened tokens up
-    to and including each segment.
+def segment_ends(segments_RT: np.ndarray, *, num_segments: int | None = None) -> np.ndarray:
+    """int64 [E]: the number of flattened tokens up to and including each segment.
 
     Padding behind the last sample of a row belongs to that sample's segment: it comes later, so no sample sees it. A
-    row without a sample is one segment. num_segments: E, by default that of the replica with most; a batch of N sample
-    slots has E = N, however many samples are in it, and so one graph. Where segments are fewer, tokens of padding
-    become segments of their own: the fused op takes no empty ones. Whoever lays rows out leaves that many.
+    row without a sample is one segment. num_segments: E; a batch of N sample slots has E = N, however many samples are
+    in it, and so one graph. Where segments are fewer, tokens of padding become segments of their own: the fused op
+    takes no empty ones. Whoever lays rows out leaves that many.
     """
-    parts = np.split(segments_RT, num_replicas)
-    ends = [_ends_of(rows) for rows in parts]
-    width = max(len(of_replica) for of_replica in ends) if num_segments is None else num_segments
-    return np.concatenate(
-        [_with_more(of_replica, rows, width) for of_replica, rows in zip(ends, parts, strict=True)]
-    ).astype(np.int64)
+    ends = _ends_of(segments_RT)
+    return (ends if num_segments is None else _with_more(ends, segments_RT, num_segments)).astype(np.int64)
 
 
 def _ends_of(segments_RT: np.ndarray) -> np.ndarray:

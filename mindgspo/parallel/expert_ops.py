@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import mindspore as ms
 from mindspore import Tensor, nn, ops
-from mindspore.ops import Primitive, constexpr
+from mindspore.ops import constexpr
 
 from mindgspo.parallel.collective_ops import all_gather, all_gather_used
-from mindgspo.parallel.collectives import group_name
 from mindgspo.parallel.device_ops import is_fused
 from mindgspo.parallel.model_parallel_ops import (
     GatherTokens,
@@ -28,8 +27,7 @@ from mindgspo.parallel.model_parallel_ops import (
     enter_model_parallel,
     leave_model_parallel,
 )
-from mindgspo.parallel.placement import AutoParallelPlacement, Placement
-from mindgspo.parallel.ranks import Ranks
+from mindgspo.parallel.placement import Placement
 
 _SMALLEST_BLOCK, _LARGEST_BLOCK = 8, 256
 
@@ -252,52 +250,3 @@ class ExpertRanks(nn.Cell):
     def choice_of(self, chosen_MK: Tensor) -> Tensor:
         """Of a region's tokens, from what was chosen for those whose experts this rank computes."""
         return self.join(self.own(chosen_MK))
-
-
-class ExpertCollectives:
-    """What the ranks of a mixture tell each other; cells that cost nothing where there is nothing to tell.
-
-    enter: applied to the tokens before everything; cut: to what is given about them, and is not differentiated. gather,
-    scatter: applied to the entered tokens before their experts and to results behind them; each rank computes what its
-    experts add for all the tokens that it has gathered, and gets back sums for those that have entered, or for a part
-    of them. leave: makes the results for all tokens of that.
-
-    Where each process holds its own slices, all ranks of a replica compute all of its tokens, and gradients of what
-    ranks share are kept whole on each of them. In a graph that the compiler divides, copies of a gradient add up to it,
-    which is what the collectives' own derivatives do. There each token is computed once by a block of ranks that has
-    all experts:
-    - under use_seq_parallel a rank enters with tokens of its own; the block gathers them and shares sums out.
-    - a block of whole replicas gathers the tokens of all, at each slice; sums go back to the replicas and over the
-      slices.
-    - of several blocks in a replica each enters with its share of the replica's tokens, and its ranks share sums out;
-      in the order of the ranks these are the tokens.
-    """
-
-    def __init__(self, place: Placement) -> None:
-        self.enter, self.leave = enter_model_parallel(place), leave_model_parallel(place)
-        self.cut, self.gather, self.scatter = Unchanged(), Unchanged(), Unchanged()
-        if not (isinstance(place, AutoParallelPlacement) and place.is_divided):
-            return
-        held = place.held
-        slices, block = held.model_parallel, held.plan.expert_block
-        if place.divided.use_seq_parallel:
-            self._exchange(held.expert_ranks)
-        elif block < slices:
-            self.enter = self.cut = OwnShare(held.at.model // block, slices // block)
-            self.scatter = _scatter(held.expert_ranks)
-            self.leave = ops.AllGather(group=group_name(held.model_ranks))
-        else:
-            self._exchange(tuple(rank for rank in held.expert_ranks if rank % slices == held.at.model))
-            if slices > 1:
-                self.leave = ops.AllReduce(group=group_name(held.model_ranks))
-
-    def _exchange(self, ranks: Ranks) -> None:
-        self.gather, self.scatter = _gather(ranks), _scatter(ranks)
-
-
-def _gather(ranks: Ranks) -> nn.Cell | Primitive:
-    return Unchanged() if len(ranks) == 1 else ops.AllGather(group=group_name(ranks))
-
-
-def _scatter(ranks: Ranks) -> nn.Cell | Primitive:
-    return Unchanged() if len(ranks) == 1 else ops.ReduceScatter(group=group_name(ranks))

@@ -1,12 +1,9 @@
 """The layers that know how a model is laid over processes. Models are written with them and never ask.
 
 Column-parallel layers compute a part of the output features on each rank, row-parallel ones take a part of the input
-features and the ranks' results are added up; between the two a rank never sees the others' activations. There are two
-paths to that, and the `Placement` chooses. Each process holds its slices and calls the collectives itself (manual: the
-CPU cluster, generation everywhere). Or the layers have full shapes and every op a strategy, by which MindSpore's
-compiler cuts them and inserts the collectives (auto_parallel: training and scoring on Ascend). Parameter names are
-Hugging Face's, shapes its ([out, in]) or a slice of that as `parallel.parameter_layouts` says. A rank that is alone
-compiles the graph of a model without any of this, on either path.
+features and the ranks' results are added up; between the two a rank never sees the others' activations. Each process
+holds its slices and calls the collectives itself. Parameter names are Hugging Face's, shapes its ([out, in]) or a slice
+of that as `parallel.parameter_layouts` says. A rank that is alone compiles the graph of a model without any of this.
 
 Legend: M flattened tokens, V vocabulary entries (of this rank), H hidden units, I and O in- and output features.
 """
@@ -21,7 +18,6 @@ from mindgspo.parallel.kernel_ops import LinearKernel, PackedLinearKernel, RowsK
 from mindgspo.parallel.model_parallel_ops import leave_model_parallel
 from mindgspo.parallel.parameter_memory import zero_parameter
 from mindgspo.parallel.placement import Placement
-from mindgspo.parallel.ranks import DATA, KEY_VALUE, MODEL, SEQUENCE, WHOLE
 
 
 class ColumnParallelLinear(nn.Cell):
@@ -47,12 +43,11 @@ class ColumnParallelLinear(nn.Cell):
         own_features = place.share(out_features, units=units)
         self.weight = zero_parameter((own_features, in_features), f"{name}.weight")
         self.has_bias = bias
-        features = MODEL if units is None else KEY_VALUE
         if bias:
             self.bias = zero_parameter((own_features,), f"{name}.bias")
-            self.add = place.split(ops.Add(), (DATA, features), (features,))
+            self.add = ops.Add()
         self.dtype = dtype
-        self.matmul = place.split(ops.MatMul(transpose_b=True), (DATA, WHOLE), (features, WHOLE))
+        self.matmul = ops.MatMul(transpose_b=True)
 
     def construct(self, x_MI: Tensor) -> Tensor:
         out_MO = self.matmul(x_MI, ops.cast(self.weight, self.dtype))
@@ -106,7 +101,7 @@ class RowParallelLinear(nn.Cell):
         super().__init__(auto_prefix=False)
         self.weight = zero_parameter((out_features, place.share(in_features)), f"{name}.weight")
         self.dtype = dtype
-        self.matmul = place.split(ops.MatMul(transpose_b=True), (DATA, MODEL), (WHOLE, MODEL), output=(SEQUENCE, WHOLE))
+        self.matmul = ops.MatMul(transpose_b=True)
         self.leave = leave_model_parallel(place)
         self.kernel = None
         if has_kernels():
@@ -138,10 +133,7 @@ class VocabParallelEmbedding(nn.Cell):
         self.number = place.at.model
         self.is_silent = not self.is_split and self.parts == 1 and place.at.model > 0
         self.dtype = dtype
-        if place.is_embedding_whole:
-            self.gather = place.split(ops.Gather(), (WHOLE, WHOLE), (DATA,))
-        else:
-            self.gather = place.split(ops.Gather(), (MODEL, WHOLE), (DATA,), output=(SEQUENCE, WHOLE))
+        self.gather = ops.Gather()
         self.leave = leave_model_parallel(place)
         self.kernel = None
         if has_kernels():

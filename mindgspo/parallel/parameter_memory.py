@@ -27,37 +27,14 @@ def zero_parameter(
 def zeros_beside(
     weights: Sequence[Parameter], prefix: str, *, names: Sequence[str] | None = None, requires_grad: bool = True
 ) -> ParameterTuple:
-    """Zeros of the shapes of the weights, float32, named <prefix>.<weight>; names: other names for <weight>.
-
-    Made without values (`runtime.without_values`), for a graph that the compiler divides, they are laid out as their
-    weights are, from the first compile until `forget_neighbours`.
-    """
+    """Zeros of the shapes of the weights, float32, named <prefix>.<weight>; names: other names for <weight>."""
     names = [weight.name for weight in weights] if names is None else names
-    zeros = [
-        zero_parameter(tuple(weight.shape), f"{prefix}.{name}", requires_grad=requires_grad)
-        for weight, name in zip(weights, names, strict=True)
-    ]
-    for weight, parameter in zip(weights, zeros, strict=True):
-        if parameter.has_init:
-            _be_laid_out_beside(weight, parameter)
-    return ParameterTuple(zeros)
-
-
-def _be_laid_out_beside(weight: Parameter, parameter: Parameter) -> None:
-    """What `Parameter.clone` does; that would read the weight as well."""
-    name, requires_grad = parameter.name, parameter.requires_grad
-    own = weight.param_info
-    parameter.param_info = own.clone()
-    parameter.param_info.obj = parameter
-    parameter.name, parameter.requires_grad = name, requires_grad
-    own.cloned_obj = [*getattr(own, "cloned_obj", ()), parameter]
-    weight.param_info = own
-
-
-def forget_neighbours(weights: Sequence[Parameter]) -> None:
-    """Let the parameters go that were laid out beside these weights: each weight holds them, longer than they live."""
-    for weight in weights:
-        weight.param_info.cloned_obj = []
+    return ParameterTuple(
+        [
+            zero_parameter(tuple(weight.shape), f"{prefix}.{name}", requires_grad=requires_grad)
+            for weight, name in zip(weights, names, strict=True)
+        ]
+    )
 
 
 def values_of(parameter: Parameter) -> np.ndarray:
@@ -69,7 +46,7 @@ def values_of(parameter: Parameter) -> np.ndarray:
 def commit_values(parameter: Parameter, array: np.ndarray) -> None:
     """Make an array that `values_of` gave, and that was filled, the parameter's values."""
     if current_device() != "CPU":
-        parameter.set_data(Tensor(array), slice_shape=parameter.sliced)
+        parameter.set_data(Tensor(array), slice_shape=True)
 
 
 def set_values(parameter: Parameter, array: np.ndarray) -> None:
@@ -78,4 +55,4 @@ def set_values(parameter: Parameter, array: np.ndarray) -> None:
     if current_device() == "CPU":
         parameter.asnumpy()[...] = array
     else:
-        parameter.set_data(Tensor(array.astype(np.float32)), slice_shape=parameter.sliced)
+        parameter.set_data(Tensor(array.astype(np.float32)), slice_shape=True)

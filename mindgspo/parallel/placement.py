@@ -3,28 +3,11 @@ holds. Pure Python."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import lcm
-from typing import TYPE_CHECKING
 
 from mindgspo.config.plan import ParallelPlan
-from mindgspo.parallel.ranks import (
-    Axes,
-    Axis,
-    Coordinates,
-    RankGrid,
-    Ranks,
-    layers_of_stage,
-    parts_of,
-    stage_of_layer,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from mindspore import Tensor, nn
-    from mindspore.ops import Primitive
+from mindgspo.parallel.ranks import Coordinates, RankGrid, Ranks, layers_of_stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,113 +102,6 @@ class Placement:
     def recompute(self) -> str:
         """What the backward pass computes again: see `ParallelPlan.recompute`."""
         return self.plan.recompute
-
-    @property
-    def is_embedding_whole(self) -> bool:
-        """Whether every rank of a first stage has the whole input table."""
-        return self.plan.vocab_emb_dp or self.plan.model_parallel == 1
-
-    @property
-    def is_divided(self) -> bool:
-        """Whether the compiler divides this process's graphs, and so decides on its slices: no."""
-        return False
-
-    @property
-    def held(self) -> Placement:
-        """Where the slices that this process really holds stand: here."""
-        return self
-
-    def parts(self, axis: Axis) -> int:
-        """Into how many parts the compiler cuts an axis: one, where each process holds its own slices."""
-        return 1
-
-    def assign_stages(self, model: nn.Cell) -> None:
-        """Tell the compiler on which pipeline stage each part of a model (embed_tokens, layers, norm) belongs; nothing
-        to do where a process builds the layers of its own stage alone."""
-
-    def split(self, op: Primitive, *inputs: Axes, output: Axes | None = None) -> Primitive:
-        """The op as it belongs into a graph of this path: as it is, where each process holds its own slices."""
-        return op
-
-    def split_function(
-        self, function: Callable[..., Tensor], *inputs: Axes, gradient: Callable[..., tuple] | None = None
-    ) -> Callable[..., Tensor]:
-        """A function of tensors written for one rank's slices, as it belongs into a graph of this path: as it is."""
-        assert gradient is None, "a gradient of its own is for ops of an auto_parallel graph"
-        return function
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AutoParallelPlacement(Placement):
-    """The auto_parallel path: one graph of full shapes for all ranks, which MindSpore's compiler divides by strategies.
-
-    To the layers it is a process that holds everything; `plan` and `rank` are a single process's. Where nothing divides
-    the graph (one process on CPU) it computes what `ALONE` computes.
-    """
-
-    divided: ParallelPlan
-    """The plan that the compiler is to realise."""
-    num_kv_heads: int
-    held_rank: int | None = None
-    """Number of this process among the ranks of that plan; None where nothing divides the graph."""
-
-    @property
-    def is_divided(self) -> bool:
-        return self.held_rank is not None
-
-    @property
-    def held(self) -> Placement:
-        """Where the slices stand that compiling leaves this process with."""
-        if self.held_rank is None:
-            return ALONE
-        return Placement(plan=self.divided, rank=self.held_rank)
-
-    @property
-    def recompute(self) -> str:
-        return self.divided.recompute
-
-    @property
-    def is_embedding_whole(self) -> bool:
-        return self.divided.vocab_emb_dp or self.divided.model_parallel == 1
-
-    def parts(self, axis: Axis) -> int:
-        return parts_of(self.divided, self.num_kv_heads)[axis]
-
-    def assign_stages(self, model: nn.Cell) -> None:
-        stages, count = self.divided.pipeline_stage, len(model.layers)
-        if stages == 1:
-            return
-        model.embed_tokens.pipeline_stage = 0
-        for number, layer in enumerate(model.layers):
-            layer.pipeline_stage = stage_of_layer(number, stages=stages, num_layers=count)
-        model.norm.pipeline_stage = stages - 1
-
-    def split(self, op: Primitive, *inputs: Axes, output: Axes | None = None) -> Primitive:
-        """The op under its strategy, one word per axis of each input; `output` where its result may lie in more than
-        one way (a sum over ranks that leaves each its share instead of all of it)."""
-        parts = parts_of(self.divided, self.num_kv_heads)
-        strategy = tuple(tuple(parts[axis] for axis in axes) for axes in inputs)
-        if output is None:
-            return op.shard(strategy)
-        return op.shard(strategy, (tuple(parts[axis] for axis in output),))
-
-    def split_function(
-        self, function: Callable[..., Tensor], *inputs: Axes, gradient: Callable[..., tuple] | None = None
-    ) -> Callable[..., Tensor]:
-        """The function as one op of the divided graph, called with each rank's slices and calling the collectives
-        itself. It returns what is as large as its first input, and lies as that one does. gradient: see
-        `rank_functions.whole_function`."""
-        from mindgspo.parallel.auto_parallel import rank_function, whole_function
-
-        if not self.is_divided or self.divided.world_size == 1:
-            return function if gradient is None else whole_function(function, gradient)
-        return rank_function(function, self.divided, inputs, gradient)
-
-
-def auto_parallel_placement(plan: ParallelPlan, num_kv_heads: int, *, rank: int | None = None) -> AutoParallelPlacement:
-    """Where a process stands that describes a whole plan to the compiler. rank: of that plan; None where nothing
-    divides the graph (one process on CPU)."""
-    return AutoParallelPlacement(plan=ParallelPlan(), rank=0, divided=plan, num_kv_heads=num_kv_heads, held_rank=rank)
 
 
 ALONE = Placement(plan=ParallelPlan(), rank=0)

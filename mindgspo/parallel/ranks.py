@@ -1,12 +1,9 @@
-"""The ranks of a plan as a grid (stages, replicas, parts of their sequences, slices), and the words in which layers say
-how an operator's inputs are split over it. Pure Python.
-"""
+"""The ranks of a plan as a grid (stages, replicas, parts of their sequences, slices). Pure Python."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum, auto
 from math import prod
 
 from mindgspo.config.plan import ParallelPlan
@@ -145,45 +142,3 @@ class RankGrid:
 
     def _groups(self, group_of: Callable[[int], Ranks]) -> tuple[Ranks, ...]:
         return tuple(dict.fromkeys(group_of(rank) for rank in range(self.world_size)))
-
-
-class Axis(Enum):
-    """What splits one axis of an op's input."""
-
-    WHOLE = auto()
-    """Nothing."""
-    REPLICA = auto()
-    """What belongs to whole sequences: data_parallel."""
-    DATA = auto()
-    """Flattened tokens: data_parallel, and within each replica context_parallel, which takes runs of consecutive ones.
-    """
-    SEQUENCE = auto()
-    """Flattened tokens between the layers' tensor-parallel regions: as DATA, and model_parallel as well under
-    use_seq_parallel."""
-    MODEL = auto()
-    """model_parallel: heads, features, vocabulary."""
-    KEY_VALUE = auto()
-    """Key/value heads: model_parallel, or the heads where they are fewer than that."""
-    EXPERT = auto()
-    """Experts: expert_parallel."""
-    EXPERT_FEATURES = auto()
-    """Inner features of each expert: model_parallel, or whole under expert_tensor_parallel 1."""
-
-
-WHOLE, REPLICA, DATA, SEQUENCE, MODEL, KEY_VALUE, EXPERT, EXPERT_FEATURES = Axis
-Axes = tuple[Axis, ...]
-
-
-def parts_of(plan: ParallelPlan, num_kv_heads: int) -> Mapping[Axis, int]:
-    """Into how many parts each word cuts an axis under a plan."""
-    tokens, model = plan.token_parts, plan.model_parallel
-    return {
-        WHOLE: 1,
-        REPLICA: plan.data_parallel,
-        DATA: tokens,
-        SEQUENCE: tokens * model if plan.use_seq_parallel else tokens,
-        MODEL: model,
-        KEY_VALUE: min(num_kv_heads, model),
-        EXPERT: plan.expert_parallel,
-        EXPERT_FEATURES: plan.expert_slices,
-    }

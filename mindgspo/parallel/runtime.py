@@ -79,7 +79,7 @@ def set_up_runtime(device: Device = "CPU") -> None:
     ms.set_device(device)
     ms.set_context(jit_config={"jit_level": "O0"})
     if device == "Ascend":
-        ms.set_context(mode=ms.GRAPH_MODE)  # `auto_parallel`'s graphs are called as they are
+        ms.set_context(mode=ms.GRAPH_MODE)
     if device == "Ascend" and (os.cpu_count() or 1) < _DISPATCH_THREADS:
         # On so few cores MindSpore would launch kernels another way than on a server.
         ms.runtime.dispatch_threads_num(_DISPATCH_THREADS)
@@ -155,26 +155,9 @@ def world_size() -> int:
     return communication.get_group_size()
 
 
-@contextmanager
-def without_values() -> Iterator[None]:
-    """Parameters made inside have a shape and no memory, until the compiler has cut the shape and somebody fills them:
-    see `give_values`."""
-    from mindspore.nn.utils import no_init_parameters
-
-    with no_init_parameters():
-        yield
-
-
-def give_values(parameters: Iterable[Parameter]) -> None:
-    """Zeros for those of the parameters that were made without values and have been laid out."""
-    for parameter in parameters:
-        if parameter.has_init:
-            same = parameter.init_data(set_sliced=parameter.sliced)
-            assert same is parameter, f"{parameter.name}: MindSpore made another parameter of it"
-
-
 def give_untouched_zeros(parameters: Iterable[Parameter]) -> None:
-    """As `give_values`, in pages that the host does not have until somebody writes into them: for sizes alone."""
+    """Zeros for those of the parameters that have no values yet, in pages that the host does not have until somebody
+    writes into them: for sizes alone."""
     import mindspore as ms
     from mindspore import Tensor
 
@@ -234,13 +217,6 @@ def compiled_text(cell: nn.Cell) -> str:
     from mindspore.graph.api import _cell_graph_executor
 
     return dump_func_graph(_cell_graph_executor._get_func_graph(cell, cell.current_phase))
-
-
-def world_group() -> str:
-    """The name of the group of all workers, for collectives inside a graph."""
-    from mindspore.communication import GlobalComm
-
-    return GlobalComm.WORLD_COMM_GROUP
 
 
 def broadcast_in_place(array: np.ndarray, *, sender: int, group: str) -> None:

@@ -9,7 +9,7 @@ from mindspore import nn
 from mindgspo.config.model import ModelSection
 from mindgspo.config.schema import ReshardSection
 from mindgspo.models.transformer import DTYPES
-from mindgspo.models.weights import held_parameters, weight_layouts, weight_views
+from mindgspo.models.weights import weight_layouts, weight_views
 from mindgspo.parallel.parameter_memory import commit_values, zero_parameter
 from mindgspo.parallel.reshard.resharder import Resharder, ReshardReport, Residency, everything_stays
 from mindgspo.parallel.reshard.verify import sampled_names, verify_reshard
@@ -61,7 +61,7 @@ class WeightTransfer:
         """Fill the generating model with the weights of the trained one, which bear the number `version`."""
         old, new = weight_views(self._trained), weight_views(self._generating)
         self.last = self._resharder.run(old, new)
-        for parameter in held_parameters(self._generating):
+        for parameter in self._generating.get_parameters():
             commit_values(parameter, new[parameter.name])
         names = self._names()
         self._transfers += 1

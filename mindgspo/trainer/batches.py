@@ -24,10 +24,10 @@ COSTLY_ROW = 2.5
 
 def batch_layout(config: ExperimentConfig, *, pad_id: int) -> BatchLayout:
     """For the replicas of the training plan. Ascend's fused attention and our kernels take a long row of many samples;
-    on Ascend, replicas of one graph compute rounds of micro-batches together."""
+    replicas that have experts together compute rounds of micro-batches together."""
     trainer, plan = config.trainer, config.plans.train
     is_fused = config.device == "Ascend"
-    is_divided = is_fused and plan.world_size > 1
+    in_rounds = plan.couples_replicas
     is_packed = config.device == "CPU" and config.model.backend == "native" and has_kernels()
     layout = BatchLayout(
         samples_per_micro_batch=trainer.samples_per_micro_batch,
@@ -38,7 +38,7 @@ def batch_layout(config: ExperimentConfig, *, pad_id: int) -> BatchLayout:
         length_multiple=trainer.length_multiple,
         pad_id=pad_id,
         replicas=plan.data_parallel,
-        in_rounds=is_divided or plan.couples_replicas,
+        in_rounds=in_rounds,
         round_size=plan.micro_batch_num,
         balanced=trainer.balance_batches,
     )

@@ -19,7 +19,7 @@ from mindgspo import faults, progress
 from mindgspo.algorithms.kl_control import KLController
 from mindgspo.algorithms.losses.registry import build_policy_loss
 from mindgspo.algorithms.optim.backend import UpdateBackend
-from mindgspo.algorithms.optim.build import build_update_backend
+from mindgspo.algorithms.optim.update import RankUpdate
 from mindgspo.config import ExperimentConfig, planned_steps
 from mindgspo.data import PromptStream, StreamState
 from mindgspo.data.rows import round_up
@@ -35,20 +35,20 @@ from mindgspo.evaluation.evaluate import Evaluator, check_best_metric
 from mindgspo.evaluation.scoring import ResponseScorer, start_scorer
 from mindgspo.metrics import Timers
 from mindgspo.models.policy import PolicyLogProbs, build_model
-from mindgspo.models.scoring import build_scorer
-from mindgspo.models.weights import fill_model, held_parameters
+from mindgspo.models.scoring import PolicyScorer
+from mindgspo.models.weights import fill_model
 from mindgspo.parallel import heartbeat
 from mindgspo.parallel.cluster import reference_place, scoring_place, start_device, train_place
 from mindgspo.parallel.collectives import require_agreement
 from mindgspo.parallel.device_ops import takes_packed
-from mindgspo.parallel.placement import AutoParallelPlacement, Placement
+from mindgspo.parallel.placement import Placement
 from mindgspo.parallel.replicas import Replicas
 from mindgspo.parallel.routing_transfer import RoutingTransfer
 from mindgspo.parallel.swap.states import Holding
 from mindgspo.parallel.swap.swap import open_swap
 from mindgspo.rewards import Scorer
 from mindgspo.tokenization import Tokenizer, load_tokenizer
-from mindgspo.trainer.batches import batch_layout, longest_batch
+from mindgspo.trainer.batches import batch_layout
 from mindgspo.trainer.dynamic_sampling import LeftoverBuffer
 from mindgspo.trainer.metrics import Speed
 from mindgspo.trainer.reference import ReferencePolicy
@@ -120,13 +120,10 @@ def build_experiment(
     tells_choices = records or replay == "old"
     old_log_probs = resolved_old_log_probs(config, model)
     backend = build_backend(config, model)
-    longest = longest_batch(config) if place.is_divided else None
-    if longest is not None:  # compiling leaves this rank with the slices that weights are then loaded into
-        backend.compile(longest)
     fill_model(model, config.model, config.seed)
     # Before any graph is compiled, and part by part: on CPU a parameter that is swapped gets memory of its own.
     swap = open_swap(config.swap, swap_dir)
-    swap.register(Holding.ACTOR_WEIGHTS, held_parameters(model))
+    swap.register(Holding.ACTOR_WEIGHTS, model.get_parameters())
     stream = PromptStream(len(train_set), config.seed, config.data.shuffle)
     generation = build_generation(config, model, tokenizer, swap, train_set, stream, total_steps)
     reference = None
@@ -137,13 +134,12 @@ def build_experiment(
             temperature=temperature,
             changes=config.algorithm.kl.reference,
             reshard=config.reshard,
-            longest=longest,
             swap=swap,
         )
         swap.register(Holding.REFERENCE_WEIGHTS, reference.parameters)
     swap.register(Holding.GRADIENTS, backend.scratch, keeps_content=False, is_zero=lambda: backend.gradients_are_zero)
     swap.register(Holding.MOMENTS, backend.moments)
-    routing = RoutingTransfer(place.held, config.model) if records or replay == "old" else None
+    routing = RoutingTransfer(place, config.model) if records or replay == "old" else None
     response_scorer = ResponseScorer(scorer, tokenizer, Replicas(scoring_place(config)))
     trainer = Trainer(
         algorithm=config.algorithm,
@@ -159,7 +155,7 @@ def build_experiment(
         engine=generation.engine,
         feed=generation.fed,
         scorer=response_scorer,
-        old_policy=build_scorer(
+        old_policy=PolicyScorer(
             model, temperature=temperature, replays_experts=replay == "rollout", tells_choices=tells_choices
         ),
         reference=reference,
@@ -209,19 +205,18 @@ def build_backend(config: ExperimentConfig, model: nn.Cell) -> UpdateBackend:
     place, replay = model.place, config.algorithm.router_replay
     # Where nothing is scored the updates report the entropy, if it costs next to nothing.
     is_free = resolved_old_log_probs(config, model) == "sampler" and takes_packed(model)
-    return build_update_backend(
+    return RankUpdate(
         PolicyLogProbs(
             model,
             temperature=config.rollout.temperature,
             with_entropy=config.algorithm.entropy_coef > 0 or is_free,
             replays_experts=replay != "none",
             # What is computed again in the backward pass is a cell with one output.
-            tells_choices=(bool(config.rollout.record_experts) or replay == "old")
-            and place.recompute == "none"
-            and not isinstance(place, AutoParallelPlacement),
+            tells_choices=(bool(config.rollout.record_experts) or replay == "old") and place.recompute == "none",
         ),
         build_policy_loss(config.algorithm),
         config.optimizer,
+        place,
     )
 
 

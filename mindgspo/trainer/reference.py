@@ -30,8 +30,8 @@ from mindgspo.config.algorithm import ReferenceSection
 from mindgspo.config.schema import ReshardSection, SwapSection
 from mindgspo.errors import CheckpointError
 from mindgspo.models.policy import build_model
-from mindgspo.models.scoring import build_scorer
-from mindgspo.models.weights import held_parameters, load_tensors, weight_layouts, weight_views, weights_as_numpy
+from mindgspo.models.scoring import PolicyScorer
+from mindgspo.models.weights import load_tensors, weight_layouts, weight_views, weights_as_numpy
 from mindgspo.parallel.cluster import first_rank_first, path_for_all
 from mindgspo.parallel.parameter_memory import commit_values, values_of
 from mindgspo.parallel.placement import Placement
@@ -40,7 +40,6 @@ from mindgspo.parallel.swap.states import Phase
 from mindgspo.parallel.swap.swap import Swap
 from mindgspo.rollout.weight_transfer import WeightTransfer
 from mindgspo.tensor_files import TensorSource
-from mindgspo.types import Batch
 
 
 class ReferencePolicy:
@@ -58,29 +57,25 @@ class ReferencePolicy:
         temperature: float,
         changes: ReferenceSection | None = None,
         reshard: ReshardSection | None = None,
-        longest: Batch | None = None,
         swap: Swap | None = None,
     ) -> None:
-        """changes: when it follows the policy. reshard: how weights come from the policy's plan. longest: compile for
-        batches of this shape at once, where compiling lays the weights out on the ranks. swap: moves the weights when
-        they are saved or loaded."""
+        """changes: when it follows the policy. reshard: how weights come from the policy's plan. swap: moves the
+        weights when they are saved or loaded."""
         self._section, self._reshard = section, reshard or ReshardSection()
         self._changes = changes or ReferenceSection()
         self._swap = swap or Swap(SwapSection(), None)
         self._model = build_model(section, place)
-        self.scorer = build_scorer(self._model, temperature=temperature)
+        self.scorer = PolicyScorer(self._model, temperature=temperature)
         self.version = 0.0
         self._steps_at_change = 0
         self._is_filled = False
         self._transfer: WeightTransfer | None = None
         self._average: MovingAverage | None = None
-        if longest is not None:
-            self.scorer.compile(longest)
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """The weights, of this rank."""
-        return tuple(held_parameters(self._model))
+        return tuple(self._model.get_parameters())
 
     @property
     def is_frozen(self) -> bool:
@@ -178,7 +173,7 @@ class MovingAverage:
     def mix(self, decay: float) -> None:
         """Move the average by one step towards the policy."""
         self._share = np.float32(1 - decay)
-        self._parameters = {parameter.name: parameter for parameter in held_parameters(self._averaged)}
+        self._parameters = {parameter.name: parameter for parameter in self._averaged.get_parameters()}
         # Not touched, hence no memory, before their step of the reshard; gone after it.
         self._arrived = {
             name: np.empty(tuple(parameter.shape), np.float32) for name, parameter in self._parameters.items()

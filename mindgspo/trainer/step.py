@@ -30,7 +30,7 @@ from mindgspo.data.micro_batches import BatchLayout
 from mindgspo.data.rows import scattered
 from mindgspo.evaluation.scoring import ResponseScorer
 from mindgspo.metrics import Timers
-from mindgspo.models.scoring import AutoParallelScorer, PolicyScorer, TokenScores
+from mindgspo.models.scoring import PolicyScorer, TokenScores
 from mindgspo.parallel.routing_transfer import RoutingTransfer
 from mindgspo.parallel.swap.states import Phase
 from mindgspo.parallel.swap.swap import Swap
@@ -87,7 +87,7 @@ class Trainer:
     model: nn.Cell
     engine: RolloutEngine
     scorer: ResponseScorer
-    old_policy: PolicyScorer | AutoParallelScorer
+    old_policy: PolicyScorer
     reference: ReferencePolicy | None
     kl: KLController
     backend: UpdateBackend

@@ -1,8 +1,7 @@
 """The update backend: applies one optimizer update from the micro-batches of a mini-batch.
 
-`UpdateBackend` holds what all backends share: the check for non-finite numbers, the result, the optimizer state.
-`update` has that of processes which call the collectives themselves, `auto_parallel` the one whose graph MindSpore's
-compiler divides; `build` chooses. Used by the training step (policy losses) and the warm-up (supervised loss).
+`UpdateBackend` has the check for non-finite numbers, the result and the optimizer state; `update.RankUpdate` makes the
+update itself. Used by the training step (policy losses) and the warm-up (supervised loss).
 """
 
 from __future__ import annotations
@@ -104,9 +103,6 @@ class UpdateBackend:
     def scratch(self) -> tuple[Parameter, ...]:
         """Gradients, and whatever else means nothing between two updates."""
         return tuple(self.gradients)
-
-    def compile(self, batch: Batch) -> None:
-        """Compile ahead for micro-batches of this shape, where compiling lays parameters out on the ranks."""
 
     def update(self, batches: Sequence[Batch], lr: float, *, kl_coef: float = 0.0) -> UpdateResult:
         """Apply one update. The result does not depend on how the mini-batch was cut into `batches`, nor on the plan.

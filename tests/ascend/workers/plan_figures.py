@@ -47,15 +47,15 @@ def figures(case: Mapping, device: str) -> Arrays:
     from plan_sampling import PlanSampler
 
     from mindgspo.algorithms.losses.clipped import GSPOLoss
-    from mindgspo.algorithms.optim.build import build_update_backend
+    from mindgspo.algorithms.optim.update import RankUpdate
     from mindgspo.config import ModelSection, OptimizerSection, ParallelPlan
     from mindgspo.config.schema import SwapSection
     from mindgspo.data.rows import gathered
     from mindgspo.models.policy import PolicyLogProbs, build_model
-    from mindgspo.models.scoring import build_scorer
-    from mindgspo.models.weights import held_parameters, initialize_weights, weights_as_numpy
+    from mindgspo.models.scoring import PolicyScorer
+    from mindgspo.models.weights import initialize_weights, weights_as_numpy
     from mindgspo.parallel import runtime
-    from mindgspo.parallel.placement import Placement, auto_parallel_placement
+    from mindgspo.parallel.placement import Placement
     from mindgspo.parallel.routing_transfer import RoutingTransfer
     from mindgspo.parallel.swap.offloaded_memory import OffloadedMemory
     from mindgspo.parallel.swap.states import Holding, Phase
@@ -65,26 +65,22 @@ def figures(case: Mapping, device: str) -> Arrays:
     section = ModelSection(**model_of_case, dtype=case.get("dtype", "float32"))
     plan = ParallelPlan(**case["train"])
     place = Placement(plan=plan, rank=runtime.rank())
-    if device == "Ascend" and plan.world_size > 1:
-        place = auto_parallel_placement(plan, section.num_key_value_heads, rank=runtime.rank())
     model = build_model(section, place)
     replays = bool(case.get("replays"))
     policy = PolicyLogProbs(model, temperature=1.0, with_entropy=False, replays_experts=replays)
-    updater = build_update_backend(policy, GSPOLoss(definition()), OptimizerSection(lr=LEARNING_RATE, eps=EPS))
+    updater = RankUpdate(policy, GSPOLoss(definition()), OptimizerSection(lr=LEARNING_RATE, eps=EPS), place)
     packed_for = plan.data_parallel if case.get("is_packed") else None
-    layout = {"in_one_row": device == "Ascend", "in_rounds": place.is_divided, "round_size": plan.micro_batch_num}
+    layout = {"in_one_row": device == "Ascend", "in_rounds": plan.couples_replicas, "round_size": plan.micro_batch_num}
     batches = batches_of(section, packed_for=packed_for, **layout if packed_for else {})
     if replays:
-        batches = routed(batches, section, held=lambda number: number % plan.data_parallel == place.held.at.data)
-    if place.is_divided:
-        updater.compile(next(batch for batch in batches if not replays or batch.experts_RTX is not None))
+        batches = routed(batches, section, held=lambda number: number % plan.data_parallel == place.at.data)
     initialize_weights(model, section, seed=3)
     tells = bool(case.get("tells"))
-    scorer = build_scorer(model, temperature=1.0, replays_experts=replays, tells_choices=tells)
+    scorer = PolicyScorer(model, temperature=1.0, replays_experts=replays, tells_choices=tells)
     is_card = device == "Ascend"
     swap = Swap(SwapSection(enabled=is_card), OffloadedMemory() if is_card else None)
-    swap.register(Holding.ACTOR_WEIGHTS, held_parameters(model))
-    swap.register(Holding.GRADIENTS, updater.gradients, keeps_content=False)
+    swap.register(Holding.ACTOR_WEIGHTS, model.get_parameters())
+    swap.register(Holding.GRADIENTS, updater.scratch, keeps_content=False)
     swap.register(Holding.MOMENTS, updater.moments)
     sampler = None
     if "infer" in case:
@@ -110,7 +106,7 @@ def figures(case: Mapping, device: str) -> Arrays:
             rows = gathered(batches, [getattr(found, name) for found in scores], 16)
             arrays[f"{name}/{number}"] = np.concatenate(rows)
         if tells:
-            transfer = RoutingTransfer(place.held, section)
+            transfer = RoutingTransfer(place, section)
             found = [replace(batch, experts_RTX=one.experts_RTX) for batch, one in zip(batches, scores, strict=True)]
             for place_, batch in enumerate(transfer.shared([found])[0]):
                 if batch.experts_RTX is not None:

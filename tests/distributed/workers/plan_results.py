@@ -16,7 +16,6 @@ from plan_sampling import PlanSampler
 
 from mindgspo.algorithms.kl_control import reward_penalty
 from mindgspo.algorithms.losses.clipped import GSPOLoss
-from mindgspo.algorithms.optim.build import build_update_backend
 from mindgspo.algorithms.optim.update import RankUpdate
 from mindgspo.config import ModelSection, OptimizerSection, ParallelPlan
 from mindgspo.config.algorithm import KLSection, ReferenceSection
@@ -61,7 +60,7 @@ def results_of_plan(
     policy_model = build_model(section, place)
     initialize_weights(policy_model, section, seed=3)
     policy = PolicyLogProbs(policy_model, temperature=1.0, with_entropy=False)
-    updater = build_update_backend(policy, GSPOLoss(definition()), OptimizerSection(lr=LEARNING_RATE))
+    updater = RankUpdate(policy, GSPOLoss(definition()), OptimizerSection(lr=LEARNING_RATE), place)
     scorer = PolicyScorer(policy_model, temperature=1.0)
     gradients = _first_gradients(updater)
     batches = batches_of(section, packed_for=place.plan.data_parallel if is_packed else None)
