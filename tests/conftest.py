@@ -59,7 +59,7 @@ def cpu_runtime() -> None:
 
 @pytest.fixture(scope="module")
 def composed_runtime(cpu_runtime) -> Iterator[None]:
-    """Cells of the module's tests are composed of MindSpore's small ops, as on the auto_parallel path."""
+    """Cells of the module's tests are composed of MindSpore's small ops, as they are without g++."""
     from mindgspo.parallel.device_ops import composed_ops
 
     with composed_ops():

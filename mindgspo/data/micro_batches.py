@@ -42,7 +42,7 @@ class BatchLayout:
     longer than the longest sample, since composed attention looks at all pairs of a row's slots. costly_row: slots of a
     row from which on that costs more than all the rest. length_multiple: row lengths are multiples of it. replicas:
     data-parallel ones. round_size: where a budget cuts, of what each of them gets a multiple. in_rounds: they compute
-    as many in one graph, which should have one shape. balanced: replicas get equal shares of the work, instead of what
+    as many together, which should have one shape. balanced: replicas get equal shares of the work, instead of what
     comes by turns. one_shape: see `rows.in_one_row`; None: batches have the shapes that their samples ask for.
     """
 

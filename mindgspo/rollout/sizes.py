@@ -42,8 +42,8 @@ def rollout_sizes(config: ExperimentConfig) -> RolloutSizes:
 
 def reads_trained_weights(config: ExperimentConfig) -> bool:
     """Whether generation reads the trained weights where they lie: where every rank holds the same slices under both
-    plans and computes on them in the same way. Slices that the compiler of a graph cut are that graph's own, and so are
-    the parameters of another suite's cells."""
+    plans and computes on them in the same way. Ranks on Ascend generate from weights of their own, in the type that
+    they compute in, and another suite's cells have parameters of their own."""
     if config.model.backend != "native":
         return False
     train, infer = config.plans.train, config.plans.infer

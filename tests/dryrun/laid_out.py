@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from mindgspo.algorithms.optim.auto_parallel import AutoParallelUpdate
 
 from mindgspo.algorithms.losses.registry import build_policy_loss
 from mindgspo.algorithms.losses.supervised import SupervisedLoss
-from mindgspo.algorithms.optim.auto_parallel import AutoParallelUpdate
 from mindgspo.ascend.dryrun.graphs import CompilableGraph
 from mindgspo.config import ExperimentConfig
 from mindgspo.models.policy import PolicyLogProbs, build_model

@@ -1,4 +1,4 @@
-"""Graphs of one update on the manual path: gradient of a micro-batch, global norm, optimizer step."""
+"""Graphs of one update: gradient of a micro-batch, global norm, optimizer step."""
 
 from __future__ import annotations
 

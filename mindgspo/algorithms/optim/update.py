@@ -1,4 +1,4 @@
-"""The update backend of processes that call the collectives themselves.
+"""The update backend of one process and of many.
 
 Each rank holds its slices of the weights, one gradient per weight, and the moments of these slices or, with
 `optimizer_shard`, of its rows of them.

@@ -53,7 +53,7 @@ class HsdpCall:
 
 
 def hsdp_call(plan: ParallelPlan) -> HsdpCall | None:
-    """The call that graphs of this plan make; None: they make none."""
+    """The call that says what files of this plan have cut; None: nothing."""
     if not plan.optimizer_shard or plan.token_parts == 1:
         return None
     return HsdpCall(shard_size=plan.token_parts)
