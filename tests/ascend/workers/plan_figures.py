@@ -80,7 +80,8 @@ def figures(case: Mapping, device: str) -> Arrays:
     is_card = device == "Ascend"
     swap = Swap(SwapSection(enabled=is_card), OffloadedMemory() if is_card else None)
     swap.register(Holding.ACTOR_WEIGHTS, model.get_parameters())
-    swap.register(Holding.GRADIENTS, updater.scratch, keeps_content=False)
+    are_zero = lambda: updater.gradients_are_zero  # noqa: E731
+    swap.register(Holding.GRADIENTS, updater.scratch, keeps_content=False, is_zero=are_zero)
     swap.register(Holding.MOMENTS, updater.moments)
     sampler = None
     if "infer" in case:
