@@ -20,7 +20,7 @@ from mindgspo.config.algorithm_rules import (
 )
 from mindgspo.config.cache import cache_budget_problems
 from mindgspo.config.data import LEAST_TEMPERATURE, OVERALL, OVERALL_REWARD, DataSourceSection, EvalSection
-from mindgspo.config.device_rules import backend_problems, device_problems, split_problems
+from mindgspo.config.device_rules import backend_problems, device_problems
 from mindgspo.config.model import FAMILIES, ModelSection
 from mindgspo.config.plan import check_infer_plan, check_reference_plan, check_same_world, check_train_plan
 from mindgspo.config.reward import reward_problems
@@ -192,7 +192,6 @@ def joined_problems(config: ExperimentConfig) -> list[str]:
         *model_and_plan_problems(config.model, config.plans),
         *schedule_problems(config),
         *device_problems(config),
-        *split_problems(config),
         *backend_problems(config),
         *batch_problems(config),
         *_length_problems(config),

@@ -81,7 +81,7 @@ class RankWidths:
             heads=heads,
             kv_heads=kv_heads,
             output_rows=output_rows,
-            input_rows=model.rows if place.is_embedding_whole else output_rows,
+            input_rows=model.rows if place.plan.vocab_emb_dp else output_rows,
             is_first=place.is_first_stage,
             is_last=place.is_last_stage,
             has_biases="model.layers.0.self_attn.q_proj.bias" in names,

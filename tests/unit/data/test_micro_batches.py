@@ -27,7 +27,6 @@ from mindgspo.data.rows import (
     lay_out,
     packed_tokens,
     scattered,
-    stackable,
 )
 from mindgspo.parallel.device_ops import segment_ends
 from mindgspo.types import Batch
@@ -159,13 +158,6 @@ def test_every_token_stands_once_and_is_predicted_from_the_one_before(sizes, lay
     rows = [np.arange(sample.response_ids.size, dtype=np.float32) + sample.number for sample in samples]
     back = gathered(batches, [scattered(batch, rows) for batch in batches], len(samples))
     assert all((found == expected).all() for found, expected in zip(back, rows, strict=True))
-
-
-def test_runs_for_one_graph_have_equally_many_rows() -> None:
-    samples = samples_of([(4, 4), (4, 3), (1, 1), (1, 2), (2, 2), (1, 3)])
-    two, four = micro_batches(samples, BatchLayout(max_tokens_per_micro_batch=16, length_multiple=4, pad_id=PAD))
-    assert stackable([two, two, two, four, four], 2) == [[0, 1], [2], [3, 4]]
-    assert stackable([], 2) == []
 
 
 @given(sizes=SIZES, layout=LAYOUTS)

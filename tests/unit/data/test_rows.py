@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mindgspo.data.rows import TrainingSample, gathered, in_chunks, lay_out, scattered
+from mindgspo.data.rows import TrainingSample, gathered, lay_out, predictions_in_parts, scattered
 
 PAD = 77
 
@@ -68,12 +68,11 @@ def test_predictions_by_runs_of_tokens_worked_by_hand() -> None:
     samples = [make_sample([4], [5, 6, 7], number=0), make_sample([8, 9], [10, 11], number=9)]
     (batch,) = lay_out(samples, samples_per_micro_batch=2, length_multiple=4, pad_id=PAD)
     # Tokens 4 5 6 7 8 9 10 11; those in front of 5, 6, 7 are 0, 1, 2, those in front of 10 and 11 are 5 and 6.
-    halves = in_chunks(batch, 2)
-    assert halves.predict_P.tolist() == [0, 1, 2, 0, 1, 2, 0, 0]
-    assert halves.targets_P.tolist() == [5, 6, 7, 0, 10, 11, 0, 0]
+    halves = predictions_in_parts(batch, batch.predict_P, 2)
+    assert halves.predict.tolist() == [[0, 1, 2, 0], [1, 2, 0, 0]]
+    assert halves.targets.tolist() == [[5, 6, 7, 0], [10, 11, 0, 0]]
     assert halves.place_NK.tolist() == [[0, 1, 2, 0], [4, 5, 0, 0]]
-    quarters = in_chunks(batch, 4)
-    assert quarters.predict_P.tolist() == [0, 1, 0, 0, 1, 0, 0, 0]
-    assert quarters.targets_P.tolist() == [5, 6, 7, 0, 10, 0, 11, 0]
+    quarters = predictions_in_parts(batch, batch.predict_P, 4, unread=-1)
+    assert quarters.predict.tolist() == [[0, 1], [0, -1], [1, -1], [0, -1]]
+    assert quarters.targets.tolist() == [[5, 6], [7, 0], [10, 0], [11, 0]]
     assert quarters.place_NK.tolist() == [[0, 1, 2, 0], [4, 6, 0, 0]]
-    assert in_chunks(batch, 1) is batch and quarters.ids_RT is batch.ids_RT

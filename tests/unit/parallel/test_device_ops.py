@@ -106,16 +106,14 @@ def test_segments_end_where_their_number_changes_and_with_the_row() -> None:
     segments = np.array([[1, 1, 2, 2], [1, 1, 1, 0], [1, 1, 1, 1]], np.int32)
     ends = segment_ends(segments)
     assert ends.tolist() == [2, 4, 8, 12] and ends.dtype == np.int64
-    # A replica counts from its own first token.
-    assert segment_ends(np.ones((3, 5), np.int32), num_replicas=3).tolist() == [5, 5, 5]
     assert segment_ends(np.array([[1, 1, 0], [0, 0, 0]])).tolist() == [3, 6]
 
 
-def test_replicas_have_equally_many_segments_none_of_them_empty() -> None:
-    # The second replica's last token, padding, becomes a segment; a full row cannot give one.
-    assert segment_ends(np.array([[1, 1, 2, 2], [1, 1, 1, 0]]), num_replicas=2).tolist() == [2, 4, 3, 4]
+def test_of_more_segments_than_there_are_none_is_empty() -> None:
+    # The last token, padding, becomes a segment; a full row cannot give one.
+    assert segment_ends(np.array([[1, 1, 1, 0]]), num_segments=2).tolist() == [3, 4]
     with pytest.raises(AssertionError, match="1 segments and 0 tokens of padding, 2 are needed"):
-        segment_ends(np.array([[1, 1, 2, 2], [1, 1, 1, 1]]), num_replicas=2)
+        segment_ends(np.array([[1, 1, 1, 1]]), num_segments=2)
 
 
 # Rows of one and of several segments, padded and full.
@@ -141,15 +139,10 @@ def attended(num_heads: int, num_kv_heads: int, head_dim: int) -> tuple[list[np.
     return tensors, run(Attention(), *tensors, attention_segments(SEGMENTS_RT, is_packed=has_kernels()))
 
 
-@pytest.mark.parametrize("num_replicas", [1, 2])
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
-def test_attention_is_that_of_the_fused_op(num_kv_heads: int, num_replicas: int) -> None:
+def test_attention_is_that_of_the_fused_op(num_kv_heads: int) -> None:
     (query, key, value), found = attended(4, num_kv_heads, 6)
-    ends = segment_ends(SEGMENTS_RT, num_replicas=num_replicas)
-    per_replica = [np.split(array, num_replicas) for array in (query, key, value, ends)]
-    expected = np.concatenate(
-        [flash_attention(q, k, v, own_ends, scale=6**-0.5) for q, k, v, own_ends in zip(*per_replica, strict=True)]
-    )
+    expected = flash_attention(query, key, value, segment_ends(SEGMENTS_RT), scale=6**-0.5)
     is_real = SEGMENTS_RT.reshape(-1) > 0
     assert found.shape == (SEGMENTS_RT.size, 24) and np.isfinite(found).all()
     np.testing.assert_allclose(found[is_real], expected.reshape(-1, 24)[is_real], rtol=1e-5, atol=1e-5)

@@ -1,148 +1,46 @@
-"""The fused branches, with the documented ops in numpy in the place of the fused ones: under every plan they compute
-what the composed branches do.
-
-A stand-in for an op is cut by the op's strategy, as MindSpore's compiler cuts it: each rank computes its part from its
-parts of the inputs, and the parts are put together.
-"""
+"""The fused branches, with the documented ops in numpy in the place of the fused ones: they compute what the composed
+branches do."""
 
 from __future__ import annotations
-
-from itertools import product
 
 import numpy as np
 import pytest
 from fused_ops import flash_attention, rms_norm, rotate_half, swiglu
 from mindspore import Tensor
 
-from mindgspo.config import ParallelPlan
 from mindgspo.parallel import device_ops
 from mindgspo.parallel.device_ops import CausalAttentionOp, RMSNormOp, RotaryOp, SegmentMask, SwiGLUOp, segment_ends
-from mindgspo.parallel.placement import ALONE, auto_parallel_placement
-from mindgspo.parallel.ranks import DATA, KEY_VALUE, MODEL, SEQUENCE, WHOLE, Axes, Axis
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
 
-
-class Cut:
-    """Stands in for an op under its strategy, one word per axis of each input."""
-
-    def __init__(self, op, inputs: tuple[Axes, ...], place: OnRanks) -> None:
-        self.op, self.inputs, self.place = op, inputs, place
-
-    def __call__(self, *arguments):
-        arrays, others = told_apart(arguments)
-        assert [array.ndim for array in arrays] == [len(axes) for axes in self.inputs], self.op.name
-        whole = None
-        for at in self.place.ranks():
-            own = [
-                array[self.place.part(array.shape, axes, at)] for array, axes in zip(arrays, self.inputs, strict=True)
-            ]
-            found = DOCUMENTED[self.op.name](self.op, own, others)
-            axes = self.inputs[0] if found.ndim == len(self.inputs[0]) else (DATA, WHOLE, MODEL)  # Stack adds an axis
-            shape = tuple(size * self.place.parts(axis) for size, axis in zip(found.shape, axes, strict=True))
-            whole = np.full(shape, np.nan) if whole is None else whole
-            part = self.place.part(shape, axes, at)
-            assert np.isnan(whole[part]).all() or (whole[part] == found).all(), "ranks with one part must agree"
-            whole[part] = found
-        if self.op.name != "FlashAttentionScore":  # its ends are counted from each replica's first token
-            np.testing.assert_array_equal(whole, DOCUMENTED[self.op.name](self.op, arrays, others), self.op.name)
-        return (whole,) if self.op.name == "RmsNorm" else whole
-
-
-class CutFlash(Cut):
-    """The four outputs of attention."""
-
-    def __call__(self, *arguments):
-        return None, None, None, super().__call__(*arguments)
-
-
-def told_apart(arguments) -> tuple[list[np.ndarray], list]:
-    """Arrays, also those inside a tuple, and the rest without None."""
-    arrays, others = [], []
-    for argument in arguments:
-        if isinstance(argument, tuple) and isinstance(argument[0], np.ndarray):
-            arrays += argument
-        elif isinstance(argument, np.ndarray) or hasattr(argument, "asnumpy"):
-            arrays.append(np.array(argument if isinstance(argument, np.ndarray) else argument.asnumpy()))
-        elif argument is not None:
-            others.append(argument)
-    return arrays, others
-
-
-def documented_attention(op, arrays, others) -> np.ndarray:
-    query, key, value, discarded, ends, kv_ends = arrays
-    assert op.sparse_mode == 3 and discarded.shape == (2048, 2048), "the mask has this size whatever the lengths"
-    assert (discarded == ~np.tri(2048, dtype=bool)).all(), "1 is discarded: a later key"
-    assert (ends == kv_ends).all() and others == []
-    return flash_attention(query, key, value, ends, scale=op.scale_value)
-
-
-def documented_rotary(op, arrays, others) -> np.ndarray:
-    assert others == [0]
-    return rotate_half(*arrays)
-
-
-DOCUMENTED = {
-    "RmsNorm": lambda op, arrays, others: rms_norm(*arrays, epsilon=op.epsilon),
-    "RotaryPositionEmbedding": documented_rotary,
-    "Stack": lambda op, arrays, others: np.stack(arrays, axis=1),
-    "Swiglu": lambda op, arrays, others: swiglu(*arrays, *others),
-    "Tile": lambda op, arrays, others: np.tile(*arrays, *others),
-    "Cast": lambda op, arrays, others: arrays[0],
-    "FlashAttentionScore": documented_attention,
-}
-
-
-class OnRanks:
-    """A placement under which ops are replaced by stand-ins on the ranks of a plan."""
-
-    def __init__(self, plan: ParallelPlan, num_kv_heads: int) -> None:
-        self.plan, self.parts = plan, auto_parallel_placement(plan, num_kv_heads).parts
-
-    def split(self, op, *inputs: Axes, output: Axes | None = None) -> Cut:
-        return (CutFlash if op.name == "FlashAttentionScore" else Cut)(op, inputs, self)
-
-    def ranks(self):
-        """(replica, slice) of every rank."""
-        return product(range(self.plan.data_parallel), range(self.plan.model_parallel))
-
-    def part(self, shape: tuple[int, ...], axes: Axes, at: tuple[int, int]) -> tuple[slice, ...]:
-        """Of an array of this shape, what rank `at` has."""
-        parts = [self.parts(axis) for axis in axes]
-        assert all(size % count == 0 for size, count in zip(shape, parts, strict=True)), f"{shape} over {parts}"
-        own = [self._index(axis, *at) for axis in axes]
-        sizes = [size // count for size, count in zip(shape, parts, strict=True)]
-        return tuple(slice(index * size, (index + 1) * size) for index, size in zip(own, sizes, strict=True))
-
-    def _index(self, axis: Axis, data: int, model: int) -> int:
-        if axis is SEQUENCE and self.plan.use_seq_parallel:
-            return data * self.plan.model_parallel + model
-        by_model = model * self.parts(KEY_VALUE) // self.plan.model_parallel
-        return {WHOLE: 0, DATA: data, SEQUENCE: data, MODEL: model, KEY_VALUE: by_model}[axis]
-
-
-PLANS = [
-    pytest.param(ParallelPlan(), id="one rank"),
-    pytest.param(ParallelPlan(data_parallel=2, model_parallel=2), id="2x2"),
-    pytest.param(ParallelPlan(data_parallel=2, model_parallel=4, use_seq_parallel=True), id="2x4, sequence split"),
-    pytest.param(ParallelPlan(model_parallel=8), id="1x8"),
-]
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 8, 2, 6
-# Eight tokens per row; each half of the rows is a replica's.
+# Eight tokens per row.
 SEGMENTS_RT = np.array(
     [[1, 1, 1, 2, 2, 0, 0, 0], [1] * 8, [1, 2, 2, 3, 3, 3, 4, 4], [1, 1, 0, 0, 0, 0, 0, 0]], np.int32
 )
 NUM_TOKENS = SEGMENTS_RT.size
 
 
+def documented_attention(scale: float):
+    def attend(query, key, value, discarded, ends):
+        assert discarded.shape == (2048, 2048), "the mask has this size whatever the lengths"
+        assert (discarded.asnumpy() == ~np.tri(2048, dtype=bool)).all(), "1 is discarded: a later key"
+        return flash_attention(query, key, value, ends, scale=scale)
+
+    return attend
+
+
 @pytest.fixture
 def fused(monkeypatch: pytest.MonkeyPatch):
-    """fused(plan, cell of a placement, arrays): what a cell that was built for Ascend makes of the arrays."""
+    """fused(build, arrays, op=stand-in): what a cell that was built for Ascend makes of the arrays."""
 
-    def run_fused(plan, build, *arrays: np.ndarray) -> np.ndarray:
+    def run_fused(build, *arrays: np.ndarray, **stand_ins) -> np.ndarray:
         with monkeypatch.context() as patch:
             patch.setattr(device_ops, "is_fused", lambda: True)
-            cell = build(OnRanks(plan, NUM_KV_HEADS))
+            cell = build()
+        for name, op in stand_ins.items():
+            assert hasattr(cell, name)
+            object.__setattr__(cell, name, op)
         return cell.construct(*arrays)
 
     return run_fused
@@ -150,7 +48,7 @@ def fused(monkeypatch: pytest.MonkeyPatch):
 
 def composed(build, *arrays: np.ndarray) -> np.ndarray:
     with device_ops.composed_ops():
-        cell = build(ALONE)
+        cell = build()
     return cell(*map(Tensor, arrays)).asnumpy()
 
 
@@ -158,46 +56,57 @@ def normal(*shape: int) -> np.ndarray:
     return np.random.default_rng(shape).normal(size=shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize(("shape", "axes"), [
-    pytest.param((16, 10), (SEQUENCE,), id="hidden states"),
-    pytest.param((16, NUM_HEADS, HEAD_DIM), (DATA, MODEL), id="queries"),
-    pytest.param((16, NUM_KV_HEADS, HEAD_DIM), (DATA, KEY_VALUE), id="keys"),
-])  # fmt: skip
-def test_rms_norm(fused, plan: ParallelPlan, shape: tuple[int, ...], axes: Axes) -> None:
-    def build(place):
-        return RMSNormOp(1e-2, place, axes)
+@pytest.mark.parametrize("shape", [(16, 10), (16, NUM_HEADS, HEAD_DIM)], ids=["hidden states", "heads"])
+def test_rms_norm(fused, shape: tuple[int, ...]) -> None:
+    def documented(x, gamma):
+        return rms_norm(x, gamma, epsilon=1e-2), None
 
     arrays = normal(*shape), normal(shape[-1]), np.array([16], np.int32)
-    np.testing.assert_allclose(composed(build, *arrays), fused(plan, build, *arrays), rtol=1e-5, atol=1e-6)
+    found = fused(lambda: RMSNormOp(1e-2), *arrays, rms_norm=documented)
+    np.testing.assert_allclose(composed(lambda: RMSNormOp(1e-2), *arrays), found, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize(("num_heads", "heads"), [(NUM_HEADS, MODEL), (NUM_KV_HEADS, KEY_VALUE)])
-def test_rotary(fused, plan: ParallelPlan, num_heads: int, heads: Axis) -> None:
-    def build(place):
-        return RotaryOp(HEAD_DIM, place, (heads,))
+@pytest.mark.parametrize("num_heads", [NUM_HEADS, NUM_KV_HEADS])
+def test_rotary(fused, num_heads: int) -> None:
+    def documented(x, cos, sin, mode):
+        assert mode == 0
+        return rotate_half(x, cos, sin)
 
     arrays = normal(16, num_heads, HEAD_DIM), normal(16, 1, HEAD_DIM), normal(16, 1, HEAD_DIM) * 2
-    np.testing.assert_allclose(composed(build, *arrays), fused(plan, build, *arrays), rtol=1e-5, atol=1e-6)
+    found = fused(lambda: RotaryOp(HEAD_DIM), *arrays, rotate=documented, cast=lambda x, dtype: x)
+    np.testing.assert_allclose(composed(lambda: RotaryOp(HEAD_DIM), *arrays), found, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("plan", PLANS)
-def test_swiglu(fused, plan: ParallelPlan) -> None:
+def test_swiglu(fused) -> None:
     arrays = normal(16, 24), normal(16, 24) * 3 + 1, np.array([16], np.int32)
-    np.testing.assert_allclose(composed(SwiGLUOp, *arrays), fused(plan, SwiGLUOp, *arrays), rtol=1e-5, atol=1e-6)
+    found = fused(SwiGLUOp, *arrays, swiglu=lambda x, dim: swiglu(x, dim=dim), join=lambda x: np.concatenate(x, 1))
+    np.testing.assert_allclose(composed(SwiGLUOp, *arrays), found, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("plan", PLANS)
-def test_attention(fused, plan: ParallelPlan) -> None:
-    def build(place):
-        return CausalAttentionOp(NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, place)
+def test_attention(fused) -> None:
+    def build():
+        return CausalAttentionOp(NUM_HEADS, NUM_KV_HEADS, HEAD_DIM)
 
     query, key = normal(NUM_TOKENS, NUM_HEADS, HEAD_DIM), normal(NUM_TOKENS, NUM_KV_HEADS, HEAD_DIM)
     value = key[::-1].copy()
-    mask = composed(lambda _: SegmentMask(), SEGMENTS_RT)
-    ends = fused(plan, lambda _: SegmentMask(), segment_ends(SEGMENTS_RT, num_replicas=plan.data_parallel))
-    expected, found = composed(build, query, key, value, mask), fused(plan, build, query, key, value, ends)
+    mask = composed(SegmentMask, SEGMENTS_RT)
+    ends = fused(SegmentMask, segment_ends(SEGMENTS_RT))
+    expected = composed(build, query, key, value, mask)
+    found = fused(build, query, key, value, ends, flash=documented_attention(HEAD_DIM**-0.5))
     assert found.shape == expected.shape == (NUM_TOKENS, NUM_HEADS * HEAD_DIM)
     is_real = SEGMENTS_RT.reshape(-1) > 0
     np.testing.assert_allclose(expected[is_real], found[is_real], rtol=1e-5, atol=1e-5)
+
+
+def test_attention_is_asked_for_packed_heads_aligned_at_their_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {}
+
+    def fused_op(**settings):
+        asked.update(settings)
+        return lambda *inputs: (None, None, None, inputs)
+
+    monkeypatch.setattr(device_ops.ops.operations.nn_ops, "FlashAttentionScore", fused_op)
+    attention = device_ops.flash_attention(4, 0.25)
+    assert asked == {"head_num": 4, "scale_value": 0.25, "input_layout": "TND", "sparse_mode": 3}
+    inputs = attention("query", "key", "value", "causal", "ends")
+    assert inputs == ("query", "key", "value", None, None, None, "causal", None, "ends", "ends")

@@ -16,7 +16,7 @@ from mindgspo.config.algorithm import ReferenceSection
 from mindgspo.config.schema import SwapSection
 from mindgspo.data.rows import TrainingSample, lay_out
 from mindgspo.models.policy import build_model
-from mindgspo.models.weights import held_parameters, initialize_weights
+from mindgspo.models.weights import initialize_weights
 from mindgspo.parallel.placement import ALONE
 from mindgspo.parallel.swap.states import Holding, Phase
 from mindgspo.parallel.swap.swap import open_swap
@@ -58,7 +58,7 @@ def swapped(cpu_runtime: None, tmp_path: Path) -> Iterator[tuple]:
     policy = build_model(SECTION)
     initialize_weights(policy, SECTION, seed=1)
     swap = open_swap(SwapSection(enabled=True), tmp_path / "swap")
-    swap.register(Holding.ACTOR_WEIGHTS, held_parameters(policy))
+    swap.register(Holding.ACTOR_WEIGHTS, policy.get_parameters())
     changes = ReferenceSection(mode="ema", every=1, decay=0.5)
     reference = ReferencePolicy(SECTION, ALONE, temperature=1.0, changes=changes, swap=swap)
     swap.register(Holding.REFERENCE_WEIGHTS, reference.parameters)
