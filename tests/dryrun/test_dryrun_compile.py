@@ -140,7 +140,7 @@ def until(condition: Callable[[], str | bool], limit_s: float = 120.0) -> str | 
 def config(tmp_path: Path) -> Path:
     """The shipped example for 8 ranks: train 1 x 4 x 2, infer 2 x 4 x 1."""
     path = tmp_path / "toy.yaml"
-    path.write_text(f"include: {HERE.parents[1]}/examples/arithmetic/gspo_8_cards.yaml\nexperiment: toy\ndevice: CPU\n")
+    path.write_text(f"include: {HERE.parents[1]}/examples/arithmetic/gspo_8.yaml\nexperiment: toy\ndevice: CPU\n")
     return path
 
 
