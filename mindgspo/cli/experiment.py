@@ -204,10 +204,10 @@ def dryrun(
     all_: Annotated[bool, typer.Option("--all", help="Compile for every rank.")] = False,
     graphs: Annotated[
         str, typer.Option(metavar="NAMES", help="Graphs to compile, some of the default ones.")
-    ] = "train,reference,prefill,decode",
+    ] = "train,forward,sum,step,gather,reference,prefill,decode",
     out: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(help="Folder for strategy files and logs; by default dryrun/<experiment>."),
+        typer.Option(help="Folder for logs and measurements; by default dryrun/<experiment>."),
     ] = None,
     time_limit: Annotated[float, typer.Option(help="Seconds that one graph may take.", min=1)] = 1800.0,
     memory: Annotated[
@@ -218,10 +218,9 @@ def dryrun(
     """Compile an experiment's graphs for Ascend, without a card.
 
     MindSpore's own front end compiles them on any machine. Reports for each graph and rank: time and memory of the
-    compile, parameters held, collectives, fused operators, peak memory on the device, and the strategy file that
-    MindSpore wrote; or what it refused, and the entry of the plan to change. Where CANN is not installed, stand-ins for
-    its libraries are built with gcc the first time. Nothing is executed: weights and data need not be there. The last
-    line sums up; exit code 1 if a graph failed.
+    compile, parameters held, collectives, fused operators and peak memory on the device; or what was refused. Where
+    CANN is not installed, stand-ins for its libraries are built with gcc the first time. Nothing is executed: weights
+    and data need not be there. The last line sums up; exit code 1 if a graph failed.
     """
     from mindgspo.ascend.dryrun import DryRun, DryRunRequest
 

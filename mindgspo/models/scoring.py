@@ -90,9 +90,7 @@ class PolicyScorer:
             pending.append(found if self._stage.is_last else found[1:])
             return found[0]
 
-        self._stage.prepare(
-            (self._policy, entering(of_batch, self._stage.like_what_comes(of_batch[0]))) for of_batch in tensors
-        )
+        self._stage.prepare((self._policy, self._inputs_like(of_batch)) for of_batch in tensors)
         self._stage.run([of_batch[0].size for of_batch in tensors], forward=forward)
         results = [tuple(tensor.asnumpy() for tensor in result) for result in pending]
         choices = self._stage.choices_of_all([result[-1] for result in results if self._tells_choices])
@@ -110,6 +108,15 @@ class PolicyScorer:
             experts_RTX = None if experts_RTX is None else experts_RTX[:rows, :width]
             scores.append(replace(score, experts_RTX=experts_RTX))
         return scores
+
+    def graph_for(self, batch: Batch) -> tuple[nn.Cell, tuple[Tensor, ...]]:
+        """The graph of one micro-batch, with its inputs."""
+        inputs = policy_inputs(batch, is_packed=self._is_packed, place=self._place)
+        return self._policy.cell, self._inputs_like(self._tensors(batch, inputs))
+
+    def _inputs_like(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """With zeros for hidden states that come from another stage."""
+        return entering(tensors, self._stage.like_what_comes(tensors[0]))
 
     def _tensors(self, batch: Batch, inputs: PolicyInputs) -> tuple[Tensor, ...]:
         given = (inputs.given(batch),) if self._replays_experts else ()

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from mindgspo.config import ModelSection, ParallelPlan, load_model_and_plans
 from mindgspo.config.schema import PlansSection
@@ -17,8 +16,7 @@ from mindgspo.models.names import mindformers_names, parameter_shapes
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_layouts import parameter_layouts
 from mindgspo.parallel.ranks import RankGrid
-from mindgspo.parallel.strategy.commands import ranges
-from mindgspo.parallel.strategy.file import copy_strategy, rank_paths, read_source, read_strategy, write_strategies
+from mindgspo.parallel.strategy.file import read_source, write_strategies
 from mindgspo.parallel.strategy.layouts import compiled_strategy, hsdp_call
 from mindgspo.parallel.strategy.record import NOT_SPLIT, Strategy
 
@@ -156,36 +154,3 @@ def single_source(path: Path) -> Strategy:
         raise CheckpointError(f"{path}: holds the strategies of {', '.join(found)}; give one of them, e.g. {example}")
     (strategy,) = found.values()
     return replace(strategy, source=str(path))
-
-
-def place_compiled(compiled: Any, plans: PlansSection, folder: Path) -> str:
-    """Copy MindSpore's file to every rank of the compiled rank's stage; returns a line of summary.
-
-    compiled: one graph of one rank, as `ascend.dryrun` returns it. Raises CheckpointError where the graph did not
-    compile, or wrote no file.
-    """
-    if compiled.failure is not None:
-        raise CheckpointError(
-            f"{compiled.graph}, rank {compiled.rank}: does not compile ({compiled.failure.phase}: "
-            f"{compiled.failure.text.strip().splitlines()[0]}); `mindgspo dryrun` says more, or {compiled.log}"
-        )
-    if compiled.strategy is None:
-        raise CheckpointError(
-            f"{compiled.graph}, rank {compiled.rank}: MindSpore wrote no strategy file; {compiled.log}"
-        )
-    graph = compiled.graph
-    plan = {"reference": plans.scoring, "rollout": plans.infer}.get(graph, plans.train)
-    grid = RankGrid.of(plan)
-    ranks = grid.stage_ranks(grid.coordinates(compiled.rank).stage)
-    size = read_strategy(compiled.strategy).stage_size
-    if size != len(ranks):
-        raise CheckpointError(
-            f"{compiled.strategy}: arranges {size} ranks, a stage of {plan} has {len(ranks)}; was another plan "
-            "compiled?"
-        )
-    paths = rank_paths(folder / graph, plan, ".ckpt")
-    strategy = copy_strategy(compiled.strategy, [paths[rank] for rank in ranks])
-    return (
-        f"{graph:<9}  compiled for rank {compiled.rank} in {compiled.seconds:.1f} s: {len(strategy.parameters)} "
-        f"entries; the files of ranks {ranges(ranks)} in {folder / graph}"
-    )

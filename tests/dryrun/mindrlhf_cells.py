@@ -1,13 +1,12 @@
 """The train cell of examples/mindrlhf around a small policy that is split as MindRLHF splits its own.
 
-`build(config, graph, rank, strategy_path=...)` by the graph's name; imported in child processes only, with the
+`build(config, graph, rank)` by the graph's name; imported in child processes only, with the
 example's folder on the search path.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 
 import mindspore as ms
@@ -84,7 +83,7 @@ class SmallPolicy(nn.Cell):
         return self.lm_head(hidden, samples)
 
 
-def build(config: object, graph: str, rank: int, *, strategy_path: Path) -> Graph:
+def build(config: object, graph: str, rank: int) -> Graph:
     """graph: train (2 x 4), monitored (the same), pipeline (2 stages of 2 x 2, two micro-batches)."""
     data, model, stages = (2, 2, 2) if graph == "pipeline" else (2, 4, 1)
     settings = SimpleNamespace(
@@ -103,7 +102,6 @@ def build(config: object, graph: str, rank: int, *, strategy_path: Path) -> Grap
         step = _TrainGradAccuStepCell(net, nn.AdamWeightDecay(net.trainable_params()))
     wrapped = AutoParallel(step.set_train(), parallel_mode="semi_auto")
     wrapped.dataset_strategy("full_batch")
-    wrapped.save_param_strategy_file(str(strategy_path))
     if stages > 1:
         wrapped.pipeline(stages=stages, scheduler="1f1b")
     whole, packed = (ROWS, LENGTH), (ROWS, PACKED)

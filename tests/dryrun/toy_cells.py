@@ -1,6 +1,6 @@
 """Small cells over 8 ranks that the tests of the dry run compile, and builders that fail.
 
-`build(config, graph, rank, strategy_path=...)` by the graph's name; imported in child processes only.
+`build(config, graph, rank)` by the graph's name; imported in child processes only.
 """
 
 from __future__ import annotations
@@ -8,25 +8,19 @@ from __future__ import annotations
 import os
 import signal
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.initializer import initializer
-from mindspore.parallel.auto_parallel import AutoParallel
 
+from mindgspo.ascend.dryrun.graphs import CompilableGraph
 from mindgspo.errors import WeightsError
+from mindgspo.parallel.collective_ops import all_reduce
 
 H = 64
-ROWS = 8
-
-
-@dataclass
-class Graph:
-    cell: nn.Cell
-    inputs: tuple[Tensor, ...]
+ROWS = 4
 
 
 def weight(name: str, *shape: int, dtype: ms.Type = ms.float32) -> Parameter:
@@ -34,99 +28,68 @@ def weight(name: str, *shape: int, dtype: ms.Type = ms.float32) -> Parameter:
 
 
 class TwoMatMuls(nn.Cell):
-    """Column-parallel, then row-parallel, over 2 x 4, in bfloat16."""
+    """A rank of 2 x 4: its quarter of a column-parallel product, then of a row-parallel one, in bfloat16."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int) -> None:
         super().__init__()
         self.norm_weight = weight("norm.weight", H, dtype=ms.bfloat16)
-        self.up = weight("up.weight", 4 * H, H, dtype=ms.bfloat16)
-        self.down = weight("down.weight", H, 4 * H, dtype=ms.bfloat16)
-        self.norm = ops.auto_generate.RmsNorm(1e-6).shard(((2, 1), (1,)))
-        self.up_matmul = ops.MatMul(transpose_b=True).shard(((2, 1), (4, 1)))
-        self.down_matmul = ops.MatMul(transpose_b=True).shard(((2, 4), (1, 4)))
-        self.cast = ops.Cast().shard(((2, 1),))
-        self.sum = ops.ReduceSum().shard(((2, 1),))
+        self.up = weight("up.weight", H, H, dtype=ms.bfloat16)
+        self.down = weight("down.weight", H, H, dtype=ms.bfloat16)
+        self.norm, self.matmul = ops.auto_generate.RmsNorm(1e-6), ops.MatMul(transpose_b=True)
+        first = rank // 4 * 4
+        self.sum_of_slices = all_reduce(tuple(range(first, first + 4)))
+        self.sum_of_replicas = all_reduce((rank % 4, rank % 4 + 4))
 
     def construct(self, x: Tensor) -> Tensor:
-        h = self.norm(self.cast(x, ms.bfloat16), self.norm_weight)[0]
-        return self.sum(self.cast(self.down_matmul(self.up_matmul(h, self.up), self.down), ms.float32))
-
-
-class Block(nn.Cell):
-    """Column-parallel over 4."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.weight = weight(f"{name}.weight", H, H)
-        self.bias = weight(f"{name}.bias", H)
-        self.matmul = ops.MatMul(transpose_b=True).shard(((1, 1), (4, 1)))
-        self.add = ops.Add().shard(((1, 4), (4,)))
-
-    def construct(self, x: Tensor) -> Tensor:
-        return self.add(self.matmul(x, self.weight), self.bias)
-
-
-class TwoStages(nn.Cell):
-    """A block and its bias on each of two pipeline stages."""
-
-    @ms.lazy_inline
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = Block("first"), Block("last")
-        self.first.pipeline_stage, self.last.pipeline_stage = 0, 1
-        self.sum = ops.ReduceSum().shard(((1, 1),))
-        self.sum.add_prim_attr("pipeline_stage", 1)
-
-    def construct(self, x: Tensor) -> Tensor:
-        return self.sum(self.last(self.first(x)))
+        h = self.norm(ops.cast(x, ms.bfloat16), self.norm_weight)[0]
+        h = self.sum_of_slices(self.matmul(self.matmul(h, self.up), self.down))
+        return self.sum_of_replicas(ops.cast(h, ms.float32).sum().reshape(1))
 
 
 class Uncallable(TwoMatMuls):
     """Compiles; a call raises, or ends the process."""
 
     def __init__(self, is_deadly: bool) -> None:
-        super().__init__()
+        super().__init__(0)
         self.is_deadly = is_deadly
 
-    def __call__(self, *inputs: Tensor) -> Tensor:
+    def compile_and_run(self, *inputs: Tensor) -> Tensor:
         if self.is_deadly:
             os.kill(os.getpid(), signal.SIGSEGV)
         raise RuntimeError("no such kernel\nin no library")
 
 
-def auto_parallel(cell: nn.Cell, strategy_path: Path) -> AutoParallel:
-    wrapped = AutoParallel(cell, parallel_mode="semi_auto")
-    wrapped.dataset_strategy("full_batch")
-    wrapped.save_param_strategy_file(str(strategy_path))
-    return wrapped
+class NoSuchShape(nn.Cell):
+    """Does not compile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = weight("layer.bias", 60)
+
+    def construct(self, x: Tensor) -> Tensor:
+        return x + self.bias
 
 
-def pipeline(strategy_path: Path) -> AutoParallel:
-    from mindspore.nn.wrap.cell_wrapper import _TrainGradAccuStepCell
-
-    net = TwoStages()
-    cell = _TrainGradAccuStepCell(nn.PipelineCell(net, 2), nn.AdamWeightDecay(net.trainable_params()))
-    wrapped = auto_parallel(cell.set_train(), strategy_path)
-    wrapped.pipeline(stages=2, scheduler="1f1b")
-    return wrapped
-
-
-def build(config: object, graph: str, rank: int, *, strategy_path: Path) -> Graph:
+def build(config: object, graph: str, rank: int) -> CompilableGraph:
     inputs = (Tensor(np.zeros((ROWS, H), np.float32)),)
     if graph in ("forward", "prefill"):
-        return Graph(auto_parallel(TwoMatMuls(), strategy_path), inputs)
-    if graph in ("pipeline", "train"):
-        return Graph(pipeline(strategy_path), inputs)
+        return CompilableGraph(cell=TwoMatMuls(rank), inputs=inputs)
+    if graph == "train":
+        net = TwoMatMuls(rank)
+        moments = (weight("moments", H, H), net.up)
+        return CompilableGraph(cell=net, inputs=inputs, resident=moments)
     if graph in ("uncallable", "deadly"):
-        return Graph(Uncallable(is_deadly=graph == "deadly"), inputs)
+        return CompilableGraph(cell=Uncallable(is_deadly=graph == "deadly"), inputs=inputs)
     if graph == "front end alone":
         if os.environ["MS_SIMULATION_LEVEL"] != "0":
             os.kill(os.getpid(), signal.SIGSEGV)
-        return Graph(auto_parallel(TwoMatMuls(), strategy_path), inputs)
+        return CompilableGraph(cell=TwoMatMuls(rank), inputs=inputs)
+    if graph in ("mistake", "sum"):
+        return CompilableGraph(cell=NoSuchShape(), inputs=inputs)
     if graph == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
     if graph == "sleep":
-        strategy_path.with_name("pid").write_text(str(os.getpid()))
+        Path(os.environ["TOY_PID"]).write_text(str(os.getpid()))
         time.sleep(600)
     if graph == "refuse":
         raise WeightsError(f"rank {rank}: no such weights\nnot even here")

@@ -1,4 +1,4 @@
-"""Plans and models that do not go together, as `mindgspo check` refuses them and as MindSpore's compiler does.
+"""Plans and models that do not go together, as `mindgspo check` refuses them.
 
 Entries change the experiment of `shipped_experiment` with train 1 x 4 x 1 and infer 1 x 4 x 1. No MindSpore here.
 """
@@ -13,16 +13,11 @@ from dryrun.shipped_experiment import write_experiment
 
 @dataclass(frozen=True, kw_only=True)
 class WrongPlan:
-    """overrides: of the experiment. path, fix: what check names. graph, rank, world_size: what is compiled without the
-    check. refused: what the compiler's cut refusal holds, the operator among it; None: it compiles."""
+    """overrides: of the experiment. path, fix: what check names."""
 
     overrides: tuple[str, ...]
     path: str
     fix: str
-    refused: tuple[str, ...] | None
-    graph: str = "reference"
-    rank: int = 0
-    world_size: int = 4
 
 
 def write_base(path: Path) -> Path:
@@ -41,57 +36,38 @@ def sizes(data: int, model: int, stages: int = 1, micro_batches: int = 1) -> tup
 _SIX_HEADS = ("model.num_attention_heads=6", "model.hidden_size=96")
 WRONG_PLANS = {
     "vocabulary": WrongPlan(overrides=("model.vocab_size=510",),
-        path="plans.train.model_parallel: 4 does not split the model evenly", fix="vocab_size 510); nearest legal: 2",
-        refused=("TensorShapeDimensionIsDividedBySplitDeviceDimension failed",
-                 "device_matrix:[const vector]{1, 1, 4}")),
+        path="plans.train.model_parallel: 4 does not split the model evenly", fix="vocab_size 510); nearest legal: 2"),
     "attention heads": WrongPlan(overrides=_SIX_HEADS,
         path="plans.train.model_parallel: 4 does not split the model evenly (6 attention heads",
-        fix="nearest legal: 2", refused=("6", "4")),
+        fix="nearest legal: 2"),
     "width of the feed-forward block": WrongPlan(overrides=("model.intermediate_size=258",),
         path="plans.train.model_parallel: 4 does not split the model evenly",
-        fix="intermediate_size 258, vocab_size 512); nearest legal: 2",
-        refused=("MatMul", "shape value 258", "strategy value 4")),
+        fix="intermediate_size 258, vocab_size 512); nearest legal: 2"),
     "3 key/value heads on 2 ranks": WrongPlan(overrides=(*_SIX_HEADS, "model.num_key_value_heads=3", *sizes(1, 2)),
         path="plans.train.model_parallel: 2 does not split the model evenly (6 attention heads, 3 key/value heads",
-        fix="nearest legal: 1", refused=("3", "2"), world_size=2),
+        fix="nearest legal: 1"),
     "layers over stages": WrongPlan(overrides=("model.num_hidden_layers=1", *sizes(1, 4, 2, 2)),
-        path="plans.train.pipeline_stage: 2 is more", fix="than the 1 layers", refused=None, world_size=8),
+        path="plans.train.pipeline_stage: 2 is more", fix="than the 1 layers"),
     "micro-batches for the stages": WrongPlan(overrides=sizes(1, 4, 2, 1),
-        path="plans.train.micro_batch_num: 1 is less than pipeline_stage 2", fix="smallest legal: 2",
-        refused=("micro",), graph="train", world_size=8),
-    # It sends the table on in each round; the last stage's own copy and moments are left behind.
-    "a table of two stages": WrongPlan(overrides=("model.tie_word_embeddings=true", *sizes(1, 4, 2, 2)),
-        path="plans.train.pipeline_stage: 2 stages, but model.tie_word_embeddings makes one table",
-        fix="set pipeline_stage=1, micro_batch_num=1 and model_parallel=8 or data_parallel=2", refused=None,
-        graph="train", rank=4, world_size=8),
-    "6 ranks": WrongPlan(overrides=(*sizes(3, 2), "rollout.prompts_per_step=24", "trainer.prompts_per_mini_batch=24"),
-        path="plans.train.data_parallel: 3 x model_parallel 2 = 6 ranks", fix="nearest legal: 2 or 4",
-        refused=("device_num", "divisible by 8", "6"), world_size=6),
-    "stages of 12 ranks": WrongPlan(
-        overrides=(*sizes(3, 4, 2, 2), "rollout.prompts_per_step=24", "trainer.prompts_per_mini_batch=24"),
-        path="plans.train.data_parallel: 3 x model_parallel 4 = 12 ranks", fix="nearest legal: 2 or 4",
-        refused=("Send", "communication group", "{0, 12}"), graph="train", world_size=24),
-    # The op itself refuses, when it runs.
+        path="plans.train.micro_batch_num: 1 is less than pipeline_stage 2", fix="smallest legal: 2"),
     "heads of 24": WrongPlan(overrides=("model.hidden_size=192", "model.head_dim=24"),
         path="model.head_dim: 24; FlashAttentionScore takes heads of a multiple of 16",
-        fix="nearest legal: 16 or 32 (model.hidden_size=128 or 256 for 8 heads)", refused=None),
+        fix="nearest legal: 16 or 32 (model.hidden_size=128 or 256 for 8 heads)"),
     "a float32 cache": WrongPlan(overrides=("rollout.cache_dtype=float32",),
         path="rollout.cache_dtype: float32; ReshapeAndCache and PagedAttention take a cache of bfloat16 or float16",
-        fix="set rollout.cache_dtype=bfloat16", refused=("ReshapeAndCache", "Float32"), graph="decode"),
+        fix="set rollout.cache_dtype=bfloat16"),
     "54 tokens in 4 parts": WrongPlan(overrides=("plans.train.use_seq_parallel=true", "trainer.length_multiple=1",
         "trainer.samples_per_micro_batch=1"),
         path="plans.train.use_seq_parallel: model_parallel 4 does not divide the tokens of a micro-batch",
-        fix="nearest legal trainer.length_multiple: 4", refused=("54", "4")),
+        fix="nearest legal trainer.length_multiple: 4"),
     "plans of different sizes": WrongPlan(overrides=("plans.infer={data_parallel: 2, model_parallel: 4}",),
         path="plans.infer: plans.train 1 x 4 x 1 needs 4 workers, plans.infer 2 x 4 x 1 needs 8",
-        fix="set plans.infer.data_parallel=1", refused=("requires 8 devices", "is 4"), graph="rollout"),
-    # It sees one round of micro-batches, not how many make an update.
+        fix="set plans.infer.data_parallel=1"),
     "micro-batches for the replicas": WrongPlan(overrides=(*sizes(8, 1), "trainer.samples_per_micro_batch=16"),
         path="trainer.samples_per_micro_batch: 16 makes 4 micro-batches per update, which data_parallel 8 x",
-        fix="nearest legal trainer.samples_per_micro_batch: 8", refused=None, world_size=8),
-    # Prompts are dealt out on the host.
+        fix="nearest legal trainer.samples_per_micro_batch: 8"),
     "prompts for the replicas": WrongPlan(
         overrides=(*sizes(24, 1), "trainer.prompts_per_mini_batch=32", "trainer.samples_per_micro_batch=1"),
         path="plans.infer.data_parallel: 24 replicas do not share rollout.prompts_per_step 32 evenly",
-        fix="nearest legal: 16 or 32", refused=None, world_size=24),
+        fix="nearest legal: 16 or 32"),
 }  # fmt: skip

@@ -39,8 +39,9 @@ class Accumulation:
         self.gradients = gradients_of(weights)
         self.squares = np.zeros(1, np.float32)
         """By the kernels: the sum of the squares of all gradients of the last update, in one process."""
-        self._place, self._stage = place, Stage(place, getattr(policy, "model", None))
-        self._is_packed, self._replays_experts = takes_packed(policy), getattr(policy, "replays_experts", False)
+        self._stage = Stage(place, getattr(policy, "model", None))
+        replays = getattr(policy, "replays_experts", False)
+        self._form = {"is_packed": takes_packed(policy), "replays": replays, "place": place}
         self._num_layers = getattr(policy, "num_layers", 0)
         is_first = self._stage.is_first
         if self._stage.is_last:
@@ -54,10 +55,9 @@ class Accumulation:
     def __call__(self, batches: Sequence[Batch], kl_coef: float) -> list[Arrays]:
         """batches: the replica's. Of each, on the stage where log-probs come out, the fields of `MicroBatchResult`;
         elsewhere nothing."""
-        form = {"is_packed": self._is_packed, "replays": self._replays_experts, "place": self._place}
         inputs, routed = [], []
         for batch in batches:
-            tensors, of_batch = tensors_of(batch, kl_coef, **form)
+            tensors, of_batch = tensors_of(batch, kl_coef, **self._form)
             inputs.append(tensors)
             routed.append(of_batch)
         self._stage.prepare(call for number in range(len(inputs)) for call in self._calls(number, inputs[number]))
@@ -96,6 +96,12 @@ class Accumulation:
             return measured
         each = zip(measured, routed, batches, chosen, strict=True)
         return [(*result, of.differing(batch, chose, self._num_layers).array) for result, of, batch, chose in each]
+
+    def graphs_for(self, batch: Batch) -> list[tuple[nn.Cell, tuple[Tensor, ...]]]:
+        """The graphs of one micro-batch, each with its inputs: that of the forward pass, where the stage is not the
+        last, and that of the gradients."""
+        tensors, _ = tensors_of(batch, 0.0, **self._form)
+        return [(graph.cell, inputs) for graph, inputs in self._calls(0, tensors)]
 
     def _calls(self, number: int, inputs: tuple[Tensor, ...]) -> Iterator[tuple[GraphOfRanks, tuple[Tensor, ...]]]:
         """Of the graphs of a micro-batch, with inputs of the right shapes."""

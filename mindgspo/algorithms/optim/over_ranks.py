@@ -160,6 +160,15 @@ class StepOverRanks:
         self._gather = GraphOfRanks(_Chain([_Gather(*bucket) for bucket in scattered]), world)
         self._has_rows = plan.optimizer_shard and plan.token_parts > 1
 
+    def graphs(self) -> dict[str, tuple[nn.Cell, tuple[Tensor, ...]]]:
+        """Each with its inputs: the sums over the ranks, AdamW, and the gathering of the weights from rows."""
+        scalars = self.optimizer.scalars(1, 0.0, 1.0)
+        return {
+            "sum": (self._sum.cell, (_START,)),
+            "step": (self.apply.cell, scalars),
+            "gather": (self._gather.cell, (_START,)),
+        }
+
     def norm(self) -> float:
         """Of the gradients, which are added up over the ranks first; the same on all ranks."""
         if not self._is_alone:

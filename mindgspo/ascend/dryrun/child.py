@@ -3,7 +3,8 @@
 Started by `runner`, once per graph and rank, because a process is one rank of one cluster.
 
 Where memory is measured, MindSpore's simulation level is 1: the backend too makes its kernels of the graph, and a call
-takes memory for every tensor in the order of execution, but launches nothing.
+takes memory for every tensor in the order of execution, but launches nothing. Parameters that are on the device then
+and not in the graph are added.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def main() -> None:
     answer, path = compile_.answer(), Path(job.result_path)
     if job.measures_memory and answer.failure is None:
         write_record(path, replace(answer, memory=Memory(why_not=UNFINISHED)))  # in case the call ends the process
-        answer = replace(answer, memory=compile_.memory())
+        answer = replace(answer, memory=compile_.memory(answer.facts))
     write_record(path, answer)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -79,7 +80,7 @@ class _Compile:
         set_up_runtime("Ascend")
         join_cluster()  # rank RANK_ID of RANK_SIZE; no other process is met
         self.phase = "build"
-        graph = _builder(job.builder)(_config(job), job.graph, job.rank, strategy_path=Path(job.strategy_path))
+        graph = _builder(job.builder)(_config(job), job.graph, job.rank)
         self.graph = graph
         self.phase = "compile"
         started = time.monotonic()
@@ -90,15 +91,17 @@ class _Compile:
         self.phase = "reading the graph"
         return read_graph(compiled_text(graph.cell), job.world_size, made_groups())
 
-    def memory(self) -> Memory:
-        """Of one call of the graph that was compiled; nothing of it is executed."""
+    def memory(self, facts: GraphFacts) -> Memory:
+        """Of one call of the graph that was compiled; nothing of it is executed. facts: of the graph."""
         try:
             give_untouched_zeros(self.graph.cell.get_parameters())
             allocated, reserved = call_for_memory(self.graph.cell, self.graph.inputs)
         except Exception as error:
             traceback.print_exc()
             return Memory(why_not=f"{type(error).__name__}: {error}".strip().splitlines()[0])
-        return Memory(allocated=allocated, reserved=reserved)
+        held = {parameter.name for parameter in facts.parameters}
+        beside = sum(parameter.nbytes for parameter in self.graph.resident if parameter.name not in held)
+        return Memory(allocated=allocated + beside, reserved=reserved + beside, beside=beside)
 
 
 def _config(job: Job) -> ExperimentConfig | None:

@@ -17,24 +17,17 @@ from mindgspo.ascend.toolchain import Toolchain, find_toolchain
 from mindgspo.config import ExperimentConfig, ParallelPlan, dump_config, load_config
 from mindgspo.errors import DryRunError
 from mindgspo.io import write_error
+from mindgspo.parallel.placement import Placement
 from mindgspo.parallel.ranks import RankGrid
 from mindgspo.planner.cache_budget import with_cache_budget
 from mindgspo.planner.command import DRY_RUNS
 from mindgspo.planner.measured import MeasuredPeak, fingerprint, store_peak
 from mindgspo.text import raw_stream
 
-# Each graph, and where its plan stands; a reference policy without a plan of its own has that of training.
-SECTIONS = {
-    "train": "plans.train",
-    "reference": "plans.reference",
-    "prefill": "plans.infer",
-    "decode": "plans.infer",
-    "rollout": "plans.infer",
-    "old_policy": "plans.train",
-}
-# Those that a run compiles, with old_policy where the reference has a plan of its own. rollout is for its strategy
-# file: the reference's graph under the infer plan.
-RUN_GRAPHS = ("train", "reference", "prefill", "decode")
+OF_UPDATE = ("train", "forward", "sum", "step", "gather")
+# Those that a run compiles, as far as the plan has them, and old_policy where the reference has a plan of its own.
+RUN_GRAPHS = (*OF_UPDATE, "reference", "prefill", "decode")
+GRAPHS = (*RUN_GRAPHS, "old_policy")
 _CONFIG_FILE = "config.yaml"
 
 
@@ -42,10 +35,9 @@ _CONFIG_FILE = "config.yaml"
 class DryRunRequest:
     """What to compile: the experiment as it is on Ascend, whatever device its file names.
 
-    ranks: of every graph; None: the first of each pipeline stage for train and reference, 0 for those of
-    the infer plan.
-    folder: for strategy files and logs; None: dryrun/<experiment>. measures_memory: see `run_child`. builder: as in
-    `Job`.
+    graphs: those that a rank does not have are left out. ranks: of every graph; None: the first of each pipeline stage
+    of its plan. folder: for logs and measurements; None: dryrun/<experiment>. measures_memory: see
+    `run_child`. builder: as in `Job`.
     """
 
     config: Path
@@ -99,21 +91,28 @@ class DryRun:
         started = time.monotonic()
         yield str(self.toolchain)
         for result in self.results():
-            section = _section(self.config, result.graph)
             yield ""
-            yield from block(result, section=section, plan=_plan(self.config, section), world_size=self._world_size)
+            yield from block(result, world_size=self._world_size)
         yield ""
-        yield summary(self.done, seconds=time.monotonic() - started, folder=str(self.folder))
+        yield summary(self.done, seconds=time.monotonic() - started)
 
     def results(self) -> Iterator[Result]:
         """Every graph and rank asked for, in order. Progress is shown on the terminal, if there is one."""
-        jobs = [(graph, rank) for graph in self.request.graphs for rank in self._ranks(graph)]
+        jobs = self._jobs()
         console = Console(file=raw_stream(sys.stderr))
         for number, (graph, rank) in enumerate(jobs, start=1):
             with console.status(f"compiling {graph} for rank {rank} ({number} of {len(jobs)})"):
                 self.done.append(self._compile(graph, rank))
             self._store_memory(self.done[-1])
             yield self.done[-1]
+
+    def _jobs(self) -> list[tuple[str, int]]:
+        return [
+            (graph, rank)
+            for graph in self.request.graphs
+            for rank in self._ranks(graph)
+            if has_graph(_plan(self.config, graph), graph, rank)
+        ]
 
     def _compile(self, graph: str, rank: int) -> Result:
         return run_child(
@@ -157,24 +156,30 @@ class DryRun:
             return range(self._world_size)
         if self.request.ranks is not None:
             return self.request.ranks
-        grid = RankGrid.of(_plan(self.config, _section(self.config, graph)))
+        grid = RankGrid.of(_plan(self.config, graph))
         return [grid.stage_ranks(stage)[0] for stage in range(grid.pipeline_stage)]
 
 
-def _section(config: ExperimentConfig, graph: str) -> str:
-    section = SECTIONS[graph]
-    is_shared = section == "plans.reference" and config.plans.reference is None
-    return "plans.train" if is_shared else section
+def has_graph(plan: ParallelPlan, graph: str, rank: int) -> bool:
+    """Whether a rank runs a graph at all; plan: of training, for those of an update."""
+    if graph == "forward":
+        return not Placement(plan=plan, rank=rank).is_last_stage
+    if graph == "gather":
+        return plan.optimizer_shard and plan.token_parts > 1
+    return graph != "sum" or plan.world_size > 1
 
 
-def _plan(config: ExperimentConfig, section: str) -> ParallelPlan:
-    return getattr(config.plans, section.removeprefix("plans."))
+def _plan(config: ExperimentConfig, graph: str) -> ParallelPlan:
+    plans = config.plans
+    if graph in ("prefill", "decode"):
+        return plans.infer
+    return plans.scoring if graph == "reference" else plans.train
 
 
 def _check_graphs(graphs: Sequence[str]) -> None:
     for graph in graphs:
-        if graph not in SECTIONS:
-            raise DryRunError(f"--graphs: {graph!r} is none of {', '.join(SECTIONS)}")
+        if graph not in GRAPHS:
+            raise DryRunError(f"--graphs: {graph!r} is none of {', '.join(GRAPHS)}")
 
 
 def _check_rank(rank: int, plan: ParallelPlan) -> None:
@@ -183,8 +188,7 @@ def _check_rank(rank: int, plan: ParallelPlan) -> None:
 
 
 def _folder(request: DryRunRequest, config: ExperimentConfig) -> Path:
-    """The output folder with the configuration in it. One that was made for another configuration is moved aside, for
-    MindSpore takes all strategy files of a folder for parts of one model."""
+    """The output folder with the configuration in it. One that was made for another configuration is moved aside."""
     folder = request.folder or DRY_RUNS / config.experiment
     text = dump_config(config)
     written = folder / _CONFIG_FILE

@@ -1,9 +1,9 @@
 """MindSpore's text of a compiled graph -> `GraphFacts`: parameters held, collectives, operators.
 
 The text lists the top graph's parameters, then functions, of which the last is called from outside and others once or
-many times (with lazy_inline one function stands for every micro-batch). Each node takes lines such as
+many times. Each node takes lines such as
 
-      %5(CNode_35) = AllReduce(%4) {...} primitive_attrs: {group: "4-630117", group_rank_ids: (0, 1), ...} ...
+      %5(CNode_35) = AllReduce(%4) {...} primitive_attrs: {group: "mindgspo_4_1f0c", ...} ...
           : (<Tensor[Float32], (4, 64)>) -> (<Tensor[Float32], (4, 64)>)
 """
 
@@ -146,7 +146,6 @@ _TUPLE = re.compile(r"<Tuple\[(.+?)\], TupleShape\((.*?\))\)")
 _ELEMENT = re.compile(r"Tensor\[(\w+)\](?:\*(\d+))?")
 _SHAPE = re.compile(r"\(([-\d, ]*)\)")
 _GROUP = re.compile(r'[{ ]group: "([^"]*)"')
-_RANKS = re.compile(r"[{ ](?:group_rank_ids|rank_list): \(([\d, ]*)\)")
 
 
 @dataclass
@@ -155,49 +154,44 @@ class _Function:
 
     operators: Counter[str] = field(default_factory=Counter)
     products: Counter[str] = field(default_factory=Counter)
-    collectives: Counter[tuple[str, str, tuple[int, ...], int | None]] = field(default_factory=Counter)
+    collectives: Counter[tuple[str, str, int | None]] = field(default_factory=Counter)
     calls: Counter[str] = field(default_factory=Counter)
 
 
 def read_graph(text: str, world_size: int, groups: Mapping[str, tuple[int, ...]] | None = None) -> GraphFacts:
     """Facts of one call of the graph; a loop's body counts once, for nobody knows how often it runs.
 
-    groups: ranks by name, of groups that the compiler did not make; what the text says of their ranks may be all ranks.
+    groups: ranks by name, of all groups but the one of all ranks.
     """
-    entry, parameters, functions = _parse(text, world_size)
+    entry, parameters, functions = _parse(text)
     times = _times_called(entry, functions)
     operators: Counter[str] = Counter()
     products: Counter[str] = Counter()
-    counts: Counter[tuple[str, str, tuple[int, ...]]] = Counter()
-    sizes: dict[tuple[str, str, tuple[int, ...]], int | None] = {}
+    counts: Counter[tuple[str, str]] = Counter()
+    sizes: dict[tuple[str, str], int | None] = {}
+    ranks = {_WORLD: tuple(range(world_size)), **(groups or {})}
     for name, function in functions.items():
         for operator, count in function.operators.items():
             operators[operator] += count * times[name]
         for dtype, count in function.products.items():
             products[dtype] += count * times[name]
-        for (kind, group, ranks, size), count in function.collectives.items():
-            key = (kind, group, ranks)
+        for (kind, group, size), count in function.collectives.items():
+            key = (kind, group)
             counts[key] += count * times[name]
             before = sizes.get(key, 0)
             sizes[key] = None if before is None or size is None else before + size * count * times[name]
     return GraphFacts(
         parameters=parameters,
         collectives=tuple(
-            Collective(
-                kind=kind,
-                group=group,
-                ranks=(groups or {}).get(group, ranks),
-                count=counts[kind, group, ranks],
-                bytes=size,
-            )
-            for (kind, group, ranks), size in sorted(sizes.items(), key=lambda item: item[0])
+            Collective(kind=kind, group=group, ranks=ranks.get(group, ()), count=counts[kind, group], bytes=size)
+            for (kind, group), size in sorted(sizes.items(), key=lambda item: item[0])
         ),
         operators=dict(sorted(operators.items())),
         products=dict(sorted(products.items())),
     )
 
 
-def _parse(text: str, world_size: int) -> tuple[str, tuple[HeldParameter, ...], dict[str, _Function]]:
+def _parse(text: str) -> tuple[str, tuple[HeldParameter, ...], dict[str, _Function]]:
     entry = ""
     parameters = []
     functions: dict[str, _Function] = {}
@@ -205,7 +199,7 @@ def _parse(text: str, world_size: int) -> tuple[str, tuple[HeldParameter, ...], 
     lines = iter(text.splitlines())
     for line in lines:
         if (node := _NODE.match(line)) is not None:
-            _add_node(current, node["callee"], line, next(lines, ""), world_size)
+            _add_node(current, node["callee"], line, next(lines, ""))
         elif (match := _FUNCTION.match(line)) is not None:
             current = functions.setdefault(match[1], _Function())
         elif (match := _PARAMETER.match(line)) is not None:
@@ -216,7 +210,7 @@ def _parse(text: str, world_size: int) -> tuple[str, tuple[HeldParameter, ...], 
     return entry, tuple(parameters), functions
 
 
-def _add_node(function: _Function, callee: str, line: str, types: str, world_size: int) -> None:
+def _add_node(function: _Function, callee: str, line: str, types: str) -> None:
     if callee.startswith(("call @", "%")):
         function.calls.update(re.findall(r"@([^@()\[\],\s]+)", callee))
         return
@@ -228,11 +222,8 @@ def _add_node(function: _Function, callee: str, line: str, types: str, world_siz
         function.products[next(entry.dtype for entry in _tensors(before) if "Int" not in entry.dtype)] += 1
     if name in COLLECTIVES:
         group = match[1] if (match := _GROUP.search(line)) else _WORLD
-        ranks = _shape(match[1]) if (match := _RANKS.search(line)) else ()
-        if not ranks and group == _WORLD:
-            ranks = tuple(range(world_size))
         size = total_bytes(_tensors(after if name == "Receive" else before))
-        function.collectives[name, group, ranks, size] += 1
+        function.collectives[name, group, size] += 1
 
 
 def _tensors(types: str) -> Iterator[TensorType]:

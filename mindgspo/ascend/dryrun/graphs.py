@@ -1,10 +1,16 @@
-"""The graphs of an experiment as a rank would compile them: the shipped cells, with inputs of the sizes it will see.
+"""The graphs of an experiment as a rank compiles them: the shipped cells, with inputs of the sizes it will see.
 
 Called in the processes of the dry run, which have chosen the device and joined their simulated cluster.
 
-train: the GSPO update with its optimizer, a round of micro-batches. reference: log-probs without gradients, which also
-scores the old policy; where it has a plan of its own, old_policy is the graph that does. prefill, decode: the
-rollout's, of one model-parallel group of the infer plan.
+    train       the gradients of a micro-batch, added to those so far; of a stage that is not the last the backward
+                pass, which computes the forward one again
+    forward     a micro-batch's hidden states, of a stage that is not the last
+    sum         once per update: gradients added up over the ranks
+    step        AdamW
+    gather      whole weights from the rows that ranks have updated, with optimizer_shard
+    reference   log-probs without gradients, which also scores the old policy; where it has a plan of its own,
+                old_policy is the graph that does
+    prefill, decode   of one model-parallel group of the infer plan
 
 Legend: S decode slots, P blocks of the longest sequence; Q prompts of a prefill, L their columns.
 """
@@ -13,21 +19,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-from mindspore import Tensor, nn
+from mindspore import Parameter, Tensor, nn
 
 from mindgspo.algorithms.losses.registry import build_policy_loss
-from mindgspo.algorithms.optim.auto_parallel import AutoParallelUpdate
+from mindgspo.algorithms.optim.update import RankUpdate
 from mindgspo.config import ExperimentConfig
 from mindgspo.config.plan import ParallelPlan
 from mindgspo.models.policy import PolicyLogProbs, build_model
-from mindgspo.models.scoring import AutoParallelScorer
-from mindgspo.models.weights import weight_layouts
-from mindgspo.parallel.auto_parallel import set_mode
+from mindgspo.models.scoring import PolicyScorer
 from mindgspo.parallel.device_ops import attention_segments, takes_packed
-from mindgspo.parallel.placement import Placement, auto_parallel_placement
+from mindgspo.parallel.placement import Placement
 from mindgspo.rollout.cache import PagedCache
 from mindgspo.rollout.graphs import DecodeStep, PackedWeights, Prefill, TokenSampler
 from mindgspo.rollout.sizes import reads_trained_weights, rollout_sizes
@@ -37,73 +40,55 @@ from mindgspo.trainer.batches import longest_batch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompilableGraph:
-    """cell: has `compile(*inputs)`."""
+    """cell: has `compile(*inputs)`. resident: parameters that are on the device while it runs, read by it or not."""
 
     cell: nn.Cell
     inputs: tuple[Tensor, ...]
+    resident: tuple[Parameter, ...] = ()
 
 
-def build_graph(
-    config: ExperimentConfig, graph: str, rank: int, *, strategy_path: Path | None = None
-) -> CompilableGraph:
-    """graph: a name of the table above. strategy_path: where the compiler writes its strategy file, for graphs that it
-    divides: train, reference, old_policy, and rollout, which is the reference's graph under the infer plan."""
-    return _BUILDERS[graph](config, rank, strategy_path)
+def build_graph(config: ExperimentConfig, graph: str, rank: int) -> CompilableGraph:
+    """graph: a name of the table above that the rank has."""
+    builder = _BUILDERS.get(graph)
+    return builder(config, rank) if builder else _of_update(config, graph, rank)
 
 
-def _train(config: ExperimentConfig, rank: int, strategy_path: Path | None) -> CompilableGraph:
-    plan = config.plans.train
-    place = auto_parallel_placement(plan, config.model.num_key_value_heads, rank=rank)
+def _of_update(config: ExperimentConfig, graph: str, rank: int) -> CompilableGraph:
+    place = Placement(plan=config.plans.train, rank=rank)
     policy = PolicyLogProbs(
         build_model(config.model, place),
         temperature=config.rollout.temperature,
         with_entropy=config.algorithm.entropy_coef > 0,
         replays_experts=config.algorithm.router_replay != "none",
     )
-    part = AutoParallelUpdate(
-        policy,
-        build_policy_loss(config.algorithm),
-        config.optimizer,
-        num_micro_batches=plan.micro_batch_num,
-        layouts=weight_layouts(config.model, place) if plan.world_size > 1 else None,
-        strategy_path=strategy_path,
-    )
-    batch = longest_batch(config)
-    inputs = part.inputs([batch] * (plan.micro_batch_num * plan.data_parallel), 0.0)
-    set_mode(part.cell, policy.model, training=True)
-    return CompilableGraph(cell=part.graph, inputs=inputs)
+    update = RankUpdate(policy, build_policy_loss(config.algorithm), config.optimizer, place)
+    if graph in ("train", "forward"):
+        of_batch = update.accumulation.graphs_for(longest_batch(config))
+        cell, inputs = of_batch[0 if graph == "forward" else -1]
+    else:
+        cell, inputs = update.over_ranks.graphs()[graph]
+    moments = (*update.optimizer.first_moments, *update.optimizer.second_moments)
+    return CompilableGraph(cell=cell, inputs=inputs, resident=(*update.weights, *update.scratch, *moments))
 
 
-def _reference(config: ExperimentConfig, rank: int, strategy_path: Path | None) -> CompilableGraph:
-    return _scoring(config, config.plans.scoring, rank, strategy_path)
+def _reference(config: ExperimentConfig, rank: int) -> CompilableGraph:
+    return _scoring(config, config.plans.scoring, rank)
 
 
-def _old_policy(config: ExperimentConfig, rank: int, strategy_path: Path | None) -> CompilableGraph:
-    plan = config.plans.train.model_copy(update={"optimizer_shard": False})
+def _old_policy(config: ExperimentConfig, rank: int) -> CompilableGraph:
     replay, records = config.algorithm.router_replay, bool(config.rollout.record_experts)
     kinds = {"replays_experts": replay == "rollout", "tells_choices": records or replay == "old"}
-    return _scoring(config, plan, rank, strategy_path, **kinds)
+    return _scoring(config, config.plans.train, rank, **kinds)
 
 
-def _rollout(config: ExperimentConfig, rank: int, strategy_path: Path | None) -> CompilableGraph:
-    return _scoring(config, config.plans.infer, rank, strategy_path)
-
-
-def _scoring(
-    config: ExperimentConfig,
-    plan: ParallelPlan,
-    rank: int,
-    strategy_path: Path | None,
-    **kinds: bool,
-) -> CompilableGraph:
-    place = auto_parallel_placement(plan, config.model.num_key_value_heads, rank=rank)
-    model = build_model(config.model, place)
-    scorer = AutoParallelScorer(model, temperature=config.rollout.temperature, strategy_path=strategy_path, **kinds)
+def _scoring(config: ExperimentConfig, plan: ParallelPlan, rank: int, **kinds: bool) -> CompilableGraph:
+    model = build_model(config.model, Placement(plan=plan, rank=rank))
+    scorer = PolicyScorer(model, temperature=config.rollout.temperature, **kinds)
     cell, inputs = scorer.graph_for(longest_batch(config))
     return CompilableGraph(cell=cell, inputs=inputs)
 
 
-def _prefill(config: ExperimentConfig, rank: int, strategy_path: Path | None) -> CompilableGraph:
+def _prefill(config: ExperimentConfig, rank: int) -> CompilableGraph:
     model = _generating_model(config, rank)
     sizes = rollout_sizes(config)
     shape = (sizes.prefill_width, sizes.prompt_columns)
@@ -115,7 +100,7 @@ def _prefill(config: ExperimentConfig, rank: int, strategy_path: Path | None) ->
     return CompilableGraph(cell=cell, inputs=tuple(Tensor(array) for array in inputs))
 
 
-def _decode(config: ExperimentConfig, rank: int, strategy_path: Path | None) -> CompilableGraph:
+def _decode(config: ExperimentConfig, rank: int) -> CompilableGraph:
     model = _generating_model(config, rank)
     num_slots = rollout_sizes(config).num_slots
     cache = _cache(model, config)
@@ -141,11 +126,9 @@ def _cache(model: nn.Cell, config: ExperimentConfig) -> PagedCache:
     return PagedCache(model, num_blocks=sizes.num_blocks, num_columns=sizes.cache_columns, dtype=sizes.cache_dtype)
 
 
-_BUILDERS: Mapping[str, Callable[[ExperimentConfig, int, Path | None], CompilableGraph]] = {
-    "train": _train,
+_BUILDERS: Mapping[str, Callable[[ExperimentConfig, int], CompilableGraph]] = {
     "reference": _reference,
     "old_policy": _old_policy,
-    "rollout": _rollout,
     "prefill": _prefill,
     "decode": _decode,
 }

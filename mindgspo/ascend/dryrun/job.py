@@ -21,10 +21,9 @@ class Job:
     """One graph of one rank to compile.
 
     config, overrides: experiment YAML and `--set` entries, read in `working_folder`; no config: the builder gets None.
-    builder: "module:function", called as builder(config, graph, rank, strategy_path=...); it returns an object whose
-    `cell.compile(*inputs)` compiles. import_folders: where else its module is looked for.
-    strategy_path: where the builder lets MindSpore write its strategy file. measures_memory: whether the graph is
-    called too, with MindSpore's allocator and without a kernel.
+    builder: "module:function", called as builder(config, graph, rank); it returns a `graphs.CompilableGraph`.
+    import_folders: where else its module is looked for. measures_memory: whether the graph is called too, with
+    MindSpore's allocator and without a kernel.
     """
 
     config: str | None
@@ -35,7 +34,6 @@ class Job:
     world_size: int
     builder: str
     import_folders: tuple[str, ...]
-    strategy_path: str
     result_path: str
     is_stand_in: bool
     measures_memory: bool = False
@@ -57,14 +55,17 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What MindSpore's allocator had given out at the peak of one call.
+    """What is taken on the device at the peak of one call.
 
-    allocated: bytes of all tensors. reserved: bytes of the blocks that it had taken for them. why_not: one line, where
-    it could not be measured.
+    allocated: bytes of all tensors that MindSpore's allocator had given out, and `beside`. reserved: bytes of the
+    blocks that it had taken for them, and `beside`. beside: bytes of parameters which are on the device during the
+    call, but not in the graph: AdamW's moments beside a graph of gradients. why_not: one line, where it could not be
+    measured.
     """
 
     allocated: int = 0
     reserved: int = 0
+    beside: int = 0
     why_not: str = ""
 
 

@@ -1,18 +1,15 @@
-"""What MindSpore says when it refuses a graph, cut to the lines that matter, and which entry of the plan to change.
+"""What MindSpore says when it refuses a graph, cut to the lines that matter.
 
-MindSpore raises a few words with pages of call stacks, and logs the reason with its numbers. A refusal that no rule
-knows gets no hint: it may be a defect of a cell.
+MindSpore raises a few words with pages of call stacks, and logs the reason with its numbers.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from mindgspo.ascend.dryrun.job import Failure
-from mindgspo.config import ParallelPlan
 
 _MOST_REASONS = 3
 _MOST_CHARACTERS = 600
@@ -23,10 +20,8 @@ _STACKS = re.compile(r"\n\s*-{20,}\n|\n\nAt:\n|\n# \d+ In file | \(See file ")
 _LOGGED = re.compile(r"^\[(?:ERROR|CRITICAL)\] \w+\([^)]*\):\S+ \[[^\]]*\] (?:\w+\] )?(?P<text>.*)$", re.MULTILINE)
 # What follows from a reason that was logged just before, or repeats what is raised.
 _CONSEQUENCE = re.compile(
-    r"\b(?:Check\w*|Init|Infer\w*) ?failed\.?$|: Invalid strategy value$|infer failed, failed info: |"
-    r"Exception happened, check the information"
+    r"\b(?:Check\w*|Init|Infer\w*) ?failed\.?$|infer failed, failed info: |Exception happened, check the information"
 )
-_OPERATOR = re.compile(r"^(\w+?)Info\d* ?: ")
 # "# 3 In file /a/b.py:40, 15~42" or without the number; the line of code follows. A range of lines is a whole function.
 _FRAME = re.compile(r"^#(?: \d+)? In file (?P<file>[^\n]+?):(?P<line>\d+), [^\n]*\n(?P<code>[^\n]*)", re.MULTILINE)
 
@@ -38,10 +33,6 @@ class Refusal:
     message: str
     reasons: tuple[str, ...]
     place: str
-
-    def text(self) -> str:
-        """Message and reasons, for `plan_hints`."""
-        return "\n".join((self.message, *self.reasons))
 
 
 def cut(failure: Failure, log: str) -> Refusal:
@@ -61,7 +52,7 @@ def _reasons(log: str, message: str) -> tuple[str, ...]:
     for match in _LOGGED.finditer(log):
         text = match["text"].strip()
         if text and text not in message and not _CONSEQUENCE.search(text):
-            found[_short(_OPERATOR.sub(r"\1: ", text))] = None
+            found[_short(text)] = None
     return tuple(found)[-_MOST_REASONS:]
 
 
@@ -79,92 +70,3 @@ def _shown(place: str) -> str:
 
 def _short(text: str) -> str:
     return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]} ..."
-
-
-def plan_hints(text: str, section: str, plan: ParallelPlan) -> list[str]:
-    """section: the plan's path in the configuration, e.g. "plans.train"."""
-    found: dict[str, None] = {}
-    for pattern, advice in _RULES:
-        for match in pattern.finditer(text):
-            for line in advice(match, plan):
-                found[f"{section}.{line}"] = None
-    return list(found)
-
-
-def _does_not_divide(match: re.Match[str], plan: ParallelPlan) -> list[str]:
-    size, ways = int(match["size"]), int(match["ways"])
-    return [f"{entry} does not divide {size}" for entry in _entries(ways, plan)]
-
-
-def _heads(match: re.Match[str], plan: ParallelPlan) -> list[str]:
-    return [f"model_parallel: {match['ways']} does not divide {match['size']} attention heads"]
-
-
-def _no_power_of_two(match: re.Match[str], plan: ParallelPlan) -> list[str]:
-    ways = int(match["ways"])
-    return [f"{entry} is no power of 2, as MindSpore wants it here" for entry in _entries(ways, plan)]
-
-
-def _too_many_ranks(match: re.Match[str], plan: ParallelPlan) -> list[str]:
-    here = f"{plan.token_parts} x {plan.model_parallel}"
-    return [
-        f"model_parallel: {_parts(plan)} x model_parallel is {here}; an operator is split {match['ways']} ways, but a "
-        f"stage has {match['size']} ranks"
-    ]
-
-
-def _stages(match: re.Match[str], plan: ParallelPlan) -> list[str]:
-    return [f"pipeline_stage: {match['ways']} does not divide {match['size']} ranks"]
-
-
-def _micro_batches(match: re.Match[str], plan: ParallelPlan) -> list[str]:
-    return [f"micro_batch_num: {match['ways']} does not divide the {match['size']} rows of a mini-batch"]
-
-
-def _few_micro_batches(match: re.Match[str], plan: ParallelPlan) -> list[str]:
-    return [f"micro_batch_num: {plan.micro_batch_num}; {plan.pipeline_stage} pipeline stages need at least as many"]
-
-
-def _one_cache(match: re.Match[str], plan: ParallelPlan) -> list[str]:
-    return [f"data_parallel: {plan.data_parallel}; a KV cache belongs to one replica, its tokens cannot be split"]
-
-
-def _whole_axis(match: re.Match[str], plan: ParallelPlan) -> list[str]:
-    return [f"model_parallel: {plan.model_parallel}; an operator wants an axis whole that is split over ranks"]
-
-
-def _entries(ways: int, plan: ParallelPlan) -> list[str]:
-    """The entries that split an axis so many ways, each with its value; none if no entry does."""
-    parts, slices = plan.token_parts, plan.model_parallel
-    fitting = []
-    if slices == ways:
-        fitting.append(f"model_parallel: {ways}")
-    if plan.data_parallel == ways:
-        fitting.append(f"data_parallel: {ways}")
-    elif parts == ways:
-        fitting.append(f"context_parallel: {_parts(plan)} = {ways}")
-    if parts * slices == ways and not fitting:
-        fitting.append(f"model_parallel: {_parts(plan)} x model_parallel = {ways}")
-    return fitting
-
-
-def _parts(plan: ParallelPlan) -> str:
-    """What splits tokens."""
-    return "data_parallel" if plan.context_parallel == 1 else "data_parallel x context_parallel"
-
-
-_Advice = Callable[[re.Match[str], ParallelPlan], list[str]]
-_RULES: tuple[tuple[re.Pattern[str], _Advice], ...] = tuple(
-    (re.compile(pattern), advice)
-    for pattern, advice in (
-        (r"shape value (?P<size>\d+) at .* cannot be divisible by strategy value (?P<ways>\d+)", _does_not_divide),
-        (r"head_num % \S+ must be 0, but got (?P<size>\d+)\(head_num\) and (?P<ways>\d+)", _heads),
-        (r"must be the power of 2, but get (?P<ways>\d+)", _no_power_of_two),
-        (r"it requires (?P<ways>\d+) devices, but the device number of this stage is (?P<size>\d+)", _too_many_ranks),
-        (r"the device_num : (?P<size>\d+) ?and the split_stage_num : (?P<ways>\d+)", _stages),
-        (r"shape of input\((?P<size>\d+)\) must be divided by micro size\((?P<ways>\d+)\)", _micro_batches),
-        (r"setting micro_batch_num > 1|MicroBatch num must be larger or equal than StageNum", _few_micro_batches),
-        (r"The (?:slot_mapping|num_blocks|token num|block_size) can't be shard", _one_cache),
-        (r"[Tt]he (?:axis|dim|hidden|head_dim|num_head) can(?: ?not|'t) be (?:split|shard)", _whole_axis),
-    )
-)

@@ -8,9 +8,8 @@ from itertools import pairwise
 
 from mindgspo.ascend.dryrun.graph_text import GraphFacts
 from mindgspo.ascend.dryrun.job import Memory
-from mindgspo.ascend.dryrun.messages import cut, plan_hints
+from mindgspo.ascend.dryrun.messages import cut
 from mindgspo.ascend.dryrun.runner import Result
-from mindgspo.config import ParallelPlan
 from mindgspo.text import aligned, counted
 
 _LABEL = 13
@@ -18,15 +17,14 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _MOST_RANKS = 6
 
 
-def block(result: Result, *, section: str, plan: ParallelPlan, world_size: int) -> Iterator[str]:
-    """Lines on one graph of one rank. section: where its plan stands in the configuration, e.g. "plans.train"."""
+def block(result: Result, *, world_size: int) -> Iterator[str]:
+    """Lines on one graph of one rank."""
     head = f"{result.graph}, rank {result.rank} of {world_size}"
     if result.failure is None:
         yield head
         yield from _entry("compile", [f"{result.seconds:.1f} s, {size_text(result.peak_rss)} of host memory"])
         yield from _facts(result.facts)
         yield from _entry("memory", [_memory_text(result.memory)] if result.memory else [])
-        yield from _entry("strategy", [str(result.strategy or "none written")])
         return
     log = result.log.read_text(encoding="utf-8", errors="replace") if result.log.is_file() else ""
     refusal = cut(result.failure, log)
@@ -34,20 +32,18 @@ def block(result: Result, *, section: str, plan: ParallelPlan, world_size: int) 
     yield from _entry("error", refusal.message.splitlines())
     yield from _entry("because", refusal.reasons)
     yield from _entry("at", [refusal.place] if refusal.place else [])
-    yield from _entry("change", plan_hints(refusal.text(), section, plan))
     yield from _entry("log", [str(result.log)])
 
 
-def summary(results: Sequence[Result], *, seconds: float, folder: str) -> str:
-    """The last line: what compiled, what failed, where the strategy files are."""
+def summary(results: Sequence[Result], *, seconds: float) -> str:
+    """The last line: what compiled and what failed."""
     failed = sum(result.failure is not None for result in results)
     compiled = len(results) - failed
-    files = f"; strategy files in {folder}" if any(result.strategy for result in results) else ""
     if failed:
-        return f"{failed} of {len(results)} failed, {compiled} compiled for Ascend, in {seconds:.0f} s{files}"
+        return f"{failed} of {len(results)} failed, {compiled} compiled for Ascend, in {seconds:.0f} s"
     ranks = len({result.rank for result in results})
     what = f"{counted(compiled, 'graph')} of {counted(ranks, 'rank')}"
-    return f"{what} compiled for Ascend in {seconds:.0f} s{files}"
+    return f"{what} compiled for Ascend in {seconds:.0f} s"
 
 
 def _facts(facts: GraphFacts) -> Iterator[str]:
@@ -75,8 +71,10 @@ def _facts(facts: GraphFacts) -> Iterator[str]:
 def _memory_text(memory: Memory) -> str:
     if memory.why_not:
         return f"not measured: {memory.why_not}"
+    beside = f"; {size_text(memory.beside)} of it lie beside the graph" if memory.beside else ""
     return (
-        f"{size_text(memory.allocated)} peak on the device (MindSpore's allocator; without workspaces and HCCL buffers)"
+        f"{size_text(memory.allocated)} peak on the device (MindSpore's allocator; without workspaces and HCCL "
+        f"buffers{beside})"
     )
 
 

@@ -31,8 +31,8 @@ TIME_LIMIT_S = 1800.0
 class Result:
     """What became of one graph of one rank.
 
-    seconds: of the compile alone. peak_rss: bytes. strategy: MindSpore's file, None if it wrote none.
-    log: what the process said, in full. memory: None where it was not asked for.
+    seconds: of the compile alone. peak_rss: bytes. log: what the process said, in full. memory: None where it was not
+    asked for.
     """
 
     graph: str
@@ -41,7 +41,6 @@ class Result:
     peak_rss: int
     failure: Failure | None
     facts: GraphFacts
-    strategy: Path | None
     log: Path
     memory: Memory | None = None
 
@@ -62,16 +61,14 @@ def run_child(
 ) -> Result:
     """Compile one graph as `rank` of `world_size`; nothing of the process outlives this call.
 
-    Writes <folder>/<graph>/strategy_<rank>.ckpt and <folder>/logs/<graph>_<rank>.log. builder, import_folders: as in
-    `Job`. measures_memory: also by MindSpore's backend, of which the memory of a call is asked; where that fails, the
-    graph is compiled once more without, so that the result tells of the front end in any case. Raises nothing for a
-    graph that does not compile: that is in the result.
+    Writes <folder>/logs/<graph>_<rank>.log. builder, import_folders: as in `Job`. measures_memory: also by MindSpore's
+    backend, of which the memory of a call is asked; where that fails, the graph is compiled once more without, so that
+    the result tells of the front end in any case. Raises nothing for a graph that does not compile: that is in the
+    result.
     """
-    strategy = (folder / graph / f"strategy_{rank}.ckpt").resolve()
     log = (folder / "logs" / f"{graph}_{rank}.log").resolve()
-    for path in (strategy, log):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.unlink(missing_ok=True)
     with scratch_folder("dryrun") as scratch:
         job = Job(
             config=str(config.resolve()) if config else None,
@@ -82,7 +79,6 @@ def run_child(
             world_size=world_size,
             builder=builder,
             import_folders=tuple(str(path.resolve()) for path in import_folders),
-            strategy_path=str(strategy),
             result_path=str(scratch / "answer.json"),
             is_stand_in=toolchain.is_stand_in,
             measures_memory=measures_memory,
@@ -97,7 +93,6 @@ def run_child(
         peak_rss=answer.peak_rss,
         failure=answer.failure,
         facts=answer.facts,
-        strategy=strategy if strategy.is_file() else None,
         log=log,
         memory=answer.memory,
     )
@@ -154,7 +149,7 @@ def _end(code: int | None, time_limit_s: float) -> str:
 def _environment(job: Job, scratch: Path, toolchain: Toolchain) -> dict[str, str]:
     """MindSpore reads it when it is loaded, so all of it has to be there before the process starts.
 
-    GLOG_v 3: errors are logged, and only there stands why an operator refused its strategy.
+    GLOG_v 3: errors are logged, and only there stands why an operator refused its inputs.
     """
     package = Path(__file__).resolve().parents[3]
     passed_on = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}

@@ -113,15 +113,6 @@ def write_strategies(
     return paths
 
 
-def copy_strategy(source: Path, paths: Sequence[Path]) -> Strategy:
-    """Write a file that MindSpore wrote for one rank under other names, byte for byte; returns what it says."""
-    strategy = read_strategy(source)
-    content = source.read_bytes()
-    for path in paths:
-        write_file(path, content)
-    return strategy
-
-
 def rank_paths(folder: Path, plan: ParallelPlan, suffix: str) -> list[Path]:
     """`<folder>/ckpt_strategy_rank_<rank><suffix>` of all ranks, as MindFormers names them, in a folder made for them.
 

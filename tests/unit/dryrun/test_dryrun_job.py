@@ -16,8 +16,8 @@ from mindgspo.cli import main
 def test_jobs_survive_their_file(tmp_path: Path) -> None:
     job = Job(
         config="a.yaml", overrides=("seed=2", "plans.train.model_parallel=4"), working_folder="/w", graph="train",
-        rank=3, world_size=8, builder="m:f", import_folders=("/x",), strategy_path="/s", result_path="/r",
-        is_stand_in=True, measures_memory=True,
+        rank=3, world_size=8, builder="m:f", import_folders=("/x",), result_path="/r", is_stand_in=True,
+        measures_memory=True,
     )  # fmt: skip
     write_record(tmp_path / "job.json", job)
     assert read_job(tmp_path / "job.json") == job
@@ -33,7 +33,7 @@ def test_answers_survive_their_file(tmp_path: Path) -> None:
     )
     for answer in (
         Answer(seconds=1.5, peak_rss=7, facts=facts),
-        Answer(seconds=1.5, peak_rss=7, facts=facts, memory=Memory(allocated=5, reserved=8)),
+        Answer(seconds=1.5, peak_rss=7, facts=facts, memory=Memory(allocated=5, reserved=8, beside=2)),
         Answer(seconds=0.0, peak_rss=7, failure=Failure(phase="build", kind="ValueError", text="x", place="y")),
     ):
         write_record(tmp_path / "answer.json", answer)
@@ -73,7 +73,7 @@ def test_ranks_are_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     (["--ranks", "0,8"], "error: --ranks: 8; plans.train 1 x 4 x 2 has ranks 0 to 7"),
     (["--ranks", "0", "--all"], "error: --ranks and --all: give one of them"),
     (["--graphs", "train,draw"],
-        "error: --graphs: 'draw' is none of train, reference, prefill, decode, rollout, old_policy"),
+        "error: --graphs: 'draw' is none of train, forward, sum, step, gather, reference, prefill, decode, old_policy"),
 ])  # fmt: skip
 def test_mistakes_are_one_line(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dryrun", CONFIG, *options]) == 1

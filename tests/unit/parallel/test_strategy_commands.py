@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from mindgspo.cli import main
-from mindgspo.config import ParallelPlan, load_model_and_plans
-from mindgspo.config.schema import PlansSection
+from mindgspo.config import load_model_and_plans
 from mindgspo.errors import CheckpointError, ConfigError
 from mindgspo.models.names import parameter_shapes
 from mindgspo.parallel.layout import TensorSlice
@@ -22,7 +20,7 @@ from mindgspo.parallel.strategy.file import merge_strategies, read_strategy, sav
 from mindgspo.parallel.strategy.layouts import strategy_layouts
 from mindgspo.parallel.strategy.record import StoredLayout, Strategy
 from mindgspo.planner import strategy_files
-from mindgspo.planner.strategy_files import GRAPHS, graph_layouts, place_compiled, write_plan_files
+from mindgspo.planner.strategy_files import GRAPHS, graph_layouts, write_plan_files
 
 MODEL = """
 model:
@@ -230,60 +228,6 @@ def test_state_is_left_out_only_where_the_same_is_said_of_it():
     assert without_state(pairs) == ([("w", 1), ("v.w", 2), ("m.u", 1)], {"m.": 1, "a.b.": 1})
 
 
-PLANS = PlansSection(
-    train=ParallelPlan(model_parallel=2, pipeline_stage=2, micro_batch_num=2),
-    infer=ParallelPlan(data_parallel=2, model_parallel=2),
-)
-
-
-@dataclass
-class Failed:
-    phase: str = "compile"
-    text: str = "RuntimeError: Failure:operator MatMul init failed\nmore"
-
-
-@dataclass
-class Compiled:
-    graph: str
-    rank: int
-    strategy: Path | None
-    failure: Failed | None = None
-    seconds: float = 2.5
-    log: Path = Path("logs/train_0.log")
-
-
-def written(folder: Path, stage: int, num_ranks: int) -> Path:
-    entry = StoredLayout(device_matrix=(num_ranks,), tensor_map=(0, -1))
-    save_strategy(folder / f"of_stage_{stage}.ckpt", Strategy(stages={stage: {"w": entry}}))
-    return folder / f"of_stage_{stage}.ckpt"
-
-
-def test_a_stage_s_ranks_get_the_file_byte_for_byte(tmp_path: Path):
-    out = tmp_path / "out"
-    for rank, stage in ((0, 0), (2, 1)):
-        line = place_compiled(Compiled("train", rank, written(tmp_path, stage, 2)), PLANS, out)
-    assert line == f"train      compiled for rank 2 in 2.5 s: 1 entries; the files of ranks 2-3 in {out / 'train'}"
-    contents = [(out / "train" / f"ckpt_strategy_rank_{rank}.ckpt").read_bytes() for rank in range(4)]
-    sources = [(tmp_path / f"of_stage_{stage}.ckpt").read_bytes() for stage in range(2)]
-    assert contents == [sources[0], sources[0], sources[1], sources[1]]
-    place_compiled(Compiled("rollout", 0, written(tmp_path, 0, 4)), PLANS, out)
-    assert len(list((out / "rollout").iterdir())) == 4, "the ranks of the infer plan"
-    said = r"arranges 4 ranks, a stage of 1 x 2 x 2 has 2; was another plan compiled"
-    with pytest.raises(CheckpointError, match=said):
-        place_compiled(Compiled("train", 0, written(tmp_path, 0, 4)), PLANS, tmp_path / "other")
-
-
-@pytest.mark.parametrize(("compiled", "said"), [
-    (Compiled("train", 0, None, Failed()),
-        r"train, rank 0: does not compile \(compile: RuntimeError: Failure:operator MatMul init failed\); `mind"),
-    (Compiled("reference", 2, None), r"reference, rank 2: MindSpore wrote no strategy file; logs/train_0.log"),
-])  # fmt: skip
-def test_what_did_not_compile_stops_the_tool(compiled: Compiled, said: str, tmp_path: Path):
-    with pytest.raises(CheckpointError, match=said):
-        place_compiled(compiled, PLANS, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 ROOT = Path(__file__).resolve().parents[3]
 TOOL = ROOT / "tools" / "generate_strategy.py"
 
@@ -332,12 +276,10 @@ def test_files_with_the_names_and_shapes_of_other_suites(naming: str, config: Pa
             assert stored.placement == wanted[stage].placement, "the same slices under another name"
 
 
-def test_models_without_names_there_are_refused_and_compiled_files_keep_ours(config: Path, tmp_path: Path) -> None:
+def test_models_without_names_there_are_refused(config: Path, tmp_path: Path) -> None:
     config.write_text(MODEL.replace("{vocab_size", "{architecture: qwen3, head_dim: 32, vocab_size"), encoding="utf-8")
     done = run_tool(config, "--out", tmp_path / "theirs", "--layout", "mindformers")
     assert done.returncode == 1 and "MindFormers has no name for it" in done.stderr
-    done = run_tool(config, "--out", tmp_path / "theirs", "--layout", "mindrlhf", "--compile")
-    assert done.returncode == 2 and "leave --layout out" in done.stderr
 
 
 MODELS = sorted((ROOT / "model_configs").glob("*.yaml"))
@@ -448,7 +390,6 @@ def test_the_tool_says_what_is_wrong(config: Path, tmp_path: Path):
     (tmp_path / "file").write_text("")
     done = run_tool(config, "--out", tmp_path / "file")
     assert done.returncode == 1 and "cannot be made" in done.stderr
-    assert run_tool(config, "--out", tmp_path, "--compile", "--format", "json").returncode == 2
 
 
 def test_512_ranks_without_mindspore(tmp_path: Path):
