@@ -54,6 +54,9 @@ class RMSNorm(nn.Cell):
         self.norm = RMSNormOp(eps)
         self.has_kernel = self.norm.kernel is not None
         self.dtype = dtype
+        self.is_again = False
+        """Whether it is computed again for gradients. MindSpore lets the weight wait for a gradient then; and of equal
+        types it makes one operator of a norm and the sum that it reads, so that the first pass would wait with it."""
 
     def construct(self, x: Tensor, tokens: Tensor) -> Tensor:
         return self.norm(x, self._scale(), tokens)
@@ -64,7 +67,10 @@ class RMSNorm(nn.Cell):
 
     def _scale(self) -> Tensor:
         """Kernels round the weight themselves, and its gradient stays float32."""
-        return self.weight if self.has_kernel else ops.cast(self.weight, self.dtype)
+        if self.has_kernel:
+            return self.weight
+        rounded = ops.cast(self.weight, self.dtype)
+        return ops.cast(rounded, ms.float32) if self.is_again else rounded
 
 
 class Attention(nn.Cell):
@@ -177,6 +183,8 @@ class DecoderLayer(nn.Cell):
 
     def set_recompute(self, extent: str) -> None:
         """Have the backward pass compute again what `ParallelPlan.recompute` says."""
+        for norm in (self.input_layernorm, self.post_attention_layernorm):
+            norm.is_again = extent != "none" and norm.norm.fused
         if extent == "full":
             self.recompute()
         elif extent == "selective":

@@ -56,7 +56,7 @@ def test_what_mindspore_refuses(compile_toy: CompileToy) -> None:
     assert result.failure is not None and result.failure.phase == "compile"
     refusal = cut(result.failure, result.log.read_text())
     assert "input1.shape and input2.shape need to broadcast" in refusal.message
-    assert "\n" not in refusal.message and refusal.reasons == ()
+    assert refusal.reasons == ()
 
 
 def test_an_error_of_the_builder_comes_back(compile_toy: CompileToy) -> None:
@@ -170,10 +170,16 @@ def test_a_refusal_is_in_the_report(cached: None, config: Path) -> None:
     assert dry_run.num_failed == 1
 
 
+REPLICAS = (
+    "plans.train.data_parallel=8", "plans.train.model_parallel=1", "plans.train.pipeline_stage=1",
+    "plans.train.micro_batch_num=1", "plans.train.optimizer_shard=true", "plans.infer.data_parallel=8",
+    "plans.infer.model_parallel=1", "trainer.samples_per_micro_batch=8",
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(("graph", "changes", "ranks"), [
     ("forward", (), [0]), ("sum", (), [0, 4]), ("gather", (), []),
-    ("gather", ("plans.train={data_parallel: 8, optimizer_shard: true}",), [0]),
-    ("forward", ("plans.train={data_parallel: 8}",), []),
+    ("gather", REPLICAS, [0]), ("forward", REPLICAS, []),
 ])  # fmt: skip
 def test_graphs_that_a_rank_does_not_have_are_left_out(
     cached: None, config: Path, graph: str, changes: tuple[str, ...], ranks: list[int]

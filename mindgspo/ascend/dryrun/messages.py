@@ -17,7 +17,11 @@ _MOST_CHARACTERS = 600
 # From here on a message is call stacks.
 _STACKS = re.compile(r"\n\s*-{20,}\n|\n\nAt:\n|\n# \d+ In file | \(See file ")
 # [ERROR] PARALLEL(3372,7f4a4fe4cb80,python):2026-11-22-00:15:00 [mindspore/ccsrc/a/b.cc:248] Function] text
-_LOGGED = re.compile(r"^\[(?:ERROR|CRITICAL)\] \w+\([^)]*\):\S+ \[[^\]]*\] (?:\w+\] )?(?P<text>.*)$", re.MULTILINE)
+# but what it says about Python packages of CANN, which stand-ins do without.
+_LOGGED = re.compile(
+    r"^\[(?:ERROR|CRITICAL)\] \w+\([^)]*\):\S+ \[(?!mindspore/run_check/)[^\]]*\] (?:\w+\] )?(?P<text>.*)$",
+    re.MULTILINE,
+)
 # What follows from a reason that was logged just before, or repeats what is raised.
 _CONSEQUENCE = re.compile(
     r"\b(?:Check\w*|Init|Infer\w*) ?failed\.?$|infer failed, failed info: |Exception happened, check the information"
