@@ -12,11 +12,13 @@ model_parallel, and `hidden` too where use_seq_parallel splits the tokens:
     recompute full        hidden: the layer's input; and once all of the above, for the layer that is computed again
 with context_parallel attention's output twice, by heads and by tokens, and keys and values as often as ranks share
 them; with experts hidden states of their tokens, before and behind them, and inner counts for each of them; and from
-flash attention two float32 statistics of 8 numbers per query head. Of every micro-batch in flight, as are the matrices
-in the compute type that a layer keeps where it is not computed again.
+flash attention two float32 statistics of 8 numbers per query head; and the matrices in the compute type, where a layer
+is not computed again. All of that of one micro-batch: a pipeline stage that is not the last computes its forward pass
+again in the graph of its backward pass, and keeps of the others in flight what came from the stage before.
 
-An update has four moments at which it may need most: the head's backward pass, the last layer's, the first layer's with
-all gradients waiting, and the optimizer's step. The fullest one counts.
+The gradients of a micro-batch have four moments at which they may need most: the head's backward pass, the last
+layer's, the first layer's, and the end, where all of them wait for the input table's. The fullest one counts. What
+follows are graphs of their own, for sums over ranks and for the optimizer's step.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from mindgspo.planner.rank_work import (
     RankWork,
     generating_bytes,
     held_bytes,
+    moment_sizes,
     weight_sizes,
 )
 from mindgspo.rollout.sizes import reads_trained_weights
@@ -42,12 +45,13 @@ _RUNTIME = 3 * GIB
 # HCCL_BUFFSIZE is 200 MB by default, and each group of ranks takes it twice (CANN's documentation).
 _GROUP_BUFFERS = 2 * 200 * MIB
 _CHUNK_BYTES = 512 * MIB  # models.log_prob
+_BUCKET_BYTES = 64 * MIB  # algorithms.optim.over_ranks
 _FLASH_STATISTICS = 2 * 8
 _MASK_BYTES = 2048 * 2048  # parallel.device_ops.SegmentMask
 GRAPHS: Mapping[Phase, tuple[str, ...]] = {
     Phase.ROLLOUT: ("prefill", "decode"),
     Phase.SCORE: ("reference", "old_policy"),
-    Phase.UPDATE: ("train",),
+    Phase.UPDATE: ("train", "sum", "step"),
 }
 """The graphs of a phase, as the dry run calls them."""
 
@@ -74,16 +78,16 @@ def temporary(work: RankWork, phase: Phase) -> Parts:
 
 
 def standing(work: RankWork, phases: Collection[Phase]) -> Parts:
-    """What no swap moves: a pipeline adds the gradients of a round up in parameters of its own."""
-    if Phase.UPDATE not in phases or work.plan.pipeline_stage == 1:
-        return {}
-    return {Part.ROUND_GRADIENTS: held_bytes(work)[Holding.GRADIENTS]}
+    """What no swap moves: nothing."""
+    return {}
 
 
 def graph_parts(work: RankWork, graph: str) -> Parts:
     """What one graph uses at its peak, without the holdings."""
     if graph == "train":
-        return _fullest(_moments_of_update(work))
+        return _fullest(_moments_of_gradients(work))
+    if graph in ("sum", "step"):
+        return {Part.CONSTANTS: _constants(work, attentions=1), Part.STEP: {"sum": _sum, "step": _step}[graph](work)}
     if graph == "prefill":
         return _prefill(work)
     if graph == "decode":
@@ -94,9 +98,8 @@ def graph_parts(work: RankWork, graph: str) -> Parts:
 def graph_bytes(work: RankWork, graph: str) -> int:
     """What a process holds at most that has this graph alone."""
     held, plans = held_bytes(work), work.config.plans
-    if graph == "train":
+    if graph in GRAPHS[Phase.UPDATE]:
         resident = sum(held[each] for each in (Holding.ACTOR_WEIGHTS, Holding.GRADIENTS, Holding.MOMENTS))
-        resident += sum(standing(work, (Phase.UPDATE,)).values())
     elif graph in ("prefill", "decode"):
         weights = generating_bytes(work.config, work.rank)
         read = [size for name, size in weights.items() if graph != "prefill" or _is_prefilled(work, name)]
@@ -119,80 +122,70 @@ def _fullest(moments: Iterator[Parts]) -> Parts:
     return max(moments, key=lambda parts: sum(parts.values()), default={})
 
 
-def _moments_of_update(work: RankWork) -> Iterator[Parts]:
+def _moments_of_gradients(work: RankWork) -> Iterator[Parts]:
     plan, width, size = work.plan, work.train, TYPE_BYTES[work.config.model.dtype]
     weights = weight_sizes(work.config.model, plan, work.rank)
     in_layers = sum(_matrices(weights).values())
     table = width.output_rows * width.hidden if width.is_last else 0
-    is_sharded, is_pipeline = plan.optimizer_shard and plan.token_parts > 1, plan.pipeline_stage > 1
-    trained, tokens = held_bytes(work)[Holding.GRADIENTS], work.tokens(width)
+    tokens = work.tokens(width)
 
     everything, per_layer = _layer_bytes(work, "none"), _layer_bytes(work, plan.recompute)
     states = tokens * _hidden(work) * size
-    kept = work.in_flight * (width.layers * per_layer + _rotation(work, width))
-    sent = 0 if width.is_last else 2 * states  # what an earlier stage has computed and is sending
+    # Of one micro-batch; of the others in flight what came in, and of this one the gradient of what went.
+    kept = width.layers * per_layer + _rotation(work, width)
+    passed = (0 if width.is_first else (work.in_flight - 1) * states) + (0 if width.is_last else states)
     block = width.feed_forward(tokens)
     # What is computed again of one layer, and gradients of activations on their way through it: those of SwiGLU are the
     # widest, and where the product of gate and up was kept it is gone by then; with experts those of their tokens are.
     again = 0 if plan.recompute == "none" else everything - per_layer
-    num_inner, num_states = (2, 1) if plan.recompute == "none" else (2 if is_pipeline else 3, 2)
+    num_inner, num_states = (2, 1) if plan.recompute == "none" else (3 if width.is_last else 2, 2)
     passing = again + num_states * states + size * (block.routed if block.routed else num_inner * block.inner)
     passing += _routing(work) if block.routed else 0
 
-    # Layers that are computed again cast their matrices again, from whole slices that were gathered in the beginning.
-    casts = 0 if plan.recompute == "full" else work.in_flight * in_layers
-    whole = FLOAT * in_layers if is_sharded and (plan.recompute == "full" or size == FLOAT) else 0
-    fixed = {Part.CONSTANTS: _constants(work, attentions=_attentions(work))}
+    # Layers that are computed again cast their matrices again.
+    casts = 0 if plan.recompute == "full" else in_layers
+    fixed = {Part.CONSTANTS: _constants(work, attentions=1)}
     if width.is_last:
         # A chunk's logits, their exponentials and two gradients; or the gradients of the output table: this chunk's in
         # both types, that of all chunks before, and their sum.
         chunk = width.output_rows * _chunk(work, width)
         logits = max(4 * FLOAT * chunk, size * chunk + (2 * FLOAT + size) * table)
         yield fixed | {
-            Part.COMPUTE_WEIGHTS: _copies(work, casts + table) + whole + (FLOAT * table if is_sharded else 0),
+            Part.COMPUTE_WEIGHTS: _copies(work, casts + table),
             Part.NEW_GRADIENTS: FLOAT * table,
-            Part.ACTIVATIONS: kept + states + 2 * work.scored_tokens(width) * width.hidden * size,
+            Part.ACTIVATIONS: kept + passed + states + 2 * work.scored_tokens(width) * width.hidden * size,
             Part.LOGITS: logits,
         }
-    # The output table's gradient is added up first, at once where it need not be sent.
-    is_waiting = work.config.model.tie_word_embeddings or plan.token_parts > 1
-    waiting = FLOAT * table if is_waiting and not is_pipeline else 0
+    # The output table's gradient is added up first, unless that of the input table comes to it.
+    is_shared = work.config.model.tie_word_embeddings and width.is_first
+    waiting = FLOAT * table if is_shared else 0
     yield fixed | {
-        Part.COMPUTE_WEIGHTS: _copies(work, casts or in_layers // width.layers) + whole,
+        Part.COMPUTE_WEIGHTS: _copies(work, casts or in_layers // width.layers),
         Part.NEW_GRADIENTS: waiting,
-        Part.ACTIVATIONS: kept + sent + passing,
+        Part.ACTIVATIONS: kept + passed + passing,
     }
-    # The input table's gradient. A pipeline adds up each gradient where it comes out, and other micro-batches are under
-    # way; elsewhere all gradients wait for the last one, with what was sent for them where ranks add them up.
+    # All gradients wait for the last one, the input table's.
+    waiting += FLOAT * in_layers
+    yield fixed | {
+        Part.COMPUTE_WEIGHTS: _copies(work, in_layers // width.layers),
+        Part.NEW_GRADIENTS: waiting * (width.layers - 1) // width.layers,
+        Part.ACTIVATIONS: per_layer + passed + passing,
+    }
+    # Of a whole table whose rows are the output table's, those by both uses.
     inputs = FLOAT * width.input_rows * width.hidden if width.is_first else 0
-    if is_pipeline:
-        under_way = kept - kept // work.in_flight + sent
-        yield fixed | {
-            Part.COMPUTE_WEIGHTS: _copies(work, casts),
-            Part.NEW_GRADIENTS: inputs,
-            Part.ACTIVATIONS: under_way + tokens * _hidden(work) * (size + FLOAT),
-        }
-    else:
-        # Experts that no other replica holds are neither sent nor cut for the optimizer: one tensor.
-        own = FLOAT * _own_experts(work, weights)
-        waiting = (waiting + FLOAT * in_layers - own) * (2 if plan.token_parts > 1 and not is_sharded else 1)
-        waiting += trained if is_sharded else own
-        yield fixed | {
-            Part.COMPUTE_WEIGHTS: _copies(work, in_layers // width.layers),
-            Part.NEW_GRADIENTS: waiting * (width.layers - 1) // width.layers,
-            Part.ACTIVATIONS: per_layer + passing,
-        }
-        inputs *= 2 if width.input_rows > width.output_rows else 1
-        yield fixed | {Part.NEW_GRADIENTS: waiting + inputs}
-    # Clipped gradients and decayed weights, of all weights before the first step is taken.
-    yield fixed | {Part.STEP: 2 * trained, Part.NEW_GRADIENTS: 0 if is_pipeline else inputs}
+    inputs *= 2 if is_shared and width.input_rows > width.output_rows else 1
+    yield fixed | {Part.NEW_GRADIENTS: waiting + inputs}
 
 
-def _own_experts(work: RankWork, weights: Mapping[str, int]) -> int:
-    """Elements of the experts, where no other rank has the same."""
-    if work.plan.expert_block < work.plan.token_parts * work.plan.model_parallel:
-        return 0
-    return sum(size for name, size in weights.items() if ".experts." in name)
+def _sum(work: RankWork) -> int:
+    """The largest bucket of gradients that is on its way to other ranks, and what comes back."""
+    largest = max(weight_sizes(work.config.model, work.plan, work.rank).values())
+    return 2 * max(_BUCKET_BYTES, FLOAT * largest) if work.plan.world_size > 1 else 0
+
+
+def _step(work: RankWork) -> int:
+    """Clipped gradients and decayed weights, of all that the rank updates before the first step is taken."""
+    return 2 * FLOAT * sum(moment_sizes(work.config.model, work.plan, work.rank).values())
 
 
 def _layer_bytes(work: RankWork, recompute: str) -> int:
@@ -235,13 +228,6 @@ def _constants(work: RankWork, *, attentions: int) -> int:
     model = work.config.model
     assert model.head_dim is not None
     return 2 * FLOAT * model.max_position_embeddings * model.head_dim + attentions * _MASK_BYTES
-
-
-def _attentions(work: RankWork) -> int:
-    """A pipeline's graph has a mask per layer and pass, others have one."""
-    if work.plan.pipeline_stage == 1:
-        return 1
-    return work.train.layers * (3 if work.plan.recompute == "full" else 2)
 
 
 def _chunk(work: RankWork, width: RankWidths) -> int:

@@ -140,7 +140,6 @@ class RankWork:
         trainer, rollout = config.trainer, config.rollout
         multiple, sizes = trainer.length_multiple, rollout_sizes(config)
         row_length = round_up(config.data.max_prompt_length + rollout.max_new_tokens, multiple)
-        stages_behind = train.plan.pipeline_stage - train.at.stage
         return cls(
             config=config,
             rank=rank,
@@ -150,7 +149,7 @@ class RankWork:
             rows=trainer.samples_per_micro_batch or (trainer.max_tokens_per_micro_batch or 0) // row_length,
             row_length=row_length,
             responses=round_up(rollout.max_new_tokens, multiple),
-            in_flight=min(stages_behind, train.plan.micro_batch_num),
+            in_flight=train.plan.pipeline_stage - train.at.stage,
             prompts=sizes.prefill_width,
             prompt_length=sizes.prompt_columns,
             slots=sizes.num_slots,
@@ -196,23 +195,29 @@ def held_bytes(work: RankWork) -> dict[Holding, int]:
     """Bytes of every holding on the rank; what two holdings share counts for the trained weights."""
     config, plans = work.config, work.config.plans
     own = FLOAT * sum(weight_sizes(config.model, plans.train, work.rank).values())
-    moments = FLOAT * sum(_moment_sizes(config.model, plans.train, work.rank).values())
+    moments = FLOAT * sum(moment_sizes(config.model, plans.train, work.rank).values())
     rollout = 0
     if not reads_trained_weights(config):
         rollout = sum(generating_bytes(config, work.rank).values())
     reference = 0
     if config.algorithm.kl.placement != "none":
         reference = FLOAT * sum(weight_sizes(config.model, plans.scoring, work.rank).values())
-    # Optimizer shards of the compiler cut weights and gradients with the moments (parallel.strategy.layouts).
-    trained = moments if config.device == "Ascend" else own
     return {
-        Holding.ACTOR_WEIGHTS: trained,
-        Holding.GRADIENTS: trained,
+        Holding.ACTOR_WEIGHTS: own,
+        Holding.GRADIENTS: own + 2 * FLOAT * _shared_out(work),
         Holding.MOMENTS: 2 * moments,
         Holding.REFERENCE_WEIGHTS: reference,
         Holding.ROLLOUT_WEIGHTS: rollout,
         Holding.KV_CACHE: work.blocks * block_bytes(config),
     }
+
+
+def _shared_out(work: RankWork) -> int:
+    """Elements of the rank's rows of weights that optimizer_shard has it update alone: of them and of their gradients
+    it has copies beside the whole ones (`algorithms.optim.over_ranks`)."""
+    model, plan = work.config.model, work.plan
+    whole = weight_sizes(model, plan, work.rank)
+    return sum(size for name, size in moment_sizes(model, plan, work.rank).items() if size < whole[name])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,7 +261,8 @@ def weight_sizes(model: ModelSection, plan: ParallelPlan, rank: int) -> Sizes:
 
 
 @lru_cache(maxsize=1024)
-def _moment_sizes(model: ModelSection, plan: ParallelPlan, rank: int) -> Sizes:
+def moment_sizes(model: ModelSection, plan: ParallelPlan, rank: int) -> Sizes:
+    """Of what one moment of them has on the rank: of its slice, or of its rows of that."""
     return _sizes(moment_layouts(parameter_shapes(model), model, plan), rank)
 
 

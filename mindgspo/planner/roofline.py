@@ -131,7 +131,7 @@ def training_seconds(
     if algorithm.kl.placement != "none":
         found[REFERENCE] = _pass_seconds(experiment, plans.scoring, card, work)
     found[UPDATE] = trainer.epochs_per_rollout * (
-        _update_seconds(experiment, card, work) + len(parts) * _optimizer_seconds(experiment, card)
+        _update_seconds(experiment, card, work, len(parts)) + len(parts) * _optimizer_seconds(experiment, card)
     )
     return found
 
@@ -148,19 +148,19 @@ class _Work:
 
     @staticmethod
     def of(experiment: ExperimentConfig, lengths_N: NDArray[np.int64], prompt_tokens: int) -> _Work:
-        """Of one update, as `data.micro_batches` lays its samples out on Ascend: longest first, in rounds of the
-        pipeline and all replicas that have one shape; packed ones have hardly any padding."""
+        """Of one update, as `data.micro_batches` lays its samples out on Ascend: longest first; of replicas that have
+        experts together one micro-batch each has one shape. Packed ones have hardly any padding."""
         trainer, plan = experiment.trainer, experiment.plans.train
         multiple, budget = trainer.length_multiple, trainer.max_tokens_per_micro_batch
         widths = np.sort(-(-(lengths_N + prompt_tokens) // multiple) * multiple)[::-1]
-        round_size = plan.data_parallel * (plan.micro_batch_num if plan.world_size > 1 else 1)
+        round_size = plan.data_parallel if plan.couples_replicas else 1
         if trainer.packing:
-            whole = lengths_N + prompt_tokens
+            whole, each = lengths_N + prompt_tokens, plan.data_parallel * plan.micro_batch_num
             return _Work(
                 tokens=float(whole.sum()),
                 scored=float(lengths_N.sum()),
                 pairs=float((whole**2).sum()) / 2,
-                micro_batches=_rounds(float(whole.sum()), budget or 1, round_size) * round_size,
+                micro_batches=_rounds(float(whole.sum()), budget or 1, each) * each,
             )
         start, found = 0, []
         while start < len(widths):
@@ -200,11 +200,13 @@ def _pass_seconds(experiment: ExperimentConfig, plan: ParallelPlan, card: Card, 
     return (seconds + _exchanged(experiment, plan, card, work)) / filled
 
 
-def _update_seconds(experiment: ExperimentConfig, card: Card, work: _Work) -> float:
-    """Forward and backward, and what is recomputed; stages stand idle while a round fills and drains."""
+def _update_seconds(experiment: ExperimentConfig, card: Card, work: _Work, updates: int) -> float:
+    """Forward and backward, and what is recomputed: by every stage but the last one more forward pass. Stages stand
+    idle while the pipeline of an update fills and drains."""
     plan = experiment.plans.train
-    passes = 4 if plan.recompute == "full" else 3
-    filled = plan.micro_batch_num / (plan.micro_batch_num + plan.pipeline_stage - 1)
+    passes = (4 if plan.recompute == "full" else 3) + (plan.pipeline_stage > 1)
+    own = max(1, work.micro_batches // plan.data_parallel // updates)
+    filled = own / (own + plan.pipeline_stage - 1)
     seconds = passes * _forward(experiment, work) / (plan.world_size * card.peak * UPDATE_SHARE)
     # What a forward pass exchanges, the backward pass does once, too, and recomputing once more.
     return (seconds + (passes - 1) * _exchanged(experiment, plan, card, work)) / filled

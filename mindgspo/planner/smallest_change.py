@@ -193,7 +193,7 @@ def _other_plans(
     settings = {
         "plans.train.data_parallel": replicas,
         "plans.train.model_parallel": sliced,
-        # The output table, which is split, may be the embedding table.
+        # As where nothing is said: the output table, which is split, may be the embedding table.
         "plans.train.vocab_emb_dp": train.vocab_emb_dp and not (config.model.tie_word_embeddings and sliced > 1),
         "plans.train.pipeline_stage": pipeline,
         "plans.train.context_parallel": context,

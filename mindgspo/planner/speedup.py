@@ -90,10 +90,6 @@ def _faster(
         batch = {"trainer.samples_per_micro_batch": None, "trainer.max_tokens_per_micro_batch": tokens}
         batch = {} if trainer.max_tokens_per_micro_batch else batch
         yield {"trainer.packing": True, **batch}, update + phases.get(OLD_LOG_PROBS, 0.0) + phases.get(REFERENCE, 0.0)
-    if train.pipeline_stage > 1:
-        rounds, idle = train.micro_batch_num, train.pipeline_stage - 1
-        for times in (4, 2):
-            yield {"plans.train.micro_batch_num": times * rounds}, update * idle / (rounds + idle)
 
 
 def _memory(config: ExperimentConfig, capacity: int | None, *, generating: bool) -> MemoryPlan:

@@ -73,8 +73,8 @@ def fitting(source: str, base: Mapping[str, Any], machine: Machine) -> Fit:
     """The base experiment with plans that fit, and the most slots and largest micro-batch that fit then. Of several
     ways to generate, the one with which a step is expected to be the fastest.
 
-    source: what errors call it. base: without plans, slots and micro-batch. Raises ConfigError: no legal plan, or
-    nothing fits, with the number of cards on which something would.
+    source: what errors call it. base: without plans, slots and micro-batch. Raises ConfigError: nothing fits,
+    with the number of cards on which something would.
     """
     refused: list[Fit] = []
     found = [_tuned(source, fit, machine) for fit in _fits_by_generation(source, base, machine, refused)]
@@ -171,21 +171,22 @@ def _train_plans(
     slices, cards = _slices(model, machine), machine.cards
     rollout = 0 if is_swapped else _BYTES_GENERATING * (others + experts) // infer_slices
     for parts in divisors(cards):
-        # Weights and gradients once per replica, moments once in all; experts once in all.
-        trained = 2 * FLOAT * (others // parts + others // cards + 2 * experts // cards)
+        # Weights and gradients once per replica; moments, and rows of both for the optimizer, once in all; experts too.
+        shared = 2 * others // cards if cards > parts else others // cards
+        trained = 2 * FLOAT * (others // parts + shared + 2 * experts // cards)
         if machine.device == "Ascend" and trained + rollout > SHARE * (machine.capacity or CARD_BYTES):
             continue
         for size in reversed(slices):
             stages = parts // size
-            if parts % size or (stages > 1 and (machine.device == "CPU" or size < slices[-1])):
+            if parts % size or (stages > 1 and size < slices[-1]):
                 continue
-            for saving in _savings(size, machine):
+            for saving in _savings(size):
                 yield _train_plan(model, machine, size, stages) | saving
 
 
-def _savings(slices: int, machine: Machine) -> list[dict[str, Any]]:
+def _savings(slices: int) -> list[dict[str, Any]]:
     """What a plan can do against activations."""
-    split = [{"recompute": "full", "use_seq_parallel": True}] if slices > 1 and machine.device == "Ascend" else []
+    split = [{"recompute": "full", "use_seq_parallel": True}] if slices > 1 else []
     return [{}, {"recompute": "full"}, *split]
 
 
@@ -194,9 +195,9 @@ def _train_plan(model: ModelSection, machine: Machine, slices: int, stages: int)
     plan = _sizes(replicas, slices)
     if stages > 1:
         plan |= {"pipeline_stage": stages, "micro_batch_num": 2 * stages}
-    if replicas > 1 and machine.device == "Ascend":
+    if replicas > 1:
         plan["optimizer_shard"] = True
-    if model.num_experts is not None and machine.device == "Ascend" and replicas * slices > 1:
+    if model.num_experts is not None and replicas * slices > 1:
         sizes = ParallelPlan(data_parallel=replicas, model_parallel=slices, expert_tensor_parallel=1)
         plan |= {"expert_parallel": legal_expert_parallel(sizes, model.num_experts)[-1], "expert_tensor_parallel": 1}
     return plan
@@ -223,8 +224,6 @@ def _refusal(source: str, base: Mapping[str, Any], machine: Machine, refused: li
         needed, capacity = smallest.memory.peak()[1] / GIB, smallest.memory.capacity / GIB
         planned = f"{100 * SHARE:.0f} % of {capacity:.1f} may be planned"
         needs = f": the least that was found needs {needed:.1f} GiB, and {planned}"
-    elif illegal := _illegal(source, base, machine):
-        return f"--cards {machine.cards}: no plan is legal; the plain one: {illegal}"
     where = counted(machine.cards, "card") if machine.device == "Ascend" else "this machine"
     on_cards = merge(base, {"device": "Ascend", "model": {"dtype": "bfloat16"}})
     for cards in _OTHER_CARDS:
@@ -250,13 +249,3 @@ def _padded(source: str, base: Mapping[str, Any], machine: Machine) -> tuple[dic
         f"vocab_size {model.vocab_size} has no divisor {sizes}, so that {cuts} and it does not fit; with a table of "
         f"{rows} rows (model.table_rows) it fits, with the same results"
     )
-
-
-def _illegal(source: str, base: Mapping[str, Any], machine: Machine) -> str:
-    """What the rules have against replicas alone; "" if nothing."""
-    plain = {"plans": {name: {"data_parallel": machine.cards} for name in ("train", "infer")}}
-    try:
-        load_mapping(source, merge(merge(base, _smallest_batch(base, machine.cards)), plain), check_files=False)
-    except ConfigError as error:
-        return str(error)
-    return ""

@@ -56,7 +56,6 @@ class AdamW(nn.Cell):
         self.beta1_tensor = Tensor(self.beta1, ms.float32)
         self.beta2_tensor = Tensor(self.beta2, ms.float32)
         self.zero = Tensor(0.0, ms.float32)
-        self.one = Tensor(1.0, ms.float32)
         self.adam = ops.Adam()
         self.kernel = None
         if has_kernels():
@@ -112,64 +111,11 @@ class AdamW(nn.Cell):
         for i in range(first, last):
             self.update_one(i, gradients[i], clip_scale, step_size, root_eps, decay)
 
-    def guarded(
-        self,
-        gradients: tuple[Tensor, ...],
-        is_good: Tensor,
-        clip_scale: Tensor,
-        step_size: Tensor,
-        root_eps: Tensor,
-        decay: Tensor,
-    ) -> Tensor:
-        """As `construct`; where `is_good` (bool scalar) is false, every weight and moment keeps its bits.
-
-        For graphs in which nobody can look at the norm before the step: gradients, step and decay are then 0 and the
-        betas 1, so that m = 1 m + 0, v = 1 v + 0 and p = p - 0.
-        """
-        beta1 = ops.select(is_good, self.beta1_tensor, self.one)
-        beta2 = ops.select(is_good, self.beta2_tensor, self.one)
-        step_size = ops.select(is_good, step_size, self.zero)
-        decay = ops.select(is_good, decay, self.zero)
-        gradients_and_scale = (gradients, is_good, clip_scale)
-        for first, last in self.runs:
-            self.guarded_run(first, last, gradients_and_scale, step_size, beta1, beta2, root_eps, decay)
-        return step_size
-
-    def guarded_run(
-        self,
-        first: int,
-        last: int,
-        gradients_and_scale: tuple,
-        step_size: Tensor,
-        beta1: Tensor,
-        beta2: Tensor,
-        root_eps: Tensor,
-        decay: Tensor,
-    ) -> None:
-        """Weights number `first` to `last` - 1 of `guarded`."""
-        gradients, is_good, clip_scale = gradients_and_scale
-        for i in range(first, last):
-            gradient = ops.where(is_good, gradients[i] * clip_scale, self.zero)
-            self.apply_one(i, gradient, step_size, beta1, beta2, root_eps, decay)
-
     def update_one(
         self, i: int, gradient: Tensor, clip_scale: Tensor, step_size: Tensor, root_eps: Tensor, decay: Tensor
     ) -> None:
         """Update weight number i and its moments."""
         gradient = gradient * clip_scale
-        self.apply_one(i, gradient, step_size, self.beta1_tensor, self.beta2_tensor, root_eps, decay)
-
-    def apply_one(
-        self,
-        i: int,
-        gradient: Tensor,
-        step_size: Tensor,
-        beta1: Tensor,
-        beta2: Tensor,
-        root_eps: Tensor,
-        decay: Tensor,
-    ) -> None:
-        """The same with a gradient that is clipped already, and with these betas."""
         if self.decays[i]:
             # p - (lr wd) p, not p (1 - lr wd): for lr = 1e-6 float32 would round the factor by a fifth.
             ops.assign_sub(self.weights[i], self.weights[i] * decay)
@@ -181,8 +127,8 @@ class AdamW(nn.Cell):
             self.zero,
             self.zero,
             step_size,
-            beta1,
-            beta2,
+            self.beta1_tensor,
+            self.beta2_tensor,
             root_eps,
             gradient,
         )

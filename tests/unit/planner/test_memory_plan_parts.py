@@ -103,16 +103,17 @@ def test_more_model_parallel_never_needs_more_weights(device: str) -> None:
         assert sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[-1]
 
 
-def test_optimizer_shard_divides_weights_and_moments() -> None:
-    """Rows of this model divide by 4."""
-    before, after = (
-        held_bytes(RankWork.of(experiment_of(qwen2(), train=train, infer={"data_parallel": 4}, device="Ascend"), 0))
-        for train in ({"data_parallel": 4}, {"data_parallel": 4, "optimizer_shard": True})
-    )
-    own = before[Holding.ACTOR_WEIGHTS]
-    assert (before[Holding.MOMENTS], after[Holding.MOMENTS], after[Holding.ACTOR_WEIGHTS]) == (
-        2 * own, 2 * own // 4, own // 4
-    )  # fmt: skip
+def test_optimizer_shard_divides_moments_and_adds_rows() -> None:
+    """Rows of this model divide by 4; a rank has its quarter of the weights and of their gradients beside the whole."""
+    for device in ("CPU", "Ascend"):
+        before, after = (
+            held_bytes(RankWork.of(experiment_of(qwen2(), train=train, infer={"data_parallel": 4}, device=device), 0))
+            for train in ({"data_parallel": 4}, {"data_parallel": 4, "optimizer_shard": True})
+        )
+        own = before[Holding.ACTOR_WEIGHTS]
+        assert (before[Holding.GRADIENTS], before[Holding.MOMENTS]) == (own, 2 * own)
+        assert after[Holding.ACTOR_WEIGHTS] == own
+        assert (after[Holding.GRADIENTS], after[Holding.MOMENTS]) == (own + 2 * own // 4, 2 * own // 4)
 
 
 @pytest.mark.parametrize("device", ["CPU", "Ascend"])

@@ -23,7 +23,7 @@ def test_the_ends_of_the_search_and_how_settings_are_spelled(seven_billion: Expe
     assert set_options(settings) == spelled
 
 
-@pytest.mark.parametrize("capacity", [55, 50, 40, 32])
+@pytest.mark.parametrize("capacity", [48, 40, 34, 32])
 def test_the_change_fits_and_is_legal(seven_billion: ExperimentConfig, capacity: int) -> None:
     assert not fits(seven_billion, capacity * GIB)
     change = smallest_change(seven_billion, capacity=capacity * GIB)
@@ -34,18 +34,21 @@ def test_the_change_fits_and_is_legal(seven_billion: ExperimentConfig, capacity:
 
 
 def test_every_setting_of_a_change_is_needed(seven_billion: ExperimentConfig) -> None:
-    change = smallest_change(seven_billion, capacity=42 * GIB)
+    config = changed(seven_billion, {"plans.train.recompute": "none"})
+    change = smallest_change(config, capacity=45 * GIB)
     assert len(change) == 2
     for key in change:
         rest = {other: value for other, value in change.items() if other != key}
-        assert not fits(changed(seven_billion, rest), 42 * GIB), key
+        assert not fits(changed(config, rest), 45 * GIB), key
 
 
 def test_one_cheap_setting_is_preferred_to_a_dear_one(seven_billion: ExperimentConfig) -> None:
     """Splitting the sequence costs nothing; swap, half a micro-batch and other plans would do as well."""
-    assert smallest_change(seven_billion, capacity=55 * GIB) == {"plans.train.use_seq_parallel": True}
+    kept = changed(seven_billion, {"plans.train.recompute": "none"})
+    capacity = expected_memory(kept).peak()[1] - MIB
+    assert smallest_change(kept, capacity=capacity) == {"plans.train.use_seq_parallel": True}
     for dearer in ({"swap.enabled": True}, {"trainer.samples_per_micro_batch": 2}):
-        assert fits(changed(seven_billion, dearer), 55 * GIB)
+        assert fits(changed(kept, dearer), capacity)
     change = smallest_change(seven_billion, capacity=24 * GIB)
     config = changed(seven_billion, change)
     assert config.plans.train.world_size == config.plans.infer.world_size > 8, "more cards are the last resort"
@@ -71,6 +74,7 @@ def test_activations_that_overflow_are_computed_again(seven_billion: ExperimentC
         "plans.train.recompute": "none",
         "plans.train.use_seq_parallel": True,
         "trainer.samples_per_micro_batch": 1,
+        "rollout.max_new_tokens": 16_384,
         "swap.enabled": True,
     })  # fmt: skip
     capacity = expected_memory(config).peak()[1] - MIB
