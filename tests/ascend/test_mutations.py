@@ -32,7 +32,7 @@ MUTATIONS = {
     "cos and sin swapped": Mutation("parallel/device_ops.py", "one card", ": loss",
         "cos, sin, 0).reshape(x.shape)", "sin, cos, 0).reshape(x.shape)"),
     "gate and up swapped": Mutation("parallel/device_ops.py", "one card", ": loss",
-        "stack((gate, up))", "stack((up, gate))"),
+        "join((gate, up))", "join((up, gate))"),
     "keys stored as values": Mutation("rollout/cache.py", "one card", ": sampled/0",
         "self.store(key_MBD.reshape(rows), value_MBD.reshape(rows),",
         "self.store(value_MBD.reshape(rows), key_MBD.reshape(rows),"),
@@ -43,8 +43,7 @@ MUTATIONS = {
     "a swap that does not come back": Mutation("parallel/swap/offloaded_memory.py", "one card", ": loss",
         "self._offload(parameter)", "parameter.set_data(parameter * 0)"),
     "a missing AllReduce behind row-parallel layers": Mutation("parallel/model_parallel_ops.py", "2x1x1", ": sampled/0",
-        "    def construct(self, x: Tensor) -> Tensor:\n        return self.sum(x)\n",
-        "    def construct(self, x: Tensor) -> Tensor:\n        return x\n"),
+        "        return self.sum(x)\n\n", "        return x\n\n"),
     "gathered logits in the order of ranks, not of columns": Mutation("parallel/model_parallel_ops.py", "2x1x1",
         ": sampled/0", "parts.transpose(1, 0, 2)", "parts"),
     "tokens of every rank added up": Mutation("parallel/model_parallel_ops.py", "2x1x1",
@@ -53,23 +52,11 @@ MUTATIONS = {
         "            commit_values(parameter, new[parameter.name])\n",
         "            if self._transfers == 0:\n                commit_values(parameter, new[parameter.name])\n"
         "        self._verify = 'off'\n"),
-    "segments counted over all replicas": Mutation("models/scoring.py", "2x1x1", "the last number is equal to T",
-        "segments, is_packed=False, num_replicas=len(batches), num_segments=even[0].samples_N.size",
-        "segments, is_packed=False, num_segments=len(batches) * even[0].samples_N.size"),
-    "a norm that counts copies": Mutation("algorithms/optim/auto_parallel_graph.py", "1x2x1, tied", ": grad_norm",
-        "    return len(holders[0])\n", "    return 1\n"),
+    "a norm that counts copies": Mutation("algorithms/optim/over_ranks.py", "1x2x1, tied", ": grad_norm",
+        "self._is_alone or self.moments[name].ranks_with_slice_of(rank)[0] == rank", "True"),
     "slices in the reverse order of ranks": Mutation("parallel/layout.py", "1x2x1, tied", ": loss",
         "tuple(number * length for number, length in zip(index, self.slice_shape, strict=True))",
         "tuple((parts - 1 - number) * length for number, length, parts in zip(index, self.slice_shape, self.splits))"),
-    "scoring with the flags of training": Mutation("models/scoring.py", "1x1x2",
-        "Stage num is 2 is not equal to stage used",
-        "    def score(self, batches: Sequence[Batch]) -> list[TokenScores]:\n"
-        '        """One result per batch, on every rank."""\n'
-        "        set_mode(self._policy, self._policy.model, training=False)\n",
-        "    def score(self, batches: Sequence[Batch]) -> list[TokenScores]:\n"),
-    "key and value heads repeated for the wrong ranks": Mutation("parallel/device_ops.py", "1x4x1", ": loss",
-        "x_MBD.reshape(-1, self.num_kv_heads, 1, self.head_dim)\n        return self.tile(one, (1, 1, self.copies, 1))",
-        "x_MBD.reshape(-1, 1, self.num_kv_heads, self.head_dim)\n        return ops.tile(one, (1, self.copies, 1, 1))"),
 }  # fmt: skip
 
 
