@@ -180,8 +180,8 @@ def call_for_memory(cell: nn.Cell, inputs: Sequence[Tensor]) -> tuple[int, int]:
 
 def call_compiled(cell: nn.Cell, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
     """Compile a cell for these shapes, if that was not done before, and run the graph, whatever mode the process is in:
-    `cell(...)` would compile in graph mode alone. The result is that of `mindspore.jit`, whose calls take several times
-    as long on the host: it collects arguments and parameters anew each time."""
+    `cell(...)` would compile in graph mode alone. The result is that of `mindspore.jit`, whose calls take more of the
+    host's time."""
     return cell.compile_and_run(*inputs)
 
 
