@@ -186,25 +186,21 @@ def test_a_rank_holds_the_slices_of_the_algebra(
 
 
 def test_experts_see_the_tokens_of_all_replicas_that_share_them(compiled: Compiled) -> None:
-    """Of each replica's 128 tokens: hidden states in bfloat16, the numbers of 2 experts and their weights; and back."""
+    """Of each replica's 128 tokens: hidden states in bfloat16, whose experts each rank chooses itself; and back."""
     collectives = compiled("2x4x1, experts split", "reference", 5).facts.collectives
     found = {(entry.kind, entry.ranks): (entry.count, entry.bytes) for entry in collectives}
-    of_layer = HIDDEN + 2 * 128 * 2 * 4
     assert found == {
-        ("AllGather", (1, 5)): (2 * 3, 2 * of_layer),
+        ("AllGather", (1, 5)): (2, 2 * HIDDEN),
         ("ReduceScatter", (1, 5)): (2, 2 * 2 * HIDDEN),
         # Behind attention and behind the experts, and the head's six numbers.
         ("AllReduce", (4, 5, 6, 7)): (7, 4 * HIDDEN + 6 * NUMBERS),
     }
 
 
-ROUTED = 2 * 128 * 2 * 4  # numbers and weights of a micro-batch's chosen experts
-
-
 def test_whole_experts_see_what_their_block_has(compiled: Compiled) -> None:
     """Rank 7's block are all ranks; each enters with a quarter of a replica's tokens, to be gathered and scattered."""
     found = collectives_of(compiled("2x4x1, whole experts over all", "reference", 7))
-    assert found["AllGather", WORLD] == (2 * 3, 2 * (QUARTER + ROUTED // 4))
+    assert found["AllGather", WORLD] == (2, 2 * QUARTER)
     assert found["ReduceScatter", WORLD] == (2, 2 * 8 * QUARTER)
     # Behind attention; in front of it and of the head.
     assert found["ReduceScatter", (4, 5, 6, 7)] == (2, 2 * HIDDEN)
@@ -283,7 +279,7 @@ HEAD_GRADIENTS = 4 * 2 * (16 * 128 + 16)  # keys and values of one head, weights
     # Half of the tokens. Queries, the key head and the value head, both of them twice; and what attention returns. As
     # many predictions as response slots, which are fewer than tokens.
     ("1x2x2, context 2", "reference", 7,
-        {("AlltoAll", (5, 7)): (4, QUARTER + 2 * QUARTER // 2 + QUARTER),
+        {("AlltoAll", (5, 7)): (4, QUARTER + 2 * QUARTER // 2 + QUARTER), ("AllGather", (5, 7)): (2, 2 * NUMBERS),
             ("AllReduce", (6, 7)): (5, HIDDEN + 4 * NUMBERS)}),
     # Replicas sum what each has, and cut it in two: all weights of the stage in one bucket; back come the rows.
     ("2x2x2, optimizer sharded", "sum", 6, {("ReduceScatter", (4, 6)): (1, 4 * LAST_STAGE)}),
