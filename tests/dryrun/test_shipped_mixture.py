@@ -15,8 +15,7 @@ from mindgspo.parallel.parameter_layouts import parameter_layouts
 EXPERIMENT = Path(__file__).parents[2] / "examples" / "dapo_math" / "gspo_qwen3_30b_a3b.yaml"
 LAYERS = 48
 # Products of experts: gate, up and down of each layer; in training of 12 layers, twice, for they are computed again,
-# and two gradients of each. Keys and values of the last layer are all that a prefill wants; and of a stage's last
-# layer no gradient depends on what its down product was.
+# and two gradients of each. Keys and values of the last layer are all that a prefill wants.
 PRODUCTS = {"train": 12 * 3 * 4, "reference": 12 * 3, "prefill": (LAYERS - 1) * 3, "decode": LAYERS * 3}
 
 
@@ -27,7 +26,10 @@ def test_a_rank_holds_what_the_algebra_says(toolchain: Toolchain, tmp_path: Path
     config = load_config(EXPERIMENT, check_files=False)
     result = run_child(toolchain, tmp_path, config=EXPERIMENT, graph=graph, rank=rank, world_size=32, time_limit_s=2400)
     assert result.failure is None, result.failure
-    assert result.facts.operators["GroupedMatmul"] == PRODUCTS[graph]
+    unread = (
+        graph == "train" and rank == 0
+    )  # what the last down product of a stage gives on: gradients come from outside
+    assert result.facts.operators["GroupedMatmul"] == PRODUCTS[graph] - unread
     held = {entry.name: entry.shape for entry in result.facts.parameters}
     plan = config.plans.train if graph in ("train", "reference") else config.plans.infer
     layouts = parameter_layouts(parameter_shapes(config.model), config.model, plan)
