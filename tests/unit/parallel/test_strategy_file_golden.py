@@ -32,7 +32,8 @@ ROOT = Path(__file__).resolve().parents[3]
 DATA = ROOT / "tests" / "data" / "strategies"
 RECORD = json.loads((DATA / "compiled.json").read_text(encoding="utf-8"))
 CONFIGS = tuple(RECORD["configurations"])
-SHIPPED = [name for name in CONFIGS if name.endswith(".yaml")]
+# Those for 8 ranks are one now, with the plans of the second and the tied table of the first.
+SHIPPED = [name for name in CONFIGS if name.endswith(".yaml") and not name.startswith("arithmetic/gspo_8")]
 # What gradients are added up in, of graphs that a compiler divided.
 SUMS = ("gradient.", "accu_grads.")
 
