@@ -77,7 +77,7 @@ def work() -> int:
     class MindSporeSum(nn.Cell):
         def __init__(self) -> None:
             super().__init__()
-            self.sum = ops.AllReduce(group=runtime.world_group())
+            self.sum = ops.AllReduce(group=collectives.group_name(collectives.world_ranks()))
 
         def construct(self, x: Tensor) -> Tensor:
             return self.sum(x)

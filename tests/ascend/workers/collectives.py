@@ -171,9 +171,9 @@ def check_messages_of_graphs(rank: int, world: tuple[int, ...]) -> None:
     import mindspore as ms
     from mindspore import Tensor, nn, ops
 
-    from mindgspo.parallel import runtime
+    from mindgspo.parallel import collectives
 
-    group, last = runtime.world_group(), world[-1]
+    group, last = collectives.group_name(collectives.world_ranks()), world[-1]
 
     class Sends(nn.Cell):
         def __init__(self) -> None:

@@ -10,6 +10,7 @@ def work() -> int:
     from mindspore.mint import distributed
 
     from mindgspo.parallel import heartbeat, runtime
+    from mindgspo.parallel.collectives import group_name, world_ranks
 
     runtime.set_up_runtime("Ascend")
     runtime.join_cluster()
@@ -17,7 +18,7 @@ def work() -> int:
     class Sum(nn.Cell):
         def __init__(self) -> None:
             super().__init__()
-            self.sum = ops.AllReduce(group=runtime.world_group())
+            self.sum = ops.AllReduce(group=group_name(world_ranks()))
 
         def construct(self, x: Tensor) -> Tensor:
             return self.sum(x)
