@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench_reshard_child import model_section
 
-from mindgspo.algorithms.optim.update import RankUpdate
+from mindgspo.algorithms.optim.backend import UpdateBackend
 from mindgspo.launch.worker import run_worker
 from mindgspo.parallel import runtime
 from mindgspo.parallel.cluster import meet_others
@@ -42,7 +42,7 @@ def body(checkpoint: Path, way: str, section_sizes: tuple[int, int], result: Pat
     model = build_model(section, Placement(plan=plan, rank=runtime.rank()))
     algorithm = with_recipe(AlgorithmSection(), max_new_tokens=8)
     policy = PolicyLogProbs(model, temperature=1.0, with_entropy=False)
-    updater = RankUpdate(policy, build_policy_loss(algorithm), OptimizerSection(), policy.model.place)
+    updater = UpdateBackend(policy, build_policy_loss(algorithm), OptimizerSection(), policy.model.place)
     meet(world_ranks())
     before, started = _forget_peak(), time.perf_counter()
     if way == "whole":

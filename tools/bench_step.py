@@ -38,7 +38,7 @@ from bench_limit import step_limit
 from mindspore import Tensor, nn, ops
 
 from mindgspo.algorithms.losses.registry import build_policy_loss
-from mindgspo.algorithms.optim.update import RankUpdate
+from mindgspo.algorithms.optim.backend import UpdateBackend
 from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection, with_recipe
 from mindgspo.data.micro_batches import BatchLayout, largest_shape, micro_batches
 from mindgspo.data.rows import TrainingSample, scattered
@@ -167,7 +167,7 @@ class StepBench:
             self.native if is_alone else ReplicatedEngine(self.native, place, lambda version: None)
         )
         self.old_policy = PolicyScorer(self.model, temperature=1.0)
-        self.updater = RankUpdate(
+        self.updater = UpdateBackend(
             PolicyLogProbs(self.model, temperature=1.0, with_entropy=not recomputes_old),
             build_policy_loss(ALGORITHM),
             OptimizerSection(lr=1e-6),
@@ -247,7 +247,7 @@ class StepBench:
         graphs: dict[str, tuple[nn.Cell, int]] = {
             "weights_packed": (engine._packed, 1),
             "prefill": (engine._prefill.cell, 1),
-            "decode_step": (engine._decode.cell, self.decode_steps),
+            "decode_step": (engine._decoders[engine._cut].cell, self.decode_steps),
             "gradients": (updater.accumulator, num_batches),
             "optimizer": (updater.over_ranks.apply.cell, len(self.mini_batches)),
         }

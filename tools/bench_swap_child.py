@@ -21,7 +21,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from mindgspo.algorithms.losses.registry import build_policy_loss
-from mindgspo.algorithms.optim.update import RankUpdate
+from mindgspo.algorithms.optim.backend import UpdateBackend
 from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection, with_recipe
 from mindgspo.config.schema import SwapSection
 from mindgspo.data.rows import TrainingSample, lay_out, scattered
@@ -173,7 +173,7 @@ class SwapBench:
         self.scorers = [PolicyScorer(model, temperature=1.0) for model in (self.model, self.reference)]
 
     def _build_updater(self) -> None:
-        self.updater = RankUpdate(
+        self.updater = UpdateBackend(
             PolicyLogProbs(self.model, temperature=1.0, with_entropy=False),
             build_policy_loss(with_recipe(AlgorithmSection(), max_new_tokens=NEW_TOKENS)),
             OptimizerSection(lr=1e-4),

@@ -19,7 +19,6 @@ from mindgspo import faults, progress
 from mindgspo.algorithms.kl_control import KLController
 from mindgspo.algorithms.losses.registry import build_policy_loss
 from mindgspo.algorithms.optim.backend import UpdateBackend
-from mindgspo.algorithms.optim.update import RankUpdate
 from mindgspo.config import ExperimentConfig, planned_steps
 from mindgspo.data import PromptStream, StreamState
 from mindgspo.data.rows import round_up
@@ -205,7 +204,7 @@ def build_backend(config: ExperimentConfig, model: nn.Cell) -> UpdateBackend:
     place, replay = model.place, config.algorithm.router_replay
     # Where nothing is scored the updates report the entropy, if it costs next to nothing.
     is_free = resolved_old_log_probs(config, model) == "sampler" and takes_packed(model)
-    return RankUpdate(
+    return UpdateBackend(
         PolicyLogProbs(
             model,
             temperature=config.rollout.temperature,

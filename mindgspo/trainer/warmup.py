@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mindgspo.algorithms.losses.supervised import SupervisedLoss
-from mindgspo.algorithms.optim.backend import UpdateResult
+from mindgspo.algorithms.optim.backend import UpdateBackend, UpdateResult
 from mindgspo.algorithms.optim.learning_rate import learning_rate
-from mindgspo.algorithms.optim.update import RankUpdate
 from mindgspo.config import ModelSection, WarmupSection
 from mindgspo.data import PromptDataset, PromptStream
 from mindgspo.data.micro_batches import BatchLayout, largest_shape, micro_batches
@@ -53,7 +52,7 @@ def warm_up(trainer: Trainer, warmup: Warmup, evaluator: Evaluator, log: RunLog)
     own = {"lr": section.lr, "schedule": "cosine", "warmup_ratio": 0.05, "warmup_steps": None, "schedule_steps": None}
     optimizer = trainer.optimizer.model_copy(update=own)
     policy = PolicyLogProbs(trainer.model, temperature=1.0, with_entropy=False)
-    backend = RankUpdate(policy, SupervisedLoss(), optimizer, policy.model.place)
+    backend = UpdateBackend(policy, SupervisedLoss(), optimizer, policy.model.place)
     stream = PromptStream(len(warmup.samples), trainer.seed ^ _WARMUP_STREAM)
     layout = _layout(trainer.layout, section, warmup.samples)
     log.show_warm_up(0, section.max_steps)

@@ -72,7 +72,7 @@ def trainer(cpu_runtime: None, tmp_path_factory: pytest.TempPathFactory):
 @pytest.mark.parametrize("name", POLICY_LOSSES)
 def test_a_step_trains_with_every_loss(name: str, trainer, tmp_path: Path) -> None:
     from mindgspo.algorithms.losses.registry import build_policy_loss
-    from mindgspo.algorithms.optim.update import RankUpdate
+    from mindgspo.algorithms.optim.backend import UpdateBackend
     from mindgspo.models.policy import PolicyLogProbs
     from mindgspo.models.weights import initialize_weights, weights_as_numpy
 
@@ -81,7 +81,7 @@ def test_a_step_trains_with_every_loss(name: str, trainer, tmp_path: Path) -> No
     before = weights_as_numpy(trainer.model, config.model)
     policy = PolicyLogProbs(trainer.model, temperature=1.0, with_entropy=False)
     trainer.algorithm, trainer.optimizer = config.algorithm, config.optimizer
-    trainer.backend = RankUpdate(policy, build_policy_loss(config.algorithm), config.optimizer)
+    trainer.backend = UpdateBackend(policy, build_policy_loss(config.algorithm), config.optimizer)
     trainer.weight_version += 1
     trainer.engine.load_weights(trainer.weight_version)
     metrics = trainer.train_step(1).metrics
@@ -99,7 +99,7 @@ def test_a_step_trains_with_every_loss(name: str, trainer, tmp_path: Path) -> No
 def test_by_default_old_log_probs_are_the_samplers_and_the_step_is_the_same(trainer, tmp_path: Path) -> None:
     """Bit for bit, on kernels, from the same prompts."""
     from mindgspo.algorithms.losses.registry import build_policy_loss
-    from mindgspo.algorithms.optim.update import RankUpdate
+    from mindgspo.algorithms.optim.backend import UpdateBackend
     from mindgspo.models.policy import PolicyLogProbs
     from mindgspo.models.weights import initialize_weights, weights_as_numpy
     from mindgspo.trainer.build import resolved_old_log_probs
@@ -110,7 +110,7 @@ def test_by_default_old_log_probs_are_the_samplers_and_the_step_is_the_same(trai
     for old_log_probs in (resolved_old_log_probs(config, trainer.model), "recompute"):
         initialize_weights(trainer.model, config.model, seed=1)
         policy = PolicyLogProbs(trainer.model, temperature=1.0, with_entropy=True)
-        trainer.backend = RankUpdate(policy, build_policy_loss(config.algorithm), config.optimizer)
+        trainer.backend = UpdateBackend(policy, build_policy_loss(config.algorithm), config.optimizer)
         trainer.weight_version += 1
         trainer.engine.load_weights(trainer.weight_version)
         trainer.old_log_probs = old_log_probs

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mindgspo.algorithms.optim.update import RankUpdate
+from mindgspo.algorithms.optim.backend import UpdateBackend
 from mindgspo.checkpoint import export_huggingface
 from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection
 from mindgspo.config.huggingface_config import generation_config, huggingface_config, read_model_section
@@ -241,7 +241,7 @@ def test_gradients_of_the_gspo_loss(pair: Pair) -> None:
     optimizer = OptimizerSection(lr=1e-5, beta1=0.0, max_grad_norm=1e9)
     loss_cell = build_policy_loss(with_recipe(AlgorithmSection(**clip, allow_wide_clip=True), max_new_tokens=16))
     policy = PolicyLogProbs(pair.model, temperature=temperature, with_entropy=False)
-    updater = RankUpdate(policy, loss_cell, optimizer)
+    updater = UpdateBackend(policy, loss_cell, optimizer)
     try:
         result = updater.update(batches, lr=1e-5)
     finally:

@@ -1,7 +1,8 @@
 """The update backend: applies one optimizer update from the micro-batches of a mini-batch.
 
-`UpdateBackend` has the check for non-finite numbers, the result and the optimizer state; `update.RankUpdate` makes the
-update itself. Used by the training step (policy losses) and the warm-up (supervised loss).
+Used by the training step (policy losses) and the warm-up (supervised loss), by one process and by many. Each rank holds
+its slices of the weights, one gradient per weight, and the moments of these slices or, with `optimizer_shard`, of its
+rows of them.
 """
 
 from __future__ import annotations
@@ -16,13 +17,17 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, nn
 
 from mindgspo.algorithms.loss_metrics import UpdateTelemetry, collect_telemetry, summarize
-from mindgspo.algorithms.optim.adamw import AdamW
+from mindgspo.algorithms.optim.accumulation import Accumulation
 from mindgspo.algorithms.optim.gradients import discard
-from mindgspo.data.routing import RoutingDifference
+from mindgspo.algorithms.optim.over_ranks import BUCKET_BYTES, StepOverRanks
+from mindgspo.config.schema import OptimizerSection
+from mindgspo.data.routing import RoutingDifference, no_routing
+from mindgspo.data.rows import in_rounds
 from mindgspo.errors import CheckpointError, NonFiniteError
 from mindgspo.parallel.layout import Layout, Shape
 from mindgspo.parallel.parameter_memory import set_values, values_of
-from mindgspo.parallel.replicas import Arrays
+from mindgspo.parallel.placement import ALONE, Placement
+from mindgspo.parallel.replicas import Arrays, Replicas
 from mindgspo.parallel.reshard.resharder import gather_to_first_rank
 from mindgspo.tensor_files import ArraySource, TensorSource
 from mindgspo.types import Batch, Float32Array
@@ -65,19 +70,32 @@ class MicroBatchResult(NamedTuple):
 class UpdateBackend:
     """Trains every parameter of `policy` that requires a gradient, in place; owns gradients and moments.
 
-    policy, loss: see `gradients.Objective`. A subclass sets `optimizer`, `gradients` and `accumulator` (the cell whose
-    compiled graphs are counted) and implements `_apply`.
+    policy, loss: see `gradients.Objective`. place: where the policy's model stands. bucket_bytes: what ranks tell each
+    other at once; it changes no number.
     """
 
-    optimizer: AdamW
-    gradients: Sequence[Parameter]
-    """The accumulated gradients of this rank; between two updates zero, or what the next one replaces."""
-    accumulator: nn.Cell
-    rank = 0
-
-    def __init__(self, policy: nn.Cell, loss: nn.Cell) -> None:
+    def __init__(
+        self,
+        policy: nn.Cell,
+        loss: nn.Cell,
+        section: OptimizerSection,
+        place: Placement = ALONE,
+        *,
+        bucket_bytes: int = BUCKET_BYTES,
+    ) -> None:
         self.policy = policy
         self.weights = ParameterTuple(policy.trainable_params())
+        self.rank, self._is_alone = place.rank, place.plan.world_size == 1
+        self._plan, self._replicas = place.plan, Replicas(place)
+        self.accumulation = Accumulation(policy, loss, self.weights, place)
+        self.accumulator = self.accumulation.cell
+        """The cell whose compiled graphs are counted."""
+        self.gradients = self.accumulation.gradients
+        """The accumulated gradients of this rank; between two updates zero, or what the next one replaces."""
+        model = None if self._is_alone else policy.model.config
+        self._no_routing = no_routing(model) if getattr(policy, "replays_experts", False) and model else None
+        self.over_ranks = StepOverRanks(self.weights, self.gradients, section, place, model, bucket_bytes=bucket_bytes)
+        self.optimizer = self.over_ranks.optimizer
         self._metric_table = loss.metrics
         self._has_entropy = getattr(policy, "with_entropy", True)
         self._updates = 0
@@ -102,7 +120,7 @@ class UpdateBackend:
     @property
     def scratch(self) -> tuple[Parameter, ...]:
         """Gradients, and whatever else means nothing between two updates."""
-        return tuple(self.gradients)
+        return (*self.gradients, *self.over_ranks.own)
 
     def update(self, batches: Sequence[Batch], lr: float, *, kl_coef: float = 0.0) -> UpdateResult:
         """Apply one update. The result does not depend on how the mini-batch was cut into `batches`, nor on the plan.
@@ -146,11 +164,24 @@ class UpdateBackend:
         )
 
     def _apply(self, batches: Sequence[Batch], *, kl_coef: float, lr: float) -> tuple[list[Arrays], float]:
-        """Gradients, norm and optimizer step of one update; calls `_refuse_non_finite` before anything changes.
+        """Gradients, norm and optimizer step of one update; nothing changes where `_refuse_non_finite` refuses.
 
         Returns the fields of `MicroBatchResult` of every micro-batch of all replicas, and the gradient norm.
         """
-        raise NotImplementedError
+        given = in_rounds(batches, self._plan, self._no_routing)
+        measured = self.accumulation(self._replicas.own(given), kl_coef)
+        results = self._replicas.collect(measured, num_items=len(given))
+        if self._plan.couples_replicas:
+            results = [_cut(result, batch) for result, batch in zip(results, batches, strict=False)]
+        grad_norm = self._grad_norm()
+        self._refuse_non_finite([float(result[0]) for result in results], grad_norm)
+        self.over_ranks.step(self._updates + 1, lr, grad_norm)
+        return results, grad_norm
+
+    def _grad_norm(self) -> float:
+        if self._is_alone and self.accumulator.kernel is not None:
+            return math.sqrt(float(self.accumulation.squares[0]))
+        return self.over_ranks.norm()
 
     def _refuse_non_finite(self, losses: Sequence[float], grad_norm: float) -> None:
         where = f"update {self._updates + 1}"
@@ -226,7 +257,7 @@ class UpdateBackend:
 
     def _moment_layouts(self) -> dict[str, Layout] | None:
         """{moment's name: layout}; None where this rank holds all moments whole."""
-        return None
+        return None if self._is_alone else moment_layouts_of(self.over_ranks.moments)
 
 
 def _total_drift(micros: Sequence[MicroBatchResult]) -> RoutingDifference | None:
@@ -237,3 +268,9 @@ def _total_drift(micros: Sequence[MicroBatchResult]) -> RoutingDifference | None
 def moment_layouts_of(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
     """By moment, from those by weight."""
     return {f"adamw.{kind}.{name}": layout for kind in ("m", "v") for name, layout in layouts.items()}
+
+
+def _cut(arrays: Arrays, batch: Batch) -> Arrays:
+    """The results of a batch that was padded, by sample and slot, to those of its round."""
+    samples, slots = batch.mask_NK.shape
+    return tuple(array[:samples, :slots] if array.ndim == 2 else array for array in arrays)

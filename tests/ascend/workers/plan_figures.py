@@ -47,7 +47,7 @@ def figures(case: Mapping, device: str) -> Arrays:
     from plan_sampling import PlanSampler
 
     from mindgspo.algorithms.losses.clipped import GSPOLoss
-    from mindgspo.algorithms.optim.update import RankUpdate
+    from mindgspo.algorithms.optim.backend import UpdateBackend
     from mindgspo.config import ModelSection, OptimizerSection, ParallelPlan
     from mindgspo.config.schema import SwapSection
     from mindgspo.data.rows import gathered
@@ -68,7 +68,7 @@ def figures(case: Mapping, device: str) -> Arrays:
     model = build_model(section, place)
     replays = bool(case.get("replays"))
     policy = PolicyLogProbs(model, temperature=1.0, with_entropy=False, replays_experts=replays)
-    updater = RankUpdate(policy, GSPOLoss(definition()), OptimizerSection(lr=LEARNING_RATE, eps=EPS), place)
+    updater = UpdateBackend(policy, GSPOLoss(definition()), OptimizerSection(lr=LEARNING_RATE, eps=EPS), place)
     packed_for = plan.data_parallel if case.get("is_packed") else None
     layout = {"in_one_row": device == "Ascend", "in_rounds": plan.couples_replicas, "round_size": plan.micro_batch_num}
     batches = batches_of(section, packed_for=packed_for, **layout if packed_for else {})

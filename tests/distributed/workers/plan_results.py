@@ -16,7 +16,7 @@ from plan_sampling import PlanSampler
 
 from mindgspo.algorithms.kl_control import reward_penalty
 from mindgspo.algorithms.losses.clipped import GSPOLoss
-from mindgspo.algorithms.optim.update import RankUpdate
+from mindgspo.algorithms.optim.backend import UpdateBackend
 from mindgspo.config import ModelSection, OptimizerSection, ParallelPlan
 from mindgspo.config.algorithm import KLSection, ReferenceSection
 from mindgspo.config.schema import ReshardSection
@@ -60,7 +60,7 @@ def results_of_plan(
     policy_model = build_model(section, place)
     initialize_weights(policy_model, section, seed=3)
     policy = PolicyLogProbs(policy_model, temperature=1.0, with_entropy=False)
-    updater = RankUpdate(policy, GSPOLoss(definition()), OptimizerSection(lr=LEARNING_RATE), place)
+    updater = UpdateBackend(policy, GSPOLoss(definition()), OptimizerSection(lr=LEARNING_RATE), place)
     scorer = PolicyScorer(policy_model, temperature=1.0)
     gradients = _first_gradients(updater)
     batches = batches_of(section, packed_for=place.plan.data_parallel if is_packed else None)
@@ -109,7 +109,7 @@ def _replayed(model: nn.Cell, section: ModelSection, batches: Sequence[Batch]) -
     }
 
 
-def _refused(updater: RankUpdate, batches: Sequence[Batch]) -> None:
+def _refused(updater: UpdateBackend, batches: Sequence[Batch]) -> None:
     """An update with a NaN in its last micro-batch, which one replica has: every rank must refuse it and change
     nothing."""
     last = batches[-1]
@@ -142,7 +142,7 @@ def _mean_kl(policy: list[TokenScores], reference: list[TokenScores], batches: l
     return np.array([mean(KLSection(placement="reward", estimator=name)) for name in ("k1", "k3")])
 
 
-def _first_gradients(updater: RankUpdate) -> Arrays:
+def _first_gradients(updater: UpdateBackend) -> Arrays:
     """Filled, at the first update, with the gradients as the optimizer sees them."""
     over_ranks, found = updater.over_ranks, {}
     apply = over_ranks.apply

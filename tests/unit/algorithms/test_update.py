@@ -108,10 +108,10 @@ def cut(batch: Batch, size: int) -> list[Batch]:
 
 def make_updater(section=WIDE, loss=None):
     from mindgspo.algorithms.losses.registry import build_policy_loss
-    from mindgspo.algorithms.optim.update import RankUpdate
+    from mindgspo.algorithms.optim.backend import UpdateBackend
 
     policy = make_policy()
-    return RankUpdate(policy, loss or build_policy_loss(section), SECTION), policy
+    return UpdateBackend(policy, loss or build_policy_loss(section), SECTION), policy
 
 
 def assert_same(found, expected) -> None:

@@ -64,12 +64,12 @@ def model_of(family: str):
 def updated(family: str, algorithm: str, layout: BatchLayout, old: list[np.ndarray]):
     """(result, gradient by weight) of one update."""
     from mindgspo.algorithms.losses.registry import build_policy_loss
-    from mindgspo.algorithms.optim.update import RankUpdate
+    from mindgspo.algorithms.optim.backend import UpdateBackend
     from mindgspo.models.policy import PolicyLogProbs
 
     section = with_recipe(AlgorithmSection(name=algorithm, entropy_coef=0.01), max_new_tokens=22)
     policy = PolicyLogProbs(model_of(family), temperature=0.9, with_entropy=True)
-    updater = RankUpdate(policy, build_policy_loss(section), OPTIMIZER)
+    updater = UpdateBackend(policy, build_policy_loss(section), OPTIMIZER)
     step, gradients = updater.over_ranks.apply, {}
 
     def looked_at(*scalars):

@@ -116,11 +116,11 @@ def test_entropy_and_log_prob_are_of_the_softmax_at_the_temperature(scorer) -> N
 def updater(cpu_runtime):
     """One updater for all layouts; `update_once` puts weights and optimizer back before it runs."""
     from mindgspo.algorithms.losses.registry import build_policy_loss
-    from mindgspo.algorithms.optim.update import RankUpdate
+    from mindgspo.algorithms.optim.backend import UpdateBackend
     from mindgspo.models.policy import PolicyLogProbs
 
     policy = PolicyLogProbs(make_model(), temperature=TEMPERATURE, with_entropy=False)
-    return RankUpdate(policy, build_policy_loss(ALGORITHM), OPTIMIZER), policy.model
+    return UpdateBackend(policy, build_policy_loss(ALGORITHM), OPTIMIZER), policy.model
 
 
 def update_once(updater, samples, **layout: int):

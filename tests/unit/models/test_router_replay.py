@@ -95,12 +95,12 @@ def log_probs(model, batches: list[Batch], num_samples: int, **kinds) -> np.ndar
 def updated(model, batches: list[Batch], **kinds):
     """(result, gradient by weight) of one update of GSPO with every advantage 1 or -1."""
     from mindgspo.algorithms.losses.registry import build_policy_loss
-    from mindgspo.algorithms.optim.update import RankUpdate
+    from mindgspo.algorithms.optim.backend import UpdateBackend
     from mindgspo.models.policy import PolicyLogProbs
 
     section = with_recipe(AlgorithmSection(name="gspo"), max_new_tokens=MAX_NEW)
     policy = PolicyLogProbs(model, temperature=1.0, with_entropy=False, **kinds)
-    updater = RankUpdate(policy, build_policy_loss(section), OPTIMIZER)
+    updater = UpdateBackend(policy, build_policy_loss(section), OPTIMIZER)
     step, gradients = updater.over_ranks.apply, {}
 
     def looked_at(*scalars):

@@ -9,7 +9,7 @@ import pytest
 from mindspore import Tensor
 
 from mindgspo.algorithms.losses.registry import build_policy_loss
-from mindgspo.algorithms.optim.update import RankUpdate
+from mindgspo.algorithms.optim.backend import UpdateBackend
 from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection
 from mindgspo.config.load import with_recipe
 from mindgspo.data.rows import TrainingSample, lay_out
@@ -52,7 +52,7 @@ def make_updater(policy, *, lr: float = 1e-3):
     """beta1 = 0 and no clipping of the norm: the first moment after an update is its gradient."""
     section = with_recipe(AlgorithmSection(entropy_coef=COEF), max_new_tokens=8)
     optimizer = OptimizerSection(lr=lr, beta1=0.0, max_grad_norm=1e9, weight_decay=0.0)
-    return RankUpdate(policy, build_policy_loss(section), optimizer)
+    return UpdateBackend(policy, build_policy_loss(section), optimizer)
 
 
 def mean_entropy(scorer, batches: list[Batch]) -> float:

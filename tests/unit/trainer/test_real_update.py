@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mindgspo.algorithms.losses.registry import build_policy_loss
-from mindgspo.algorithms.optim.update import RankUpdate
+from mindgspo.algorithms.optim.backend import UpdateBackend
 from mindgspo.config import WarmupSection
 from mindgspo.errors import DataError, TrainingError
 from mindgspo.metrics import RunLog, unknown_names
@@ -28,7 +28,7 @@ def compiled(cpu_runtime: None, load):
     config = load()
     model = build_model(config.model)
     policy = PolicyLogProbs(model, temperature=1.0, with_entropy=False)
-    return model, RankUpdate(policy, build_policy_loss(config.algorithm), config.optimizer)
+    return model, UpdateBackend(policy, build_policy_loss(config.algorithm), config.optimizer)
 
 
 @pytest.fixture
