@@ -104,13 +104,13 @@ class MixtureOfExperts(nn.Cell):
         num_experts, num_chosen = config.num_experts, config.num_experts_per_tok
         assert num_experts is not None and num_chosen is not None and config.moe_intermediate_size is not None
         hidden, inner = config.hidden_size, config.moe_intermediate_size // place.plan.expert_slices
-        held = len(place.own_experts(num_experts))
+        own = place.own_experts(num_experts)
+        held = len(own)
         self.first, self.num_chosen = layer * num_chosen, num_chosen
         self.gate = zero_parameter((num_experts, hidden), f"{name}.gate.weight")
         self.gate_proj = zero_parameter((held, inner, hidden), f"{name}.experts.gate_proj.weight")
         self.up_proj = zero_parameter((held, inner, hidden), f"{name}.experts.up_proj.weight")
         self.down_proj = zero_parameter((held, hidden, inner), f"{name}.experts.down_proj.weight")
-        own = place.own_experts(num_experts)
         self.ranks, self.kernel = ExpertRanks(place), None
         if has_kernels():
             self.kernel = ExpertsKernel(num_experts, num_chosen, is_normed=config.norm_topk_prob, own=own)

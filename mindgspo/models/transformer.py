@@ -298,7 +298,7 @@ class Transformer(nn.Cell):
         self.rotation = RotationOp(*rope_tables(config))
         self.segment_mask = SegmentMask()
         self.is_packed = has_kernels()
-        self.tokens_in_use = TokensInUse(place, counts=self.is_packed)
+        self.tokens_in_use = TokensInUse(place, has_kernels=self.is_packed)
         # What is computed again is a cell with one output.
         self.carries = self.is_packed and place.recompute == "none"
         for layer in self.layers:

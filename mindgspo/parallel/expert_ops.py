@@ -19,13 +19,15 @@ from mindspore.ops import constexpr
 from mindgspo.parallel.collective_ops import all_gather, all_gather_used
 from mindgspo.parallel.device_ops import is_fused
 from mindgspo.parallel.model_parallel_ops import (
+    EnterOwnRun,
     GatherTokens,
     JoinParts,
-    OwnPart,
+    OwnRun,
     ScatterTokens,
     Unchanged,
     enter_model_parallel,
     leave_model_parallel,
+    used_of_run,
 )
 from mindgspo.parallel.placement import Placement
 
@@ -171,18 +173,6 @@ def grouped_matmul() -> nn.Cell:
     return GroupedMatMul() if is_fused() else BlockMatMul()
 
 
-class OwnShare(nn.Cell):
-    """construct(x_MH) -> the rows of one of `count` equal shares of them, number `number`."""
-
-    def __init__(self, number: int, count: int) -> None:
-        super().__init__(auto_prefix=False)
-        self.number, self.count = number, count
-
-    def construct(self, x_MH: Tensor) -> Tensor:
-        rows = x_MH.shape[0] // self.count
-        return x_MH[self.number * rows : (self.number + 1) * rows]
-
-
 class ExpertRanks(nn.Cell):
     """What the ranks of a mixture tell each other: each token is computed once by a block of ranks that has all
     experts, and each rank computes what its experts add for the tokens of its block.
@@ -200,26 +190,26 @@ class ExpertRanks(nn.Cell):
         slices, block, ranks = place.model_parallel, place.plan.expert_block, place.expert_ranks
         self.enter, self.leave = enter_model_parallel(place), leave_model_parallel(place)
         self.cut = self.gather = self.gather_given = self.scatter = self.own = self.join = Unchanged()
-        self.number, self.is_share, self.is_gathered = 0, False, False
+        self.number, self.is_share, self.is_gathered, self.has_own = 0, False, False, False
         self.place_in_replica, self.block = place.at.model, block
         if not place.plan.use_seq_parallel and block < slices:
             self.number, self.is_share = place.at.model // block, True
-            self.cut = OwnShare(self.number, slices // block)
-            self.enter = OwnPart(place.model_ranks, self.number, slices // block)
+            self.cut = OwnRun(self.number, slices // block)
+            self.enter = EnterOwnRun(place.model_ranks, self.number, slices // block)
             self.scatter = ScatterTokens(ranks) if block > 1 else Unchanged()
             self.leave = JoinParts(place.model_ranks, place.at.model)
-            self.own, self.join = OwnShare(place.at.model % block, block), all_gather(place.model_ranks)
+            self.own, self.join = OwnRun(place.at.model % block, block), all_gather(place.model_ranks)
         elif block != slices:
-            self.is_gathered = True
             if place.plan.use_seq_parallel:
                 self.enter = self.leave = Unchanged()
-                self.cut, self.join = OwnShare(place.at.model, slices), all_gather(place.model_ranks)
+                self.cut, self.join = OwnRun(place.at.model, slices), all_gather(place.model_ranks)
             else:
                 ranks = tuple(rank for rank in ranks if rank % slices == place.at.model)
-            if len(ranks) > 1:
+            self.is_gathered, self.has_own = len(ranks) > 1, len(ranks) == 1
+            if self.is_gathered:
                 self.gather, self.scatter = GatherTokens(ranks), ScatterTokens(ranks)
                 self.gather_given = all_gather_used(ranks)
-                self.own = OwnShare(ranks.index(place.rank), len(ranks))
+                self.own = OwnRun(ranks.index(place.rank), len(ranks))
 
     def tokens_of(self, x_MH: Tensor, own: Tensor, region: Tensor) -> tuple[Tensor, Tensor]:
         """The tokens whose experts this rank computes, and how many of their rows are in use. own, region: as of
@@ -230,7 +220,7 @@ class ExpertRanks(nn.Cell):
             return x_MH, ops.ones((1,), ms.int32) * rows
         if self.is_share:
             return x_MH, self._used(region, self.number, rows)
-        return x_MH, region
+        return x_MH, own if self.has_own else region
 
     def given_of(self, given_MK: Tensor, own: Tensor) -> Tensor:
         """Of what is given for a region's tokens, that of these."""
@@ -244,8 +234,7 @@ class ExpertRanks(nn.Cell):
 
     def _used(self, region: Tensor, number: int, rows: int) -> Tensor:
         """How many rows are in use of one of equal runs of a region's."""
-        used_1 = ops.cast(region.reshape(-1)[-1:], ms.int32)
-        return ops.minimum(ops.maximum(used_1 - number * rows, 0), rows)
+        return used_of_run(ops.cast(region.reshape(-1)[-1:], ms.int32), number, rows)
 
     def choice_of(self, chosen_MK: Tensor) -> Tensor:
         """Of a region's tokens, from what was chosen for those whose experts this rank computes."""

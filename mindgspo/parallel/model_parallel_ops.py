@@ -21,6 +21,7 @@ from mindspore import Tensor, nn, ops
 from mindgspo.parallel.collective_ops import all_gather, all_gather_used, all_reduce, all_to_all, reduce_scatter
 from mindgspo.parallel.placement import Placement
 from mindgspo.parallel.ranks import Ranks
+from mindgspo.parallel.runtime import current_device
 
 zeros_like = ops.ZerosLike()
 
@@ -105,19 +106,26 @@ class JoinParts(nn.Cell):
         return dout[self.number * rows : (self.number + 1) * rows], zeros_like(tokens)
 
 
-class OwnPart(nn.Cell):
-    """One of `count` equal runs of rows that all of `ranks` have, of which each computes with one; several may take
-    the same one and compute parts of what comes of it."""
+class OwnRun(nn.Cell):
+    """Run number `number` of `count` equal runs of rows."""
 
-    def __init__(self, ranks: Ranks, number: int, count: int) -> None:
+    def __init__(self, number: int, count: int) -> None:
         super().__init__(auto_prefix=False)
         self.number, self.count = number, count
-        self.sum = all_reduce(ranks)
-        self.pad = ops.Concat(0)
 
-    def construct(self, x: Tensor, tokens: Tensor) -> Tensor:
+    def construct(self, x: Tensor, tokens: Tensor | None = None) -> Tensor:
         rows = x.shape[0] // self.count
         return x[self.number * rows : (self.number + 1) * rows]
+
+
+class EnterOwnRun(OwnRun):
+    """`OwnRun` of rows that all of `ranks` have and of which each computes with one run; several may take the same one
+    and compute parts of what comes of it."""
+
+    def __init__(self, ranks: Ranks, number: int, count: int) -> None:
+        super().__init__(number, count)
+        self.sum = all_reduce(ranks)
+        self.pad = ops.Concat(0)
 
     def bprop(self, x, tokens, out, dout):
         none = zeros_like(dout)
@@ -165,28 +173,33 @@ class TokensInUse(nn.Cell):
     """construct(mask, rows) -> (own, region, mask): how many of the rows between the model-parallel regions, and inside
     them, are in use, int32 [1], and mask. Of a plan that splits no tokens it is the mask, which ends with that number.
 
-    mask: what `SegmentMask` made of all tokens. rows: those of a region, M.
+    mask: what `SegmentMask` made of all tokens. rows: those of a region, M. has_kernels: whether the model is made of
+    kernels; small operators compute every row. Nobody reads the numbers on Ascend and in a process that is alone.
     """
 
-    def __init__(self, place: Placement, *, counts: bool) -> None:
+    def __init__(self, place: Placement, *, has_kernels: bool) -> None:
         super().__init__(auto_prefix=False)
         plan = place.plan
         self.parts = plan.model_parallel if plan.use_seq_parallel else 1
-        self.first_region, self.first_own = place.at.context, place.at.context * self.parts
-        if self.parts > 1:
-            self.first_own += place.at.model
-        self.is_split = counts and (self.parts > 1 or plan.context_parallel > 1)
+        self.number_region = place.at.context
+        self.number_own = place.at.context * self.parts + (place.at.model if self.parts > 1 else 0)
+        self.has_kernels, is_split = has_kernels, self.parts > 1 or plan.context_parallel > 1
+        is_unread = current_device() == "Ascend" or plan.world_size == 1
+        self.is_mask = is_unread or (has_kernels and not is_split)
 
     def construct(self, mask: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-        if not self.is_split:
+        if self.is_mask:
             return mask, mask, mask
+        own, every_1 = rows // self.parts, ops.ones((1,), ms.int32)
+        if not self.has_kernels:
+            return every_1 * own, every_1 * rows, mask
         used_1 = ops.cast(mask.reshape(-1)[-1:], ms.int32)
-        own = rows // self.parts
-        return self.within(used_1, self.first_own * own, own), self.within(used_1, self.first_region * rows, rows), mask
+        return used_of_run(used_1, self.number_own, own), used_of_run(used_1, self.number_region, rows), mask
 
-    def within(self, used_1: Tensor, first: int, rows: int) -> Tensor:
-        """Of a run of rows from `first` on."""
-        return ops.minimum(ops.maximum(used_1 - first, 0), rows)
+
+def used_of_run(used_1: Tensor, number: int, rows: int) -> Tensor:
+    """How many rows are in use of run number `number` of equal runs of `rows`, of which the first `used_1` are."""
+    return ops.minimum(ops.maximum(used_1 - number * rows, 0), rows)
 
 
 class GatherColumns(nn.Cell):

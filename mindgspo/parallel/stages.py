@@ -115,15 +115,12 @@ class Stage:
             whole.append(np.concatenate(columns, axis=1))
         return whole
 
-    def _shape(self, num_tokens: int) -> tuple[int, ...]:
-        return self._model.passed_shape(num_tokens)
-
     def _zeros(self, num_tokens: int) -> Tensor:
         # Memory that nobody touches: graphs are compiled for it, not called with it.
-        return Tensor.from_numpy(np.zeros(self._shape(num_tokens), ms.dtype_to_nptype(self._model.dtype)))
+        return Tensor.from_numpy(np.zeros(self._model.passed_shape(num_tokens), ms.dtype_to_nptype(self._model.dtype)))
 
     def _received(self, num_tokens: int, step: int) -> Tensor:
-        return receive(self._shape(num_tokens), self._model.dtype, self._ranks[self._number + step])
+        return receive(self._model.passed_shape(num_tokens), self._model.dtype, self._ranks[self._number + step])
 
 
 def entering(inputs: tuple[Tensor, ...], came: Tensor | None) -> tuple[Tensor, ...]:

@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
@@ -101,6 +103,17 @@ def start_launcher(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
         for process in launched.processes():
             with suppress(psutil.Error):
                 process.kill()
+
+
+@pytest.fixture(scope="module")
+def figures_alone(cpu_runtime: None) -> Callable[..., dict[str, np.ndarray]]:
+    """Model, and is_packed -> the figures of one process; see `plan_results.results_of_plan`."""
+    sys.path.insert(0, str(WORKERS))
+    try:
+        from plan_results import results_of_plan
+    finally:
+        sys.path.remove(str(WORKERS))
+    return cache(lambda model, *, is_packed=False: results_of_plan({}, {}, model, {}, is_packed=is_packed))
 
 
 @pytest.fixture

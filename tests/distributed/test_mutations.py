@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -86,20 +83,11 @@ def test_the_code_that_is_changed_is_there(name: str) -> None:
     assert (PROJECT / "mindgspo" / mutation.file).read_text(encoding="utf-8").count(mutation.old) == 1
 
 
-@pytest.fixture(scope="module")
-def alone(cpu_runtime: None) -> Callable[[str], dict[str, np.ndarray]]:
-    """Model -> the figures of one process."""
-    sys.path.insert(0, str(WORKERS))
-    try:
-        from plan_results import results_of_plan
-    finally:
-        sys.path.remove(str(WORKERS))
-    return cache(lambda model: results_of_plan({}, {}, model, is_packed=True))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [None, *MUTATIONS])
-def test_a_wrong_change_is_caught(alone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | None) -> None:
+def test_a_wrong_change_is_caught(
+    figures_alone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | None
+) -> None:
     """None: nothing is changed, and nothing is caught."""
     mutation = MUTATIONS[name] if name else Mutation("__init__.py", STAGES, "", "")
     shutil.copytree(PROJECT / "mindgspo", tmp_path / "mindgspo", ignore=shutil.ignore_patterns("__pycache__"))
@@ -108,7 +96,7 @@ def test_a_wrong_change_is_caught(alone, tmp_path: Path, monkeypatch: pytest.Mon
         file.write_text(file.read_text(encoding="utf-8").replace(mutation.old, mutation.new), encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     job = [{"name": "changed", "train": mutation.plan, "infer": {"data_parallel": 2}, "model": mutation.model,
-            "reference": None, "is_packed": True}]  # fmt: skip
+            "reference": None, "is_packed": True, "is_composed": False}]  # fmt: skip
     (tmp_path / "job.json").write_text(json.dumps(job))
     code = launch(
         [str(WORKERS / "plan_numbers.py"), str(tmp_path)],
@@ -119,7 +107,7 @@ def test_a_wrong_change_is_caught(alone, tmp_path: Path, monkeypatch: pytest.Mon
     is_caught = code != 0
     if not is_caught:
         with np.load(tmp_path / "changed.npz") as found:
-            is_caught = not _agree(dict(found), alone(mutation.model))
+            is_caught = not _agree(dict(found), figures_alone(mutation.model, is_packed=True))
     assert is_caught == (name is not None)
 
 

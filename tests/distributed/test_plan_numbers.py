@@ -6,9 +6,7 @@ One launch per world size runs all plans of that size on real workers, after eac
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +40,11 @@ PLANS = {
         ("1x2x1 split sequence and table", MODEL | SEQUENCE | {"vocab_emb_dp": False}, {"data_parallel": 2}),
         ("1x2x1 split sequence, recomputed", MODEL | SEQUENCE | {"recompute": "full"}, {"data_parallel": 2}),
         ("1x2x1 split sequence of whole experts", WHOLE | SEQUENCE, {"model_parallel": 2}),
+        ("1x2x1 split sequence, small operators", MODEL | SEQUENCE, {"data_parallel": 2}),
+        ("2x1x1 of experts over replicas, small operators",
+            {"data_parallel": 2, "expert_parallel": 2}, {"data_parallel": 2}),
+        ("1x2x1 split sequence with all experts on every rank",
+            MODEL | SEQUENCE | {"expert_tensor_parallel": 1}, {"data_parallel": 2}),
         ("1x2x1 with all experts on every rank", MODEL | {"expert_tensor_parallel": 1}, {"data_parallel": 2}),
         ("context 2", {"context_parallel": 2}, {"data_parallel": 2}),
         ("context 2 padded", {"context_parallel": 2}, {"data_parallel": 2}),
@@ -96,15 +99,9 @@ SAMPLING = [case for case in CASES if "packed" not in case.id]
 
 
 @pytest.fixture(scope="module")
-def alone(cpu_runtime: None) -> Callable[[str], dict[str, np.ndarray]]:
+def alone(figures_alone: Callable) -> Callable[[str], dict[str, np.ndarray]]:
     """Name of a plan -> the figures of one process."""
-    sys.path.insert(0, str(WORKERS))
-    try:
-        from plan_results import results_of_plan
-    finally:
-        sys.path.remove(str(WORKERS))
-    of_model = cache(lambda model: results_of_plan({}, {}, model, {}))
-    return lambda name: of_model(model_of(name))
+    return lambda name: figures_alone(model_of(name))
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +117,8 @@ def over_ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
             folders[size] = folder = tmp_path_factory.mktemp(f"ranks{size}")
             job = [
                 {"name": plan, "train": train, "infer": infer, "model": model_of(plan),
-                    "reference": REFERENCES.get(plan), "is_packed": "packed" in plan}
+                    "reference": REFERENCES.get(plan), "is_packed": "packed" in plan,
+                    "is_composed": "small operators" in plan}
                 for plan, train, infer in PLANS[size] if plan in asked
             ]  # fmt: skip
             (folder / "job.json").write_text(json.dumps(job))

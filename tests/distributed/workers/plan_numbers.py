@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -23,12 +24,14 @@ def body(folder: Path) -> int:
     from plan_results import results_of_plan
 
     from mindgspo.parallel import collectives
+    from mindgspo.parallel.device_ops import composed_ops
 
     meet_others()
     collectives.open_meeting()
     for entry in json.loads((folder / "job.json").read_text()):
         plans = (entry["train"], entry["infer"], entry["model"], entry["reference"])
-        arrays = results_of_plan(*plans, is_packed=entry["is_packed"])
+        with composed_ops() if entry["is_composed"] else nullcontext():
+            arrays = results_of_plan(*plans, is_packed=entry["is_packed"])
         if runtime.rank() == 0:
             np.savez(folder / f"{entry['name']}.npz", **arrays)
     collectives.barrier()
