@@ -150,8 +150,8 @@ def overlong(value: Any, settings: Settings, row: Row) -> Outcome:
 
 def layers_of_stages(value: Any, settings: Settings, row: Row) -> Outcome:
     if len(set(str(value).split(","))) == 1:
-        return not_needed("stages get equal numbers of layers")
-    return not_implemented("stages get equal numbers of layers")
+        return not_needed("layers are dealt out evenly to stages")
+    return not_implemented("layers are dealt out evenly to stages")
 
 
 def untied(value: Any, settings: Settings, row: Row) -> bool:
