@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from math import gcd, prod
 
 from mindgspo.config.model import FAMILIES, ModelSection
-from mindgspo.config.plan import ParallelPlan
+from mindgspo.config.plan import ParallelPlan, legal_context_parallel, legal_model_parallel
 from mindgspo.config.schema import ExperimentConfig
 from mindgspo.kernels.build import has_compiler
 from mindgspo.text import either
@@ -80,6 +80,11 @@ def split_problems(config: ExperimentConfig) -> Iterator[str]:
 def _split_problems(name: str, plan: ParallelPlan, config: ExperimentConfig) -> Iterator[str]:
     """Tokens of a micro-batch, flattened, are split, or shared out between blocks of ranks that have all experts; its
     width is any multiple of length_multiple."""
+    model = config.model
+    if plan.model_parallel not in legal_model_parallel(plan, model):
+        return  # which the plan's own rules say, as below
+    if plan.context_parallel not in legal_context_parallel(plan, model):
+        return
     multiple = config.trainer.length_multiple
     rows = config.trainer.samples_per_micro_batch or 1  # under a token budget any number
     by = {"context_parallel": plan.context_parallel}

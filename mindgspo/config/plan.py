@@ -313,4 +313,6 @@ def _pipeline_problems(name: str, plan: ParallelPlan, model: ModelSection) -> li
 
 def _stage_problems(name: str, plan: ParallelPlan, model: ModelSection) -> list[str]:
     stages, layers = plan.pipeline_stage, model.num_hidden_layers
-    return [f"{name}.pipeline_stage: {stages} is more than the {layers} layers"] if stages > layers else []
+    if stages <= layers:
+        return []
+    return [f"{name}.pipeline_stage: {stages} is more than the {layers} layers; nearest legal: {layers}"]

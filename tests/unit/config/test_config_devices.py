@@ -145,6 +145,14 @@ def test_parts_of_sequences_need_equal_shares(problems: Callable[..., list[str]]
     assert load_config(experiment, split).plans.train.token_parts == 4
 
 
+def test_parts_that_the_heads_forbid_are_said_once(problems: Callable[..., list[str]]) -> None:
+    """No length would make them legal."""
+    found = problems("plans.train={context_parallel: 3}", "plans.infer={data_parallel: 3}")
+    assert len(found) == 1 and found[0].startswith("plans.train.context_parallel: 3 ranks exchange tokens for heads")
+    found = problems(*plans(1, 3, more=", use_seq_parallel: true"))
+    assert found and all("length_multiple" not in line for line in found)
+
+
 def test_parts_of_sequences_on_both_devices(experiment: Path) -> None:
     split = ["plans.train={context_parallel: 2}", "plans.infer={data_parallel: 2}"]
     assert load_config(experiment, ["device=CPU", *split]).plans.train.context_parallel == 2

@@ -52,7 +52,8 @@ def test_what_fits_is_legal(plan):
     (ParallelPlan(model_parallel=6),
      "p.model_parallel: 6 does not split the model evenly (16 attention heads, 2 key/value heads, intermediate_size "
      "11008, vocab_size 151936); nearest legal: 4 or 8"),
-    (ParallelPlan(pipeline_stage=37, micro_batch_num=37), "p.pipeline_stage: 37 is more than the 36 layers"),
+    (ParallelPlan(pipeline_stage=37, micro_batch_num=37), 
+     "p.pipeline_stage: 37 is more than the 36 layers; nearest legal: 36"),
     (ParallelPlan(pipeline_stage=4, micro_batch_num=2),
      "p.micro_batch_num: 2 is less than pipeline_stage 4; smallest legal: 4"),
     (ParallelPlan(micro_batch_num=2),
