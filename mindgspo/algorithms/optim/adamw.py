@@ -94,8 +94,8 @@ class AdamW(nn.Cell):
         if self.kernel is not None:
             return self.kernel(clip_scale, step_size, root_eps, decay, *gradients)
         for first, last in self.runs:
-            self.update_run(first, last, gradients, clip_scale, step_size, root_eps, decay)
-        return step_size
+            clip_scale = self.update_run(first, last, gradients, clip_scale, step_size, root_eps, decay)
+        return clip_scale
 
     def update_run(
         self,
@@ -106,21 +106,24 @@ class AdamW(nn.Cell):
         step_size: Tensor,
         root_eps: Tensor,
         decay: Tensor,
-    ) -> None:
-        """Weights number `first` to `last` - 1 of `construct`."""
+    ) -> Tensor:
+        """Weights number `first` to `last` - 1 of `construct`; clip_scale, once they are updated."""
         for i in range(first, last):
-            self.update_one(i, gradients[i], clip_scale, step_size, root_eps, decay)
+            clip_scale = self.update_one(i, gradients[i], clip_scale, step_size, root_eps, decay)
+        return clip_scale
 
     def update_one(
         self, i: int, gradient: Tensor, clip_scale: Tensor, step_size: Tensor, root_eps: Tensor, decay: Tensor
-    ) -> None:
-        """Update weight number i and its moments."""
-        gradient = gradient * clip_scale
+    ) -> Tensor:
+        """Update weight number i and its moments; clip_scale, for what comes after it: each product waits for it, so
+        that one's memory serves the next."""
         if self.decays[i]:
             # p - (lr wd) p, not p (1 - lr wd): for lr = 1e-6 float32 would round the factor by a fifth.
-            ops.assign_sub(self.weights[i], self.weights[i] * decay)
+            decayed = ops.assign_sub(self.weights[i], self.weights[i] * ops.depend(decay, clip_scale))
+            clip_scale = ops.depend(clip_scale, decayed)
+        gradient = gradient * clip_scale
         # Bias corrections are in step_size, so the kernel's own are switched off by powers of 0.
-        self.adam(
+        updated = self.adam(
             self.weights[i],
             self.first_moments[i],
             self.second_moments[i],
@@ -132,6 +135,7 @@ class AdamW(nn.Cell):
             root_eps,
             gradient,
         )
+        return ops.depend(clip_scale, updated[0])
 
 
 def decays(weight: Parameter) -> bool:
