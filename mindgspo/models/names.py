@@ -110,6 +110,20 @@ WEIGHT_NAMES: Mapping[str, tuple[WeightName, ...]] = {name: _table(family) for n
 TABLES = ("model.embed_tokens.weight", "lm_head.weight")
 """Parameters with a row per token."""
 
+
+def compute_type(name: str, dtype: str) -> str:
+    """The type in which a parameter is read. dtype: what the model computes in. The routers of experts compute in
+    float32, and their weights are not rounded."""
+    return "float32" if name.endswith(".mlp.gate.weight") else dtype
+
+
+def trained_type(name: str, shape: Shape, dtype: str) -> str:
+    """The type in which a parameter is held beside float32 rows that are trained in its place: layers' matrices in the
+    one that they compute in. Norms and biases are small, and the gradient of a table is added up token by token, in its
+    own type."""
+    return "float32" if len(shape) == 1 or name in TABLES else compute_type(name, dtype)
+
+
 # The output table is the embedding table where embeddings are tied: one weight under one name.
 _UNTIED_ONLY = "lm_head.weight"
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
 
 from mindgspo.config import ModelSection
 from mindgspo.config.model import FAMILIES, RopeScalingSection
@@ -273,6 +273,8 @@ class Transformer(nn.Cell):
         self.config = config
         self.place = place
         self.dtype = dtype
+        self.masters: dict[str, Parameter] | None = None
+        """See `weights.hold_masters`."""
         self.hidden_size, self.head_dim = config.hidden_size, config.head_dim
         self.tied = config.tie_word_embeddings
         self.is_first, self.is_last = place.is_first_stage, place.is_last_stage

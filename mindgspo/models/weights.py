@@ -1,12 +1,14 @@
 """Values of a model's parameters: drawn from the seed, loaded from Hugging Face names, or read back.
 
-Arrays are whole tensors under Hugging Face names; each rank takes its own slices of them.
+Arrays are whole tensors under Hugging Face names; each rank takes its own slices of them. Under `optimizer_shard` the
+ranks that share a weight train float32 rows of it, its master, and compute with whole copies that may be rounded: see
+`hold_masters`.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,21 +17,75 @@ from mindspore import Parameter, nn
 
 from mindgspo.config import ModelSection
 from mindgspo.config.huggingface_config import check_architecture, read_model_section
-from mindgspo.models.names import TABLES, Shape, hugging_face_names, parameter_shapes, to_hugging_face
+from mindgspo.models.names import (
+    TABLES,
+    Shape,
+    hugging_face_names,
+    parameter_shapes,
+    to_hugging_face,
+    trained_type,
+)
+from mindgspo.models.transformer import DTYPES
 from mindgspo.models.weight_check import require_weights
+from mindgspo.parallel.device_ops import has_kernels
 from mindgspo.parallel.layout import Layout
-from mindgspo.parallel.parameter_layouts import parameter_layouts
-from mindgspo.parallel.parameter_memory import set_values, values_of
-from mindgspo.parallel.placement import Placement
+from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
+from mindgspo.parallel.parameter_memory import set_values, values_of, zero_parameter
 from mindgspo.parallel.reshard.resharder import gather_to_first_rank
 from mindgspo.tensor_files import ArraySource, TensorSource, open_tensors, widen_bfloat16
 
 _INITIALIZATION_STREAM = 0x1717
 
 
-def weight_layouts(section: ModelSection, place: Placement) -> dict[str, Layout]:
-    """{our parameter name: layout} of every weight of this model as the processes of `place` hold it."""
-    return parameter_layouts(parameter_shapes(section), section, place.plan)
+def weight_layouts(section: ModelSection, model: nn.Cell) -> dict[str, Layout]:
+    """{our parameter name: layout} of every weight as the processes of the model's plan compute with it."""
+    return parameter_layouts(parameter_shapes(section), section, model.place.plan)
+
+
+def master_layouts(section: ModelSection, model: nn.Cell) -> dict[str, Layout]:
+    """The same of what is trained: see `master_views`."""
+    if model.masters is None:
+        return weight_layouts(section, model)
+    return moment_layouts(parameter_shapes(section), section, model.place.plan)
+
+
+def hold_in_types(model: nn.Cell, type_of: Callable[[Parameter], str]) -> None:
+    """Give a model parameters of other types, with the values that they have."""
+    for _, cell in model.cells_and_names():
+        for attribute, parameter in list(cell.parameters_and_names(expand=False)):
+            dtype = DTYPES[type_of(parameter)]
+            if parameter.dtype != dtype:
+                held = zero_parameter(tuple(parameter.shape), parameter.name, dtype)
+                if not parameter.has_init:
+                    set_values(held, values_of(parameter))
+                setattr(cell, attribute, held)
+
+
+def hold_masters(model: nn.Cell) -> dict[str, Parameter]:
+    """{our parameter name: float32 rows that this rank trains}, `model.masters`, of the weights that ranks share out;
+    none without `optimizer_shard`. The whole weights are copies to compute with from now on, the matrices of layers in
+    the type that they compute in. The kernels for CPU read float32 weights."""
+    plan, section = model.place.plan, model.config
+    if model.masters is None and plan.optimizer_shard and plan.token_parts > 1:
+        layouts = weight_layouts(section, model)
+        rows = moment_layouts(parameter_shapes(section), section, plan)
+        model.masters = {}
+        for parameter in model.get_parameters():
+            name = parameter.name
+            if rows[name].slice_shape == layouts[name].slice_shape:
+                continue
+            own, whole = (each.slice_of(model.place.rank) for each in (rows[name], layouts[name]))
+            master = zero_parameter(own.shape, f"master.{name}", requires_grad=False)
+            if not parameter.has_init:
+                set_values(master, values_of(parameter)[own.relative_to(whole.starts).index])
+            model.masters[name] = master
+        if not has_kernels():
+            masters = model.masters
+            hold_in_types(
+                model,
+                lambda one: trained_type(one.name, one.shape, section.dtype) if one.name in masters else "float32",
+            )
+    return model.masters or {}
 
 
 def fill_model(model: nn.Cell, section: ModelSection, seed: int) -> None:
@@ -99,12 +155,17 @@ def _part(source: TensorSource, names: tuple[str, ...], index: tuple[slice, ...]
     return np.pad(values, ((0, missing), (0, 0))) if missing else values
 
 
+def held_parameters(model: nn.Cell) -> tuple[Parameter, ...]:
+    """What this rank holds of a model: what it computes with, and masters."""
+    return (*model.get_parameters(), *(model.masters or {}).values())
+
+
 def weights_as_numpy(model: nn.Cell, section: ModelSection) -> dict[str, np.ndarray]:
     """Copies of all parameters under Hugging Face names, float32. Where ranks hold parts of the model, all of them
     call this, and only rank 0 gets the whole; the others get {}."""
-    views = weight_views(model)
+    views = master_views(model)
     if model.place.plan.world_size > 1:
-        views = gather_to_first_rank(weight_layouts(section, model.place), views)
+        views = gather_to_first_rank(master_layouts(section, model), views)
     return {name: np.array(view) for name, view in to_hugging_face(section, views).items()}
 
 
@@ -113,8 +174,14 @@ def weight_views(model: nn.Cell) -> dict[str, np.ndarray]:
     return {parameter.name: values_of(parameter) for parameter in model.get_parameters()}
 
 
+def master_views(model: nn.Cell) -> dict[str, np.ndarray]:
+    """The same of what is trained: of this rank's rows where ranks share a weight out, float32."""
+    masters = model.masters or {}
+    return {each.name: values_of(masters.get(each.name, each)) for each in model.get_parameters()}
+
+
 class _OwnSlice(NamedTuple):
-    """name: our parameter name. shape: of the whole tensor. index: the parameter's place in it."""
+    """name: our parameter name. shape: of the whole tensor. index: the parameter's, or its master's, place in it."""
 
     name: str
     shape: Shape
@@ -123,13 +190,19 @@ class _OwnSlice(NamedTuple):
 
 
 def _own_slices(model: nn.Cell, section: ModelSection) -> Iterator[_OwnSlice]:
-    """The parameters that this rank holds, in table order."""
+    """The parameters that this rank holds, in table order, then their masters."""
     parameters = {parameter.name: parameter for parameter in model.get_parameters()}
-    rank = model.place.rank
-    for name, layout in weight_layouts(section, model.place).items():
-        parameter, held = parameters.pop(name, None), layout.slice_of(rank)
+    yield from _slices(parameters, weight_layouts(section, model), model.place.rank)
+    masters = model.masters or {}
+    layouts = master_layouts(section, model)
+    yield from _slices(masters, {name: layouts[name] for name in masters}, model.place.rank)
+
+
+def _slices(parameters: Mapping[str, Parameter], layouts: Mapping[str, Layout], rank: int) -> Iterator[_OwnSlice]:
+    assert parameters.keys() <= layouts.keys(), f"without a layout: {sorted(parameters.keys() - layouts)}"
+    for name, layout in layouts.items():
+        parameter, held = parameters.get(name), layout.slice_of(rank)
         assert (parameter is None) == (held is None), f"{name}: model and layout of rank {rank} disagree"
         if parameter is not None and held is not None:
             assert tuple(parameter.shape) == held.shape, f"{name}: {parameter.shape}, the layout says {held.shape}"
             yield _OwnSlice(name, layout.shape, parameter, held.index)
-    assert not parameters, f"parameters without a layout: {sorted(parameters)}"

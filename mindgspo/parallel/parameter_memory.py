@@ -50,9 +50,10 @@ def commit_values(parameter: Parameter, array: np.ndarray) -> None:
 
 
 def set_values(parameter: Parameter, array: np.ndarray) -> None:
-    """Write `array` (of the parameter's shape) into the parameter."""
+    """Write `array` (of the parameter's shape) into the parameter, in the parameter's type."""
     assert tuple(parameter.shape) == array.shape, f"{parameter.name}: {parameter.shape} is not {array.shape}"
     if current_device() == "CPU":
         parameter.asnumpy()[...] = array
     else:
-        parameter.set_data(Tensor(array.astype(np.float32)), slice_shape=True)
+        array = array.astype(ms.dtype_to_nptype(parameter.dtype), copy=False)
+        parameter.set_data(Tensor(array), slice_shape=True)

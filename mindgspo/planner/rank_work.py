@@ -15,14 +15,14 @@ from mindgspo.config import ExperimentConfig, ModelSection, ParallelPlan
 from mindgspo.config.cache import block_bytes, whole_cache_blocks
 from mindgspo.config.plan import inner_size
 from mindgspo.data.rows import round_up
-from mindgspo.models.names import parameter_shapes
+from mindgspo.models.names import compute_type, parameter_shapes, trained_type
 from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
 from mindgspo.parallel.placement import Placement
 from mindgspo.parallel.reshard.plan import ReshardPlan
 from mindgspo.parallel.reshard.planner import plan_reshard
 from mindgspo.parallel.swap.states import Holding
-from mindgspo.rollout.sizes import generating_type, reads_trained_weights, rollout_sizes
+from mindgspo.rollout.sizes import reads_trained_weights, rollout_sizes
 
 FLOAT = 4
 """Bytes of a float32."""
@@ -194,7 +194,7 @@ class RankWork:
 def held_bytes(work: RankWork) -> dict[Holding, int]:
     """Bytes of every holding on the rank; what two holdings share counts for the trained weights."""
     config, plans = work.config, work.config.plans
-    own = FLOAT * sum(weight_sizes(config.model, plans.train, work.rank).values())
+    own = sum(weight_sizes(config.model, plans.train, work.rank).values())
     moments = FLOAT * sum(moment_sizes(config.model, plans.train, work.rank).values())
     rollout = 0
     if not reads_trained_weights(config):
@@ -203,8 +203,8 @@ def held_bytes(work: RankWork) -> dict[Holding, int]:
     if config.algorithm.kl.placement != "none":
         reference = FLOAT * sum(weight_sizes(config.model, plans.scoring, work.rank).values())
     return {
-        Holding.ACTOR_WEIGHTS: own,
-        Holding.GRADIENTS: own + 2 * FLOAT * _shared_out(work),
+        Holding.ACTOR_WEIGHTS: sum(trained_bytes(config, work.rank).values()) + FLOAT * _shared_out(work),
+        Holding.GRADIENTS: FLOAT * (own + _shared_out(work)),
         Holding.MOMENTS: 2 * moments,
         Holding.REFERENCE_WEIGHTS: reference,
         Holding.ROLLOUT_WEIGHTS: rollout,
@@ -213,8 +213,8 @@ def held_bytes(work: RankWork) -> dict[Holding, int]:
 
 
 def _shared_out(work: RankWork) -> int:
-    """Elements of the rank's rows of weights that optimizer_shard has it update alone: of them and of their gradients
-    it has copies beside the whole ones (`algorithms.optim.over_ranks`)."""
+    """Elements of the rank's rows of weights that optimizer_shard has it update alone: float32 masters, and their
+    gradients, beside the whole ones (`models.weights.hold_masters`, `algorithms.optim.over_ranks`)."""
     model, plan = work.config.model, work.plan
     whole = weight_sizes(model, plan, work.rank)
     return sum(size for name, size in moment_sizes(model, plan, work.rank).items() if size < whole[name])
@@ -245,8 +245,21 @@ def generating_bytes(config: ExperimentConfig, rank: int) -> Sizes:
     return {name: size * _generating_item(config.model, name) for name, size in sizes.items()}
 
 
+def trained_bytes(config: ExperimentConfig, rank: int) -> Sizes:
+    """Bytes by name of the trained weights that a rank computes with; masters are apart."""
+    model, plan = config.model, config.plans.train
+    sizes = weight_sizes(model, plan, rank)
+    if config.device != "Ascend":
+        return {name: FLOAT * size for name, size in sizes.items()}
+    rows, shapes = moment_sizes(model, plan, rank), parameter_shapes(model)
+    dtypes = {
+        name: trained_type(name, shapes[name], model.dtype) if rows[name] < sizes[name] else "float32" for name in sizes
+    }
+    return {name: size * TYPE_BYTES[dtypes[name]] for name, size in sizes.items()}
+
+
 def _generating_item(model: ModelSection, name: str) -> int:
-    return TYPE_BYTES[generating_type(name, model.dtype)]
+    return TYPE_BYTES[compute_type(name, model.dtype)]
 
 
 def whole_bytes(model: ModelSection) -> int:

@@ -51,9 +51,3 @@ def reads_trained_weights(config: ExperimentConfig) -> bool:
         return True
     sizes = ("data_parallel", "model_parallel", "pipeline_stage", "vocab_emb_dp", "expert_parallel", "expert_slices")
     return config.device != "Ascend" and all(getattr(train, size) == getattr(infer, size) for size in sizes)
-
-
-def generating_type(name: str, dtype: str) -> str:
-    """The type in which a model of its own that generates holds a parameter. dtype: what the model computes in. The
-    routers of experts compute in float32, and their weights are not rounded."""
-    return "float32" if name.endswith(".mlp.gate.weight") else dtype

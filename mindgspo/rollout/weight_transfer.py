@@ -8,28 +8,24 @@ from mindspore import nn
 
 from mindgspo.config.model import ModelSection
 from mindgspo.config.schema import ReshardSection
-from mindgspo.models.transformer import DTYPES
-from mindgspo.models.weights import weight_layouts, weight_views
-from mindgspo.parallel.parameter_memory import commit_values, zero_parameter
+from mindgspo.models.names import compute_type
+from mindgspo.models.weights import hold_in_types, master_layouts, master_views, weight_layouts, weight_views
+from mindgspo.parallel.parameter_memory import commit_values
 from mindgspo.parallel.reshard.resharder import Resharder, ReshardReport, Residency, everything_stays
 from mindgspo.parallel.reshard.verify import sampled_names, verify_reshard
-from mindgspo.rollout.sizes import generating_type
 
 
 def hold_in_compute_type(model: nn.Cell) -> None:
-    """Give a model that generates, and that nobody trains, parameters of the type it computes in (`generating_type`).
-    Each is cast to it wherever it is read, so the results stay as they are."""
-    for _, cell in model.cells_and_names():
-        for attribute, parameter in list(cell.parameters_and_names(expand=False)):
-            dtype = DTYPES[generating_type(parameter.name, model.config.dtype)]
-            if parameter.dtype != dtype:
-                setattr(cell, attribute, zero_parameter(tuple(parameter.shape), parameter.name, dtype))
+    """Give a model that generates, and that nobody trains, parameters of the type it computes in. Each is cast to it
+    wherever it is read, so the results stay as they are."""
+    hold_in_types(model, lambda parameter: compute_type(parameter.name, model.config.dtype))
 
 
 class WeightTransfer:
     """From the training model's plan to the generating model's, whose parameters may have a smaller type. Planned once.
 
-    Raises WeightsError where a transfer that is verified did not arrive bit for bit, rounded to that type.
+    from_masters: from the float32 weights, where the training model computes with rounded ones. Raises WeightsError
+    where a transfer that is verified did not arrive bit for bit, rounded to that type.
     """
 
     def __init__(
@@ -39,10 +35,13 @@ class WeightTransfer:
         model: ModelSection,
         section: ReshardSection,
         residency: Residency = everything_stays,
+        *,
+        from_masters: bool = False,
     ) -> None:
         self._trained, self._generating = trained, generating
-        self._source = weight_layouts(model, trained.place)
-        self._destination = weight_layouts(model, generating.place)
+        self._views = master_views if from_masters else weight_views
+        self._source = (master_layouts if from_masters else weight_layouts)(model, trained)
+        self._destination = weight_layouts(model, generating)
         self._verify, self._residency = section.verify, residency
         # Of all names: a rank also sends what it does not hold itself.
         own = {parameter.name: ms.dtype_to_nptype(parameter.dtype) for parameter in generating.get_parameters()}
@@ -59,7 +58,7 @@ class WeightTransfer:
 
     def bring(self, version: int) -> None:
         """Fill the generating model with the weights of the trained one, which bear the number `version`."""
-        old, new = weight_views(self._trained), weight_views(self._generating)
+        old, new = self._views(self._trained), weight_views(self._generating)
         self.last = self._resharder.run(old, new)
         for parameter in self._generating.get_parameters():
             commit_values(parameter, new[parameter.name])

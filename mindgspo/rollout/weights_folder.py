@@ -19,7 +19,7 @@ from mindgspo.config import ExperimentConfig, ModelSection
 from mindgspo.config.huggingface_config import huggingface_config
 from mindgspo.errors import WeightsError
 from mindgspo.io import make_folder, publish_folder, read_json, remove_folder, temporary_path, write_file
-from mindgspo.rollout.sizes import generating_type
+from mindgspo.models.names import compute_type
 from mindgspo.tensor_files import (
     FILE_DTYPES,
     SINGLE_FILE,
@@ -48,7 +48,7 @@ def weights_folder(config: ExperimentConfig) -> Path:
 def write_weights(folder: Path, tensors: Mapping[str, np.ndarray], model: ModelSection, version: int) -> None:
     """Publish `folder`, whole or not at all. tensors: float32, under Hugging Face names; they are rounded to the types
     that a model which generates holds. Nothing is flushed to the disk: a folder does not outlive its hand-over."""
-    targets = {name: FILE_DTYPES[generating_type(name, model.dtype)] for name in tensors}
+    targets = {name: FILE_DTYPES[compute_type(name, model.dtype)] for name in tensors}
     infos = library_order(
         {name: TensorInfo(dtype=targets[name], shape=tensor.shape) for name, tensor in tensors.items()}
     )

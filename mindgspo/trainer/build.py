@@ -35,7 +35,7 @@ from mindgspo.evaluation.scoring import ResponseScorer, start_scorer
 from mindgspo.metrics import Timers
 from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.scoring import PolicyScorer
-from mindgspo.models.weights import fill_model
+from mindgspo.models.weights import fill_model, held_parameters
 from mindgspo.parallel import heartbeat
 from mindgspo.parallel.cluster import reference_place, scoring_place, start_device, train_place
 from mindgspo.parallel.collectives import require_agreement
@@ -122,7 +122,7 @@ def build_experiment(
     fill_model(model, config.model, config.seed)
     # Before any graph is compiled, and part by part: on CPU a parameter that is swapped gets memory of its own.
     swap = open_swap(config.swap, swap_dir)
-    swap.register(Holding.ACTOR_WEIGHTS, model.get_parameters())
+    swap.register(Holding.ACTOR_WEIGHTS, held_parameters(model))
     stream = PromptStream(len(train_set), config.seed, config.data.shuffle)
     generation = build_generation(config, model, tokenizer, swap, train_set, stream, total_steps)
     reference = None

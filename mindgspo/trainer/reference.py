@@ -31,7 +31,7 @@ from mindgspo.config.schema import ReshardSection, SwapSection
 from mindgspo.errors import CheckpointError
 from mindgspo.models.policy import build_model
 from mindgspo.models.scoring import PolicyScorer
-from mindgspo.models.weights import load_tensors, weight_layouts, weight_views, weights_as_numpy
+from mindgspo.models.weights import load_tensors, master_layouts, master_views, weights_as_numpy
 from mindgspo.parallel.cluster import first_rank_first, path_for_all
 from mindgspo.parallel.parameter_memory import commit_values, values_of
 from mindgspo.parallel.placement import Placement
@@ -126,7 +126,7 @@ class ReferencePolicy:
 
     def _take(self, policy: nn.Cell, version: int) -> None:
         if self._transfer is None:
-            self._transfer = WeightTransfer(policy, self._model, self._section, self._reshard)
+            self._transfer = WeightTransfer(policy, self._model, self._section, self._reshard, from_masters=True)
         self._transfer.bring(version)
         self.version = float(version)
 
@@ -161,8 +161,8 @@ class MovingAverage:
     def __init__(self, policy: nn.Cell, averaged: nn.Cell, model: ModelSection, section: ReshardSection) -> None:
         self._policy, self._averaged = policy, averaged
         self._resharder = Resharder(
-            weight_layouts(model, policy.place),
-            weight_layouts(model, averaged.place),
+            master_layouts(model, policy),
+            master_layouts(model, averaged),
             bucket_bytes=section.bucket_mb << 20,
             residency=self._mixed_after,
         )
@@ -178,7 +178,7 @@ class MovingAverage:
         self._arrived = {
             name: np.empty(tuple(parameter.shape), np.float32) for name, parameter in self._parameters.items()
         }
-        self._resharder.run(weight_views(self._policy), self._arrived)
+        self._resharder.run(master_views(self._policy), self._arrived)
         assert not self._arrived, f"never arrived: {sorted(self._arrived)}"
 
     @contextmanager

@@ -24,6 +24,7 @@ from mindgspo.config.schema import OptimizerSection
 from mindgspo.data.routing import RoutingDifference, no_routing
 from mindgspo.data.rows import in_rounds
 from mindgspo.errors import CheckpointError, NonFiniteError
+from mindgspo.models.weights import hold_masters
 from mindgspo.parallel.layout import Layout, Shape
 from mindgspo.parallel.parameter_memory import set_values, values_of
 from mindgspo.parallel.placement import ALONE, Placement
@@ -68,7 +69,8 @@ class MicroBatchResult(NamedTuple):
 
 
 class UpdateBackend:
-    """Trains every parameter of `policy` that requires a gradient, in place; owns gradients and moments.
+    """Trains every parameter of `policy` that requires a gradient, in place; owns gradients and moments. Where ranks
+    share weights out, it gives the policy's model masters of them and maybe parameters of another type.
 
     policy, loss: see `gradients.Objective`. place: where the policy's model stands. bucket_bytes: what ranks tell each
     other at once; it changes no number.
@@ -84,6 +86,7 @@ class UpdateBackend:
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         self.policy = policy
+        masters = {} if place.plan.world_size == 1 else hold_masters(policy.model)
         self.weights = ParameterTuple(policy.trainable_params())
         self.rank, self._is_alone = place.rank, place.plan.world_size == 1
         self._plan, self._replicas = place.plan, Replicas(place)
@@ -94,7 +97,9 @@ class UpdateBackend:
         """The accumulated gradients of this rank; between two updates zero, or what the next one replaces."""
         model = None if self._is_alone else policy.model.config
         self._no_routing = no_routing(model) if getattr(policy, "replays_experts", False) and model else None
-        self.over_ranks = StepOverRanks(self.weights, self.gradients, section, place, model, bucket_bytes=bucket_bytes)
+        self.over_ranks = StepOverRanks(
+            self.weights, self.gradients, section, place, model, masters, bucket_bytes=bucket_bytes
+        )
         self.optimizer = self.over_ranks.optimizer
         self._metric_table = loss.metrics
         self._has_entropy = getattr(policy, "with_entropy", True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
@@ -112,7 +113,7 @@ class Accumulator(nn.Cell):
     def add_run(self, gradients: tuple[Tensor, ...], first: int, last: int) -> None:
         """Add the gradients of the weights number `first` to `last` - 1."""
         for i in range(first, last):
-            ops.assign_add(self.gradients[i], gradients[i])
+            ops.assign_add(self.gradients[i], ops.cast(gradients[i], ms.float32))
 
 
 class GradientAccumulator(Accumulator):

@@ -1,5 +1,5 @@
 """What the ranks of a plan do together in one update: they add up gradients, and with `optimizer_shard` each of them
-updates its rows of a weight alone and hands them to the others.
+updates its rows of a weight alone, in float32, and hands them to the others in the type that they compute with.
 
 Tensors travel in buckets of one collective each, [k, S]: a row per rank that gets one, so that a rank's row is its rows
 of every weight in the bucket, behind each other. What a number becomes depends neither on its place in a bucket nor on
@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from types import MappingProxyType
 
+import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
@@ -42,12 +44,10 @@ class Share:
 
     shard_ranks: those that share the weight's rows out, in the order of these; none where the weight is kept whole.
     sum_ranks: those that add up what they have then found for the same rows; none where that is all. Both ascending.
-    number: of this rank among shard_ranks.
     """
 
     shard_ranks: Ranks = ()
     sum_ranks: Ranks = ()
-    number: int = 0
 
     @property
     def parts(self) -> int:
@@ -78,7 +78,7 @@ def _share(weight: Layout, moment: Layout, summed_over: Ranks, rank: int) -> Sha
         by_rows[moment.slice_of(other).starts] += (other,)
     shard_ranks = tuple(by_rows[starts][place] for starts in sorted(by_rows))
     assert shard_ranks == tuple(sorted(shard_ranks)) and set(shard_ranks) <= set(summed_over), (weight, shard_ranks)
-    return Share(shard_ranks, sum_ranks, shard_ranks.index(rank))
+    return Share(shard_ranks, sum_ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +91,11 @@ class _Shared:
     summed: Parameter
 
     @classmethod
-    def of(cls, weight: Parameter, gradient: Parameter, share: Share) -> _Shared:
-        if share.parts == 1:
+    def of(cls, weight: Parameter, gradient: Parameter, master: Parameter | None) -> _Shared:
+        if master is None:
             return cls(weight, gradient, weight, gradient)
-        shape = (weight.shape[0] // share.parts, *weight.shape[1:])
-        return cls(
-            weight,
-            gradient,
-            zero_parameter(shape, f"rows.{weight.name}", requires_grad=False),
-            zero_parameter(shape, f"gradient_rows.{weight.name}", requires_grad=False),
-        )
+        summed = zero_parameter(tuple(master.shape), f"gradient_rows.{weight.name}", requires_grad=False)
+        return cls(weight, gradient, master, summed)
 
 
 class StepOverRanks:
@@ -109,7 +104,8 @@ class StepOverRanks:
     All ranks call the same methods in the same order. To a process that is alone the sums cost nothing.
 
     weights, gradients: this rank's slices and beside each its gradient, in one order. model: of these weights; not read
-    for a process that is alone. bucket_bytes: of one collective; it changes no number.
+    for a process that is alone. masters: by name, see `weights.hold_masters`. bucket_bytes: of one collective; it
+    changes no number.
     """
 
     def __init__(
@@ -119,6 +115,7 @@ class StepOverRanks:
         section: OptimizerSection,
         place: Placement = ALONE,
         model: ModelSection | None = None,
+        masters: Mapping[str, Parameter] = MappingProxyType({}),
         *,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
@@ -134,13 +131,13 @@ class StepOverRanks:
             shares = shares_of(layouts, self.moments, gradient_ranks(layouts, model, plan, rank), rank)
         names = [weight.name for weight in weights]
         everything = {
-            name: _Shared.of(weight, gradient, shares.get(name, Share()))
+            name: _Shared.of(weight, gradient, masters.get(name))
             for name, weight, gradient in zip(names, weights, gradients, strict=True)
         }
         self.gradients = ParameterTuple([one.summed for one in everything.values()])
         """Of the whole mini-batch, once `norm` has added them up: of every weight, or of this rank's rows of it."""
-        self.own = tuple(p for one in everything.values() if one.rows is not one.weight for p in (one.rows, one.summed))
-        """Parameters that are neither weights nor their gradients and mean nothing between two updates."""
+        self.own = tuple(one.summed for one in everything.values() if one.summed is not one.gradient)
+        """This rank's rows of gradients, beside the whole ones; they mean nothing between two updates."""
         self.optimizer = AdamW(ParameterTuple([one.rows for one in everything.values()]), section, names)
         buckets = list(buckets_of(everything, shares, bucket_bytes))
         scattered = [bucket for bucket in buckets if bucket[1].shard_ranks]
@@ -154,7 +151,6 @@ class StepOverRanks:
         self._ranks = world = (rank,) if self._is_alone else world_ranks()
         self._sum = GraphOfRanks(_Chain([_Sum(*bucket) for bucket in buckets]), world)
         self._norm = GraphOfRanks(GradientNorm(counted, others, world), world)
-        self._take = GraphOfRanks(_Chain([_TakeRows(*bucket) for bucket in scattered]), world)
         self.apply = GraphOfRanks(OptimizerStep(self.optimizer, self.gradients, gradients), world)
         """Takes `AdamW.scalars`."""
         self._gather = GraphOfRanks(_Chain([_Gather(*bucket) for bucket in scattered]), world)
@@ -179,8 +175,6 @@ class StepOverRanks:
 
     def step(self, number: int, lr: float, grad_norm: float) -> None:
         """Update number `number` (1, 2, ...) of the weights, from what they are now; grad_norm: what `norm` said."""
-        if self._has_rows:
-            self._take(_START)
         self.apply(*self.optimizer.scalars(number, lr, grad_norm))
         if self._has_rows:
             self._gather(_START)
@@ -189,13 +183,13 @@ class StepOverRanks:
 def buckets_of(
     by_name: Mapping[str, _Shared], shares: Mapping[str, Share], bucket_bytes: int
 ) -> Iterator[tuple[list[_Shared], Share]]:
-    """Weights of equal shares in runs of one collective, in an order that is the same on all ranks: shares by their
-    first weight. Nothing for those that are not shared."""
-    by_share: dict[Share, list[_Shared]] = {}
+    """Weights of equal shares and types in runs of one collective, in an order that is the same on all ranks: shares by
+    their first weight. Nothing for those that are not shared."""
+    by_share: dict[tuple[Share, ms.Type], list[_Shared]] = {}
     for name, share in shares.items():  # in the order of the layouts, whatever the model's own is
         if share.shard_ranks or share.sum_ranks:
-            by_share.setdefault(share, []).append(by_name[name])
-    for share, members in by_share.items():
+            by_share.setdefault((share, by_name[name].weight.dtype), []).append(by_name[name])
+    for (share, _), members in by_share.items():
         bucket: list[_Shared] = []
         num_bytes = 0
         for one in members:
@@ -238,11 +232,11 @@ class _OfBucket(nn.Cell):
         ends = np.cumsum([prod(shape) for shape in self.row_shapes]).tolist()
         self.columns = tuple(zip([0, *ends], ends, strict=False))
 
-    def joined(self, tensors: tuple[Tensor, ...], rows: int, before: Tensor) -> Tensor:
-        """[rows, S], after `before`; a single tensor is not copied."""
+    def joined(self, tensors: tuple[Tensor, ...], rows: int, dtype: ms.Type, before: Tensor) -> Tensor:
+        """[rows, S], after `before`; a single tensor of this type is not copied."""
         parts = ()
         for i in range(self.count):
-            parts += (ops.depend(tensors[i], before).reshape(rows, -1),)
+            parts += (ops.cast(ops.depend(tensors[i], before), dtype).reshape(rows, -1),)
         return parts[0] if self.count == 1 else ops.concat(parts, 1)
 
     def part(self, found: Tensor, i: int) -> Tensor:
@@ -260,7 +254,7 @@ class _Sum(_OfBucket):
         self.sum = all_reduce(share.sum_ranks) if share.sum_ranks else None
 
     def construct(self, before: Tensor) -> Tensor:
-        found = self.joined(self.gradients, self.parts, before)
+        found = self.joined(self.gradients, self.parts, ms.float32, before)
         if self.scatter is not None:
             found = self.scatter(found)
         if self.sum is not None:
@@ -270,30 +264,16 @@ class _Sum(_OfBucket):
         return before
 
 
-class _TakeRows(_OfBucket):
-    """This rank's rows of the weights of a bucket."""
-
-    def __init__(self, bucket: Sequence[_Shared], share: Share) -> None:
-        super().__init__(bucket, share)
-        self.number = share.number
-
-    def construct(self, before: Tensor) -> Tensor:
-        for i in range(self.count):
-            height = self.row_shapes[i][0]
-            own = ops.depend(self.weights[i], before)[self.number * height : (self.number + 1) * height]
-            before = ops.depend(before, ops.assign(self.rows[i], own))
-        return before
-
-
 class _Gather(_OfBucket):
-    """The weights of a bucket from every rank's rows."""
+    """The weights of a bucket, in their type, from every rank's rows."""
 
     def __init__(self, bucket: Sequence[_Shared], share: Share) -> None:
         super().__init__(bucket, share)
+        self.dtype = bucket[0].weight.dtype
         self.gather = all_gather(share.shard_ranks)
 
     def construct(self, before: Tensor) -> Tensor:
-        found = self.gather(self.joined(self.rows, 1, before))
+        found = self.gather(self.joined(self.rows, 1, self.dtype, before))
         for i in range(self.count):
             before = ops.depend(before, ops.assign(self.weights[i], self.part(found, i).reshape(self.shapes[i])))
         return before

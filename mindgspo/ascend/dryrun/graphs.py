@@ -29,6 +29,7 @@ from mindgspo.config import ExperimentConfig
 from mindgspo.config.plan import ParallelPlan
 from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.scoring import PolicyScorer
+from mindgspo.models.weights import held_parameters
 from mindgspo.parallel.device_ops import attention_segments, takes_packed
 from mindgspo.parallel.placement import Placement
 from mindgspo.rollout.cache import PagedCache
@@ -68,7 +69,9 @@ def _of_update(config: ExperimentConfig, graph: str, rank: int) -> CompilableGra
     else:
         cell, inputs = update.over_ranks.graphs()[graph]
     moments = (*update.optimizer.first_moments, *update.optimizer.second_moments)
-    return CompilableGraph(cell=cell, inputs=inputs, resident=(*update.weights, *update.scratch, *moments))
+    return CompilableGraph(
+        cell=cell, inputs=inputs, resident=(*held_parameters(policy.model), *update.scratch, *moments)
+    )
 
 
 def _reference(config: ExperimentConfig, rank: int) -> CompilableGraph:

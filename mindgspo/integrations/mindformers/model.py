@@ -27,7 +27,7 @@ class MindFormersModel(nn.Cell):
     def __init__(self, config: ModelSection, net: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
         self.config = config
-        self.place = ALONE
+        self.place, self.masters = ALONE, None
         self.hidden_size, self.head_dim = config.hidden_size, config.head_dim
         self.tied = config.tie_word_embeddings
         self.num_tokens, self.is_padded = config.vocab_size, False

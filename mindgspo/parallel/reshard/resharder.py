@@ -20,6 +20,7 @@ from mindgspo.parallel.layout import Layout
 from mindgspo.parallel.reshard.plan import Bucket, Piece, ReshardPlan
 from mindgspo.parallel.reshard.planner import plan_reshard
 
+_FLOAT = np.dtype(np.float32)
 Types = Mapping[str, np.dtype]
 """Element types by parameter name."""
 Residency = Callable[[tuple[str, ...]], AbstractContextManager[None]]
@@ -79,9 +80,9 @@ class ReshardReport:
 class Resharder:
     """One way between two sets of layouts, planned once and travelled as often as weights change.
 
-    types: of the destination, for every name; None: float32, as the source is. Raises WeightsError where names or
-    shapes of the two sides differ, ConfigError for an impossible bucket size, and WeightsError where ranks have planned
-    differently (they run other versions or other configurations).
+    types: of the destination, for every name; None: float32. The source is float32 or of that type. Raises WeightsError
+    where names or shapes of the two sides differ, ConfigError for an impossible bucket size, and WeightsError where
+    ranks have planned differently (they run other versions or other configurations).
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Resharder:
         types: Types | None = None,
         residency: Residency = everything_stays,
     ) -> None:
-        self._types = dict.fromkeys(destination, np.dtype(np.float32)) if types is None else types
+        self._types = dict.fromkeys(destination, _FLOAT) if types is None else types
         item_bytes = {name: each.itemsize for name, each in self._types.items()}
         self.plan = plan_reshard(source, destination, bucket_bytes=bucket_bytes, item_bytes=item_bytes)
         self._residency = residency
@@ -104,7 +105,9 @@ class Resharder:
     def run(self, old: Mapping[str, np.ndarray], new: Mapping[str, np.ndarray]) -> ReshardReport:
         """Fill this rank's slices `new` (contiguous) from everybody's `old`. A slice that both sides keep in one array
         is left alone; kept slices in two arrays are copied."""
-        self._check_slices("source", self.plan.source, old, dict.fromkeys(old, np.dtype(np.float32)))
+        is_rounded = {name: self._types.get(name) == array.dtype for name, array in old.items()}
+        types = {name: self._types[name] if is_rounded[name] else _FLOAT for name in old}
+        self._check_slices("source", self.plan.source, old, types)
         self._check_slices("destination", self.plan.destination, new, self._types)
         started = time.perf_counter()
         received = sent = copied = peak = 0

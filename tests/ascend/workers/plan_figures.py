@@ -40,8 +40,8 @@ def figures(case: Mapping, device: str) -> Arrays:
     """Everything that is compared, whole, on rank 0.
 
     case: model (a name of MODELS, or a section), train and infer (plans; no infer: nothing is sampled), is_packed,
-    dtype, replays (given experts; each process has those of its own replica), tells (what routers choose while
-    scoring).
+    dtype, max_grad_norm, replays (given experts; each process has those of its own replica), tells (what routers choose
+    while scoring).
     """
     from plan_cases import batches_of, definition, routed
     from plan_sampling import PlanSampler
@@ -53,7 +53,7 @@ def figures(case: Mapping, device: str) -> Arrays:
     from mindgspo.data.rows import gathered
     from mindgspo.models.policy import PolicyLogProbs, build_model
     from mindgspo.models.scoring import PolicyScorer
-    from mindgspo.models.weights import initialize_weights, weights_as_numpy
+    from mindgspo.models.weights import held_parameters, initialize_weights, weights_as_numpy
     from mindgspo.parallel import runtime
     from mindgspo.parallel.placement import Placement
     from mindgspo.parallel.routing_transfer import RoutingTransfer
@@ -68,7 +68,8 @@ def figures(case: Mapping, device: str) -> Arrays:
     model = build_model(section, place)
     replays = bool(case.get("replays"))
     policy = PolicyLogProbs(model, temperature=1.0, with_entropy=False, replays_experts=replays)
-    updater = UpdateBackend(policy, GSPOLoss(definition()), OptimizerSection(lr=LEARNING_RATE, eps=EPS), place)
+    optimizer = OptimizerSection(lr=LEARNING_RATE, eps=EPS, max_grad_norm=case.get("max_grad_norm", 1.0))
+    updater = UpdateBackend(policy, GSPOLoss(definition()), optimizer, place)
     packed_for = plan.data_parallel if case.get("is_packed") else None
     layout = {"in_one_row": device == "Ascend", "in_rounds": plan.couples_replicas, "round_size": plan.micro_batch_num}
     batches = batches_of(section, packed_for=packed_for, **layout if packed_for else {})
@@ -79,7 +80,7 @@ def figures(case: Mapping, device: str) -> Arrays:
     scorer = PolicyScorer(model, temperature=1.0, replays_experts=replays, tells_choices=tells)
     is_card = device == "Ascend"
     swap = Swap(SwapSection(enabled=is_card), OffloadedMemory() if is_card else None)
-    swap.register(Holding.ACTOR_WEIGHTS, model.get_parameters())
+    swap.register(Holding.ACTOR_WEIGHTS, held_parameters(model))
     are_zero = lambda: updater.gradients_are_zero  # noqa: E731
     swap.register(Holding.GRADIENTS, updater.scratch, keeps_content=False, is_zero=are_zero)
     swap.register(Holding.MOMENTS, updater.moments)
