@@ -203,7 +203,8 @@ def held_bytes(work: RankWork) -> dict[Holding, int]:
     if config.algorithm.kl.placement != "none":
         reference = FLOAT * sum(weight_sizes(config.model, plans.scoring, work.rank).values())
     return {
-        Holding.ACTOR_WEIGHTS: sum(trained_bytes(config, work.rank).values()) + FLOAT * _shared_out(work),
+        Holding.ACTOR_WEIGHTS: sum(_trained_bytes(config.model, plans.train, work.rank, config.device).values())
+        + FLOAT * _shared_out(work),
         Holding.GRADIENTS: FLOAT * (own + _shared_out(work)),
         Holding.MOMENTS: 2 * moments,
         Holding.REFERENCE_WEIGHTS: reference,
@@ -234,7 +235,8 @@ def reshard_bytes(work: RankWork) -> ReshardBytes:
     config = work.config
     if reads_trained_weights(config):
         return ReshardBytes(bucket=0, step=0)
-    return _reshard(config.model, config.plans.train, config.plans.infer, config.reshard.bucket_mb << 20, work.rank)
+    plans, bucket_bytes = config.plans, config.reshard.bucket_mb << 20
+    return _reshard(config.model, plans.train, plans.infer, bucket_bytes, work.rank, config.device)
 
 
 def generating_bytes(config: ExperimentConfig, rank: int) -> Sizes:
@@ -245,16 +247,12 @@ def generating_bytes(config: ExperimentConfig, rank: int) -> Sizes:
     return {name: size * _generating_item(config.model, name) for name, size in sizes.items()}
 
 
-def trained_bytes(config: ExperimentConfig, rank: int) -> Sizes:
-    """Bytes by name of the trained weights that a rank computes with; masters are apart."""
-    model, plan = config.model, config.plans.train
-    sizes = weight_sizes(model, plan, rank)
-    if config.device != "Ascend":
-        return {name: FLOAT * size for name, size in sizes.items()}
-    rows, shapes = moment_sizes(model, plan, rank), parameter_shapes(model)
-    dtypes = {
-        name: trained_type(name, shapes[name], model.dtype) if rows[name] < sizes[name] else "float32" for name in sizes
-    }
+@lru_cache(maxsize=1024)
+def _trained_bytes(model: ModelSection, plan: ParallelPlan, rank: int, device: str) -> Sizes:
+    """By name, of the trained weights that a rank computes with; masters are apart."""
+    sizes, rows, shapes = weight_sizes(model, plan, rank), moment_sizes(model, plan, rank), parameter_shapes(model)
+    rounded = {name for name in sizes if device == "Ascend" and rows[name] < sizes[name]}
+    dtypes = {name: trained_type(name, shapes[name], model.dtype) if name in rounded else "float32" for name in sizes}
     return {name: size * TYPE_BYTES[dtypes[name]] for name, size in sizes.items()}
 
 
@@ -290,12 +288,12 @@ def _sizes(layouts: Mapping[str, Layout], rank: int) -> Sizes:
 
 @lru_cache(maxsize=1024)
 def _reshard(
-    model: ModelSection, train: ParallelPlan, infer: ParallelPlan, bucket_bytes: int, rank: int
+    model: ModelSection, train: ParallelPlan, infer: ParallelPlan, bucket_bytes: int, rank: int, device: str
 ) -> ReshardBytes:
     plan = _reshard_plan(model, train, infer, bucket_bytes)
-    old, new = weight_sizes(model, train, rank), weight_sizes(model, infer, rank)
+    old, new = _trained_bytes(model, train, rank, device), weight_sizes(model, infer, rank)
     steps = [
-        sum(FLOAT * old.get(name, 0) + _generating_item(model, name) * new.get(name, 0) for name in step.parameters)
+        sum(old.get(name, 0) + _generating_item(model, name) * new.get(name, 0) for name in step.parameters)
         for step in plan.steps
     ]
     buckets = [bucket.num_bytes for bucket in plan.buckets() if rank in (bucket.sender, *bucket.receivers)]

@@ -48,19 +48,19 @@ def everybody(model: dict, plan: dict) -> tuple[list[dict[str, Share]], list[dic
 def test_tables_norms_and_matrices_by_hand() -> None:
     # Ranks 0 2 and 1 3 are the replicas of stage 0, 4 6 and 5 7 those of stage 1, which has the table, too.
     shares, _, _ = everybody(*PLANS[0])
-    assert shares[3]["model.embed_tokens.weight"] == Share((1, 3), (3, 7), 1)
-    assert shares[3]["model.layers.0.self_attn.q_proj.weight"] == Share((1, 3), (), 1)
-    assert shares[3]["model.layers.0.input_layernorm.weight"] == Share((1, 3), (), 1)
+    assert shares[3]["model.embed_tokens.weight"] == Share((1, 3), (3, 7))
+    assert shares[3]["model.layers.0.self_attn.q_proj.weight"] == Share((1, 3), ())
+    assert shares[3]["model.layers.0.input_layernorm.weight"] == Share((1, 3), ())
     assert "model.layers.1.self_attn.q_proj.weight" not in shares[3]
     # Kept whole; the table is on all ranks of both stages.
     shares, _, _ = everybody(*PLANS[1])
-    assert shares[6]["model.embed_tokens.weight"] == Share((), (0, 1, 2, 3, 4, 5, 6, 7), 0)
-    assert shares[6]["model.norm.weight"] == Share((), (4, 6), 0)
+    assert shares[6]["model.embed_tokens.weight"] == Share((), (0, 1, 2, 3, 4, 5, 6, 7))
+    assert shares[6]["model.norm.weight"] == Share((), (4, 6))
     shares, _, _ = everybody(*PLANS[5])
-    assert shares[6]["model.norm.weight"] == Share((4, 6), (6, 7), 1)
+    assert shares[6]["model.norm.weight"] == Share((4, 6), (6, 7))
     # Ranks 0 1 and 4 5 have the first key/value head.
     shares, _, _ = everybody(*PLANS[2])
-    assert shares[5]["model.layers.0.self_attn.k_proj.weight"] == Share((1, 5), (4, 5), 1)
+    assert shares[5]["model.layers.0.self_attn.k_proj.weight"] == Share((1, 5), (4, 5))
 
 
 @pytest.mark.parametrize(("model", "plan"), PLANS)
@@ -86,7 +86,14 @@ def test_all_ranks_come_to_the_same_buckets_and_nobody_waits_in_a_ring(
     shares, _, num_bytes = everybody(model, plan)
     sequences = []
     for of_rank in shares:
-        held = {name: SimpleNamespace(name=name, gradient=SimpleNamespace(nbytes=num_bytes[name])) for name in of_rank}
+        held = {
+            name: SimpleNamespace(
+                name=name,
+                gradient=SimpleNamespace(nbytes=num_bytes[name]),
+                weight=SimpleNamespace(dtype="bfloat16" if "_proj.weight" in name else "float32"),
+            )
+            for name in of_rank
+        }
         meetings = []
         for bucket, share in buckets_of(held, of_rank, bucket_bytes):
             names = tuple(one.name for one in bucket)
