@@ -7,8 +7,7 @@ tokens come to a rank.
 Experts may be given (router replay: VERL's R2 and R3, arXiv 2510.11370): then the router weighs those, and its gradient
 flows through their weights.
 
-Legend: M flattened tokens, E experts, K experts per token, S slots, H hidden, I inner features of one expert, X = K of
-each layer, layer after layer.
+Legend: M flattened tokens, E experts, K experts per token, S slots, H hidden, I inner features of one expert.
 """
 
 from __future__ import annotations
@@ -94,19 +93,15 @@ class ExpertShare(nn.Cell):
 
 
 class MixtureOfExperts(nn.Cell):
-    """Router and experts; the parameters of the experts are stacked, [E, I, H] and [E, H, I].
+    """Router and experts; the parameters of the experts are stacked, [E, I, H] and [E, H, I]."""
 
-    layer: its number among those that have experts, which says where its columns of given experts are.
-    """
-
-    def __init__(self, config: ModelSection, dtype: ms.Type, name: str, place: Placement, *, layer: int) -> None:
+    def __init__(self, config: ModelSection, dtype: ms.Type, name: str, place: Placement) -> None:
         super().__init__(auto_prefix=False)
         num_experts, num_chosen = config.num_experts, config.num_experts_per_tok
         assert num_experts is not None and num_chosen is not None and config.moe_intermediate_size is not None
         hidden, inner = config.hidden_size, config.moe_intermediate_size // place.plan.expert_slices
         own = place.own_experts(num_experts)
         held = len(own)
-        self.first, self.num_chosen = layer * num_chosen, num_chosen
         self.gate = zero_parameter((num_experts, hidden), f"{name}.gate.weight")
         self.gate_proj = zero_parameter((held, inner, hidden), f"{name}.experts.gate_proj.weight")
         self.up_proj = zero_parameter((held, inner, hidden), f"{name}.experts.up_proj.weight")
@@ -118,27 +113,21 @@ class MixtureOfExperts(nn.Cell):
             slots = ExpertSlots(num_experts=num_experts, num_chosen=num_chosen, own=own)
             self.share, self.router = ExpertShare(slots, dtype), Router(num_chosen, config.norm_topk_prob)
 
-    def layer_of(self, given_MX: Tensor) -> Tensor:
-        """int32 [M, K]: the columns of this layer."""
-        return ops.cast(given_MX[:, self.first : self.first + self.num_chosen], ms.int32)
-
     def construct(
         self,
         x_MH: Tensor,
         tokens: tuple[Tensor, Tensor, Tensor],
         gate_up: tuple[Tensor, ...] = (),
         down: tuple[Tensor, ...] = (),
-        given_MX: Tensor | None = None,
+        given_MK: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """What is added to x, and the experts that the router chooses, int32 [M, K].
 
-        gate_up, down: nothing; as of a dense block. given_MX: experts that are taken in their place, of all layers; see
-        `types.Routing`.
+        gate_up, down: nothing; as of a dense block. given_MK: experts that are taken in their place, int32.
         """
         own, region, _ = tokens
-        given_MK = None
-        if given_MX is not None:
-            given_MK = self.ranks.given_of(self.layer_of(given_MX), own)
+        if given_MK is not None:
+            given_MK = self.ranks.given_of(given_MK, own)
             x_MH = ops.depend(x_MH, given_MK)  # one collective after the other
         x_MH, used = self.ranks.tokens_of(x_MH, own, region)
         if self.kernel is not None:

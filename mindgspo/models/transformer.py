@@ -38,6 +38,7 @@ from mindgspo.parallel.layers import (
 from mindgspo.parallel.model_parallel_ops import TokensInUse, enter_model_parallel
 from mindgspo.parallel.parameter_memory import zero_parameter
 from mindgspo.parallel.placement import ALONE, Placement
+from mindgspo.parallel.runtime import compile_once
 from mindgspo.types import Float32Array
 
 Tokens = tuple[Tensor, Tensor, Tensor]
@@ -150,10 +151,10 @@ class FeedForward(nn.Cell):
         tokens: Tokens,
         gate_up: tuple[Tensor, ...] = (),
         down: tuple[Tensor, ...] = (),
-        given_MX: Tensor | None = None,
+        given_MK: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """What is added to x, and the choice of no router. gate_up, down: the matrices, where they are packed.
-        given_MX: nothing; as of a mixture."""
+        given_MK: nothing; as of a mixture."""
         own, region, _ = tokens
         gate, up = self.projections(self.enter(x_MH, own), region, gate_up)
         return self.down_proj(self.swiglu(gate, up, region), tokens, down), ()
@@ -173,7 +174,7 @@ class DecoderLayer(nn.Cell):
         self.self_attn = Attention(config, dtype, f"{name}.self_attn", place)
         self.post_attention_layernorm = RMSNorm(*norm, f"{name}.post_attention_layernorm")
         if FAMILIES[config.architecture].has_experts:
-            self.mlp = MixtureOfExperts(config, dtype, f"{name}.mlp", place, layer=number)
+            self.mlp = MixtureOfExperts(config, dtype, f"{name}.mlp", place)
         else:
             self.mlp = FeedForward(config, dtype, f"{name}.mlp", place)
         self.add = ops.Add()
@@ -205,22 +206,22 @@ class DecoderLayer(nn.Cell):
         x_MH: Tensor,
         rotation: tuple[Tensor, Tensor, Tensor],
         tokens: Tokens,
-        given_MX: Tensor | None = None,
+        given_MK: Tensor | None = None,
     ) -> Tensor:
         """x behind the layer."""
-        return self.prefill(x_MH, rotation, tokens, given_MX)[0]
+        return self.prefill(x_MH, rotation, tokens, given_MK)[0]
 
     def prefill(
         self,
         x_MH: Tensor,
         rotation: tuple[Tensor, Tensor, Tensor],
         tokens: Tokens,
-        given_MX: Tensor | None = None,
+        given_MK: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
         """As `construct`, with the keys and values [M, B, D] for a cache, and the choice of the layer's router."""
         x_MH, again_MH = self.fork(x_MH)
         attended_MH, key, value = self.self_attn.prefill(self.input_layernorm(again_MH, tokens[0]), rotation, tokens)
-        x_MH, delta_MH, choice = self.feed_forward(x_MH, attended_MH, tokens, given_MX=given_MX)
+        x_MH, delta_MH, choice = self.feed_forward(x_MH, attended_MH, tokens, given_MK=given_MK)
         return self.add(x_MH, delta_MH), key, value, choice
 
     def carry(
@@ -229,12 +230,12 @@ class DecoderLayer(nn.Cell):
         delta_MH: Tensor | None,
         rotation: tuple[Tensor, Tensor, Tensor],
         tokens: Tokens,
-        given_MX: Tensor | None = None,
+        given_MK: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         """As `construct` for kernels, which add while they norm: states are x + delta, on both sides. None: zeros. And
         the choice of the layer's router."""
         normed_MH, x_MH = self.input_layernorm.of_sum(x_MH, delta_MH, tokens[0])
-        return self.feed_forward(x_MH, self.self_attn(normed_MH, rotation, tokens), tokens, given_MX=given_MX)
+        return self.feed_forward(x_MH, self.self_attn(normed_MH, rotation, tokens), tokens, given_MK=given_MK)
 
     def feed_forward(
         self,
@@ -243,17 +244,17 @@ class DecoderLayer(nn.Cell):
         tokens: Tokens,
         gate_up: tuple[Tensor, ...] = (),
         down: tuple[Tensor, ...] = (),
-        given_MX: Tensor | None = None,
+        given_MK: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         """What is behind attention: x, what is still to be added to it, and the choice of the router: (), or the
-        experts [M, K]. gate_up, down: the matrices, where they are packed. given_MX: see `MixtureOfExperts`.
+        experts [M, K]. gate_up, down: the matrices, where they are packed. given_MK: see `MixtureOfExperts`.
         """
         if self.norms_again:
             x_MH, again_MH = self.fork(self.add(x_MH, attended_MH))
             normed_MH = self.post_attention_layernorm(again_MH, tokens[0])
         else:
             normed_MH, x_MH = self.post_attention_layernorm.of_sum(x_MH, attended_MH, tokens[0])
-        delta_MH, choice = self.mlp(normed_MH, tokens, gate_up, down, given_MX)
+        delta_MH, choice = self.mlp(normed_MH, tokens, gate_up, down, given_MK)
         return x_MH, delta_MH, choice
 
 
@@ -282,10 +283,10 @@ class Transformer(nn.Cell):
             self.embed_tokens = VocabParallelEmbedding(
                 config.rows, config.hidden_size, dtype=dtype, name="model.embed_tokens", place=place
             )
-        self.layers = nn.CellList(
-            [DecoderLayer(config, dtype, i, place) for i in place.own_layers(config.num_hidden_layers)],
-            auto_prefix=False,
-        )
+        numbers = place.own_layers(config.num_hidden_layers)
+        self.layers = nn.CellList([DecoderLayer(config, dtype, i, place) for i in numbers], auto_prefix=False)
+        self.count, self.num_chosen = len(numbers), config.num_experts_per_tok or 0
+        self.first_given = tuple(i * self.num_chosen for i in numbers)
         output_rows = place.share(config.rows)
         self.num_tokens, self.is_padded = config.vocab_size, config.rows > config.vocab_size
         if self.is_last:
@@ -305,6 +306,7 @@ class Transformer(nn.Cell):
         self.carries = self.is_packed and place.recompute == "none"
         for layer in self.layers:
             layer.set_recompute(place.recompute)
+        compile_once(self.layers)
 
     def output_weight(self) -> Tensor:
         """The table that turns hidden states into this rank's logits, [V / model_parallel, H]."""
@@ -322,8 +324,8 @@ class Transformer(nn.Cell):
         rotation = self.rotation(positions_RT.reshape(-1))
         tokens = self.tokens_in_use(self.segment_mask(segments), positions_RT.size)
         x_MH = self._entering(ids_RT, tokens)
-        for layer in self.layers:
-            x_MH = layer(x_MH, rotation, tokens, given_MX)
+        for i in range(self.count):
+            x_MH = self.layers[i](x_MH, rotation, tokens, self._given_of(i, given_MX))
         return self.norm(x_MH, tokens[0]) if self.is_last else x_MH
 
     def with_choices(
@@ -336,19 +338,27 @@ class Transformer(nn.Cell):
         x_MH, choices = self._entering(ids_RT, tokens), ()
         if self.carries:
             delta_MH = None
-            for layer in self.layers:
-                x_MH, delta_MH, choice = layer.carry(x_MH, delta_MH, rotation, tokens, given_MX)
+            for i in range(self.count):
+                given_MK = self._given_of(i, given_MX)
+                x_MH, delta_MH, choice = self.layers[i].carry(x_MH, delta_MH, rotation, tokens, given_MK)
                 choices += choice
             if not self.is_last:
                 return self.add(x_MH, delta_MH), choices
             return self.norm.of_sum(x_MH, delta_MH, tokens[0])[0], choices
-        for layer in self.layers:
-            x_MH, _, _, choice = layer.prefill(x_MH, rotation, tokens, given_MX)
+        for i in range(self.count):
+            x_MH, _, _, choice = self.layers[i].prefill(x_MH, rotation, tokens, self._given_of(i, given_MX))
             choices += choice
         return (self.norm(x_MH, tokens[0]) if self.is_last else x_MH), choices
 
     def _entering(self, ids_RT: Tensor, tokens: Tokens) -> Tensor:
         return self.embed_tokens(ids_RT.reshape(-1), tokens) if self.is_first else ids_RT
+
+    def _given_of(self, i: int, given_MX: Tensor | None) -> Tensor | None:
+        """The columns of given experts of layer i of this stage, int32 [M, K]."""
+        if given_MX is None:
+            return None
+        first = self.first_given[i]
+        return ops.cast(given_MX[:, first : first + self.num_chosen], ms.int32)
 
     def passed_shape(self, num_tokens: int) -> tuple[int, int]:
         """[M, H] of what one stage passes to the next of so many tokens of a micro-batch."""

@@ -211,6 +211,17 @@ class CompiledCell:
         return result
 
 
+def compile_once(cells: Sequence[nn.Cell]) -> None:
+    """Have MindSpore compile, and differentiate, one of these cells in place of each, in graphs for Ascend that call
+    them. They differ in their parameters alone: all else is taken from one of them.
+
+    It is what `mindspore.lazy_inline` does to cells whose constructors got equal arguments; there is none on CPU.
+    """
+    if _device == "Ascend":
+        for cell in cells:
+            cell.cell_init_args = f"lazy_inline_{type(cell).__name__}_{id(cells[0])}"
+
+
 def compiled_text(cell: nn.Cell) -> str:
     """MindSpore's text of the graph that `cell.compile` made last, functions and local shapes included."""
     from mindspore._c_expression import dump_func_graph

@@ -239,8 +239,8 @@ def test_gradients_flow_through_the_weights_of_replayed_experts(kernels: bool) -
             super().__init__(auto_prefix=False)
             self.block, self.total = block, ops.ReduceSum()
 
-        def construct(self, x_MH, given_MX, d_MH, tokens):
-            return self.total(self.block(x_MH, (tokens, tokens, tokens), (), (), given_MX)[0] * d_MH)
+        def construct(self, x_MH, given_MK, d_MH, tokens):
+            return self.total(self.block(x_MH, (tokens, tokens, tokens), (), (), given_MK)[0] * d_MH)
 
     class Gradients(nn.Cell):
         def __init__(self, cell, weights):
@@ -253,15 +253,14 @@ def test_gradients_flow_through_the_weights_of_replayed_experts(kernels: bool) -
 
     rng, tokens = np.random.default_rng(3), 9
     with nullcontext() if kernels else composed_ops():
-        block = MixtureOfExperts(SECTION, ms.float32, "mlp", ALONE, layer=1)
+        block = MixtureOfExperts(SECTION, ms.float32, "mlp", ALONE)
         weights = ms.ParameterTuple([block.gate, block.gate_proj, block.up_proj, block.down_proj])
         values = [rng.standard_normal(weight.shape) * 0.4 for weight in weights]
         for weight, value in zip(weights, values, strict=True):
             set_values(weight, value.astype(np.float32))
         x, d = rng.standard_normal((tokens, 32)), rng.standard_normal((tokens, 32))
-        given_MX = np.zeros((tokens, LAYERS * CHOSEN), np.uint8)
-        given_MX[:, CHOSEN:] = rng.permuted(np.tile(np.arange(EXPERTS), (tokens, 1)), axis=1)[:, :CHOSEN]
-        inputs = (Tensor(x, ms.float32), Tensor(given_MX), Tensor(d, ms.float32), Tensor([tokens], ms.int32))
+        given_MK = rng.permuted(np.tile(np.arange(EXPERTS), (tokens, 1)), axis=1)[:, :CHOSEN].astype(np.int32)
+        inputs = (Tensor(x, ms.float32), Tensor(given_MK), Tensor(d, ms.float32), Tensor([tokens], ms.int32))
         of_inputs, of_weights = Gradients(Sum(block), weights)(*inputs)
 
     def twin(x, gate, gate_proj, up_proj, down_proj) -> float:
@@ -269,8 +268,8 @@ def test_gradients_flow_through_the_weights_of_replayed_experts(kernels: bool) -
         probs = np.exp(logits - logits.max(-1, keepdims=True))
         total = 0.0
         for m in range(tokens):
-            own = probs[m, given_MX[m, CHOSEN:]]
-            for share, expert in zip(own / own.sum(), given_MX[m, CHOSEN:], strict=True):
+            own = probs[m, given_MK[m]]
+            for share, expert in zip(own / own.sum(), given_MK[m], strict=True):
                 of_gate, of_up = gate_proj[expert] @ x[m], up_proj[expert] @ x[m]
                 total += share * d[m] @ (down_proj[expert] @ (of_gate / (1 + np.exp(-of_gate)) * of_up))
         return total
