@@ -217,7 +217,7 @@ def compile_once(cells: Sequence[nn.Cell]) -> None:
 
     It is what `mindspore.lazy_inline` does to cells whose constructors got equal arguments; there is none on CPU.
     """
-    if _device == "Ascend":
+    if _device == "Ascend" and len(cells) > 1:
         for cell in cells:
             cell.cell_init_args = f"lazy_inline_{type(cell).__name__}_{id(cells[0])}"
 
