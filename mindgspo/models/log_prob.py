@@ -68,6 +68,8 @@ class ChunkedLogProb(nn.Cell):
         self.transposed_times = ops.MatMul(transpose_a=True)
         self.log_softmax = ops.LogSoftmax(axis=-1)
         self.gather = ops.Gather()
+        # Needs no zeros to add to, which would be compiled in: a constant of the table's size, as long as the graph is.
+        self.sum_by_row = ops.UnsortedSegmentSum()
 
     def construct(self, hidden_MH: Tensor, weight_VH: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
         weight = ops.cast(weight_VH, hidden_MH.dtype)
@@ -107,9 +109,8 @@ class ChunkedLogProb(nn.Cell):
         dlogp_M1 = ops.cast(dlogp_M.reshape(-1, 1), hidden_MH.dtype)
         dentropy_M1 = ops.cast(dentropy_M.reshape(-1, 1), hidden_MH.dtype)
         slope_M1 = dlogp_M1 + dentropy_M1 * ops.cast(entropy_M.reshape(-1, 1), hidden_MH.dtype)
-        zeros_VH = ops.zeros(weight_VH.shape, ms.float32)
         onehot_MH = ops.cast(-dlogp_M1 * hidden_MH, ms.float32)
-        dweight_VH = ops.tensor_scatter_add(zeros_VH, targets_M.reshape(-1, 1), onehot_MH)
+        dweight_VH = self.sum_by_row(onehot_MH, targets_M, weight_VH.shape[0])
         # After the whole forward pass, on which a loss that is linear in its outputs would not depend.
         before = ops.depend(dweight_VH, entropy_M)
         dhidden_parts = ()
@@ -224,9 +225,8 @@ class VocabParallelLogProb(ChunkedLogProb):
         dentropy_M1 = dentropy_M.reshape(-1, 1)
         slope_M1 = dlogp_M1 + dentropy_M1 * entropy_M.reshape(-1, 1)
         own_slope_M1 = ops.cast(dlogp_M1 * is_own_M.reshape(-1, 1), hidden_MH.dtype)
-        zeros_VH = ops.zeros(weight_VH.shape, ms.float32)
         onehot_MH = ops.cast(-own_slope_M1 * hidden_MH, ms.float32)
-        dweight_VH = ops.tensor_scatter_add(zeros_VH, rows_M.reshape(-1, 1), onehot_MH)
+        dweight_VH = self.sum_by_row(onehot_MH, rows_M, weight_VH.shape[0])
         before = ops.depend(dweight_VH, entropy_M)
         dhidden_parts = ()
         for start in range(0, hidden_MH.shape[0], chunk):
