@@ -24,7 +24,6 @@ follows are graphs of their own, for sums over ranks and for the optimizer's ste
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from fractions import Fraction
 
 from mindgspo.parallel.swap.states import Holding, Phase
 from mindgspo.planner.memory_plan import GIB, MIB, Part, Parts
@@ -87,7 +86,7 @@ def graph_parts(work: RankWork, graph: str) -> Parts:
     if graph == "train":
         return _fullest(_moments_of_gradients(work))
     if graph in ("sum", "step"):
-        return {Part.CONSTANTS: _constants(work, attentions=1), Part.STEP: {"sum": _sum, "step": _step}[graph](work)}
+        return {Part.STEP: {"sum": _sum, "step": _step}[graph](work)}
     if graph == "prefill":
         return _prefill(work)
     if graph == "decode":
@@ -136,10 +135,11 @@ def _moments_of_gradients(work: RankWork) -> Iterator[Parts]:
     passed = (0 if width.is_first else (work.in_flight - 1) * states) + (0 if width.is_last else states)
     block = width.feed_forward(tokens)
     # What is computed again of one layer, and gradients of activations on their way through it: those of SwiGLU are the
-    # widest, and where the product of gate and up was kept it is gone by then; with experts those of their tokens are.
+    # widest, and where the product of gate and up was kept it is gone by then; with experts those of what they returned
+    # are, by token and by expert.
     again = 0 if plan.recompute == "none" else everything - per_layer
     num_inner, num_states = (2, 1) if plan.recompute == "none" else (3 if width.is_last else 2, 2)
-    passing = again + num_states * states + size * (block.routed if block.routed else num_inner * block.inner)
+    passing = again + num_states * states + size * (2 * block.routed if block.routed else num_inner * block.inner)
     passing += _routing(work) if block.routed else 0
 
     # Layers that are computed again cast their matrices again.
@@ -184,8 +184,8 @@ def _sum(work: RankWork) -> int:
 
 
 def _step(work: RankWork) -> int:
-    """Clipped gradients and decayed weights, of all that the rank updates before the first step is taken."""
-    return 2 * FLOAT * sum(moment_sizes(work.config.model, work.plan, work.rank).values())
+    """The clipped gradient and the decay of one weight after the other, or of the rank's rows of it."""
+    return 2 * FLOAT * max(moment_sizes(work.config.model, work.plan, work.rank).values())
 
 
 def _layer_bytes(work: RankWork, recompute: str) -> int:
@@ -210,11 +210,9 @@ def _hidden(work: RankWork) -> int:
 
 
 def _routing(work: RankWork) -> int:
-    """What experts read: hidden states of the tokens that the rank routes, in float32, and of those that it has
-    gathered or taken."""
-    size, slices = TYPE_BYTES[work.config.model.dtype], work.plan.model_parallel
-    routed = Fraction(1, slices) if work.plan.use_seq_parallel else min(1, work.train.sees)
-    return round(work.tokens(work.train) * work.train.hidden * (FLOAT * routed + size * work.train.sees))
+    """What routers and experts read: hidden states of the tokens that come to the rank, and the same in float32."""
+    tokens = round(work.tokens(work.train) * work.train.sees)
+    return tokens * work.train.hidden * (FLOAT + TYPE_BYTES[work.config.model.dtype])
 
 
 def _rotation(work: RankWork, width: RankWidths) -> int:

@@ -39,9 +39,9 @@ def test_a_plan_shows_stages_parts_and_levels(capsys: pytest.CaptureFixture[str]
 
 
 def test_a_plan_that_does_not_fit_says_what_would(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = planned(capsys, SEVEN_BILLION, "--memory-gb", "38")
+    lines = planned(capsys, SEVEN_BILLION, "--memory-gb", "37")
     assert lines[-1].startswith("does not fit: update needs ")
-    again = planned(capsys, SEVEN_BILLION, "--memory-gb", "38", *lines[-1].split(": ")[-1].split())
+    again = planned(capsys, SEVEN_BILLION, "--memory-gb", "37", *lines[-1].split(": ")[-1].split())
     assert again[-1].startswith("fits: ")
     assert " cards instead of " not in lines[-1]
     lines = planned(capsys, SEVEN_BILLION, "--memory-gb", "30")

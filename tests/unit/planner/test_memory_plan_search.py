@@ -23,7 +23,7 @@ def test_the_ends_of_the_search_and_how_settings_are_spelled(seven_billion: Expe
     assert set_options(settings) == spelled
 
 
-@pytest.mark.parametrize("capacity", [48, 40, 34, 32])
+@pytest.mark.parametrize("capacity", [45, 40, 34, 32])
 def test_the_change_fits_and_is_legal(seven_billion: ExperimentConfig, capacity: int) -> None:
     assert not fits(seven_billion, capacity * GIB)
     change = smallest_change(seven_billion, capacity=capacity * GIB)
