@@ -35,6 +35,7 @@ from mindgspo.planner.rank_work import (
     generating_bytes,
     held_bytes,
     moment_sizes,
+    trained_bytes,
     weight_sizes,
 )
 from mindgspo.rollout.sizes import reads_trained_weights
@@ -125,6 +126,8 @@ def _moments_of_gradients(work: RankWork) -> Iterator[Parts]:
     plan, width, size = work.plan, work.train, TYPE_BYTES[work.config.model.dtype]
     weights = weight_sizes(work.config.model, plan, work.rank)
     in_layers = sum(_matrices(weights).values())
+    held = trained_bytes(work.config.model, plan, work.rank, work.config.device)
+    rounded = sum(count for name, count in _matrices(weights).items() if held[name] < FLOAT * count)
     table = width.output_rows * width.hidden if width.is_last else 0
     tokens = work.tokens(width)
 
@@ -134,22 +137,21 @@ def _moments_of_gradients(work: RankWork) -> Iterator[Parts]:
     kept = width.layers * per_layer + _rotation(work, width)
     passed = (0 if width.is_first else (work.in_flight - 1) * states) + (0 if width.is_last else states)
     block = width.feed_forward(tokens)
-    # What is computed again of one layer, and gradients of activations on their way through it: those of SwiGLU are the
-    # widest, and where the product of gate and up was kept it is gone by then; with experts those of what they returned
-    # are, by token and by expert.
+    # What is computed again of one layer, and gradients on their way through it: of its output, and the widest of
+    # activations, those of SwiGLU, by when the product of gate and up is gone; with experts those of what they
+    # returned, by token and by expert.
     again = 0 if plan.recompute == "none" else everything - per_layer
-    num_inner, num_states = (2, 1) if plan.recompute == "none" else (3 if width.is_last else 2, 2)
-    passing = again + num_states * states + size * (2 * block.routed if block.routed else num_inner * block.inner)
+    passing = again + states + size * (2 * block.routed if block.routed else 2 * block.inner)
     passing += _routing(work) if block.routed else 0
 
-    # Layers that are computed again cast their matrices again.
-    casts = 0 if plan.recompute == "full" else in_layers
+    # Layers that are computed again cast their matrices again; what is held in the compute type is not cast.
+    casts = 0 if plan.recompute == "full" else in_layers - rounded
     fixed = {Part.CONSTANTS: _constants(work, attentions=1)}
     if width.is_last:
-        # A chunk's logits, their exponentials and two gradients; or the gradients of the output table: this chunk's in
-        # both types, that of all chunks before, and their sum.
+        # A chunk's log-probs, and their exponentials in both types; or what it adds to the output table's gradient,
+        # in both types; or that and the sum.
         chunk = width.output_rows * _chunk(work, width)
-        logits = max(4 * FLOAT * chunk, size * chunk + (2 * FLOAT + size) * table)
+        logits = max((2 * FLOAT + size) * chunk, size * chunk + (FLOAT + size) * table, 2 * FLOAT * table)
         yield fixed | {
             Part.COMPUTE_WEIGHTS: _copies(work, casts + table),
             Part.NEW_GRADIENTS: FLOAT * table,
@@ -164,12 +166,14 @@ def _moments_of_gradients(work: RankWork) -> Iterator[Parts]:
         Part.NEW_GRADIENTS: waiting,
         Part.ACTIVATIONS: kept + passed + passing,
     }
-    # All gradients wait for the last one, the input table's.
+    # All gradients wait for the last one, the input table's. Where hidden states came in, the first layer's product of
+    # gate and up is kept a little longer.
     waiting += FLOAT * in_layers
+    kept_longer = 0 if width.is_first else size * block.inner
     yield fixed | {
         Part.COMPUTE_WEIGHTS: _copies(work, in_layers // width.layers),
         Part.NEW_GRADIENTS: waiting * (width.layers - 1) // width.layers,
-        Part.ACTIVATIONS: per_layer + passed + passing,
+        Part.ACTIVATIONS: per_layer + passed + passing + kept_longer,
     }
     # Of a whole table whose rows are the output table's, those by both uses.
     inputs = FLOAT * width.input_rows * width.hidden if width.is_first else 0
@@ -178,14 +182,16 @@ def _moments_of_gradients(work: RankWork) -> Iterator[Parts]:
 
 
 def _sum(work: RankWork) -> int:
-    """The largest bucket of gradients that is on its way to other ranks, and what comes back."""
-    largest = max(weight_sizes(work.config.model, work.plan, work.rank).values())
-    return 2 * max(_BUCKET_BYTES, FLOAT * largest) if work.plan.world_size > 1 else 0
+    """The largest bucket of gradients that is on its way to other ranks, and what comes back: all of it, or rows."""
+    if work.plan.world_size == 1:
+        return 0
+    sizes, rows = (of(work.config.model, work.plan, work.rank) for of in (weight_sizes, moment_sizes))
+    return max(2 * _BUCKET_BYTES, FLOAT * max(sizes[name] + rows[name] for name in sizes))
 
 
 def _step(work: RankWork) -> int:
-    """The clipped gradient and the decay of one weight after the other, or of the rank's rows of it."""
-    return 2 * FLOAT * max(moment_sizes(work.config.model, work.plan, work.rank).values())
+    """The decay or the clipped gradient of one weight after the other, or of the rank's rows of it."""
+    return FLOAT * max(moment_sizes(work.config.model, work.plan, work.rank).values())
 
 
 def _layer_bytes(work: RankWork, recompute: str) -> int:
