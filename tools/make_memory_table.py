@@ -162,8 +162,8 @@ def read_figures() -> list[Figure]:
 def measure(name: str, scratch: Path, arguments: argparse.Namespace) -> None:
     """What of a configuration is not stored."""
     path, config = experiment(name, scratch), loaded(name, scratch)
-    digits = fingerprint(config)
     for graph, rank, _ in wanted(config):
+        digits = fingerprint(config, graph)
         known = [each for each in read_figures() if (each.name, each.graph, each.rank) == (name, graph, rank)]
         if any(each.fingerprint == digits and (each.allocated or not arguments.again) for each in known):
             continue
@@ -190,7 +190,7 @@ def _measured(
     command += ["--time-limit", str(arguments.time_limit), "--out", str(folder)]
     started = time.monotonic()
     said, is_too_large = _run(command, arguments.host_gb * GIB)
-    own = {"name": name, "graph": graph, "rank": rank, "fingerprint": fingerprint(config)}
+    own = {"name": name, "graph": graph, "rank": rank, "fingerprint": fingerprint(config, graph)}
     own["seconds"] = round(time.monotonic() - started)
     for peak in stored_peaks(folder, config):
         return Figure(**own, mindspore=peak.mindspore, allocated=peak.allocated, reserved=peak.reserved)
@@ -252,7 +252,7 @@ def page_text(page: str) -> str:
 
 def _cell(figure: Figure | None, config: ExperimentConfig, reasons: list[str], missing: str) -> str:
     """TaskResult, planned and the difference; or the number of the reason why there is none."""
-    reason = missing if figure is None or figure.fingerprint != fingerprint(config) else figure.why_not
+    reason = missing if figure is None or figure.fingerprint != fingerprint(config, figure.graph) else figure.why_not
     if figure is None or reason:
         if reason not in reasons:
             reasons.append(reason)

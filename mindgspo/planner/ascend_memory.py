@@ -240,7 +240,8 @@ def _chunk(work: RankWork, width: RankWidths) -> int:
 
 
 def _scoring(work: RankWork, width: RankWidths) -> Parts:
-    """The old policy's graph or the reference's: the widest layer, or a chunk of logits behind the layers."""
+    """The old policy's graph or the reference's: the widest layer, or the head behind the layers, whose chunks are half
+    as long where it finds entropies: log-probs, probabilities and their products."""
     size = TYPE_BYTES[work.config.model.dtype]
     layer = {
         Part.CONSTANTS: _constants(work, attentions=1),
@@ -250,8 +251,9 @@ def _scoring(work: RankWork, width: RankWidths) -> Parts:
         return layer
     head = {
         Part.CONSTANTS: _constants(work, attentions=1),
+        Part.COMPUTE_WEIGHTS: _copies(work, width.output_rows * width.hidden),
         Part.ACTIVATIONS: work.scored_tokens(width) * width.hidden * size,
-        Part.LOGITS: 3 * FLOAT * width.output_rows * _chunk(work, width),
+        Part.LOGITS: 3 * FLOAT * width.output_rows * _chunk(work, width) // 2,
     }
     return _fullest(iter((layer, head)))
 

@@ -40,11 +40,13 @@ class MeasuredPeak:
     reserved: int
 
 
-def fingerprint(config: ExperimentConfig) -> str:
-    """16 digits that are equal for configurations whose graphs are. Defaults do not count, so that a setting which is
-    new and not used changes none."""
+def fingerprint(config: ExperimentConfig, graph: str) -> str:
+    """16 digits that are equal for configurations of which this graph is. Defaults do not count, so that a setting
+    which is new and not used changes none; nor does the cache's budget for graphs without a cache."""
     said = _said(config)
     content = {section: said.get(section, {}) for section in _SECTIONS}
+    if graph not in ("prefill", "decode"):
+        content["rollout"].pop("cache_gb", None)
     content["model"].pop("path", None)
     for section, keys in _KEYS.items():
         content[section] = {key: value for key, value in said.get(section, {}).items() if key in keys}
@@ -70,8 +72,7 @@ def store_peak(folder: Path, peak: MeasuredPeak) -> None:
 
 def stored_peaks(folder: Path, config: ExperimentConfig) -> list[MeasuredPeak]:
     """Those in a dry run's folder that belong to the configuration, by graph and rank; files of others are left out."""
-    wanted = fingerprint(config)
-    found = [peak for peak in _read(folder) if peak.fingerprint == wanted]
+    found = [peak for peak in _read(folder) if peak.fingerprint == fingerprint(config, peak.graph)]
     return sorted(found, key=lambda peak: (peak.graph, peak.rank))
 
 

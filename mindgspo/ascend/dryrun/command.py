@@ -133,7 +133,7 @@ class DryRun:
         if result.memory is None or result.memory.why_not:
             return
         peak = MeasuredPeak(
-            fingerprint=fingerprint(self.config),
+            fingerprint=fingerprint(self.config, result.graph),
             graph=result.graph,
             rank=result.rank,
             world_size=self._world_size,
