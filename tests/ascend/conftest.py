@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,21 +32,21 @@ Figures = Callable[..., dict[str, dict[str, np.ndarray]]]
 
 
 @pytest.fixture(scope="session")
-def figures_of_cards(cards: None, tmp_path_factory: pytest.TempPathFactory) -> Figures:
-    """(number of cards, cases of `plan_figures`) -> {name of a case: its figures}, by one job.
+def figures_of_ranks(tmp_path_factory: pytest.TempPathFactory) -> Figures:
+    """(device, number of ranks, cases of `plan_figures`) -> {name of a case: its figures}, by one job.
 
     package_folder: of another copy of the package. A job that fails raises AssertionError with the end of its output.
     """
 
     def run(
-        num_cards: int, cases: Sequence[Mapping], package_folder: Path | None = None
+        device: str, num_ranks: int, cases: Sequence[Mapping], package_folder: Path | None = None
     ) -> dict[str, dict[str, np.ndarray]]:
-        folder = tmp_path_factory.mktemp(f"cards{num_cards}")
+        folder = tmp_path_factory.mktemp(f"ranks{num_ranks}")
         (folder / "job.json").write_text(json.dumps(list(cases)))
-        command = [str(WORKERS / "plan_figures.py"), str(folder)]
-        if num_cards > 1:
-            command = [str(WORKERS / "launch_cards.py"), str(num_cards), str(folder / "logs"), *command]
-        environment = dict(os.environ)
+        command = [str(WORKERS / "plan_figures.py"), str(folder), device]
+        if num_ranks > 1:
+            command = [str(WORKERS / "launch_cards.py"), str(num_ranks), str(folder / "logs"), *command]
+        environment = os.environ | {"DEVICE": device}
         if package_folder is not None:
             environment["PYTHONPATH"] = str(package_folder)
         done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment)
@@ -57,6 +58,12 @@ def figures_of_cards(cards: None, tmp_path_factory: pytest.TempPathFactory) -> F
         return found
 
     return run
+
+
+@pytest.fixture(scope="session")
+def figures_of_cards(cards: None, figures_of_ranks: Figures) -> Figures:
+    """`figures_of_ranks` on emulated cards."""
+    return partial(figures_of_ranks, "Ascend")
 
 
 @pytest.fixture(scope="session")

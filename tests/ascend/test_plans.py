@@ -1,7 +1,8 @@
 """MindSpore's Ascend backend, executed on emulated cards, makes the numbers of one process on CPU under every plan.
+So do CPU processes.
 
 Recorded responses, float32, three updates: scores before each, losses, gradient norms, weights; then what the infer
-plan samples from the weights that were brought to it, with a float16 cache.
+plan samples from the weights that were brought to it, with a float16 cache on cards.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,6 +16,8 @@ from ascend.divisions import (
     MODEL,
     ONE,
     SHARDED,
+    SIX,
+    THREE,
     TWO,
     case,
     check,
@@ -24,26 +27,37 @@ from ascend.divisions import (
 )
 
 
-def check_all(figures_of_cards: Callable, figures_on_cpu: Callable, num_cards: int, cases: Mapping) -> None:
-    found = figures_of_cards(num_cards, named(cases))
+def check_all(found: Mapping, figures_on_cpu: Callable, cases: Mapping, device: str = "Ascend") -> None:
     for name, one in cases.items():
         kinds = {key: bool(one.get(key)) for key in ("replays", "tells")}
-        check(found[name], figures_on_cpu(one["model"], **kinds), name)
+        check(found[name], figures_on_cpu(one["model"], **kinds), name, device)
 
 
 def test_one_card_equals_cpu(figures_of_cards: Callable, figures_on_cpu: Callable) -> None:
-    check_all(figures_of_cards, figures_on_cpu, 1, some(ONE, "one card"))
+    cases = some(ONE, "one card")
+    check_all(figures_of_cards(1, named(cases)), figures_on_cpu, cases)
 
 
 @pytest.mark.smoke
 def test_a_graph_divided_over_two_cards_equals_cpu(figures_of_cards: Callable, figures_on_cpu: Callable) -> None:
-    check_all(figures_of_cards, figures_on_cpu, 2, some(TWO, "1x2x1, tied", "context 2, packed"))
+    cases = some(TWO, "1x2x1, tied", "context 2, packed")
+    check_all(figures_of_cards(2, named(cases)), figures_on_cpu, cases)
+
+
+@pytest.fixture(params=["Ascend", "CPU"])
+def device(request: pytest.FixtureRequest) -> str:
+    if request.param == "Ascend":
+        request.getfixturevalue("cards")
+    return request.param
+
+
+SIZES = {1: ONE, 2: TWO, 3: THREE, 4: FOUR, 6: SIX, 8: EIGHT}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_cards", "cases"), [(1, ONE), (2, TWO), (4, FOUR), (8, EIGHT)])
-def test_every_division_equals_cpu(figures_of_cards, figures_on_cpu, num_cards, cases):
-    check_all(figures_of_cards, figures_on_cpu, num_cards, cases)
+@pytest.mark.parametrize("size", SIZES)
+def test_every_division_equals_one_process(figures_of_ranks, figures_on_cpu, device: str, size: int) -> None:
+    check_all(figures_of_ranks(device, size, named(SIZES[size])), figures_on_cpu, SIZES[size], device)
 
 
 @pytest.mark.slow
@@ -62,6 +76,7 @@ def test_rounded_weights_beside_masters_make_the_numbers_of_float32_ones(figures
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", shipped_in_miniature())
-def test_shipped_configurations_in_miniature(figures_of_cards: Callable, figures_on_cpu: Callable, name: str) -> None:
+def test_shipped_configurations_in_miniature(figures_of_ranks, figures_on_cpu, device: str, name: str) -> None:
     """A job each: graphs of earlier cases stay in memory, and all of them on eight ranks are more than 24 GB."""
-    check_all(figures_of_cards, figures_on_cpu, 8, some(shipped_in_miniature(), name))
+    cases = some(shipped_in_miniature(), name)
+    check_all(figures_of_ranks(device, 8, named(cases)), figures_on_cpu, cases, device)

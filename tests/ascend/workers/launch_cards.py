@@ -1,6 +1,7 @@
-"""Starts a worker script on emulated cards, as `mindgspo run --emulate-ascend` starts its workers.
+"""Starts a worker script on emulated cards, as `mindgspo run --emulate-ascend` starts its workers; or on CPU.
 
-usage: launch_cards.py NUM_CARDS LOG_DIR SCRIPT [ARGUMENT...]; $WATCH: fields of WatchSection as JSON.
+usage: launch_cards.py NUM_CARDS LOG_DIR SCRIPT [ARGUMENT...]; $WATCH: fields of WatchSection as JSON;
+$DEVICE: CPU, or else cards.
 """
 
 import json
@@ -13,7 +14,8 @@ from mindgspo.config.schema import WatchSection
 from mindgspo.launch.launcher import launch
 
 if __name__ == "__main__":
-    enter_emulated_cards()
+    if os.environ.get("DEVICE") != "CPU":
+        enter_emulated_cards()
     num_cards, log_dir, *command = sys.argv[1:]
     watch = WatchSection(**json.loads(os.environ.get("WATCH", "{}")))
     sys.exit(launch(command, num_workers=int(num_cards), log_dir=Path(log_dir), watch=watch))

@@ -1,8 +1,9 @@
-"""What plans make of one recorded rollout on emulated cards: scores, updates, weights, and tokens of the infer plan
-before and after. On cards the trained weights, gradients and moments wait on the host whenever nothing reads them.
+"""What plans make of one recorded rollout on emulated cards or CPU processes: scores, updates, weights, and tokens of
+the infer plan before and after. On cards the trained weights, gradients and moments wait on the host whenever nothing
+reads them.
 
-usage: plan_figures.py FOLDER, in the environment of emulated cards. FOLDER/job.json is a list of cases; rank 0 writes
-FOLDER/<name>.npz. `figures` is also called by tests on CPU, for the plan of one process.
+usage: plan_figures.py FOLDER DEVICE, Ascend in the environment of emulated cards. FOLDER/job.json is a list of cases;
+rank 0 writes FOLDER/<name>.npz. `figures` is also called by tests on CPU, for the plan of one process.
 """
 
 import json
@@ -33,7 +34,13 @@ MODELS = {
         "architecture": "qwen3_moe", "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2,
         "moe_intermediate_size": 32, "norm_topk_prob": True,
     },
+    "deep": DENSE | {"num_hidden_layers": 4, "tie_word_embeddings": True},
+    "thirds": DENSE | {
+        "vocab_size": 66, "hidden_size": 96, "intermediate_size": 192, "num_attention_heads": 6,
+        "num_key_value_heads": 3, "initializer_range": 0.08,  # logits as spread out as those of 64 features at 0.1
+    },
 }  # fmt: skip
+MODELS["six experts"] = MODELS["experts"] | {"num_experts": 6}
 
 
 def figures(case: Mapping, device: str) -> Arrays:
@@ -92,7 +99,7 @@ def figures(case: Mapping, device: str) -> Arrays:
     def sampled(version: int) -> Arrays:
         assert sampler
         found = sampler.sample(version)
-        if not is_card:
+        if place.plan.world_size == 1 and not is_card:
             found["margin"] = sampler.margins(found["ids"])
         return {f"sampled/{version}/{name}": array for name, array in found.items()}
 
@@ -125,17 +132,17 @@ def figures(case: Mapping, device: str) -> Arrays:
     return arrays
 
 
-def body(folder: Path) -> int:
+def body(folder: Path, device: str) -> int:
     """Every case of the job, one after the other."""
     from mindgspo.parallel import collectives, runtime
     from mindgspo.parallel.cluster import meet_others
 
-    runtime.set_up_runtime("Ascend")
+    runtime.set_up_runtime(device)
     if runtime.is_launched():
         meet_others()
         collectives.open_meeting()
     for case in json.loads((folder / "job.json").read_text()):
-        arrays = figures(case, "Ascend")
+        arrays = figures(case, device)
         if runtime.rank() == 0:
             np.savez(folder / f"{case['name']}.npz", **arrays)
             print(case["name"], "loss", arrays["loss"], "norm", arrays["grad_norm"], flush=True)
@@ -151,12 +158,13 @@ if __name__ == "__main__":
     from mindgspo.parallel import runtime
 
     sys.path[:0] = [str(Path(__file__).parents[2] / "distributed" / "workers")]
-    if not runtime.is_scheduler():
+    folder, device = Path(sys.argv[1]), sys.argv[2]
+    if device == "Ascend" and not runtime.is_scheduler():
         enter_emulated_cards()
     if runtime.is_launched():
         from mindgspo.launch.worker import run_worker
 
-        run_worker(lambda: body(Path(sys.argv[1])))
-    code = body(Path(sys.argv[1]))
+        run_worker(lambda: body(folder, device))
+    code = body(folder, device)
     sys.stdout.flush()
     os._exit(code)
