@@ -63,8 +63,8 @@ _in_cluster = False
 def set_up_runtime(device: Device = "CPU") -> None:
     """Choose the device, and how `call_compiled` compiles; later calls with the same device do nothing.
 
-    On CPU the process stays in PyNative mode, MindSpore's own default. `jit_level` O0 because on CPU it decodes twice
-    as fast as O1, and on Ascend it is the level whose kernels are launched one by one, which dynamic batch sizes need.
+    The process stays in PyNative mode, MindSpore's own default. `jit_level` O0 because on CPU it decodes twice as fast
+    as O1, and on Ascend it is the level whose kernels are launched one by one, which dynamic batch sizes need.
     Raises RuntimeError if the process already runs on another device.
     """
     global _device
@@ -78,8 +78,6 @@ def set_up_runtime(device: Device = "CPU") -> None:
     restore_umask()
     ms.set_device(device)
     ms.set_context(jit_config={"jit_level": "O0"})
-    if device == "Ascend":
-        ms.set_context(mode=ms.GRAPH_MODE)
     if device == "Ascend" and (os.cpu_count() or 1) < _DISPATCH_THREADS:
         # On so few cores MindSpore would launch kernels another way than on a server.
         ms.runtime.dispatch_threads_num(_DISPATCH_THREADS)

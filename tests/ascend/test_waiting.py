@@ -7,13 +7,13 @@ from pathlib import Path
 SCRIPT = """
 from mindgspo.ascend.emulator.launcher import enter_emulated_cards, sleeps_while_waiting
 enter_emulated_cards()
-from mindgspo.parallel.runtime import set_up_runtime
+from mindgspo.parallel.runtime import call_compiled, set_up_runtime
 set_up_runtime("Ascend")
 import mindspore
 class Twice(mindspore.nn.Cell):
     def construct(self, x):
         return x + x
-assert Twice()(mindspore.Tensor([1.0, 2.0])).asnumpy().tolist() == [2.0, 4.0]
+assert call_compiled(Twice(), mindspore.Tensor([1.0, 2.0])).asnumpy().tolist() == [2.0, 4.0]
 assert sleeps_while_waiting()
 """
 
