@@ -1,12 +1,15 @@
 """Collectives called from the host, and what makes them safe: process groups made in one order, ranks that meet before
 they enter, and agreement on what all ranks must share. Between the ranks of a CPU cluster they go through memory that
-these share, on Ascend through MindSpore. A process that is alone pays nothing.
+these share, on Ascend through MindSpore; there the ranks of a host share memory to wait for each other. A process that
+is alone pays nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,10 +21,12 @@ from mindspore import Tensor, nn
 
 from mindgspo.errors import ConfigError
 from mindgspo.kernels.binding import graph_failure
+from mindgspo.kernels.build import KernelsUnavailable
 from mindgspo.parallel import heartbeat, runtime
 from mindgspo.parallel.meeting import SLOT_BYTES, Meeting, new_meeting_file
 from mindgspo.parallel.ranks import Ranks
 
+_log = logging.getLogger(__name__)
 _names: dict[Ranks, str] = {}
 
 
@@ -58,12 +63,20 @@ _WORD = np.dtype(np.int32)
 _PATH_BYTES = 512
 
 _meeting: Meeting | None = None
+"""Of a CPU cluster: all collectives go through it."""
+_room: Meeting | None = None
+"""Where the ranks `_here` wait for each other: `_meeting`, or what the ranks of one host with cards have."""
+_here: Ranks = ()
 
 
 def open_meeting() -> None:
-    """Give the ranks of a CPU cluster their meeting place; all call it, right after `runtime.join_cluster`."""
-    global _meeting
-    if _meeting is not None or runtime.world_size() == 1 or runtime.current_device() != "CPU":
+    """Give the ranks of a CPU cluster, or on Ascend those of a host, their meeting place; all call it, right after
+    `runtime.join_cluster`."""
+    global _meeting, _room, _here
+    if _room is not None or runtime.world_size() == 1:
+        return
+    if runtime.current_device() == "Ascend":
+        _room, _here = _room_of_host()
         return
     path = new_meeting_file(runtime.world_size()) if runtime.rank() == 0 else None
     words = np.zeros(_PATH_BYTES // _WORD.itemsize, _WORD)
@@ -73,17 +86,42 @@ def open_meeting() -> None:
         words.view(np.uint8)[: len(encoded)] = np.frombuffer(encoded, np.uint8)
     runtime.broadcast_in_place(words, sender=0, group=group_name(world_ranks()))
     file = Path(words.tobytes().rstrip(b"\0").decode())
-    _meeting = Meeting(file, rank=runtime.rank(), world_size=runtime.world_size())
+    _meeting = _room = Meeting(file, rank=runtime.rank(), world_size=runtime.world_size())
+    _here = world_ranks()
     _meeting.serve_graphs()
     _meeting.meet(world_ranks())
     if path is not None:
         path.unlink()
 
 
+def _room_of_host() -> tuple[Meeting | None, Ranks]:
+    """And those that have it: the ranks of this host that could open the file of the first of them."""
+    rank, size = runtime.rank(), runtime.world_size()
+    hosts = exchange(socket.gethostname().encode())
+    leaders = sorted({hosts.index(host) for host in hosts})
+    leader = hosts.index(hosts[rank])
+    path = room = None
+    try:
+        path = new_meeting_file(size, has_slots=False) if rank == leader else None
+    except (ConfigError, KernelsUnavailable) as error:
+        _log.warning("ranks of this host wait for each other within HCCL's limits alone: %s", error)
+    told = exchange(str(path or "").encode(), speakers=leaders)[leaders.index(leader)].decode()
+    try:
+        room = Meeting(Path(told), rank=rank, world_size=size, has_slots=False) if told else None
+    except (ConfigError, KernelsUnavailable) as error:
+        _log.warning("rank %d waits for others within HCCL's limits alone: %s", rank, error)
+    have_it = exchange(b"yes" if room else b"")
+    if path is not None:
+        path.unlink()
+    return room, tuple(other for other in range(size) if hosts[other] == hosts[rank] and have_it[other])
+
+
 def meet(ranks: Ranks) -> None:
-    """Wait until all `ranks` are here: before a collective to which they may come at very different times."""
-    if _meeting is not None and len(ranks) > 1:
-        _meeting.meet(ranks)
+    """Wait until all `ranks` are here: before a collective to which they may come at very different times. On Ascend
+    those of this host; hosts wait for each other in the collective, which HCCL's limits end."""
+    here = tuple(rank for rank in ranks if rank in _here)
+    if _room is not None and len(here) > 1:
+        _room.meet(here)
 
 
 def make_broadcast_groups(groups: Iterable[Ranks]) -> None:

@@ -39,7 +39,7 @@ class State(IntEnum):
 class Record:
     """The last sign of life. entered: stages entered so far. ticks: since the last of them. changed_at: on
     time.monotonic(), which processes of one machine share. waits_in: the collective in which it waits for another rank,
-    and for which one; empty where it does not wait, and on Ascend."""
+    and for which one; empty where it does not wait, and within HCCL."""
 
     process_id: int
     state: State

@@ -1,5 +1,6 @@
-"""What the workers of a CPU cluster share, one file of memory: slots through which bytes go from one rank to others,
-and counters by which they wait for each other. The work is done in `kernels/meeting.cc`, here and in graphs.
+"""What the workers of one host share, one file of memory: slots through which bytes go from one rank to others, and
+counters by which they wait for each other. The work is done in `kernels/meeting.cc`, here and in graphs. Ranks with
+cards only wait for each other.
 """
 
 from __future__ import annotations
@@ -42,12 +43,13 @@ class Numbers:
 
 class Meeting:
     """The shared file of one cluster, seen from one rank. file: made by `new_meeting_file`, of `world_size` ranks.
+    has_slots: whether anything but `meet` is called; as when the file was made.
 
     All ranks of a collective call it in one order, with arrays of the same shapes and dtypes; ValueError, with what two
     of them are in, where they do not. Raises ConfigError where the file cannot be opened.
     """
 
-    def __init__(self, file: Path, *, rank: int, world_size: int) -> None:
+    def __init__(self, file: Path, *, rank: int, world_size: int, has_slots: bool = True) -> None:
         try:
             opened = os.open(file, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
@@ -65,7 +67,7 @@ class Meeting:
         places = ctypes.byref(heartbeat.waiting_place), ctypes.cast(self._is_interrupted, ctypes.c_void_p).value
         offset = 0
         try:
-            for address, slot_bytes in zip(found, (SLOT_BYTES, _POST_BYTES), strict=True):
+            for address, slot_bytes in zip(found, _slots(has_slots), strict=False):
                 sizes = world_size, slot_bytes, NUM_SLOTS
                 call("open_meeting", opened, offset, rank, *sizes, *places, ctypes.byref(address))
                 offset += meeting_bytes(*sizes)
@@ -141,13 +143,18 @@ def _numbers(array: np.ndarray) -> Numbers:
     return Numbers(str(array.dtype), array.reshape(-1))
 
 
-def new_meeting_file(world_size: int, folder: Path = _SHARED_MEMORY) -> Path:
+def _slots(has_slots: bool) -> tuple[int, ...]:
+    """Bytes of a slot of each sender: those of collectives, those of what is sent to one rank."""
+    return (SLOT_BYTES, _POST_BYTES) if has_slots else (0,)
+
+
+def new_meeting_file(world_size: int, folder: Path = _SHARED_MEMORY, *, has_slots: bool = True) -> Path:
     """Zeros, all of them allocated; to be opened by every rank and then unlinked by whoever made them.
 
     In `folder`, or, with a warning, in that for temporary files where `folder` is missing or has no room. Raises
     ConfigError where there is none either.
     """
-    num_bytes = sum(meeting_bytes(world_size, slot_bytes, NUM_SLOTS) for slot_bytes in (SLOT_BYTES, _POST_BYTES))
+    num_bytes = sum(meeting_bytes(world_size, slot_bytes, NUM_SLOTS) for slot_bytes in _slots(has_slots))
     try:
         return _allocated(folder, num_bytes)
     except OSError as error:

@@ -99,7 +99,7 @@ int exchange(Communicator* comm, const Head& head, const void* data, size_t byte
   for (uint32_t rank = 0; rank < comm->size; ++rank) {
     auto wait = [&] { return told(*comm, head.kind) + ": waits for rank " + std::to_string(comm->members[rank]); };
     const std::string path = message_path(call + std::to_string(rank));
-    if (!await_message(path, &(*all)[rank], wait)) return fail("cannot read " + path);
+    if (!await_message(path, &(*all)[rank], wait)) return kHcclInternal;
     if (status == kOk) status = compare(*comm, head.kind, head, (*all)[rank].head(), rank);
   }
   if (!comm->before.empty()) unlink(comm->before.c_str());
@@ -352,7 +352,7 @@ class Transfer {
     const std::string theirs = path_ + ends(!sends_), peer = std::to_string(comm_->members[peer_]);
     const std::string kind = sends_ ? "Send to rank " + peer : "Receive from rank " + peer;
     Received received;
-    if (!await_message(theirs, &received, [&] { return told(*comm_, kind); })) return fail("cannot read " + theirs);
+    if (!await_message(theirs, &received, [&] { return told(*comm_, kind); })) return kHcclInternal;
     unlink(theirs.c_str());
     const int status = compare(*comm_, kind, head_, received.head(), peer_);
     if (status == kOk && !sends_) memcpy(data_, received.data(), bytes_);

@@ -55,6 +55,12 @@ std::string folder() {
   return given ? given : "/dev/shm/mindgspo-" + std::to_string(getppid());
 }
 
+// 0: none. HCCL's own default is half an hour.
+long limit_s() {
+  static const char* given = getenv("HCCL_EXEC_TIMEOUT");
+  return given ? atol(given) : 0;
+}
+
 bool write_all(int file, const void* data, size_t bytes) {
   for (size_t done = 0; done < bytes;) {
     const ssize_t step = write(file, static_cast<const char*>(data) + done, bytes - done);
@@ -94,14 +100,22 @@ bool await_message(const std::string& path, Received* received, const std::funct
   const auto started = std::chrono::steady_clock::now();
   for (long tries = 0; (file = open(path.c_str(), O_RDONLY)) < 0; ++tries) {
     usleep(tries < kQuickTries ? 20 : 500);
-    if (!told && std::chrono::steady_clock::now() - started > kLong) told.emplace(wait());
+    const auto waited = std::chrono::steady_clock::now() - started;
+    if (!told && waited > kLong) told.emplace(wait());
+    if (limit_s() && waited > std::chrono::seconds(limit_s())) {
+      set_error("HCCL: " + wait() + ": for " + std::to_string(limit_s()) + " s, which is HCCL_EXEC_TIMEOUT");
+      return false;
+    }
   }
   struct stat status;
   fstat(file, &status);
   received->size_ = status.st_size;
   void* mapped = mmap(nullptr, received->size_, PROT_READ, MAP_SHARED, file, 0);
   close(file);
-  if (mapped == MAP_FAILED) return false;
+  if (mapped == MAP_FAILED) {
+    set_error("HCCL: cannot read " + path);
+    return false;
+  }
   received->mapped_ = mapped;
   return true;
 }

@@ -31,7 +31,8 @@ class Received {
 // The path of a message of this name.
 std::string message_path(const std::string& name);
 bool write_message(const std::string& path, const Head& head, const void* data, size_t bytes);
-// Waits for as long as it takes: only the launcher knows whether the writer is dead or slow. wait: what is told of it.
+// Waits for as long as it takes, since only the launcher knows whether the writer is dead or slow, or up to
+// $HCCL_EXEC_TIMEOUT seconds where the user has set it; the error is then set. wait: what is told of it.
 bool await_message(const std::string& path, Received* received, const std::function<std::string()>& wait);
 
 }  // namespace emulator
