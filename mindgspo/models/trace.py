@@ -1,8 +1,11 @@
 """The forward pass of the policy, module by module: what each returns, in order of execution.
 
-Every module is called as a graph of its own, the graph's own inputs being what is handed back for the module before it.
-So a recording of another device can be given to each, and each is judged alone: an error does not spread. For models of
-one process; the trainer's dump records, `replay` compares.
+Every module is called by itself, its inputs being what is handed back for the module before it. So a recording of
+another device can be given to each, and each is judged alone: an error does not spread. For models of one process; the
+trainer's dump records, `replay` compares.
+
+Operators are called one by one, since a batch is traced once and compiling a graph for each module takes longer than
+all of them; the log-probs are those of the policy's graph.
 
 Legend: M flattened tokens of the device's graph, C tokens of the comparison, H hidden units, N samples, K slots of
 response tokens.
