@@ -68,16 +68,20 @@ def figures_of_cards(cards: None, figures_of_ranks: Figures) -> Figures:
 
 @pytest.fixture(scope="session")
 def figures_on_cpu(cpu_runtime: None) -> Callable[[str | Mapping], dict[str, np.ndarray]]:
-    """A model of `plan_figures`, by name or section, and how its experts are looked at -> the figures of one process on
-    CPU, without an emulated card."""
+    """A model of `plan_figures`, by name or section, its type, and how its experts are looked at -> the figures of one
+    process on CPU, without an emulated card."""
     from plan_figures import figures
 
     made: dict[str, dict[str, np.ndarray]] = {}
 
-    def of_model(model: str | Mapping, *, replays: bool = False, tells: bool = False) -> dict[str, np.ndarray]:
-        key = json.dumps([model, replays, tells], sort_keys=True)
+    def of_model(
+        model: str | Mapping, *, dtype: str = "float32", replays: bool = False, tells: bool = False
+    ) -> dict[str, np.ndarray]:
+        key = json.dumps([model, dtype, replays, tells], sort_keys=True)
         if key not in made:
             kind = {"replays": replays, "tells": tells} if replays or tells else {"infer": {}}
+            if dtype != "float32":
+                kind = {"dtype": dtype}  # sampled tokens are compared in float32
             made[key] = figures({"model": model, "train": {}, **kind}, "CPU")
         return made[key]
 

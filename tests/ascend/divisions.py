@@ -16,6 +16,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 
 # By device. The cache of cards is float16.
 SAMPLING_TOLERANCE = {"Ascend": 2e-3, "CPU": 1e-5}
+_NUM_RESPONSES = 16  # of `plan_cases.batches_of`
 
 
 def case(model: str, train: Mapping, infer: Mapping) -> dict:
@@ -32,6 +33,10 @@ def replayed(train: Mapping, **packing: bool) -> dict:
 
 def told(train: Mapping) -> dict:
     return {"model": "experts", "train": dict(train), "tells": True}
+
+
+def in_bfloat16(train: Mapping) -> dict:
+    return {"model": "dense", "train": dict(train), "dtype": "bfloat16"}
 
 
 DATA, MODEL, STAGES = {"data_parallel": 2}, {"model_parallel": 2}, {"pipeline_stage": 2, "micro_batch_num": 2}
@@ -75,6 +80,7 @@ TWO = {
     "context 2, packed, replayed": replayed(CONTEXT, is_packed=True),
     "1x2x1, whole experts, split sequence, told": told(MODEL | TWO_PARTS | SPLIT_SEQUENCE),
     "2x1x1, told": told(DATA),
+    "1x1x2, recomputed, in bfloat16": in_bfloat16(STAGES | {"recompute": "full"}),
 }
 # Layers that stages do not divide, and groups that are no power of two.
 THREE = {
@@ -162,6 +168,29 @@ def check(found: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray], nam
             # Rounding to the cache's float16 may choose another expert where two are nearly equal: a jump.
             most = len(wanted[f"{sampled}/ids"]) // 8 if has_experts else 0
             assert len(strays) <= most, f"{name}: {sampled}: sequences {strays}"
+
+
+def check_bfloat16(
+    found: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray], exact: Mapping[str, np.ndarray], name: str
+) -> None:
+    """`check` of figures in bfloat16; exact: those of one process on CPU in float32.
+
+    Card and CPU round to bfloat16 in sums of another order, and so both are as far from float32: from each other, in
+    the mean of squares, at most twice as far as CPU is. A loss is the mean over responses of their log-probs' errors,
+    times advantages of about 1; a norm is off by less than bfloat16's step.
+    """
+
+    def distance(kind: str, one: Mapping[str, np.ndarray]) -> float:
+        differences = [(one[key] - wanted[key]).ravel() for key in wanted if key.startswith(kind)]
+        return float(np.sqrt(np.mean(np.square(np.concatenate(differences), dtype=np.float64))))
+
+    rounding = {kind: distance(kind, exact) for kind in ("logp_NK", "entropy_NK", "weight/")}
+    for kind, limit in rounding.items():
+        apart = distance(kind, found)
+        assert apart <= 2 * limit > 0, f"{name}: {kind}: {apart} from CPU, which is {limit} from float32"
+    of_mean = 2 * rounding["logp_NK"] / np.sqrt(_NUM_RESPONSES)
+    np.testing.assert_allclose(found["loss"], wanted["loss"], rtol=0, atol=of_mean, err_msg=f"{name}: loss")
+    np.testing.assert_allclose(found["grad_norm"], wanted["grad_norm"], rtol=2**-7, err_msg=f"{name}: grad_norm")
 
 
 def stray_sequences(

@@ -21,6 +21,7 @@ from ascend.divisions import (
     TWO,
     case,
     check,
+    check_bfloat16,
     named,
     shipped_in_miniature,
     some,
@@ -30,7 +31,11 @@ from ascend.divisions import (
 def check_all(found: Mapping, figures_on_cpu: Callable, cases: Mapping, device: str = "Ascend") -> None:
     for name, one in cases.items():
         kinds = {key: bool(one.get(key)) for key in ("replays", "tells")}
-        check(found[name], figures_on_cpu(one["model"], **kinds), name, device)
+        wanted = figures_on_cpu(one["model"], **kinds)
+        if "dtype" in one:
+            check_bfloat16(found[name], figures_on_cpu(one["model"], dtype=one["dtype"]), wanted, name)
+        else:
+            check(found[name], wanted, name, device)
 
 
 def test_one_card_equals_cpu(figures_of_cards: Callable, figures_on_cpu: Callable) -> None:
