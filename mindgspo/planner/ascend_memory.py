@@ -35,7 +35,6 @@ from mindgspo.planner.rank_work import (
     generating_bytes,
     held_bytes,
     moment_sizes,
-    trained_bytes,
     weight_sizes,
 )
 from mindgspo.rollout.sizes import reads_trained_weights
@@ -126,8 +125,6 @@ def _moments_of_gradients(work: RankWork) -> Iterator[Parts]:
     plan, width, size = work.plan, work.train, TYPE_BYTES[work.config.model.dtype]
     weights = weight_sizes(work.config.model, plan, work.rank)
     in_layers = sum(_matrices(weights).values())
-    held = trained_bytes(work.config.model, plan, work.rank, work.config.device)
-    rounded = sum(count for name, count in _matrices(weights).items() if held[name] < FLOAT * count)
     table = width.output_rows * width.hidden if width.is_last else 0
     tokens = work.tokens(width)
 
@@ -144,8 +141,8 @@ def _moments_of_gradients(work: RankWork) -> Iterator[Parts]:
     passing = again + states + size * (2 * block.routed if block.routed else 2 * block.inner)
     passing += _routing(work) if block.routed else 0
 
-    # Layers that are computed again cast their matrices again; what is held in the compute type is not cast.
-    casts = 0 if plan.recompute == "full" else in_layers - rounded
+    # Layers that are computed again cast their matrices again. Those that are held in the compute type are copied.
+    casts = 0 if plan.recompute == "full" else in_layers
     fixed = {Part.CONSTANTS: _constants(work, attentions=1)}
     if width.is_last:
         # A chunk's log-probs, and their exponentials in both types; or what it adds to the output table's gradient,

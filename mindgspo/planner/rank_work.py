@@ -203,7 +203,7 @@ def held_bytes(work: RankWork) -> dict[Holding, int]:
     if config.algorithm.kl.placement != "none":
         reference = FLOAT * sum(weight_sizes(config.model, plans.scoring, work.rank).values())
     return {
-        Holding.ACTOR_WEIGHTS: sum(trained_bytes(config.model, plans.train, work.rank, config.device).values())
+        Holding.ACTOR_WEIGHTS: sum(_trained_bytes(config.model, plans.train, work.rank, config.device).values())
         + FLOAT * _shared_out(work),
         Holding.GRADIENTS: FLOAT * (own + _shared_out(work)),
         Holding.MOMENTS: 2 * moments,
@@ -248,7 +248,7 @@ def generating_bytes(config: ExperimentConfig, rank: int) -> Sizes:
 
 
 @lru_cache(maxsize=1024)
-def trained_bytes(model: ModelSection, plan: ParallelPlan, rank: int, device: str) -> Sizes:
+def _trained_bytes(model: ModelSection, plan: ParallelPlan, rank: int, device: str) -> Sizes:
     """By name, of the trained weights that a rank computes with; masters are apart."""
     sizes, rows, shapes = weight_sizes(model, plan, rank), moment_sizes(model, plan, rank), parameter_shapes(model)
     rounded = {name for name in sizes if device == "Ascend" and rows[name] < sizes[name]}
@@ -291,7 +291,7 @@ def _reshard(
     model: ModelSection, train: ParallelPlan, infer: ParallelPlan, bucket_bytes: int, rank: int, device: str
 ) -> ReshardBytes:
     plan = _reshard_plan(model, train, infer, bucket_bytes)
-    old, new = trained_bytes(model, train, rank, device), weight_sizes(model, infer, rank)
+    old, new = _trained_bytes(model, train, rank, device), weight_sizes(model, infer, rank)
     steps = [
         sum(old.get(name, 0) + _generating_item(model, name) * new.get(name, 0) for name in step.parameters)
         for step in plan.steps
