@@ -40,9 +40,10 @@ OVER_RANKS, BETWEEN, LAYOUTS = (
 )  # fmt: skip
 MUTATIONS = {
     "a missing reduce-scatter": Mutation(OVER_RANKS, SHARDED, "found = self.scatter(found)",
-        "found = found[self.number : self.number + 1]"),
-    "the first rank's rows of the weights on every rank": Mutation(OVER_RANKS, SHARDED,
-        "self.number = share.number", "self.number = 0"),
+        "found = found[:1]"),
+    "the first rank's rows of the weights on every rank": Mutation("models/weights.py", SHARDED,
+        "each.slice_of(model.place.rank) for each in (rows[name], layouts[name])",
+        "each.slice_of(0) for each in (rows[name], layouts[name])"),
     "new weights that are not gathered": Mutation(OVER_RANKS, SHARDED,
         "        if self._has_rows:\n            self._gather(_START)\n", ""),
     "a norm that counts copies": Mutation(OVER_RANKS, {"model_parallel": 2},
