@@ -27,6 +27,7 @@ from mindgspo.parallel.heartbeat import MEETING, Heartbeat, Record, State, await
 _NUM_STEP_TIMES = 50  # of the last steps the median is taken, so that the limit follows growing responses
 REPORT_MEETING_S = 30.0
 _MAX_STACKS = 4
+_CALLS_GRAPHS = ("/mindspore/", "/mindgspo/parallel/runtime.py", "/mindgspo/parallel/collectives.py")
 MAX_STACK_LINES = 12
 _STACK_WAIT_S = 1.0
 _NOTABLE_STATUS = {
@@ -248,10 +249,11 @@ class Watch:
         return [f"rank {rank} waits in {record.waits_in}"] if record is not None and record.waits_in else []
 
     def _about_waiting(self, rank: int, record: Record | None) -> list[str]:
-        """The collective that a rank waits in, where that is known, and the innermost line that is not MindSpore's."""
+        """The collective that a rank waits in, where that is known, and the innermost line that asked for something."""
         waits = self._waits(rank, record)
-        own = [line for line in self._stack(rank) if "/mindspore/" not in line] if waits else []
-        return [*waits, *(f"  {line}" for line in own[:1])]
+        stack = self._stack(rank) if waits else []
+        own = [line for line in stack if not any(part in line for part in _CALLS_GRAPHS)]
+        return [*waits, *(f"  {line}" for line in (own or stack)[:1])]
 
     def _stack(self, rank: int) -> list[str]:
         """Ask a worker that has a heartbeat, and so answers, for its Python stack; empty if it does not in time."""

@@ -218,7 +218,7 @@ def test_a_stall_names_the_collective_of_a_graph_and_the_line_of_a_rank_that_wai
     assert ended.code == 0
     lines = ended.errors.splitlines()
     at = lines.index("rank 0 waits in all_reduce of float32 [3] over ranks 0-1, number 1, for rank 1")
-    assert lines[at + 1].startswith("  File ") and "mindspore" not in lines[at + 1], lines
+    assert 'toy_waiting.py", line' in lines[at + 1], lines
     awaited = lines.index("rank 1 is here, innermost first:")
     assert 'toy_waiting.py", line' in lines[awaited + 1], lines
 
