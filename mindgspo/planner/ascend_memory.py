@@ -4,7 +4,7 @@ Which tensors are alive at once was read off the allocations of MindSpore 2.10's
 (`mindgspo dryrun`), whose order of execution is breadth first; `docs/memory_table.md` compares both.
 
 Per token and layer the backward pass needs, in the compute type, with all widths but `hidden` divided by
-model_parallel, and `hidden` too where use_seq_parallel splits the tokens:
+model_parallel, and `hidden` too where use_seq_parallel splits the tokens, but for results of norms, which are gathered:
     recompute none        4 hidden + 2 query + 2 key_value + 3 inner: inputs and results of two norms; queries, keys,
                           values and the attention's output; gate and up side by side; their product; with head norms
                           queries and keys before these, too
@@ -202,7 +202,8 @@ def _layer_bytes(work: RankWork, recompute: str) -> int:
     wide, block = 2 * hidden + heads, width.feed_forward(tokens)
     inner = 2 * block.inner + 2 * block.routed
     if recompute == "none":
-        wide += 2 * hidden + (width.query + width.key_value if width.has_head_norms else 0)
+        # Results of norms are kept as the matrices read them: of all tokens.
+        wide += 2 * width.hidden + (width.query + width.key_value if width.has_head_norms else 0)
         inner += block.inner
     return size * inner + tokens * (size * wide + FLOAT * _FLASH_STATISTICS * width.heads)
 

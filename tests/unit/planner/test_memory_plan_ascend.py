@@ -133,15 +133,14 @@ def test_sequence_parallel_splits_what_lies_between_the_layers(seven_billion: Ex
 
 
 def test_parts_of_sequences_split_all_activations(seven_billion: ExperimentConfig) -> None:
-    """Twice the features of half of the tokens; attention's output before and behind the exchange; as many
-    predictions as tokens, where that is less than the response slots."""
+    """Twice the features of half of the tokens; attention's output before and behind the exchange."""
     plan = {"plans.train.model_parallel": 2, "plans.train.context_parallel": 2, "plans.train.recompute": "none"}
     config = changed(seven_billion, plan)
     layer = LAYER - 4 * STATES / 2 + QUERY
     expected = 14 * layer + 2 * ROTATION / 2 + STATES / 2 + 2 * STATES / 2
     assert gradients(config, 4)[Part.ACTIVATIONS] == expected
     scoring = temporary(RankWork.of(config, 4), Phase.SCORE)
-    assert scoring[Part.ACTIVATIONS] / MIB == STATES / 2 and Part.LOGITS in scoring, "fullest in its head"
+    assert scoring[Part.ACTIVATIONS] / MIB == 4 * INNER + STATES / 2 + ROTATION / 2
     # One key/value head for two parts: half of the features, twice.
     shared = changed(config, {"model.num_key_value_heads": 2})
     assert gradients(shared, 4)[Part.ACTIVATIONS] == expected

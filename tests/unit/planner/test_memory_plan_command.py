@@ -134,7 +134,7 @@ def test_the_budget_of_the_cache_counts_for_graphs_with_a_cache(seven_billion: E
 
 
 # Most that the plan may be above or below what the dry run's allocator held, as a share of that.
-BANDS = {"train": 0.02, "reference": 0.02, "prefill": 0.04, "decode": 0.01}
+BANDS = {"train": 0.03, "reference": 0.02, "prefill": 0.04, "decode": 0.01}
 
 
 def test_the_plan_is_near_what_was_measured_of_the_shipped_experiments() -> None:
