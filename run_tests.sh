@@ -30,7 +30,7 @@ TEXT
 
 # One of each kind of graph, compiled and run.
 of_another_mindspore=(
-    tests/unit/kernels tests/unit/models/test_packed_rows.py tests/unit/models/test_model_weights.py
+    tools/kernels/tests tests/unit/models/test_packed_rows.py tests/unit/models/test_model_weights.py
     tests/unit/algorithms/test_adamw.py tests/unit/algorithms/test_update.py tests/unit/rollout/test_native_engine.py
     tests/integration/test_whole_run.py tests/distributed/test_whole_runs.py
 )
@@ -79,7 +79,7 @@ if [[ -n $with_mindformers ]]; then
     if ! "$second/bin/python" -m pip show --quiet mindformers mindgspo >/dev/null 2>&1; then
         echo "== making $second"
         "$python" -m venv "$second"
-        "$second/bin/python" -m pip install --no-input --quiet --editable ".[mindformers]"
+        "$second/bin/python" -m pip install --no-input --quiet --editable tools/kernels --editable ".[mindformers]"
     fi
     export MINDGSPO_MINDFORMERS_PYTHON=$second/bin/python
 fi

@@ -320,38 +320,6 @@ def make_folder(path: Path) -> None:
         fsync(path.parent)
 
 
-def private_folder(path: Path, within: Path) -> None:
-    """Make a folder and those above it that are missing, for this user alone whatever the umask. Raises OSError, and as
-    `check_own` does."""
-    check_own(path, within)
-    for part in reversed((path, *path.parents)):
-        with suppress(FileExistsError):
-            part.mkdir(mode=0o700)
-            part.chmod(0o700)  # a umask may have taken even our own rights
-    check_own(path, within)
-
-
-def check_own(path: Path, within: Path) -> None:
-    """Raises PermissionError where another user, root apart, could put something else in the place of what is loaded
-    from `path`: it or a folder above it, up to the home folder, belongs to somebody else or may be written by others.
-    `within` and what is below it may be no links. What does not exist yet is nobody's."""
-    home = Path(os.path.expanduser("~")).parents
-    for part in dict.fromkeys((path, *path.absolute().parents, *Path(os.path.realpath(path)).parents)):
-        try:
-            found = os.lstat(part)
-        except FileNotFoundError:
-            continue
-        is_link, is_ours = stat.S_ISLNK(found.st_mode), part.is_relative_to(within)
-        is_open = found.st_mode & 0o022 and not (found.st_mode & stat.S_ISVTX and not is_ours) and not is_link
-        if is_link and is_ours:
-            raise PermissionError(errno.EPERM, "is a link, which is not followed", str(part))
-        if found.st_uid not in (0, os.geteuid()) and part not in home:
-            raise PermissionError(errno.EPERM, f"belongs to user {found.st_uid}", str(part))
-        if is_open and part not in home:
-            mode = stat.S_IMODE(found.st_mode)
-            raise PermissionError(errno.EPERM, f"may be written by others (mode {mode:o}): chmod go-w", str(part))
-
-
 def fsync(path: Path) -> None:
     """Flush a file's content, or a folder's list of names, to disk."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from mindgspo.ascend.emulator.tensors import DeviceTensor
-from mindgspo.kernels import binding as kernels
+from mindgspo_kernels import binding as kernels
 
 Case = tuple[str, Callable[[], object], Callable[[], object], float]  # name, kernel, numpy, operations
 PRODUCTS = [(64, 96, 256), (2048, 128, 512), (64, 256, 704), (8, 256, 1024), (512, 512, 512)]  # M, K, N

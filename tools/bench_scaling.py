@@ -43,7 +43,6 @@ from bench_step import MODEL, StepBench, StepSizes
 
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.config.schema import WatchSection
-from mindgspo.kernels.binding import graph_threads
 from mindgspo.launch.launcher import launch
 from mindgspo.launch.worker import run_worker
 from mindgspo.models.operations import Operations
@@ -51,6 +50,7 @@ from mindgspo.parallel import runtime
 from mindgspo.parallel.cluster import meet_others
 from mindgspo.parallel.collectives import meet, open_meeting, sum_over_world, world_ranks
 from mindgspo.parallel.placement import Placement
+from mindgspo_kernels.binding import graph_threads
 
 FLAT = 1.10
 PHASES = ("generation", "update")

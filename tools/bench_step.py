@@ -42,7 +42,6 @@ from mindgspo.algorithms.optim.backend import UpdateBackend
 from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection, with_recipe
 from mindgspo.data.micro_batches import BatchLayout, largest_shape, micro_batches
 from mindgspo.data.rows import TrainingSample, scattered
-from mindgspo.kernels.binding import graph_threads
 from mindgspo.metrics import peak_rss_mb
 from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.scoring import PolicyScorer
@@ -54,6 +53,7 @@ from mindgspo.rollout.engine import NativeEngine
 from mindgspo.rollout.protocol import Purpose, RandomStream, RolloutEngine, SamplingSettings
 from mindgspo.rollout.replicated import ReplicatedEngine
 from mindgspo.types import Batch, Prompt, Response
+from mindgspo_kernels.binding import graph_threads
 
 ALGORITHM = with_recipe(AlgorithmSection(), max_new_tokens=128)
 MODEL = ModelSection(

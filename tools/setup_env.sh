@@ -13,8 +13,8 @@
 # With $MINDGSPO_MINDSPORE (such as 2.9) it is always 2., with that series of MindSpore, in a folder beside the other
 # (.venv-mindspore-2.9).
 #
-# What was installed is remembered per extra, with the checksum of pyproject.toml, so that pip runs again only
-# when that file changes. pip's output is shown only when it fails. All messages go to standard error.
+# What was installed is remembered per extra, with the checksum of pyproject.toml here and below tools, so that pip runs
+# again only when one of them changes. pip's output is shown only when it fails. All messages go to standard error.
 
 _say() { printf '[setup] %s\n' "$*" >&2; }
 
@@ -106,7 +106,7 @@ _install() {
     local python=$1 log=$2 extras=$3
     shift 3
     # In the project's folder, so that no character of its path can be taken for a part of the requirement.
-    if ! (cd "$_project" && "$python" -m pip install --no-input "$@" --editable ".${extras:+[$extras]}") \
+    if ! (cd "$_project" && "$python" -m pip install --no-input "$@" --editable tools/kernels --editable ".${extras:+[$extras]}") \
         >"$log" 2>&1; then
         tail -n 25 "$log" >&2
         _fail "pip could not install mindgspo into $python; above is the end of $log" \
@@ -158,7 +158,7 @@ _use_python_with_mindspore() {
     fi
     if ! _is_this_project "$_mindgspo"; then
         _say "using this folder's mindgspo, not the installed one in ${_mindgspo%/__init__.py}"
-        export PYTHONPATH="$_project${PYTHONPATH:+:$PYTHONPATH}"
+        export PYTHONPATH="$_project:$_project/tools/kernels${PYTHONPATH:+:$PYTHONPATH}"
     fi
     MINDGSPO_PYTHON=$python
 }
@@ -223,7 +223,7 @@ set_up_environment() {
     _project=$1
     shift
     _extras=("$@")
-    _checksum=$(cksum <"$_project/pyproject.toml")
+    _checksum=$(cat "$_project/pyproject.toml" "$_project"/tools/*/pyproject.toml | cksum)
     own=$(realpath -m "${MINDGSPO_VENV:-$_project/.venv}")
     if [[ -n ${MINDGSPO_MINDSPORE-} ]]; then
         _use_own_environment "$own-mindspore-$MINDGSPO_MINDSPORE"

@@ -26,8 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mindgspo.errors import DryRunError, DryRunUnavailable
-from mindgspo.io import check_own, private_folder
-from mindgspo.kernels.build import is_whole, run_compiler, write_whole
+from mindgspo_kernels.cache import check_own, is_whole, private_folder, run_compiler, write_whole
 
 # Of MindSpore's own kernels, below the package.
 HEADERS = Path("lib", "plugin", "ascend", "ms_kernels_internal", "internal_kernel")

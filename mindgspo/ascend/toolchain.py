@@ -17,7 +17,7 @@ from pathlib import Path
 
 from mindgspo.ascend.stand_ins import Wheel, installed_wheel, stand_ins
 from mindgspo.errors import DryRunUnavailable
-from mindgspo.kernels.build import cache_folder
+from mindgspo_kernels.cache import cache_folder
 
 _PACKAGES = frozenset({"te", "tbe", "topi", "auto_tune", "tvm", "hccl"})
 # A version that MindSpore 2.10 accepts: it compares the first two numbers with a list of its own.

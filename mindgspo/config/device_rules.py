@@ -11,8 +11,8 @@ from math import gcd, prod
 from mindgspo.config.model import FAMILIES, ModelSection
 from mindgspo.config.plan import ParallelPlan, legal_context_parallel, legal_model_parallel
 from mindgspo.config.schema import ExperimentConfig
-from mindgspo.kernels.build import has_compiler
 from mindgspo.text import either
+from mindgspo_kernels.build import has_compiler
 
 _HEAD_STEP = 16
 _ARCHITECTURES = ("qwen2", "llama")

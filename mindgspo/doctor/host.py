@@ -8,8 +8,7 @@ from pathlib import Path
 
 from mindgspo.doctor.findings import Finding, Needs, broken, risk
 from mindgspo.doctor.machine import Machine
-from mindgspo.io import check_own
-from mindgspo.kernels.build import cache_folder
+from mindgspo_kernels.cache import cache_folder, check_own
 
 _GB = 1 << 30
 _SHARED_BYTES = 1 * _GB

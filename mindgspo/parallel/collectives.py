@@ -20,11 +20,11 @@ import numpy as np
 from mindspore import Tensor, nn
 
 from mindgspo.errors import ConfigError
-from mindgspo.kernels.binding import graph_failure
-from mindgspo.kernels.build import KernelsUnavailable
 from mindgspo.parallel import heartbeat, runtime
 from mindgspo.parallel.meeting import SLOT_BYTES, Meeting, new_meeting_file
 from mindgspo.parallel.ranks import Ranks
+from mindgspo_kernels.binding import graph_failure
+from mindgspo_kernels.build import KernelsUnavailable
 
 _log = logging.getLogger(__name__)
 _names: dict[Ranks, str] = {}

@@ -26,12 +26,12 @@ from mindspore import Tensor, nn, ops
 from mindgspo.data.routing import RoutedTokens
 from mindgspo.data.rows import packed_tokens, predictions_in_parts
 from mindgspo.errors import ConfigError
-from mindgspo.kernels.build import KernelsUnavailable, library
 from mindgspo.parallel.kernel_ops import AttentionKernel, ForkKernel, RMSNormKernel, RotaryKernel, SwiGLUKernel
 from mindgspo.parallel.model_parallel_ops import HeadsOfAllTokens, TokensOfAllHeads
 from mindgspo.parallel.placement import ALONE, Placement
 from mindgspo.parallel.runtime import current_device
 from mindgspo.types import Batch, ExpertArray
+from mindgspo_kernels.build import KernelsUnavailable, library
 
 # Added to scores that must not be attended. Finite, so that a fully masked row stays free of NaN, and small
 # enough for bfloat16 and float16 after the scores were widened to float32.

@@ -16,8 +16,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
-from mindgspo.kernels.binding import graph_operator, panel_columns
 from mindgspo.parallel.parameter_memory import zero_parameter
+from mindgspo_kernels.binding import graph_operator, panel_columns
 
 zeros_like = ops.ZerosLike()
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from mindgspo.errors import ConfigError
-from mindgspo.kernels.binding import call, meeting_bytes
 from mindgspo.parallel import heartbeat
 from mindgspo.parallel.ranks import Ranks
+from mindgspo_kernels.binding import call, meeting_bytes
 
 SLOT_BYTES = 1 << 20
 NUM_SLOTS = 2

@@ -11,8 +11,8 @@ import pytest
 from emulated_operators import TOLERANCE, draw, exact, is_close
 
 from mindgspo.ascend.emulator.tensors import DeviceTensor, round_to_bfloat16
-from mindgspo.kernels import binding as kernels
-from mindgspo.kernels import build
+from mindgspo_kernels import binding as kernels
+from mindgspo_kernels import build
 
 DTYPES = tuple(TOLERANCE)
 

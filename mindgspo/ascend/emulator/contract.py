@@ -38,7 +38,7 @@ class Operator:
     the number of inputs varies. relations: what arguments must be together; each tells what is wrong, or None.
 
     contents: relations that read what tensors hold, which is there only when the operator is launched.
-    source: the document that the rules were read from. compute: in numpy or through `mindgspo.kernels`.
+    source: the document that the rules were read from. compute: in numpy or through `mindgspo_kernels`.
     """
 
     name: str

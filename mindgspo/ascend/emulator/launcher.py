@@ -27,9 +27,9 @@ from mindgspo.ascend.emulator.tensors import DTYPE_NAMES, DeviceTensor, storage_
 from mindgspo.ascend.stand_ins import INTERNAL_KERNELS, SIGNATURES
 from mindgspo.ascend.toolchain import Toolchain, find_toolchain, install_stand_in_packages
 from mindgspo.errors import DryRunError
-from mindgspo.io import private_folder
 from mindgspo.launch.folder import LaunchFolder
 from mindgspo.parallel.runtime import EMULATED, is_emulated, is_worker, launch_orders, launched_rank
+from mindgspo_kernels.cache import private_folder
 
 _FOLDER = "MINDGSPO_EMULATOR_FOLDER"
 _PREFIX = f"mindgspo-cards-{os.getuid()}-"  # of that folder; the rest is the process id of the job's first process

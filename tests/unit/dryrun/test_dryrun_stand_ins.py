@@ -30,8 +30,8 @@ from mindgspo.ascend.stand_ins import (
 )
 from mindgspo.ascend.toolchain import find_toolchain, real_cann
 from mindgspo.errors import DryRunError, DryRunUnavailable
-from mindgspo.io import private_folder
-from mindgspo.kernels.build import cache_folder, write_whole
+from mindgspo_kernels.build import cache_folder, write_whole
+from mindgspo_kernels.cache import private_folder
 
 needs_compiler = pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() != "x86_64" or not all(map(shutil.which, ("gcc", "g++", "nm"))),

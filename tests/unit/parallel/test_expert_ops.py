@@ -22,7 +22,7 @@ from mindgspo.parallel.expert_ops import (
 )
 from mindgspo.parallel.runtime import compiled_text
 
-pytestmark = pytest.mark.usefixtures("composed_runtime")  # tests/unit/kernels has those of kernels
+pytestmark = pytest.mark.usefixtures("composed_runtime")  # tools/kernels/tests has those of kernels
 
 
 def choices(num_tokens: int, num_experts: int, num_chosen: int, *, seed: int, favourite: float = 0.0) -> np.ndarray:

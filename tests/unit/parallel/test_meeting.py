@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from mindgspo.errors import ConfigError
-from mindgspo.kernels.binding import call
 from mindgspo.parallel import heartbeat
 from mindgspo.parallel.meeting import NUM_SLOTS, SLOT_BYTES, Meeting, Numbers, new_meeting_file
+from mindgspo_kernels.binding import call
 
 CHILD = Path(__file__).with_name("meeting_child.py")
 WAIT_S = 60.0

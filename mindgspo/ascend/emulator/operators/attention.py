@@ -27,7 +27,7 @@ from mindgspo.ascend.emulator.contract import (
     value,
 )
 from mindgspo.ascend.emulator.tensors import FLOATS, DeviceTensor
-from mindgspo.kernels import binding as kernels
+from mindgspo_kernels import binding as kernels
 
 Arguments = dict[str, Any]
 

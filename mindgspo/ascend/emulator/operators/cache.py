@@ -11,7 +11,7 @@ import numpy as np
 
 from mindgspo.ascend.emulator.contract import absent, anything, operator, same_shape, tensor, value
 from mindgspo.ascend.emulator.tensors import DeviceTensor
-from mindgspo.kernels import binding as kernels
+from mindgspo_kernels import binding as kernels
 
 Arguments = dict[str, Any]
 

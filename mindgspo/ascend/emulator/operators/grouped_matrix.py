@@ -14,7 +14,7 @@ import numpy as np
 
 from mindgspo.ascend.emulator.contract import Relation, Rule, absent, anything, operator, tensor, value
 from mindgspo.ascend.emulator.tensors import FLOATS, DeviceTensor
-from mindgspo.kernels import binding as kernels
+from mindgspo_kernels import binding as kernels
 
 _SOURCE = "ops-transformer gmm/grouped_matmul/README.md"
 _SEPARATE, _BY_ROWS, _BY_SUMMED = -1, 0, 2  # groupType

@@ -24,7 +24,7 @@ from mindgspo.ascend.emulator.contract import (
     value,
 )
 from mindgspo.ascend.emulator.tensors import FLOATS, DeviceTensor
-from mindgspo.kernels import binding as kernels
+from mindgspo_kernels import binding as kernels
 
 _KEEP_DTYPE, _USE_FP16, _USE_HF32 = 0, 2, 3
 _INTERNAL = "MindSpore's internal kernels, internal_kernel/include/op_param.h"

@@ -8,7 +8,7 @@ import numpy as np
 
 from mindgspo.ascend.emulator.contract import Relation, axis_of, operator, same_shape, shape_is, tensor, value
 from mindgspo.ascend.emulator.tensors import FLOATS, DeviceTensor
-from mindgspo.kernels import binding as kernels
+from mindgspo_kernels import binding as kernels
 
 _FLOAT32 = frozenset({"float32"})
 _INTERNAL = "MindSpore's internal kernels, internal_kernel/include/op_param.h"

@@ -12,7 +12,7 @@ import numpy as np
 
 from mindgspo.ascend.emulator.contract import Relation, anything, operator, same_shape, tensor, value
 from mindgspo.ascend.emulator.tensors import FLOATS, DeviceTensor
-from mindgspo.kernels import binding as kernels
+from mindgspo_kernels import binding as kernels
 
 Arguments = dict[str, Any]
 

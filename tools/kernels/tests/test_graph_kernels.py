@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindgspo.kernels import binding
-from mindgspo.kernels.build import KernelsUnavailable, library
+from mindgspo_kernels import binding
+from mindgspo_kernels.build import KernelsUnavailable, library
 
 try:
     library()

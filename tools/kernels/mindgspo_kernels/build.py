@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import errno
 import functools
 import hashlib
 import os
@@ -12,37 +11,19 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from mindgspo.errors import MindGSPOError
-from mindgspo.io import check_own, private_folder, read_bytes, write_file
+from mindgspo_kernels.cache import cache_folder, check_own, is_whole, private_folder, run_compiler, write_whole
 
 _SOURCES = Path(__file__).parent
 _NAME = "libmindgspo_kernels.so"
-_DIGEST_BYTES = 32
-# In a process group of its own, which is killed when the pipe at 3 has no writer any more.
-_GUARDED = """
-exec 3<&0 </dev/null
-{ read -r line <&3; kill -KILL 0; } >/dev/null 2>&1 &
-"$@" 3<&-
-code=$?
-kill $!
-exit $code
-"""
 # No -ffast-math: infinities mask scores, and sums have to keep their order.
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-pthread", "-fPIC")
 
 
-class KernelsUnavailable(MindGSPOError, RuntimeError):  # noqa: N818  (says what it is; nothing went wrong)
+class KernelsUnavailable(RuntimeError):  # noqa: N818  (says what it is; nothing went wrong)
     """There is no compiler, or it failed; the message says what to do."""
-
-
-def cache_folder(environment: Mapping[str, str]) -> Path:
-    """Ours below the user's cache; $XDG_CACHE_HOME counts only if it is absolute, as its specification says."""
-    base = environment.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "mindgspo"
 
 
 def has_compiler() -> bool:
@@ -82,17 +63,6 @@ def library_in(cache: Path) -> Path:
         _compile(Path(folder, _NAME))
         write_whole(path, Path(folder, _NAME).read_bytes())
     return path
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a library for this user alone, followed by its digest, which whoever loads it passes over."""
-    write_file(path, content + hashlib.sha256(content).digest(), mode=0o700)
-
-
-def is_whole(path: Path) -> bool:
-    """Whether `write_whole` wrote just this; a part of it would crash the process that loads it."""
-    content = read_bytes(path)
-    return hashlib.sha256(content[:-_DIGEST_BYTES]).digest() == content[-_DIGEST_BYTES:]
 
 
 def _key() -> str:
@@ -135,19 +105,3 @@ def _run(*command: str) -> str:
         lines = [line for line in (error.stderr or "").splitlines() if "error" in line]
         reason = lines[0] if lines else f"exit code {error.returncode}"
         raise KernelsUnavailable(f"the kernels cannot be compiled: {command[0]}: {reason}") from error
-
-
-def run_compiler(*command: str, check: bool = False) -> subprocess.CompletedProcess[str]:
-    """Run it to its end; with this process, however that ends, it and the processes that it has started end. Raises
-    FileNotFoundError where there is no such program."""
-    if shutil.which(command[0]) is None:
-        raise FileNotFoundError(errno.ENOENT, "no such program", command[0])
-    reader, writer = os.pipe()  # we hold the other end of
-    try:
-        return subprocess.run(
-            ["/bin/sh", "-c", _GUARDED, "sh", *command], stdin=reader, capture_output=True, text=True, check=check,
-            start_new_session=True,
-        )  # fmt: skip
-    finally:
-        os.close(reader)
-        os.close(writer)

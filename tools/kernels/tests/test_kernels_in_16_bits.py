@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from mindgspo.kernels import binding
-from mindgspo.kernels.build import KernelsUnavailable, library
+from mindgspo_kernels import binding
+from mindgspo_kernels.build import KernelsUnavailable, library
 
 try:
     library()

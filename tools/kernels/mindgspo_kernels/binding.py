@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from mindgspo.kernels.build import library
+from mindgspo_kernels.build import library
 
 _DTYPES = {"float32": 0, "float16": 1, "int32": 3, "uint8": 4, "int16": 6, "int64": 9, "bool": 12, "bfloat16": 27}
 _MAX_RANK = 8

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from running import environment
 
-from mindgspo.io import check_own
-from mindgspo.kernels import build
+from mindgspo_kernels import build
+from mindgspo_kernels.cache import check_own
 
 STRANGER = 12_345
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
@@ -120,7 +120,7 @@ def test_foreign_code_does_not_run(tmp_path: Path) -> None:
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared").chmod(0o777)
     code = (
-        "import sys\nfrom pathlib import Path\nfrom mindgspo.kernels import binding, build\n"
+        "import sys\nfrom pathlib import Path\nfrom mindgspo_kernels import binding, build\n"
         "path = build.cache_folder({'XDG_CACHE_HOME': sys.argv[1]}) / 'kernels' / build._key() / build._NAME\n"
         "path.parent.mkdir(parents=True)\npath.write_bytes(Path(sys.argv[2]).read_bytes())\n"
         "try:\n    binding._library()\nexcept build.KernelsUnavailable as error:\n    print('refused', error)\n"
@@ -142,7 +142,7 @@ def test_compilers_end_with_the_process_that_started_them(tmp_path: Path, number
         f"#!/bin/sh\nsleep 1000 &\necho $$ $! > {tmp_path}/part && mv {tmp_path}/part {tmp_path}/ids\nwait\n"
     )
     compiler.chmod(0o755)
-    code = "import sys\nfrom mindgspo.kernels.build import run_compiler\nrun_compiler(sys.argv[1])"
+    code = "import sys\nfrom mindgspo_kernels.build import run_compiler\nrun_compiler(sys.argv[1])"
     process = subprocess.Popen([sys.executable, "-c", code, compiler], env=environment(), stderr=subprocess.DEVNULL)
     while not (tmp_path / "ids").exists():
         assert process.poll() is None
