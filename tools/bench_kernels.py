@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from mindgspo.ascend.emulator.tensors import DeviceTensor
+from ascend_emulator.tensors import DeviceTensor
 from mindgspo_kernels import binding as kernels
 
 Case = tuple[str, Callable[[], object], Callable[[], object], float]  # name, kernel, numpy, operations

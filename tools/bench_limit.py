@@ -20,8 +20,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
 
-from mindgspo.ascend.dryrun.graph_text import read_graph
 from mindgspo.config import ModelSection
+from mindgspo.dryrun.graph_text import read_graph
 from mindgspo.models.operations import Operations
 from mindgspo.parallel.kernel_ops import SwiGLUKernel
 from mindgspo.parallel.runtime import compiled_text

@@ -106,7 +106,7 @@ _install() {
     local python=$1 log=$2 extras=$3
     shift 3
     # In the project's folder, so that no character of its path can be taken for a part of the requirement.
-    if ! (cd "$_project" && "$python" -m pip install --no-input "$@" --editable tools/kernels --editable ".${extras:+[$extras]}") \
+    if ! (cd "$_project" && "$python" -m pip install --no-input "$@" --editable tools/kernels --editable tools/ascend_emulator --editable ".${extras:+[$extras]}") \
         >"$log" 2>&1; then
         tail -n 25 "$log" >&2
         _fail "pip could not install mindgspo into $python; above is the end of $log" \
@@ -158,7 +158,7 @@ _use_python_with_mindspore() {
     fi
     if ! _is_this_project "$_mindgspo"; then
         _say "using this folder's mindgspo, not the installed one in ${_mindgspo%/__init__.py}"
-        export PYTHONPATH="$_project:$_project/tools/kernels${PYTHONPATH:+:$PYTHONPATH}"
+        export PYTHONPATH="$_project:$_project/tools/kernels:$_project/tools/ascend_emulator${PYTHONPATH:+:$PYTHONPATH}"
     fi
     MINDGSPO_PYTHON=$python
 }

@@ -222,7 +222,7 @@ def dryrun(
     CANN is not installed, stand-ins for its libraries are built with gcc the first time. Nothing is executed: weights
     and data need not be there. The last line sums up; exit code 1 if a graph failed.
     """
-    from mindgspo.ascend.dryrun import DryRun, DryRunRequest
+    from mindgspo.dryrun import DryRun, DryRunRequest
 
     request = DryRunRequest(
         config=config,

@@ -109,7 +109,7 @@ def run_command(arguments: Sequence[str] | None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a GBK terminal must not stop a command at a character it lacks
         sys.stdout.reconfigure(errors="backslashreplace")
     if is_worker() and is_emulated():  # as its launcher is
-        from mindgspo.ascend.emulator.launcher import install_emulated_card
+        from mindgspo.parallel.emulator import install_emulated_card
 
         install_emulated_card()
     # Whatever a command prints may come from data, model files or responses.

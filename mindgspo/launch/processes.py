@@ -160,6 +160,8 @@ def start_processes(
             num_local_workers=len(plan.ranks),
             scheduler=(plan.master_addr, plan.master_port),
         )
+        if runtime.is_emulated() and member != SCHEDULER:
+            environment[runtime.EMULATED_WAITS] = str(folder.waits(member))
         if devices is not None and member != SCHEDULER:
             environment["DEVICE_ID"] = devices[plan.ranks.index(member)]
         handed = {"env": environment} if member or listener is None else handed_over(listener, environment)

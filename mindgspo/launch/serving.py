@@ -136,7 +136,7 @@ def own_servers(config: ExperimentConfig, words: Sequence[str], log_dir: Path) -
 def _started(words: Sequence[str], cards: Sequence[int], log_dir: Path, number: int, key: str) -> _Server:
     log = log_dir / f"server_{number}.log"
     # An emulated card's process sets itself up: servers and trainer are jobs of their own.
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("MINDGSPO_EMULAT")}
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("ASCEND_EMULATOR")}
     environment |= {_SERVED: str(os.getpid()), runtime.API_KEY: key}
     command = [sys.executable, "-m", "mindgspo.cli", "serve", *words]
     command += ["--cards", ",".join(map(str, cards)), "--logs", str(log_dir / f"server_{number}")]

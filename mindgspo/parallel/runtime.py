@@ -54,7 +54,10 @@ Device = Literal["CPU", "Ascend"]
 
 _DISPATCH_THREADS = 5
 # Set for a process on an emulated card, and for those that it starts, by `ascend.emulator.launcher`.
-EMULATED = "MINDGSPO_EMULATED_ASCEND"
+EMULATED = "ASCEND_EMULATOR"
+"""The variable that the package of this name sets on an emulated card."""
+EMULATED_WAITS = "ASCEND_EMULATOR_WAITS"
+"""The variable with a file that takes the collectives in which an emulated card has waited for long."""
 
 _device: Device | None = None
 _in_cluster = False

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 SCRIPT = """
-from mindgspo.ascend.emulator.launcher import enter_emulated_cards, sleeps_while_waiting
+from ascend_emulator.launcher import enter_emulated_cards, sleeps_while_waiting
 enter_emulated_cards()
 from mindgspo.parallel.runtime import call_compiled, set_up_runtime
 set_up_runtime("Ascend")

@@ -133,7 +133,7 @@ def test_a_whole_run_on_one_card(run: Callable, experiment: Path) -> None:
             if key in on_cpu:
                 assert on_card[key] == pytest.approx(on_cpu[key], rel=1e-5), key
     assert "emulated Ascend cards" not in (experiment.parent / "cpu" / "report.html").read_text()
-    left = [path.name for path in Path("/dev/shm").glob("mindgspo-cards-*")]
+    left = [path.name for path in Path("/dev/shm").glob("ascend-emulator-*")]
     assert not [name for name in left if not psutil.pid_exists(int(name.rsplit("-", 1)[1]))], left
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mindgspo.ascend.toolchain import find_toolchain
 from mindgspo.config import ParallelPlan
 from mindgspo.config.schema import WatchSection
 from mindgspo.errors import DryRunUnavailable
 from mindgspo.launch.launcher import launch
 from mindgspo.models.names import parameter_shapes, trained_type
+from mindgspo.parallel.emulator import find_toolchain
 from mindgspo.parallel.parameter_layouts import gradient_ranks, moment_layouts, parameter_layouts
 from mindgspo.tensor_files.tensors import bfloat16_bits, widen_bfloat16
 

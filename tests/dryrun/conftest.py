@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mindgspo.ascend.dryrun import Result, Toolchain, find_toolchain, run_child
+from ascend_emulator.toolchain import Toolchain
+from mindgspo.dryrun import Result, find_toolchain, run_child
 from mindgspo.errors import DryRunUnavailable
 
 NUM_RANKS = 8

@@ -13,8 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mindgspo.ascend.dryrun import DryRun, DryRunRequest, Result, Toolchain
-from mindgspo.ascend.dryrun.messages import cut
+from ascend_emulator.toolchain import Toolchain
+from mindgspo.dryrun import DryRun, DryRunRequest, Result
+from mindgspo.dryrun.messages import cut
 from mindgspo.errors import ConfigError, DryRunError
 from mindgspo.planner.measured import stored_peaks
 
@@ -91,7 +92,7 @@ def test_no_compile_outlives_who_asked_for_it(
     code = (
         # A shell's background jobs, and what they start, ignore Ctrl-C unless told otherwise.
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "import sys; from pathlib import Path; from mindgspo.ascend.dryrun import find_toolchain, run_child; "
+        "import sys; from pathlib import Path; from mindgspo.dryrun import find_toolchain, run_child; "
         "run_child(find_toolchain(), Path(sys.argv[1]), config=None, graph='sleep', rank=0, world_size=8, "
         "builder='toy_cells:build', import_folders=(Path(sys.argv[2]),))"
     )

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from dryrun.shipped_experiment import NUM_RANKS, write_experiment
 
-from mindgspo.ascend.dryrun import Result, Toolchain, run_child
+from ascend_emulator.toolchain import Toolchain
 from mindgspo.config import load_config
+from mindgspo.dryrun import Result, run_child
 from mindgspo.planner import MIB, graph_memory
 
 PLANS = {

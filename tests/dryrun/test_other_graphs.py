@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from dryrun.shipped_experiment import NUM_RANKS, write_experiment
 
-from mindgspo.ascend.dryrun import Result, Toolchain, run_child
+from ascend_emulator.toolchain import Toolchain
 from mindgspo.config import load_config
+from mindgspo.dryrun import Result, run_child
 from mindgspo.trainer.batches import longest_batch
 
 PACKED = "trainer: {samples_per_micro_batch: null, max_tokens_per_micro_batch: 256, packing: true, length_multiple: 32}"

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 from dryrun.shipped_experiment import NUM_RANKS, write_experiment
 
-from mindgspo.ascend.dryrun import Result, Toolchain, run_child
+from ascend_emulator.toolchain import Toolchain
 from mindgspo.config import ExperimentConfig, load_config
+from mindgspo.dryrun import Result, run_child
 from mindgspo.models.names import parameter_shapes
 from mindgspo.parallel.layout import Layout, Shape
 from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mindgspo.ascend.dryrun import Toolchain, run_child
+from ascend_emulator.toolchain import Toolchain
 from mindgspo.config import load_config
+from mindgspo.dryrun import run_child
 from mindgspo.models.names import parameter_shapes
 from mindgspo.parallel.parameter_layouts import parameter_layouts
 

@@ -15,7 +15,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.initializer import initializer
 
-from mindgspo.ascend.dryrun.graphs import CompilableGraph
+from mindgspo.dryrun.graphs import CompilableGraph
 from mindgspo.errors import WeightsError
 from mindgspo.parallel.collective_ops import all_reduce
 

@@ -8,7 +8,7 @@ from itertools import permutations
 
 import numpy as np
 
-from mindgspo.ascend.emulator.launcher import collective_bytes, collective_counts, enter_emulated_cards
+from ascend_emulator.launcher import collective_bytes, collective_counts, enter_emulated_cards
 from mindgspo.launch.worker import run_worker
 
 
@@ -34,7 +34,7 @@ def work() -> int:
 
 
 def rounded(values: np.ndarray, dtype: str) -> np.ndarray:
-    from mindgspo.ascend.emulator.tensors import round_to_bfloat16
+    from ascend_emulator.tensors import round_to_bfloat16
 
     if dtype == "bfloat16":
         return (round_to_bfloat16(values).astype(np.uint32) << 16).view(np.float32)

@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from mindgspo.ascend.emulator.launcher import enter_emulated_cards
+from ascend_emulator.launcher import enter_emulated_cards
 from mindgspo.config.schema import WatchSection
 from mindgspo.launch.launcher import launch
 

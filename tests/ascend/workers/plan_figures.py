@@ -154,7 +154,7 @@ def body(folder: Path, device: str) -> int:
 if __name__ == "__main__":
     import os
 
-    from mindgspo.ascend.emulator.launcher import enter_emulated_cards
+    from ascend_emulator.launcher import enter_emulated_cards
     from mindgspo.parallel import runtime
 
     sys.path[:0] = [str(Path(__file__).parents[2] / "distributed" / "workers")]

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from mindgspo.ascend.emulator.launcher import enter_emulated_cards
+from ascend_emulator.launcher import enter_emulated_cards
 from mindgspo.launch.worker import run_worker
 
 

@@ -1,6 +1,6 @@
 """Ranks 0 and 1 both send first, and rank 2 waits for all in a graph: nobody goes on. usage: see launch_cards.py."""
 
-from mindgspo.ascend.emulator.launcher import enter_emulated_cards
+from ascend_emulator.launcher import enter_emulated_cards
 from mindgspo.launch.worker import run_worker
 
 

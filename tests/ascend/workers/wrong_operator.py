@@ -7,12 +7,12 @@ import dataclasses
 import os
 import sys
 
-from mindgspo.ascend.emulator.launcher import enter_emulated_cards
+from ascend_emulator.launcher import enter_emulated_cards
 
 
 def make_wrong(name: str, position: int) -> None:
     """The argument at this position, an output, is scaled."""
-    from mindgspo.ascend.emulator.contract import OPERATORS
+    from ascend_emulator.contract import OPERATORS
 
     operator = OPERATORS[name]
 

@@ -106,7 +106,7 @@ def write_experiment(path: Path, sections: dict) -> None:
 def build(config, graph: str, rank: int, *, strategy_path: Path):
     """Called in the process of the dry run: compiles the first of the graphs and hands out the last one. graph: their
     names, with + between them."""
-    from mindgspo.ascend.dryrun.graphs import build_graph
+    from mindgspo.dryrun.graphs import build_graph
 
     *first, last = graph.split("+")
     for name in first:
@@ -137,8 +137,8 @@ def recorded(plan) -> dict[int, str]:
 
 
 def main() -> None:
-    from mindgspo.ascend.dryrun import find_toolchain, run_child
     from mindgspo.config import ParallelPlan
+    from mindgspo.dryrun import find_toolchain, run_child
 
     toolchain = find_toolchain()
     work = Path(sys.argv[1])

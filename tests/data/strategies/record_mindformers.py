@@ -80,7 +80,7 @@ def build(config, graph: str, rank: int, *, strategy_path: Path) -> Graph:
 
 
 def main() -> None:
-    from mindgspo.ascend.dryrun import find_toolchain, run_child
+    from mindgspo.dryrun import find_toolchain, run_child
 
     work, mindformers = Path(sys.argv[1]), Path(sys.argv[2])
     done = {}

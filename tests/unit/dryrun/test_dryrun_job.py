@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mindgspo.ascend.dryrun.graph_text import Collective, GraphFacts, HeldParameter
-from mindgspo.ascend.dryrun.job import Answer, Failure, Job, Memory, read_answer, read_job, write_record
 from mindgspo.cli import main
+from mindgspo.dryrun.graph_text import Collective, GraphFacts, HeldParameter
+from mindgspo.dryrun.job import Answer, Failure, Job, Memory, read_answer, read_job, write_record
 
 
 def test_jobs_survive_their_file(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_answers_survive_their_file(tmp_path: Path) -> None:
 
 def test_packages_of_cann_are_empty_modules() -> None:
     code = """
-from mindgspo.ascend.toolchain import install_stand_in_packages
+from ascend_emulator.toolchain import install_stand_in_packages
 install_stand_in_packages()
 import te.platform.cce_conf
 from tbe.common.register import register_op

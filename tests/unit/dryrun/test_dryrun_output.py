@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mindgspo.ascend.dryrun.graph_text import (
+from mindgspo.dryrun.graph_text import (
     Collective,
     GraphFacts,
     HeldParameter,
@@ -17,10 +17,10 @@ from mindgspo.ascend.dryrun.graph_text import (
     facts_from_json,
     read_graph,
 )
-from mindgspo.ascend.dryrun.job import Failure, Memory
-from mindgspo.ascend.dryrun.messages import Refusal, cut
-from mindgspo.ascend.dryrun.report import block, rank_text, size_text, summary
-from mindgspo.ascend.dryrun.runner import Result
+from mindgspo.dryrun.job import Failure, Memory
+from mindgspo.dryrun.messages import Refusal, cut
+from mindgspo.dryrun.report import block, rank_text, size_text, summary
+from mindgspo.dryrun.runner import Result
 
 FACTS = GraphFacts(
     parameters=(HeldParameter(name="w", dtype="BFloat16", shape=(1024, 1024)),

@@ -32,7 +32,7 @@ def test_kernels_for_a_lesser_processor_compute_the_same(tmp_path: Path, process
     compiler.chmod(0o755)
     tests = [f"tools/kernels/tests/test_{name}.py" for name in ("graph_kernels", "kernels_in_16_bits")]
     ended = in_process(
-        ["-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, "tests/ascend/test_kernels.py"],
+        ["-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, "tools/ascend_emulator/tests/test_kernels.py"],
         PATH=compiler.parent,
         XDG_CACHE_HOME=tmp_path / "cache",
     )

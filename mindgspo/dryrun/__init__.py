@@ -1,0 +1,18 @@
+"""The dry run: MindSpore's Ascend front end compiles any rank's graph of any cluster on a machine without Ascend.
+
+Importing it needs no MindSpore: graphs are compiled in child processes, one per graph and rank.
+
+    toolchain    real CANN, or stand-ins that let the Ascend plugin load (stand_ins, symbols, wheel)
+    runner       one graph of one rank in a process of its own (job, child, stand_in_packages)
+    graph_text   MindSpore's text of a compiled graph -> facts
+    report       lines for people; messages where MindSpore refuses
+    graphs       the cells of training and rollout, wrapped as they are compiled; needs MindSpore
+
+`Answer` and `Failure` are in job, `GraphFacts` in facts. Nothing here runs a graph.
+"""
+
+from mindgspo.dryrun.command import DryRun, DryRunRequest
+from mindgspo.dryrun.runner import Result, run_child
+from mindgspo.parallel.emulator import find_toolchain
+
+__all__ = ["DryRun", "DryRunRequest", "Result", "find_toolchain", "run_child"]

@@ -1,0 +1,47 @@
+"""A MindSpore program that knows nothing of the emulator."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ascend_emulator.errors import EmulatorError
+from ascend_emulator.toolchain import find_toolchain
+
+PROGRAM = """
+import sys
+
+import mindspore as ms
+from mindspore import Tensor, nn, ops
+
+ms.set_device("Ascend")
+
+
+class Net(nn.Cell):
+    def construct(self, x):
+        return ops.matmul(x, x) + 1
+
+
+print(sys.argv[1:], ms.get_context("device_target"), Net()(Tensor([[1.0, 2.0], [3.0, 4.0]])).asnumpy().tolist())
+"""
+
+
+@pytest.mark.slow
+def test_it_runs_on_a_card(tmp_path: Path) -> None:
+    try:
+        find_toolchain(emulated=True)
+    except EmulatorError as reason:
+        pytest.skip(str(reason))
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "ascend_emulator", "program.py", "--epochs", "1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1] == "['--epochs', '1'] Ascend [[8.0, 11.0], [16.0, 23.0]]"
+
+
+def test_usage() -> None:
+    done = subprocess.run([sys.executable, "-m", "ascend_emulator"], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr == "usage: python -m ascend_emulator SCRIPT [ARGUMENT...]\n"
