@@ -6,7 +6,7 @@ import os
 import socket
 import time
 
-from mindgspo.ascend.emulator.launcher import enter_emulated_cards
+from ascend_emulator.launcher import enter_emulated_cards
 from mindgspo.launch.worker import run_worker
 
 
