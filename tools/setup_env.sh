@@ -16,6 +16,9 @@
 # What was installed is remembered per extra, with the checksum of pyproject.toml here and below tools, so that pip runs
 # again only when one of them changes. pip's output is shown only when it fails. All messages go to standard error.
 
+# The packages beside mindgspo, below tools.
+_parts=(kernels ascend_emulator migrate conformance)
+
 _say() { printf '[setup] %s\n' "$*" >&2; }
 
 _fail() {
@@ -105,8 +108,10 @@ _unlock() { exec 9>&-; }
 _install() {
     local python=$1 log=$2 extras=$3
     shift 3
+    # Each is a package of its own, which pip would look for in the index otherwise.
     # In the project's folder, so that no character of its path can be taken for a part of the requirement.
-    if ! (cd "$_project" && "$python" -m pip install --no-input "$@" --editable tools/kernels --editable tools/ascend_emulator --editable ".${extras:+[$extras]}") \
+    if ! (cd "$_project" && "$python" -m pip install --no-input "$@" "${_parts[@]/#/--editable=tools/}" \
+        --editable ".${extras:+[$extras]}") \
         >"$log" 2>&1; then
         tail -n 25 "$log" >&2
         _fail "pip could not install mindgspo into $python; above is the end of $log" \
@@ -158,7 +163,7 @@ _use_python_with_mindspore() {
     fi
     if ! _is_this_project "$_mindgspo"; then
         _say "using this folder's mindgspo, not the installed one in ${_mindgspo%/__init__.py}"
-        export PYTHONPATH="$_project:$_project/tools/kernels:$_project/tools/ascend_emulator${PYTHONPATH:+:$PYTHONPATH}"
+        export PYTHONPATH="$_project$(printf ':%s' "${_parts[@]/#/$_project/tools/}")${PYTHONPATH:+:$PYTHONPATH}"
     fi
     MINDGSPO_PYTHON=$python
 }

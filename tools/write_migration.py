@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the tables of docs/migrate.md and docs/migrate_cn.md from mindgspo/integrations/foreign_configs.
+"""Write the tables of docs/migrate.md and docs/migrate_cn.md from tools/migrate/mindgspo_migrate.
 
     python tools/write_migration.py            rewrite both pages below their marker
     python tools/write_migration.py --check    change nothing; exit code 1 if a page is stale
@@ -18,8 +18,8 @@ from pathlib import Path
 import yaml
 from generated_pages import write_pages
 
-from mindgspo.integrations.foreign_configs import TABLES
-from mindgspo.integrations.foreign_configs.tables import Row, Status, Table, shown
+from mindgspo_migrate import TABLES
+from mindgspo_migrate.tables import Row, Status, Table, shown
 
 MARKER = "<!-- Everything below is written by tools/write_migration.py; edit the tables of the code instead. -->"
 

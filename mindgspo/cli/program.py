@@ -22,12 +22,11 @@ from typing import Annotated
 import typer
 from typer.completion import completion_init
 
-from mindgspo.cli import experiment, model, proof
+from mindgspo.cli import experiment, model
 from mindgspo.cli.checkpoint import checkpoint_app
 from mindgspo.cli.compare import compare
 from mindgspo.cli.completion import completion
 from mindgspo.cli.convert import convert_app
-from mindgspo.cli.convert_config import convert_config
 from mindgspo.cli.data import data_app
 from mindgspo.cli.doctor import doctor
 from mindgspo.cli.generate import generate
@@ -67,16 +66,17 @@ app.command()(model.logprobs)
 app.command()(runs)
 app.command()(experiment.report)
 app.command()(compare)
-app.command()(proof.conformance)
 app.command(cls=SettingsCommand)(doctor)
 app.command()(replay)
 app.command()(completion)
 app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(data_app, name="data")
-convert_app.command("config")(convert_config)
 app.add_typer(convert_app, name="convert")
 app.add_typer(reward_app, name="reward")
 app.add_typer(strategy_app, name="strategy")
+for added in importlib.metadata.entry_points(group="mindgspo.commands"):  # by packages beside this one
+    *group, command = added.name.split(".")
+    (convert_app if group == ["convert"] else app).command(command)(added.load())
 completion_init()  # typer answers the scripts of `mindgspo completion`
 
 

@@ -1,2 +1,1 @@
-"""Other suites: MindFormers as a second model backend (`mindformers`), and configurations of MindFormers, MindRLHF and
-verl as experiments of this project (`foreign_configs`)."""
+"""Other suites as parts of this one: MindFormers as a second model backend."""

@@ -7,9 +7,9 @@ format; definitions are drawn at random from all of its keys.
 import numpy as np
 import pytest
 
-from mindgspo.algorithms.twins.policy_loss import policy_loss
-from mindgspo.algorithms.twins.surrogates import kl_penalty
-from mindgspo.conformance.definitions import loss_config
+from mindgspo_conformance.definitions import loss_config
+from mindgspo_conformance.twins.policy_loss import policy_loss
+from mindgspo_conformance.twins.surrogates import kl_penalty
 
 torch = pytest.importorskip("torch", reason="needs the `parity` extra")
 

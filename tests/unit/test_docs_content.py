@@ -31,8 +31,6 @@ from mindgspo.data.benchmarks import DATA_FOLDER, NAMES, NUM_GENERATED_ROWS, fin
 from mindgspo.data.formats import PARSERS
 from mindgspo.evaluation.estimates import change_estimate, wilson
 from mindgspo.evaluation.found_model import MAX_NEW_TOKENS
-from mindgspo.integrations.foreign_configs import TABLES, convert, report_lines
-from mindgspo.integrations.foreign_configs.tables import Status
 from mindgspo.integrations.mindformers import WANTED
 from mindgspo.launch.watch import STALLED
 from mindgspo.metrics import verdict_lines
@@ -44,6 +42,8 @@ from mindgspo.rewards.verification import Candidate, Verification
 from mindgspo.trainer.memory import WINDOW
 from mindgspo.trainer.updates import MAX_SAVED_UPDATES
 from mindgspo.types import Verdict
+from mindgspo_migrate import TABLES, convert, report_lines
+from mindgspo_migrate.tables import Status
 
 PROJECT = Path(__file__).resolve().parents[2]
 SETTINGS = {path for path, _ in known_keys()}

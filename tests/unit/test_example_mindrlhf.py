@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from mindgspo.algorithms.losses.registry import loss_definition
-from mindgspo.algorithms.twins.policy_loss import policy_loss
 from mindgspo.config import AlgorithmSection, KLSection, with_recipe
 from mindgspo.errors import ConfigError
+from mindgspo_conformance.twins.policy_loss import policy_loss
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
 

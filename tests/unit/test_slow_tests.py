@@ -14,7 +14,7 @@ def test_every_line_names_a_function_of_its_folder() -> None:
     assert names == sorted(set(names))
     missing = []
     for name in names:
-        folder, function = re.fullmatch(r"(tests/[\w/]+)::(\w+)(?:\[.*\])?", name).groups()
+        folder, function = re.fullmatch(r"((?:tests|tools)/[\w/]+)::(\w+)(?:\[.*\])?", name).groups()
         sources = (path.read_text(encoding="utf-8") for path in (PROJECT / folder).glob("test_*.py"))
         if not any(f"def {function}(" in source for source in sources):
             missing.append(name)

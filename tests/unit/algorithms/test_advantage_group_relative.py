@@ -17,8 +17,8 @@ from mindgspo.algorithms.advantages.group_relative import (
     sum_then_normalize,
     uncentred,
 )
-from mindgspo.conformance.advantages import normalized_rewards
 from mindgspo.errors import DataError
+from mindgspo_conformance.advantages import normalized_rewards
 
 rewards_of_a_group = st.lists(st.floats(min_value=-1e3, max_value=1e3), min_size=2, max_size=12)
 

@@ -8,10 +8,10 @@ import pytest
 
 from mindgspo.algorithms.advantages.estimate import AdvantageInputs, estimate_advantages
 from mindgspo.algorithms.losses.definition import Aggregation, LossDefinition
-from mindgspo.algorithms.twins.policy_loss import policy_loss
 from mindgspo.config import load_config
 from mindgspo.config.algorithm import AdvantageSection, EstimatorName
 from mindgspo.config.algorithm_rules import LENGTH_FACTORS, READERS, WITHOUT_SIBLINGS, is_per_token
+from mindgspo_conformance.twins.policy_loss import policy_loss
 
 QUICKSTART = Path(__file__).resolve().parents[3] / "examples" / "arithmetic" / "gspo.yaml"
 

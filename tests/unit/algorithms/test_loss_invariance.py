@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from mindgspo.algorithms.losses.definition import Aggregation, KLTerm, LossDefinition
-from mindgspo.algorithms.twins.policy_loss import policy_loss
 from mindgspo.config import AlgorithmSection, with_recipe
 from mindgspo.config.algorithm import POLICY_LOSSES
+from mindgspo_conformance.twins.policy_loss import policy_loss
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
 

@@ -9,9 +9,9 @@ import pytest
 
 from mindgspo.algorithms.loss_metrics import POLICY_METRICS, summarize
 from mindgspo.algorithms.losses.definition import Aggregation, KLTerm, LossDefinition
-from mindgspo.algorithms.twins.policy_loss import policy_loss
 from mindgspo.config import AlgorithmSection, KLSection, with_recipe
 from mindgspo.config.algorithm import POLICY_LOSSES
+from mindgspo_conformance.twins.policy_loss import policy_loss
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
 

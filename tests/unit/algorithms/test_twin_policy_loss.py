@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindgspo.algorithms.losses.definition import Aggregation, KLTerm, LossDefinition
-from mindgspo.algorithms.twins.policy_loss import conformance_metrics, policy_loss
 from mindgspo.errors import DataError
+from mindgspo_conformance.twins.policy_loss import conformance_metrics, policy_loss
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindgspo.algorithms.losses.definition import Aggregation, KLTerm, LossDefinition
-from mindgspo.algorithms.twins.aggregation import aggregate, denominators
-from mindgspo.algorithms.twins.policy_loss import policy_loss
-from mindgspo.algorithms.twins.surrogates import kl_penalty
 from mindgspo.errors import DataError
+from mindgspo_conformance.twins.aggregation import aggregate, denominators
+from mindgspo_conformance.twins.policy_loss import policy_loss
+from mindgspo_conformance.twins.surrogates import kl_penalty
 
 pytestmark = pytest.mark.filterwarnings("error")
 

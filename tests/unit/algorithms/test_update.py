@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from mindgspo.algorithms.loss_metrics import POLICY_METRICS, telemetry_metrics
-from mindgspo.algorithms.twins.policy_loss import PolicyLossResult, policy_loss
 from mindgspo.config.algorithm import AlgorithmSection, KLSection
 from mindgspo.config.load import with_recipe
 from mindgspo.config.schema import OptimizerSection
 from mindgspo.errors import CheckpointError, TrainingError
 from mindgspo.types import Batch
+from mindgspo_conformance.twins.policy_loss import PolicyLossResult, policy_loss
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
 

@@ -1,0 +1,10 @@
+"""Configurations of other suites as experiments of this one: MindFormers, MindRLHF, verl.
+
+    sources (shell, YAML) -> tables, one per suite -> experiment -> YAML and report (convert)
+
+Pure Python; nothing of a foreign file is run.
+"""
+
+from mindgspo_migrate.convert import TABLES, Conversion, convert, report_lines
+
+__all__ = ["TABLES", "Conversion", "convert", "report_lines"]

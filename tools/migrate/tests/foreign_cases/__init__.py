@@ -1,0 +1,1 @@
+"""What single settings of other suites become here, for tools/migrate/tests."""
