@@ -108,10 +108,10 @@ _unlock() { exec 9>&-; }
 _install() {
     local python=$1 log=$2 extras=$3
     shift 3
-    # Each is a package of its own, which pip would look for in the index otherwise.
+    # Two of the parts require mindgspo, which pip looks for in the index unless it has seen the folder before.
     # In the project's folder, so that no character of its path can be taken for a part of the requirement.
-    if ! (cd "$_project" && "$python" -m pip install --no-input "$@" "${_parts[@]/#/--editable=tools/}" \
-        --editable ".${extras:+[$extras]}") \
+    if ! (cd "$_project" && "$python" -m pip install --no-input "$@" --editable ".${extras:+[$extras]}" \
+        "${_parts[@]/#/--editable=tools/}") \
         >"$log" 2>&1; then
         tail -n 25 "$log" >&2
         _fail "pip could not install mindgspo into $python; above is the end of $log" \

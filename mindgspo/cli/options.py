@@ -8,9 +8,14 @@ from typing import Annotated, Optional
 import typer
 
 from mindgspo.cli.settings import SET, complete_setting
+from mindgspo.config.shipped import experiment_file
 
 ConfigArgument = Annotated[
-    Path, typer.Argument(help="YAML file of the experiment, e.g. examples/arithmetic/gspo.yaml.")
+    Path,
+    typer.Argument(
+        help="YAML file of the experiment; or a shipped one: quickstart, examples/gsm8k/gspo_qwen2_5_7b.yaml, ...",
+        callback=experiment_file,
+    ),
 ]
 SetOption = Annotated[
     Optional[list[str]],  # noqa: UP045  (typer reads the annotation at run time on Python 3.10)
