@@ -135,6 +135,7 @@ def test_the_budget_of_the_cache_counts_for_graphs_with_a_cache(seven_billion: E
 
 # Most that the plan may be above or below what the dry run's allocator held, as a share of that.
 BANDS = {"train": 0.03, "reference": 0.02, "prefill": 0.04, "decode": 0.01}
+OF_MIXTURES = {"reference": 0.04}
 
 
 def test_the_plan_is_near_what_was_measured_of_the_shipped_experiments() -> None:
@@ -146,7 +147,8 @@ def test_the_plan_is_near_what_was_measured_of_the_shipped_experiments() -> None
             config, graph = with_cache_budget(load_config(PROJECT / figure["name"], check_files=False)), figure["graph"]
             if fingerprint(config, graph) == figure["fingerprint"]:
                 planned = graph_memory(config, graph, figure["rank"])
-                assert planned == pytest.approx(figure["allocated"], rel=BANDS[graph]), figure
+                band = (BANDS | OF_MIXTURES if config.model.num_experts else BANDS)[graph]
+                assert planned == pytest.approx(figure["allocated"], rel=band), figure
                 compared[graph] += 1
     assert compared.keys() == BANDS.keys() and min(compared.values()) >= 3, compared
 
