@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from ascend_emulator.toolchain import Toolchain
 
 
-def find_toolchain(*, emulated: bool = False) -> Toolchain:
+def find_toolchain(environment: Mapping[str, str] = os.environ, *, emulated: bool = False) -> Toolchain:
     """What MindSpore's Ascend front end needs in order to load. emulated: stand-ins even where CANN is installed.
 
     Raises DryRunUnavailable where something that this takes is not installed, DryRunError where stand-ins cannot be
@@ -21,7 +22,7 @@ def find_toolchain(*, emulated: bool = False) -> Toolchain:
     with _own_errors():
         from ascend_emulator.toolchain import find_toolchain as find
 
-        return find(emulated=emulated)
+        return find(environment, emulated=emulated)
 
 
 def enter_emulated_cards() -> None:
