@@ -13,7 +13,7 @@ from mindgspo.algorithms.kl_control import KLController, reward_penalty
 from mindgspo.config.algorithm import KLSection
 from mindgspo.errors import CheckpointError, TrainingError
 
-VECTORS = Path(__file__).resolve().parents[2] / "data" / "conformance_public.json"
+VECTORS = Path(__file__).resolve().parents[3] / "tools" / "conformance" / "conformance_public.json"
 
 
 def adaptive(**changes: object) -> KLController:

@@ -222,9 +222,9 @@ def test_a_suffix_that_the_user_is_to_write_has_room() -> None:
 
 
 def test_a_vocabulary_that_cannot_be_divided_is_named_with_one_that_can(tmp_path: Path) -> None:
-    """The sizes of Qwen2.5-14B, whose table of 152,064 rows was cut to the tokenizer's."""
+    """The widths of Qwen2.5-14B in 64 layers, with a table of 152,064 rows cut to the tokenizer's."""
     odd = ModelSection(
-        vocab_size=151_665, hidden_size=5120, intermediate_size=13_824, num_hidden_layers=48, num_attention_heads=40,
+        vocab_size=151_665, hidden_size=5120, intermediate_size=13_824, num_hidden_layers=64, num_attention_heads=40,
         num_key_value_heads=8,
     )  # fmt: skip
     fit = planned(tmp_path, "odd", 8, odd)
