@@ -18,7 +18,7 @@ from pathlib import Path
 import yaml
 from generated_pages import write_pages
 
-from mindgspo_migrate import TABLES
+from mindgspo_migrate.convert import TABLES
 from mindgspo_migrate.tables import Row, Status, Table, shown
 
 MARKER = "<!-- Everything below is written by tools/write_migration.py; edit the tables of the code instead. -->"

@@ -8,13 +8,19 @@ from typing import Annotated, Optional
 import typer
 
 from mindgspo.cli.settings import SET, complete_setting
-from mindgspo.config.shipped import experiment_file
+
+
+def _file_of_experiment(path: Path) -> Path:
+    from mindgspo.config.shipped import experiment_file
+
+    return experiment_file(path)
+
 
 ConfigArgument = Annotated[
     Path,
     typer.Argument(
         help="YAML file of the experiment; or a shipped one: quickstart, examples/gsm8k/gspo_qwen2_5_7b.yaml, ...",
-        callback=experiment_file,
+        callback=_file_of_experiment,
     ),
 ]
 SetOption = Annotated[

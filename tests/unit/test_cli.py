@@ -176,3 +176,10 @@ def test_report_is_drawn_again(tmp_path: Path, capsys: pytest.CaptureFixture) ->
     assert main(["report", str(tmp_path)]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"report: {tmp_path / 'report.html'}"
     assert (tmp_path / "reward.png").is_file() and (tmp_path / "report.html").is_file()
+
+
+def test_putting_the_commands_together_reads_no_configuration_and_no_package_beside_this_one() -> None:
+    heavy = "{'pydantic', 'mindgspo.config', 'mindgspo_migrate.convert', 'mindgspo_conformance.run'}"
+    code = f"import sys; import mindgspo.cli.program; print(sorted({heavy} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

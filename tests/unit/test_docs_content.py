@@ -42,7 +42,7 @@ from mindgspo.rewards.verification import Candidate, Verification
 from mindgspo.trainer.memory import WINDOW
 from mindgspo.trainer.updates import MAX_SAVED_UPDATES
 from mindgspo.types import Verdict
-from mindgspo_migrate import TABLES, convert, report_lines
+from mindgspo_migrate.convert import TABLES, convert, report_lines
 from mindgspo_migrate.tables import Status
 
 PROJECT = Path(__file__).resolve().parents[2]

@@ -7,8 +7,3 @@ MindSpore is imported only when cells are asked.
     cells       MindSpore cells in float32 (graphs)
     run         the command and its report
 """
-
-from mindgspo_conformance.cases import Filters
-from mindgspo_conformance.run import Report, run_conformance
-
-__all__ = ["Filters", "Report", "run_conformance"]

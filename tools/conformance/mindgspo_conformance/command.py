@@ -37,7 +37,8 @@ def conformance(
     The last line is `N passed, N failed`; exit code 1 if any failed. This proves agreement on these cases. It says
     nothing about sampling, rewards, or whether a run learns.
     """
-    from mindgspo_conformance import Filters, run_conformance
+    from mindgspo_conformance.cases import Filters
+    from mindgspo_conformance.run import run_conformance
 
     result = run_conformance(file, Filters(source=source, kind=kind, name=name), twins_only=twins_only)
     for line in result.lines():

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from mindgspo.errors import DataError
-from mindgspo_conformance import Filters, Report
-from mindgspo_conformance.cases import Case
+from mindgspo_conformance.cases import Case, Filters
 from mindgspo_conformance.compare import (
     CELL_TOLERANCE,
     TWIN_TOLERANCE,
@@ -19,7 +18,7 @@ from mindgspo_conformance.compare import (
     compute_twin,
     failed_check,
 )
-from mindgspo_conformance.run import Outcome
+from mindgspo_conformance.run import Outcome, Report
 
 
 def compared(expected: object, got: object, tolerance: object = TWIN_TOLERANCE, **options: object) -> Comparison:

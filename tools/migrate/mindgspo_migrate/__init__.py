@@ -4,7 +4,3 @@
 
 Pure Python; nothing of a foreign file is run.
 """
-
-from mindgspo_migrate.convert import TABLES, Conversion, convert, report_lines
-
-__all__ = ["TABLES", "Conversion", "convert", "report_lines"]

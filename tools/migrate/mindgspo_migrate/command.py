@@ -50,7 +50,7 @@ def convert_config(
     script is run.
     """
     from mindgspo.io import write_new_file
-    from mindgspo_migrate import convert, report_lines
+    from mindgspo_migrate.convert import convert, report_lines
 
     converted = convert(files, None if from_ is None else from_.value, set_ or [])
     if out is None:

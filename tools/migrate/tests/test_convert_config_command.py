@@ -78,7 +78,7 @@ def test_from_says_whose_it_is(capsys: pytest.CaptureFixture[str], tmp_path: Pat
 
 def test_a_conversion_needs_no_mindspore() -> None:
     program = ("import sys; from pathlib import Path\n"
-               "from mindgspo_migrate import convert, report_lines\n"
+               "from mindgspo_migrate.convert import convert, report_lines\n"
                f"list(report_lines(convert([Path({str(GSPO)!r})])))\n"
                "assert 'mindspore' not in sys.modules and 'torch' not in sys.modules")  # fmt: skip
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

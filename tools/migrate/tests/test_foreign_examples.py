@@ -11,7 +11,7 @@ from foreign_cases.conversions import FILES, findings_of, flat
 from mindgspo.config import load_config, load_model_and_plans
 from mindgspo.errors import ConfigError
 from mindgspo.trainer.check import check_experiment
-from mindgspo_migrate import Conversion, convert, report_lines
+from mindgspo_migrate.convert import Conversion, convert, report_lines
 from mindgspo_migrate.models import KNOWN
 from mindgspo_migrate.tables import Status
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from foreign_cases.conversions import converted, findings_of, flat
 
-from mindgspo_migrate import report_lines
+from mindgspo_migrate.convert import report_lines
 from mindgspo_migrate.models import is_local, sizes_of
 from mindgspo_migrate.tables import Status
 

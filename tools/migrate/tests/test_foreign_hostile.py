@@ -12,7 +12,7 @@ from foreign_cases.conversions import FILES, converted, findings_of, flat, neste
 
 from mindgspo.config import load_config
 from mindgspo.errors import ConfigError
-from mindgspo_migrate import convert, report_lines
+from mindgspo_migrate.convert import convert, report_lines
 from mindgspo_migrate.shell import read_overrides
 from mindgspo_migrate.sources import read_yaml
 from mindgspo_migrate.tables import Status

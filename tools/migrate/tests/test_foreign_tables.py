@@ -10,7 +10,7 @@ import yaml
 from foreign_cases.conversions import cases, converted, findings_of, flat, nested
 
 from mindgspo.config.messages import known_keys
-from mindgspo_migrate import TABLES, Conversion
+from mindgspo_migrate.convert import TABLES, Conversion
 from mindgspo_migrate.tables import Status
 
 ROWS = [(suite, row) for suite, table in TABLES.items() for row in table.rows]

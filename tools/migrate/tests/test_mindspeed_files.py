@@ -8,7 +8,7 @@ import pytest
 from foreign_cases.conversions import findings_of, flat
 
 from mindgspo.errors import ConfigError
-from mindgspo_migrate import convert
+from mindgspo_migrate.convert import convert
 from mindgspo_migrate.tables import Status
 
 RUN = """

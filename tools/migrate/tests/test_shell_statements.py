@@ -12,7 +12,7 @@ import pytest
 from foreign_cases.conversions import flat
 
 from mindgspo.config.yaml_dialect import parse_value
-from mindgspo_migrate import convert
+from mindgspo_migrate.convert import convert
 from mindgspo_migrate.shell import read_overrides
 from mindgspo_migrate.tables import Reading
 

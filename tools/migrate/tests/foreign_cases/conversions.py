@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from mindgspo.config.yaml_dialect import parse_document
-from mindgspo_migrate import Conversion, convert
+from mindgspo_migrate.convert import Conversion, convert
 from mindgspo_migrate.tables import Finding, dotted
 
 FILES = Path(__file__).resolve().parents[1] / "files"
