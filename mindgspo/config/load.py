@@ -165,6 +165,7 @@ def _similar_files(path: Path) -> str:
     if not path.parent.is_dir():
         return f" (there is no folder {path.parent})"
     beside = sorted(one.name for one in path.parent.iterdir() if one.suffix in (".yaml", ".yml"))
+    beside += ["quickstart"] if path.parent == Path() else []  # see `shipped`
     return did_you_mean(path.name, beside, show=lambda name: str(path.parent / name))
 
 

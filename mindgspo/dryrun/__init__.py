@@ -2,8 +2,7 @@
 
 Importing it needs no MindSpore: graphs are compiled in child processes, one per graph and rank.
 
-    toolchain    real CANN, or stand-ins that let the Ascend plugin load (stand_ins, symbols, wheel)
-    runner       one graph of one rank in a process of its own (job, child, stand_in_packages)
+    runner       one graph of one rank in a process of its own (job, child), with CANN or with stand-ins
     graph_text   MindSpore's text of a compiled graph -> facts
     report       lines for people; messages where MindSpore refuses
     graphs       the cells of training and rollout, wrapped as they are compiled; needs MindSpore

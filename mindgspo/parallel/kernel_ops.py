@@ -28,7 +28,7 @@ def kernel(
     dtypes: Callable[..., Sequence[ms.Type]],
     gradient: Callable[..., tuple] | None = None,
 ) -> ops.Custom:
-    """The operator `graph_<name>` of `kernels/graph.cc`. shapes, dtypes: of the outputs, by those of the inputs.
+    """The operator `graph_<name>` of `mindgspo_kernels/graph.cc`. shapes, dtypes: of the outputs, by the inputs'.
 
     gradient: of every input, from the inputs, the outputs and the outputs' gradients; with as many named arguments,
     since MindSpore differentiates no operator of a variable number.

@@ -1,6 +1,6 @@
 """What the workers of one host share, one file of memory: slots through which bytes go from one rank to others, and
-counters by which they wait for each other. The work is done in `kernels/meeting.cc`, here and in graphs. Ranks with
-cards only wait for each other.
+counters by which they wait for each other. The work is done in `mindgspo_kernels/meeting.cc`, here and in graphs. Ranks
+with cards only wait for each other.
 """
 
 from __future__ import annotations

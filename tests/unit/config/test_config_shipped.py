@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mindgspo.config import shipped
+from mindgspo.config import load_config, shipped
+from mindgspo.errors import ConfigError
 
 try:
     import tomllib
@@ -39,6 +40,8 @@ def test_a_file_of_the_user_comes_first(tmp_path: Path, monkeypatch: pytest.Monk
     assert shipped.experiment_file(Path("quickstart")) == quickstart
     assert shipped.experiment_file(Path("examples/arithmetic/gspo.yaml")) == quickstart
     assert shipped.experiment_file(Path("nowhere.yaml")) == Path("nowhere.yaml")
+    with pytest.raises(ConfigError, match=r"quickstrat: no such file; did you mean quickstart\?"):
+        load_config(Path("quickstrat"))
     Path("quickstart").write_text("")
     assert shipped.experiment_file(Path("quickstart")) == Path("quickstart")
 
