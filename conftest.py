@@ -12,7 +12,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-import mindgspo.parallel.runtime  # noqa: F401  sets MindSpore's environment variables, before a test imports MindSpore
+import mindgspo.parallel.platform.runtime  # noqa: F401  sets MindSpore's environment variables, before a test imports MindSpore
 
 # Nothing asserts on time: a worker may wait for its neighbour. "ci" finds the same things in every session.
 hypothesis.settings.register_profile("ci", deadline=None, max_examples=25, derandomize=True)
@@ -51,7 +51,7 @@ def cpu_runtime() -> None:
     calls as they are become graphs; `runtime.call_compiled`, which the product calls them by, makes graphs in any."""
     import mindspore
 
-    from mindgspo.parallel.runtime import set_up_runtime
+    from mindgspo.parallel.platform.runtime import set_up_runtime
 
     set_up_runtime("CPU")
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
@@ -60,7 +60,7 @@ def cpu_runtime() -> None:
 @pytest.fixture(scope="module")
 def composed_runtime(cpu_runtime) -> Iterator[None]:
     """Cells of the module's tests are composed of MindSpore's small ops, as they are without g++."""
-    from mindgspo.parallel.device_ops import composed_ops
+    from mindgspo.parallel.ops.device import composed_ops
 
     with composed_ops():
         yield
@@ -69,7 +69,7 @@ def composed_runtime(cpu_runtime) -> Iterator[None]:
 @pytest.fixture(params=["kernels", "composed"])
 def form(request: pytest.FixtureRequest, cpu_runtime) -> Iterator[str]:
     """Of the operators that a test builds: both, one after the other."""
-    from mindgspo.parallel.device_ops import composed_ops
+    from mindgspo.parallel.ops.device import composed_ops
 
     with composed_ops() if request.param == "composed" else nullcontext():
         yield request.param

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mindgspo.parallel.layout import Layout
-from mindgspo.parallel.reshard.plan import Bucket, ReshardPlan, Step
-from mindgspo.parallel.reshard.resharder import copy_local, pack, unpack
+from mindgspo.parallel.plans.layout import Layout
+from mindgspo.reshard.plan import Bucket, ReshardPlan, Step
+from mindgspo.reshard.resharder import copy_local, pack, unpack
 
 RankSlices = dict[int, dict[str, np.ndarray]]
 """Every rank's slices by parameter name."""

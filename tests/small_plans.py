@@ -6,8 +6,8 @@ from typing import Any
 
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.models.names import weight_shapes
-from mindgspo.parallel.layout import Layout
-from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
+from mindgspo.parallel.plans.layout import Layout
+from mindgspo.parallel.plans.parameter_layouts import moment_layouts, parameter_layouts
 
 TINY = ModelSection(
     vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=8,

@@ -24,8 +24,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mindgspo.data.micro_batches import BatchLayout, batch_metrics, micro_batches, tokens_of_replicas
-from mindgspo.data.rows import TrainingSample
+from mindgspo.batches.micro_batches import BatchLayout, batch_metrics, micro_batches, tokens_of_replicas
+from mindgspo.batches.rows import TrainingSample
 from mindgspo.tokenization import load_backend
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"

@@ -38,8 +38,8 @@ import psutil
 
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.models.names import weight_shapes
-from mindgspo.parallel.parameter_layouts import parameter_layouts
-from mindgspo.parallel.strategy.file import merge_strategies, read_strategy, save_strategy, write_strategies
+from mindgspo.parallel.plans.parameter_layouts import parameter_layouts
+from mindgspo.strategy.file import merge_strategies, read_strategy, save_strategy, write_strategies
 from mindgspo.tensor_files import TensorInfo, library_order, write_tensors
 
 PLAN = ParallelPlan(data_parallel=1, model_parallel=4, pipeline_stage=2, vocab_emb_dp=False)

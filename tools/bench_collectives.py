@@ -25,8 +25,8 @@ import numpy as np
 from mindgspo.config.schema import WatchSection
 from mindgspo.launch.launcher import launch
 from mindgspo.launch.worker import run_worker
-from mindgspo.parallel import runtime
-from mindgspo.parallel.cluster import meet_others
+from mindgspo.parallel.platform import runtime
+from mindgspo.parallel.platform.cluster import meet_others
 
 REPEATS = 6
 # Of all ranks from 2 to 8, and of the blocks of rows and columns.
@@ -57,7 +57,8 @@ def work() -> int:
     runtime.set_up_runtime("CPU")
     from mindspore import Tensor, nn, ops
 
-    from mindgspo.parallel import collective_ops, collectives
+    from mindgspo.parallel.collectives import graph as collective_ops
+    from mindgspo.parallel.collectives import host as collectives
 
     meet_others()
     collectives.open_meeting()

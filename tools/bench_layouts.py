@@ -18,8 +18,8 @@ from itertools import pairwise
 import numpy as np
 
 from mindgspo.algorithms.optim.backend import UpdateBackend
-from mindgspo.data.micro_batches import BatchLayout, largest_shape, micro_batches
-from mindgspo.data.rows import TrainingSample, packed_tokens
+from mindgspo.batches.micro_batches import BatchLayout, largest_shape, micro_batches
+from mindgspo.batches.rows import TrainingSample, packed_tokens
 from mindgspo.models.scoring import PolicyScorer
 from mindgspo.types import Batch
 

@@ -23,8 +23,8 @@ from mindspore import Tensor, nn
 from mindgspo.config import ModelSection
 from mindgspo.dryrun.graph_text import read_graph
 from mindgspo.models.operations import Operations
-from mindgspo.parallel.kernel_ops import SwiGLUKernel
-from mindgspo.parallel.runtime import compiled_text
+from mindgspo.parallel.ops.kernels import SwiGLUKernel
+from mindgspo.parallel.platform.runtime import compiled_text
 
 _SECONDS = 0.15
 # Nodes of a graph's text that order others, or name what is there already.

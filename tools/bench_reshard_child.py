@@ -22,13 +22,13 @@ import numpy as np
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.launch.worker import run_worker
 from mindgspo.models.names import weight_shapes
-from mindgspo.parallel import runtime
-from mindgspo.parallel.cluster import meet_others
-from mindgspo.parallel.collectives import broadcast, exchange, meet, open_meeting, world_ranks
-from mindgspo.parallel.layout import Layout
-from mindgspo.parallel.parameter_layouts import parameter_layouts
-from mindgspo.parallel.reshard.planner import plan_reshard
-from mindgspo.parallel.reshard.resharder import Resharder, ReshardReport
+from mindgspo.parallel.collectives.host import broadcast, exchange, meet, open_meeting, world_ranks
+from mindgspo.parallel.plans.layout import Layout
+from mindgspo.parallel.plans.parameter_layouts import parameter_layouts
+from mindgspo.parallel.platform import runtime
+from mindgspo.parallel.platform.cluster import meet_others
+from mindgspo.reshard.planner import plan_reshard
+from mindgspo.reshard.resharder import Resharder, ReshardReport
 
 MIB = 2**20
 # What `copy` reads; larger than caches.

@@ -17,9 +17,9 @@ from bench_reshard_child import model_section
 
 from mindgspo.algorithms.optim.backend import UpdateBackend
 from mindgspo.launch.worker import run_worker
-from mindgspo.parallel import runtime
-from mindgspo.parallel.cluster import meet_others
-from mindgspo.parallel.collectives import exchange, meet, open_meeting, world_ranks
+from mindgspo.parallel.collectives.host import exchange, meet, open_meeting, world_ranks
+from mindgspo.parallel.platform import runtime
+from mindgspo.parallel.platform.cluster import meet_others
 
 MIB = 2**20
 
@@ -35,7 +35,7 @@ def body(checkpoint: Path, way: str, section_sizes: tuple[int, int], result: Pat
     from mindgspo.config.load import with_recipe
     from mindgspo.models.policy import PolicyLogProbs, build_model
     from mindgspo.models.weights import load_tensors, load_weights
-    from mindgspo.parallel.placement import Placement
+    from mindgspo.parallel.plans.placement import Placement
 
     section = model_section(*section_sizes)
     plan = ParallelPlan(data_parallel=2, model_parallel=2)

@@ -46,10 +46,10 @@ from mindgspo.config.schema import WatchSection
 from mindgspo.launch.launcher import launch
 from mindgspo.launch.worker import run_worker
 from mindgspo.models.operations import Operations
-from mindgspo.parallel import runtime
-from mindgspo.parallel.cluster import meet_others
-from mindgspo.parallel.collectives import meet, open_meeting, sum_over_world, world_ranks
-from mindgspo.parallel.placement import Placement
+from mindgspo.parallel.collectives.host import meet, open_meeting, sum_over_world, world_ranks
+from mindgspo.parallel.plans.placement import Placement
+from mindgspo.parallel.platform import runtime
+from mindgspo.parallel.platform.cluster import meet_others
 from mindgspo_kernels.binding import graph_threads
 
 FLAT = 1.10

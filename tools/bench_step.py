@@ -39,16 +39,16 @@ from mindspore import Tensor, nn, ops
 
 from mindgspo.algorithms.losses.registry import build_policy_loss
 from mindgspo.algorithms.optim.backend import UpdateBackend
+from mindgspo.batches.micro_batches import BatchLayout, largest_shape, micro_batches
+from mindgspo.batches.rows import TrainingSample, scattered
 from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection, with_recipe
-from mindgspo.data.micro_batches import BatchLayout, largest_shape, micro_batches
-from mindgspo.data.rows import TrainingSample, scattered
 from mindgspo.metrics import peak_rss_mb
 from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.scoring import PolicyScorer
 from mindgspo.models.weights import initialize_weights
-from mindgspo.parallel.device_ops import takes_packed
-from mindgspo.parallel.placement import ALONE, Placement
-from mindgspo.parallel.runtime import set_up_runtime
+from mindgspo.parallel.ops.device import takes_packed
+from mindgspo.parallel.plans.placement import ALONE, Placement
+from mindgspo.parallel.platform.runtime import set_up_runtime
 from mindgspo.rollout.engine import NativeEngine
 from mindgspo.rollout.protocol import Purpose, RandomStream, RolloutEngine, SamplingSettings
 from mindgspo.rollout.replicated import ReplicatedEngine

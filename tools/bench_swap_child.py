@@ -22,17 +22,17 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from mindgspo.algorithms.losses.registry import build_policy_loss
 from mindgspo.algorithms.optim.backend import UpdateBackend
+from mindgspo.batches.rows import TrainingSample, lay_out, scattered
 from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection, with_recipe
 from mindgspo.config.schema import SwapSection
-from mindgspo.data.rows import TrainingSample, lay_out, scattered
 from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.scoring import PolicyScorer
 from mindgspo.models.weights import initialize_weights
-from mindgspo.parallel.runtime import call_compiled, set_up_runtime
-from mindgspo.parallel.swap.states import Holding, Phase
-from mindgspo.parallel.swap.swap import open_swap
+from mindgspo.parallel.platform.runtime import call_compiled, set_up_runtime
 from mindgspo.rollout.engine import NativeEngine
 from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingSettings
+from mindgspo.swap.states import Holding, Phase
+from mindgspo.swap.swap import open_swap
 from mindgspo.types import Batch, Prompt, Response
 
 MIB = 2**20

@@ -29,7 +29,7 @@ from pathlib import Path
 import psutil
 
 from mindgspo.config import ExperimentConfig, load_config
-from mindgspo.parallel.ranks import RankGrid
+from mindgspo.parallel.plans.ranks import RankGrid
 from mindgspo.planner import GIB, graph_memory, with_cache_budget
 from mindgspo.planner.measured import fingerprint, stored_peaks
 from mindgspo.planner.rank_work import whole_bytes

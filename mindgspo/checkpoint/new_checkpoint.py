@@ -23,9 +23,9 @@ from mindgspo.checkpoint.verify import CHUNK_BYTES, Advance, check_equal, compar
 from mindgspo.checkpoint.whole_checkpoint import WholeCheckpoint, WholeTensor, open_whole
 from mindgspo.errors import CheckpointError
 from mindgspo.io import fsync, fsync_tree, publish_folder, remove_leftovers, temporary_path, write_error
-from mindgspo.parallel.layout import Layout, TensorSlice
-from mindgspo.parallel.strategy.record import Strategy
+from mindgspo.parallel.plans.layout import Layout, TensorSlice
 from mindgspo.progress import byte_progress
+from mindgspo.strategy.record import Strategy
 from mindgspo.tensor_files.reader import open_tensor_file
 from mindgspo.tensor_files.safetensors_format import library_order
 from mindgspo.tensor_files.tensors import TensorInfo

@@ -11,11 +11,11 @@ import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 
 from mindgspo.errors import CheckpointError
-from mindgspo.parallel.layout import NOT_SPLIT, Layout, Shape
-from mindgspo.parallel.ranks import Ranks
-from mindgspo.parallel.strategy.compare import check_fits
-from mindgspo.parallel.strategy.layouts import strategy_layouts
-from mindgspo.parallel.strategy.record import Strategy
+from mindgspo.parallel.plans.layout import NOT_SPLIT, Layout, Shape
+from mindgspo.parallel.plans.ranks import Ranks
+from mindgspo.strategy.compare import check_fits
+from mindgspo.strategy.layouts import strategy_layouts
+from mindgspo.strategy.record import Strategy
 from mindgspo.tensor_files.reader import TensorFile
 from mindgspo.text import listed
 

@@ -34,7 +34,7 @@ from mindgspo.metrics.files import (
     VALIDATION_FILE,
     read_summary,
 )
-from mindgspo.parallel.runtime import is_emulated
+from mindgspo.parallel.platform.runtime import is_emulated
 from mindgspo.text import listed
 
 _LOCK = ".lock"

@@ -27,7 +27,7 @@ from mindgspo.checkpoint.verify import verify_checkpoint
 from mindgspo.checkpoint.whole_checkpoint import WholeCheckpoint, open_whole
 from mindgspo.errors import CheckpointError
 from mindgspo.io import check_free_space
-from mindgspo.parallel.strategy.record import Strategy
+from mindgspo.strategy.record import Strategy
 from mindgspo.text import counted, listed
 
 _LISTED = 3

@@ -25,8 +25,8 @@ from mindgspo.checkpoint.stored_files import (
 )
 from mindgspo.checkpoint.whole_checkpoint import WholeCheckpoint, open_whole
 from mindgspo.errors import CheckpointError, MindGSPOError
-from mindgspo.parallel.layout import TensorSlice
-from mindgspo.parallel.strategy.record import Strategy
+from mindgspo.parallel.plans.layout import TensorSlice
+from mindgspo.strategy.record import Strategy
 from mindgspo.tensor_files.reader import TensorFile, open_tensor_file, open_tensors
 from mindgspo.text import aligned
 

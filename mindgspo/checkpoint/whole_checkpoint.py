@@ -25,9 +25,9 @@ from mindgspo.checkpoint.placement import (
 from mindgspo.checkpoint.stored_files import StoredCheckpoint
 from mindgspo.errors import CheckpointError
 from mindgspo.io import Closing
-from mindgspo.parallel.layout import Layout, Shape, SliceIndex, TensorSlice
-from mindgspo.parallel.reshard.planner import touching_slices
-from mindgspo.parallel.strategy.record import Strategy
+from mindgspo.parallel.plans.layout import Layout, Shape, SliceIndex, TensorSlice
+from mindgspo.reshard.planner import touching_slices
+from mindgspo.strategy.record import Strategy
 from mindgspo.tensor_files.reader import TensorFile, open_tensors
 from mindgspo.tensor_files.tensors import TensorInfo
 

@@ -11,7 +11,7 @@ from mindgspo.cli.convert import Dtype
 from mindgspo.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from mindgspo.parallel.strategy.record import Strategy
+    from mindgspo.strategy.record import Strategy
 
 checkpoint_app = typer.Typer(no_args_is_help=True, help="List, verify, merge, shard and export checkpoints.")
 

@@ -58,7 +58,7 @@ def doctor(
 
     from mindgspo.config import load_config
     from mindgspo.doctor import Level, examine, facts, needs_of, report_lines, this_machine, write_bundle
-    from mindgspo.parallel import runtime
+    from mindgspo.parallel.platform import runtime
 
     if smoke and config is not None and runtime.launch_orders() is not None:
         _work(config)

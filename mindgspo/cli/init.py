@@ -55,7 +55,7 @@ def init(
     Sizes come from the model folder, lengths from the tokenized rows, plans and batches from the memory; five lines say
     what was chosen and why. Nothing that exists is overwritten.
     """
-    from mindgspo.setup import SetupRequest, write_experiment
+    from mindgspo.init import SetupRequest, write_experiment
 
     request = SetupRequest(
         model=model,

@@ -82,7 +82,7 @@ def emulated_overrides(is_wanted: bool, overrides: list[str] | None) -> list[str
     """The `--set` entries of a command; with --emulate-ascend its process is on an emulated card from here on."""
     if not is_wanted:
         return overrides or []
-    from mindgspo.parallel.emulator import enter_emulated_cards
+    from mindgspo.parallel.platform.emulator import enter_emulated_cards
 
     enter_emulated_cards()
     return [*(overrides or []), "device=Ascend"]

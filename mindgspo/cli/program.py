@@ -39,7 +39,7 @@ from mindgspo.cli.settings import CommandGroup, SettingsCommand
 from mindgspo.cli.strategy import strategy_app
 from mindgspo.errors import MindGSPOError, OutOfMemoryError
 from mindgspo.io import DISK_ERRORS, write_error
-from mindgspo.parallel.runtime import is_emulated, is_worker
+from mindgspo.parallel.platform.runtime import is_emulated, is_worker
 from mindgspo.text import PrintableStream, error_text
 
 app = typer.Typer(
@@ -109,7 +109,7 @@ def run_command(arguments: Sequence[str] | None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a GBK terminal must not stop a command at a character it lacks
         sys.stdout.reconfigure(errors="backslashreplace")
     if is_worker() and is_emulated():  # as its launcher is
-        from mindgspo.parallel.emulator import install_emulated_card
+        from mindgspo.parallel.platform.emulator import install_emulated_card
 
         install_emulated_card()
     # Whatever a command prints may come from data, model files or responses.

@@ -31,7 +31,7 @@ def replay(
         device = "Ascend"
     from mindgspo.config.device_rules import head_dim_problems
     from mindgspo.errors import ConfigError
-    from mindgspo.parallel.runtime import set_up_runtime
+    from mindgspo.parallel.platform.runtime import set_up_runtime
     from mindgspo.replay import Dump, Verdict
     from mindgspo.replay import replay as run_again
 

@@ -36,8 +36,8 @@ def strategy_show(
     """
     from mindgspo.config import load_model_and_plans
     from mindgspo.models.names import parameter_shapes
-    from mindgspo.parallel.parameter_layouts import parameter_layouts
-    from mindgspo.parallel.strategy.commands import show_lines
+    from mindgspo.parallel.plans.parameter_layouts import parameter_layouts
+    from mindgspo.strategy.commands import show_lines
 
     layouts = None
     if config is not None:
@@ -63,7 +63,7 @@ def strategy_diff(
 
     The exit code is 1 if anything is on other ranks.
     """
-    from mindgspo.parallel.strategy.commands import diff_lines
+    from mindgspo.strategy.commands import diff_lines
 
     found = diff_lines(left, right, shows_all=all_, spelling=spelling, common=common)
     for line in found.lines:
@@ -81,6 +81,6 @@ def strategy_merge(
 
     MindSpore's checkpoint tools want it so.
     """
-    from mindgspo.parallel.strategy.commands import merge_files
+    from mindgspo.strategy.commands import merge_files
 
     print(merge_files(folder, out))

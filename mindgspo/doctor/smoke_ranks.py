@@ -16,19 +16,20 @@ from pathlib import Path
 import numpy as np
 from mindspore import Tensor, nn
 
+from mindgspo.batches.micro_batches import BatchLayout, micro_batches
+from mindgspo.batches.rows import TrainingSample, packed_tokens
 from mindgspo.config import ExperimentConfig
-from mindgspo.data.micro_batches import BatchLayout, micro_batches
-from mindgspo.data.rows import TrainingSample, packed_tokens
 from mindgspo.errors import TrainingError
 from mindgspo.models.policy import build_model
 from mindgspo.models.trace import trace_forward
 from mindgspo.models.transformer import rope_tables
-from mindgspo.models.weights import initialize_weights, load_weights, weights_as_numpy
-from mindgspo.parallel import heartbeat, runtime
-from mindgspo.parallel.cluster import start_device
-from mindgspo.parallel.collective_ops import all_reduce
-from mindgspo.parallel.collectives import GraphOfRanks
-from mindgspo.parallel.ranks import RankGrid, Ranks
+from mindgspo.models.weights import initialize_weights, load_weights
+from mindgspo.parallel.collectives.graph import all_reduce
+from mindgspo.parallel.collectives.host import GraphOfRanks
+from mindgspo.parallel.plans.ranks import RankGrid, Ranks
+from mindgspo.parallel.platform import heartbeat, runtime
+from mindgspo.parallel.platform.cluster import start_device
+from mindgspo.rollout.weight_transfer import weights_as_numpy
 from mindgspo.trainer.build import build_backend
 from mindgspo.types import Batch
 

@@ -12,6 +12,6 @@ Importing it needs no MindSpore: graphs are compiled in child processes, one per
 
 from mindgspo.dryrun.command import DryRun, DryRunRequest
 from mindgspo.dryrun.runner import Result, run_child
-from mindgspo.parallel.emulator import find_toolchain
+from mindgspo.parallel.platform.emulator import find_toolchain
 
 __all__ = ["DryRun", "DryRunRequest", "Result", "find_toolchain", "run_child"]

@@ -23,8 +23,8 @@ from ascend_emulator.toolchain import install_stand_in_packages
 from mindgspo.dryrun.graph_text import GraphFacts, read_graph
 from mindgspo.dryrun.job import UNFINISHED, Answer, Failure, Job, Memory, read_job, write_record
 from mindgspo.metrics.timers import peak_rss_mb
-from mindgspo.parallel.collectives import made_groups
-from mindgspo.parallel.runtime import (
+from mindgspo.parallel.collectives.host import made_groups
+from mindgspo.parallel.platform.runtime import (
     call_for_memory,
     compiled_text,
     die_with_parent,

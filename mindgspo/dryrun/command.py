@@ -17,9 +17,9 @@ from mindgspo.dryrun.report import block, summary
 from mindgspo.dryrun.runner import BUILDER, TIME_LIMIT_S, Result, run_child
 from mindgspo.errors import DryRunError
 from mindgspo.io import write_error
-from mindgspo.parallel.emulator import find_toolchain
-from mindgspo.parallel.placement import Placement
-from mindgspo.parallel.ranks import RankGrid
+from mindgspo.parallel.plans.placement import Placement
+from mindgspo.parallel.plans.ranks import RankGrid
+from mindgspo.parallel.platform.emulator import find_toolchain
 from mindgspo.planner.cache_budget import with_cache_budget
 from mindgspo.planner.command import DRY_RUNS
 from mindgspo.planner.measured import MeasuredPeak, fingerprint, store_peak

@@ -30,8 +30,8 @@ from mindgspo.config.plan import ParallelPlan
 from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.scoring import PolicyScorer
 from mindgspo.models.weights import held_parameters
-from mindgspo.parallel.device_ops import attention_segments, takes_packed
-from mindgspo.parallel.placement import Placement
+from mindgspo.parallel.ops.device import attention_segments, takes_packed
+from mindgspo.parallel.plans.placement import Placement
 from mindgspo.rollout.cache import PagedCache
 from mindgspo.rollout.graphs import DecodeStep, PackedWeights, Prefill, TokenSampler
 from mindgspo.rollout.sizes import reads_trained_weights, rollout_sizes

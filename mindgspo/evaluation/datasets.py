@@ -51,7 +51,7 @@ def open_checked_dataset(
         assert source.path is not None
         rows = open_dataset(source.path, tokenizer, config.data, max_rows=source.max_rows)
     else:
-        from mindgspo.parallel.cluster import first_rank_first  # MindSpore comes with it
+        from mindgspo.parallel.platform.cluster import first_rank_first  # MindSpore comes with it
 
         first_rank_first(lambda: _prepare(config, source, tokenizer, folder, seed=seed, new_run=new_run))
         rows = open_dataset(folder, tokenizer, config.data)

@@ -21,9 +21,9 @@ from mindgspo.errors import ConfigError
 from mindgspo.evaluation.estimates import Estimate, mean_estimate, share_estimate
 from mindgspo.evaluation.scoring import ResponseScorer, logged_groups
 from mindgspo.evaluation.summary import EvaluationSummary, ScoredProblem, reward_values, summarize
-from mindgspo.parallel.swap.states import Phase
-from mindgspo.parallel.swap.swap import Swap
 from mindgspo.rollout.protocol import Cut, Purpose, RandomStream, RolloutEngine, SamplingSettings
+from mindgspo.swap.states import Phase
+from mindgspo.swap.swap import Swap
 from mindgspo.types import Prompt, ScoredGroup, Verdict
 
 

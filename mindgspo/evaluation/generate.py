@@ -19,8 +19,8 @@ from mindgspo.evaluation.found_model import FoundModel, default_length, find_mod
 from mindgspo.evaluation.prompts import PromptText, TextPieces, encode_prompt
 from mindgspo.models.policy import build_model
 from mindgspo.models.weights import load_tensors
-from mindgspo.parallel.cluster import start_device
-from mindgspo.parallel.placement import ALONE
+from mindgspo.parallel.plans.placement import ALONE
+from mindgspo.parallel.platform.cluster import start_device
 from mindgspo.rollout.build import native_engine
 from mindgspo.rollout.engine import NativeEngine
 from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingSettings

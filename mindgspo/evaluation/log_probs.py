@@ -17,7 +17,7 @@ from mindgspo.errors import DataError, WeightsError
 from mindgspo.evaluation.found_model import find_model
 from mindgspo.evaluation.prompts import PromptText, encode_prompt
 from mindgspo.io import parse_json
-from mindgspo.parallel.runtime import Device, set_up_runtime
+from mindgspo.parallel.platform.runtime import Device, set_up_runtime
 from mindgspo.tokenization import Backend, load_backend, load_tokenizer
 from mindgspo.types import Float32Array, Int32Array
 

@@ -24,12 +24,12 @@ from mindgspo.evaluation.tasks import EvalTask
 from mindgspo.io import scratch_folder
 from mindgspo.models.policy import build_model
 from mindgspo.models.weights import fill_model
-from mindgspo.parallel.cluster import start_device
-from mindgspo.parallel.placement import ALONE
-from mindgspo.parallel.swap.swap import Swap
+from mindgspo.parallel.plans.placement import ALONE
+from mindgspo.parallel.platform.cluster import start_device
 from mindgspo.progress import RowProgress
 from mindgspo.rewards import Scorer
 from mindgspo.rollout.build import build_engine
+from mindgspo.swap.swap import Swap
 from mindgspo.tokenization import Tokenizer, load_tokenizer
 from mindgspo.types import Prompt, ScoredGroup
 

@@ -9,9 +9,9 @@ from typing import TypeVar
 
 from mindgspo import faults
 from mindgspo.config.reward import RewardSection
-from mindgspo.parallel import heartbeat
-from mindgspo.parallel.placement import Placement
-from mindgspo.parallel.replicas import Replicas
+from mindgspo.parallel.collectives.replicas import Replicas
+from mindgspo.parallel.plans.placement import Placement
+from mindgspo.parallel.platform import heartbeat
 from mindgspo.rewards import Candidate, Scorer
 from mindgspo.rollout.protocol import Rollout
 from mindgspo.tokenization import Tokenizer

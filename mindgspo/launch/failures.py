@@ -18,8 +18,8 @@ from mindgspo.errors import MindGSPOError
 from mindgspo.io import make_folder, read_json, write_file
 from mindgspo.launch.error_codes import find, told
 from mindgspo.launch.folder import SCHEDULER, LaunchFolder, failure_file
-from mindgspo.parallel import runtime
-from mindgspo.parallel.heartbeat import Record, State
+from mindgspo.parallel.platform import runtime
+from mindgspo.parallel.platform.heartbeat import Record, State
 
 _TAIL_BYTES = 2**16
 _MAX_TRACEBACK_LINES = 80

@@ -24,8 +24,8 @@ from mindgspo.launch.failures import Failure, explain, first_failure, names, rea
 from mindgspo.launch.folder import SCHEDULER, LaunchFolder, open_folder
 from mindgspo.launch.processes import ClusterPlan, Processes, children_now, plan_cluster, start_processes
 from mindgspo.launch.watch import STALLED, RemoteScheduler, Watch
-from mindgspo.parallel import runtime
-from mindgspo.parallel.heartbeat import Record, State, awaited, read_record
+from mindgspo.parallel.platform import runtime
+from mindgspo.parallel.platform.heartbeat import Record, State, awaited, read_record
 
 _POLL_S = 0.05
 

@@ -19,7 +19,7 @@ import psutil
 
 from mindgspo.errors import ConfigError
 from mindgspo.launch.folder import SCHEDULER, LaunchFolder
-from mindgspo.parallel import runtime
+from mindgspo.parallel.platform import runtime
 from mindgspo.text import counted, divisors, either, nearest
 
 # How long processes that were asked to end may take: contexts are left, temporary folders removed. Whoever hangs in a

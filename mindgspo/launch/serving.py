@@ -24,7 +24,7 @@ from mindgspo.launch.failures import last_lines
 from mindgspo.launch.launcher import launch
 from mindgspo.launch.processes import GRACE_S, handed_over, is_loopback, taken_over
 from mindgspo.launch.worker import run_worker
-from mindgspo.parallel import runtime
+from mindgspo.parallel.platform import runtime
 from mindgspo.text import counted
 
 _LAST_LINES = 12

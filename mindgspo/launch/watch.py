@@ -21,8 +21,8 @@ from mindgspo.launch.failures import names, position, positions
 from mindgspo.launch.folder import LaunchFolder
 from mindgspo.launch.processes import ClusterPlan, Processes
 from mindgspo.launch.worker import end_process
-from mindgspo.parallel import heartbeat
-from mindgspo.parallel.heartbeat import MEETING, Heartbeat, Record, State, awaited, read_record
+from mindgspo.parallel.platform import heartbeat
+from mindgspo.parallel.platform.heartbeat import MEETING, Heartbeat, Record, State, awaited, read_record
 
 _NUM_STEP_TIMES = 50  # of the last steps the median is taken, so that the limit follows growing responses
 REPORT_MEETING_S = 30.0

@@ -26,7 +26,7 @@ import psutil
 from mindgspo.errors import MindGSPOError
 from mindgspo.launch.failures import FailureRecord
 from mindgspo.launch.folder import LaunchFolder, log_file
-from mindgspo.parallel import heartbeat, runtime
+from mindgspo.parallel.platform import heartbeat, runtime
 from mindgspo.text import error_text, raw_stream
 
 _LOOK_S = 1.0

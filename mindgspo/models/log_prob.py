@@ -21,9 +21,9 @@ from mindspore import Tensor, nn, ops
 from mindspore.ops import constexpr
 
 from mindgspo.config import ModelSection
-from mindgspo.parallel.collective_ops import all_reduce
-from mindgspo.parallel.placement import Placement
-from mindgspo.parallel.runtime import current_device
+from mindgspo.parallel.collectives.graph import all_reduce
+from mindgspo.parallel.plans.placement import Placement
+from mindgspo.parallel.platform.runtime import current_device
 
 # Graphs hold every chunk: where memory allows, few and large ones compile faster.
 _CHUNK_BYTES = {"CPU": 64 << 20, "Ascend": 512 << 20}

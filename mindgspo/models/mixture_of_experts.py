@@ -16,11 +16,11 @@ import mindspore as ms
 from mindspore import Tensor, nn, ops
 
 from mindgspo.config import ModelSection
-from mindgspo.parallel.device_ops import SwiGLUOp, has_kernels
-from mindgspo.parallel.expert_ops import ExpertRanks, ExpertSlots, OwnSlots, grouped_matmul
-from mindgspo.parallel.kernel_ops import ExpertsKernel
-from mindgspo.parallel.parameter_memory import zero_parameter
-from mindgspo.parallel.placement import Placement
+from mindgspo.parallel.layers.experts import ExpertRanks, ExpertSlots, OwnSlots, grouped_matmul
+from mindgspo.parallel.ops.device import SwiGLUOp, has_kernels
+from mindgspo.parallel.ops.kernels import ExpertsKernel
+from mindgspo.parallel.plans.placement import Placement
+from mindgspo.parallel.platform.parameter_memory import zero_parameter
 
 
 class Router(nn.Cell):

@@ -13,11 +13,11 @@ from mindspore import Tensor, nn, ops
 from mindgspo.config import ModelSection
 from mindgspo.models.log_prob import log_prob_head
 from mindgspo.models.transformer import Transformer, without_padding
-from mindgspo.parallel.device_ops import takes_packed
-from mindgspo.parallel.expert_ops import OwnSlots
-from mindgspo.parallel.kernel_ops import LogProbKernel, RowsKernel
-from mindgspo.parallel.model_parallel_ops import enter_model_parallel, join_context_parallel
-from mindgspo.parallel.placement import ALONE, Placement
+from mindgspo.parallel.layers.experts import OwnSlots
+from mindgspo.parallel.layers.model_parallel import enter_model_parallel, join_context_parallel
+from mindgspo.parallel.ops.device import takes_packed
+from mindgspo.parallel.ops.kernels import LogProbKernel, RowsKernel
+from mindgspo.parallel.plans.placement import ALONE, Placement
 
 
 def build_model(section: ModelSection, place: Placement = ALONE) -> nn.Cell:

@@ -15,17 +15,17 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from mindgspo.data.routing import RoutingDifference, expert_dtype, no_routing
-from mindgspo.data.rows import in_rounds
+from mindgspo.batches.routing import RoutingDifference, expert_dtype, no_routing
+from mindgspo.batches.rows import in_rounds
 from mindgspo.models.log_prob import ChunkedLogProb
 from mindgspo.models.policy import PolicyLogProbs
 from mindgspo.models.transformer import without_padding
-from mindgspo.parallel.collectives import GraphOfRanks
-from mindgspo.parallel.device_ops import PolicyInputs, attention_segments, policy_inputs, takes_packed
-from mindgspo.parallel.kernel_ops import LinearKernel, LogProbKernel, RowsKernel
-from mindgspo.parallel.replicas import Replicas
-from mindgspo.parallel.runtime import call_compiled
-from mindgspo.parallel.stages import Stage, entering
+from mindgspo.parallel.collectives.host import GraphOfRanks
+from mindgspo.parallel.collectives.replicas import Replicas
+from mindgspo.parallel.ops.device import PolicyInputs, attention_segments, policy_inputs, takes_packed
+from mindgspo.parallel.ops.kernels import LinearKernel, LogProbKernel, RowsKernel
+from mindgspo.parallel.pipeline.stage import Stage, entering
+from mindgspo.parallel.platform.runtime import call_compiled
 from mindgspo.types import Batch, ExpertArray, Float32Array, Int32Array
 
 # One graph is compiled per row length: powers of two up to _FINE, then multiples of it.
@@ -74,12 +74,16 @@ class PolicyScorer:
         self._policy, self._is_packed = GraphOfRanks(policy, model.place.graph_ranks), policy.is_packed
         self._replays_experts, self._tells_choices = replays_experts, tells_choices
         self._num_layers, self._expert_dtype = policy.num_layers, expert_dtype(model.config.num_experts or 0)
-        self._no_routing = no_routing(model.config) if replays_experts else None
+        section, self._no_routing = model.config, None
+        if replays_experts:
+            self._no_routing = no_routing(section.num_hidden_layers, section.num_experts_per_tok, section.num_experts)
         self._place, self._replicas, self._stage = model.place, Replicas(model.place), Stage(model.place, model)
 
     def score(self, batches: Sequence[Batch]) -> list[TokenScores]:
         """One result per batch, on every rank; all graphs are launched before the first result is awaited."""
-        given = in_rounds(batches, self._place.plan, self._no_routing)
+        given, plan = batches, self._place.plan
+        if plan.couples_replicas:
+            given = in_rounds(batches, plan.data_parallel, self._no_routing)
         own, numbers = self._replicas.own(given), self._replicas.own(range(len(given)))
         inputs = [policy_inputs(batch, is_packed=self._is_packed, place=self._place) for batch in own]
         tensors = [self._tensors(batch, of) for batch, of in zip(own, inputs, strict=True)]

@@ -19,11 +19,11 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
+from mindgspo.batches.rows import packed_tokens
 from mindgspo.config.model import FAMILIES
-from mindgspo.data.rows import packed_tokens
 from mindgspo.models.policy import PolicyLogProbs
 from mindgspo.models.transformer import DecoderLayer, RMSNorm, Transformer
-from mindgspo.parallel.device_ops import policy_inputs
+from mindgspo.parallel.ops.device import policy_inputs
 from mindgspo.types import Batch, Float32Array
 
 Use = Callable[[str, str, Float32Array], "Float32Array | None"]

@@ -18,7 +18,14 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindgspo.config import ModelSection
 from mindgspo.config.model import FAMILIES, RopeScalingSection
 from mindgspo.models.mixture_of_experts import MixtureOfExperts
-from mindgspo.parallel.device_ops import (
+from mindgspo.parallel.layers.linear import (
+    ColumnParallelLinear,
+    LinearGroup,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+)
+from mindgspo.parallel.layers.model_parallel import TokensInUse, enter_model_parallel
+from mindgspo.parallel.ops.device import (
     CausalAttentionOp,
     RMSNormOp,
     RotaryPairOp,
@@ -29,16 +36,9 @@ from mindgspo.parallel.device_ops import (
     has_kernels,
     require_bfloat16,
 )
-from mindgspo.parallel.layers import (
-    ColumnParallelLinear,
-    LinearGroup,
-    RowParallelLinear,
-    VocabParallelEmbedding,
-)
-from mindgspo.parallel.model_parallel_ops import TokensInUse, enter_model_parallel
-from mindgspo.parallel.parameter_memory import zero_parameter
-from mindgspo.parallel.placement import ALONE, Placement
-from mindgspo.parallel.runtime import compile_once
+from mindgspo.parallel.plans.placement import ALONE, Placement
+from mindgspo.parallel.platform.parameter_memory import zero_parameter
+from mindgspo.parallel.platform.runtime import compile_once
 from mindgspo.types import Float32Array
 
 Tokens = tuple[Tensor, Tensor, Tensor]

@@ -22,16 +22,14 @@ from mindgspo.models.names import (
     Shape,
     hugging_face_names,
     parameter_shapes,
-    to_hugging_face,
     trained_type,
 )
 from mindgspo.models.transformer import DTYPES
 from mindgspo.models.weight_check import require_weights
-from mindgspo.parallel.device_ops import has_kernels
-from mindgspo.parallel.layout import Layout
-from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
-from mindgspo.parallel.parameter_memory import set_values, values_of, zero_parameter
-from mindgspo.parallel.reshard.resharder import gather_to_first_rank
+from mindgspo.parallel.ops.device import has_kernels
+from mindgspo.parallel.plans.layout import Layout
+from mindgspo.parallel.plans.parameter_layouts import moment_layouts, parameter_layouts
+from mindgspo.parallel.platform.parameter_memory import set_values, values_of, zero_parameter
 from mindgspo.tensor_files import ArraySource, TensorSource, open_tensors, widen_bfloat16
 
 _INITIALIZATION_STREAM = 0x1717
@@ -158,15 +156,6 @@ def _part(source: TensorSource, names: tuple[str, ...], index: tuple[slice, ...]
 def held_parameters(model: nn.Cell) -> tuple[Parameter, ...]:
     """What this rank holds of a model: what it computes with, and masters."""
     return (*model.get_parameters(), *(model.masters or {}).values())
-
-
-def weights_as_numpy(model: nn.Cell, section: ModelSection) -> dict[str, np.ndarray]:
-    """Copies of all parameters under Hugging Face names, float32. Where ranks hold parts of the model, all of them
-    call this, and only rank 0 gets the whole; the others get {}."""
-    views = master_views(model)
-    if model.place.plan.world_size > 1:
-        views = gather_to_first_rank(master_layouts(section, model), views)
-    return {name: np.array(view) for name, view in to_hugging_face(section, views).items()}
 
 
 def weight_views(model: nn.Cell) -> dict[str, np.ndarray]:

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from mindgspo.parallel.swap.states import Holding, Phase
 from mindgspo.planner.memory_plan import GIB, MIB, Part, Parts
 from mindgspo.planner.rank_work import (
     FLOAT,
@@ -38,6 +37,7 @@ from mindgspo.planner.rank_work import (
     weight_sizes,
 )
 from mindgspo.rollout.sizes import reads_trained_weights
+from mindgspo.swap.states import Holding, Phase
 
 # CANN's context, the drivers' share of the card and the pool's blocks: a round number, not measured.
 _RUNTIME = 3 * GIB
@@ -46,7 +46,7 @@ _GROUP_BUFFERS = 2 * 200 * MIB
 _CHUNK_BYTES = 512 * MIB  # models.log_prob
 _BUCKET_BYTES = 64 * MIB  # algorithms.optim.over_ranks
 _FLASH_STATISTICS = 2 * 8
-_MASK_BYTES = 2048 * 2048  # parallel.device_ops.SegmentMask
+_MASK_BYTES = 2048 * 2048  # parallel.ops.device.SegmentMask
 GRAPHS: Mapping[Phase, tuple[str, ...]] = {
     Phase.ROLLOUT: ("prefill", "decode"),
     Phase.SCORE: ("reference", "old_policy"),

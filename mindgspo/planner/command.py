@@ -22,7 +22,6 @@ from mindgspo.config.cache import (
     slots_per_replica,
 )
 from mindgspo.config.replica import training_config
-from mindgspo.parallel.swap.states import Phase
 from mindgspo.planner.ascend_memory import GRAPHS
 from mindgspo.planner.cache_budget import replica_with_cache_budget, with_cache_budget
 from mindgspo.planner.cost import StepCost, cost_json, cost_lines, step_cost
@@ -34,6 +33,7 @@ from mindgspo.planner.memory_plan import GIB, MIB, Level, MemoryPlan, Part, Rank
 from mindgspo.planner.probe import probe_machine
 from mindgspo.planner.smallest_change import changed, set_options, smallest_change
 from mindgspo.planner.speedup import largest_speedup
+from mindgspo.swap.states import Phase
 from mindgspo.text import aligned
 
 DRY_RUNS = Path("dryrun")

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from mindgspo.parallel.swap.states import Phase
 from mindgspo.planner.memory_plan import MIB, Part, Parts
 from mindgspo.planner.rank_work import FLOAT, RankWidths, RankWork, weight_sizes, whole_bytes
+from mindgspo.swap.states import Phase
 
 # Measured with MindSpore 2.10: a process with a first small graph, what a rank of a cluster has beyond that, and
 # compiled graphs of all phases.

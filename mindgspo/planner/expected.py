@@ -12,12 +12,12 @@ from types import ModuleType
 import psutil
 
 from mindgspo.config import ExperimentConfig
-from mindgspo.parallel.placement import Placement
-from mindgspo.parallel.ranks import Ranks
-from mindgspo.parallel.swap.states import NEEDS, Holding, Phase
+from mindgspo.parallel.plans.placement import Placement
+from mindgspo.parallel.plans.ranks import Ranks
 from mindgspo.planner import ascend_memory, cpu_memory
 from mindgspo.planner.memory_plan import GIB, Level, MemoryPlan, Part, PhaseMemory, RankMemory
 from mindgspo.planner.rank_work import RankWork, ReshardBytes, held_bytes, reshard_bytes
+from mindgspo.swap.states import NEEDS, Holding, Phase
 
 PHASES = (Phase.ROLLOUT, Phase.SCORE, Phase.UPDATE, Phase.RESHARD, Phase.SAVE)
 """In the order of a step. Evaluation needs what a rollout does."""

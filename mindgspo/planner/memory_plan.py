@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from mindgspo.parallel.ranks import Ranks
-from mindgspo.parallel.swap.states import Phase
+from mindgspo.parallel.plans.ranks import Ranks
+from mindgspo.swap.states import Phase
 
 GIB = 2**30
 MIB = 2**20

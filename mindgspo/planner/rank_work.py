@@ -11,18 +11,18 @@ from fractions import Fraction
 from functools import lru_cache
 from math import prod
 
+from mindgspo.batches.rows import round_up
 from mindgspo.config import ExperimentConfig, ModelSection, ParallelPlan
 from mindgspo.config.cache import block_bytes, whole_cache_blocks
 from mindgspo.config.plan import inner_size
-from mindgspo.data.rows import round_up
 from mindgspo.models.names import compute_type, parameter_shapes, trained_type
-from mindgspo.parallel.layout import Layout
-from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
-from mindgspo.parallel.placement import Placement
-from mindgspo.parallel.reshard.plan import ReshardPlan
-from mindgspo.parallel.reshard.planner import plan_reshard
-from mindgspo.parallel.swap.states import Holding
+from mindgspo.parallel.plans.layout import Layout
+from mindgspo.parallel.plans.parameter_layouts import moment_layouts, parameter_layouts
+from mindgspo.parallel.plans.placement import Placement
+from mindgspo.reshard.plan import ReshardPlan
+from mindgspo.reshard.planner import plan_reshard
 from mindgspo.rollout.sizes import reads_trained_weights, rollout_sizes
+from mindgspo.swap.states import Holding
 
 FLOAT = 4
 """Bytes of a float32."""

@@ -148,8 +148,8 @@ class _Work:
 
     @staticmethod
     def of(experiment: ExperimentConfig, lengths_N: NDArray[np.int64], prompt_tokens: int) -> _Work:
-        """Of one update, as `data.micro_batches` lays its samples out on Ascend: longest first; of replicas that have
-        experts together one micro-batch each has one shape. Packed ones have hardly any padding."""
+        """Of one update, as `batches.micro_batches` lays its samples out on Ascend: longest first; of replicas
+        that have experts together one micro-batch each has one shape. Packed ones have hardly any padding."""
         trainer, plan = experiment.trainer, experiment.plans.train
         multiple, budget = trainer.length_multiple, trainer.max_tokens_per_micro_batch
         widths = np.sort(-(-(lengths_N + prompt_tokens) // multiple) * multiple)[::-1]

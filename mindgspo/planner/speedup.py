@@ -10,12 +10,12 @@ from mindgspo.config import ExperimentConfig
 from mindgspo.config.cache import cache_columns, sequences_at_once, slots_per_replica
 from mindgspo.config.replica import replica_config, training_config
 from mindgspo.config.rules import joined_problems, longest_row
-from mindgspo.parallel.swap.states import Phase
 from mindgspo.planner.cost import GENERATION
 from mindgspo.planner.expected import PHASES, expected_memory, level_of
 from mindgspo.planner.memory_plan import MemoryPlan
 from mindgspo.planner.roofline import OLD_LOG_PROBS, REFERENCE, UPDATE
 from mindgspo.planner.smallest_change import changed
+from mindgspo.swap.states import Phase
 
 SHARE = 0.9
 """Of the memory that a plan may take: it is an estimate."""

@@ -13,12 +13,12 @@ from mindgspo.config import ModelSection, ParallelPlan, load_model_and_plans
 from mindgspo.config.schema import PlansSection
 from mindgspo.errors import CheckpointError, ConfigError
 from mindgspo.models.names import mindformers_names, parameter_shapes
-from mindgspo.parallel.layout import Layout
-from mindgspo.parallel.parameter_layouts import parameter_layouts
-from mindgspo.parallel.ranks import RankGrid
-from mindgspo.parallel.strategy.file import read_source, write_strategies
-from mindgspo.parallel.strategy.layouts import compiled_strategy, hsdp_call
-from mindgspo.parallel.strategy.record import NOT_SPLIT, Strategy
+from mindgspo.parallel.plans.layout import Layout
+from mindgspo.parallel.plans.parameter_layouts import parameter_layouts
+from mindgspo.parallel.plans.ranks import RankGrid
+from mindgspo.strategy.file import read_source, write_strategies
+from mindgspo.strategy.layouts import compiled_strategy, hsdp_call
+from mindgspo.strategy.record import NOT_SPLIT, Strategy
 
 GRAPHS = ("train", "reference", "rollout")
 # What AdamW keeps beside each weight.

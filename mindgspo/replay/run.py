@@ -18,11 +18,12 @@ from mindgspo.algorithms.optim.backend import UpdateBackend
 from mindgspo.errors import CheckpointError
 from mindgspo.models.policy import build_model
 from mindgspo.models.trace import trace_forward
-from mindgspo.models.weights import load_weights, weights_as_numpy
-from mindgspo.parallel import runtime
-from mindgspo.parallel.device_ops import takes_packed
+from mindgspo.models.weights import load_weights
+from mindgspo.parallel.ops.device import takes_packed
+from mindgspo.parallel.platform import runtime
 from mindgspo.replay.compare import Comparison, Difference, difference
 from mindgspo.replay.dump import Dump
+from mindgspo.rollout.weight_transfer import weights_as_numpy
 from mindgspo.tensor_files import open_tensors
 from mindgspo.trainer.build import build_backend
 from mindgspo.trainer.dump import MOMENT, gradients_between

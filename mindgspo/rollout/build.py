@@ -8,13 +8,13 @@ from mindspore import Parameter, nn
 
 from mindgspo.config import ExperimentConfig
 from mindgspo.models.policy import build_model
-from mindgspo.parallel.cluster import infer_place
-from mindgspo.parallel.swap.swap import Swap
+from mindgspo.parallel.platform.cluster import infer_place
 from mindgspo.rollout.engine import NativeEngine
 from mindgspo.rollout.protocol import RolloutEngine
 from mindgspo.rollout.replicated import ReplicatedEngine
 from mindgspo.rollout.sizes import reads_trained_weights, rollout_sizes
 from mindgspo.rollout.weight_transfer import WeightTransfer, hold_in_compute_type
+from mindgspo.swap.swap import Swap
 from mindgspo.tokenization import Tokenizer
 
 

@@ -18,9 +18,9 @@ from mindspore import ParameterTuple, Tensor, nn, ops
 
 from mindgspo.config.cache import BLOCK
 from mindgspo.models.transformer import DTYPES
-from mindgspo.parallel.device_ops import MASKED_SCORE, has_kernels, is_fused, require_bfloat16
-from mindgspo.parallel.kernel_ops import CopyBlocksKernel, PagedAttentionKernel, StoreKernel
-from mindgspo.parallel.parameter_memory import zero_parameter
+from mindgspo.parallel.ops.device import MASKED_SCORE, has_kernels, is_fused, require_bfloat16
+from mindgspo.parallel.ops.kernels import CopyBlocksKernel, PagedAttentionKernel, StoreKernel
+from mindgspo.parallel.platform.parameter_memory import zero_parameter
 from mindgspo.rollout.blocks import num_blocks_for
 
 

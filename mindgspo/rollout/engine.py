@@ -15,11 +15,11 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn
 
 from mindgspo import faults, progress
+from mindgspo.batches.rows import round_up
 from mindgspo.config.cache import BLOCK
-from mindgspo.data.rows import round_up
-from mindgspo.parallel.collectives import GraphOfRanks
-from mindgspo.parallel.device_ops import attention_segments, takes_packed
-from mindgspo.parallel.runtime import CompiledCell, paged_kernels
+from mindgspo.parallel.collectives.host import GraphOfRanks
+from mindgspo.parallel.ops.device import attention_segments, takes_packed
+from mindgspo.parallel.platform.runtime import CompiledCell, paged_kernels
 from mindgspo.rollout.blocks import SCRATCH, BlockAllocator, num_blocks_for
 from mindgspo.rollout.cache import CopyBlocks, PagedCache
 from mindgspo.rollout.graphs import Collect, DecodeStep, PackedWeights, Prefill, TokenSampler

@@ -15,11 +15,11 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from mindgspo.data.routing import expert_dtype
+from mindgspo.batches.routing import expert_dtype
 from mindgspo.models.transformer import FeedForward
-from mindgspo.parallel.device_ops import has_kernels, takes_packed
-from mindgspo.parallel.kernel_ops import LinearKernel, PackedLinearKernel, PackKernel, SampleKernel
-from mindgspo.parallel.model_parallel_ops import from_first_rank, gather_columns
+from mindgspo.parallel.layers.model_parallel import from_first_rank, gather_columns
+from mindgspo.parallel.ops.device import has_kernels, takes_packed
+from mindgspo.parallel.ops.kernels import LinearKernel, PackedLinearKernel, PackKernel, SampleKernel
 from mindgspo.rollout.cache import PagedCache, StoreOp, decode_attention
 
 

@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 
 import aiohttp
 
+from mindgspo.batches.routing import no_routing
 from mindgspo.config import ExperimentConfig
-from mindgspo.data.routing import no_routing
 from mindgspo.errors import ConfigError, RolloutError
-from mindgspo.parallel import runtime
+from mindgspo.parallel.platform import runtime
 from mindgspo.rollout.protocol import Cut, Purpose
 from mindgspo.rollout.server_answers import AnswerReader, Expected
 from mindgspo.rollout.server_apis import SERVER_APIS, Call, ServerAPI
@@ -268,7 +268,9 @@ def open_service(config: ExperimentConfig, tokenizer: Tokenizer) -> HTTPService:
             "trainer.schedule: servers that generate are started by `mindgspo run`; under msrun start them with "
             "`mindgspo serve`, and name them in rollout.servers.urls"
         )
-    routing = no_routing(model) if config.rollout.record_experts else None
+    routing = None
+    if config.rollout.record_experts:
+        routing = no_routing(model.num_hidden_layers, model.num_experts_per_tok, model.num_experts)
     service = HTTPService(
         urls,
         Expected(

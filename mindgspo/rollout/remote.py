@@ -13,13 +13,13 @@ from pathlib import Path
 from mindspore import nn
 
 from mindgspo.config import ModelSection, ParallelPlan
-from mindgspo.models.weights import weights_as_numpy
-from mindgspo.parallel import runtime
-from mindgspo.parallel.cluster import first_rank_first, is_first
-from mindgspo.parallel.placement import Placement
+from mindgspo.parallel.plans.placement import Placement
+from mindgspo.parallel.platform import runtime
+from mindgspo.parallel.platform.cluster import first_rank_first, is_first
 from mindgspo.rollout.protocol import Rollout, RolloutEngine, SamplingSettings
 from mindgspo.rollout.replicated import ReplicatedEngine
 from mindgspo.rollout.service import ServiceEngine, tokens_counted
+from mindgspo.rollout.weight_transfer import weights_as_numpy
 from mindgspo.rollout.weights_folder import write_weights
 from mindgspo.types import Prompt
 

@@ -10,8 +10,8 @@ from dataclasses import astuple, fields
 
 import numpy as np
 
-from mindgspo.parallel.placement import Placement
-from mindgspo.parallel.replicas import Arrays, Replicas
+from mindgspo.parallel.collectives.replicas import Arrays, Replicas
+from mindgspo.parallel.plans.placement import Placement
 from mindgspo.rollout.protocol import Rollout, RolloutCounters, RolloutEngine, SamplingSettings
 from mindgspo.types import FinishReason, Prompt, Response, Routing
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from mindgspo.config import ExperimentConfig
 from mindgspo.models.policy import build_model
-from mindgspo.parallel import runtime
-from mindgspo.parallel.cluster import infer_place, start_device
+from mindgspo.parallel.platform import runtime
+from mindgspo.parallel.platform.cluster import infer_place, start_device
 from mindgspo.rollout.build import native_engine
 from mindgspo.rollout.completions import Limits
 from mindgspo.rollout.protocol import Cut

@@ -28,9 +28,9 @@ from mindspore import nn
 from mindgspo.config import ModelSection
 from mindgspo.errors import MindGSPOError, WeightsError
 from mindgspo.models.weights import load_tensors
-from mindgspo.parallel import heartbeat, runtime
-from mindgspo.parallel.collectives import exchange
-from mindgspo.parallel.reshard.verify import sampled_names
+from mindgspo.parallel.collectives.host import exchange
+from mindgspo.parallel.platform import heartbeat, runtime
+from mindgspo.reshard.verify import sampled_names
 from mindgspo.rollout.completions import Limits, request_of
 from mindgspo.rollout.engine import Decoding, NativeEngine
 from mindgspo.rollout.protocol import Purpose

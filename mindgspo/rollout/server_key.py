@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mindgspo.errors import ConfigError
 from mindgspo.io import read_bytes
-from mindgspo.parallel import runtime
+from mindgspo.parallel.platform import runtime
 
 NONCE, SIGNATURE = "X-MindGSPO-Nonce", "X-MindGSPO-Signature"
 _MOST_BYTES = 4096

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mindgspo.batches.rows import round_up
 from mindgspo.config import ExperimentConfig
 from mindgspo.config.cache import cache_blocks, cache_columns, slots_per_replica
-from mindgspo.data.rows import round_up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,11 +8,17 @@ from mindspore import nn
 
 from mindgspo.config.model import ModelSection
 from mindgspo.config.schema import ReshardSection
-from mindgspo.models.names import compute_type
+from mindgspo.models.names import compute_type, to_hugging_face
 from mindgspo.models.weights import hold_in_types, master_layouts, master_views, weight_layouts, weight_views
-from mindgspo.parallel.parameter_memory import commit_values
-from mindgspo.parallel.reshard.resharder import Resharder, ReshardReport, Residency, everything_stays
-from mindgspo.parallel.reshard.verify import sampled_names, verify_reshard
+from mindgspo.parallel.platform.parameter_memory import commit_values
+from mindgspo.reshard.resharder import (
+    Resharder,
+    ReshardReport,
+    Residency,
+    everything_stays,
+    gather_to_first_rank,
+)
+from mindgspo.reshard.verify import sampled_names, verify_reshard
 
 
 def hold_in_compute_type(model: nn.Cell) -> None:
@@ -72,3 +78,14 @@ class WeightTransfer:
     def _names(self) -> list[str]:
         names = list(self._source)
         return {"off": [], "sampled": sampled_names(names, self._transfers), "full": names}[self._verify]
+
+
+def weights_as_numpy(model: nn.Cell, section: ModelSection) -> dict[str, np.ndarray]:
+    """Copy all parameters to rank 0, float32 under Hugging Face names.
+
+    Where ranks hold parts of the model, all of them call this, and the others get {}.
+    """
+    views = master_views(model)
+    if model.place.plan.world_size > 1:
+        views = gather_to_first_rank(master_layouts(section, model), views)
+    return {name: np.array(view) for name, view in to_hugging_face(section, views).items()}

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from mindgspo.algorithms import AdvantageInputs, estimate_advantages
 from mindgspo.algorithms.kl_control import reward_penalty
+from mindgspo.batches.rows import gathered
 from mindgspo.config import AlgorithmSection, KLSection
-from mindgspo.data.rows import gathered
 from mindgspo.trainer.dynamic_sampling import StepSamples
 from mindgspo.types import Batch, Float32Array, Group, ScoredGroup
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from mindgspo.batches.micro_batches import BatchLayout, largest_shape, micro_batches
+from mindgspo.batches.rows import TrainingSample, round_up
 from mindgspo.config import ExperimentConfig
-from mindgspo.data.micro_batches import BatchLayout, largest_shape, micro_batches
-from mindgspo.data.rows import TrainingSample, round_up
-from mindgspo.parallel.device_ops import has_kernels
+from mindgspo.parallel.ops.device import has_kernels
 from mindgspo.trainer.dynamic_sampling import StepSamples
 from mindgspo.types import Batch
 

@@ -19,9 +19,9 @@ from mindgspo import faults, progress
 from mindgspo.algorithms.kl_control import KLController
 from mindgspo.algorithms.losses.registry import build_policy_loss
 from mindgspo.algorithms.optim.backend import UpdateBackend
+from mindgspo.batches.rows import round_up
 from mindgspo.config import ExperimentConfig, planned_steps
 from mindgspo.data import PromptStream, StreamState
-from mindgspo.data.rows import round_up
 from mindgspo.evaluation.datasets import (
     HELD_OUT_SEED,
     NUM_TRIAL_ROWS,
@@ -36,22 +36,22 @@ from mindgspo.metrics import Timers
 from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.scoring import PolicyScorer
 from mindgspo.models.weights import fill_model, held_parameters
-from mindgspo.parallel import heartbeat
-from mindgspo.parallel.cluster import reference_place, scoring_place, start_device, train_place
-from mindgspo.parallel.collectives import require_agreement
-from mindgspo.parallel.device_ops import takes_packed
-from mindgspo.parallel.placement import Placement
-from mindgspo.parallel.replicas import Replicas
-from mindgspo.parallel.routing_transfer import RoutingTransfer
-from mindgspo.parallel.swap.states import Holding
-from mindgspo.parallel.swap.swap import open_swap
+from mindgspo.parallel.collectives.host import require_agreement
+from mindgspo.parallel.collectives.replicas import Replicas
+from mindgspo.parallel.ops.device import takes_packed
+from mindgspo.parallel.plans.placement import Placement
+from mindgspo.parallel.platform import heartbeat
+from mindgspo.parallel.platform.cluster import reference_place, scoring_place, start_device, train_place
 from mindgspo.rewards import Scorer
+from mindgspo.swap.states import Holding
+from mindgspo.swap.swap import open_swap
 from mindgspo.tokenization import Tokenizer, load_tokenizer
 from mindgspo.trainer.batches import batch_layout
 from mindgspo.trainer.dynamic_sampling import LeftoverBuffer
 from mindgspo.trainer.metrics import Speed
 from mindgspo.trainer.reference import ReferencePolicy
 from mindgspo.trainer.resume_checks import fingerprints, rows_digest
+from mindgspo.trainer.routing_transfer import RoutingTransfer
 from mindgspo.trainer.saving import JSONState, Stateful
 from mindgspo.trainer.schedules import build_generation
 from mindgspo.trainer.step import Trainer

@@ -29,9 +29,9 @@ from mindgspo.algorithms.optim.backend import UpdateBackend, UpdateResult
 from mindgspo.io import make_folder, publish_folder, temporary_path, write_file
 from mindgspo.metrics.environment import versions
 from mindgspo.models.trace import is_traceable, trace_forward
-from mindgspo.models.weights import weights_as_numpy
-from mindgspo.parallel import runtime
-from mindgspo.parallel.cluster import is_first
+from mindgspo.parallel.platform import runtime
+from mindgspo.parallel.platform.cluster import is_first
+from mindgspo.rollout.weight_transfer import weights_as_numpy
 from mindgspo.tensor_files import write_tensor_file
 from mindgspo.trainer.updates import write_batches
 from mindgspo.types import Batch

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from mindgspo import progress
-from mindgspo.parallel import heartbeat
+from mindgspo.parallel.platform import heartbeat
 from mindgspo.rollout.protocol import SamplingSettings
 from mindgspo.rollout.service import Answer, CompletionService, Request, first_due
 from mindgspo.tensor_files import TensorSource

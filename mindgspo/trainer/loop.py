@@ -31,11 +31,11 @@ from mindgspo.launch.worker import copy_output
 from mindgspo.metrics import RunLog, SilentLog, peak_rss_mb, report_of_finished, write_summary
 from mindgspo.metrics.environment import record_start
 from mindgspo.metrics.tracking import TrackedRun, open_trackers
-from mindgspo.models.weights import weights_as_numpy
-from mindgspo.parallel import heartbeat, runtime
-from mindgspo.parallel.cluster import first_rank_first, is_first, start_device
-from mindgspo.parallel.collectives import exchange, require_agreement
-from mindgspo.parallel.swap.states import Phase
+from mindgspo.parallel.collectives.host import exchange, require_agreement
+from mindgspo.parallel.platform import heartbeat, runtime
+from mindgspo.parallel.platform.cluster import first_rank_first, is_first, start_device
+from mindgspo.rollout.weight_transfer import weights_as_numpy
+from mindgspo.swap.states import Phase
 from mindgspo.trainer.build import Experiment, build_experiment, build_warmup
 from mindgspo.trainer.longer import config_before, finished_line, is_complete, new_learning_rates, set_summary_aside
 from mindgspo.trainer.memory import MemoryAlarm, memory_metrics, resident_gb_of_ranks

@@ -16,9 +16,9 @@ from itertools import pairwise
 import numpy as np
 
 from mindgspo.metrics import rss_gb
-from mindgspo.parallel import runtime
-from mindgspo.parallel.collectives import sum_over_world
-from mindgspo.parallel.swap.mapped_memory import free_memory_bytes
+from mindgspo.parallel.collectives.host import sum_over_world
+from mindgspo.parallel.platform import runtime
+from mindgspo.swap.mapped_memory import free_memory_bytes
 
 QUARTER = 12
 WINDOW = 4 * QUARTER

@@ -12,9 +12,9 @@ import numpy as np
 from mindgspo.algorithms.loss_metrics import batch_mismatch, telemetry_metrics
 from mindgspo.algorithms.optim.backend import UpdateResult
 from mindgspo.algorithms.rollout_correction import step_correction_metrics
+from mindgspo.batches.micro_batches import BatchLayout, batch_metrics
+from mindgspo.batches.routing import RoutingDifference, load_metrics
 from mindgspo.config import AlgorithmSection, KLSection, ModelSection, ParallelPlan, RolloutSection, TrainerSection
-from mindgspo.data.micro_batches import BatchLayout, batch_metrics
-from mindgspo.data.routing import RoutingDifference, load_metrics
 from mindgspo.metrics import Timers, group_metrics, peak_rss_mb, rss_gb
 from mindgspo.models.operations import Operations
 from mindgspo.models.scoring import TokenScores

@@ -31,14 +31,14 @@ from mindgspo.config.schema import ReshardSection, SwapSection
 from mindgspo.errors import CheckpointError
 from mindgspo.models.policy import build_model
 from mindgspo.models.scoring import PolicyScorer
-from mindgspo.models.weights import load_tensors, master_layouts, master_views, weights_as_numpy
-from mindgspo.parallel.cluster import first_rank_first, path_for_all
-from mindgspo.parallel.parameter_memory import commit_values, values_of
-from mindgspo.parallel.placement import Placement
-from mindgspo.parallel.reshard.resharder import Resharder
-from mindgspo.parallel.swap.states import Phase
-from mindgspo.parallel.swap.swap import Swap
-from mindgspo.rollout.weight_transfer import WeightTransfer
+from mindgspo.models.weights import load_tensors, master_layouts, master_views
+from mindgspo.parallel.plans.placement import Placement
+from mindgspo.parallel.platform.cluster import first_rank_first, path_for_all
+from mindgspo.parallel.platform.parameter_memory import commit_values, values_of
+from mindgspo.reshard.resharder import Resharder
+from mindgspo.rollout.weight_transfer import WeightTransfer, weights_as_numpy
+from mindgspo.swap.states import Phase
+from mindgspo.swap.swap import Swap
 from mindgspo.tensor_files import TensorSource
 
 

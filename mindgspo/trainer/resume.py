@@ -28,8 +28,8 @@ from mindgspo.io import fsync_tree, publish_folder, temporary_path, write_file
 from mindgspo.metrics import RunLog
 from mindgspo.metrics.files import LOGS, split_records
 from mindgspo.models.weights import load_tensors
-from mindgspo.parallel.cluster import first_rank_first, is_first, path_for_all
-from mindgspo.parallel.swap.states import Phase
+from mindgspo.parallel.platform.cluster import first_rank_first, is_first, path_for_all
+from mindgspo.swap.states import Phase
 from mindgspo.trainer.progress import Progress
 from mindgspo.trainer.resume_checks import check_fingerprints, intact_logs, log_warnings
 from mindgspo.trainer.saving import Saver, Stateful

@@ -20,17 +20,17 @@ from mindspore import nn
 
 from mindgspo.config import ExperimentConfig
 from mindgspo.data import PromptDataset, PromptStream
-from mindgspo.parallel import runtime
-from mindgspo.parallel.cluster import is_first
-from mindgspo.parallel.collectives import exchange
-from mindgspo.parallel.replicas import pack_arrays, unpack_arrays
-from mindgspo.parallel.swap.states import Holding
-from mindgspo.parallel.swap.swap import Swap
+from mindgspo.parallel.collectives.host import exchange
+from mindgspo.parallel.collectives.replicas import pack_arrays, unpack_arrays
+from mindgspo.parallel.platform import runtime
+from mindgspo.parallel.platform.cluster import is_first
 from mindgspo.rollout.build import build_engine
 from mindgspo.rollout.protocol import Rollout, RolloutEngine, SamplingSettings, training_sampling
 from mindgspo.rollout.remote import ServedWeights, remote_engine
 from mindgspo.rollout.service import ServiceEngine, tokens_counted
 from mindgspo.rollout.weights_folder import weights_folder
+from mindgspo.swap.states import Holding
+from mindgspo.swap.swap import Swap
 from mindgspo.tensor_files import TensorSource
 from mindgspo.tokenization import Tokenizer
 from mindgspo.trainer.drafts import DraftGroup, arrays_of, describe, restore

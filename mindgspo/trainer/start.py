@@ -20,7 +20,7 @@ from mindgspo.launch.serving import own_servers
 from mindgspo.launch.watch import watch_this_process
 from mindgspo.launch.worker import run_worker
 from mindgspo.metrics.tracking import check_installed
-from mindgspo.parallel import runtime
+from mindgspo.parallel.platform import runtime
 from mindgspo.trainer.longer import finished_line, is_complete
 from mindgspo.trainer.resume_checks import check_config
 

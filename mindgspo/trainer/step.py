@@ -23,18 +23,17 @@ from mindgspo.algorithms.kl_control import KLController
 from mindgspo.algorithms.optim.backend import UpdateBackend, UpdateResult
 from mindgspo.algorithms.optim.learning_rate import learning_rate
 from mindgspo.algorithms.rollout_correction import correction_weights
+from mindgspo.batches.micro_batches import BatchLayout
+from mindgspo.batches.rows import scattered
 from mindgspo.config import AlgorithmSection, OptimizerSection, RolloutSection, TrainerSection
 from mindgspo.config.schema import SwapSection
 from mindgspo.data import PromptDataset, PromptStream
-from mindgspo.data.micro_batches import BatchLayout
-from mindgspo.data.rows import scattered
 from mindgspo.evaluation.scoring import ResponseScorer
 from mindgspo.metrics import Timers
 from mindgspo.models.scoring import PolicyScorer, TokenScores
-from mindgspo.parallel.routing_transfer import RoutingTransfer
-from mindgspo.parallel.swap.states import Phase
-from mindgspo.parallel.swap.swap import Swap
 from mindgspo.rollout.protocol import Rollout, RolloutCounters, RolloutEngine, training_sampling
+from mindgspo.swap.states import Phase
+from mindgspo.swap.swap import Swap
 from mindgspo.trainer.advantages import step_advantages
 from mindgspo.trainer.batches import MiniBatches, flattened, lay_out_mini_batches, regrouped
 from mindgspo.trainer.dump import StepDump
@@ -55,6 +54,7 @@ from mindgspo.trainer.metrics import (
     step_metrics,
 )
 from mindgspo.trainer.reference import ReferencePolicy
+from mindgspo.trainer.routing_transfer import RoutingTransfer
 from mindgspo.trainer.schedules import FedRollouts
 from mindgspo.trainer.updates import SkippedUpdates, apply_update, check_mismatch, check_ratio, require_rewards
 from mindgspo.types import Float32Array, Prompt, StepResult

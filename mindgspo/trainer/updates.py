@@ -23,7 +23,7 @@ from mindgspo.algorithms.optim.backend import UpdateBackend, UpdateResult
 from mindgspo.config import TrainerSection
 from mindgspo.errors import NonFiniteError, TrainingError
 from mindgspo.io import atomic_file
-from mindgspo.parallel.cluster import is_first as is_first_rank
+from mindgspo.parallel.platform.cluster import is_first as is_first_rank
 from mindgspo.types import Batch, ScoredGroup
 
 _log = logging.getLogger(__name__)

@@ -15,16 +15,16 @@ import numpy as np
 from mindgspo.algorithms.losses.supervised import SupervisedLoss
 from mindgspo.algorithms.optim.backend import UpdateBackend, UpdateResult
 from mindgspo.algorithms.optim.learning_rate import learning_rate
+from mindgspo.batches.micro_batches import BatchLayout, largest_shape, micro_batches
+from mindgspo.batches.rows import TrainingSample
 from mindgspo.config import ModelSection, WarmupSection
 from mindgspo.data import PromptDataset, PromptStream
-from mindgspo.data.micro_batches import BatchLayout, largest_shape, micro_batches
-from mindgspo.data.rows import TrainingSample
 from mindgspo.errors import DataError
 from mindgspo.evaluation.evaluate import Evaluator
 from mindgspo.metrics import RunLog
 from mindgspo.metrics.run_folder import reward_text
 from mindgspo.models.policy import PolicyLogProbs
-from mindgspo.parallel.swap.states import Phase
+from mindgspo.swap.states import Phase
 from mindgspo.tokenization import Tokenizer
 from mindgspo.trainer.step import Trainer
 from mindgspo.trainer.updates import saved_on_failure

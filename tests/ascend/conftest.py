@@ -20,7 +20,7 @@ sys.path[:0] = [str(WORKERS), str(WORKERS.parents[1] / "distributed" / "workers"
 @pytest.fixture(scope="session")
 def cards() -> None:
     """Skips where emulated cards cannot be had: no compiler, another processor, a MindSpore without the plugin."""
-    from mindgspo.parallel.emulator import find_toolchain
+    from mindgspo.parallel.platform.emulator import find_toolchain
 
     try:
         find_toolchain(emulated=True)

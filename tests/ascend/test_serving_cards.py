@@ -30,8 +30,9 @@ def test_a_replica_on_cards_draws_what_the_cpu_draws(
     cards: None, cpu_runtime: None, tmp_path: Path, num_cards: int
 ) -> None:
     from mindgspo.models.policy import build_model
-    from mindgspo.models.weights import initialize_weights, weights_as_numpy
+    from mindgspo.models.weights import initialize_weights
     from mindgspo.rollout.build import native_engine
+    from mindgspo.rollout.weight_transfer import weights_as_numpy
     from mindgspo.rollout.weights_folder import write_weights
     from mindgspo.tokenization import load_tokenizer
 

@@ -7,7 +7,7 @@ from pathlib import Path
 SCRIPT = """
 from ascend_emulator.launcher import enter_emulated_cards, sleeps_while_waiting
 enter_emulated_cards()
-from mindgspo.parallel.runtime import call_compiled, set_up_runtime
+from mindgspo.parallel.platform.runtime import call_compiled, set_up_runtime
 set_up_runtime("Ascend")
 import mindspore
 class Twice(mindspore.nn.Cell):

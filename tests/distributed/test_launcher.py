@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mindgspo.parallel import heartbeat
+from mindgspo.parallel.platform import heartbeat
 
 END_S = 10.0  # from an event until all processes have ended
 

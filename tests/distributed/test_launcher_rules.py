@@ -25,8 +25,8 @@ from mindgspo.launch.folder import SCHEDULER, LaunchFolder
 from mindgspo.launch.processes import ClusterPlan, plan_cluster
 from mindgspo.launch.watch import GoesOn, Meeting, MeetingWatch, Stall, StallWatch
 from mindgspo.launch.worker import _tell_failure
-from mindgspo.parallel import runtime
-from mindgspo.parallel.heartbeat import MEETING, Record, State
+from mindgspo.parallel.platform import runtime
+from mindgspo.parallel.platform.heartbeat import MEETING, Record, State
 
 
 def at(step: int, stage: str, state: State = State.RUNNING) -> Record:

@@ -36,7 +36,7 @@ class Mutation:
 
 
 OVER_RANKS, BETWEEN, LAYOUTS = (
-    "algorithms/optim/over_ranks.py", "parallel/model_parallel_ops.py", "parallel/parameter_layouts.py"
+    "algorithms/optim/over_ranks.py", "parallel/layers/model_parallel.py", "parallel/plans/parameter_layouts.py"
 )  # fmt: skip
 MUTATIONS = {
     "a missing reduce-scatter": Mutation(OVER_RANKS, SHARDED, "found = self.scatter(found)",
@@ -54,13 +54,13 @@ MUTATIONS = {
         "is Split.WHOLE and not plan.use_seq_parallel", "is Split.WHOLE"),
     "the gradient of a tied table counted once": Mutation(LAYOUTS, STAGES,
         "is Split.WHOLE and not plan.use_seq_parallel", "in (Split.WHOLE, Split.INPUT_TABLE)"),
-    "a whole table that every rank of a replica counts": Mutation("parallel/layers.py", {"model_parallel": 2},
+    "a whole table that every rank of a replica counts": Mutation("parallel/layers/linear.py", {"model_parallel": 2},
         "not self.is_split and self.parts == 1 and place.at.model > 0", "False"),
     "a micro-batch that is lost": Mutation("algorithms/optim/accumulation.py", STAGES,
         "Tensor([int(number > 0)], ms.int32)", "Tensor([int(number > 1)], ms.int32)"),
-    "gradients that do not reach the stage before": Mutation("parallel/stages.py", STAGES,
+    "gradients that do not reach the stage before": Mutation("parallel/pipeline/stage.py", STAGES,
         "send(returned.pop(number),", "send(returned.pop(number) * 0,"),
-    "stages in the reverse order": Mutation("parallel/placement.py", STAGES,
+    "stages in the reverse order": Mutation("parallel/plans/placement.py", STAGES,
         "layers_of_stage(self.at.stage,", "layers_of_stage(self.plan.pipeline_stage - 1 - self.at.stage,"),
     "gradients of gathered tokens that are not added up": Mutation(BETWEEN, EXPERTS,
         "        return self.scatter(dout), zeros_like(tokens)\n",
@@ -70,9 +70,9 @@ MUTATIONS = {
     "keys of other heads than queries": Mutation(BETWEEN, CONTEXT,
         "return query, key, self.to_heads(ops.depend(value, key))",
         "return query, self.to_heads(ops.depend(value, key)), self.to_heads(ops.depend(value, key))"),
-    "predictions of the next part": Mutation("parallel/device_ops.py", CONTEXT,
+    "predictions of the next part": Mutation("parallel/ops/device.py", CONTEXT,
         "parts.predict[own], parts.targets[own]", "parts.predict[own - 1], parts.targets[own]"),
-    "experts of the neighbour": Mutation("parallel/placement.py", EXPERTS,
+    "experts of the neighbour": Mutation("parallel/plans/placement.py", EXPERTS,
         "number = self.rank % self.plan.expert_block // self.plan.expert_slices",
         "number = (self.rank + 1) % self.plan.expert_block // self.plan.expert_slices", "experts"),
 }  # fmt: skip

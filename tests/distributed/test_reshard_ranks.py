@@ -18,8 +18,8 @@ import pytest
 
 from mindgspo.config.schema import WatchSection
 from mindgspo.launch.launcher import launch
-from mindgspo.parallel.layout import Layout
-from mindgspo.parallel.meeting import SLOT_BYTES
+from mindgspo.parallel.collectives.shared_memory import SLOT_BYTES
+from mindgspo.parallel.plans.layout import Layout
 
 sys.path.append(str(Path(__file__).parent / "workers"))
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mindgspo.batches.routing import with_experts
 from mindgspo.config.schema import WatchSection
-from mindgspo.data.routing import with_experts
 from mindgspo.launch.launcher import launch
 
 sys.path.append(str(Path(__file__).parent / "workers"))

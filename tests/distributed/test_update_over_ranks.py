@@ -16,8 +16,8 @@ from mindgspo.config.schema import WatchSection
 from mindgspo.errors import DryRunUnavailable
 from mindgspo.launch.launcher import launch
 from mindgspo.models.names import parameter_shapes, trained_type
-from mindgspo.parallel.emulator import find_toolchain
-from mindgspo.parallel.parameter_layouts import gradient_ranks, moment_layouts, parameter_layouts
+from mindgspo.parallel.plans.parameter_layouts import gradient_ranks, moment_layouts, parameter_layouts
+from mindgspo.parallel.platform.emulator import find_toolchain
 from mindgspo.tensor_files.tensors import bfloat16_bits, widen_bfloat16
 
 WORKERS = Path(__file__).parent / "workers"

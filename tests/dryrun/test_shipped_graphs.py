@@ -20,8 +20,8 @@ from ascend_emulator.toolchain import Toolchain
 from mindgspo.config import ExperimentConfig, load_config
 from mindgspo.dryrun import Result, run_child
 from mindgspo.models.names import parameter_shapes
-from mindgspo.parallel.layout import Layout, Shape
-from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
+from mindgspo.parallel.plans.layout import Layout, Shape
+from mindgspo.parallel.plans.parameter_layouts import moment_layouts, parameter_layouts
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from ascend_emulator.toolchain import Toolchain
 from mindgspo.config import load_config
 from mindgspo.dryrun import run_child
 from mindgspo.models.names import parameter_shapes
-from mindgspo.parallel.parameter_layouts import parameter_layouts
+from mindgspo.parallel.plans.parameter_layouts import parameter_layouts
 
 EXPERIMENT = Path(__file__).parents[2] / "examples" / "dapo_math" / "gspo_qwen3_30b_a3b.yaml"
 LAYERS = 48

@@ -17,7 +17,7 @@ from mindspore.common.initializer import initializer
 
 from mindgspo.dryrun.graphs import CompilableGraph
 from mindgspo.errors import WeightsError
-from mindgspo.parallel.collective_ops import all_reduce
+from mindgspo.parallel.collectives.graph import all_reduce
 
 H = 64
 ROWS = 4

@@ -55,7 +55,7 @@ def model(cpu_runtime: None, experiment: ExperimentConfig) -> Any:
 
 @pytest.fixture(scope="module")
 def weights(model: Any, experiment: ExperimentConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from mindgspo.models.weights import weights_as_numpy
+    from mindgspo.rollout.weight_transfer import weights_as_numpy
     from mindgspo.rollout.weights_folder import write_weights
 
     folder = tmp_path_factory.mktemp("handed_over") / "version_3"
@@ -235,7 +235,7 @@ def test_a_body_is_bounded(loaded: Server) -> None:
 def test_weights_that_are_not_what_was_handed_over(
     loaded: Server, reference: Any, model: Any, experiment: ExperimentConfig, tmp_path: Path
 ) -> None:
-    from mindgspo.models.weights import weights_as_numpy
+    from mindgspo.rollout.weight_transfer import weights_as_numpy
     from mindgspo.rollout.weights_folder import write_weights
 
     tensors = weights_as_numpy(model, experiment.model)
@@ -317,8 +317,9 @@ MIXTURE = sets(
 def test_a_mixture_tells_its_experts(config: Path, tmp_path: Path) -> None:
     """In one go, and in two of which the second goes on behind the first: the same routing as in this process."""
     from mindgspo.models.policy import build_model
-    from mindgspo.models.weights import initialize_weights, weights_as_numpy
+    from mindgspo.models.weights import initialize_weights
     from mindgspo.rollout.build import native_engine
+    from mindgspo.rollout.weight_transfer import weights_as_numpy
     from mindgspo.rollout.weights_folder import write_weights
     from mindgspo.tokenization import load_tokenizer
 

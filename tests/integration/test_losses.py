@@ -74,7 +74,8 @@ def test_a_step_trains_with_every_loss(name: str, trainer, tmp_path: Path) -> No
     from mindgspo.algorithms.losses.registry import build_policy_loss
     from mindgspo.algorithms.optim.backend import UpdateBackend
     from mindgspo.models.policy import PolicyLogProbs
-    from mindgspo.models.weights import initialize_weights, weights_as_numpy
+    from mindgspo.models.weights import initialize_weights
+    from mindgspo.rollout.weight_transfer import weights_as_numpy
 
     config = load(tmp_path, f"algorithm.name={name}")
     initialize_weights(trainer.model, config.model, seed=1)
@@ -101,7 +102,8 @@ def test_by_default_old_log_probs_are_the_samplers_and_the_step_is_the_same(trai
     from mindgspo.algorithms.losses.registry import build_policy_loss
     from mindgspo.algorithms.optim.backend import UpdateBackend
     from mindgspo.models.policy import PolicyLogProbs
-    from mindgspo.models.weights import initialize_weights, weights_as_numpy
+    from mindgspo.models.weights import initialize_weights
+    from mindgspo.rollout.weight_transfer import weights_as_numpy
     from mindgspo.trainer.build import resolved_old_log_probs
 
     config = load(tmp_path)

@@ -63,8 +63,9 @@ def weights(cpu_runtime: None, tmp_path_factory: pytest.TempPathFactory):
     """(engine in this process, folder of the same weights)"""
     from mindgspo.config.replica import replica_config
     from mindgspo.models.policy import build_model
-    from mindgspo.models.weights import initialize_weights, weights_as_numpy
+    from mindgspo.models.weights import initialize_weights
     from mindgspo.rollout.build import native_engine
+    from mindgspo.rollout.weight_transfer import weights_as_numpy
     from mindgspo.rollout.weights_folder import write_weights
     from mindgspo.tokenization import load_tokenizer
 

@@ -108,7 +108,8 @@ def test_the_summary_agrees_with_the_metrics(finished_run) -> None:
 def test_the_export_is_the_last_checkpoint_and_loads_again(finished_run, cpu_runtime: None) -> None:
     from mindgspo.config.huggingface_config import read_model_section
     from mindgspo.models.policy import build_model
-    from mindgspo.models.weights import load_huggingface, weights_as_numpy
+    from mindgspo.models.weights import load_huggingface
+    from mindgspo.rollout.weight_transfer import weights_as_numpy
 
     export = finished_run.root / "export"
     section = read_model_section(export)

@@ -18,16 +18,17 @@ from mindspore import Tensor, nn
 
 from mindgspo.algorithms.losses.registry import build_policy_loss
 from mindgspo.algorithms.optim.backend import UpdateBackend
+from mindgspo.batches.rows import TrainingSample, lay_out, scattered
 from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection
 from mindgspo.config.huggingface_config import read_model_section
 from mindgspo.config.load import with_recipe
-from mindgspo.data.rows import TrainingSample, lay_out, scattered
 from mindgspo.models.names import parameter_shapes
 from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.scoring import PolicyScorer
-from mindgspo.models.weights import load_huggingface, weights_as_numpy
-from mindgspo.parallel.device_ops import attention_segments, takes_packed
-from mindgspo.parallel.runtime import set_up_runtime
+from mindgspo.models.weights import load_huggingface
+from mindgspo.parallel.ops.device import attention_segments, takes_packed
+from mindgspo.parallel.platform.runtime import set_up_runtime
+from mindgspo.rollout.weight_transfer import weights_as_numpy
 from mindgspo.types import Batch
 
 LONGEST, PAD_ID, TEMPERATURE = 32, 0, 0.9

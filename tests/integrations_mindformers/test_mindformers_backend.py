@@ -129,7 +129,7 @@ import numpy as np
 from mindspore import Tensor
 from mindgspo.integrations.mindformers.model import build_mindformers_model
 from mindgspo.config.huggingface_config import read_model_section
-from mindgspo.parallel.runtime import call_compiled, set_up_runtime
+from mindgspo.parallel.platform.runtime import call_compiled, set_up_runtime
 set_up_runtime("CPU")
 model = build_mindformers_model(read_model_section(Path(sys.argv[1])), longest_row=8)
 ids = Tensor(np.arange(16, dtype=np.int32).reshape(2, 8))

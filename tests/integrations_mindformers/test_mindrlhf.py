@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from mindgspo.config import load_model_and_plans
-from mindgspo.parallel.strategy.file import read_strategy
 from mindgspo.planner.strategy_files import write_plan_files
+from mindgspo.strategy.file import read_strategy
 
 Run = Callable[..., CompletedProcess[str]]
 SOURCES = ("MINDGSPO_MINDRLHF_SOURCE", "MINDGSPO_MINDFORMERS_SOURCE")

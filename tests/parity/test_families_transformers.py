@@ -106,7 +106,7 @@ IDS_RT = np.random.default_rng(1).integers(0, VOCAB_SIZE, (2, 40)).astype(np.int
 def our_logits(model) -> np.ndarray:
     from mindspore import Tensor
 
-    from mindgspo.parallel.device_ops import attention_segments, takes_packed
+    from mindgspo.parallel.ops.device import attention_segments, takes_packed
 
     positions_RT = np.tile(np.arange(IDS_RT.shape[1], dtype=np.int32), (len(IDS_RT), 1))
     segments = attention_segments(np.ones_like(IDS_RT), is_packed=takes_packed(model))
@@ -198,7 +198,7 @@ def torch_gspo_loss(reference, batch, *, temperature: float, clip_low: float, cl
 
 def test_gradients_of_the_gspo_loss(pair: Pair) -> None:
     from mindgspo.algorithms.losses.registry import build_policy_loss
-    from mindgspo.data.rows import TrainingSample, lay_out, scattered
+    from mindgspo.batches.rows import TrainingSample, lay_out, scattered
     from mindgspo.models.names import parameter_shapes, to_hugging_face
     from mindgspo.models.policy import PolicyLogProbs
     from mindgspo.models.weights import load_huggingface
@@ -283,7 +283,7 @@ class NoTokenizer:
 
 
 def test_an_export_loads_in_transformers_with_the_same_logits(pair: Pair, tmp_path: Path) -> None:
-    from mindgspo.models.weights import weights_as_numpy
+    from mindgspo.rollout.weight_transfer import weights_as_numpy
 
     export_huggingface(
         tmp_path / "export", tensors=weights_as_numpy(pair.model, pair.section),

@@ -136,7 +136,7 @@ def test_scratch_folders_of_killed_processes_are_removed_and_those_of_others_sta
 LOGS_TO_FILES = """
 import os, sys
 from pathlib import Path
-from mindgspo.parallel.runtime import set_up_runtime
+from mindgspo.parallel.platform.runtime import set_up_runtime
 import mindspore
 set_up_runtime("CPU")
 Path(sys.argv[1]).mkdir()

@@ -21,11 +21,11 @@ from mindgspo.algorithms.optim.gradients import (
     gradients_of,
     tensors_of,
 )
-from mindgspo.parallel.collectives import GraphOfRanks
-from mindgspo.parallel.device_ops import takes_packed
-from mindgspo.parallel.placement import Placement
-from mindgspo.parallel.replicas import Arrays
-from mindgspo.parallel.stages import Stage, entering
+from mindgspo.parallel.collectives.host import GraphOfRanks
+from mindgspo.parallel.collectives.replicas import Arrays
+from mindgspo.parallel.ops.device import takes_packed
+from mindgspo.parallel.pipeline.stage import Stage, entering
+from mindgspo.parallel.plans.placement import Placement
 from mindgspo.types import Batch
 
 NUM_RESULTS = 6

@@ -11,9 +11,9 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindgspo.config.schema import OptimizerSection
-from mindgspo.parallel.device_ops import has_kernels
-from mindgspo.parallel.kernel_ops import AdamWKernel
-from mindgspo.parallel.parameter_memory import zeros_beside
+from mindgspo.parallel.ops.device import has_kernels
+from mindgspo.parallel.ops.kernels import AdamWKernel
+from mindgspo.parallel.platform.parameter_memory import zeros_beside
 
 
 class StepScalars(NamedTuple):

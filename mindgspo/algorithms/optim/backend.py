@@ -20,16 +20,16 @@ from mindgspo.algorithms.loss_metrics import UpdateTelemetry, collect_telemetry,
 from mindgspo.algorithms.optim.accumulation import Accumulation
 from mindgspo.algorithms.optim.gradients import discard
 from mindgspo.algorithms.optim.over_ranks import BUCKET_BYTES, StepOverRanks
+from mindgspo.batches.routing import RoutingDifference, no_routing
+from mindgspo.batches.rows import in_rounds
 from mindgspo.config.schema import OptimizerSection
-from mindgspo.data.routing import RoutingDifference, no_routing
-from mindgspo.data.rows import in_rounds
 from mindgspo.errors import CheckpointError, NonFiniteError
 from mindgspo.models.weights import hold_masters
-from mindgspo.parallel.layout import Layout, Shape
-from mindgspo.parallel.parameter_memory import set_values, values_of
-from mindgspo.parallel.placement import ALONE, Placement
-from mindgspo.parallel.replicas import Arrays, Replicas
-from mindgspo.parallel.reshard.resharder import gather_to_first_rank
+from mindgspo.parallel.collectives.replicas import Arrays, Replicas
+from mindgspo.parallel.plans.layout import Layout, Shape
+from mindgspo.parallel.plans.placement import ALONE, Placement
+from mindgspo.parallel.platform.parameter_memory import set_values, values_of
+from mindgspo.reshard.resharder import gather_to_first_rank
 from mindgspo.tensor_files import ArraySource, TensorSource
 from mindgspo.types import Batch, Float32Array
 
@@ -96,7 +96,9 @@ class UpdateBackend:
         self.gradients = self.accumulation.gradients
         """The accumulated gradients of this rank; between two updates zero, or what the next one replaces."""
         model = None if self._is_alone else policy.model.config
-        self._no_routing = no_routing(model) if getattr(policy, "replays_experts", False) and model else None
+        self._no_routing = None
+        if model and getattr(policy, "replays_experts", False):
+            self._no_routing = no_routing(model.num_hidden_layers, model.num_experts_per_tok, model.num_experts)
         self.over_ranks = StepOverRanks(
             self.weights, self.gradients, section, place, model, masters, bucket_bytes=bucket_bytes
         )
@@ -173,7 +175,9 @@ class UpdateBackend:
 
         Returns the fields of `MicroBatchResult` of every micro-batch of all replicas, and the gradient norm.
         """
-        given = in_rounds(batches, self._plan, self._no_routing)
+        given = batches
+        if self._plan.couples_replicas:
+            given = in_rounds(batches, self._plan.data_parallel, self._no_routing)
         measured = self.accumulation(self._replicas.own(given), kl_coef)
         results = self._replicas.collect(measured, num_items=len(given))
         if self._plan.couples_replicas:

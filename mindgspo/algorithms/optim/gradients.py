@@ -9,13 +9,13 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindgspo.algorithms.optim.adamw import short_runs, squared_rows
-from mindgspo.data.routing import RoutedTokens
-from mindgspo.parallel.collective_ops import all_reduce
-from mindgspo.parallel.device_ops import has_kernels, policy_inputs
-from mindgspo.parallel.kernel_ops import AccumulateKernel
-from mindgspo.parallel.parameter_memory import set_values, zeros_beside
-from mindgspo.parallel.placement import ALONE, Placement
-from mindgspo.parallel.ranks import Ranks
+from mindgspo.batches.routing import RoutedTokens
+from mindgspo.parallel.collectives.graph import all_reduce
+from mindgspo.parallel.ops.device import has_kernels, policy_inputs
+from mindgspo.parallel.ops.kernels import AccumulateKernel
+from mindgspo.parallel.plans.placement import ALONE, Placement
+from mindgspo.parallel.plans.ranks import Ranks
+from mindgspo.parallel.platform.parameter_memory import set_values, zeros_beside
 from mindgspo.types import Batch
 
 NUM_POLICY_INPUTS = 6

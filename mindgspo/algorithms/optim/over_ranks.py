@@ -24,13 +24,13 @@ from mindgspo.algorithms.optim.gradients import GradientNorm, OptimizerStep
 from mindgspo.config.model import ModelSection
 from mindgspo.config.schema import OptimizerSection
 from mindgspo.models.names import parameter_shapes
-from mindgspo.parallel.collective_ops import all_gather, all_reduce, reduce_scatter
-from mindgspo.parallel.collectives import GraphOfRanks, meet, world_ranks
-from mindgspo.parallel.layout import Layout
-from mindgspo.parallel.parameter_layouts import gradient_ranks, moment_layouts, parameter_layouts
-from mindgspo.parallel.parameter_memory import zero_parameter
-from mindgspo.parallel.placement import ALONE, Placement
-from mindgspo.parallel.ranks import Ranks
+from mindgspo.parallel.collectives.graph import all_gather, all_reduce, reduce_scatter
+from mindgspo.parallel.collectives.host import GraphOfRanks, meet, world_ranks
+from mindgspo.parallel.plans.layout import Layout
+from mindgspo.parallel.plans.parameter_layouts import gradient_ranks, moment_layouts, parameter_layouts
+from mindgspo.parallel.plans.placement import ALONE, Placement
+from mindgspo.parallel.plans.ranks import Ranks
+from mindgspo.parallel.platform.parameter_memory import zero_parameter
 
 BUCKET_BYTES = 64 << 20
 """Of one collective; a tensor that is larger goes alone."""

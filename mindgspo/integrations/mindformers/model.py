@@ -13,7 +13,7 @@ from mindspore import Tensor, nn, ops
 from mindgspo.config import ModelSection
 from mindgspo.integrations.mindformers import llama_settings, require_mindformers
 from mindgspo.models.names import hugging_face_name, parameter_shapes
-from mindgspo.parallel.placement import ALONE
+from mindgspo.parallel.plans.placement import ALONE
 
 
 class MindFormersModel(nn.Cell):

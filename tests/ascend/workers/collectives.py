@@ -13,8 +13,8 @@ from mindgspo.launch.worker import run_worker
 
 
 def work() -> int:
-    from mindgspo.parallel import runtime
-    from mindgspo.parallel.collectives import group_name
+    from mindgspo.parallel.collectives.host import group_name
+    from mindgspo.parallel.platform import runtime
 
     runtime.set_up_runtime("Ascend")
     runtime.join_cluster()
@@ -62,7 +62,8 @@ def check_graph(rank: int, ranks: tuple[int, ...], group: str, dtype: str) -> No
     """Reductions add in the order of ranks and round after each step."""
     from mindspore import Tensor, nn, ops
 
-    from mindgspo.parallel import collective_ops, runtime
+    from mindgspo.parallel.collectives.host import graph as collective_ops
+    from mindgspo.parallel.platform import runtime
 
     size = len(ranks)
 
@@ -119,7 +120,7 @@ def check_messages(rank: int, world: tuple[int, ...], dtype: str) -> None:
     import mindspore as ms
     from mindspore.mint import distributed
 
-    from mindgspo.parallel import collectives
+    from mindgspo.parallel.collectives.host import host as collectives
 
     for number, (source, target) in enumerate(permutations(world, 2)):
         values = given(number, (5, 3), dtype)
@@ -171,7 +172,8 @@ def check_messages_of_graphs(rank: int, world: tuple[int, ...]) -> None:
     import mindspore as ms
     from mindspore import Tensor, nn, ops
 
-    from mindgspo.parallel import collectives, runtime
+    from mindgspo.parallel.collectives.host import host as collectives
+    from mindgspo.parallel.platform import runtime
 
     group, last = collectives.group_name(collectives.world_ranks()), world[-1]
 
@@ -200,7 +202,7 @@ def check_messages_of_graphs(rank: int, world: tuple[int, ...]) -> None:
 
 
 def refused(call: Callable[[], object]) -> str:
-    from mindgspo.parallel import runtime
+    from mindgspo.parallel.platform import runtime
 
     try:
         call()

@@ -14,9 +14,10 @@ def work() -> int:
     import numpy as np
     from mindspore import Tensor, nn
 
-    from mindgspo.parallel import collectives, runtime
-    from mindgspo.parallel.collective_ops import all_reduce
-    from mindgspo.parallel.collectives import GraphOfRanks, world_ranks
+    from mindgspo.parallel.collectives.graph import all_reduce
+    from mindgspo.parallel.collectives.host import GraphOfRanks, world_ranks
+    from mindgspo.parallel.collectives.host import host as collectives
+    from mindgspo.parallel.platform import runtime
 
     limit_s = float(os.environ["HCCL_EXEC_TIMEOUT"])
     runtime.set_up_runtime("Ascend")

@@ -55,18 +55,19 @@ def figures(case: Mapping, device: str) -> Arrays:
 
     from mindgspo.algorithms.losses.clipped import GSPOLoss
     from mindgspo.algorithms.optim.backend import UpdateBackend
+    from mindgspo.batches.rows import gathered
     from mindgspo.config import ModelSection, OptimizerSection, ParallelPlan
     from mindgspo.config.schema import SwapSection
-    from mindgspo.data.rows import gathered
     from mindgspo.models.policy import PolicyLogProbs, build_model
     from mindgspo.models.scoring import PolicyScorer
-    from mindgspo.models.weights import held_parameters, initialize_weights, weights_as_numpy
-    from mindgspo.parallel import runtime
-    from mindgspo.parallel.placement import Placement
-    from mindgspo.parallel.routing_transfer import RoutingTransfer
-    from mindgspo.parallel.swap.offloaded_memory import OffloadedMemory
-    from mindgspo.parallel.swap.states import Holding, Phase
-    from mindgspo.parallel.swap.swap import Swap
+    from mindgspo.models.weights import held_parameters, initialize_weights
+    from mindgspo.parallel.plans.placement import Placement
+    from mindgspo.parallel.platform import runtime
+    from mindgspo.rollout.weight_transfer import weights_as_numpy
+    from mindgspo.swap.offloaded_memory import OffloadedMemory
+    from mindgspo.swap.states import Holding, Phase
+    from mindgspo.swap.swap import Swap
+    from mindgspo.trainer.routing_transfer import RoutingTransfer
 
     model_of_case = MODELS[case["model"]] if isinstance(case["model"], str) else case["model"]
     section = ModelSection(**model_of_case, dtype=case.get("dtype", "float32"))
@@ -134,8 +135,9 @@ def figures(case: Mapping, device: str) -> Arrays:
 
 def body(folder: Path, device: str) -> int:
     """Every case of the job, one after the other."""
-    from mindgspo.parallel import collectives, runtime
-    from mindgspo.parallel.cluster import meet_others
+    from mindgspo.parallel.collectives.host import host as collectives
+    from mindgspo.parallel.platform import runtime
+    from mindgspo.parallel.platform.cluster import meet_others
 
     runtime.set_up_runtime(device)
     if runtime.is_launched():
@@ -155,7 +157,7 @@ if __name__ == "__main__":
     import os
 
     from ascend_emulator.launcher import enter_emulated_cards
-    from mindgspo.parallel import runtime
+    from mindgspo.parallel.platform import runtime
 
     sys.path[:0] = [str(Path(__file__).parents[2] / "distributed" / "workers")]
     folder, device = Path(sys.argv[1]), sys.argv[2]

@@ -9,8 +9,8 @@ def work() -> int:
     from mindspore import Tensor, nn, ops
     from mindspore.mint import distributed
 
-    from mindgspo.parallel import heartbeat, runtime
-    from mindgspo.parallel.collectives import group_name, world_ranks
+    from mindgspo.parallel.collectives.host import group_name, world_ranks
+    from mindgspo.parallel.platform import heartbeat, runtime
 
     runtime.set_up_runtime("Ascend")
     runtime.join_cluster()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mindgspo.config import DataSourceSection, ExperimentConfig, load_config
 from mindgspo.launch.worker import run_worker
-from mindgspo.parallel import runtime
+from mindgspo.parallel.platform import runtime
 
 
 def body(what: str, config: Path, folder: Path) -> int:

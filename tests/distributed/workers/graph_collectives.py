@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from mindgspo.launch.worker import run_worker
-from mindgspo.parallel import runtime
-from mindgspo.parallel.cluster import meet_others
+from mindgspo.parallel.platform import runtime
+from mindgspo.parallel.platform.cluster import meet_others
 
 
 def body(folder: Path) -> int:
@@ -23,7 +23,8 @@ def body(folder: Path) -> int:
     from collective_cases import SENT, USED, graphs, key, own_input, sent_values
     from mindspore import Tensor, nn, ops
 
-    from mindgspo.parallel import collective_ops, collectives
+    from mindgspo.parallel.collectives import graph as collective_ops
+    from mindgspo.parallel.collectives import host as collectives
 
     meet_others()
     collectives.open_meeting()

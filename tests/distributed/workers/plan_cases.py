@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from mindgspo.algorithms.losses.definition import LossDefinition
-from mindgspo.data.micro_batches import BatchLayout, micro_batches
-from mindgspo.data.routing import with_experts
-from mindgspo.data.rows import TrainingSample, scattered
+from mindgspo.batches.micro_batches import BatchLayout, micro_batches
+from mindgspo.batches.routing import with_experts
+from mindgspo.batches.rows import TrainingSample, scattered
 from mindgspo.types import Batch, Prompt, Routing
 
 MODEL = {

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from mindgspo.launch.worker import run_worker
-from mindgspo.parallel import runtime
-from mindgspo.parallel.cluster import meet_others
+from mindgspo.parallel.platform import runtime
+from mindgspo.parallel.platform.cluster import meet_others
 
 
 def body(folder: Path) -> int:
@@ -23,8 +23,8 @@ def body(folder: Path) -> int:
     runtime.set_up_runtime("CPU")
     from plan_results import results_of_plan
 
-    from mindgspo.parallel import collectives
-    from mindgspo.parallel.device_ops import composed_ops
+    from mindgspo.parallel.collectives.host import host as collectives
+    from mindgspo.parallel.ops.device import composed_ops
 
     meet_others()
     collectives.open_meeting()

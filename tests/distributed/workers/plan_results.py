@@ -17,17 +17,18 @@ from plan_sampling import PlanSampler
 from mindgspo.algorithms.kl_control import reward_penalty
 from mindgspo.algorithms.losses.clipped import GSPOLoss
 from mindgspo.algorithms.optim.backend import UpdateBackend
+from mindgspo.batches.rows import gathered
 from mindgspo.config import ModelSection, OptimizerSection, ParallelPlan
 from mindgspo.config.algorithm import KLSection, ReferenceSection
 from mindgspo.config.schema import ReshardSection
-from mindgspo.data.rows import gathered
 from mindgspo.errors import NonFiniteError
 from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.scoring import PolicyScorer, TokenScores
-from mindgspo.models.weights import initialize_weights, weights_as_numpy
-from mindgspo.parallel import runtime
-from mindgspo.parallel.placement import Placement
-from mindgspo.parallel.reshard.resharder import gather_to_first_rank
+from mindgspo.models.weights import initialize_weights
+from mindgspo.parallel.plans.placement import Placement
+from mindgspo.parallel.platform import runtime
+from mindgspo.reshard.resharder import gather_to_first_rank
+from mindgspo.rollout.weight_transfer import weights_as_numpy
 from mindgspo.trainer.reference import ReferencePolicy
 from mindgspo.types import Batch
 

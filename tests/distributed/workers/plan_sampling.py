@@ -9,9 +9,9 @@ from plan_cases import prompts_of
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.config.schema import ReshardSection
 from mindgspo.models.policy import build_model
-from mindgspo.parallel import runtime
-from mindgspo.parallel.device_ops import attention_segments, takes_packed
-from mindgspo.parallel.placement import Placement
+from mindgspo.parallel.ops.device import attention_segments, takes_packed
+from mindgspo.parallel.plans.placement import Placement
+from mindgspo.parallel.platform import runtime
 from mindgspo.rollout.engine import NativeEngine
 from mindgspo.rollout.protocol import Purpose, RandomStream, RolloutEngine, SamplingSettings
 from mindgspo.rollout.replicated import ReplicatedEngine

@@ -21,10 +21,10 @@ from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.errors import MindGSPOError
 from mindgspo.launch.worker import run_worker
 from mindgspo.models.names import weight_shapes
-from mindgspo.parallel import runtime
-from mindgspo.parallel.cluster import meet_others
-from mindgspo.parallel.layout import Layout
-from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
+from mindgspo.parallel.plans.layout import Layout
+from mindgspo.parallel.plans.parameter_layouts import moment_layouts, parameter_layouts
+from mindgspo.parallel.platform import runtime
+from mindgspo.parallel.platform.cluster import meet_others
 
 Slices = dict[str, np.ndarray]
 Entry = Mapping[str, object]
@@ -38,7 +38,7 @@ def body(folder: Path) -> int:
     faulthandler.dump_traceback_later(LIMIT_S, exit=True)
     runtime.set_up_runtime("CPU")
     meet_others()
-    from mindgspo.parallel import collectives
+    from mindgspo.parallel.collectives.host import host as collectives
 
     collectives.open_meeting()
     job = json.loads((folder / "job.json").read_text())
@@ -67,8 +67,8 @@ class Pairs:
 
     def travel(self, entry: Entry) -> dict[str, object]:
         """Twice on one plan: with every bit inverted, then with the right ones over them."""
-        from mindgspo.parallel.reshard.resharder import Resharder
-        from mindgspo.parallel.reshard.verify import verify_reshard
+        from mindgspo.reshard.resharder import Resharder
+        from mindgspo.reshard.verify import verify_reshard
 
         source, destination = self.layouts(entry, "source"), self.layouts(entry, "destination")
         steps: list[list[str]] = []
@@ -88,7 +88,7 @@ class Pairs:
 
     def gather(self, entry: Entry) -> list[str]:
         """Everything to rank 0; the names that arrived here."""
-        from mindgspo.parallel.reshard.resharder import gather_to_first_rank
+        from mindgspo.reshard.resharder import gather_to_first_rank
 
         layouts = self.layouts(entry, "source")
         whole = gather_to_first_rank(layouts, self.cut(entry, layouts))
@@ -98,7 +98,7 @@ class Pairs:
     def prove(self, entry: Entry, flips: list[Entry]) -> list[str | None]:
         """What `verify_reshard` says of the sound slices, and after each flip of single bits, which are flipped
         back."""
-        from mindgspo.parallel.reshard.verify import verify_reshard
+        from mindgspo.reshard.verify import verify_reshard
 
         source, destination = self.layouts(entry, "source"), self.layouts(entry, "destination")
         sides = {"old": self.cut(entry, source), "new": self.cut(entry, destination)}
@@ -118,7 +118,7 @@ class Pairs:
 
     def refuse(self, entry: Entry) -> dict[str, str | None]:
         """What the resharder says of slices that do not fit the plan; every rank finds out by itself."""
-        from mindgspo.parallel.reshard.resharder import Resharder
+        from mindgspo.reshard.resharder import Resharder
 
         source, destination = self.layouts(entry, "source"), self.layouts(entry, "destination")
         resharder = Resharder(source, destination, bucket_bytes=entry["bucket_bytes"])
@@ -135,7 +135,7 @@ class Pairs:
 
     def disagree(self, entry: Entry, odd: int) -> str | None:
         """What this rank hears where rank `odd` plans with buckets of another size."""
-        from mindgspo.parallel.reshard.resharder import Resharder
+        from mindgspo.reshard.resharder import Resharder
 
         source, destination = self.layouts(entry, "source"), self.layouts(entry, "destination")
         bucket_bytes = entry["bucket_bytes"] + 4 * (self.rank == odd)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from mindgspo.batches.micro_batches import BatchLayout, micro_batches
+from mindgspo.batches.rows import TrainingSample
 from mindgspo.config import ModelSection, ParallelPlan
-from mindgspo.data.micro_batches import BatchLayout, micro_batches
-from mindgspo.data.rows import TrainingSample
 from mindgspo.types import Batch, FinishReason, Prompt, Response, Routing, Score, ScoredGroup, Verdict
 
 NUM_WORKERS = 4

@@ -13,18 +13,18 @@ from pathlib import Path
 import numpy as np
 
 from mindgspo.launch.worker import run_worker
-from mindgspo.parallel import runtime
-from mindgspo.parallel.cluster import meet_others
+from mindgspo.parallel.platform import runtime
+from mindgspo.parallel.platform.cluster import meet_others
 
 
 def body(folder: Path) -> int:
     runtime.set_up_runtime("CPU")
     from routing_cases import PLANS, SECTION, groups, mini_batches
 
-    from mindgspo.parallel import collectives
-    from mindgspo.parallel.placement import Placement
-    from mindgspo.parallel.replicas import Replicas
-    from mindgspo.parallel.routing_transfer import RoutingTransfer, Wanted
+    from mindgspo.parallel.collectives.host import host as collectives
+    from mindgspo.parallel.collectives.replicas import Replicas
+    from mindgspo.parallel.plans.placement import Placement
+    from mindgspo.trainer.routing_transfer import RoutingTransfer, Wanted
 
     meet_others()
     collectives.open_meeting()

@@ -15,7 +15,7 @@ import time
 
 from mindgspo.errors import DataError
 from mindgspo.launch.worker import run_worker
-from mindgspo.parallel import heartbeat, runtime
+from mindgspo.parallel.platform import heartbeat, runtime
 
 
 def work() -> int:

@@ -8,7 +8,7 @@ import time
 
 from mindgspo.config.schema import WatchSection
 from mindgspo.launch.watch import watch_this_process
-from mindgspo.parallel import heartbeat
+from mindgspo.parallel.platform import heartbeat
 
 
 def held_up(seconds: float) -> None:

@@ -13,8 +13,8 @@ import time
 import numpy as np
 
 from mindgspo.launch.worker import run_worker
-from mindgspo.parallel import heartbeat, runtime
-from mindgspo.parallel.cluster import meet_others
+from mindgspo.parallel.platform import heartbeat, runtime
+from mindgspo.parallel.platform.cluster import meet_others
 
 
 def misbehave(action: str) -> None:

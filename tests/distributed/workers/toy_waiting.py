@@ -11,16 +11,16 @@ import time
 import numpy as np
 
 from mindgspo.launch.worker import run_worker
-from mindgspo.parallel import heartbeat, runtime
-from mindgspo.parallel.cluster import meet_others
+from mindgspo.parallel.platform import heartbeat, runtime
+from mindgspo.parallel.platform.cluster import meet_others
 
 
 def body() -> int:
     runtime.set_up_runtime("CPU")
     from mindspore import Tensor
 
-    from mindgspo.parallel import collectives
-    from mindgspo.parallel.collective_ops import all_gather, all_reduce
+    from mindgspo.parallel.collectives.graph import all_gather, all_reduce
+    from mindgspo.parallel.collectives.host import host as collectives
 
     meet_others()
     collectives.open_meeting()

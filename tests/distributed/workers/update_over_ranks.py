@@ -15,10 +15,10 @@ from plan_cases import MODELS
 
 from mindgspo.config import ModelSection, OptimizerSection, ParallelPlan
 from mindgspo.launch.worker import run_worker
-from mindgspo.parallel import runtime
-from mindgspo.parallel.cluster import meet_others
-from mindgspo.parallel.layout import Layout
-from mindgspo.parallel.ranks import Ranks
+from mindgspo.parallel.plans.layout import Layout
+from mindgspo.parallel.plans.ranks import Ranks
+from mindgspo.parallel.platform import runtime
+from mindgspo.parallel.platform.cluster import meet_others
 
 ROUNDED = "rounded"
 SHARD = {"optimizer_shard": True}
@@ -59,7 +59,7 @@ def gradient_part(layout: Layout, summed_over: Ranks, rank: int, number: int) ->
 
 def body(folder: Path, device: runtime.Device) -> int:
     runtime.set_up_runtime(device)
-    from mindgspo.parallel import collectives
+    from mindgspo.parallel.collectives.host import host as collectives
 
     meet_others()
     collectives.open_meeting()
@@ -80,9 +80,9 @@ def updated(case: str, bucket_bytes: int, rank: int) -> dict[str, np.ndarray]:
     from mindgspo.algorithms.optim.over_ranks import StepOverRanks
     from mindgspo.models.names import parameter_shapes, trained_type
     from mindgspo.models.transformer import DTYPES
-    from mindgspo.parallel.parameter_layouts import gradient_ranks, moment_layouts, parameter_layouts
-    from mindgspo.parallel.parameter_memory import set_values, zero_parameter
-    from mindgspo.parallel.placement import Placement
+    from mindgspo.parallel.plans.parameter_layouts import gradient_ranks, moment_layouts, parameter_layouts
+    from mindgspo.parallel.plans.placement import Placement
+    from mindgspo.parallel.platform.parameter_memory import set_values, zero_parameter
 
     section, plan = model_of(case), ParallelPlan(**CASES[case][1])
     layouts, rows = (make(parameter_shapes(section), section, plan) for make in (parameter_layouts, moment_layouts))

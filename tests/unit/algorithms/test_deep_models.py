@@ -20,8 +20,8 @@ def test_gradients_norm_and_step_of_many_weights(cpu_runtime: None, form: str) -
 
     from mindgspo.algorithms.optim.adamw import AdamW, short_runs
     from mindgspo.algorithms.optim.gradients import GradientAccumulator, GradientNorm, OptimizerStep, gradients_of
-    from mindgspo.parallel.device_ops import composed_ops, has_kernels
-    from mindgspo.parallel.parameter_memory import values_of
+    from mindgspo.parallel.ops.device import composed_ops, has_kernels
+    from mindgspo.parallel.platform.parameter_memory import values_of
 
     class Slope(nn.Cell):
         """An objective, see `Objective`, whose gradient is `slope` for each element of each weight."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mindgspo.algorithms.loss_metrics import batch_mismatch, mismatch_metrics
-from mindgspo.data.rows import TrainingSample, lay_out
+from mindgspo.batches.rows import TrainingSample, lay_out
 from mindgspo.metrics import unknown_names
 
 CORRELATION = "training/rollout_actor_probs_pearson_corr"

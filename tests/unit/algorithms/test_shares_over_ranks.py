@@ -9,8 +9,8 @@ import pytest
 from mindgspo.algorithms.optim.over_ranks import Share, buckets_of, shares_of
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.models.names import parameter_shapes
-from mindgspo.parallel.parameter_layouts import gradient_ranks, moment_layouts, parameter_layouts
-from mindgspo.parallel.ranks import Ranks
+from mindgspo.parallel.plans.parameter_layouts import gradient_ranks, moment_layouts, parameter_layouts
+from mindgspo.parallel.plans.ranks import Ranks
 
 DENSE = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -21,9 +21,9 @@ from mindgspo.checkpoint.stored_files import find_checkpoint
 from mindgspo.checkpoint.transform import TransformRequest, transform
 from mindgspo.checkpoint.whole_checkpoint import open_whole
 from mindgspo.config import ParallelPlan
-from mindgspo.parallel.strategy.file import save_strategy
-from mindgspo.parallel.strategy.record import StoredLayout, Strategy
 from mindgspo.planner.strategy_files import single_source
+from mindgspo.strategy.file import save_strategy
+from mindgspo.strategy.record import StoredLayout, Strategy
 from mindgspo.tensor_files import TensorInfo, open_tensor_file, write_tensors
 
 

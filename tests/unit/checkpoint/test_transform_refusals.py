@@ -37,10 +37,10 @@ from mindgspo.checkpoint.transform import TransformRequest, transform
 from mindgspo.checkpoint.whole_checkpoint import TensorBlocks, WholeCheckpoint, open_whole
 from mindgspo.errors import CheckpointError, WeightsError
 from mindgspo.models.names import weight_shapes
-from mindgspo.parallel.parameter_layouts import parameter_layouts
-from mindgspo.parallel.strategy.file import merge_strategies, write_strategies
-from mindgspo.parallel.strategy.record import StoredLayout, Strategy
+from mindgspo.parallel.plans.parameter_layouts import parameter_layouts
 from mindgspo.planner.strategy_files import single_source
+from mindgspo.strategy.file import merge_strategies, write_strategies
+from mindgspo.strategy.record import StoredLayout, Strategy
 from mindgspo.tensor_files import open_tensor_file
 
 TOOL = Path(__file__).resolve().parents[3] / "tools" / "transform_checkpoint.py"

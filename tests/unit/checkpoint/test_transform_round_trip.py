@@ -25,10 +25,10 @@ from planned_checkpoints import (
 from mindgspo.checkpoint import load_checkpoint
 from mindgspo.checkpoint.transform import TransformRequest, transform
 from mindgspo.checkpoint.whole_checkpoint import TensorBlocks, first_element
-from mindgspo.parallel.layout import Layout, TensorSlice
-from mindgspo.parallel.strategy.file import read_strategy
-from mindgspo.parallel.strategy.record import StoredLayout, Strategy
+from mindgspo.parallel.plans.layout import Layout, TensorSlice
 from mindgspo.planner.strategy_files import single_source
+from mindgspo.strategy.file import read_strategy
+from mindgspo.strategy.record import StoredLayout, Strategy
 from mindgspo.tensor_files import TensorInfo, open_tensor_file, open_tensors, read_safetensors, write_tensors
 
 

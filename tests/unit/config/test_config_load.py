@@ -309,7 +309,7 @@ def test_shipped_plans_are_for_8_or_64_cards_or_16_or_32_for_many_experts(path: 
 @pytest.mark.parametrize("name", ["qwen2_5_32b_64.yaml", "qwen3_32b_64.yaml"])
 def test_what_64_cards_train_fits_them(name: str):
     from mindgspo.models.names import parameter_shapes
-    from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
+    from mindgspo.parallel.plans.parameter_layouts import moment_layouts, parameter_layouts
 
     model, plans = load_model_and_plans(ROOT / "model_configs" / name)
     shapes = parameter_shapes(model)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindgspo.data.micro_batches import (
+from mindgspo.batches.micro_batches import (
     BatchLayout,
     batch_metrics,
     few,
@@ -18,8 +18,8 @@ from mindgspo.data.micro_batches import (
     sample_lengths,
     tokens_of_replicas,
 )
-from mindgspo.data.partition import dealt, packed, partition
-from mindgspo.data.rows import (
+from mindgspo.batches.partition import dealt, packed, partition
+from mindgspo.batches.rows import (
     TrainingSample,
     evened,
     filler_like,
@@ -28,7 +28,7 @@ from mindgspo.data.rows import (
     packed_tokens,
     scattered,
 )
-from mindgspo.parallel.device_ops import segment_ends
+from mindgspo.parallel.ops.device import segment_ends
 from mindgspo.types import Batch
 
 PAD = 77

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mindgspo.data.rows import TrainingSample, gathered, lay_out, predictions_in_parts, scattered
+from mindgspo.batches.rows import TrainingSample, gathered, lay_out, predictions_in_parts, scattered
 
 PAD = 77
 

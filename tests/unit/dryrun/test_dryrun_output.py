@@ -130,7 +130,7 @@ def test_our_own_lines_are_shown_from_the_package_on() -> None:
     assert found == Refusal(
         message="RuntimeError: operator MatMul init failed",
         reasons=(),
-        place="mindgspo/parallel/layers.py:121: return self.matmul(x)",
+        place="mindgspo/parallel/layers/linear.py:121: return self.matmul(x)",
     )
 
 

@@ -15,7 +15,7 @@ from running import PROJECT, command, environment
 from mindgspo.errors import ConfigError
 from mindgspo.launch.processes import handed_over
 from mindgspo.launch.serving import _bound
-from mindgspo.parallel import runtime
+from mindgspo.parallel.platform import runtime
 from mindgspo.rollout.server_key import server_key
 
 EXAMPLE = PROJECT / "examples" / "arithmetic" / "gspo.yaml"

@@ -33,8 +33,8 @@ def log_probs_and_gradients(family: str, dtype: str, recompute: str = "none"):
 
     from mindgspo.models.policy import PolicyLogProbs, build_model
     from mindgspo.models.weights import initialize_weights
-    from mindgspo.parallel.device_ops import takes_packed
-    from mindgspo.parallel.placement import Placement
+    from mindgspo.parallel.ops.device import takes_packed
+    from mindgspo.parallel.plans.placement import Placement
 
     section = ModelSection(**FAMILIES[family], dtype=dtype)
     model = build_model(section, Placement(plan=ParallelPlan(recompute=recompute), rank=0))
@@ -89,7 +89,7 @@ def test_what_is_computed_again_is_rounded_alike(recompute: str) -> None:
 
 def test_bfloat16_without_kernels_is_refused() -> None:
     from mindgspo.models.policy import build_model
-    from mindgspo.parallel.device_ops import composed_ops
+    from mindgspo.parallel.ops.device import composed_ops
     from mindgspo.rollout.cache import PagedCache
 
     with composed_ops():

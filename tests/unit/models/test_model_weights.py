@@ -43,7 +43,7 @@ def loaded(section: ModelSection, arrays: dict[str, np.ndarray], model=None):
 
 
 def read(model, section: ModelSection) -> dict[str, np.ndarray]:
-    from mindgspo.models.weights import weights_as_numpy
+    from mindgspo.rollout.weight_transfer import weights_as_numpy
 
     return weights_as_numpy(model, section)
 
@@ -84,7 +84,8 @@ def test_qwen3_has_norms_of_heads_instead_of_biases() -> None:
 
 
 def initial_weights(section: ModelSection, seed: int) -> dict[str, np.ndarray]:
-    from mindgspo.models.weights import initialize_weights, weights_as_numpy
+    from mindgspo.models.weights import initialize_weights
+    from mindgspo.rollout.weight_transfer import weights_as_numpy
 
     model = make_model(section)
     initialize_weights(model, section, seed)

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mindgspo.batches.micro_batches import BatchLayout, micro_batches
+from mindgspo.batches.rows import TrainingSample, gathered, scattered
 from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection, with_recipe
-from mindgspo.data.micro_batches import BatchLayout, micro_batches
-from mindgspo.data.rows import TrainingSample, gathered, scattered
 from mindgspo.types import Batch
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
@@ -97,7 +97,7 @@ def log_probs(scorer, batches: list[Batch]) -> tuple[list[np.ndarray], list[np.n
 @pytest.mark.parametrize("family", FAMILIES)
 def test_kernels_compute_what_small_ops_do(family: str) -> None:
     from mindgspo.models.scoring import PolicyScorer
-    from mindgspo.parallel.device_ops import composed_ops
+    from mindgspo.parallel.ops.device import composed_ops
 
     def outcome(layout: BatchLayout):
         logp, entropy = log_probs(PolicyScorer(model_of(family), temperature=0.9), micro_batches(samples(), layout))

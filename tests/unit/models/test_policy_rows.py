@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mindgspo.batches.rows import TrainingSample, lay_out, scattered
 from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection
 from mindgspo.config.load import with_recipe
-from mindgspo.data.rows import TrainingSample, lay_out, scattered
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
 
@@ -95,7 +95,7 @@ def test_what_stands_in_padded_slots_does_not_matter(scorer) -> None:
 def test_entropy_and_log_prob_are_of_the_softmax_at_the_temperature(scorer) -> None:
     from mindspore import Tensor
 
-    from mindgspo.parallel.device_ops import attention_segments, takes_packed
+    from mindgspo.parallel.ops.device import attention_segments, takes_packed
 
     model, samples = make_model(), make_samples()
     batch = lay_out(samples, samples_per_micro_batch=10, length_multiple=1, pad_id=0)[0]

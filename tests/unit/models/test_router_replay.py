@@ -5,10 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mindgspo.batches.micro_batches import BatchLayout, micro_batches
+from mindgspo.batches.routing import (
+    RoutingDifference,
+    difference,
+    expert_dtype,
+    expert_loads,
+    load_metrics,
+    with_experts,
+)
+from mindgspo.batches.rows import TrainingSample, gathered, scattered
 from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection, with_recipe
-from mindgspo.data.micro_batches import BatchLayout, micro_batches
-from mindgspo.data.routing import RoutingDifference, difference, expert_dtype, expert_loads, load_metrics, with_experts
-from mindgspo.data.rows import TrainingSample, gathered, scattered
 from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingSettings
 from mindgspo.types import Batch, Prompt, Response
 
@@ -45,7 +52,7 @@ def make_model(seed: int = 5):
 
 def turn_routers(model) -> None:
     """Other routers, by which many tokens go to other experts."""
-    from mindgspo.parallel.parameter_memory import set_values, values_of
+    from mindgspo.parallel.platform.parameter_memory import set_values, values_of
 
     for layer in model.layers:
         gate = values_of(layer.mlp.gate)
@@ -125,7 +132,7 @@ def choices_of_whole_rows(model, response: Response) -> np.ndarray:
     """What routers choose for prompt and response in one pass: [tokens, X]."""
     from mindspore import Tensor, nn
 
-    from mindgspo.parallel.device_ops import attention_segments, takes_packed
+    from mindgspo.parallel.ops.device import attention_segments, takes_packed
 
     class Choices(nn.Cell):
         def __init__(self):
@@ -173,7 +180,7 @@ def test_recorded_routing_does_not_depend_on_the_layout(model, responses) -> Non
 
 
 def test_small_operators_record_the_same(responses) -> None:
-    from mindgspo.parallel.device_ops import composed_ops
+    from mindgspo.parallel.ops.device import composed_ops
 
     with composed_ops():
         found = sampled(make_model())
@@ -230,9 +237,9 @@ def test_gradients_flow_through_the_weights_of_replayed_experts(kernels: bool) -
     from mindspore import Tensor, nn, ops
 
     from mindgspo.models.mixture_of_experts import MixtureOfExperts
-    from mindgspo.parallel.device_ops import composed_ops
-    from mindgspo.parallel.parameter_memory import set_values
-    from mindgspo.parallel.placement import ALONE
+    from mindgspo.parallel.ops.device import composed_ops
+    from mindgspo.parallel.plans.placement import ALONE
+    from mindgspo.parallel.platform.parameter_memory import set_values
 
     class Sum(nn.Cell):
         def __init__(self, block):

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from mindspore import Tensor
 
+from mindgspo.batches.micro_batches import BatchLayout, micro_batches
+from mindgspo.batches.rows import TrainingSample
 from mindgspo.config import ModelSection
-from mindgspo.data.micro_batches import BatchLayout, micro_batches
-from mindgspo.data.rows import TrainingSample
 from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.trace import trace_forward
 from mindgspo.models.weights import initialize_weights
-from mindgspo.parallel.device_ops import policy_inputs
-from mindgspo.parallel.runtime import call_compiled
+from mindgspo.parallel.ops.device import policy_inputs
+from mindgspo.parallel.platform.runtime import call_compiled
 from mindgspo.types import Batch
 
 DENSE = {

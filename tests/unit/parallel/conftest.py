@@ -12,16 +12,16 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from mindgspo.parallel import collectives as process_groups
-from mindgspo.parallel import runtime
-from mindgspo.parallel.meeting import Meeting, new_meeting_file
+from mindgspo.parallel.collectives.host import host as process_groups
+from mindgspo.parallel.collectives.shared_memory import Meeting, new_meeting_file
+from mindgspo.parallel.platform import runtime
 
 Result = TypeVar("Result")
 PATIENCE_S = 60.0
 
 
 class ThreadRanks:
-    """Stands in for the device: rank, world size and the two collectives that `parallel.runtime` offers."""
+    """Stands in for the device: rank, world size and the two collectives that `parallel.platform.runtime` offers."""
 
     def __init__(self, world_size: int) -> None:
         self._size = world_size

@@ -20,7 +20,7 @@ import psutil
 from mindspore import Tensor, nn, ops
 
 from mindgspo.models.log_prob import ChunkedLogProb, ChunkedLogProbEntropy
-from mindgspo.parallel.runtime import set_up_runtime
+from mindgspo.parallel.platform.runtime import set_up_runtime
 
 # A head that keeps the logits of all tokens would take 20 GB: it shall fail, not take the machine with it.
 ADDRESS_SPACE_BYTES = 9 << 30

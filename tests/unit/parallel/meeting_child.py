@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mindgspo.parallel.meeting import Meeting
+from mindgspo.parallel.collectives.shared_memory import Meeting
 
 
 def members(round_number: int, world_size: int) -> tuple[int, ...]:

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mindgspo.parallel import heartbeat
-from mindgspo.parallel.meeting import SLOT_BYTES, Meeting
+from mindgspo.parallel.collectives.shared_memory import SLOT_BYTES, Meeting
+from mindgspo.parallel.platform import heartbeat
 
 PATTERNS = np.array([0x7F800001, 0xFFC12345, 0x7FC00000, 1 << 31, 1], np.uint32)
 """Signalling and quiet NaNs with payloads, a negative zero, a subnormal."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 
 from mindgspo.errors import ConfigError
-from mindgspo.parallel.collectives import require_agreement
+from mindgspo.parallel.collectives.host import require_agreement
 
 FIX = "Start all ranks alike."
 

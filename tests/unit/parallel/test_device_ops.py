@@ -11,7 +11,7 @@ import pytest
 from fused_ops import flash_attention, rms_norm, rotate_half, swiglu
 from mindspore import Tensor, nn
 
-from mindgspo.parallel.device_ops import (
+from mindgspo.parallel.ops.device import (
     CausalAttentionOp,
     RMSNormOp,
     RotaryOp,
@@ -23,7 +23,7 @@ from mindgspo.parallel.device_ops import (
     has_kernels,
     segment_ends,
 )
-from mindgspo.parallel.runtime import current_device, set_up_runtime
+from mindgspo.parallel.platform.runtime import current_device, set_up_runtime
 
 pytestmark = pytest.mark.usefixtures("form")
 

@@ -8,8 +8,8 @@ import pytest
 from fused_ops import flash_attention, rms_norm, rotate_half, swiglu
 from mindspore import Tensor
 
-from mindgspo.parallel import device_ops
-from mindgspo.parallel.device_ops import CausalAttentionOp, RMSNormOp, RotaryOp, SegmentMask, SwiGLUOp, segment_ends
+from mindgspo.parallel.ops import device as device_ops
+from mindgspo.parallel.ops.device import CausalAttentionOp, RMSNormOp, RotaryOp, SegmentMask, SwiGLUOp, segment_ends
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
 

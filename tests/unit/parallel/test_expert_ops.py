@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from mindspore import Tensor, nn, ops
 
 from mindgspo.models.mixture_of_experts import ExpertShare
-from mindgspo.parallel.expert_ops import (
+from mindgspo.parallel.layers.experts import (
     ExpertSlots,
     OwnSlots,
     expert_block_slots,
     grouped_matmul,
     num_expert_blocks,
 )
-from mindgspo.parallel.runtime import compiled_text
+from mindgspo.parallel.platform.runtime import compiled_text
 
 pytestmark = pytest.mark.usefixtures("composed_runtime")  # tools/kernels/tests has those of kernels
 

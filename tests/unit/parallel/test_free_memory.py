@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mindgspo.parallel.swap.mapped_memory import free_memory_bytes
+from mindgspo.swap.mapped_memory import free_memory_bytes
 
 MIB = 2**20
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mindgspo.parallel import heartbeat
-from mindgspo.parallel.heartbeat import Heartbeat, Record, State, awaited, read_record
+from mindgspo.parallel.platform import heartbeat
+from mindgspo.parallel.platform.heartbeat import Heartbeat, Record, State, awaited, read_record
 
 MEETS = "meeting over ranks 0-2, for rank 1"
 
@@ -71,7 +71,7 @@ def test_reader_never_sees_half_a_write(tmp_path: Path):
     """A child writes without pause records whose fields belong together."""
     path = tmp_path / "beat"
     code = (
-        "import sys; from pathlib import Path; from mindgspo.parallel.heartbeat import Heartbeat\n"
+        "import sys; from pathlib import Path; from mindgspo.parallel.platform.heartbeat import Heartbeat\n"
         "beat = Heartbeat(Path(sys.argv[1]))\n"
         "for step in range(10**9): beat.enter(f'stage {step}', step)"
     )

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mindgspo.errors import ConfigError
-from mindgspo.parallel.layout import Layout, TensorSlice
+from mindgspo.parallel.plans.layout import Layout, TensorSlice
 
 
 def layout(**changes: Any) -> Layout:

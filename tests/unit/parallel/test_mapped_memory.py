@@ -15,7 +15,7 @@ import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
 from mindgspo.errors import ConfigError, TrainingError
-from mindgspo.parallel.swap.mapped_memory import MappedMemory
+from mindgspo.swap.mapped_memory import MappedMemory
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
 
@@ -210,8 +210,8 @@ from pathlib import Path
 import numpy as np
 from mindspore import Parameter, Tensor
 from mindgspo.errors import ConfigError
-from mindgspo.parallel.swap.mapped_memory import MappedMemory
-from mindgspo.parallel.runtime import set_up_runtime
+from mindgspo.swap.mapped_memory import MappedMemory
+from mindgspo.parallel.platform.runtime import set_up_runtime
 
 set_up_runtime("CPU")
 kept = Parameter(Tensor(np.ones(1 << 20, np.float32)), name="w")

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from mindgspo.errors import ConfigError
-from mindgspo.parallel import heartbeat
-from mindgspo.parallel.meeting import NUM_SLOTS, SLOT_BYTES, Meeting, Numbers, new_meeting_file
+from mindgspo.parallel.collectives.shared_memory import NUM_SLOTS, SLOT_BYTES, Meeting, Numbers, new_meeting_file
+from mindgspo.parallel.platform import heartbeat
 from mindgspo_kernels.binding import call
 
 CHILD = Path(__file__).with_name("meeting_child.py")

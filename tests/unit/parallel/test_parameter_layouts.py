@@ -9,8 +9,8 @@ from small_plans import QWEN_7B, plan
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.errors import ConfigError, WeightsError
 from mindgspo.models.names import WEIGHT_NAMES, parameter_shapes
-from mindgspo.parallel.layout import Layout, TensorSlice
-from mindgspo.parallel.parameter_layouts import SPLITS, moment_layouts, parameter_layouts
+from mindgspo.parallel.plans.layout import Layout, TensorSlice
+from mindgspo.parallel.plans.parameter_layouts import SPLITS, moment_layouts, parameter_layouts
 
 TINY = small_plans.TIED.model_copy(update={"num_key_value_heads": 4})
 # Numbers of the published config.json.

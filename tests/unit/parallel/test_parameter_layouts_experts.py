@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.models.names import parameter_shapes
-from mindgspo.parallel.layout import TensorSlice
-from mindgspo.parallel.parameter_layouts import gradient_ranks, moment_layouts, parameter_layouts
+from mindgspo.parallel.plans.layout import TensorSlice
+from mindgspo.parallel.plans.parameter_layouts import gradient_ranks, moment_layouts, parameter_layouts
 
 SMALL = ModelSection(
     architecture="qwen3_moe", vocab_size=64, hidden_size=16, intermediate_size=48, num_hidden_layers=2,

@@ -6,8 +6,8 @@ import pytest
 
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.models.names import parameter_shapes
-from mindgspo.parallel.layout import TensorSlice
-from mindgspo.parallel.parameter_layouts import gradient_ranks, moment_layouts, parameter_layouts
+from mindgspo.parallel.plans.layout import TensorSlice
+from mindgspo.parallel.plans.parameter_layouts import gradient_ranks, moment_layouts, parameter_layouts
 
 # 8 heads of 16 on a width of 64, which is no multiple of 8 x 16.
 SMALL = ModelSection(

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mindgspo.parallel import heartbeat
-from mindgspo.parallel.heartbeat import Record, read_record
-from mindgspo.parallel.meeting import NUM_SLOTS, SLOT_BYTES, Meeting, new_meeting_file
+from mindgspo.parallel.collectives.shared_memory import NUM_SLOTS, SLOT_BYTES, Meeting, new_meeting_file
+from mindgspo.parallel.platform import heartbeat
+from mindgspo.parallel.platform.heartbeat import Record, read_record
 
 CHILD = Path(__file__).with_name("passing_child.py")
 WAIT_S = 120.0

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mindgspo.config.plan import ParallelPlan
-from mindgspo.parallel.ranks import Coordinates, RankGrid, device_coordinate, layers_of_stage, stage_of_layer
+from mindgspo.parallel.plans.ranks import Coordinates, RankGrid, device_coordinate, layers_of_stage, stage_of_layer
 
 
 def grid(data: int, model: int, stages: int, context: int = 1) -> RankGrid:

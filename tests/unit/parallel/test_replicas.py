@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_st
 
 from mindgspo.config import ParallelPlan
-from mindgspo.parallel.placement import Placement
-from mindgspo.parallel.replicas import Arrays, Replicas, pack_arrays, unpack_arrays
+from mindgspo.parallel.collectives.replicas import Arrays, Replicas, pack_arrays, unpack_arrays
+from mindgspo.parallel.plans.placement import Placement
 
 DTYPES = [
     *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),

@@ -19,11 +19,11 @@ from small_plans import TINY, plan, weights
 
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.models.names import weight_shapes
-from mindgspo.parallel.layout import Layout
-from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
-from mindgspo.parallel.reshard.plan import ReshardPlan
-from mindgspo.parallel.reshard.planner import plan_reshard
-from mindgspo.parallel.reshard.resharder import Resharder, pack, unpack
+from mindgspo.parallel.plans.layout import Layout
+from mindgspo.parallel.plans.parameter_layouts import moment_layouts, parameter_layouts
+from mindgspo.reshard.plan import ReshardPlan
+from mindgspo.reshard.planner import plan_reshard
+from mindgspo.reshard.resharder import Resharder, pack, unpack
 
 MAX_RANKS = 64
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from small_plans import QWEN_7B
 
 from mindgspo.errors import ConfigError, WeightsError
-from mindgspo.parallel.layout import Layout, Shape, TensorSlice
-from mindgspo.parallel.reshard.plan import Bucket, LocalCopy, Piece
-from mindgspo.parallel.reshard.planner import Load, choose_senders, plan_reshard
+from mindgspo.parallel.plans.layout import Layout, Shape, TensorSlice
+from mindgspo.reshard.plan import Bucket, LocalCopy, Piece
+from mindgspo.reshard.planner import Load, choose_senders, plan_reshard
 
 MIB = 1 << 20
 
@@ -227,7 +227,7 @@ def test_the_order_of_the_layouts_does_not_matter():
 def test_processes_with_other_hash_seeds_compute_the_same_plan():
     code = (
         "import sys; sys.path.append('tests'); from small_plans import plan, weights\n"
-        "from mindgspo.parallel.reshard.planner import plan_reshard\n"
+        "from mindgspo.reshard.planner import plan_reshard\n"
         "sides = [weights(plan(*sizes)) for sizes in ((2, 4, 2), (4, 2, 2))]\n"
         "assert 'mindspore' not in sys.modules and 'numpy' not in sys.modules\n"
         "print(plan_reshard(*sides, bucket_bytes=1024).digest())\n"

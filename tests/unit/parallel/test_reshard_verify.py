@@ -16,10 +16,10 @@ from reshard_in_numpy import RankSlices, run_in_one_process, scatter
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.errors import WeightsError
 from mindgspo.models.names import weight_shapes
-from mindgspo.parallel.layout import Layout, TensorSlice
-from mindgspo.parallel.parameter_layouts import parameter_layouts
-from mindgspo.parallel.reshard.planner import plan_reshard
-from mindgspo.parallel.reshard.verify import SAMPLE_SIZE, _blocks, sampled_names, verify_reshard
+from mindgspo.parallel.plans.layout import Layout, TensorSlice
+from mindgspo.parallel.plans.parameter_layouts import parameter_layouts
+from mindgspo.reshard.planner import plan_reshard
+from mindgspo.reshard.verify import SAMPLE_SIZE, _blocks, sampled_names, verify_reshard
 
 
 def layout(

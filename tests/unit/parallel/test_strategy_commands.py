@@ -13,14 +13,14 @@ from mindgspo.cli import main
 from mindgspo.config import load_model_and_plans
 from mindgspo.errors import CheckpointError, ConfigError
 from mindgspo.models.names import parameter_shapes
-from mindgspo.parallel.layout import TensorSlice
-from mindgspo.parallel.parameter_layouts import parameter_layouts
-from mindgspo.parallel.strategy.commands import collapse_layers, ranges, without_state
-from mindgspo.parallel.strategy.file import merge_strategies, read_strategy, save_strategy
-from mindgspo.parallel.strategy.layouts import strategy_layouts
-from mindgspo.parallel.strategy.record import StoredLayout, Strategy
+from mindgspo.parallel.plans.layout import TensorSlice
+from mindgspo.parallel.plans.parameter_layouts import parameter_layouts
 from mindgspo.planner import strategy_files
 from mindgspo.planner.strategy_files import GRAPHS, graph_layouts, write_plan_files
+from mindgspo.strategy.commands import collapse_layers, ranges, without_state
+from mindgspo.strategy.file import merge_strategies, read_strategy, save_strategy
+from mindgspo.strategy.layouts import strategy_layouts
+from mindgspo.strategy.record import StoredLayout, Strategy
 
 MODEL = """
 model:

@@ -17,18 +17,18 @@ from small_plans import TIED, TINY, moments, plan, weights, weights_and_moments
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.errors import CheckpointError, WeightsError
 from mindgspo.models.names import weight_shapes
-from mindgspo.parallel.layout import TensorSlice
-from mindgspo.parallel.ranks import RankGrid
-from mindgspo.parallel.strategy.compare import check_fits, compare_strategies
-from mindgspo.parallel.strategy.file import (
+from mindgspo.parallel.plans.layout import TensorSlice
+from mindgspo.parallel.plans.ranks import RankGrid
+from mindgspo.strategy.compare import check_fits, compare_strategies
+from mindgspo.strategy.file import (
     merge_strategies,
     read_strategy,
     save_strategy,
     write_strategies,
     write_strategy,
 )
-from mindgspo.parallel.strategy.layouts import stage_strategy, strategy_layouts
-from mindgspo.parallel.strategy.record import StoredLayout, Strategy
+from mindgspo.strategy.layouts import stage_strategy, strategy_layouts
+from mindgspo.strategy.record import StoredLayout, Strategy
 
 Q, K = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.k_proj.weight"
 OUT, NORM = "model.layers.0.self_attn.o_proj.weight", "model.norm.weight"
@@ -139,7 +139,7 @@ def test_uneven_tables_survive_but_have_no_layout(tmp_path: Path):
 def test_without_mindspore_and_numpy():
     code = (
         "import sys\n"
-        "from mindgspo.parallel.strategy import compare, file, layouts\n"
+        "from mindgspo.strategy import compare, file, layouts\n"
         "assert 'mindspore' not in sys.modules and 'numpy' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -13,11 +13,11 @@ from small_plans import TINY, plan, weights, weights_and_moments
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.errors import WeightsError
 from mindgspo.models.names import parameter_shapes
-from mindgspo.parallel.layout import Layout, TensorSlice
-from mindgspo.parallel.parameter_layouts import moment_layouts, parameter_layouts
-from mindgspo.parallel.strategy.compare import check_fits, compare_strategies, same_placement
-from mindgspo.parallel.strategy.file import merge_strategies, read_strategy, write_strategies
-from mindgspo.parallel.strategy.layouts import (
+from mindgspo.parallel.plans.layout import Layout, TensorSlice
+from mindgspo.parallel.plans.parameter_layouts import moment_layouts, parameter_layouts
+from mindgspo.strategy.compare import check_fits, compare_strategies, same_placement
+from mindgspo.strategy.file import merge_strategies, read_strategy, write_strategies
+from mindgspo.strategy.layouts import (
     HsdpCall,
     compiled_layouts,
     compiled_strategy,
@@ -26,7 +26,7 @@ from mindgspo.parallel.strategy.layouts import (
     stage_strategy,
     without_single_devices,
 )
-from mindgspo.parallel.strategy.record import StoredLayout, Strategy
+from mindgspo.strategy.record import StoredLayout, Strategy
 
 
 def of(device_matrix: tuple[int, ...], tensor_map: tuple, shape: tuple[int, ...] | None = None, **fields: int):

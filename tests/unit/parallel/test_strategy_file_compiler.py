@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindgspo.parallel.layout import Layout, TensorSlice
-from mindgspo.parallel.strategy.file import read_strategy
-from mindgspo.parallel.strategy.layouts import strategy_layouts
-from mindgspo.parallel.strategy.record import StoredLayout, Strategy, with_fields, without_fields
+from mindgspo.parallel.plans.layout import Layout, TensorSlice
+from mindgspo.strategy.file import read_strategy
+from mindgspo.strategy.layouts import strategy_layouts
+from mindgspo.strategy.record import StoredLayout, Strategy, with_fields, without_fields
 
 # Column-, row- and head-parallel weights, a bias, a norm and a table, with both moments of each; 2 x 4.
 SHARDED = (

@@ -14,15 +14,15 @@ from mindspore import Parameter, Tensor, nn
 from mindspore.train import node_strategy_pb2
 from small_plans import plan, weights_and_moments
 
-import mindgspo.parallel.strategy.formats as messages
+import mindgspo.strategy.formats as messages
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.errors import CheckpointError
 from mindgspo.models.names import weight_shapes
-from mindgspo.parallel.layout import Layout
-from mindgspo.parallel.parameter_layouts import parameter_layouts
-from mindgspo.parallel.strategy.file import merge_strategies, read_strategy, save_strategy, write_strategies
-from mindgspo.parallel.strategy.layouts import compiled_layouts, compiled_strategy, strategy_layouts
-from mindgspo.parallel.strategy.record import StoredLayout, Strategy
+from mindgspo.parallel.plans.layout import Layout
+from mindgspo.parallel.plans.parameter_layouts import parameter_layouts
+from mindgspo.strategy.file import merge_strategies, read_strategy, save_strategy, write_strategies
+from mindgspo.strategy.layouts import compiled_layouts, compiled_strategy, strategy_layouts
+from mindgspo.strategy.record import StoredLayout, Strategy
 
 TINY, TIED = (model.model_copy(update={"num_hidden_layers": 2}) for model in (small_plans.TINY, small_plans.TIED))
 

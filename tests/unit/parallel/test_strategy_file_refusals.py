@@ -11,9 +11,9 @@ import pytest
 from small_plans import moments, plan, weights
 
 from mindgspo.errors import CheckpointError, ConfigError
-from mindgspo.parallel.strategy.file import read_strategy, save_strategy, write_strategies, write_strategy
-from mindgspo.parallel.strategy.formats import strategy_map_message
-from mindgspo.parallel.strategy.record import StoredLayout, Strategy
+from mindgspo.strategy.file import read_strategy, save_strategy, write_strategies, write_strategy
+from mindgspo.strategy.formats import strategy_map_message
+from mindgspo.strategy.record import StoredLayout, Strategy
 
 Q, K = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.k_proj.weight"
 NORM = "model.norm.weight"

@@ -10,8 +10,8 @@ import pytest
 
 from mindgspo.config.schema import SwapSection
 from mindgspo.errors import TrainingError
-from mindgspo.parallel.swap.states import NEEDS, Holding, Phase
-from mindgspo.parallel.swap.swap import Swap
+from mindgspo.swap.states import NEEDS, Holding, Phase
+from mindgspo.swap.swap import Swap
 
 
 class FakeParameter:

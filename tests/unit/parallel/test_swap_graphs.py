@@ -13,8 +13,8 @@ import pytest
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindgspo.config.schema import SwapSection
-from mindgspo.parallel.swap.states import Holding, Phase
-from mindgspo.parallel.swap.swap import Swap, open_swap
+from mindgspo.swap.states import Holding, Phase
+from mindgspo.swap.swap import Swap, open_swap
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mindgspo.parallel.swap.states import NEEDS, Holding, Phase, SwapLedger
+from mindgspo.swap.states import NEEDS, Holding, Phase, SwapLedger
 
 MIB = 2**20
 

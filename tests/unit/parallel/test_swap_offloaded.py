@@ -10,9 +10,9 @@ from mindspore import Parameter, Tensor
 
 from mindgspo.config.schema import SwapSection
 from mindgspo.errors import TrainingError
-from mindgspo.parallel.swap.offloaded_memory import OffloadedMemory
-from mindgspo.parallel.swap.states import Holding, Phase
-from mindgspo.parallel.swap.swap import Swap
+from mindgspo.swap.offloaded_memory import OffloadedMemory
+from mindgspo.swap.states import Holding, Phase
+from mindgspo.swap.swap import Swap
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mindgspo.parallel.layout import TensorSlice
+from mindgspo.parallel.plans.layout import TensorSlice
 
 
 def test_blocks_by_hand():

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from mindgspo.config import ExperimentConfig, load_config
-from mindgspo.parallel.swap.states import Holding
 from mindgspo.planner.rank_work import RankWork, held_bytes
 from mindgspo.planner.smallest_change import changed
+from mindgspo.swap.states import Holding
 
 EXPERIMENT = Path(__file__).parents[3] / "examples" / "dapo_math" / "gspo_qwen3_30b_a3b.yaml"
 

@@ -6,11 +6,11 @@ import pytest
 from planned_experiments import experiment_of, qwen2
 
 from mindgspo.config import ExperimentConfig
-from mindgspo.parallel.swap.states import Phase
 from mindgspo.planner import GIB, MIB, Level, Part, expected_memory
 from mindgspo.planner.ascend_memory import graph_parts, temporary
 from mindgspo.planner.rank_work import RankWork
 from mindgspo.planner.smallest_change import changed
+from mindgspo.swap.states import Phase
 
 # Qwen2.5-7B, 4 rows of 10,240 tokens, 4 slices; MiB of one tensor of a micro-batch.
 STATES, QUERY, KEY_VALUE, INNER = 280, 70, 10, 370

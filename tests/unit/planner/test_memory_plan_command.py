@@ -189,8 +189,8 @@ def test_a_plan_shows_what_was_measured(planned_here, tmp_path: Path) -> None:
 
 
 def test_small_peaks_are_told_in_mebibytes(capsys: pytest.CaptureFixture[str]) -> None:
-    from mindgspo.parallel.swap.states import Phase
     from mindgspo.planner.command import measured_lines
+    from mindgspo.swap.states import Phase
 
     config = experiment_of(qwen2(), device="Ascend", rows=1, slots=64)
     peak = replace(peak_of(config), allocated=200 << 20)

@@ -8,10 +8,10 @@ import pytest
 from planned_experiments import experiment_of, qwen2
 
 from mindgspo.config import ExperimentConfig
-from mindgspo.parallel.swap.states import NEEDS, Holding, Phase
 from mindgspo.planner import Level, Part, expected_memory
 from mindgspo.planner.cpu_memory import standing
 from mindgspo.planner.rank_work import RankWork, held_bytes, reshard_bytes, whole_bytes
+from mindgspo.swap.states import NEEDS, Holding, Phase
 
 # One layer on one of four slices: q 896 x 3584 + 896, k and v 128 x 3584 + 128 each, o 3584 x 896, gate and up
 # 4736 x 3584 each, down 3584 x 4736, two norms of 3584.

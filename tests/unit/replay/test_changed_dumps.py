@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from running import EXPERIMENT
 
+from mindgspo.batches.rows import TrainingSample, lay_out
 from mindgspo.cli import main
 from mindgspo.config import load_config
-from mindgspo.data.rows import TrainingSample, lay_out
 from mindgspo.errors import CheckpointError, ConfigError
 from mindgspo.models.names import weight_shapes
 from mindgspo.replay import Dump

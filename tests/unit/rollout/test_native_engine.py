@@ -87,7 +87,7 @@ def full_logits(model, prompts: Sequence[Prompt], rollout: Rollout) -> list[tupl
     """(ids [L], logits [L, V] they were drawn from) of every response, by one full forward pass over all rows."""
     from mindspore import Tensor
 
-    from mindgspo.parallel.device_ops import attention_segments, takes_packed
+    from mindgspo.parallel.ops.device import attention_segments, takes_packed
 
     rows = [
         (p.ids.size, np.concatenate([p.ids, r.ids])) for p, g in zip(prompts, rollout.responses, strict=True) for r in g
@@ -130,7 +130,7 @@ def test_greedy_log_probs_are_those_at_temperature_one(model, endless_engine) ->
 
 def trainer_gap(model, engine, temperature: float) -> float:
     """Largest difference between the sampler's log-probs and the trainer's."""
-    from mindgspo.data.rows import TrainingSample, lay_out
+    from mindgspo.batches.rows import TrainingSample, lay_out
     from mindgspo.models.scoring import PolicyScorer
 
     prompts = make_prompts(8)
@@ -159,7 +159,7 @@ def test_they_are_the_same_in_16_bits_and_with_weights_held_in_them(cpu_runtime,
 
     from mindgspo.models.policy import build_model
     from mindgspo.models.weights import initialize_weights
-    from mindgspo.parallel.device_ops import takes_packed
+    from mindgspo.parallel.ops.device import takes_packed
     from mindgspo.rollout.weight_transfer import hold_in_compute_type
 
     section = SECTION.model_copy(update={"dtype": dtype})

@@ -7,7 +7,7 @@ import pytest
 from scripted_engine import ScriptedEngine
 
 from mindgspo.metrics import unknown_names
-from mindgspo.parallel.placement import ALONE
+from mindgspo.parallel.plans.placement import ALONE
 from mindgspo.rollout.protocol import Purpose, RandomStream, RolloutCounters, SamplingSettings
 from mindgspo.trainer.metrics import rollout_metrics
 from mindgspo.types import Prompt

@@ -65,7 +65,7 @@ def test_weights_arrive_rounded_in_half_the_bytes(pair) -> None:
 
 
 def test_a_weight_that_is_not_the_rounded_one_is_found(pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mindgspo.parallel.reshard.resharder import Resharder
+    from mindgspo.reshard.resharder import Resharder
 
     _, _, transfer = pair
     right = Resharder.run

@@ -19,12 +19,12 @@ from mindgspo.config.yaml_dialect import parse_document
 from mindgspo.data.benchmarks import INSTRUCTIONS
 from mindgspo.data.source_rows import SourceRow, asks
 from mindgspo.errors import ConfigError
+from mindgspo.init.columns import find_columns
+from mindgspo.init.command import LEARNING_RATES, learning_rate
+from mindgspo.init.document import commented_document
+from mindgspo.init.lengths import Lengths, measure
+from mindgspo.init.plans import Fit, Machine, fitting, prompts_per_step
 from mindgspo.planner import GIB, expected_memory
-from mindgspo.setup.columns import find_columns
-from mindgspo.setup.command import LEARNING_RATES, learning_rate
-from mindgspo.setup.document import commented_document
-from mindgspo.setup.lengths import Lengths, measure
-from mindgspo.setup.plans import Fit, Machine, fitting, prompts_per_step
 
 PROJECT = Path(__file__).resolve().parents[3]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from mindgspo.errors import ConfigError, DataError
-from mindgspo.setup.columns import find_columns
-from mindgspo.setup.rewarding import choose_reward
-from mindgspo.setup.rows import RowAccount, held_out_keys, read_rows, rows_text, take_account, write_rows
+from mindgspo.init.columns import find_columns
+from mindgspo.init.rewarding import choose_reward
+from mindgspo.init.rows import RowAccount, held_out_keys, read_rows, rows_text, take_account, write_rows
 
 FILE = Path("rows.jsonl")
 

@@ -14,10 +14,10 @@ from mindgspo.data import PromptStream
 from mindgspo.errors import ConfigError, TrainingError
 from mindgspo.evaluation.datasets import check_distinct_prompts
 from mindgspo.metrics import unknown_names
-from mindgspo.parallel.placement import ALONE
-from mindgspo.parallel.routing_transfer import RoutingTransfer
+from mindgspo.parallel.plans.placement import ALONE
 from mindgspo.tensor_files import ArraySource
 from mindgspo.trainer.dynamic_sampling import LeftoverBuffer
+from mindgspo.trainer.routing_transfer import RoutingTransfer
 from mindgspo.types import Routing
 
 REFILL = ("algorithm.filter_groups.metric=reward", "algorithm.filter_groups.refill=true")

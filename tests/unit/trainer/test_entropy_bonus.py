@@ -10,9 +10,9 @@ from mindspore import Tensor
 
 from mindgspo.algorithms.losses.registry import build_policy_loss
 from mindgspo.algorithms.optim.backend import UpdateBackend
+from mindgspo.batches.rows import TrainingSample, lay_out
 from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection
 from mindgspo.config.load import with_recipe
-from mindgspo.data.rows import TrainingSample, lay_out
 from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.scoring import PolicyScorer
 from mindgspo.models.weights import initialize_weights

@@ -14,7 +14,7 @@ from mindgspo.evaluation.log_probs import read_rows
 from mindgspo.models.policy import build_model
 from mindgspo.models.scoring import padded_length, score_rows
 from mindgspo.models.weights import initialize_weights
-from mindgspo.parallel.device_ops import attention_segments, takes_packed
+from mindgspo.parallel.ops.device import attention_segments, takes_packed
 
 SECTION = ModelSection(
     vocab_size=97, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,

@@ -10,14 +10,15 @@ import pytest
 
 from mindgspo.algorithms.losses.registry import build_policy_loss
 from mindgspo.algorithms.optim.backend import UpdateBackend
+from mindgspo.batches.rows import TrainingSample, lay_out
 from mindgspo.config.algorithm import ReferenceSection
-from mindgspo.data.rows import TrainingSample, lay_out
 from mindgspo.errors import CheckpointError
 from mindgspo.metrics import unknown_names
 from mindgspo.models.policy import PolicyLogProbs
 from mindgspo.models.scoring import PolicyScorer
-from mindgspo.models.weights import initialize_weights, weights_as_numpy
-from mindgspo.parallel.placement import ALONE
+from mindgspo.models.weights import initialize_weights
+from mindgspo.parallel.plans.placement import ALONE
+from mindgspo.rollout.weight_transfer import weights_as_numpy
 from mindgspo.tensor_files import ArraySource
 from mindgspo.trainer.reference import ReferencePolicy
 

@@ -11,15 +11,15 @@ import numpy as np
 import psutil
 import pytest
 
+from mindgspo.batches.rows import TrainingSample, lay_out
 from mindgspo.config import ModelSection
 from mindgspo.config.algorithm import ReferenceSection
 from mindgspo.config.schema import SwapSection
-from mindgspo.data.rows import TrainingSample, lay_out
 from mindgspo.models.policy import build_model
 from mindgspo.models.weights import initialize_weights
-from mindgspo.parallel.placement import ALONE
-from mindgspo.parallel.swap.states import Holding, Phase
-from mindgspo.parallel.swap.swap import open_swap
+from mindgspo.parallel.plans.placement import ALONE
+from mindgspo.swap.states import Holding, Phase
+from mindgspo.swap.swap import open_swap
 from mindgspo.trainer.build import build_experiment
 from mindgspo.trainer.reference import ReferencePolicy
 

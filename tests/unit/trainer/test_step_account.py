@@ -9,8 +9,8 @@ import pytest
 
 from mindgspo.algorithms.loss_metrics import collect_telemetry
 from mindgspo.algorithms.optim.backend import UpdateResult
+from mindgspo.batches.rows import TrainingSample, lay_out
 from mindgspo.config import AlgorithmSection, KLSection
-from mindgspo.data.rows import TrainingSample, lay_out
 from mindgspo.metrics import unknown_names
 from mindgspo.trainer.dynamic_sampling import Selection
 from mindgspo.trainer.metrics import account, step_mismatch, update_metrics

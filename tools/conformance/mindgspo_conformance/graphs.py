@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from mindgspo.algorithms.losses.definition import Aggregation, KLTerm, LossDefinition
 from mindgspo.algorithms.losses.policy_loss import Aggregate, KLPenalty
 from mindgspo.algorithms.losses.registry import policy_loss_cell
-from mindgspo.parallel.runtime import CompiledCell, set_up_runtime
+from mindgspo.parallel.platform.runtime import CompiledCell, set_up_runtime
 
 if TYPE_CHECKING:
     from mindgspo_conformance.cells import CellInputs, CellJob

@@ -1,5 +1,5 @@
 // What the ranks of a CPU cluster share: slots of memory through which numbers go from one rank to others, and counters
-// by which they wait for each other. `parallel/meeting.py` has the Python side, graph.cc the operators.
+// by which they wait for each other. `parallel/collectives/shared_memory.py` has the Python side, graph.cc the operators.
 #include <linux/futex.h>
 #include <sched.h>
 #include <sys/mman.h>

@@ -112,7 +112,7 @@ def float32(array: np.ndarray):
 
 
 def test_linear_layers_by_head(half: Half) -> None:
-    from mindgspo.parallel.kernel_ops import LinearKernel
+    from mindgspo.parallel.ops.kernels import LinearKernel
 
     rng = np.random.default_rng(1)
     x, d = half.rounded(numbers(rng, TOKENS, 40)), [half.rounded(numbers(rng, TOKENS, n, 4)) for n in (4, 2, 2)]
@@ -206,7 +206,7 @@ def test_a_gradient_is_the_same_in_every_batch(half: Half, tokens: int, inputs: 
 
 
 def test_norms_of_sums(half: Half) -> None:
-    from mindgspo.parallel.kernel_ops import RMSNormKernel
+    from mindgspo.parallel.ops.kernels import RMSNormKernel
 
     class OfSum(RMSNormKernel):
         def construct(self, x, delta, weight, tokens):
@@ -236,7 +236,7 @@ def test_norms_of_sums(half: Half) -> None:
 def test_gates_and_rotary_positions(half: Half) -> None:
     import mindspore as ms
 
-    from mindgspo.parallel.kernel_ops import RotaryKernel, SwiGLUKernel
+    from mindgspo.parallel.ops.kernels import RotaryKernel, SwiGLUKernel
 
     rng = np.random.default_rng(3)
     gate, up, d = (half.rounded(numbers(rng, TOKENS, 21)) for _ in range(3))
@@ -265,7 +265,7 @@ def test_gates_and_rotary_positions(half: Half) -> None:
 def test_attention(half: Half) -> None:
     import mindspore as ms
 
-    from mindgspo.parallel.kernel_ops import AttentionKernel
+    from mindgspo.parallel.ops.kernels import AttentionKernel
 
     rng, ends, size = np.random.default_rng(4), (7, 8, TOKENS), 8
     query, d = half.rounded(numbers(rng, TOKENS, 4, size)), half.rounded(numbers(rng, TOKENS, 4 * size))
@@ -308,7 +308,7 @@ def test_attention(half: Half) -> None:
 def test_log_probs(half: Half) -> None:
     import mindspore as ms
 
-    from mindgspo.parallel.kernel_ops import LogProbKernel
+    from mindgspo.parallel.ops.kernels import LogProbKernel
 
     rng, temperature = np.random.default_rng(5), 0.8
     hidden, weight = half.rounded(numbers(rng, TOKENS, 24)), 0.3 * numbers(rng, 50, 24)
@@ -345,7 +345,7 @@ def test_experts(half: Half) -> None:
     """Forward; the gradients are those of the layers above."""
     from mindspore import nn
 
-    from mindgspo.parallel.kernel_ops import ExpertsKernel
+    from mindgspo.parallel.ops.kernels import ExpertsKernel
 
     class Experts(nn.Cell):
         def __init__(self):

@@ -1,0 +1,300 @@
+"""Samples of one mini-batch -> its micro-batches: which replica, which micro-batch, which row; and what that costs.
+
+Number i goes to replica i % replicas. All ranks call this with equal input, so they agree without communicating. The
+result of an update does not depend on any of it; docs/batches.md says more.
+
+Legend: R rows, T token slots per row, N samples, K response-token slots per sample, P predicted tokens.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import zip_longest
+
+import numpy as np
+
+from mindgspo.batches.partition import dealt, packed, partition
+from mindgspo.batches.rows import (
+    BatchSize,
+    TrainingSample,
+    batch_of,
+    denominators,
+    in_one_row,
+    lay_out,
+    longest_first,
+    round_up,
+    unpacked_size,
+)
+from mindgspo.types import Batch
+
+Samples = Sequence[TrainingSample]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLayout:
+    """How samples are laid out.
+
+    samples_per_micro_batch, max_tokens_per_micro_batch: one of them, the other is None. packing: several samples per
+    row, with max_tokens_per_micro_batch. in_one_row: a packed micro-batch is one row; else its rows are little
+    longer than the longest sample, since composed attention looks at all pairs of a row's slots. costly_row: slots of a
+    row from which on that costs more than all the rest. length_multiple: row lengths are multiples of it. replicas:
+    data-parallel ones. round_size: where a budget cuts, of what each of them gets a multiple. in_rounds: they compute
+    as many together, which should have one shape. balanced: replicas get equal shares of the work, instead of what
+    comes by turns. one_shape: see `rows.in_one_row`; None: batches have the shapes that their samples ask for.
+    """
+
+    samples_per_micro_batch: int | None = None
+    max_tokens_per_micro_batch: int | None = None
+    packing: bool = False
+    in_one_row: bool = False
+    costly_row: int = 640
+    length_multiple: int
+    pad_id: int
+    replicas: int = 1
+    in_rounds: bool = False
+    round_size: int = 1
+    balanced: bool = False
+    one_shape: BatchSize | None = None
+
+
+def micro_batches(samples: Samples, layout: BatchLayout) -> list[Batch]:
+    """Every sample in one of them. Longest samples first where they are not packed and padding is computed. Raises
+    nothing: a sample longer than the budget is a mistake of ours, for `config.rules` refuses the budget."""
+    batches = _packed(samples, layout) if layout.packing else _unpacked(samples, layout)
+    return batches if layout.one_shape is None else [in_one_row(batch, layout.one_shape) for batch in batches]
+
+
+def largest_shape(layout: BatchLayout, *, num_samples: int, longest: int, slots: int) -> BatchSize:
+    """For `BatchLayout.one_shape`: of micro-batches of a mini-batch of `num_samples` samples, whose longest one has
+    `longest` tokens and `slots` response tokens. It costs memory in the inputs of graphs, and what the loss takes for
+    its N * K slots: under a token budget N is that of samples of a quarter of the longest."""
+    rows, row_length = layout.samples_per_micro_batch, round_up(longest, layout.length_multiple)
+    slots = round_up(slots, layout.length_multiple)
+    if rows is not None:
+        rows = min(rows, num_samples)
+        return BatchSize(rows=rows, row_length=row_length, samples=rows, slots=slots)
+    assert layout.max_tokens_per_micro_batch is not None
+    tokens = max(layout.max_tokens_per_micro_batch, row_length)
+    samples = min(num_samples, 4 * tokens // row_length)
+    predictions = min(tokens, num_samples * slots)
+    return BatchSize(rows=1, row_length=tokens, samples=samples, slots=slots, predictions=predictions)
+
+
+def few(number: int, *, multiple: int = 1, parts: int = 4) -> int:
+    """At least `number`, a multiple of `multiple`, and one of few values, so that few graphs are compiled: each octave
+    has `parts` of them, so that at most 1 / parts of it is more than was asked for."""
+    octave = 1 << max(number - 1, 0).bit_length()
+    return round_up(number, round_up(max(octave // (2 * parts), 1), multiple))
+
+
+def _unpacked(samples: Samples, layout: BatchLayout) -> list[Batch]:
+    """One sample per row, cut longest first: rows of one micro-batch are of similar length."""
+    if layout.samples_per_micro_batch is not None:
+        batches = lay_out(
+            samples,
+            samples_per_micro_batch=layout.samples_per_micro_batch,
+            length_multiple=layout.length_multiple,
+            pad_id=layout.pad_id,
+            keeps_order=layout.one_shape is not None,
+        )
+    else:
+        batches = _budgeted(samples, layout)
+    return _balanced(batches, layout.replicas) if layout.balanced and not layout.in_rounds else batches
+
+
+def _balanced(batches: Sequence[Batch], replicas: int) -> list[Batch]:
+    """In another order: each replica gets equally many, of equally many token slots, longest rows first."""
+    parts = partition([batch.ids_RT.size for batch in batches], replicas, equal_counts=True)
+    parts.sort(key=lambda part: (-len(part), part))
+    return [batches[index] for of_round in zip_longest(*parts) for index in of_round if index is not None]
+
+
+def _budgeted(samples: Samples, layout: BatchLayout) -> list[Batch]:
+    """Where replicas do not work in rounds, each gets equally many micro-batches: the budget is lowered as far as it
+    takes no more of them than a multiple of `round_size` each."""
+    assert layout.max_tokens_per_micro_batch is not None
+    whole, ordered, multiple = denominators(samples), longest_first(samples), layout.length_multiple
+    all_at_once = layout.replicas * layout.round_size
+    group = all_at_once if layout.in_rounds else 1
+    budget = layout.max_tokens_per_micro_batch
+    cut = _cut(ordered, budget, multiple, group)
+    if group < all_at_once:
+        most, lowest = round_up(len(cut), all_at_once), round_up(ordered[0].length, multiple) - 1
+        enough = bisect_left(
+            range(lowest + 1, budget), True, key=lambda less: len(_cut(ordered, less, multiple, 1)) <= most
+        )
+        cut = _cut(ordered, lowest + 1 + enough, multiple, 1)
+    return [
+        batch_of([[one] for one in part], size, layout.pad_id, whole)
+        for parts, rows in cut
+        for size in [unpacked_size([sample for part in parts for sample in part], rows, multiple)]
+        for part in parts
+    ]
+
+
+def _cut(ordered: Samples, budget: int, multiple: int, group: int) -> list[tuple[list[Samples], int]]:
+    """Runs of micro-batches that share a shape, `group` in each, and their rows: as many as the longest sample allows,
+    fewer in the last run."""
+    runs: list[tuple[list[Samples], int]] = []
+    start = 0
+    while start < len(ordered):
+        width = round_up(ordered[start].length, multiple)
+        assert width <= budget, f"rows of {width} slots, {budget} are allowed"
+        rows = min(budget // width, few(-(-(len(ordered) - start) // group)))
+        firsts = range(start, start + rows * group, rows)
+        runs.append(([ordered[first : first + rows] for first in firsts], rows))
+        start += rows * group
+    return runs
+
+
+Rows = list[list[TrainingSample]]
+
+
+def _packed(samples: Samples, layout: BatchLayout) -> list[Batch]:
+    """Several samples per row; all micro-batches of one shape."""
+    lengths = [sample.length for sample in samples]
+    spread = partition if layout.balanced else dealt
+    shares = [[samples[index] for index in part] for part in spread(lengths, layout.replicas)]
+    by_replica, size = (_long_rows if layout.in_one_row else _short_rows)(shares, layout)
+    whole = denominators(samples)
+    # The first micro-batch of every replica, then the second of every replica, ...
+    return [
+        batch_of(rows, size, layout.pad_id, whole) for of_round in zip(*by_replica, strict=True) for rows in of_round
+    ]
+
+
+def _long_rows(shares: Sequence[Samples], layout: BatchLayout) -> tuple[list[list[Rows]], BatchSize]:
+    """By replica micro-batches of one row each, of equal numbers of tokens, as few as the budget allows.
+
+    Fused attention wants N segments, whatever the number n of samples, and none of them empty: N - n slots of padding
+    are kept free. In other words a sample counts as one slot less than it has, and N slots are set aside.
+    """
+    most = _most_slots(layout)
+    most_tokens = max(sum(sample.length for sample in share) for share in shares)
+    number = round_up(-(-most_tokens // most), layout.round_size)
+    while True:
+        parts = [partition([sample.length for sample in share], number) for share in shares]
+        rows = [[[share[index] for index in part] for part in of] for share, of in zip(shares, parts, strict=True)]
+        every = [row for of_replica in rows for row in of_replica]
+        num_samples = few(max(map(len, every)))
+        slots = max(sum(sample.length - 1 for sample in row) for row in every) + num_samples
+        if slots <= most:
+            break
+        assert num_samples > 1, f"a sample of {slots} tokens, {most} are allowed"
+        number += layout.round_size
+    row_length = min(few(slots, multiple=layout.length_multiple, parts=16), most)
+    by_replica = [[[row] for row in of_replica] for of_replica in rows]
+    return by_replica, replace(_packed_size(by_replica, row_length, layout), samples=num_samples)
+
+
+# In multiples of the longest sample: longer rows have less padding, and dearer attention.
+_ROW_LENGTHS = (1.0, 1.125, 1.25, 1.5, 1.75, 2.0)
+
+
+def _short_rows(shares: Sequence[Samples], layout: BatchLayout) -> tuple[list[list[Rows]], BatchSize]:
+    """By replica micro-batches of rows that are not much longer than the longest sample: the length that costs least
+    in all."""
+    return min((_rows_of_length(shares, times, layout) for times in _ROW_LENGTHS), key=partial(_price, layout))
+
+
+def _price(layout: BatchLayout, found: tuple[list[list[Rows]], BatchSize]) -> float:
+    """Of a replica's micro-batches, in slots without attention."""
+    by_replica, size = found
+    return len(by_replica[0]) * size.rows * size.row_length * (1 + size.row_length / layout.costly_row)
+
+
+def _rows_of_length(shares: Sequence[Samples], times: float, layout: BatchLayout) -> tuple[list[list[Rows]], BatchSize]:
+    """Micro-batches of nearly equally many rows and response tokens."""
+    most, longest = _most_slots(layout), max(sample.length for share in shares for sample in share)
+    assert longest <= most, f"a sample of {longest} tokens, {most} are allowed"
+    row_length = min(few(int(times * longest), multiple=layout.length_multiple), most)
+    rows = [
+        [[share[index] for index in row] for row in packed([one.length for one in share], row_length=row_length)]
+        for share in shares
+    ]
+    number = -(-max(map(len, rows)) // (most // row_length))
+    by_replica = [_spread_rows(of_replica, number) for of_replica in rows]
+    return by_replica, _packed_size(by_replica, row_length, layout)
+
+
+def _spread_rows(rows: Rows, number: int) -> list[Rows]:
+    costs = [sum(sample.response_ids.size for sample in row) for row in rows]
+    return [[rows[index] for index in part] for part in partition(costs, number, equal_counts=True)]
+
+
+def _most_slots(layout: BatchLayout) -> int:
+    assert layout.max_tokens_per_micro_batch is not None
+    return layout.max_tokens_per_micro_batch // layout.length_multiple * layout.length_multiple
+
+
+def _packed_size(by_replica: Sequence[Sequence[Rows]], row_length: int, layout: BatchLayout) -> BatchSize:
+    """For micro-batches of these rows."""
+    every = [rows for of_replica in by_replica for rows in of_replica]
+    responses = [[sample.response_ids.size for row in rows for sample in row] for rows in every]
+    multiple = layout.length_multiple
+    return BatchSize(
+        rows=max(map(len, every)),
+        row_length=row_length,
+        samples=few(max(map(len, responses)), parts=2),
+        slots=few(max(max(own, default=1) for own in responses), multiple=multiple, parts=2),
+        predictions=few(max(map(sum, responses)), multiple=multiple, parts=16),
+    )
+
+
+def batch_metrics(mini_batches: Sequence[Sequence[Batch]], layout: BatchLayout) -> dict[str, float]:
+    """Means over the updates. global_seqlen/min, max, minmax_diff: tokens of a replica if each took as many samples, in
+    the order of the step; balanced_min, balanced_max: as they are; mean: of both. padding_share: of the token slots
+    that are computed. layout: what made the batches."""
+    if not mini_batches:
+        return {}
+    replicas = layout.replicas
+    plain = [_extremes(_in_order(batches, replicas)) for batches in mini_batches]
+    found = [_extremes(tokens_of_replicas(batches, replicas)) for batches in mini_batches]
+    batches = [batch for batches in mini_batches for batch in batches]
+    tokens = sum(num_tokens(batch) for batch in batches)
+    computed = tokens if layout.one_shape is not None else sum(batch.ids_RT.size for batch in batches)
+    smallest, largest = np.mean(plain, axis=0)
+    balanced = np.mean(found, axis=0)
+    return {
+        "global_seqlen/min": float(smallest),
+        "global_seqlen/max": float(largest),
+        "global_seqlen/minmax_diff": float(largest - smallest),
+        "global_seqlen/balanced_min": float(balanced[0]),
+        "global_seqlen/balanced_max": float(balanced[1]),
+        "global_seqlen/mean": tokens / len(mini_batches) / replicas,
+        "training/padding_share": 1.0 - tokens / computed,
+        "training/micro_batches_per_update": len(batches) / len(mini_batches) / replicas,
+    }
+
+
+def num_tokens(batch: Batch) -> int:
+    """Real tokens; 0 for a batch that only fills a round up."""
+    return sum(sample_lengths(batch).values())
+
+
+def tokens_of_replicas(batches: Sequence[Batch], replicas: int) -> list[int]:
+    """Real tokens of each replica in one update."""
+    return [sum(num_tokens(batch) for batch in batches[replica::replicas]) for replica in range(replicas)]
+
+
+def sample_lengths(batch: Batch) -> dict[int, int]:
+    """Tokens of prompt and response, by the samples' numbers."""
+    real_N = batch.samples_N >= 0
+    rows, columns = np.divmod(batch.predict_P[batch.place_NK[real_N, 0]], batch.ids_RT.shape[1])
+    lengths = (batch.segments_RT[rows] == batch.segments_RT[rows, columns][:, None]).sum(axis=1)
+    return dict(zip(batch.samples_N[real_N].tolist(), lengths.tolist(), strict=True))
+
+
+def _in_order(batches: Sequence[Batch], replicas: int) -> list[int]:
+    lengths: dict[int, int] = {}
+    for batch in batches:
+        lengths |= sample_lengths(batch)
+    in_order = np.array([lengths[number] for number in sorted(lengths)])
+    return [int(part.sum()) for part in np.array_split(in_order, replicas)]
+
+
+def _extremes(tokens: Sequence[int]) -> tuple[int, int]:
+    return min(tokens), max(tokens)

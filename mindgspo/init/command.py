@@ -1,0 +1,306 @@
+"""`mindgspo init`: puts the choices together, writes the file, and says in five lines what was chosen and why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from mindgspo.config import ModelSection, TokenizerSection, load_config
+from mindgspo.config.data import DataSourceSection
+from mindgspo.config.huggingface_config import read_model_section
+from mindgspo.config.load import MOST_BYTES
+from mindgspo.config.model import FAMILIES
+from mindgspo.errors import DataError
+from mindgspo.init.document import commented_document
+from mindgspo.init.lengths import MULTIPLE, Lengths, measure
+from mindgspo.init.plans import UPDATES, Fit, Machine, fitting, prompts_per_step
+from mindgspo.init.rewarding import Rewarding, choose_reward
+from mindgspo.init.rows import AS_THEY_ARE, RowAccount, Unread, held_out_keys, rows_text, take_account, write_rows
+from mindgspo.io import check_is_new, write_new_file
+from mindgspo.planner.command import peak_text
+from mindgspo.planner.forecast import seconds_text
+from mindgspo.planner.memory_plan import GIB
+from mindgspo.planner.rank_work import FLOAT, whole_bytes
+from mindgspo.text import counted, either
+from mindgspo.tokenization import load_tokenizer
+from mindgspo.tokenization.tokenizer import tokenizer_section_of
+
+_GROUP = 8
+_FEWEST_STEPS, _EVALUATIONS = 20, 4
+LEARNING_RATES = ((1_000_000_000, 1e-6), (100_000_000, 5e-6), (10_000_000, 1e-5), (0, 5e-5))
+"""(parameters from, peak): 1e-6 is usual for billions, 5e-5 was measured with the smallest; those between go by the
+width of the model (docs/tuning.md)."""
+_BFLOAT16_RATIO_ERROR = 2e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetupRequest:
+    """Options of the command line. device: None: Ascend where cards are given, else CPU. memory_gb: of a card, on CPU
+    of the machine; None: 64, or what it has. tokenizer: None: the model's. eos_tokens: instead of those that the
+    folders name. out: None: <model>-<data>.yaml in the current folder."""
+
+    model: Path
+    data: Path
+    eval: Path | None = None
+    question: str | None = None
+    answer: str | None = None
+    reward: str | None = None
+    cards: int | None = None
+    device: Literal["CPU", "Ascend"] | None = None
+    memory_gb: float | None = None
+    tokenizer: Path | None = None
+    eos_tokens: tuple[str, ...] = ()
+    out: Path | None = None
+
+    @property
+    def machine(self) -> Machine:
+        """What the run gets."""
+        device = self.device or ("CPU" if self.cards is None else "Ascend")
+        capacity = None if self.memory_gb is None else int(self.memory_gb * GIB)
+        return Machine(device=device, cards=self.cards or 1, capacity=capacity)
+
+    @property
+    def name(self) -> str:
+        """Of the experiment: the file's, else of model and data."""
+        text = self.out.stem if self.out else f"{self.model.absolute().name}-{self.data.stem}"
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._") or "experiment"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Data:
+    """The rows as a run reads them. to_write: files that must be written for that. train_rows: different questions to
+    train on. repeated: rows with a question that comes before. eval_rows: to measure on. shared: questions of both."""
+
+    train: DataSourceSection
+    eval: DataSourceSection
+    to_write: tuple[tuple[RowAccount, dict[Path, frozenset[str]]], ...]
+    train_rows: int
+    repeated: int
+    eval_rows: int
+    shared: int
+
+
+def write_experiment(request: SetupRequest) -> Iterator[str]:
+    """Write the experiment, and the split rows beside it where no file of held-out rows is given; five lines about it.
+
+    Raises the errors of `mindgspo.errors`; then nothing is written.
+    """
+    out = request.out or Path(f"{request.name}.yaml")
+    check_is_new(out)
+    machine = request.machine
+    model = read_model_section(request.model.absolute())
+    section = tokenizer_section_of(request.model, request.tokenizer or request.model, request.eos_tokens)
+    tokenizer = load_tokenizer(section, model.vocab_size)
+    accounts = [
+        take_account(path, question=request.question, answer=request.answer, keeps_others=request.reward is not None)
+        for path in (request.data.absolute(), *([request.eval.absolute()] if request.eval else []))
+    ]
+    rewarding = choose_reward(accounts[0], request.reward)
+    accounts = [account.without(account.unread.get(rewarding.function, Unread())) for account in accounts]
+    data = _data(accounts, out)
+    lengths = measure(
+        accounts[0].measured,
+        rewarding.instruction,
+        tokenizer,
+        device=machine.device,
+        positions=model.max_position_embeddings,
+    )
+    base = _experiment(request.name, machine, model, section, data, rewarding, lengths)
+    fit = fitting(str(request.model), base, machine)
+    lines = _lines(request, machine, model, accounts[0], data, rewarding, lengths, fit)
+    text = commented_document(_title(out, lines), fit.mapping, _comments(machine, model, data, rewarding, lengths))
+    if len(text.encode()) > MOST_BYTES:
+        raise DataError(
+            f"{request.data}: the names of its columns make an experiment of more than {MOST_BYTES:,} bytes; leave "
+            "out those that your reward does not read"
+        )
+    for account, files in data.to_write:
+        write_rows(account, files)
+    write_new_file(out, text.encode())
+    load_config(out)  # as a run reads it
+    yield from (f"{name:<8} {said}" for name, said in lines.items())
+    yield f"{'next':<8} mindgspo check {out} && mindgspo run {out}"
+
+
+def _data(accounts: list[RowAccount], out: Path) -> _Data:
+    """The files as they are, where a run can read them; else, and where rows are to be held out, files of their own in
+    a folder beside the experiment. Raises ConfigError where that is there, DataError for too few rows."""
+    folder = out.absolute().with_name(f"{out.stem}_data")
+    files = {name: folder / f"{name}.jsonl" for name in ("train", "eval")}
+    train, held_out = accounts[0], accounts[-1]
+    to_write: list[tuple[RowAccount, dict[Path, frozenset[str]]]] = []
+    if len(accounts) == 1:
+        keys = held_out_keys(train)
+        trained, num_eval = train.prompts - keys, train.num_with(keys)
+        to_write.append((train, {files["train"]: trained, files["eval"]: keys}))
+        sources = [train.source.model_copy(update={"path": file}) for file in files.values()]
+    else:
+        trained, num_eval, sources = train.prompts, held_out.num_rows, []
+        for account, file in zip(accounts, files.values(), strict=True):
+            is_read = account.num_unusable == 0 and account.path.suffix in AS_THEY_ARE
+            if not is_read:
+                to_write.append((account, {file: account.prompts}))
+            sources.append(account.source if is_read else account.source.model_copy(update={"path": file}))
+        if held_out.prompts <= train.prompts:
+            raise DataError(
+                f"--eval: {held_out.path}: every question is in {train.path}, too; give others, or leave it out"
+            )
+    if to_write:
+        check_is_new(folder)
+    num_repeated = train.num_with(trained) - len(trained)
+    return _Data(
+        train=sources[0].model_copy(update={"dedup": num_repeated > 0}),
+        eval=sources[1],
+        to_write=tuple(to_write),
+        train_rows=len(trained),
+        repeated=num_repeated,
+        eval_rows=num_eval,
+        shared=len(train.prompts & held_out.prompts) if held_out is not train else 0,
+    )
+
+
+def _experiment(
+    name: str,
+    machine: Machine,
+    model: ModelSection,
+    tokenizer: TokenizerSection,
+    data: _Data,
+    rewarding: Rewarding,
+    lengths: Lengths,
+) -> dict[str, Any]:
+    """Everything but plans, slots and micro-batch."""
+    prompts = prompts_per_step(machine, data.train_rows)
+    steps_per_epoch = data.train_rows // prompts
+    epochs = -(-_FEWEST_STEPS // steps_per_epoch)
+    every = max(1, epochs * steps_per_epoch // _EVALUATIONS)
+    is_rounded = machine.device == "Ascend"
+    return {
+        "experiment": name,
+        "device": machine.device,
+        "model": {"path": str(model.path), "dtype": "bfloat16" if is_rounded else "float32"},
+        "tokenizer": {
+            **({} if tokenizer.path == model.path else {"path": str(tokenizer.path)}),
+            "eos_tokens": list(tokenizer.eos_tokens),
+            "pad_token": tokenizer.pad_token,
+        },
+        "data": {
+            "train": _source(data.train),
+            "eval": _source(data.eval),
+            "instruction_suffix": rewarding.instruction or "",
+            "max_prompt_length": lengths.prompt,
+            "truncation": "drop",
+        },
+        "rollout": {
+            "prompts_per_step": prompts,
+            "num_generations": _GROUP,
+            "max_new_tokens": lengths.response,
+        },
+        "algorithm": {"name": "gspo"},
+        "reward": {"functions": [rewarding.function]},
+        "optimizer": {"lr": learning_rate(model)},
+        "trainer": {
+            "epochs": epochs,
+            "prompts_per_mini_batch": prompts // UPDATES,
+            "packing": True,
+            "length_multiple": MULTIPLE[machine.device],
+            "save_every": every,
+            **({"max_ratio_error": _BFLOAT16_RATIO_ERROR} if is_rounded else {}),
+        },
+        "eval": {"every": every},
+    }
+
+
+def learning_rate(model: ModelSection) -> float:
+    """By the number of its parameters."""
+    return next(lr for size, lr in LEARNING_RATES if whole_bytes(model) // FLOAT >= size)
+
+
+def _source(source: DataSourceSection) -> dict[str, Any]:
+    """Without what is a default."""
+    return source.model_dump(mode="json", exclude_defaults=True)
+
+
+def _lines(
+    request: SetupRequest,
+    machine: Machine,
+    model: ModelSection,
+    account: RowAccount,
+    data: _Data,
+    rewarding: Rewarding,
+    lengths: Lengths,
+    fit: Fit,
+) -> dict[str, str]:
+    config = fit.config
+    size = whole_bytes(model) / FLOAT
+    number = f"{size / 1e9:.2f} G" if size >= 1e9 else f"{size / 1e6:.2f} M"
+    family = FAMILIES[model.architecture].huggingface_class.removesuffix("ForCausalLM")
+    shared = f", {data.shared} of them in both" if data.shared else ""
+    left_out = f", {counted(data.repeated, 'repeated one')} left out" if data.repeated else ""
+    left_out += f", {account.num_unusable} unusable left out ({account.problem})" if account.num_unusable else ""
+    written = f", written to {next(iter(data.to_write[0][1])).parent}" if data.to_write else ""
+    function = config.reward.functions[0].rpartition("/")[2]
+    plans, trainer, steps = config.plans, config.trainer, data.train_rows // config.rollout.prompts_per_step
+    tokens = trainer.max_tokens_per_micro_batch
+    where = "one process on the CPU" if machine.device == "CPU" else "1 Ascend card"
+    if machine.cards > 1:
+        where = f"{machine.cards} {'CPU processes' if machine.device == 'CPU' else 'Ascend cards'}: "
+        where += f"train {plans.train}, infer {plans.infer} (data x model x pipeline)"
+    saving = f", recompute {plans.train.recompute}" if plans.train.recompute != "none" else ""
+    saving += ", weights leave the card between phases" if config.swap.enabled else ""
+    pace = "" if fit.seconds is None else f"; a step is expected to take {seconds_text(fit.seconds)} s"
+    ends = either(config.tokenizer.eos_tokens)
+    return {
+        "model": f"{family} of {number} parameters, {request.model}; responses end at {ends}",
+        "data": (
+            f"{data.train_rows} questions to train on, {data.eval_rows} held out{shared}{left_out}{written}; "
+            f"{rows_text(account)}; reward {function} ({rewarding.why})"
+        ),
+        "lengths": lengths.text,
+        "plan": (
+            f"{where}{saving}; a step draws {config.rollout.prompts_per_step} prompts x {_GROUP}, {UPDATES} updates, "
+            f"{counted(steps, 'step')} per epoch; "
+            f"{config.rollout.slots} sequences at once, micro-batches of {tokens:,} tokens; {peak_text(fit.memory)}"
+            f"{pace}{f'; {fit.padding}' if fit.padding else ''}"
+        ),
+    }
+
+
+def _title(out: Path, lines: dict[str, str]) -> str:
+    said = "\n".join(f"{name}: {text}" for name, text in lines.items())
+    return f"Written by `mindgspo init`; change what you like, then `mindgspo check {out.name}`.\n{said}"
+
+
+def _comments(
+    machine: Machine, model: ModelSection, data: _Data, rewarding: Rewarding, lengths: Lengths
+) -> dict[str, str]:
+    """Why each value, by key."""
+    response = (
+        "Four times the 99 % quantile of the worked solutions, for models write more"
+        if lengths.solutions
+        else "A usual value"
+    )
+    suffix = "Put behind each question, so that the reward finds the answer."
+    if rewarding.instruction is None:
+        suffix = "Put behind each question, e.g. how your reward wants the answer to be written; max_prompt_length has "
+        suffix += f"room for {lengths.room} tokens."
+    elif not rewarding.instruction:
+        suffix = "Not read: the prompts of these rows say themselves how to answer."
+    return {
+        "model": "Architecture, sizes and tokenizer come from the folder.",
+        "tokenizer": "The tokens that end a response, as the folder names them.",
+        "data.instruction_suffix": suffix,
+        "data.max_prompt_length": lengths.text,
+        "rollout.prompts_per_step": "With num_generations responses each; more make steadier and longer steps.",
+        "rollout.max_new_tokens": f"{response}; raise it if many responses are cut (response_length/clip_ratio).",
+        "rollout.slots": "Sequences decoded at once: speed and memory, not results.",
+        "algorithm": "The paper's clip range, 3e-4 and 4e-4, and no KL term.",
+        "optimizer.lr": "By the model's size: from 1 G parameters 1e-6, from 100 M 5e-6, from 10 M 1e-5, below 5e-5.",
+        "trainer.prompts_per_mini_batch": f"{UPDATES} updates per step, as in the paper.",
+        "trainer.max_tokens_per_micro_batch": "Speed and memory, not results.",
+        "trainer.max_ratio_error": "bfloat16's own rounding.",
+        "plans": "The fewest divisions of the model that fit; `mindgspo plan` shows the memory.",
+        "swap": "Without it nothing that was tried fits.",
+    }

@@ -1,0 +1,241 @@
+"""Tokens brought to their experts, and one matrix product per expert, in graphs of fixed shapes.
+
+Nothing is dropped, whatever the router does.
+
+On Ascend the slots are the assignments sorted by expert, and GroupedMatmul takes the matrices' products in one op. On
+CPU every expert's slots are filled up to whole blocks, so that a block has one expert and all of them are one batched
+product; empty slots hold token 0 and nobody reads what comes out of them.
+
+Legend: M tokens, K experts per token, A = M * K assignments, S slots, B slots of a block, N blocks, E experts, G groups
+of slots (one for each own expert, and one for those of others), I and O in- and output features.
+"""
+
+from __future__ import annotations
+
+import mindspore as ms
+from mindspore import Tensor, nn, ops
+from mindspore.ops import constexpr
+
+from mindgspo.parallel.collectives.graph import all_gather, all_gather_used
+from mindgspo.parallel.layers.model_parallel import (
+    EnterOwnRun,
+    GatherTokens,
+    JoinParts,
+    OwnRun,
+    ScatterTokens,
+    Unchanged,
+    enter_model_parallel,
+    leave_model_parallel,
+    used_of_run,
+)
+from mindgspo.parallel.ops.device import is_fused
+from mindgspo.parallel.plans.placement import Placement
+
+_SMALLEST_BLOCK, _LARGEST_BLOCK = 8, 256
+
+
+def expert_block_slots(num_assignments: int, num_experts: int) -> int:
+    """Slots of a block: the power of two nearest below a quarter of an expert's mean load, from 8 to 256. Larger blocks
+    stand half empty, smaller ones copy the experts' matrices more often (measured on CPU)."""
+    wanted = num_assignments // (4 * num_experts)
+    return min(max(1 << max(wanted.bit_length() - 1, 0), _SMALLEST_BLOCK), _LARGEST_BLOCK)
+
+
+def num_expert_blocks(num_assignments: int, num_experts: int) -> int:
+    """Blocks that hold any way of handing the assignments out; no more than the assignments, for none is empty."""
+    block = expert_block_slots(num_assignments, num_experts)
+    return min(num_assignments, (num_assignments + num_experts * (block - 1)) // block)
+
+
+# Evaluated while the graph is compiled.
+block_slots, block_count = constexpr(expert_block_slots), constexpr(num_expert_blocks)
+
+
+class ExpertSlots(nn.Cell):
+    """construct(experts_MK) -> (slot_MK, token_S, own_S1, groups).
+
+    own: this rank's experts, all of them or a run. slot_MK: int32, where each assignment stands. token_S: int32,
+    the token in each slot. own_S1: bool, which slots are those of own experts; the others stand behind them. groups:
+    what `GroupedMatMul` needs: the expert of each block, int32 [N], or on Ascend, int64 [own], the number of slots up
+    to and including each own expert's.
+    """
+
+    def __init__(self, *, num_experts: int, num_chosen: int, own: range) -> None:
+        super().__init__(auto_prefix=False)
+        self.first, self.own = own.start, len(own)
+        self.num_chosen = num_chosen
+        self.is_all = self.own == num_experts
+        self.num_groups = self.own if self.is_all else self.own + 1
+        self.fused = is_fused()
+        self.sort = ops.Sort()
+        self.count = ops.UnsortedSegmentSum()
+        self.gather = ops.Gather()
+
+    def construct(self, experts_MK: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        num_assignments = experts_MK.shape[0] * self.num_chosen
+        group_A = self._groups(experts_MK.reshape(-1))
+        block, num_blocks = 1, num_assignments
+        if not self.fused:
+            block = block_slots(num_assignments, self.num_groups)
+            num_blocks = block_count(num_assignments, self.num_groups)
+        # CPU sorts floats only; they hold the groups' numbers exactly.
+        sorted_A, order_A = self.sort(ops.cast(group_A, ms.float32))
+        ones_A = ops.ones((num_assignments,), ms.float32)
+        load_G = ops.cast(self.count(ones_A, group_A, self.num_groups), ms.int32)
+        room_G = (load_G + (block - 1)) // block * block
+        end_G = ops.cast(ops.cumsum(room_G, 0), ms.int32)
+        shift_G = (end_G - room_G) - (ops.cast(ops.cumsum(load_G, 0), ms.int32) - load_G)
+        in_order_A = ops.cast(ops.arange(num_assignments), ms.int32)
+        slot_A = in_order_A + self.gather(shift_G, ops.cast(sorted_A, ms.int32), 0)  # of sorted assignments
+        order_A = ops.cast(order_A, ms.int32)
+        slot_MK = ops.tensor_scatter_elements(ops.zeros_like(in_order_A), order_A, slot_A).reshape(experts_MK.shape)
+        empty_S = ops.zeros((num_blocks * block,), ms.int32)
+        token_S = ops.tensor_scatter_elements(empty_S, slot_A, order_A // self.num_chosen)
+        own_S1 = (ops.arange(num_blocks * block) < end_G[self.own - 1]).reshape(-1, 1)
+        if self.fused:
+            return slot_MK, token_S, own_S1, ops.cast(end_G[: self.own], ms.int64)
+        first_N1 = (ops.arange(num_blocks) * block).reshape(-1, 1)
+        # Blocks behind the last expert's are empty, or other ranks'.
+        expert_N = ops.cast(ops.cast(first_N1 >= end_G.reshape(1, -1), ms.float32).sum(-1), ms.int32)
+        return slot_MK, token_S, own_S1, ops.minimum(expert_N, self.own - 1)
+
+    def _groups(self, expert_A: Tensor) -> Tensor:
+        if self.is_all:
+            return expert_A
+        number_A = expert_A - self.first
+        is_own_A = ops.logical_and(number_A >= 0, number_A < self.own)
+        return ops.where(is_own_A, number_A, ops.full_like(number_A, self.own))
+
+
+class OwnSlots(nn.Cell):
+    """construct(x_SH, own_S1) -> x_SH with zeros in other slots than the own ones; its gradient likewise.
+
+    Filled with a number: with a tensor of zeros, here or in the derivative that MindSpore knows, compiling makes it a
+    constant as large as the slots, one for each use.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+        self.fill = ops.MaskedFill()
+
+    def construct(self, x_SH: Tensor, own_S1: Tensor) -> Tensor:
+        return self.fill(x_SH, ops.logical_not(own_S1), 0.0)
+
+    def bprop(self, x_SH, own_S1, out, dout):
+        return self.fill(dout, ops.logical_not(own_S1), 0.0), ops.zeros_like(own_S1)
+
+
+class GroupedMatMul(nn.Cell):
+    """construct(x_SI, weight_EOI, groups) -> [S, O]: each slot's row times its expert's matrix, transposed. What comes
+    out of other slots than `own_S1` means nothing. On Ascend."""
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+        # One tensor of sorted rows for all experts, split along its rows, one tensor of results.
+        self.grouped = ops.auto_generate.GroupedMatmul(split_item=3, group_type=0)
+        self.transpose = ops.Transpose()
+
+    def construct(self, x_SI: Tensor, weight_EOI: Tensor, groups: Tensor) -> Tensor:
+        weight_EIO = self.transpose(weight_EOI, (0, 2, 1))
+        return self.grouped((x_SI,), (weight_EIO,), None, None, None, None, None, groups)[0]
+
+
+class BlockMatMul(nn.Cell):
+    """`GroupedMatMul` where every block of slots has one expert: a batched product with copies of the matrices, which
+    the backward pass makes again instead of keeping them."""
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+        self.product = ops.BatchMatMul()
+        self.transposed_product = ops.BatchMatMul(transpose_b=True)
+        self.of_weights = ops.BatchMatMul(transpose_a=True)
+        self.gather = ops.Gather()
+        self.sum_by_expert = ops.UnsortedSegmentSum()
+
+    def construct(self, x_SI: Tensor, weight_EOI: Tensor, expert_N: Tensor) -> Tensor:
+        x_NBI = x_SI.reshape(expert_N.shape[0], -1, x_SI.shape[-1])
+        expert_N = ops.depend(expert_N, x_SI)  # copies are not made before they are needed
+        out_NBO = self.transposed_product(x_NBI, self.gather(weight_EOI, expert_N, 0))
+        return out_NBO.reshape(x_SI.shape[0], -1)
+
+    def bprop(self, x_SI, weight_EOI, expert_N, out, dout):
+        num_blocks, num_experts = expert_N.shape[0], weight_EOI.shape[0]
+        x_NBI = x_SI.reshape(num_blocks, -1, x_SI.shape[-1])
+        dout_NBO = dout.reshape(num_blocks, -1, dout.shape[-1])
+        expert_N = ops.depend(expert_N, dout)
+        dx_NBI = self.product(dout_NBO, self.gather(weight_EOI, expert_N, 0))
+        dweight_EOI = self.sum_by_expert(self.of_weights(dout_NBO, x_NBI), expert_N, num_experts)
+        return dx_NBI.reshape(x_SI.shape), dweight_EOI, ops.zeros_like(expert_N)
+
+
+def grouped_matmul() -> nn.Cell:
+    """The product for this device."""
+    return GroupedMatMul() if is_fused() else BlockMatMul()
+
+
+class ExpertRanks(nn.Cell):
+    """What the ranks of a mixture tell each other: each token is computed once by a block of ranks that has all
+    experts, and each rank computes what its experts add for the tokens of its block.
+
+    - where the block is the ranks of a replica, these have the same tokens, and results are summed over them.
+    - under use_seq_parallel a rank enters with tokens of its own; the block gathers them and shares sums out.
+    - a block of several replicas, or parts of their sequences, gathers the tokens of all, at each slice; sums go back
+      to where tokens came from and over the slices.
+    - of several blocks in a replica each enters with its share of the replica's tokens, and its ranks share sums out;
+      in the order of the ranks these are the tokens.
+    """
+
+    def __init__(self, place: Placement) -> None:
+        super().__init__(auto_prefix=False)
+        slices, block, ranks = place.model_parallel, place.plan.expert_block, place.expert_ranks
+        self.enter, self.leave = enter_model_parallel(place), leave_model_parallel(place)
+        self.cut = self.gather = self.gather_given = self.scatter = self.own = self.join = Unchanged()
+        self.number, self.is_share, self.is_gathered, self.has_own = 0, False, False, False
+        self.place_in_replica, self.block = place.at.model, block
+        if not place.plan.use_seq_parallel and block < slices:
+            self.number, self.is_share = place.at.model // block, True
+            self.cut = OwnRun(self.number, slices // block)
+            self.enter = EnterOwnRun(place.model_ranks, self.number, slices // block)
+            self.scatter = ScatterTokens(ranks) if block > 1 else Unchanged()
+            self.leave = JoinParts(place.model_ranks, place.at.model)
+            self.own, self.join = OwnRun(place.at.model % block, block), all_gather(place.model_ranks)
+        elif block != slices:
+            if place.plan.use_seq_parallel:
+                self.enter = self.leave = Unchanged()
+                self.cut, self.join = OwnRun(place.at.model, slices), all_gather(place.model_ranks)
+            else:
+                ranks = tuple(rank for rank in ranks if rank % slices == place.at.model)
+            self.is_gathered, self.has_own = len(ranks) > 1, len(ranks) == 1
+            if self.is_gathered:
+                self.gather, self.scatter = GatherTokens(ranks), ScatterTokens(ranks)
+                self.gather_given = all_gather_used(ranks)
+                self.own = OwnRun(ranks.index(place.rank), len(ranks))
+
+    def tokens_of(self, x_MH: Tensor, own: Tensor, region: Tensor) -> tuple[Tensor, Tensor]:
+        """The tokens whose experts this rank computes, and how many of their rows are in use. own, region: as of
+        `TokensInUse`."""
+        x_MH = self.gather(self.enter(x_MH, own), own)
+        rows = x_MH.shape[0]
+        if self.is_gathered:  # what is not in use is zero
+            return x_MH, ops.ones((1,), ms.int32) * rows
+        if self.is_share:
+            return x_MH, self._used(region, self.number, rows)
+        return x_MH, own if self.has_own else region
+
+    def given_of(self, given_MK: Tensor, own: Tensor) -> Tensor:
+        """Of what is given for a region's tokens, that of these."""
+        return self.gather_given(self.cut(given_MK), own)
+
+    def results_of(self, out_MH: Tensor, own: Tensor, region: Tensor) -> Tensor:
+        """What all ranks' experts add to the tokens that have entered."""
+        if self.is_share:
+            own = self._used(region, self.place_in_replica, out_MH.shape[0] // self.block)
+        return self.leave(self.scatter(out_MH, own), own)
+
+    def _used(self, region: Tensor, number: int, rows: int) -> Tensor:
+        """How many rows are in use of one of equal runs of a region's."""
+        return used_of_run(ops.cast(region.reshape(-1)[-1:], ms.int32), number, rows)
+
+    def choice_of(self, chosen_MK: Tensor) -> Tensor:
+        """Of a region's tokens, from what was chosen for those whose experts this rank computes."""
+        return self.join(self.own(chosen_MK))

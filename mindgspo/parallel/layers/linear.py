@@ -1,0 +1,160 @@
+"""The layers that know how a model is laid over processes. Models are written with them and never ask.
+
+Column-parallel layers compute a part of the output features on each rank, row-parallel ones take a part of the input
+features and the ranks' results are added up; between the two a rank never sees the others' activations. Each process
+holds its slices and calls the collectives itself. Parameter names are Hugging Face's, shapes its ([out, in]) or a slice
+of that as `parallel.plans.parameter_layouts` says. A rank that is alone compiles the graph of a model without any of
+this.
+
+Legend: M flattened tokens, V vocabulary entries (of this rank), H hidden units, I and O in- and output features.
+"""
+
+from __future__ import annotations
+
+import mindspore as ms
+from mindspore import Tensor, nn, ops
+
+from mindgspo.parallel.layers.model_parallel import leave_model_parallel
+from mindgspo.parallel.ops.device import has_kernels
+from mindgspo.parallel.ops.kernels import LinearKernel, PackedLinearKernel, RowsKernel
+from mindgspo.parallel.plans.placement import Placement
+from mindgspo.parallel.platform.parameter_memory import zero_parameter
+
+
+class ColumnParallelLinear(nn.Cell):
+    """x W^T (+ b) whose output features are split under model_parallel (q, k, v, gate, up).
+
+    Its input is the same on all ranks and has passed `enter_model_parallel`, once for all layers that read it. It
+    computes in `dtype`; master weights stay float32.
+    units: indivisible pieces of the output features (key/value heads); see `Placement.share`.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool,
+        dtype: ms.Type,
+        name: str,
+        place: Placement,
+        units: int | None = None,
+    ) -> None:
+        super().__init__(auto_prefix=False)
+        own_features = place.share(out_features, units=units)
+        self.weight = zero_parameter((own_features, in_features), f"{name}.weight")
+        self.has_bias = bias
+        if bias:
+            self.bias = zero_parameter((own_features,), f"{name}.bias")
+            self.add = ops.Add()
+        self.dtype = dtype
+        self.matmul = ops.MatMul(transpose_b=True)
+
+    def construct(self, x_MI: Tensor) -> Tensor:
+        out_MO = self.matmul(x_MI, ops.cast(self.weight, self.dtype))
+        if self.has_bias:
+            out_MO = self.add(out_MO, ops.cast(self.bias, self.dtype))
+        return out_MO
+
+
+class LinearGroup(nn.Cell):
+    """Column-parallel layers that read one input: construct(x_MI, tokens) -> what each of them returns.
+
+    head_dim: D, where outputs are heads, [M, O / D, D].
+    """
+
+    def __init__(self, *layers: ColumnParallelLinear, head_dim: int | None = None) -> None:
+        super().__init__(auto_prefix=False)
+        self.layers = nn.CellList(list(layers), auto_prefix=False)
+        self.has_bias = layers[0].has_bias
+        self.head_dim = head_dim
+        self.kernel = None
+        if has_kernels():
+            form = {"has_bias": self.has_bias, "head_dim": head_dim}
+            self.kernel = LinearKernel(len(layers), **form)
+            self.packed = PackedLinearKernel([layer.weight.shape[0] for layer in layers], **form)
+
+    def construct(self, x_MI: Tensor, tokens: Tensor, panels: tuple[Tensor, ...] = ()) -> tuple[Tensor, ...]:
+        """panels: of the layers' weights, where they are packed."""
+        outs = ()
+        if self.kernel is None:
+            for layer in self.layers:
+                outs += (self._by_head(layer(x_MI)),)
+            return outs
+        weights = ()
+        for i in range(len(self.layers)):
+            weights += (panels[i] if len(panels) > 0 else self.layers[i].weight,)
+            if self.has_bias:
+                weights += (self.layers[i].bias,)
+        if len(panels) > 0:
+            return self.packed(x_MI, tokens, *weights)
+        return self.kernel(x_MI, tokens, *weights)
+
+    def _by_head(self, out_MO: Tensor) -> Tensor:
+        return out_MO if self.head_dim is None else out_MO.reshape(-1, out_MO.shape[-1] // self.head_dim, self.head_dim)
+
+
+class RowParallelLinear(nn.Cell):
+    """x W^T whose input features are split under model_parallel (o, down); the ranks' outputs are added up, and where
+    the sequence is split between layers each rank keeps its tokens of the sum."""
+
+    def __init__(self, in_features: int, out_features: int, *, dtype: ms.Type, name: str, place: Placement) -> None:
+        super().__init__(auto_prefix=False)
+        self.weight = zero_parameter((out_features, place.share(in_features)), f"{name}.weight")
+        self.dtype = dtype
+        self.matmul = ops.MatMul(transpose_b=True)
+        self.leave = leave_model_parallel(place)
+        self.kernel = None
+        if has_kernels():
+            self.kernel = LinearKernel(1, has_bias=False)
+            self.packed = PackedLinearKernel([out_features], has_bias=False)
+
+    def construct(self, x_MI: Tensor, tokens: tuple[Tensor, Tensor, Tensor], panels: tuple[Tensor, ...] = ()) -> Tensor:
+        """tokens: see `TokensInUse`. panels: of the weight, where it is packed."""
+        own, region, _ = tokens
+        if len(panels) > 0:
+            return self.leave(self.packed(x_MI, region, *panels)[0], own)
+        if self.kernel is not None:
+            return self.leave(self.kernel(x_MI, region, self.weight), own)
+        return self.leave(self.matmul(x_MI, ops.cast(self.weight, self.dtype)), own)
+
+
+class VocabParallelEmbedding(nn.Cell):
+    """Embedding table [V, H], split over V under model_parallel unless the plan says vocab_emb_dp."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, *, dtype: ms.Type, name: str, place: Placement) -> None:
+        super().__init__(auto_prefix=False)
+        self.is_split = place.model_parallel > 1 and not place.plan.vocab_emb_dp
+        rows = place.share(vocab_size) if self.is_split else vocab_size
+        self.weight = zero_parameter((rows, hidden_size), f"{name}.weight")
+        self.first_row, self.num_rows = place.at.model * rows if self.is_split else 0, rows
+        # A whole table is read alike by all ranks of the group, or by each for its own tokens. Where it is the output
+        # table too, its gradients are summed over them, and reading must count once.
+        self.parts = place.model_parallel if place.plan.use_seq_parallel and not self.is_split else 1
+        self.number = place.at.model
+        self.is_silent = not self.is_split and self.parts == 1 and place.at.model > 0
+        self.dtype = dtype
+        self.gather = ops.Gather()
+        self.leave = leave_model_parallel(place)
+        self.kernel = None
+        if has_kernels():
+            self.kernel = RowsKernel(ms.float32 if self.is_split else dtype)
+
+    def rows(self, weight: Tensor, ids: Tensor, tokens: Tensor) -> Tensor:
+        if self.kernel is not None:
+            return self.kernel(ids, weight, tokens)
+        return self.gather(weight, ids, 0)
+
+    def construct(self, ids: Tensor, tokens: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        """tokens: see `TokensInUse`."""
+        own, region, _ = tokens
+        if self.is_split:
+            rows = ids - self.first_row
+            is_own = ops.logical_and(rows >= 0, rows < self.num_rows)
+            found = self.rows(self.weight, ops.where(is_own, rows, 0), region)
+            return ops.cast(self.leave(found * ops.cast(is_own, ms.float32).expand_dims(-1), own), self.dtype)
+        weight = ops.stop_gradient(self.weight) if self.is_silent else self.weight
+        if self.parts > 1:
+            count = ids.shape[0] // self.parts
+            ids = ids[self.number * count : (self.number + 1) * count]
+        return ops.cast(self.rows(weight, ids, own), self.dtype)

@@ -1,0 +1,422 @@
+"""The operators that models are written in: the one place where the device chooses.
+
+On Ascend they are MindSpore's fused ops, on CPU our C++ kernels (`kernel_ops`). Where these cannot be compiled, and in
+tests as their twins, they are composed of MindSpore's small ops. Each is a cell whose `__init__` fixes the branch, so a
+compiled graph holds only one of them.
+
+`tokens` goes with every operator on rows: on CPU it says how many of them are in use, see `kernel_ops`; the other forms
+compute all.
+
+Legend: R rows, T token slots, M = R * T flattened tokens, H hidden units, I inner features, A query heads, B key/value
+heads, D head size, E segment ends.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+from mindgspo.batches.routing import RoutedTokens
+from mindgspo.batches.rows import packed_tokens, predictions_in_parts
+from mindgspo.errors import ConfigError
+from mindgspo.parallel.layers.model_parallel import HeadsOfAllTokens, TokensOfAllHeads
+from mindgspo.parallel.ops.kernels import AttentionKernel, ForkKernel, RMSNormKernel, RotaryKernel, SwiGLUKernel
+from mindgspo.parallel.plans.placement import ALONE, Placement
+from mindgspo.parallel.platform.runtime import current_device
+from mindgspo.types import Batch, ExpertArray
+from mindgspo_kernels.build import KernelsUnavailable, library
+
+# Added to scores that must not be attended. Finite, so that a fully masked row stays free of NaN, and small
+# enough for bfloat16 and float16 after the scores were widened to float32.
+MASKED_SCORE = -1.0e9
+
+
+def is_fused() -> bool:
+    """Whether this process compiles for a device that has the fused ops."""
+    return current_device() == "Ascend"
+
+
+_is_composed = False
+
+
+@contextmanager
+def composed_ops() -> Iterator[None]:
+    """Cells that are built inside are composed of MindSpore's small ops, though there are kernels."""
+    global _is_composed
+    before, _is_composed = _is_composed, True
+    try:
+        yield
+    finally:
+        _is_composed = before
+
+
+def has_kernels() -> bool:
+    """Whether cells that are built now are made of our kernels. Says once why not, where they cannot be compiled."""
+    return not is_fused() and not _is_composed and _kernels_compile()
+
+
+@functools.cache
+def _kernels_compile() -> bool:
+    try:
+        library()
+    except KernelsUnavailable as error:
+        print(f"[kernels] {error}; MindSpore's small operators take their place, several times slower", file=sys.stderr)
+        return False
+    return True
+
+
+def require_bfloat16(key: str) -> None:
+    """Raises ConfigError where cells that are built now cannot compute in bfloat16, as the setting `key` asks: on CPU,
+    MindSpore's own operators cannot."""
+    if not is_fused() and not has_kernels():
+        raise ConfigError(
+            f"{key}: bfloat16 on CPU takes our kernels, which could not be compiled here; install g++ (apt-get install "
+            f"g++), or set {key}=float32"
+        )
+
+
+class SameTwice(nn.Cell):
+    """construct(x) -> (x, x), for two readers."""
+
+    def construct(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x
+
+
+def fork_op() -> nn.Cell:
+    """For what has two readers: `ForkKernel` where there are kernels."""
+    return ForkKernel() if has_kernels() else SameTwice()
+
+
+class RMSNormOp(nn.Cell):
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis, in float32 (arXiv 1910.07467).
+
+    x: [M, H], or heads [M, A, D].
+    """
+
+    def __init__(self, eps: float) -> None:
+        super().__init__(auto_prefix=False)
+        self.eps = eps
+        self.fused = is_fused()
+        self.kernel = RMSNormKernel(eps) if has_kernels() else None
+        self.fork = fork_op()
+        self.add = ops.Add()
+        if self.fused:
+            self.rms_norm = ops.auto_generate.RmsNorm(eps)
+        self.sum = ops.ReduceSum(keep_dims=True)
+        self.outer = ops.MatMul()
+
+    def of_sum(self, x: Tensor, delta: Tensor | None, weight: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Of x + delta, and that sum; of x alone, and x, where there is no delta."""
+        if delta is None:
+            x, again = self.fork(x)
+            return self.construct(x, weight, tokens), again
+        if self.kernel is not None:
+            return self.kernel.of_sum(x, delta, weight, tokens)
+        total = self.add(x, delta)
+        return self.construct(total, weight, tokens), total
+
+    def construct(self, x: Tensor, weight: Tensor, tokens: Tensor) -> Tensor:
+        if self.kernel is not None:
+            return self.kernel(x, weight, tokens)
+        if self.fused:
+            return self.rms_norm(x, weight)[0]
+        # On CPU a product of equal shapes costs half of one that broadcasts, and an outer product by matmul costs
+        # less than either; its gradients are matmuls too, where a broadcast's are slow reductions.
+        x_MH = ops.cast(x, ms.float32).reshape(-1, x.shape[-1])
+        scale_M1 = ops.rsqrt(self.sum(x_MH * x_MH, -1) * (1.0 / x.shape[-1]) + self.eps)
+        scale_MH = self.outer(scale_M1, ops.cast(weight, ms.float32).reshape(1, -1))
+        return ops.cast((x_MH * scale_MH).reshape(x.shape), x.dtype)
+
+
+class RotaryOp(nn.Cell):
+    """Rotary position embedding in the rotate-half form: x * cos + rotate_half(x) * sin (arXiv 2104.09864), composed or
+    of one fused op. x: [M, heads, D]; cos, sin: float32 [M, 1, D].
+    """
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__(auto_prefix=False)
+        self.fused = is_fused()
+        self.head_dim = head_dim
+        if self.fused:
+            self.rotate, self.cast = ops.auto_generate.RotaryPositionEmbedding(), ops.Cast()
+        else:
+            self.rotate_half = Tensor(rotate_half_matrix(head_dim))
+            self.matmul = ops.MatMul()
+
+    def construct(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        if self.fused:
+            # All tokens as one sequence with a table of its own: the op wants four axes, and rows are of no concern.
+            one = (1, x.shape[0], 1, self.head_dim)
+            cos, sin = self.cast(cos.reshape(one), x.dtype), self.cast(sin.reshape(one), x.dtype)
+            return self.rotate(x.reshape((1, *x.shape)), cos, sin, 0).reshape(x.shape)
+        # On CPU a small product beats slicing and joining, and equal shapes beat broadcasting; the tables spread
+        # over the heads are the same in every layer, so the compiler keeps one copy of each.
+        spread = (1, x.shape[1], 1)
+        rotated = self.matmul(x.reshape(-1, self.head_dim), ops.cast(self.rotate_half, x.dtype)).reshape(x.shape)
+        return ops.cast(x * ops.tile(cos, spread) + rotated * ops.tile(sin, spread), x.dtype)
+
+
+class RotaryPairOp(nn.Cell):
+    """Rotated queries [M, A, D] and keys [M, B, D]; rotation: what `rotation` made of the positions, once per graph.
+
+    cos, sin: float32 tables [positions, D], the two halves of D repeated.
+    """
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__(auto_prefix=False)
+        self.kernel = RotaryKernel() if has_kernels() else None
+        if self.kernel is None:
+            self.query, self.key = RotaryOp(head_dim), RotaryOp(head_dim)
+
+    def construct(
+        self, query: Tensor, key: Tensor, rotation: tuple[Tensor, Tensor, Tensor], tokens: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        positions_M, cos, sin = rotation
+        if self.kernel is not None:
+            return self.kernel(query, key, positions_M, cos, sin, tokens)
+        return self.query(query, cos, sin), self.key(key, cos, sin)
+
+    def cells(self) -> tuple[nn.Cell, ...]:
+        """Those that can be computed again."""
+        return (self.kernel,) if self.kernel is not None else (self.query, self.key)
+
+
+class RotationOp(nn.Cell):
+    """construct(positions_M) -> positions, cos and sin as `RotaryPairOp` takes them."""
+
+    def __init__(self, cos: np.ndarray, sin: np.ndarray) -> None:
+        super().__init__(auto_prefix=False)
+        self.cos, self.sin = Tensor(cos), Tensor(sin)
+        self.has_kernel = has_kernels()
+        self.gather = ops.Gather()
+
+    def construct(self, positions_M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if self.has_kernel:
+            return positions_M, self.cos, self.sin
+        cos_MD, sin_MD = self.gather(self.cos, positions_M, 0), self.gather(self.sin, positions_M, 0)
+        table = (-1, 1, cos_MD.shape[-1])
+        return positions_M, cos_MD.reshape(table), sin_MD.reshape(table)
+
+
+def rotate_half_matrix(head_dim: int) -> np.ndarray:
+    """float32 [D, D]: x @ it = (-second half of x, first half of x)."""
+    half = head_dim // 2
+    matrix = np.zeros((head_dim, head_dim), dtype=np.float32)
+    matrix[np.arange(half) + half, np.arange(half)] = -1.0
+    matrix[np.arange(half), np.arange(half) + half] = 1.0
+    return matrix
+
+
+class SwiGLUOp(nn.Cell):
+    """silu(gate) * up (arXiv 2002.05202); gate, up: [M, I].
+
+    The fused op takes both as one tensor and keeps that alone for the backward pass.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+        self.fused = is_fused()
+        self.kernel = SwiGLUKernel() if has_kernels() else None
+        if self.fused:
+            self.join, self.swiglu = ops.Concat(axis=1), ops.auto_generate.Swiglu()
+
+    def construct(self, gate: Tensor, up: Tensor, tokens: Tensor) -> Tensor:
+        if self.kernel is not None:
+            return self.kernel(gate, up, tokens)
+        if self.fused:
+            return self.swiglu(self.join((gate, up)), 1)
+        return ops.silu(gate) * up
+
+
+class CausalAttentionOp(nn.Cell):
+    """softmax(q k^T / sqrt(D) + mask) v with grouped key/value heads, causal and within segments.
+
+    query: [M, A, D]; key, value: [M, B, D]; mask: what `SegmentMask` made. Returns [M, A * D]. Scores and softmax in
+    float32. Where context_parallel splits the tokens of sequences, ranks exchange tokens for heads around it, and of
+    fewer key/value heads than ranks each is repeated for those that share it.
+
+    num_heads, num_kv_heads: of this rank's model_parallel slice.
+    """
+
+    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, place: Placement = ALONE) -> None:
+        super().__init__(auto_prefix=False)
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+        self.group = num_heads // num_kv_heads
+        self.scale = head_dim**-0.5
+        self.fused = is_fused()
+        self.kernel = AttentionKernel(head_dim) if has_kernels() else None
+        self.keeps_weights = not self.fused and self.kernel is None  # for the backward pass
+        self.copies, self.context = 1, place.plan.context_parallel
+        if self.context > 1:
+            # What a rank has is repeated until every part of the sequence gets one.
+            self.copies = max(1, self.context // num_kv_heads)
+            self.to_heads, self.to_tokens = HeadsOfAllTokens(place.context_ranks), TokensOfAllHeads(place.context_ranks)
+            self.num_heads, self.num_kv_heads = num_heads // self.context, num_kv_heads * self.copies // self.context
+            self.tile = ops.Tile()
+        if self.fused:
+            self.flash = flash_attention(self.num_heads, self.scale)
+            self.causal = Tensor(np.triu(np.ones((2048, 2048), np.uint8), k=1))
+        self.scores = ops.BatchMatMul(transpose_b=True)
+        self.weigh = ops.BatchMatMul()
+
+    def construct(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+        if self.copies > 1:
+            key, value = self._repeated(key), self._repeated(value)
+        if self.context == 1:
+            return self.attend(query, key, value, mask)
+        out = self.attend(*self.to_heads(query, key, value), mask)
+        return self.to_tokens(out.reshape(-1, self.num_heads, self.head_dim)).reshape(query.shape[0], -1)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+        if self.kernel is not None:
+            return self.kernel(query, key, value, mask)
+        if self.fused:
+            out = self.flash(query, key, value, self.causal, mask)
+            return out.reshape(-1, self.num_heads * self.head_dim)
+        num_rows, num_slots = mask.shape[0], mask.shape[1]
+        heads = (num_rows, num_slots, self.num_kv_heads, self.group, self.head_dim)
+        queries = (query * self.scale).reshape(heads).transpose(0, 2, 3, 1, 4)
+        queries = queries.reshape(num_rows, self.num_kv_heads, self.group * num_slots, self.head_dim)
+        kv_heads = (num_rows, num_slots, self.num_kv_heads, self.head_dim)
+        scores = self.scores(queries, key.reshape(kv_heads).transpose(0, 2, 1, 3))
+        scores = scores.reshape(num_rows, self.num_kv_heads, self.group, num_slots, num_slots)
+        # Spread to the scores' own shape (once for all layers): adding equal shapes is twice as fast on CPU.
+        bias = (ops.cast(mask, ms.float32) * MASKED_SCORE).reshape(num_rows, 1, 1, num_slots, num_slots)
+        scores = ops.cast(scores, ms.float32) + ops.tile(bias, (1, self.num_kv_heads, self.group, 1, 1))
+        weights = ops.cast(ops.softmax(scores, -1), value.dtype)
+        weights = weights.reshape(num_rows, self.num_kv_heads, self.group * num_slots, num_slots)
+        out = self.weigh(weights, value.reshape(kv_heads).transpose(0, 2, 1, 3))
+        out = out.reshape(num_rows, self.num_kv_heads, self.group, num_slots, self.head_dim)
+        return out.transpose(0, 3, 1, 2, 4).reshape(-1, self.num_heads * self.head_dim)
+
+    def _repeated(self, x_MBD: Tensor) -> Tensor:
+        """[M, B * copies, D], each head followed by its copies."""
+        num_kv_heads = x_MBD.shape[1]
+        one = x_MBD.reshape(-1, num_kv_heads, 1, self.head_dim)
+        return self.tile(one, (1, 1, self.copies, 1)).reshape(-1, num_kv_heads * self.copies, self.head_dim)
+
+
+# Each segment's last query sees all of its keys: causal for queries and keys of equal number.
+CAUSAL_FROM_THE_END = 3
+
+
+def flash_attention(num_heads: int, scale: float) -> Callable[..., Tensor]:
+    """Ascend's fused attention: (query_MAD, key_MBD, value_MBD, causal, ends_E) -> [M, A, D].
+
+    causal: uint8 [2048, 2048], 1 where a key is later than a query. ends_E: what `segment_ends` made.
+    """
+    flash = ops.operations.nn_ops.FlashAttentionScore(
+        head_num=num_heads, scale_value=scale, input_layout="TND", sparse_mode=CAUSAL_FROM_THE_END
+    )
+
+    def attention(query, key, value, causal, ends_E):
+        return flash(query, key, value, None, None, None, causal, None, ends_E, ends_E)[3]
+
+    return attention
+
+
+class SegmentMask(nn.Cell):
+    """What `CausalAttentionOp` needs to know of the segments, made once per graph for all layers.
+
+    construct(segments): what `attention_segments` made. On Ascend and for kernels the ends [E] pass as they are.
+    Composed attention needs a mask: segments_RT become uint8 [R, T, T], 1 where query slot i must not see key slot j: j
+    later than i, or in another segment. Padded slots (segment 0) see earlier padded slots, so that no softmax row is
+    empty.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+        self.takes_ends = is_fused() or has_kernels()
+
+    def construct(self, segments: Tensor) -> Tensor:
+        if self.takes_ends:
+            return segments
+        num_slots = segments.shape[1]
+        slots = ops.arange(num_slots)
+        later = slots.reshape(1, 1, num_slots) > slots.reshape(1, num_slots, 1)
+        other = ops.not_equal(segments.expand_dims(1), segments.expand_dims(2))
+        return ops.cast(ops.logical_or(later, other), ms.uint8)
+
+
+def takes_packed(cell: nn.Cell) -> bool:
+    """Whether a model, or a policy, is made of kernels, which compute real tokens alone."""
+    return getattr(cell, "is_packed", False)
+
+
+def attention_segments(segments_RT: np.ndarray, *, is_packed: bool, num_segments: int | None = None) -> np.ndarray:
+    """The input of a graph that says which tokens belong together: the ends of segments, see `segment_ends`, for the
+    fused ops and for kernels (is_packed, see `takes_packed`); else segments_RT itself."""
+    if not is_packed and not is_fused():
+        return segments_RT
+    return segment_ends(segments_RT, num_segments=num_segments)
+
+
+class PolicyInputs(NamedTuple):
+    """What the graph of one rank takes of a batch: ids, positions, segments, predict_P, targets_P, place_NK; of ids,
+    positions, predictions and targets its own part, where context_parallel splits the tokens. run: those tokens among
+    all of the graph's, flattened."""
+
+    arrays: tuple[np.ndarray, ...]
+    routed: RoutedTokens
+    run: slice
+
+    def given(self, batch: Batch) -> ExpertArray:
+        """The recorded experts of this rank's tokens, [.., X]; see `RoutedTokens.given`."""
+        given = self.routed.given(batch)
+        return given.reshape(-1, given.shape[-1])[self.run][None]
+
+
+def policy_inputs(batch: Batch, *, is_packed: bool, place: Placement = ALONE) -> PolicyInputs:
+    """is_packed: see `takes_packed`."""
+    predict_P = batch.predict_P
+    if is_packed:
+        packed = packed_tokens(batch)
+        ids, positions, segments, predict_P, place_M = packed
+        routed = RoutedTokens.packed(place_M)
+    else:
+        ids, positions, routed = batch.ids_RT, batch.positions_RT, RoutedTokens.unpacked(batch)
+        segments = attention_segments(batch.segments_RT, is_packed=False, num_segments=batch.samples_N.size)
+    if (count := place.plan.context_parallel) == 1:
+        arrays = (ids, positions, segments, predict_P, batch.targets_P, batch.place_NK)
+        return PolicyInputs(arrays, routed, slice(0, ids.size))
+    parts = predictions_in_parts(batch, predict_P, count, unread=-1 if is_packed else 0)
+    own = place.at.context
+    run = slice(own * (ids.size // count), (own + 1) * (ids.size // count))
+    tokens = (ids.reshape(1, -1)[:, run], positions.reshape(1, -1)[:, run])
+    arrays = (*tokens, segments, parts.predict[own], parts.targets[own], parts.place_NK)
+    return PolicyInputs(tuple(np.ascontiguousarray(array) for array in arrays), routed, run)
+
+
+def segment_ends(segments_RT: np.ndarray, *, num_segments: int | None = None) -> np.ndarray:
+    """int64 [E]: the number of flattened tokens up to and including each segment.
+
+    Padding behind the last sample of a row belongs to that sample's segment: it comes later, so no sample sees it. A
+    row without a sample is one segment. num_segments: E; a batch of N sample slots has E = N, however many samples are
+    in it, and so one graph. Where segments are fewer, tokens of padding become segments of their own: the fused op
+    takes no empty ones. Whoever lays rows out leaves that many.
+    """
+    ends = _ends_of(segments_RT)
+    return (ends if num_segments is None else _with_more(ends, segments_RT, num_segments)).astype(np.int64)
+
+
+def _ends_of(segments_RT: np.ndarray) -> np.ndarray:
+    is_last = np.ones(segments_RT.shape, bool)
+    is_last[:, :-1] = segments_RT[:, :-1] != segments_RT[:, 1:]
+    # The step from the last sample to the padding is none.
+    is_last[:, :-1] &= segments_RT[:, 1:] != 0
+    return np.flatnonzero(is_last.reshape(-1)) + 1
+
+
+def _with_more(ends: np.ndarray, segments_RT: np.ndarray, width: int) -> np.ndarray:
+    """The same ends and others behind tokens of padding, `width` in all."""
+    padding = np.flatnonzero(segments_RT.reshape(-1) == 0)  # an end in front of a token of padding cuts only padding
+    free = np.setdiff1d(padding, [0, *ends])[::-1][: width - len(ends)]
+    assert len(ends) + len(free) == width, f"{len(ends)} segments and {len(free)} tokens of padding, {width} are needed"
+    return np.sort(np.concatenate([ends, free]))

@@ -1,0 +1,505 @@
+"""Operators of CPU graphs that are our own C++ kernels, as cells; `device_ops.has_kernels` says when they are used.
+
+Each is an `ops.Custom` of the library that `kernels.build` compiles, with its gradient. `tokens` is an integer tensor
+whose last element says how many leading rows of the others are in use; only those are computed, and anything may stand
+in the rest. Weights stay float32 and are rounded to the type of what they are multiplied with.
+
+Legend: M tokens, H hidden units, A query heads, B key/value heads, D head size, I inner features, V vocabulary entries,
+P predictions, E experts, K experts per token, S slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import mindspore as ms
+import numpy as np
+from mindspore import ParameterTuple, Tensor, nn, ops
+
+from mindgspo.parallel.platform.parameter_memory import zero_parameter
+from mindgspo_kernels.binding import graph_operator, panel_columns
+
+zeros_like = ops.ZerosLike()
+
+
+def kernel(
+    name: str,
+    shapes: Callable[..., Sequence[Sequence[int]]],
+    dtypes: Callable[..., Sequence[ms.Type]],
+    gradient: Callable[..., tuple] | None = None,
+) -> ops.Custom:
+    """The operator `graph_<name>` of `mindgspo_kernels/graph.cc`. shapes, dtypes: of the outputs, by the inputs'.
+
+    gradient: of every input, from the inputs, the outputs and the outputs' gradients; with as many named arguments,
+    since MindSpore differentiates no operator of a variable number.
+    """
+    return ops.Custom(graph_operator(name), shapes, dtypes, "aot", bprop=gradient)
+
+
+class ForkKernel(nn.Cell):
+    """construct(x) -> (x, x), for two readers whose gradients are added: MindSpore's own sum of them, AddN, has no
+    bfloat16 on CPU. It goes in front of every second reader of what is differentiated."""
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+        self.add = ops.Add()
+
+    def construct(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x
+
+    def bprop(self, x, out, dout):
+        return (self.add(dout[0], dout[1]),)
+
+
+class RMSNormKernel(nn.Cell):
+    """See `device_ops.RMSNormOp`; x: [M, H] or [M, A, D]."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__(auto_prefix=False)
+        self.epsilon = Tensor([eps], ms.float32)
+        normalize_gradient = kernel("rms_norm_grad", lambda dy, x, rstd, w, t: (x, w), lambda dy, x, rstd, w, t: (x, w))
+        add_gradient = kernel(
+            "add_rms_norm_grad", lambda dy, ds, x, rstd, w, t: (x, w), lambda dy, ds, x, rstd, w, t: (x, w)
+        )
+
+        def gradient(x, weight, epsilon, tokens, out, dout):
+            dx, dweight = normalize_gradient(dout[0], x, out[1], weight, tokens)
+            return dx, dweight, zeros_like(epsilon), zeros_like(tokens)
+
+        def gradient_of_sum(x, delta, weight, epsilon, tokens, out, dout):
+            dx, dweight = add_gradient(dout[0], dout[1], out[1], out[2], weight, tokens)
+            return dx, dx, dweight, zeros_like(epsilon), zeros_like(tokens)
+
+        self.normalize = kernel(
+            "rms_norm", lambda x, w, e, t: (x, [*x[:-1], 1]), lambda x, w, e, t: (x, ms.float32), gradient
+        )
+        self.normalize_sum = kernel(
+            "add_rms_norm",
+            lambda x, d, w, e, t: (x, x, [*x[:-1], 1]),
+            lambda x, d, w, e, t: (x, x, ms.float32),
+            gradient_of_sum,
+        )
+
+    def construct(self, x: Tensor, weight: Tensor, tokens: Tensor) -> Tensor:
+        return self.normalize(x, weight, self.epsilon, tokens)[0]
+
+    def of_sum(self, x: Tensor, delta: Tensor, weight: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Of x + delta, and that sum."""
+        y, total, _ = self.normalize_sum(x, delta, weight, self.epsilon, tokens)
+        return y, total
+
+
+def _outs_by_head(features: int, head_dim: int | None) -> list[int]:
+    """The axes of a token's outputs: [O], or [O / D, D]."""
+    return [features] if head_dim is None else [features // head_dim, head_dim]
+
+
+def _linear(num_layers: int, has_bias: bool, head_dim: int | None, dtype: ms.Type | None) -> ops.Custom:
+    """(x [M, I], tokens, biased, then each layer's weight [O, I] and bias [O]) -> [M, O], or by head, of each layer."""
+    step = 2 if has_bias else 1
+    last = num_layers * step
+    grad = kernel("linear_grad", lambda x, t, b, *rest: (x, *rest[:last]), lambda x, t, b, *rest: (x, *rest[:last]))
+
+    def one(x, tokens, biased, w, out, dout):
+        g = grad(x, tokens, biased, w, dout)
+        return g[0], zeros_like(tokens), zeros_like(biased), g[1]
+
+    def one_biased(x, tokens, biased, w, b, out, dout):
+        g = grad(x, tokens, biased, w, b, dout)
+        return g[0], zeros_like(tokens), zeros_like(biased), g[1], g[2]
+
+    def two(x, tokens, biased, w, v, out, dout):
+        g = grad(x, tokens, biased, w, v, dout[0], dout[1])
+        return g[0], zeros_like(tokens), zeros_like(biased), g[1], g[2]
+
+    def three(x, tokens, biased, w, v, u, out, dout):
+        g = grad(x, tokens, biased, w, v, u, dout[0], dout[1], dout[2])
+        return g[0], zeros_like(tokens), zeros_like(biased), g[1], g[2], g[3]
+
+    def three_biased(x, tokens, biased, w, wb, v, vb, u, ub, out, dout):
+        g = grad(x, tokens, biased, w, wb, v, vb, u, ub, dout[0], dout[1], dout[2])
+        return g[0], zeros_like(tokens), zeros_like(biased), g[1], g[2], g[3], g[4], g[5], g[6]
+
+    gradients = {(1, False): one, (1, True): one_biased, (2, False): two, (3, False): three, (3, True): three_biased}
+    name = f"linear_{num_layers}_biased" if has_bias else f"linear_{num_layers}"
+    if num_layers == 1:
+        return kernel(
+            name,
+            lambda x, t, b, w, *bias: [x[0], *_outs_by_head(w[0], head_dim)],
+            lambda x, *rest: dtype or x,
+            gradients[num_layers, has_bias],
+        )
+    return kernel(
+        name,
+        lambda x, t, b, *rest: tuple([x[0], *_outs_by_head(weight[0], head_dim)] for weight in rest[::step]),
+        lambda x, *rest: (dtype or x,) * num_layers,
+        gradients[num_layers, has_bias],
+    )
+
+
+class LinearKernel(nn.Cell):
+    """construct(x_MI, tokens, weight_OI, [bias_O,] ...) -> x W^T + b [M, O] of each of 1, 2 or 3 layers that read x.
+
+    head_dim: D, where outputs are heads, [M, O / D, D]. dtype: of the outputs, None: x's.
+    """
+
+    def __init__(
+        self, num_layers: int, *, has_bias: bool, head_dim: int | None = None, dtype: ms.Type | None = None
+    ) -> None:
+        super().__init__(auto_prefix=False)
+        self.biased = Tensor(np.full(num_layers, has_bias, np.int32))
+        self.linear = _linear(num_layers, has_bias, head_dim, dtype)
+
+    def construct(self, x_MI: Tensor, tokens: Tensor, *weights: Tensor) -> Tensor | tuple[Tensor, ...]:
+        return self.linear(x_MI, tokens, self.biased, *weights)
+
+
+class RotaryKernel(nn.Cell):
+    """Queries [M, A, D] and keys [M, B, D], rotated as `device_ops.RotaryOp` does; cos, sin: tables [positions, D]."""
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+        grad = kernel("rotary_grad", lambda q, k, *rest: (q, k), lambda q, k, *rest: (q, k))
+
+        def gradient(query, key, positions, cos, sin, tokens, out, dout):
+            dquery, dkey = grad(dout[0], dout[1], positions, cos, sin, tokens)
+            return dquery, dkey, zeros_like(positions), zeros_like(cos), zeros_like(sin), zeros_like(tokens)
+
+        self.rotate = kernel("rotary", lambda q, k, *rest: (q, k), lambda q, k, *rest: (q, k), gradient)
+
+    def construct(
+        self, query: Tensor, key: Tensor, positions_M: Tensor, cos: Tensor, sin: Tensor, tokens: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return self.rotate(query, key, positions_M, cos, sin, tokens)
+
+
+class AttentionKernel(nn.Cell):
+    """See `device_ops.CausalAttentionOp`; segments: int [sequences], where each sequence ends among the tokens, or
+    [sequences, 2], which earlier sequence each continues, -1 for none, and its end."""
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__(auto_prefix=False)
+        self.scale = Tensor([head_dim**-0.5], ms.float32)
+        grad = kernel("attention_grad", lambda q, k, v, *rest: (q, k, v), lambda q, k, v, *rest: (q, k, v))
+
+        def gradient(query, key, value, segments, scale, out, dout):
+            dquery, dkey, dvalue = grad(query, key, value, segments, scale, out[0], out[1], out[2], dout[0])
+            return dquery, dkey, dvalue, zeros_like(segments), zeros_like(scale)
+
+        self.attend = kernel(
+            "attention",
+            lambda q, k, v, e, s: ([q[0], q[1] * q[2]], q[:2], q[:2]),
+            lambda q, k, v, e, s: (q, ms.float32, ms.float32),
+            gradient,
+        )
+
+    def construct(self, query: Tensor, key: Tensor, value: Tensor, segments: Tensor) -> Tensor:
+        return self.attend(query, key, value, segments, self.scale)[0]
+
+
+class SwiGLUKernel(nn.Cell):
+    """silu(gate) * up; both [M, I]."""
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+        grad = kernel("gated_grad", lambda d, g, u, t: (g, u), lambda d, g, u, t: (g, u))
+
+        def gradient(gate, up, tokens, out, dout):
+            dgate, dup = grad(dout, gate, up, tokens)
+            return dgate, dup, zeros_like(tokens)
+
+        self.gated = kernel("gated", lambda g, u, t: g, lambda g, u, t: g, gradient)
+
+    def construct(self, gate: Tensor, up: Tensor, tokens: Tensor) -> Tensor:
+        return self.gated(gate, up, tokens)
+
+
+class RowsKernel(nn.Cell):
+    """construct(ids_M, table_VH, tokens) -> the table's rows [M, H] in `dtype`, None: the table's; its gradient is
+    float32 [V, H]."""
+
+    def __init__(self, dtype: ms.Type | None = None) -> None:
+        super().__init__(auto_prefix=False)
+        grad = kernel("embedding_grad", lambda i, table, t, d: table, lambda i, table, t, d: ms.float32)
+
+        def gradient(ids, table, tokens, out, dout):
+            dtable = ops.cast(grad(ids, table, tokens, dout), table.dtype)
+            return zeros_like(ids), dtable, zeros_like(tokens)
+
+        self.take = kernel(
+            "embedding", lambda i, table, t: [i[0], table[1]], lambda i, table, t: dtype or table, gradient
+        )
+
+    def construct(self, ids_M: Tensor, table_VH: Tensor, tokens: Tensor) -> Tensor:
+        return self.take(ids_M, table_VH, tokens)
+
+
+def _of_hidden_and_weight(found, rows, targets, scale, tokens):
+    """Gradients of hidden and weight, and zeros of the inputs behind them."""
+    return found[0], found[1], zeros_like(rows), zeros_like(targets), zeros_like(scale), zeros_like(tokens)
+
+
+class LogProbKernel(nn.Cell):
+    """construct(hidden_MH, weight_VH, rows_P, targets_P, tokens) -> (logp_P, entropy_P), float32, as
+    `log_prob.ChunkedLogProb` of hidden_MH[rows_P]; 0 where a row is negative.
+
+    Without `with_entropy` entropy_P means nothing.
+    """
+
+    def __init__(self, *, temperature: float, with_entropy: bool) -> None:
+        super().__init__(auto_prefix=False)
+        assert temperature > 0, temperature
+        self.inverse_temperature = Tensor([1.0 / temperature], ms.float32)
+        self.with_entropy = with_entropy
+        name = "log_prob_entropy" if with_entropy else "log_prob"
+        count = 3 if with_entropy else 2
+        grad = kernel(f"{name}_grad", lambda h, w, *rest: (h, w), lambda h, w, *rest: (h, ms.float32))
+
+        def gradient(hidden, weight, rows, targets, scale, tokens, out, dout):
+            found = grad(hidden, weight, rows, targets, scale, tokens, out[1], dout[0])
+            return _of_hidden_and_weight(found, rows, targets, scale, tokens)
+
+        def gradient_with_entropy(hidden, weight, rows, targets, scale, tokens, out, dout):
+            found = grad(hidden, weight, rows, targets, scale, tokens, out[1], dout[0], out[2], dout[2])
+            return _of_hidden_and_weight(found, rows, targets, scale, tokens)
+
+        self.log_prob = kernel(
+            name,
+            lambda h, w, rows, *rest: (rows,) * count,
+            lambda *inputs: (ms.float32,) * count,
+            gradient_with_entropy if with_entropy else gradient,
+        )
+
+    def construct(
+        self, hidden_MH: Tensor, weight_VH: Tensor, rows_P: Tensor, targets_P: Tensor, tokens: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        found = self.log_prob(hidden_MH, weight_VH, rows_P, targets_P, self.inverse_temperature, tokens)
+        if self.with_entropy:
+            return found[0], found[2]
+        return found[0], ops.stop_gradient(found[0])
+
+
+class ExpertsKernel(nn.Cell):
+    """What the own experts, or the own slices of them, add for each token, [M, H]; see `mixture_of_experts`."""
+
+    def __init__(self, num_experts: int, num_chosen: int, *, is_normed: bool, own: range) -> None:
+        super().__init__(auto_prefix=False)
+        self.is_normed, self.place = Tensor([int(is_normed)], ms.int32), Tensor([own.start, num_experts], ms.int32)
+        self.fork, self.rows, self.swiglu = ForkKernel(), RowsKernel(), SwiGLUKernel()
+        route_gradient = kernel("route_grad", lambda x, w, *rest: (x, w), lambda x, w, *rest: (x, ms.float32))
+
+        def gradient_of_route(x, weight, is_normed, tokens, out, dout):
+            dx, dweight = route_gradient(x, weight, is_normed, tokens, out[0], out[1], out[2], dout[1])
+            return dx, dweight, zeros_like(is_normed), zeros_like(tokens)
+
+        self.route = kernel(
+            "route",
+            lambda x, w, n, t: ([x[0], num_chosen], [x[0], num_chosen], [x[0], w[0]]),
+            lambda x, w, n, t: (ms.int32, ms.float32, ms.float32),
+            gradient_of_route,
+        )
+
+        def gradient_of_route_given(x, weight, given, is_normed, tokens, out, dout):
+            dx, dweight = route_gradient(x, weight, is_normed, tokens, given, out[1], out[2], dout[1])
+            return dx, dweight, zeros_like(given), zeros_like(is_normed), zeros_like(tokens)
+
+        self.route_given = kernel(
+            "route_given",
+            lambda x, w, g, n, t: (g, g, [x[0], w[0]]),
+            lambda x, w, g, n, t: (ms.int32, ms.float32, ms.float32),
+            gradient_of_route_given,
+        )
+
+        def no_gradient(experts, place, tokens, out, dout):
+            return zeros_like(experts), zeros_like(place), zeros_like(tokens)
+
+        self.slots = kernel(
+            "expert_slots",
+            lambda e, p, t: (e, [e[0] * e[1]], [len(own)]),
+            lambda e, p, t: (ms.int32, ms.int32, ms.int64),
+            no_gradient,
+        )
+        grouped_gradient = kernel(
+            "grouped_linear_grad", lambda x, e, w, *rest: (x, w), lambda x, e, w, *rest: (x, ms.float32)
+        )
+        pair_gradient = kernel(
+            "grouped_linear_grad", lambda x, e, w, v, *rest: (x, w, v), lambda x, *rest: (x, ms.float32, ms.float32)
+        )
+
+        def gradient_of_grouped(x, ends, weight, out, dout):
+            dx, dweight = grouped_gradient(x, ends, weight, dout)
+            return dx, zeros_like(ends), dweight
+
+        def gradient_of_pair(x, ends, gate, up, out, dout):
+            dx, dgate, dup = pair_gradient(x, ends, gate, up, dout[0], dout[1])
+            return dx, zeros_like(ends), dgate, dup
+
+        self.down = kernel("grouped_linear_1", lambda x, e, w: [x[0], w[1]], lambda x, *rest: x, gradient_of_grouped)
+        self.gate_up = kernel(
+            "grouped_linear_2",
+            lambda x, e, w, v: ([x[0], w[1]], [x[0], v[1]]),
+            lambda x, *rest: (x, x),
+            gradient_of_pair,
+        )
+        combine_gradient = kernel("combine_grad", lambda r, s, w, t, d: (r, w), lambda r, s, w, t, d: (r, w))
+
+        def gradient_of_combine(rows, slots, weights, tokens, out, dout):
+            drows, dweights = combine_gradient(rows, slots, weights, tokens, dout)
+            return drows, zeros_like(slots), dweights, zeros_like(tokens)
+
+        self.combine = kernel("combine", lambda r, s, w, t: [s[0], r[1]], lambda r, s, w, t: r, gradient_of_combine)
+
+    def construct(
+        self,
+        x_MH: Tensor,
+        gate_EH: Tensor,
+        gate_EIH: Tensor,
+        up_EIH: Tensor,
+        down_EHI: Tensor,
+        tokens: Tensor,
+        given_MK: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """That, and the experts that the router chooses. given_MK: int32, experts that are taken in their place."""
+        x_MH, routed_MH = self.fork(x_MH)
+        if given_MK is None:
+            chosen_MK, weights_MK, _ = self.route(routed_MH, gate_EH, self.is_normed, tokens)
+            experts_MK = chosen_MK
+        else:
+            chosen_MK, weights_MK, _ = self.route_given(routed_MH, gate_EH, given_MK, self.is_normed, tokens)
+            experts_MK = given_MK
+        slots_MK, token_S, ends_E = self.slots(experts_MK, self.place, tokens)
+        x_SH = self.rows(token_S, x_MH, ends_E)
+        gate_SI, up_SI = self.gate_up(x_SH, ends_E, gate_EIH, up_EIH)
+        out_SH = self.down(self.swiglu(gate_SI, up_SI, ends_E), ends_E, down_EHI)
+        return self.combine(out_SH, slots_MK, weights_MK, tokens), chosen_MK
+
+
+class AccumulateKernel(nn.Cell):
+    """construct(is_added, *gradients) -> the sum of the squares, float32 [1], of `sums`, into which the gradients have
+    gone: in place of what was there, or added to it."""
+
+    def __init__(self, sums: ParameterTuple) -> None:
+        super().__init__(auto_prefix=False)
+        self.sums = sums
+        self.accumulate = kernel("accumulate", lambda *shapes: [1], lambda *dtypes: ms.float32)
+
+    def construct(self, is_added: Tensor, *gradients: Tensor) -> Tensor:
+        return self.accumulate(is_added, *gradients, *self.sums)
+
+
+class AdamWKernel(nn.Cell):
+    """See `optim.adamw.AdamW`; takes its scalars, then the gradients."""
+
+    def __init__(
+        self,
+        weights: ParameterTuple,
+        moments: tuple[ParameterTuple, ParameterTuple],
+        *,
+        decays: Sequence[bool],
+        betas: tuple[float, float],
+    ) -> None:
+        super().__init__(auto_prefix=False)
+        self.written = ParameterTuple([*weights, *moments[0], *moments[1]])
+        self.betas, self.decays = Tensor(betas, ms.float32), Tensor(np.array(decays, np.int32))
+        self.step = kernel("adamw", lambda *shapes: [1], lambda *dtypes: ms.int32)
+
+    def construct(
+        self, clip_scale: Tensor, step_size: Tensor, root_eps: Tensor, decay: Tensor, *gradients: Tensor
+    ) -> Tensor:
+        scalars = (clip_scale, step_size, root_eps, decay, self.betas, self.decays)
+        return self.step(*scalars, *self.written, *gradients)
+
+
+class PackKernel(nn.Cell):
+    """construct() packs `weights` [O, I] as they are now into `panels`, for `PackedLinearKernel`; the numbers are
+    rounded to `dtype`, that of the tokens."""
+
+    def __init__(self, weights: ParameterTuple, dtype: ms.Type) -> None:
+        super().__init__(auto_prefix=False)
+        columns = panel_columns()
+        self.weights, self.like = weights, Tensor([0.0], dtype)
+        self.panels = ParameterTuple(
+            [
+                zero_parameter(
+                    (-(-weight.shape[0] // columns), weight.shape[1], columns),
+                    f"packed.{weight.name}",
+                    requires_grad=False,
+                )
+                for weight in weights
+            ]
+        )
+        self.pack = kernel("pack_linears", lambda *shapes: [1], lambda *dtypes: ms.int32)
+
+    def construct(self) -> Tensor:
+        return self.pack(self.like, *self.weights, *self.panels)
+
+
+class PackedLinearKernel(nn.Cell):
+    """As `LinearKernel` with packed weights, for few tokens; a tuple for one layer, too. sizes: output features."""
+
+    def __init__(
+        self, sizes: Sequence[int], *, has_bias: bool, head_dim: int | None = None, dtype: ms.Type | None = None
+    ) -> None:
+        super().__init__(auto_prefix=False)
+        self.biased = Tensor(np.full(len(sizes), has_bias, np.int32))
+        self.linear = kernel(
+            "packed_linear",
+            lambda x, *rest: tuple([x[0], *_outs_by_head(size, head_dim)] for size in sizes),
+            lambda x, *rest: (dtype or x,) * len(sizes),
+        )
+
+    def construct(self, x_MI: Tensor, tokens: Tensor, *panels: Tensor) -> tuple[Tensor, ...]:
+        return self.linear(x_MI, tokens, self.biased, *panels)
+
+
+class SampleKernel(nn.Cell):
+    """See `rollout.graphs.TokenSampler`."""
+
+    def __init__(self, *, top_k: int, top_p: float) -> None:
+        super().__init__(auto_prefix=False)
+        self.top_k, self.top_p = Tensor([top_k], ms.int32), Tensor([top_p], ms.float32)
+        self.sample = kernel("sample", lambda logits, u, *rest: (u, u), lambda logits, *rest: (ms.int32, ms.float32))
+
+    def construct(
+        self, logits_SV: Tensor, uniforms_S: Tensor, inverse_temperature_S: Tensor, greedy_S: Tensor, tokens: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return self.sample(logits_SV, uniforms_S, inverse_temperature_S, greedy_S, self.top_k, self.top_p, tokens)
+
+
+class StoreKernel(nn.Cell):
+    """Keys and values [M, B, D] into a layer's cache; see `rollout.cache.StoreOp`."""
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+        self.store = kernel("store_tokens", lambda *shapes: [1], lambda *dtypes: ms.int32)
+
+    def construct(
+        self, key_MBD: Tensor, value_MBD: Tensor, keys: Tensor, values: Tensor, cache_rows_M: Tensor, tokens: Tensor
+    ) -> Tensor:
+        return self.store(key_MBD, value_MBD, keys, values, cache_rows_M, tokens)
+
+
+class PagedAttentionKernel(nn.Cell):
+    """Queries [S, A, D] over the columns of their sequences [S, A * D]; see `rollout.cache.PagedDecodeAttention`."""
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__(auto_prefix=False)
+        self.scale = Tensor([head_dim**-0.5], ms.float32)
+        self.attend = kernel("paged_attention", lambda q, *rest: [q[0], q[1] * q[2]], lambda q, *rest: q)
+
+    def construct(
+        self, query_SAD: Tensor, keys: Tensor, values: Tensor, table_SP: Tensor, lengths_S: Tensor, tokens: Tensor
+    ) -> Tensor:
+        return self.attend(query_SAD, keys, values, table_SP, lengths_S, self.scale, tokens)
+
+
+class CopyBlocksKernel(nn.Cell):
+    """construct(sources_W, targets_W) copies blocks of all of `caches`."""
+
+    def __init__(self, caches: ParameterTuple) -> None:
+        super().__init__(auto_prefix=False)
+        self.caches = caches
+        self.copy = kernel("copy_blocks", lambda *shapes: [1], lambda *dtypes: ms.int32)
+
+    def construct(self, sources_W: Tensor, targets_W: Tensor) -> Tensor:
+        return self.copy(sources_W, targets_W, *self.caches)

@@ -1,0 +1,1 @@
+"""Pipeline stages: the order of their passes, and the passes."""

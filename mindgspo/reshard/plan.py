@@ -1,0 +1,169 @@
+"""The finished plan of a reshard: who sends which blocks of which parameters to whom, in which order. Pure Python.
+
+All ranks walk through the steps and their buckets in the same order, each taking part in those that name it, so
+blocking broadcasts cannot wait for each other in a circle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from mindgspo.parallel.plans.layout import Layout, TensorSlice
+from mindgspo.parallel.plans.ranks import Ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """One block of one parameter on its way."""
+
+    parameter: str
+    source: TensorSlice
+    """Where it lies in the sender's slice."""
+    destination: TensorSlice
+    """Where it goes in each receiver's slice."""
+    num_bytes: int
+
+    def parts(self, max_bytes: int) -> Iterator[Piece]:
+        """Itself, cut into pieces of at most `max_bytes`."""
+        item_bytes = self.num_bytes // self.source.size
+        blocks = (side.blocks(max_bytes // item_bytes) for side in (self.source, self.destination))
+        for source, destination in zip(*blocks, strict=True):
+            num_bytes = source.size * item_bytes
+            yield Piece(parameter=self.parameter, source=source, destination=destination, num_bytes=num_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """One broadcast: its pieces, end to end in row-major order, are one buffer."""
+
+    sender: int
+    receivers: Ranks
+    """Ascending; the sender is not among them. All of them put the buffer to the same places."""
+    pieces: tuple[Piece, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the pieces: what each receiver gets."""
+        return sum(piece.num_bytes for piece in self.pieces)
+
+    @property
+    def group(self) -> Ranks:
+        """Sender and receivers, ascending: the group of the broadcast."""
+        return tuple(sorted((self.sender, *self.receivers)))
+
+    def parts(self, max_bytes: int) -> Iterator[Bucket]:
+        """The same bytes in the same order in buckets of at most `max_bytes`, itself where it fits."""
+        if self.num_bytes <= max_bytes:
+            yield self
+            return
+        pieces = (part for piece in self.pieces for part in piece.parts(max_bytes))
+        for run in packed(pieces, max_bytes):
+            yield Bucket(sender=self.sender, receivers=self.receivers, pieces=run)
+
+
+def packed(pieces: Iterable[Piece], max_bytes: int) -> Iterator[tuple[Piece, ...]]:
+    """Runs of consecutive pieces of at most `max_bytes` together; no piece may be larger."""
+    run: list[Piece] = []
+    filled = 0
+    for piece in pieces:
+        if run and filled + piece.num_bytes > max_bytes:
+            yield tuple(run)
+            run, filled = [], 0
+        run.append(piece)
+        filled += piece.num_bytes
+    if run:
+        yield tuple(run)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Parameters that are brought over together. After it, their source slices are no longer read.
+
+    A rank's new slices of one step are at most one bucket's bytes, except where a single parameter is larger.
+    """
+
+    parameters: tuple[str, ...]
+    buckets: tuple[Bucket, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalCopy:
+    """The block that a rank needs and already holds, in its source and in its destination slice."""
+
+    source: TensorSlice
+    destination: TensorSlice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReshardPlan:
+    """All of a reshard, equal on every rank."""
+
+    source: Mapping[str, Layout]
+    destination: Mapping[str, Layout]
+    item_bytes: Mapping[str, int]
+    """Bytes per element, by parameter."""
+    bucket_bytes: int
+    """Upper bound of a bucket's bytes."""
+    steps: tuple[Step, ...]
+
+    def buckets(self) -> Iterator[Bucket]:
+        """Every bucket in the order of execution."""
+        return (bucket for step in self.steps for bucket in step.buckets)
+
+    def groups(self) -> tuple[Ranks, ...]:
+        """Every distinct group of a broadcast, in one order for all ranks, to be created before the first step."""
+        return tuple(sorted({bucket.group for bucket in self.buckets()}))
+
+    def is_kept(self, parameter: str, rank: int) -> bool:
+        """Whether the rank's old slice is its new one: nothing is sent to it and nothing need be copied."""
+        needed = self.destination[parameter].slice_of(rank)
+        return needed is not None and needed == self.source[parameter].slice_of(rank)
+
+    def local_copy(self, parameter: str, rank: int) -> LocalCopy | None:
+        """What the rank copies from its old slice to its new one; None where there is nothing or the slice is kept."""
+        held, needed = self.source[parameter].slice_of(rank), self.destination[parameter].slice_of(rank)
+        common = held.intersection(needed) if held and needed and held != needed else None
+        if held is None or needed is None or common is None:
+            return None
+        return LocalCopy(source=common.relative_to(held.starts), destination=common.relative_to(needed.starts))
+
+    def lacking_bytes(self) -> Counter[int]:
+        """{rank: bytes of its new slices that its old slices do not hold}: the lower bound of what it receives.
+
+        Computed from the layouts alone, without a look at the buckets.
+        """
+        lacking: Counter[int] = Counter()
+        for name, layout in self.destination.items():
+            for rank in layout.rank_list:
+                needed, held = layout.slice_of(rank), self.source[name].slice_of(rank)
+                assert needed is not None
+                common = held.intersection(needed) if held else None
+                lacking[rank] += (needed.size - (common.size if common else 0)) * self.item_bytes[name]
+        return +lacking
+
+    def received_bytes(self) -> Counter[int]:
+        """{rank: bytes it receives}; ranks that receive nothing are left out."""
+        received: Counter[int] = Counter()
+        for bucket in self.buckets():
+            received.update(dict.fromkeys(bucket.receivers, bucket.num_bytes))
+        return received
+
+    def sent_bytes(self) -> Counter[int]:
+        """{rank: bytes it sends}, a broadcast counted once; ranks that send nothing are left out."""
+        sent: Counter[int] = Counter()
+        for bucket in self.buckets():
+            sent[bucket.sender] += bucket.num_bytes
+        return sent
+
+    def digest(self) -> str:
+        """SHA-256 over every step, for ranks to compare before they start."""
+        lines = [f"{self.bucket_bytes}"]
+        for step in self.steps:
+            lines.append(f"step {step.parameters}")
+            for bucket in step.buckets:
+                lines.append(f"bucket {bucket.sender} {bucket.receivers}")
+                lines += [f"{piece.parameter} {piece.source} {piece.destination}" for piece in bucket.pieces]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
