@@ -77,7 +77,7 @@ class TimedService:
         answers, self._answers = self._answers, []
         return answers
 
-    def cut(self) -> list[Answer]:
+    def abort(self) -> list[Answer]:
         """See `CompletionService`."""
         self._advance()
         for key, began in self._active.items():

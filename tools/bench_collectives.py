@@ -26,7 +26,7 @@ from mindgspo.config.schema import WatchSection
 from mindgspo.launch.launcher import launch
 from mindgspo.launch.worker import run_worker
 from mindgspo.parallel.platform import runtime
-from mindgspo.parallel.platform.cluster import meet_others
+from mindgspo.parallel.platform.cluster import join_other_ranks
 
 REPEATS = 6
 # Of all ranks from 2 to 8, and of the blocks of rows and columns.
@@ -60,8 +60,8 @@ def work() -> int:
     from mindgspo.parallel.collectives import graph as collective_ops
     from mindgspo.parallel.collectives import host as collectives
 
-    meet_others()
-    collectives.open_meeting()
+    join_other_ranks()
+    collectives.open_shared_memory()
     job, ranks = json.loads(sys.argv[1]), collectives.world_ranks()
     size = len(ranks)
 
@@ -108,7 +108,7 @@ def work() -> int:
             graph(x).asnumpy()
             seconds = []
             for _ in range(job["runs"]):
-                collectives.meet(ranks)
+                collectives.wait_for_ranks(ranks)
                 began = time.perf_counter()
                 graph(x).asnumpy()
                 seconds.append(time.perf_counter() - began)

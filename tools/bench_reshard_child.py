@@ -22,11 +22,11 @@ import numpy as np
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.launch.worker import run_worker
 from mindgspo.models.names import weight_shapes
-from mindgspo.parallel.collectives.host import broadcast, exchange, meet, open_meeting, world_ranks
+from mindgspo.parallel.collectives.host import broadcast, exchange, open_shared_memory, wait_for_ranks, world_ranks
 from mindgspo.parallel.plans.layout import Layout
 from mindgspo.parallel.plans.parameter_layouts import parameter_layouts
 from mindgspo.parallel.platform import runtime
-from mindgspo.parallel.platform.cluster import meet_others
+from mindgspo.parallel.platform.cluster import join_other_ranks
 from mindgspo.reshard.planner import plan_reshard
 from mindgspo.reshard.resharder import Resharder, ReshardReport
 
@@ -38,8 +38,8 @@ ELSEWHERE_BYTES = 64 * MIB
 def body(job: Mapping, result: Path) -> int:
     """Every pair of the job, one after the other."""
     runtime.set_up_runtime("CPU")
-    meet_others()
-    open_meeting()
+    join_other_ranks()
+    open_shared_memory()
     model = model_section(job["hidden"], job["layers"])
     pairs = []
     for sizes in job["pairs"]:
@@ -50,7 +50,7 @@ def body(job: Mapping, result: Path) -> int:
         parameters = sum(prod(shape) for shape in weight_shapes(model).values())
         report = {"workers": runtime.world_size(), "parameters": parameters, **job, "pairs": pairs}
         result.write_text(json.dumps(report), encoding="utf-8")
-    meet(world_ranks())
+    wait_for_ranks(world_ranks())
     return 0
 
 
@@ -85,10 +85,10 @@ class Pair:
         started = time.perf_counter()
         plan_reshard(self.source, self.destination, bucket_bytes=bucket_bytes)
         self.plan_s = time.perf_counter() - started
-        meet(world_ranks())
+        wait_for_ranks(world_ranks())
         started = time.perf_counter()
         self.resharder = Resharder(self.source, self.destination, bucket_bytes=bucket_bytes)
-        meet(world_ranks())
+        wait_for_ranks(world_ranks())
         self.setup_s = time.perf_counter() - started
         self.plan = self.resharder.plan
         self.elsewhere = np.ones(ELSEWHERE_BYTES // 4, np.float32)
@@ -192,10 +192,10 @@ def new_bytes(layouts: Mapping[str, Layout], names: Sequence[str]) -> int:
 
 def timed(act: Callable[[], object]) -> float:
     """Seconds until all ranks have done it, having begun together."""
-    meet(world_ranks())
+    wait_for_ranks(world_ranks())
     started = time.perf_counter()
     act()
-    meet(world_ranks())
+    wait_for_ranks(world_ranks())
     return time.perf_counter() - started
 
 

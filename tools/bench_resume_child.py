@@ -17,9 +17,9 @@ from bench_reshard_child import model_section
 
 from mindgspo.algorithms.optim.backend import UpdateBackend
 from mindgspo.launch.worker import run_worker
-from mindgspo.parallel.collectives.host import exchange, meet, open_meeting, world_ranks
+from mindgspo.parallel.collectives.host import exchange, open_shared_memory, wait_for_ranks, world_ranks
 from mindgspo.parallel.platform import runtime
-from mindgspo.parallel.platform.cluster import meet_others
+from mindgspo.parallel.platform.cluster import join_other_ranks
 
 MIB = 2**20
 
@@ -27,8 +27,8 @@ MIB = 2**20
 def body(checkpoint: Path, way: str, section_sizes: tuple[int, int], result: Path) -> int:
     """Build, take, tell."""
     runtime.set_up_runtime("CPU")
-    meet_others()
-    open_meeting()
+    join_other_ranks()
+    open_shared_memory()
     from mindgspo.algorithms.losses.registry import build_policy_loss
     from mindgspo.checkpoint import load_checkpoint, open_checkpoint
     from mindgspo.config import AlgorithmSection, OptimizerSection, ParallelPlan
@@ -43,7 +43,7 @@ def body(checkpoint: Path, way: str, section_sizes: tuple[int, int], result: Pat
     algorithm = with_recipe(AlgorithmSection(), max_new_tokens=8)
     policy = PolicyLogProbs(model, temperature=1.0, with_entropy=False)
     updater = UpdateBackend(policy, build_policy_loss(algorithm), OptimizerSection(), policy.model.place)
-    meet(world_ranks())
+    wait_for_ranks(world_ranks())
     before, started = _forget_peak(), time.perf_counter()
     if way == "whole":
         whole = load_checkpoint(checkpoint)
@@ -60,7 +60,7 @@ def body(checkpoint: Path, way: str, section_sizes: tuple[int, int], result: Pat
     told = exchange(json.dumps({"grew_mib": _status("VmHWM") - before, "own_mib": own, "s": seconds}).encode())
     if runtime.rank() == 0:
         result.write_text(json.dumps([json.loads(parcel) for parcel in told]))
-    meet(world_ranks())
+    wait_for_ranks(world_ranks())
     return 0
 
 

@@ -46,10 +46,10 @@ from mindgspo.config.schema import WatchSection
 from mindgspo.launch.launcher import launch
 from mindgspo.launch.worker import run_worker
 from mindgspo.models.operations import Operations
-from mindgspo.parallel.collectives.host import meet, open_meeting, sum_over_world, world_ranks
+from mindgspo.parallel.collectives.host import open_shared_memory, sum_over_world, wait_for_ranks, world_ranks
 from mindgspo.parallel.plans.placement import Placement
 from mindgspo.parallel.platform import runtime
-from mindgspo.parallel.platform.cluster import meet_others
+from mindgspo.parallel.platform.cluster import join_other_ranks
 from mindgspo_kernels.binding import graph_threads
 
 FLAT = 1.10
@@ -243,8 +243,8 @@ def of_processes(rounds: int) -> dict[str, object]:
 def work(rounds: int, result: Path) -> int:
     """A worker. Rank 0 writes the figures alone and together, means over the workers per token of one."""
     runtime.set_up_runtime("CPU")
-    meet_others()
-    open_meeting()
+    join_other_ranks()
+    open_shared_memory()
     workers = runtime.world_size()
     place = Placement(plan=ParallelPlan(data_parallel=workers), rank=runtime.rank())
     benches = {
@@ -260,7 +260,7 @@ def work(rounds: int, result: Path) -> int:
         figures.append(dict(zip(PHASES, times.min(axis=0).tolist(), strict=True)))
     if runtime.rank() == 0:
         result.write_text(json.dumps(figures), encoding="utf-8")
-    meet(world_ranks())
+    wait_for_ranks(world_ranks())
     return 0
 
 

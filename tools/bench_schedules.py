@@ -288,7 +288,7 @@ def forecast(
     rates = Rates(
         decode_step=options.token_seconds,
         train_step=run["step_s"] - run["gen_s"] - run["hand_over_s"],
-        hand_over=run["hand_over_s"],
+        push_weights=run["hand_over_s"],
     )
     timeline = simulate(
         lengths_PG,

@@ -211,7 +211,7 @@ def resolve(config: ExperimentConfig) -> ExperimentConfig:
         update={
             "cache_dtype": config.rollout.cache_dtype or default_cache_dtype(config),
             "record_experts": _records_experts(config),
-            "tokens_per_look": config.rollout.tokens_per_look or (8 if config.device == "Ascend" else 1),
+            "tokens_per_sync": config.rollout.tokens_per_sync or (8 if config.device == "Ascend" else 1),
         }
     )
     evaluation = {key: getattr(rollout, key) for key in ("top_p", "top_k") if getattr(config.eval, key) is None}

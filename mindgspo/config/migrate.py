@@ -14,7 +14,7 @@ from typing import Any
 from mindgspo.errors import ConfigError
 from mindgspo.text import shorten
 
-SCHEMA = 2
+SCHEMA = 3
 """Grows with every entry of RENAMES."""
 SCHEMA_KEY = "schema"
 
@@ -36,7 +36,10 @@ def _trackers(is_on: object) -> list[str]:
     return ["tensorboard"] if is_on else []
 
 
-RENAMES = (Rename(since=2, old="logging.tensorboard", new="logging.trackers", value=_trackers),)
+RENAMES = (
+    Rename(since=2, old="logging.tensorboard", new="logging.trackers", value=_trackers),
+    Rename(since=3, old="rollout.tokens_per_look", new="rollout.tokens_per_sync"),
+)
 
 
 def migrated(mapping: Mapping[str, Any], where: str) -> dict[str, Any]:

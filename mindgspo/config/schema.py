@@ -111,9 +111,9 @@ class RolloutSection(Section):
     sequences get as they grow; where none is left, the youngest one waits and is run again. At least one longest
     sequence. Changes memory and speed, not the result. None: enough for all slots at their longest; on Ascend
     no more than `mindgspo plan` says is left on a card of 64 GB (vLLM: gpu_memory_utilization)."""
-    tokens_per_look: int | None = Field(default=None, ge=1, le=64)
+    tokens_per_sync: int | None = Field(default=None, ge=1, le=64)
     """Tokens that every sequence is given before the host reads them, ends what has ended and admits others. More let
-    the card work on while the host does not look; what is drawn behind an end is dropped. Changes speed, not the
+    the card work on between two syncs with the host; what is drawn after an end is dropped. Changes speed, not the
     result. None: 8 on Ascend, 1 on CPU."""
     cache_dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Type of the key/value cache; a smaller one than model.dtype takes less memory and rounds keys and values. On

@@ -80,7 +80,7 @@ def _reference(config: ExperimentConfig, rank: int) -> CompilableGraph:
 
 def _old_policy(config: ExperimentConfig, rank: int) -> CompilableGraph:
     replay, records = config.algorithm.router_replay, bool(config.rollout.record_experts)
-    kinds = {"replays_experts": replay == "rollout", "tells_choices": records or replay == "old"}
+    kinds = {"replays_experts": replay == "rollout", "returns_routing": records or replay == "old"}
     return _scoring(config, config.plans.train, rank, **kinds)
 
 

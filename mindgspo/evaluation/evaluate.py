@@ -21,7 +21,7 @@ from mindgspo.errors import ConfigError
 from mindgspo.evaluation.estimates import Estimate, mean_estimate, share_estimate
 from mindgspo.evaluation.scoring import ResponseScorer, logged_groups
 from mindgspo.evaluation.summary import EvaluationSummary, ScoredProblem, reward_values, summarize
-from mindgspo.rollout.protocol import Cut, Purpose, RandomStream, RolloutEngine, SamplingSettings
+from mindgspo.rollout.protocol import Purpose, RandomStream, RolloutEngine, SamplingFilter, SamplingSettings
 from mindgspo.swap.states import Phase
 from mindgspo.swap.swap import Swap
 from mindgspo.types import Prompt, ScoredGroup, Verdict
@@ -125,7 +125,7 @@ class Evaluator:
             temperature=temperature,
             max_new_tokens=self._max_new_tokens,
             stream=RandomStream(seed=self._seed, purpose=Purpose.EVALUATION, step=step),
-            cut=Cut(section.top_k, section.top_p),
+            sampling_filter=SamplingFilter(section.top_k, section.top_p),
         )
         with self._swap.phase(Phase.EVALUATE):
             rollout = self._engine.generate(prompts, settings, weight_version=weight_version)

@@ -171,8 +171,8 @@ class Chat:
         pieces, said = TextPieces(self._tokenizer), ""
         ended = []
         while not ended:
-            decoding.look()
-            ended = decoding.cut() if is_stopped() else decoding.ended()
+            decoding.advance()
+            ended = decoding.abort() if is_stopped() else decoding.ended()
             drawn = ended[0].pieces[0].ids if ended else decoding.tokens_of(0)
             piece = pieces.of(drawn, is_last=bool(ended))
             said += piece

@@ -23,7 +23,7 @@ AnyGroup = TypeVar("AnyGroup", Group, ScoredGroup)
 def start_scorer(section: RewardSection, place: Placement) -> Scorer:
     """The reward functions. Only ranks that score start worker processes. place: in the infer plan."""
     scorer = Scorer(section, on_answer=heartbeat.tick)
-    if place.is_speaker:
+    if place.is_replica_leader:
         scorer.start()
     return scorer
 

@@ -116,7 +116,7 @@ class _Launch:
             if self._is_done():
                 self._copy_output(self._follower.size())
                 return 0
-            if watch.look():
+            if watch.poll():
                 return STALLED
             if watch.is_formed and self._is_alone(watch.records()):
                 address = f"{self._plan.master_addr}:{self._plan.master_port}"

@@ -60,7 +60,7 @@ class GoesOn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meeting:
+class AbsentRanks:
     """The cluster has not formed after `seconds`; `ranks` of this node have not come, which may be none."""
 
     ranks: tuple[int, ...]
@@ -127,14 +127,14 @@ class _StepTimes:
         return median(self._seconds) if self._seconds else 0.0
 
 
-class MeetingWatch:
+class StartWatch:
     """Says every `REPORT_MEETING_S` who has not come, until all ranks of this node are past the meeting (is_over)."""
 
     def __init__(self, now: float) -> None:
         self._began = self._spoke = now
         self.is_over = False
 
-    def observe(self, records: Mapping[int, Record | None], now: float) -> Meeting | None:
+    def observe(self, records: Mapping[int, Record | None], now: float) -> AbsentRanks | None:
         """As `StallWatch.observe`."""
         if self.is_over:
             return None
@@ -143,7 +143,7 @@ class MeetingWatch:
             return None
         self._spoke = now
         absent = tuple(rank for rank, record in records.items() if record is None or record.entered == 0)
-        return Meeting(ranks=absent, seconds=now - self._began)
+        return AbsentRanks(ranks=absent, seconds=now - self._began)
 
 
 def _is_past(record: Record) -> bool:
@@ -158,7 +158,7 @@ def what_follows(section: WatchSection) -> str:
 
 
 class Watch:
-    """One per launch; `look` is called often, and acts every `poll_seconds`."""
+    """One per launch; `poll` is called often, and acts every `poll_seconds`."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class Watch:
         now = time.monotonic()
         self._section, self._plan, self._folder, self._processes = section, plan, folder, processes
         self._tell = tell
-        self._meeting = MeetingWatch(now)
+        self._start = StartWatch(now)
         self._stalls = StallWatch(section, now)
         self._next = now
 
@@ -182,19 +182,19 @@ class Watch:
 
     @property
     def is_formed(self) -> bool:
-        """Whether all ranks of this node have been seen past the meeting."""
-        return self._meeting.is_over
+        """Whether all ranks of this node have been seen past the absent."""
+        return self._start.is_over
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Speak if something has begun or ended. True: it is a stall, and the section wants it to end the launch."""
         now = time.monotonic()
         if now < self._next:
             return False
         self._next = now + self._section.poll_seconds
         records = self.records()
-        meeting = self._meeting.observe(records, now)
-        if meeting is not None:
-            self._tell(self._about_meeting(meeting))
+        absent = self._start.observe(records, now)
+        if absent is not None:
+            self._tell(self._about_absent(absent))
         event = self._stalls.observe(records, now) if self.is_formed else None
         if isinstance(event, GoesOn):
             self._tell([f"the run goes on, after {event.seconds:.0f} s without progress"])
@@ -203,10 +203,10 @@ class Watch:
             return self._section.on_stall == "stop"
         return False
 
-    def _about_meeting(self, meeting: Meeting) -> list[str]:
-        begin = f"the cluster has not formed after {meeting.seconds:.0f} s"
-        if meeting.ranks:
-            return [f"{begin}: {names(meeting.ranks)} of {self._plan.num_workers} have not come yet", self._logs()]
+    def _about_absent(self, absent: AbsentRanks) -> list[str]:
+        begin = f"the cluster has not formed after {absent.seconds:.0f} s"
+        if absent.ranks:
+            return [f"{begin}: {names(absent.ranks)} of {self._plan.num_workers} have not come yet", self._logs()]
         address = f"{self._plan.master_addr}:{self._plan.master_port}"
         if self._plan.nodes > 1:
             return [f"{begin}: all ranks of this node have come to {address}, and wait for those of other nodes"]

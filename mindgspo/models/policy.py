@@ -42,8 +42,8 @@ class RoundedWeight(nn.Cell):
 class PolicyLogProbs(nn.Cell):
     """Transformer and log-prob head. Only response positions reach the head; prompts and padding never do.
 
-    replays_experts: take those that are given in place of those that a mixture's routers choose. tells_choices: return
-    the latter, too; see `Transformer.with_choices`.
+    replays_experts: use recorded experts instead of those that a mixture's routers choose. returns_routing: also return
+    the routers' choice; see `Transformer.with_choices`.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class PolicyLogProbs(nn.Cell):
         temperature: float,
         with_entropy: bool,
         replays_experts: bool = False,
-        tells_choices: bool = False,
+        returns_routing: bool = False,
     ) -> None:
         super().__init__(auto_prefix=False)
         self.model, self.num_layers = model, model.config.num_hidden_layers
         self.is_last = model.place.is_last_stage
         self.with_entropy = with_entropy
-        self.replays_experts, self.tells_choices = replays_experts, tells_choices
+        self.replays_experts, self.returns_routing = replays_experts, returns_routing
         self.kernel, self.is_packed = None, takes_packed(model)
         if self.is_packed and model.place.model_parallel == 1:
             self.kernel = LogProbKernel(temperature=temperature, with_entropy=with_entropy)
@@ -85,16 +85,16 @@ class PolicyLogProbs(nn.Cell):
         given_RTX: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """logp_NK and entropy_NK, float32; masked slots hold values of some prediction that mean nothing. With
-        tells_choices, chosen_MX, int32: see `types.Routing`.
+        returns_routing, chosen_MX, int32: see `types.Routing`.
 
         given_RTX: of replays_experts; see `RoutedTokens.given`.
 
         A pipeline stage that is not the last returns hidden states [M, H] in place of the first two, and with
-        tells_choices the columns of its own layers; one that is not the first takes those in place of ids_RT.
+        returns_routing the columns of its own layers; one that is not the first takes those in place of ids_RT.
         """
         given_MX = None if given_RTX is None else given_RTX.reshape(-1, given_RTX.shape[-1])
         own, region, _ = self.model.tokens_in_use(segments_RT, positions_RT.size)
-        if self.tells_choices:
+        if self.returns_routing:
             hidden_MH, choices = self.model.with_choices(ids_RT, positions_RT, segments_RT, given_MX)
             found = self._log_probs(hidden_MH, (own, region), predict_P, targets_P, place_NK)
             return *found, self.join(ops.depend(ops.concat(choices, 1), found[-1]), region)

@@ -58,21 +58,21 @@ class TokenScores:
 class PolicyScorer:
     """Scores batches; every replica of the model's plan scores its share.
 
-    replays_experts: with the routing of the batches. tells_choices: see `TokenScores`.
+    replays_experts: with the routing of the batches. returns_routing: see `TokenScores`.
     """
 
     def __init__(
-        self, model: nn.Cell, *, temperature: float, replays_experts: bool = False, tells_choices: bool = False
+        self, model: nn.Cell, *, temperature: float, replays_experts: bool = False, returns_routing: bool = False
     ) -> None:
         policy = PolicyLogProbs(
             model,
             temperature=temperature,
             with_entropy=True,
             replays_experts=replays_experts,
-            tells_choices=tells_choices,
+            returns_routing=returns_routing,
         )
         self._policy, self._is_packed = GraphOfRanks(policy, model.place.graph_ranks), policy.is_packed
-        self._replays_experts, self._tells_choices = replays_experts, tells_choices
+        self._replays_experts, self._returns_routing = replays_experts, returns_routing
         self._num_layers, self._expert_dtype = policy.num_layers, expert_dtype(model.config.num_experts or 0)
         section, self._no_routing = model.config, None
         if replays_experts:
@@ -97,7 +97,7 @@ class PolicyScorer:
         self._stage.prepare((self._policy, self._inputs_like(of_batch)) for of_batch in tensors)
         self._stage.run([of_batch[0].size for of_batch in tensors], forward=forward)
         results = [tuple(tensor.asnumpy() for tensor in result) for result in pending]
-        choices = self._stage.choices_of_all([result[-1] for result in results if self._tells_choices])
+        choices = self._stage.choices_of_all([result[-1] for result in results if self._returns_routing])
         found, chosen = [result[:2] for result in results if self._stage.is_last], [None] * len(given)
         for index, chosen_MX in enumerate(choices):
             batch, routed = own[index], inputs[index].routed

@@ -103,14 +103,14 @@ def _phases(row: Forecast, training: Mapping[str, float]) -> dict[str, float]:
         GENERATION: row.drawing,
         **(parts or {TRAINING: row.training}),
         DRAINING: row.draining,
-        WEIGHTS: row.hand_over,
+        WEIGHTS: row.push_weights,
     }
     return {name: value for name, value in phases.items() if value or name == GENERATION}
 
 
 def _busy(row: Forecast) -> float:
     """Where the same cards train, what they do then is no idleness of generation."""
-    working = 1 - row.rollout_idle - row.hand_over / row.mean
+    working = 1 - row.rollout_idle - row.push_weights / row.mean
     return working * row.mean / row.drawing if row.layout.is_shared and row.drawing else working
 
 

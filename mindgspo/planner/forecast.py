@@ -58,7 +58,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """Seconds per step: median and mean; drawing, training, draining, hand_over: means that sum up to the mean.
+    """Seconds per step: median and mean; drawing, training, draining, push_weights: means that sum up to the mean.
 
     drawing: the trainer waits for responses; draining: for the end of what runs. trainer_idle, rollout_idle: shares of
     the time in which the trainer waits, and in which a replica has nothing to do, hand-over not counted.
@@ -72,7 +72,7 @@ class Forecast:
     drawing: float
     training: float
     draining: float
-    hand_over: float
+    push_weights: float
     trainer_idle: float
     rollout_idle: float
     tokens_per_card: float
@@ -165,7 +165,7 @@ def _forecast(
     )
     counted_steps = timeline.steps[first : first + steps]
     total = sum(step.seconds for step in counted_steps)
-    hand_over = fmean(step.end - step.stopped for step in counted_steps)
+    push_weights = fmean(step.end - step.stopped for step in counted_steps)
     return Forecast(
         layout=layout,
         median=median(step.seconds for step in counted_steps),
@@ -173,7 +173,7 @@ def _forecast(
         drawing=fmean(step.drawn - step.begin for step in counted_steps),
         training=fmean(step.trained - step.drawn for step in counted_steps),
         draining=fmean(step.stopped - step.trained for step in counted_steps),
-        hand_over=hand_over,
+        push_weights=push_weights,
         trainer_idle=sum(step.waiting for step in counted_steps) / total,
         rollout_idle=max(0.0, 1 - sum(step.busy + step.end - step.stopped for step in counted_steps) / total),
         tokens_per_card=_tokens(counted_steps) / total / (layout.train_cards + layout.infer_cards),
@@ -254,7 +254,7 @@ def timeline_lines(found: Forecasts) -> Iterator[str]:
                 str(row.layout.replicas),
                 *(seconds_text(value) for value in (row.median, row.mean)),
                 f"{sync / row.mean:.2f}" if row.mean else "-",
-                *(seconds_text(value) for value in (row.drawing, row.training, row.draining, row.hand_over)),
+                *(seconds_text(value) for value in (row.drawing, row.training, row.draining, row.push_weights)),
                 f"{row.trainer_idle:.0%}",
                 f"{row.rollout_idle:.0%}",
                 f"{row.staleness_mean:.2f} (<= {row.staleness_max})",

@@ -235,11 +235,12 @@ def _of_steps(
         decode_sequence=sequence * scale,
         prefill_token=forward * cards / size * scale,
         train_token=middle(training.tolist()) / tokens * len(rows),
-        hand_over=median(column[_WEIGHTS].tolist()),
+        push_weights=median(column[_WEIGHTS].tolist()),
     )
     note = (
         f"{where}: {counted(len(rows), 'step')}, generation {median(column[_GEN].tolist()):.3g} s, training "
-        f"{rates.train_token * tokens / len(rows):.3g} s on {counted(cards, 'card')}, weights {rates.hand_over:.3g} s"
+        f"{rates.train_token * tokens / len(rows):.3g} s on {counted(cards, 'card')}, weights "
+        f"{rates.push_weights:.3g} s"
         + ("" if scale == 1 else f"; scaled from {size} to {replica_cards(experiment)} cards of a replica")
     )
     phases = {

@@ -108,7 +108,7 @@ def decode_rates(experiment: ExperimentConfig, card: Card) -> Rates:
         decode_sequence=(operations.trunk + operations.head) / forward + reduced / _rate(card, parts),
         decode_context=block_bytes(experiment) / BLOCK / (card.memory * MEMORY_SHARE),
         prefill_token=operations.trunk / forward + reduced / _rate(card, parts),
-        hand_over=sent / WEIGHTS_RATE,
+        push_weights=sent / WEIGHTS_RATE,
     )
 
 

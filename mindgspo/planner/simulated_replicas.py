@@ -24,7 +24,7 @@ class Rates:
     decode_step: of one decode step of a replica; decode_sequence: more for each sequence in it; decode_context: more
     for each token of their contexts. prefill_token: per token of a prompt, or of a response that goes on. train_step:
     between the draw of a step's responses and new weights; train_token: more for each token of prompts and responses.
-    hand_over: until generation has the new weights.
+    push_weights: until generation has the new weights.
     """
 
     decode_step: float
@@ -33,7 +33,7 @@ class Rates:
     prefill_token: float = 0.0
     train_step: float = 0.0
     train_token: float = 0.0
-    hand_over: float = 0.0
+    push_weights: float = 0.0
 
 
 class Span(NamedTuple):

@@ -99,7 +99,7 @@ def simulate(
             stopped = max(trained, generation.run_until_all())
         else:
             generation.cut(trained)
-        now = stopped + rates.hand_over
+        now = stopped + rates.push_weights
         behind = np.array([(step - 1 - version, count) for group in chosen for version, count in group.drawn.items()])
         done.append(
             StepTimes(

@@ -40,7 +40,7 @@ def build_engine(config: ExperimentConfig, trained: nn.Cell, tokenizer: Tokenize
     hold_in_compute_type(model)
     native = native_engine(config, model, tokenizer)
     transfer = WeightTransfer(trained, model, config.model, config.reshard, swap.reshard_step)
-    return BuiltEngine(engine=ReplicatedEngine(native, place, transfer.bring), model=model, cache=native.cache)
+    return BuiltEngine(engine=ReplicatedEngine(native, place, transfer.push), model=model, cache=native.cache)
 
 
 def native_engine(config: ExperimentConfig, model: nn.Cell, tokenizer: Tokenizer) -> NativeEngine:
@@ -55,7 +55,7 @@ def native_engine(config: ExperimentConfig, model: nn.Cell, tokenizer: Tokenizer
         max_new_tokens=rollout.max_new_tokens,
         length_multiple=config.trainer.length_multiple,
         num_blocks=sizes.num_blocks,
-        tokens_per_look=sizes.tokens_per_look,
+        tokens_per_sync=sizes.tokens_per_sync,
         cache_dtype=sizes.cache_dtype,
         top_k=rollout.top_k,
         top_p=rollout.top_p,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mindgspo.config.data import LEAST_TEMPERATURE, LEAST_TOP_P
-from mindgspo.rollout.protocol import Cut, Purpose, RandomStream, SamplingSettings
+from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingFilter, SamplingSettings
 from mindgspo.rollout.service import Request
 from mindgspo.text import did_you_mean
 from mindgspo.types import Prompt
@@ -40,8 +40,8 @@ class RequestError(ValueError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Of one server. name: of its model. max_prompt_length, max_new_tokens: tokens of a prompt and of a whole response,
-    prefix and end included. max_samples: of one request. most_requests: that wait or run. cut: where a request names
-    none. records_experts: of training responses."""
+    prefix and end included. max_samples: of one request. most_requests: that wait or run. sampling_filter: where a
+    request names none. records_experts: of training responses."""
 
     name: str
     vocab_size: int
@@ -49,7 +49,7 @@ class Limits:
     max_new_tokens: int
     max_samples: int
     most_requests: int
-    cut: Cut
+    sampling_filter: SamplingFilter
     records_experts: bool
 
     @property
@@ -85,7 +85,7 @@ def request_of(asked: Mapping[str, Any], limits: Limits) -> Request:
         temperature=_number(asked, "temperature", 1.0, LEAST_TEMPERATURE, 100.0, or_zero="the likeliest token"),
         max_new_tokens=start + _whole(asked, "max_tokens", 1, most, default=min(16, most)),
         stream=random,
-        cut=_cut(asked, limits),
+        sampling_filter=_sampling_filter(asked, limits),
     )
     prompt = Prompt(
         index=0 if stream is None else _whole(stream, "prompt_index", 0, 1 << 48),
@@ -142,12 +142,12 @@ def _ids(found: Any, start: int, limits: Limits) -> np.ndarray:
     return np.array(found, np.int32)
 
 
-def _cut(asked: Mapping[str, Any], limits: Limits) -> Cut:
+def _sampling_filter(asked: Mapping[str, Any], limits: Limits) -> SamplingFilter:
     if asked.get("top_k") is None and asked.get("top_p") is None:
-        return limits.cut
+        return limits.sampling_filter
     top_k = _whole(asked, "top_k", -1, limits.vocab_size, default=-1)
     top_p = _number(asked, "top_p", 1.0, LEAST_TOP_P, 1.0)
-    return Cut(max(top_k, 0), top_p)
+    return SamplingFilter(max(top_k, 0), top_p)
 
 
 def _whole(asked: Mapping[str, Any], key: str, least: int, most: int, default: int | None = None) -> int:

@@ -23,14 +23,14 @@ from mindgspo.parallel.platform.runtime import CompiledCell, paged_kernels
 from mindgspo.rollout.blocks import SCRATCH, BlockAllocator, num_blocks_for
 from mindgspo.rollout.cache import CopyBlocks, PagedCache
 from mindgspo.rollout.graphs import Collect, DecodeStep, PackedWeights, Prefill, TokenSampler
-from mindgspo.rollout.protocol import Cut, Purpose, Rollout, RolloutCounters, SamplingSettings
+from mindgspo.rollout.protocol import Purpose, Rollout, RolloutCounters, SamplingFilter, SamplingSettings
 from mindgspo.rollout.scheduler import Scheduler
 from mindgspo.rollout.sequences import DecodeRun, EndedRequest, PrefillRow
 from mindgspo.rollout.service import Request, whole_responses
 from mindgspo.types import ExpertArray, Float32Array, Int32Array, Prompt, Response
 
 Row = TypeVar("Row")
-_MOST_CUTS = 8  # graphs beside the engine's own that are kept, of those that were used last
+_MOST_FILTERS = 8  # graphs beside the engine's own that are kept, of those that were used last
 
 
 class NativeEngine:
@@ -38,9 +38,10 @@ class NativeEngine:
 
     num_slots: most sequences decoded at once. prefill_width: prompts per prefill graph. max_prompt_length,
     max_new_tokens: bounds of a sequence. length_multiple: prompts are padded to a multiple of it. num_blocks: of the
-    cache, the scratch block among them; None: enough for all slots at their longest. tokens_per_look: decode steps
-    between two looks of the host. cache_dtype: None: the model's. top_k, top_p: see `Cut`; where settings bring a cut
-    of their own, there is one more graph. block: tokens per block. records_experts: training responses have `Routing`.
+    cache, the scratch block among them; None: enough for all slots at their longest. tokens_per_sync: decode steps
+    between two syncs with the host. cache_dtype: None: the model's. top_k, top_p: see `SamplingFilter`; settings with
+    a filter of their own get one more graph. block: tokens per block. records_experts: training responses have
+    `Routing`.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class NativeEngine:
         max_new_tokens: int,
         length_multiple: int,
         num_blocks: int | None = None,
-        tokens_per_look: int = 1,
+        tokens_per_sync: int = 1,
         cache_dtype: str | None = None,
         top_k: int = 0,
         top_p: float = 1.0,
@@ -64,7 +65,7 @@ class NativeEngine:
         self._eos_ids = tuple(eos_ids)
         self._num_slots, self._prefill_width = num_slots, prefill_width
         self._max_new_tokens, self._length_multiple = max_new_tokens, length_multiple
-        self._tokens_per_look = tokens_per_look
+        self._tokens_per_sync = tokens_per_sync
         self._prompt_columns = round_up(max_prompt_length, length_multiple)
         num_columns = self._prompt_columns + max_new_tokens
         if num_blocks is None:
@@ -76,8 +77,8 @@ class NativeEngine:
         self._copy_blocks = CompiledCell(CopyBlocks(self._cache, min(block, self._prompt_columns)))
         self._packed = PackedWeights(model)
         self._pack_weights = CompiledCell(self._packed)
-        self._cut = Cut(top_k, top_p)
-        self._decoders = {self._cut: self._decoder(self._cut)}
+        self._filter = SamplingFilter(top_k, top_p)
+        self._decoders = {self._filter: self._decoder(self._filter)}
         self._collect = CompiledCell(Collect())
         # Copying a few blocks per graph keeps admission cheap; a wider graph would mostly copy padding.
         self._copy_width = min(8, num_slots)
@@ -113,7 +114,7 @@ class NativeEngine:
         for request in requests:
             decoding.add(request)
         while not decoding.done:
-            decoding.look()
+            decoding.advance()
             ended |= {one.request.number: one for one in decoding.ended()}
             progress.count(decoding.num_finished, len(prompts) * settings.num_samples, "responses")
             faults.reach(f"{fault}.inside")
@@ -134,7 +135,7 @@ class NativeEngine:
             block=self._cache.block,
             most_blocks=self._cache.most_blocks,
             allocator=allocator,
-            tokens_per_look=self._tokens_per_look,
+            tokens_per_sync=self._tokens_per_sync,
             eos_ids=self._eos_ids,
         )
 
@@ -144,17 +145,19 @@ class NativeEngine:
         inverse = 1.0 if greedy else 1.0 / settings.temperature
         return Tensor(np.full(self._num_slots, inverse, np.float32)), Tensor(np.full(self._num_slots, greedy))
 
-    def _decoder(self, cut: Cut) -> GraphOfRanks:
-        sampler = TokenSampler(top_k=cut.top_k, top_p=cut.top_p)
+    def _decoder(self, sampling_filter: SamplingFilter) -> GraphOfRanks:
+        sampler = TokenSampler(top_k=sampling_filter.top_k, top_p=sampling_filter.top_p)
         step = DecodeStep(self._model, self._cache, sampler, self._packed, records_experts=self._records_experts)
         return GraphOfRanks(step, self._team)
 
     def _decoder_of(self, settings: SamplingSettings) -> GraphOfRanks:
         """The decode graph that cuts as the settings say; sorting the vocabulary costs time, so each has its own."""
-        cut = self._cut if settings.cut is None or settings.temperature == 0 else settings.cut
-        decoder = self._decoders.pop(cut, None) or self._decoder(cut)
-        self._decoders[cut] = decoder  # the last of them was used last
-        for old in [one for one in self._decoders if one != self._cut][:-_MOST_CUTS]:
+        sampling_filter = settings.sampling_filter
+        if sampling_filter is None or settings.temperature == 0:
+            sampling_filter = self._filter
+        decoder = self._decoders.pop(sampling_filter, None) or self._decoder(sampling_filter)
+        self._decoders[sampling_filter] = decoder  # the last of them was used last
+        for old in [one for one in self._decoders if one != self._filter][:-_MOST_FILTERS]:
             del self._decoders[old]
         return decoder
 
@@ -184,10 +187,10 @@ class NativeEngine:
                 logprobs.append(logprobs_S)
                 recorded += experts_SX
         experts_JSX = np.stack([tensor.asnumpy() for tensor in recorded]) if is_recorded else None
-        if self._tokens_per_look == 1:
+        if self._tokens_per_sync == 1:
             return ids[0].asnumpy()[None], logprobs[0].asnumpy()[None], experts_JSX
         for drawn in (ids, logprobs):  # always as many, so that there is one graph
-            drawn.extend(drawn[-1:] * (self._tokens_per_look - run.num_steps))
+            drawn.extend(drawn[-1:] * (self._tokens_per_sync - run.num_steps))
         ids_JS, logprobs_JS = self._collect(*ids, *logprobs).asnumpy()[:, : run.num_steps]
         return ids_JS.astype(np.int32), logprobs_JS, experts_JSX
 
@@ -261,7 +264,7 @@ class Decoding:
         self._sampling, self._decoder = engine._sampling(settings), engine._decoder_of(settings)
         self._is_recorded = engine._records_experts and settings.stream.purpose is Purpose.TRAINING
         self._steps = self._busy = self._prefilled = 0
-        self.add, self.ended, self.cut = self._scheduler.add, self._scheduler.ended, self._scheduler.cut
+        self.add, self.ended, self.abort = self._scheduler.add, self._scheduler.ended, self._scheduler.abort
         self.tokens_of = self._scheduler.tokens_of
 
     @property
@@ -274,7 +277,7 @@ class Decoding:
         """Responses that have ended so far."""
         return self._scheduler.num_finished
 
-    def look(self) -> None:
+    def advance(self) -> None:
         """Admit what there is room for, and decode up to the host's next look."""
         engine, scheduler = self._engine, self._scheduler
         scheduler.grow()

@@ -24,7 +24,7 @@ from mindgspo.batches.routing import no_routing
 from mindgspo.config import ExperimentConfig
 from mindgspo.errors import ConfigError, RolloutError
 from mindgspo.parallel.platform import runtime
-from mindgspo.rollout.protocol import Cut, Purpose
+from mindgspo.rollout.protocol import Purpose, SamplingFilter
 from mindgspo.rollout.server_answers import AnswerReader, Expected
 from mindgspo.rollout.server_apis import SERVER_APIS, Call, ServerAPI
 from mindgspo.rollout.server_calls import MORE_BYTES, GivenUp, Server, Terms, process_at, shown
@@ -35,7 +35,7 @@ from mindgspo.tokenization import Tokenizer
 Result = TypeVar("Result")
 _CUT_AGAIN_S = 0.2
 _STARTS_WITHIN_S = 60.0
-_NO_CUT = Cut()
+_NO_FILTER = SamplingFilter()
 
 
 class HTTPService:
@@ -43,8 +43,8 @@ class HTTPService:
 
     most_running: responses that one server is asked for at once. timeout_s: within which a request is answered.
     retries: how often one is made again after its connection broke or its server was busy. api: how they are asked.
-    cut: of settings that bring none. key: that the servers share. processes: ids of those of some servers, by URL.
-    silent_s: after so long a silence, also to GET /health, a server that is waited for is lost. Close it.
+    sampling_filter: of settings that bring none. key: that the servers share. processes: ids of those of some servers,
+    by URL. silent_s: after so long a silence, also to GET /health, a server that is waited for is lost. Close it.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class HTTPService:
         timeout_s: float,
         retries: int,
         api: ServerAPI = SERVER_APIS["mindgspo"],
-        cut: Cut = _NO_CUT,
+        sampling_filter: SamplingFilter = _NO_FILTER,
         key: ServerKey | None = None,
         processes: Mapping[str, int] = MappingProxyType({}),
         silent_s: float = 300.0,
     ) -> None:
         self._expected, self._most_running = expected, most_running
-        self._api, self._own_cut, self._key = api, cut, key
+        self._api, self._own_filter, self._key = api, sampling_filter, key
         self._version: int | None = None
         # Of the event loop's thread alone:
         self._waiting: deque[Request] = deque()
@@ -90,9 +90,9 @@ class HTTPService:
             return []
         return self._answers(found)
 
-    def cut(self) -> list[Answer]:
+    def abort(self) -> list[Answer]:
         """See `CompletionService`."""
-        self._do(self._cut())
+        self._do(self._abort())
         return self._answers([])
 
     def load_weights(self, folder: Path, version: int) -> None:
@@ -197,7 +197,8 @@ class HTTPService:
         api, expected, version = self._api, self._expected_of(request), self._version
         assert version is not None
         try:
-            call = Call(path=api.completions, body=api.ask(request, request.settings.cut or self._own_cut, expected))
+            body = api.ask(request, request.settings.sampling_filter or self._own_filter, expected)
+            call = Call(path=api.completions, body=body)
             content = await server.content(call, _most_bytes(request, api, expected), lambda: self._is_cut)
             found = _json(content, what := f"{server.url}{call.path}")
             try:
@@ -221,7 +222,7 @@ class HTTPService:
                 server.idle_since = time.perf_counter()
             self._dispatch()
 
-    async def _cut(self) -> None:
+    async def _abort(self) -> None:
         self._is_cut = True
         try:
             await self._stopped()
@@ -283,7 +284,7 @@ def open_service(config: ExperimentConfig, tokenizer: Tokenizer) -> HTTPService:
         timeout_s=servers.timeout_seconds,
         retries=servers.retries,
         api=SERVER_APIS[servers.api],
-        cut=Cut(config.rollout.top_k, config.rollout.top_p),
+        sampling_filter=SamplingFilter(config.rollout.top_k, config.rollout.top_p),
         key=server_key(servers.api_key_file),
         processes=processes,
         silent_s=config.watch.min_seconds,

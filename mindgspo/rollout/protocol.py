@@ -44,7 +44,7 @@ class RandomStream:
         return (1.0 - draws).astype(np.float32)
 
 
-class Cut(NamedTuple):
+class SamplingFilter(NamedTuple):
     """Which tokens can be drawn: the top_k likeliest (0: all), and of these the fewest whose probability reaches top_p
     (1: all)."""
 
@@ -57,14 +57,14 @@ class SamplingSettings:
     """How the responses of one call are drawn.
 
     num_samples: responses per prompt. temperature: 0 takes the likeliest token. max_new_tokens: EOS included.
-    stream: where the uniforms come from. cut: None: the engine's own. When greedy neither of these is read.
+    stream: where the uniforms come from. sampling_filter: None: the engine's own. When greedy neither of these is read.
     """
 
     num_samples: int
     temperature: float
     max_new_tokens: int
     stream: RandomStream
-    cut: Cut | None = None
+    sampling_filter: SamplingFilter | None = None
 
     def __post_init__(self) -> None:
         assert self.num_samples >= 1 and self.max_new_tokens >= 1 and self.temperature >= 0, self

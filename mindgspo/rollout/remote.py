@@ -30,7 +30,7 @@ class ServedWeights:
     def __init__(self, trained: nn.Cell, model: ModelSection, folder: Path) -> None:
         self._trained, self._model, self._folder = trained, model, folder
 
-    def hand_over(self, version: int, load: Callable[[Path, int], None]) -> None:
+    def push_weights(self, version: int, load: Callable[[Path, int], None]) -> None:
         """All ranks. load: called on rank 0 with the folder and the version; returns when it has been read."""
         tensors = weights_as_numpy(self._trained, self._model)
 

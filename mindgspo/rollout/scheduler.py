@@ -39,7 +39,7 @@ class Scheduler:
 
     num_slots: most sequences decoded at once. max_new_tokens: the most that any request asks for. block: tokens per
     block. most_blocks: of one sequence, the width P of the block table. allocator: of a cache that holds one longest
-    sequence at least. tokens_per_look: most decode steps of a run. clock: seconds from an arbitrary origin.
+    sequence at least. tokens_per_sync: most decode steps of a run. clock: seconds from an arbitrary origin.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class Scheduler:
         block: int,
         most_blocks: int,
         allocator: BlockAllocator,
-        tokens_per_look: int,
+        tokens_per_sync: int,
         eos_ids: Collection[int],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         assert allocator.num_in_use == 0 and most_blocks <= allocator.capacity, (most_blocks, allocator.capacity)
-        self._block, self._allocator, self._tokens_per_look = block, allocator, tokens_per_look
+        self._block, self._allocator, self._tokens_per_sync = block, allocator, tokens_per_sync
         self._eos_ids, self._clock = np.array(sorted(eos_ids), dtype=np.int32), clock
         self._num_added = self.num_finished = 0
         self._jobs: dict[int, Job] = {}  # by number of the request, until all its responses have ended
@@ -90,7 +90,7 @@ class Scheduler:
         found, self._ended = self._ended, []
         return found
 
-    def cut(self, numbers: Collection[int] | None = None) -> list[EndedRequest]:
+    def abort(self, numbers: Collection[int] | None = None) -> list[EndedRequest]:
         """Those that have ended since the last call, and these requests, or all, as far as they have come: nothing is
         left of them."""
         chosen = {number: job for number, job in self._jobs.items() if numbers is None or number in numbers}
@@ -210,7 +210,7 @@ class Scheduler:
         rows = np.array(self._rows, np.int64)
         assert rows.size, "nobody is active"
         remaining = self._limits[rows] - self._lengths[rows]
-        num_steps, num_slots = min(self._tokens_per_look, int(remaining.max())), len(self._sequences)
+        num_steps, num_slots = min(self._tokens_per_sync, int(remaining.max())), len(self._sequences)
         steps_J1 = np.arange(num_steps)[:, None]
         is_busy = steps_J1 < remaining
         first = self._prompt_lengths[rows] + self._lengths[rows] - 1
@@ -294,13 +294,13 @@ class Scheduler:
     def _blocks_of(self, waiting: Waiting) -> int:
         """Blocks with which a sequence goes on: those of the columns that are written up to the next look."""
         job, length = waiting.job, waiting.ids.size
-        steps = min(self._tokens_per_look, job.limit - length)
+        steps = min(self._tokens_per_sync, job.limit - length)
         return -(-(job.prompt_length + length + steps - 1) // self._block)
 
     def _missing(self, slots: np.ndarray) -> np.ndarray:
         """Blocks that they do not have of those that `_blocks_of` counts."""
         lengths = self._lengths[slots]
-        steps = np.minimum(self._tokens_per_look, self._limits[slots] - lengths)
+        steps = np.minimum(self._tokens_per_sync, self._limits[slots] - lengths)
         return -(-(self._prompt_lengths[slots] + lengths + steps - 1) // self._block) - self._num_blocks[slots]
 
     def _growth(self, slots: np.ndarray) -> int:

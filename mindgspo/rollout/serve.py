@@ -13,7 +13,7 @@ from mindgspo.parallel.platform import runtime
 from mindgspo.parallel.platform.cluster import infer_place, start_device
 from mindgspo.rollout.build import native_engine
 from mindgspo.rollout.completions import Limits
-from mindgspo.rollout.protocol import Cut
+from mindgspo.rollout.protocol import SamplingFilter
 from mindgspo.rollout.server import CompletionServer
 from mindgspo.rollout.server_key import ServerKey
 from mindgspo.rollout.weight_transfer import hold_in_compute_type
@@ -44,7 +44,7 @@ def serve(
         max_new_tokens=config.rollout.max_new_tokens,
         max_samples=max(config.rollout.num_generations, config.eval.num_samples),
         most_requests=max(1024, 4 * config.rollout.slots),
-        cut=Cut(config.rollout.top_k, config.rollout.top_p),
+        sampling_filter=SamplingFilter(config.rollout.top_k, config.rollout.top_p),
         records_experts=bool(config.rollout.record_experts),
     )
     engine = native_engine(config, model, tokenizer)

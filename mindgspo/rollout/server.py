@@ -127,7 +127,7 @@ class CompletionServer:
     def _generate(self) -> None:
         self._begin()
         if self._decoding is not None and not self._decoding.done:
-            self._decoding.look()
+            self._decoding.advance()
             self._answer(self._decoding.ended())
 
     def _give_up(self, answer: tuple[int, str]) -> None:
@@ -161,7 +161,7 @@ class CompletionServer:
         if runtime.world_size() == 1:
             return orders
         message = json.dumps([[order.kind, order.content] for order in orders]).encode()
-        (message,) = exchange(message if runtime.rank() == 0 else b"", speakers=(0,))
+        (message,) = exchange(message if runtime.rank() == 0 else b"", senders=(0,))
         if runtime.rank() == 0:
             return orders
         return [_Order(kind, content, Future()) for kind, content in json.loads(message)]
@@ -193,7 +193,7 @@ class CompletionServer:
         """Add what waits and is sampled as what runs is, or, where nothing runs, what is sampled otherwise."""
         while self._later:
             settings = self._later[0].settings
-            kind = settings.temperature, settings.cut, settings.stream.purpose
+            kind = settings.temperature, settings.sampling_filter, settings.stream.purpose
             if self._decoding is None or kind != self._kind:
                 if self._decoding is not None and not self._decoding.done:
                     return
@@ -203,7 +203,7 @@ class CompletionServer:
     def _stop(self, numbers: Collection[int] | None = None) -> None:
         """Answer these requests, or all, as far as they have come."""
         if self._decoding is not None:
-            self._answer(self._decoding.cut(numbers))
+            self._answer(self._decoding.abort(numbers))
         later, self._later = self._later, deque()
         for request in later:
             if numbers is None or request.number in numbers:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mindgspo.rollout.protocol import Cut
+from mindgspo.rollout.protocol import SamplingFilter
 from mindgspo.rollout.server_answers import Expected
 from mindgspo.rollout.service import Request
 
@@ -41,7 +41,7 @@ class ServerAPI:
     sign with a key where there is one; else it is sent."""
 
     completions: str
-    ask: Callable[[Request, Cut, Expected], dict[str, Any]]
+    ask: Callable[[Request, SamplingFilter, Expected], dict[str, Any]]
     read: Callable[[Any, Request, Expected], dict[str, Any]]
     abort: tuple[Call, ...]
     load: Callable[[Path, int], tuple[Call, ...]]
@@ -69,25 +69,27 @@ def _seed(request: Request) -> int:
     return zlib.crc32(json.dumps(_stream(request)).encode()) >> 1
 
 
-def _sampling(request: Request, cut: Cut) -> dict[str, Any]:
-    """Under names that all servers share. Of a greedy response nothing is cut."""
+def _sampling(request: Request, sampling_filter: SamplingFilter) -> dict[str, Any]:
+    """Under names that all servers share. Greedy sampling needs no filter."""
     settings = request.settings
     sampling: dict[str, Any] = {"temperature": settings.temperature}
-    return sampling | ({"top_k": cut.top_k or -1, "top_p": cut.top_p} if settings.temperature > 0 else {})
+    if settings.temperature > 0:
+        sampling |= {"top_k": sampling_filter.top_k or -1, "top_p": sampling_filter.top_p}
+    return sampling
 
 
 def _most_tokens(request: Request) -> int:
     return request.settings.max_new_tokens - int(request.prefix.size)
 
 
-def _completion(request: Request, cut: Cut) -> dict[str, Any]:
+def _completion(request: Request, sampling_filter: SamplingFilter) -> dict[str, Any]:
     """What OpenAI's servers share, for ids instead of text."""
     return {
         "model": "policy",
         "prompt": request.token_ids,
         "n": len(request.samples),
         "max_tokens": _most_tokens(request),
-        **_sampling(request, cut),
+        **_sampling(request, sampling_filter),
         "logprobs": 0,
         "return_token_ids": True,
         "seed": _seed(request),
@@ -97,8 +99,8 @@ def _completion(request: Request, cut: Cut) -> dict[str, Any]:
 # ---- mindgspo serve
 
 
-def _ask_mindgspo(request: Request, cut: Cut, expected: Expected) -> dict[str, Any]:
-    return _completion(request, cut) | {
+def _ask_mindgspo(request: Request, sampling_filter: SamplingFilter, expected: Expected) -> dict[str, Any]:
+    return _completion(request, sampling_filter) | {
         "return_routed_experts": expected.routing is not None,
         "random_stream": _stream(request),
     }
@@ -116,8 +118,8 @@ def _tells(version: int | str) -> Callable[[Mapping[str, Any]], bool]:
 # ---- vLLM
 
 
-def _ask_vllm(request: Request, cut: Cut, expected: Expected) -> dict[str, Any]:
-    return _completion(request, cut) | {
+def _ask_vllm(request: Request, sampling_filter: SamplingFilter, expected: Expected) -> dict[str, Any]:
+    return _completion(request, sampling_filter) | {
         # Those of the model's generation_config.json would be taken otherwise, and so would its ends.
         "repetition_penalty": 1.0,
         "min_p": 0.0,
@@ -150,12 +152,12 @@ def _load_vllm(folder: Path, version: int) -> tuple[Call, ...]:
 # ---- SGLang
 
 
-def _ask_sglang(request: Request, cut: Cut, expected: Expected) -> dict[str, Any]:
+def _ask_sglang(request: Request, sampling_filter: SamplingFilter, expected: Expected) -> dict[str, Any]:
     # One entry per response, because siblings of one entry would share its seed.
     samples, seed = range(len(request.samples)), _seed(request)
     sampling = {
         "max_new_tokens": _most_tokens(request),
-        **_sampling(request, cut),
+        **_sampling(request, sampling_filter),
         "stop_token_ids": sorted(expected.eos_ids),
         "no_stop_trim": True,
         "skip_special_tokens": False,

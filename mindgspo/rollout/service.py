@@ -88,7 +88,7 @@ class CompletionService(Protocol):
     def wait(self, timeout_s: float | None = None) -> list[Answer]:
         """Answers that nobody has been given, in any order; waits until there is one, or for `timeout_s` at most."""
 
-    def cut(self) -> list[Answer]:
+    def abort(self) -> list[Answer]:
         """Stop whatever runs. All answers that nobody has been given, those of cut requests among them: afterwards
         nothing runs."""
 

@@ -13,7 +13,7 @@ from mindgspo.config.cache import cache_blocks, cache_columns, slots_per_replica
 class RolloutSizes:
     """Of one replica. num_slots: most sequences decoded at once. prefill_width: prompts per prefill. prompt_columns:
     the longest prompt, padded. cache_columns: of the longest sequence. num_blocks: of the cache. cache_dtype: of keys
-    and values. tokens_per_look: decode steps between two looks of the host."""
+    and values. tokens_per_sync: decode steps between two looks of the host."""
 
     num_slots: int
     prefill_width: int
@@ -21,13 +21,13 @@ class RolloutSizes:
     cache_columns: int
     num_blocks: int
     cache_dtype: str
-    tokens_per_look: int
+    tokens_per_sync: int
 
 
 def rollout_sizes(config: ExperimentConfig) -> RolloutSizes:
     """Slots are dealt out to the replicas; a prefill takes as many prompts as fill them with their siblings once."""
     rollout = config.rollout
-    assert rollout.cache_dtype is not None and rollout.tokens_per_look is not None, "config.resolve fills them in"
+    assert rollout.cache_dtype is not None and rollout.tokens_per_sync is not None, "config.resolve fills them in"
     slots = slots_per_replica(config)
     return RolloutSizes(
         num_slots=slots,
@@ -36,7 +36,7 @@ def rollout_sizes(config: ExperimentConfig) -> RolloutSizes:
         cache_columns=cache_columns(config),
         num_blocks=cache_blocks(config),
         cache_dtype=rollout.cache_dtype,
-        tokens_per_look=rollout.tokens_per_look,
+        tokens_per_sync=rollout.tokens_per_sync,
     )
 
 

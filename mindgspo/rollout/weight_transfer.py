@@ -62,7 +62,7 @@ class WeightTransfer:
         self._transfers = 0
         self.last: ReshardReport | None = None
 
-    def bring(self, version: int) -> None:
+    def push(self, version: int) -> None:
         """Fill the generating model with the weights of the trained one, which bear the number `version`."""
         old, new = self._views(self._trained), weight_views(self._generating)
         self.last = self._resharder.run(old, new)

@@ -95,7 +95,7 @@ def build_experiment(
     eval_sets = open_eval_sets(config, tokenizer, scorer, data_dir / "eval", new_run=new_run)
     check_best_metric(config.eval, eval_sets, names_sets=config.data.names_eval_sets)
     check_distinct_prompts(config, len(train_set))
-    if scoring_place(config).is_speaker:
+    if scoring_place(config).is_replica_leader:
         scorer.try_out([trial_candidate(prompt, tokenizer) for prompt in itertools.islice(train_set, NUM_TRIAL_ROWS)])
     train_digest = rows_digest(train_set)
     total_steps = planned_steps(config, len(train_set))
@@ -116,7 +116,7 @@ def build_experiment(
     temperature = config.rollout.temperature
     # Of the trainer's graphs: to be replayed, or compared with what was recorded.
     replay, records = config.algorithm.router_replay, bool(config.rollout.record_experts)
-    tells_choices = records or replay == "old"
+    returns_routing = records or replay == "old"
     old_log_probs = resolved_old_log_probs(config, model)
     backend = build_backend(config, model)
     fill_model(model, config.model, config.seed)
@@ -155,7 +155,7 @@ def build_experiment(
         feed=generation.fed,
         scorer=response_scorer,
         old_policy=PolicyScorer(
-            model, temperature=temperature, replays_experts=replay == "rollout", tells_choices=tells_choices
+            model, temperature=temperature, replays_experts=replay == "rollout", returns_routing=returns_routing
         ),
         reference=reference,
         kl=KLController(config.algorithm.kl),
@@ -211,7 +211,7 @@ def build_backend(config: ExperimentConfig, model: nn.Cell) -> UpdateBackend:
             with_entropy=config.algorithm.entropy_coef > 0 or is_free,
             replays_experts=replay != "none",
             # What is computed again in the backward pass is a cell with one output.
-            tells_choices=(bool(config.rollout.record_experts) or replay == "old") and place.recompute == "none",
+            returns_routing=(bool(config.rollout.record_experts) or replay == "old") and place.recompute == "none",
         ),
         build_policy_loss(config.algorithm),
         config.optimizer,

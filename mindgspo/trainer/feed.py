@@ -21,7 +21,7 @@ from mindgspo.parallel.platform import heartbeat
 from mindgspo.rollout.protocol import SamplingSettings
 from mindgspo.rollout.service import Answer, CompletionService, Request, first_due
 from mindgspo.tensor_files import TensorSource
-from mindgspo.trainer.drafts import Draft, DraftGroup, arrays_of, describe, restore
+from mindgspo.trainer.partial_responses import PartialGroup, PartialResponse, arrays_of, describe, restore
 from mindgspo.types import Prompt, Response
 
 
@@ -65,8 +65,8 @@ class Feed:
         self._service, self._take_prompts, self._sampling = service, take_prompts, sampling
         self._batch_size, self._max_staleness, self._is_strict = batch_size, max_staleness, is_strict
         self._total_steps, self._clock = total_steps, clock
-        self._groups: list[DraftGroup] = []  # in the order in which their prompts were taken
-        self._running: dict[int, tuple[DraftGroup, tuple[int, ...]]] = {}
+        self._groups: list[PartialGroup] = []  # in the order in which their prompts were taken
+        self._running: dict[int, tuple[PartialGroup, tuple[int, ...]]] = {}
         self._next_number = 0
         self._step, self._takes = 0, 0  # the step that draws, and how often it has taken prompts
         self._steps_of: dict[int, int] = {}  # steps before the weights of a version
@@ -76,7 +76,7 @@ class Feed:
     def __len__(self) -> int:
         return len(self._groups)
 
-    def draw(self, num_prompts: int, *, step: int) -> list[DraftGroup]:
+    def draw(self, num_prompts: int, *, step: int) -> list[PartialGroup]:
         """As many complete groups for step `step`, in the order in which their prompts were taken; waits for them."""
         if step != self._step:
             self._step, self._takes = step, 0
@@ -92,13 +92,13 @@ class Feed:
         self._account.drawn += len(chosen)
         return chosen
 
-    def hand_over(self, folder: Path, version: int) -> None:
+    def push_weights(self, folder: Path, version: int) -> None:
         """Let the service go on with the weights in `folder`, those after the step that drew last."""
         if self._is_strict:
             while self._running:
                 self._absorb(self._waited(self._service.wait))
         else:
-            self._cut()
+            self._abort()
         self._service.load_weights(folder, version)
         self._version = version
         self._steps_of[version] = self._step
@@ -109,7 +109,7 @@ class Feed:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Inside, nothing of the feed's runs; behind it everything goes on where it was."""
-        self._cut()
+        self._abort()
         yield
         self._submit(self._groups)
 
@@ -167,13 +167,17 @@ class Feed:
             self._takes += 1
             self._account.taken += len(prompts)
             groups = [
-                DraftGroup(prompt=prompt, stream=stream, drafts=[Draft() for _ in range(self._sampling.num_samples)])
+                PartialGroup(
+                    prompt=prompt,
+                    stream=stream,
+                    partials=[PartialResponse() for _ in range(self._sampling.num_samples)],
+                )
                 for prompt in prompts
             ]
             self._groups += groups
             self._submit(groups)
 
-    def _choice(self, num_prompts: int) -> list[DraftGroup] | None:
+    def _choice(self, num_prompts: int) -> list[PartialGroup] | None:
         """The groups of a draw, None while they are not there: strict, the first; else see `first_due`."""
         if self._is_strict:
             chosen = self._groups[:num_prompts]
@@ -187,7 +191,7 @@ class Feed:
             batch_size=self._batch_size,
         )
 
-    def _due(self, group: DraftGroup) -> int:
+    def _due(self, group: PartialGroup) -> int:
         """The last step that may train a group."""
         oldest = group.oldest_version
         steps = self._steps_of[self._version if oldest is None else oldest]
@@ -199,35 +203,35 @@ class Feed:
         self._account.expired += len(self._groups) - len(kept)
         self._groups = kept
 
-    def _submit(self, groups: Sequence[DraftGroup]) -> None:
+    def _submit(self, groups: Sequence[PartialGroup]) -> None:
         """Ask for what is missing of these: one request for all responses of a group that have no token yet, one for
         each that goes on."""
         requests = []
         for group in groups:
-            open_samples = [number for number, draft in enumerate(group.drafts) if draft.finish_reason is None]
-            fresh = tuple(number for number in open_samples if not group.drafts[number].ids.size)
-            begun = [(number,) for number in open_samples if group.drafts[number].ids.size]
+            open_samples = [number for number, partial in enumerate(group.partials) if partial.finish_reason is None]
+            fresh = tuple(number for number in open_samples if not group.partials[number].ids.size)
+            begun = [(number,) for number in open_samples if group.partials[number].ids.size]
             for samples in ([fresh] if fresh else []) + begun:
                 requests.append(self._request(group, samples))
                 self._running[requests[-1].number] = (group, samples)
         self._service.submit(requests)
 
-    def _request(self, group: DraftGroup, samples: tuple[int, ...]) -> Request:
+    def _request(self, group: PartialGroup, samples: tuple[int, ...]) -> Request:
         number, self._next_number = self._next_number, self._next_number + 1
         settings = replace(self._sampling, stream=group.stream)
-        prefix = group.drafts[samples[0]].ids
+        prefix = group.partials[samples[0]].ids
         return Request(number=number, prompt=group.prompt, samples=samples, settings=settings, prefix=prefix)
 
-    def _cut(self) -> None:
+    def _abort(self) -> None:
         if self._running:
-            self._absorb(self._waited(self._service.cut))
+            self._absorb(self._waited(self._service.abort))
             assert not self._running, f"{len(self._running)} requests run behind a cut"
 
     def _absorb(self, answers: Sequence[Answer]) -> None:
         for answer in answers:
             group, samples = self._running.pop(answer.number)
             for sample, piece in zip(samples, answer.pieces, strict=True):
-                group.drafts[sample].append(piece, answer.weight_version)
+                group.partials[sample].append(piece, answer.weight_version)
             heartbeat.tick()
 
     def _waited(self, answers: Callable[[], list[Answer]]) -> list[Answer]:

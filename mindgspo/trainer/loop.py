@@ -319,7 +319,7 @@ def _open_for_all(open_folder: Callable[[], RunFolder]) -> RunFolder:
         facts = {"root": str(own.root), "status": own.status.value, "run_id": own.run_id}
         if own.origin is not None:
             facts["origin"] = {**dataclasses.asdict(own.origin), "path": str(own.origin.path)}
-    told = json.loads(exchange(json.dumps(facts).encode(), speakers=(0,))[0])
+    told = json.loads(exchange(json.dumps(facts).encode(), senders=(0,))[0])
     require_agreement(
         "run folder",
         {"the run there": seen_run_id(Path(told["root"]), told["run_id"])},

@@ -127,7 +127,7 @@ class ReferencePolicy:
     def _take(self, policy: nn.Cell, version: int) -> None:
         if self._transfer is None:
             self._transfer = WeightTransfer(policy, self._model, self._section, self._reshard, from_masters=True)
-        self._transfer.bring(version)
+        self._transfer.push(version)
         self.version = float(version)
 
     def _approach(self, policy: nn.Cell, version: int) -> None:

@@ -42,7 +42,7 @@ _FREE = (
     "trainer.dump_step",
     "rollout.slots",
     "rollout.cache_gb",
-    "rollout.tokens_per_look",
+    "rollout.tokens_per_sync",
     "rollout.servers.",
     "eval.every",
     "eval.logged_problems",

@@ -45,7 +45,7 @@ class RoutingTransfer:
             tuple(rank for rank, replica in enumerate(replicas) if replica == number)
             for number in range(train.plan.data_parallel)
         ]
-        self._speakers = train.speakers()
+        self._leaders = train.replica_leaders()
         self.bytes_sent = 0
         """By this rank, so far."""
 
@@ -69,17 +69,17 @@ class RoutingTransfer:
     def shared(self, mini_batches: Sequence[Sequence[Batch]]) -> list[list[Batch]]:
         """The same batches with the routing that scoring has found on all ranks of the replica that trains them; until
         then the one that speaks for it has it."""
-        count, speaker = len(self._trainers), self._speakers[self._own]
+        count, leader = len(self._trainers), self._leaders[self._own]
         own = [batch for batches in mini_batches for batch in batches[self._own :: count]]
         sizes = [batch.ids_RT.size * self._no_rows.shape[1] for batch in own]
         if self._world_size == 1:
             return [list(batches) for batches in mini_batches]
-        if self._rank == speaker:
+        if self._rank == leader:
             flat = np.concatenate([self._no_rows.reshape(-1), *(_routing_of(batch).reshape(-1) for batch in own)])
-            send_between({rank: flat.view(np.uint8) for rank in self._trainers[self._own] if rank != speaker}, {})
+            send_between({rank: flat.view(np.uint8) for rank in self._trainers[self._own] if rank != leader}, {})
         else:
             num_bytes = sum(sizes) * self._no_rows.itemsize
-            flat = send_between({}, {speaker: num_bytes})[speaker].view(self._no_rows.dtype)
+            flat = send_between({}, {leader: num_bytes})[leader].view(self._no_rows.dtype)
         parts = iter(np.split(flat, np.cumsum(sizes)[:-1]))
         return [
             [

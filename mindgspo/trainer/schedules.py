@@ -33,8 +33,8 @@ from mindgspo.swap.states import Holding
 from mindgspo.swap.swap import Swap
 from mindgspo.tensor_files import TensorSource
 from mindgspo.tokenization import Tokenizer
-from mindgspo.trainer.drafts import DraftGroup, arrays_of, describe, restore
 from mindgspo.trainer.feed import Feed
+from mindgspo.trainer.partial_responses import PartialGroup, arrays_of, describe, restore
 from mindgspo.types import Prompt, Response
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class FedRollouts:
         groups = [] if self._feed is None else self._feed.draw(num_prompts, step=step)
         if runtime.world_size() > 1:
             message = b"" if self._feed is None else _message(groups)
-            (message,) = exchange(message, speakers=(0,))
+            (message,) = exchange(message, senders=(0,))
             if self._feed is None:
                 groups = self._told(message)
         responses = tuple(group.responses(self._sampling.temperature) for group in groups)
@@ -69,7 +69,7 @@ class FedRollouts:
 
     def load_weights(self, version: int) -> None:
         """Let generation go on with the trained weights."""
-        self._weights.hand_over(version, lambda folder, version: self._feed.hand_over(folder, version))
+        self._weights.push_weights(version, lambda folder, version: self._feed.push_weights(folder, version))
         self._engine.load_weights(version)
 
     def metrics(self, trained: Sequence[Response], *, seconds: float) -> dict[str, float]:
@@ -89,7 +89,7 @@ class FedRollouts:
         if self._feed is not None:
             self._feed.load(state, arrays, self._prompts)
 
-    def _told(self, message: bytes) -> list[DraftGroup]:
+    def _told(self, message: bytes) -> list[PartialGroup]:
         ((header, *arrays),) = unpack_arrays(message)
         described = json.loads(header.tobytes())
         tokens = dict(zip(described["names"], arrays, strict=True))
@@ -112,7 +112,7 @@ class EvaluationEngine:
             return self._engine.generate(prompts, settings, weight_version=weight_version)
 
 
-def _message(groups: Sequence[DraftGroup]) -> bytes:
+def _message(groups: Sequence[PartialGroup]) -> bytes:
     arrays = arrays_of(groups, with_routing=False)
     header = json.dumps({"groups": describe(groups), "names": list(arrays)}).encode()
     return pack_arrays([(np.frombuffer(header, np.uint8), *arrays.values())])
@@ -150,7 +150,7 @@ def build_generation(
     weights = ServedWeights(model, config.model, weights_folder(config))
     told = None if service is None else ServiceEngine(service)
     if config.trainer.schedule == "sync":
-        engine = remote_engine(told, lambda version: weights.hand_over(version, service.load_weights))
+        engine = remote_engine(told, lambda version: weights.push_weights(version, service.load_weights))
         return Generation(engine=engine, evaluation_engine=engine, service=service)
     sampling = training_sampling(config.rollout, config.seed, step=0)
     engine, feed = remote_engine(told, lambda version: None), None

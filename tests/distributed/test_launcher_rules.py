@@ -23,7 +23,7 @@ from mindgspo.launch.failures import (
 )
 from mindgspo.launch.folder import SCHEDULER, LaunchFolder
 from mindgspo.launch.processes import ClusterPlan, plan_cluster
-from mindgspo.launch.watch import GoesOn, Meeting, MeetingWatch, Stall, StallWatch
+from mindgspo.launch.watch import GoesOn, SharedMemoryGroup, Stall, StallWatch, StartWatch
 from mindgspo.launch.worker import _tell_failure
 from mindgspo.parallel.platform import runtime
 from mindgspo.parallel.platform.heartbeat import MEETING, Record, State
@@ -252,14 +252,16 @@ def test_section_refuses(wrong: dict[str, float]):
 
 
 def test_meeting_names_who_has_not_come_every_30_seconds():
-    watch = MeetingWatch(now=0.0)
+    watch = StartWatch(now=0.0)
     come = beat(0, 1, stage=MEETING)
     records = {0: come, 1: None, 2: beat(0, 0, state=State.STARTING), 3: come}
     assert watch.observe(records, 29.0) is None
-    assert watch.observe(records, 30.0) == Meeting(ranks=(1, 2), seconds=30.0)
+    assert watch.observe(records, 30.0) == SharedMemoryGroup(ranks=(1, 2), seconds=30.0)
     assert watch.observe(records, 59.0) is None
     records = dict.fromkeys(range(4), come)
-    assert watch.observe(records, 61.0) == Meeting(ranks=(), seconds=61.0)  # now for the scheduler, or other nodes
+    assert watch.observe(records, 61.0) == SharedMemoryGroup(
+        ranks=(), seconds=61.0
+    )  # now for the scheduler, or other nodes
     assert not watch.is_over
     assert watch.observe(dict.fromkeys(range(4), beat(0, 2, stage="setup")), 95.0) is None
     assert watch.is_over

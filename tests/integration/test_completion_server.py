@@ -18,7 +18,7 @@ from running import command, environment, sets, write_experiment
 from served import Server
 
 from mindgspo.config import ExperimentConfig, load_config
-from mindgspo.rollout.protocol import Cut, Purpose, RandomStream, Rollout, SamplingSettings
+from mindgspo.rollout.protocol import Purpose, RandomStream, Rollout, SamplingFilter, SamplingSettings
 from mindgspo.types import Prompt
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
@@ -123,8 +123,8 @@ def asked(
             "prompt_index": prompt.index, "samples": samples, "start": len(prefix),
         },
     }  # fmt: skip
-    if settings.cut is not None:
-        body |= {"top_k": settings.cut.top_k, "top_p": settings.cut.top_p}
+    if settings.sampling_filter is not None:
+        body |= {"top_k": settings.sampling_filter.top_k, "top_p": settings.sampling_filter.top_p}
     return body
 
 
@@ -153,7 +153,7 @@ def assert_equal(choices: list[list[dict[str, Any]]], expected: Any) -> None:
         sampling(),
         sampling(max_new_tokens=9, temperature=0.6),
         sampling(temperature=0.0),
-        sampling(max_new_tokens=20, cut=Cut(top_k=5, top_p=0.8)),
+        sampling(max_new_tokens=20, sampling_filter=SamplingFilter(top_k=5, top_p=0.8)),
     ],
 )
 def test_answers_are_those_of_the_engine_here(loaded: Server, reference: Any, experiment, settings) -> None:

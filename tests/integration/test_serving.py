@@ -137,7 +137,7 @@ def test_what_is_cut_goes_on_as_if_nothing_had_happened(served: Served, weights)
                 service.submit(
                     [Request(number=number, prompt=some[key[0]], samples=(key[1],), settings=settings(), prefix=prefix)]
                 )
-            answers = service.wait(0.05) + service.cut() if cuts_left else []
+            answers = service.wait(0.05) + service.abort() if cuts_left else []
             while len(answers) < len(asked):
                 answers += service.wait()
             for answer in answers:

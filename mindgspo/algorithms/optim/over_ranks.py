@@ -25,7 +25,7 @@ from mindgspo.config.model import ModelSection
 from mindgspo.config.schema import OptimizerSection
 from mindgspo.models.names import parameter_shapes
 from mindgspo.parallel.collectives.graph import all_gather, all_reduce, reduce_scatter
-from mindgspo.parallel.collectives.host import GraphOfRanks, meet, world_ranks
+from mindgspo.parallel.collectives.host import GraphOfRanks, wait_for_ranks, world_ranks
 from mindgspo.parallel.plans.layout import Layout
 from mindgspo.parallel.plans.parameter_layouts import gradient_ranks, moment_layouts, parameter_layouts
 from mindgspo.parallel.plans.placement import ALONE, Placement
@@ -169,7 +169,7 @@ class StepOverRanks:
         """Of the gradients, which are added up over the ranks first; the same on all ranks."""
         if not self._is_alone:
             # Replicas may have had micro-batches of other shapes, hence graphs to compile.
-            meet(self._ranks)
+            wait_for_ranks(self._ranks)
             self._sum(_START)
         return float(self._norm().asnumpy())
 

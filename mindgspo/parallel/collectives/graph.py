@@ -1,5 +1,5 @@
 """Collectives inside compiled graphs, without gradients: on CPU operators of our own over the memory that the ranks
-share (`mindgspo_kernels/meeting.cc`), on Ascend MindSpore's.
+share (`mindgspo_kernels/shared_memory.cc`), on Ascend MindSpore's.
 
 `ranks`: ascending, at least two, this process among them. Every rank of a group makes the same callables in the same
 order and runs them in the same order, on tensors of the same shape and dtype: another shape, or another callable, is an

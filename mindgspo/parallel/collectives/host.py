@@ -20,7 +20,7 @@ import numpy as np
 from mindspore import Tensor, nn
 
 from mindgspo.errors import ConfigError
-from mindgspo.parallel.collectives.shared_memory import SLOT_BYTES, Meeting, new_meeting_file
+from mindgspo.parallel.collectives.shared_memory import SLOT_BYTES, SharedMemoryGroup, new_group_file
 from mindgspo.parallel.plans.ranks import Ranks
 from mindgspo.parallel.platform import heartbeat, runtime
 from mindgspo_kernels.binding import graph_failure
@@ -62,23 +62,23 @@ def _made(ranks: Ranks) -> str:
 _WORD = np.dtype(np.int32)
 _PATH_BYTES = 512
 
-_meeting: Meeting | None = None
+_shared: SharedMemoryGroup | None = None
 """Of a CPU cluster: all collectives go through it."""
-_room: Meeting | None = None
-"""Where the ranks `_here` wait for each other: `_meeting`, or what the ranks of one host with cards have."""
+_barrier_group: SharedMemoryGroup | None = None
+"""Where the ranks `_here` wait for each other: `_shared`, or what the ranks of one host with cards have."""
 _here: Ranks = ()
 
 
-def open_meeting() -> None:
+def open_shared_memory() -> None:
     """Give the ranks of a CPU cluster, or on Ascend those of a host, their meeting place; all call it, right after
     `runtime.join_cluster`."""
-    global _meeting, _room, _here
-    if _room is not None or runtime.world_size() == 1:
+    global _shared, _barrier_group, _here
+    if _barrier_group is not None or runtime.world_size() == 1:
         return
     if runtime.current_device() == "Ascend":
-        _room, _here = _room_of_host()
+        _barrier_group, _here = _group_of_host()
         return
-    path = new_meeting_file(runtime.world_size()) if runtime.rank() == 0 else None
+    path = new_group_file(runtime.world_size()) if runtime.rank() == 0 else None
     words = np.zeros(_PATH_BYTES // _WORD.itemsize, _WORD)
     if path is not None:
         encoded = str(path).encode()
@@ -86,47 +86,47 @@ def open_meeting() -> None:
         words.view(np.uint8)[: len(encoded)] = np.frombuffer(encoded, np.uint8)
     runtime.broadcast_in_place(words, sender=0, group=group_name(world_ranks()))
     file = Path(words.tobytes().rstrip(b"\0").decode())
-    _meeting = _room = Meeting(file, rank=runtime.rank(), world_size=runtime.world_size())
+    _shared = _barrier_group = SharedMemoryGroup(file, rank=runtime.rank(), world_size=runtime.world_size())
     _here = world_ranks()
-    _meeting.serve_graphs()
-    _meeting.meet(world_ranks())
+    _shared.serve_graphs()
+    _shared.barrier(world_ranks())
     if path is not None:
         path.unlink()
 
 
-def _room_of_host() -> tuple[Meeting | None, Ranks]:
+def _group_of_host() -> tuple[SharedMemoryGroup | None, Ranks]:
     """And those that have it: the ranks of this host that could open the file of the first of them."""
     rank, size = runtime.rank(), runtime.world_size()
     hosts = exchange(socket.gethostname().encode())
     leaders = sorted({hosts.index(host) for host in hosts})
     leader = hosts.index(hosts[rank])
-    path = room = None
+    path = group = None
     try:
-        path = new_meeting_file(size, has_slots=False) if rank == leader else None
+        path = new_group_file(size, has_slots=False) if rank == leader else None
     except (ConfigError, KernelsUnavailable) as error:
         _log.warning("ranks of this host wait for each other within HCCL's limits alone: %s", error)
-    told = exchange(str(path or "").encode(), speakers=leaders)[leaders.index(leader)].decode()
+    told = exchange(str(path or "").encode(), senders=leaders)[leaders.index(leader)].decode()
     try:
-        room = Meeting(Path(told), rank=rank, world_size=size, has_slots=False) if told else None
+        group = SharedMemoryGroup(Path(told), rank=rank, world_size=size, has_slots=False) if told else None
     except (ConfigError, KernelsUnavailable) as error:
         _log.warning("rank %d waits for others within HCCL's limits alone: %s", rank, error)
-    have_it = exchange(b"yes" if room else b"")
+    have_it = exchange(b"yes" if group else b"")
     if path is not None:
         path.unlink()
-    return room, tuple(other for other in range(size) if hosts[other] == hosts[rank] and have_it[other])
+    return group, tuple(other for other in range(size) if hosts[other] == hosts[rank] and have_it[other])
 
 
-def meet(ranks: Ranks) -> None:
+def wait_for_ranks(ranks: Ranks) -> None:
     """Wait until all `ranks` are here: before a collective to which they may come at very different times. On Ascend
     those of this host; hosts wait for each other in the collective, which HCCL's limits end."""
     here = tuple(rank for rank in ranks if rank in _here)
-    if _room is not None and len(here) > 1:
-        _room.meet(here)
+    if _barrier_group is not None and len(here) > 1:
+        _barrier_group.barrier(here)
 
 
 def make_broadcast_groups(groups: Iterable[Ranks]) -> None:
     """Make those of the groups that have this process among them, where broadcasts need them: see `group_name`."""
-    if _meeting is None:
+    if _shared is None:
         for ranks in groups:
             if runtime.rank() in ranks:
                 group_name(ranks)
@@ -137,24 +137,24 @@ def broadcast(array: np.ndarray, *, sender: int, ranks: Ranks) -> None:
     they have it."""
     if len(ranks) == 1:
         return
-    if _meeting is None:
+    if _shared is None:
         runtime.broadcast_in_place(array, sender=sender, group=group_name(ranks))
     else:
         assert array.flags.c_contiguous, array.flags
-        _meeting.broadcast(array, sender=sender, ranks=ranks)
+        _shared.broadcast(array, sender=sender, ranks=ranks)
 
 
 def max_buffer_bytes() -> int:
     """The most that `broadcast_buffer` takes at once."""
-    return sys.maxsize if _meeting is None else SLOT_BYTES
+    return sys.maxsize if _shared is None else SLOT_BYTES
 
 
 @contextmanager
 def broadcast_buffer(num_bytes: int, *, sender: int, ranks: Ranks) -> Iterator[np.ndarray]:
     """int32 [ceil(num_bytes / 4)]: what the sender writes into it inside, the other `ranks` read from it inside."""
     num_words = -(-num_bytes // _WORD.itemsize)
-    if _meeting is not None:
-        with _meeting.passing(num_words * _WORD.itemsize, sender=sender, ranks=ranks) as slot:
+    if _shared is not None:
+        with _shared.passing(num_words * _WORD.itemsize, sender=sender, ranks=ranks) as slot:
             yield slot.view(_WORD)
         return
     buffer, is_sender = np.empty(num_words, _WORD), runtime.rank() == sender
@@ -174,8 +174,8 @@ def barrier() -> None:
 
 def sum_over_world(array: np.ndarray) -> None:
     """Replace `array` (float32 or int32, contiguous) on every rank by the sum over all ranks."""
-    if _meeting is not None:
-        _meeting.sum([array], world_ranks())
+    if _shared is not None:
+        _shared.sum([array], world_ranks())
     elif runtime.world_size() > 1:
         runtime.sum_in_place(array, group=group_name(world_ranks()))
 
@@ -183,19 +183,19 @@ def sum_over_world(array: np.ndarray) -> None:
 def send(tensor: Tensor, receiver: int) -> None:
     """To a rank that calls `receive`. On CPU it goes on at once where 1 MiB holds what is on its way, else, and on
     Ascend, it may wait for the receiver."""
-    if _meeting is None:
+    if _shared is None:
         runtime.send_tensor(tensor, receiver)
     else:
-        _meeting.send(tensor.asnumpy(), receiver)
+        _shared.send(tensor.asnumpy(), receiver)
 
 
 def receive(shape: Sequence[int], dtype: ms.Type, sender: int) -> Tensor:
     """The next tensor that `sender` sends here."""
     result = ms.mint.empty(tuple(shape), dtype=dtype)
-    if _meeting is None:
+    if _shared is None:
         runtime.receive_tensor(result, sender)
     else:
-        _meeting.receive(result.asnumpy(), sender)
+        _shared.receive(result.asnumpy(), sender)
     return result
 
 
@@ -220,11 +220,11 @@ class GraphOfRanks:
     def __call__(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         heartbeat.tick()
         if len(self._ranks) > 1 and self.compile(*inputs):
-            meet(self._ranks)
+            wait_for_ranks(self._ranks)
         try:
             return self._call(*inputs)
         except RuntimeError as error:  # which says that an operator failed, not why
-            if _meeting is None or not (reason := graph_failure()):
+            if _shared is None or not (reason := graph_failure()):
                 raise
             raise RuntimeError(reason) from error
 
@@ -234,17 +234,17 @@ def world_ranks() -> Ranks:
     return tuple(range(runtime.world_size()))
 
 
-def exchange(message: bytes, *, speakers: Sequence[int] | None = None) -> list[bytes]:
-    """Every rank's message, in the order of `speakers` (default: all ranks), on every rank. Others' are not sent."""
-    speakers = world_ranks() if speakers is None else speakers
+def exchange(message: bytes, *, senders: Sequence[int] | None = None) -> list[bytes]:
+    """Every rank's message, in the order of `senders` (default: all ranks), on every rank. Others' are not sent."""
+    senders = world_ranks() if senders is None else senders
     if runtime.world_size() == 1:
         return [message]
     lengths = np.zeros(runtime.world_size(), np.int32)
-    if runtime.rank() in speakers:
+    if runtime.rank() in senders:
         assert len(message) < 2**31, f"a message of {len(message)} bytes"
         lengths[runtime.rank()] = len(message)
     sum_over_world(lengths)
-    return [_told(message, sender=speaker, num_bytes=int(lengths[speaker])) for speaker in speakers]
+    return [_told(message, sender=sender, num_bytes=int(lengths[sender])) for sender in senders]
 
 
 def _told(message: bytes, *, sender: int, num_bytes: int) -> bytes:
@@ -267,7 +267,7 @@ def send_between(messages: Mapping[int, np.ndarray], expected: Mapping[int, int]
     sent = {other: np.zeros(-(-message.nbytes // _WORD.itemsize), _WORD) for other, message in messages.items()}
     for other, message in messages.items():
         sent[other].view(np.uint8)[: message.nbytes] = message
-    if _meeting is None:
+    if _shared is None:
         none = np.zeros(0, _WORD)
         parts = [sent.get(other, none) for other in range(size)]
         runtime.send_to_each(parts, [words.get(other, none) for other in range(size)])

@@ -1,6 +1,6 @@
 """Data-parallel work: every replica does its share of a list, and everybody gets all results.
 
-Results are numpy arrays; only the speaker of a replica sends them.
+Results are numpy arrays; only the leader of a replica sends them.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Replicas:
     def __init__(self, place: Placement = ALONE) -> None:
         self._count, self._own = place.plan.data_parallel, place.at.data
         self._is_alone = place.plan.world_size == 1
-        self._speaks, self._speakers = place.is_speaker, place.speakers()
+        self._is_leader, self._leaders = place.is_replica_leader, place.replica_leaders()
 
     @property
     def speaks(self) -> bool:
         """Whether this rank's results are those that are sent."""
-        return self._speaks
+        return self._is_leader
 
     def own(self, items: Sequence[Item]) -> list[Item]:
         """This replica's items, dealt out in turn: a list sorted by cost is shared evenly."""
@@ -40,10 +40,10 @@ class Replicas:
         """The results of all items. results: of `own`, in order; what ranks that do not speak give is not read."""
         if self._is_alone:
             return list(results)
-        if self._speaks:
+        if self._is_leader:
             expected = len(range(self._own, num_items, self._count))
             assert len(results) == expected, f"{len(results)} results for {expected} items"
-        messages = exchange(pack_arrays(results) if self._speaks else b"", speakers=self._speakers)
+        messages = exchange(pack_arrays(results) if self._is_leader else b"", senders=self._leaders)
         by_replica = [list(unpack_arrays(message)) for message in messages]
         return [by_replica[number % self._count][number // self._count] for number in range(num_items)]
 

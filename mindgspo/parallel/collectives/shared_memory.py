@@ -1,6 +1,6 @@
 """What the workers of one host share, one file of memory: slots through which bytes go from one rank to others, and
-counters by which they wait for each other. The work is done in `mindgspo_kernels/meeting.cc`, here and in graphs. Ranks
-with cards only wait for each other.
+counters by which they wait for each other. The work is done in `mindgspo_kernels/shared_memory.cc`, here and in
+graphs. Ranks with cards only wait for each other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from mindgspo.errors import ConfigError
 from mindgspo.parallel.plans.ranks import Ranks
 from mindgspo.parallel.platform import heartbeat
-from mindgspo_kernels.binding import call, meeting_bytes
+from mindgspo_kernels.binding import call, group_bytes
 
 SLOT_BYTES = 1 << 20
 NUM_SLOTS = 2
@@ -41,9 +41,9 @@ class Numbers:
     bits: np.ndarray
 
 
-class Meeting:
-    """The shared file of one cluster, seen from one rank. file: made by `new_meeting_file`, of `world_size` ranks.
-    has_slots: whether anything but `meet` is called; as when the file was made.
+class SharedMemoryGroup:
+    """The shared file of one cluster, seen from one rank. file: made by `new_group_file`, of `world_size` ranks.
+    has_slots: whether anything but `barrier` is called; as when the file was made.
 
     All ranks of a collective call it in one order, with arrays of the same shapes and dtypes; ValueError, with what two
     of them are in, where they do not. Raises ConfigError where the file cannot be opened.
@@ -69,19 +69,19 @@ class Meeting:
         try:
             for address, slot_bytes in zip(found, _slots(has_slots), strict=False):
                 sizes = world_size, slot_bytes, NUM_SLOTS
-                call("open_meeting", opened, offset, rank, *sizes, *places, ctypes.byref(address))
-                offset += meeting_bytes(*sizes)
+                call("open_shared_memory", opened, offset, rank, *sizes, *places, ctypes.byref(address))
+                offset += group_bytes(*sizes)
         finally:
             os.close(opened)
         self._address, self._post = (address.value for address in found)
 
     def serve_graphs(self) -> None:
         """From now on operators of graphs meet here."""
-        call("meet_in_graphs", self._address)
+        call("use_in_graphs", self._address)
 
-    def meet(self, ranks: Ranks) -> None:
-        """Wait until every one of `ranks` has come to this meeting."""
-        self._call("meet", self._address, *_group(ranks))
+    def barrier(self, ranks: Ranks) -> None:
+        """Wait until every one of `ranks` has come here."""
+        self._call("barrier", self._address, *_group(ranks))
 
     @contextmanager
     def passing(self, num_bytes: int, *, sender: int, ranks: Ranks) -> Iterator[np.ndarray]:
@@ -148,13 +148,13 @@ def _slots(has_slots: bool) -> tuple[int, ...]:
     return (SLOT_BYTES, _POST_BYTES) if has_slots else (0,)
 
 
-def new_meeting_file(world_size: int, folder: Path = _SHARED_MEMORY, *, has_slots: bool = True) -> Path:
+def new_group_file(world_size: int, folder: Path = _SHARED_MEMORY, *, has_slots: bool = True) -> Path:
     """Zeros, all of them allocated; to be opened by every rank and then unlinked by whoever made them.
 
     In `folder`, or, with a warning, in that for temporary files where `folder` is missing or has no room. Raises
     ConfigError where there is none either.
     """
-    num_bytes = sum(meeting_bytes(world_size, slot_bytes, NUM_SLOTS) for slot_bytes in _slots(has_slots))
+    num_bytes = sum(group_bytes(world_size, slot_bytes, NUM_SLOTS) for slot_bytes in _slots(has_slots))
     try:
         return _allocated(folder, num_bytes)
     except OSError as error:
@@ -169,7 +169,7 @@ def new_meeting_file(world_size: int, folder: Path = _SHARED_MEMORY, *, has_slot
 
 def _allocated(folder: Path, num_bytes: int) -> Path:
     """A file of zeros whose pages cannot be missing later, when that would kill the process (SIGBUS)."""
-    descriptor, name = tempfile.mkstemp(prefix=f"mindgspo-meeting-{os.getuid()}-", dir=folder)
+    descriptor, name = tempfile.mkstemp(prefix=f"mindgspo-ranks-{os.getuid()}-", dir=folder)
     try:
         os.posix_fallocate(descriptor, 0, num_bytes)
     except OSError:

@@ -11,7 +11,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
 
-from mindgspo.parallel.collectives.host import GraphOfRanks, broadcast, meet, receive, send
+from mindgspo.parallel.collectives.host import GraphOfRanks, broadcast, receive, send, wait_for_ranks
 from mindgspo.parallel.pipeline.schedule import Act, stage_order
 from mindgspo.parallel.plans.placement import Placement
 from mindgspo.parallel.plans.ranks import layers_of_stage
@@ -54,7 +54,7 @@ class Stage:
         for graph, inputs in calls:
             is_new |= graph.compile(*inputs)
         if is_new:
-            meet(self._replica)
+            wait_for_ranks(self._replica)
 
     def run(
         self,

@@ -56,11 +56,11 @@ class Placement:
         return self.at.stage == self.plan.pipeline_stage - 1
 
     @property
-    def is_speaker(self) -> bool:
+    def is_replica_leader(self) -> bool:
         """Whether this rank speaks for its replica: its first rank on the last stage, where log-probs come out."""
         return self.is_last_stage and self.at.context == self.at.model == 0
 
-    def speakers(self) -> Ranks:
+    def replica_leaders(self) -> Ranks:
         """The rank that speaks for each data-parallel replica, in order of the replicas."""
         grid = self.grid
         last = grid.pipeline_stage - 1

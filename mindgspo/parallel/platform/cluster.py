@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mindgspo.config import ExperimentConfig, ParallelPlan, config_mapping
 from mindgspo.errors import ConfigError
-from mindgspo.parallel.collectives.host import barrier, exchange, open_meeting, require_agreement
+from mindgspo.parallel.collectives.host import barrier, exchange, open_shared_memory, require_agreement
 from mindgspo.parallel.plans.placement import Placement
 from mindgspo.parallel.platform import heartbeat, runtime
 
@@ -32,8 +32,8 @@ def start_device(config: ExperimentConfig) -> None:
     # Once per process: the loop starts the device before it opens the run folder, and so does the builder.
     is_to_join = needed > 1 and runtime.is_worker() and runtime.world_size() == 1
     if is_to_join:
-        meet_others()
-        open_meeting()
+        join_other_ranks()
+        open_shared_memory()
     if runtime.world_size() != needed:
         raise ConfigError(
             f"plans: train {config.plans.train} and infer {config.plans.infer} need {needed} workers, there "
@@ -47,7 +47,7 @@ def start_device(config: ExperimentConfig) -> None:
         )
 
 
-def meet_others() -> None:
+def join_other_ranks() -> None:
     """Join the cluster, and let the launcher see who has come. `runtime.set_up_runtime` comes first."""
     heartbeat.enter(heartbeat.MEETING, 0)
     runtime.await_scheduler()
@@ -96,5 +96,5 @@ def path_for_all(find: Callable[[], Path | None]) -> Path | None:
     path = find() if is_first() else None
     if runtime.world_size() == 1:
         return path
-    told = exchange(str(path or "").encode(), speakers=(0,))[0].decode()
+    told = exchange(str(path or "").encode(), senders=(0,))[0].decode()
     return Path(told) if told else None

@@ -20,7 +20,7 @@ _MARK = b"mgh3"
 _BODY = struct.Struct("<qBqqqd64s")  # process id, state, step, entered, ticks, changed_at, stage
 _HEAD = struct.Struct("<4sI")  # mark, checksum of the body
 _WAITING = slice(_HEAD.size + _BODY.size, _HEAD.size + _BODY.size + 112)
-"""After them, what `mindgspo_kernels/meeting.cc` writes from any thread that waits: text that ends with a zero."""
+"""After them, zero-terminated text that `mindgspo_kernels/shared_memory.cc` writes from any thread that waits."""
 _SIZE = _WAITING.stop
 _MAX_STAGE_BYTES = 64
 _MAX_READS = 3

@@ -120,7 +120,7 @@ def check_messages(rank: int, world: tuple[int, ...], dtype: str) -> None:
     import mindspore as ms
     from mindspore.mint import distributed
 
-    from mindgspo.parallel.collectives.host import host as collectives
+    from mindgspo.parallel.collectives import host as collectives
 
     for number, (source, target) in enumerate(permutations(world, 2)):
         values = given(number, (5, 3), dtype)
@@ -172,7 +172,7 @@ def check_messages_of_graphs(rank: int, world: tuple[int, ...]) -> None:
     import mindspore as ms
     from mindspore import Tensor, nn, ops
 
-    from mindgspo.parallel.collectives.host import host as collectives
+    from mindgspo.parallel.collectives import host as collectives
     from mindgspo.parallel.platform import runtime
 
     group, last = collectives.group_name(collectives.world_ranks()), world[-1]

@@ -14,15 +14,15 @@ def work() -> int:
     import numpy as np
     from mindspore import Tensor, nn
 
+    from mindgspo.parallel.collectives import host as collectives
     from mindgspo.parallel.collectives.graph import all_reduce
     from mindgspo.parallel.collectives.host import GraphOfRanks, world_ranks
-    from mindgspo.parallel.collectives.host import host as collectives
     from mindgspo.parallel.platform import runtime
 
     limit_s = float(os.environ["HCCL_EXEC_TIMEOUT"])
     runtime.set_up_runtime("Ascend")
     runtime.join_cluster()
-    collectives.open_meeting()
+    collectives.open_shared_memory()
     rank, ranks = runtime.rank(), world_ranks()
 
     class LateSum(nn.Cell):

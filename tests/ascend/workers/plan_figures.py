@@ -85,7 +85,7 @@ def figures(case: Mapping, device: str) -> Arrays:
         batches = routed(batches, section, held=lambda number: number % plan.data_parallel == place.at.data)
     initialize_weights(model, section, seed=3)
     tells = bool(case.get("tells"))
-    scorer = PolicyScorer(model, temperature=1.0, replays_experts=replays, tells_choices=tells)
+    scorer = PolicyScorer(model, temperature=1.0, replays_experts=replays, returns_routing=tells)
     is_card = device == "Ascend"
     swap = Swap(SwapSection(enabled=is_card), OffloadedMemory() if is_card else None)
     swap.register(Holding.ACTOR_WEIGHTS, held_parameters(model))
@@ -135,14 +135,14 @@ def figures(case: Mapping, device: str) -> Arrays:
 
 def body(folder: Path, device: str) -> int:
     """Every case of the job, one after the other."""
-    from mindgspo.parallel.collectives.host import host as collectives
+    from mindgspo.parallel.collectives import host as collectives
     from mindgspo.parallel.platform import runtime
-    from mindgspo.parallel.platform.cluster import meet_others
+    from mindgspo.parallel.platform.cluster import join_other_ranks
 
     runtime.set_up_runtime(device)
     if runtime.is_launched():
-        meet_others()
-        collectives.open_meeting()
+        join_other_ranks()
+        collectives.open_shared_memory()
     for case in json.loads((folder / "job.json").read_text()):
         arrays = figures(case, device)
         if runtime.rank() == 0:

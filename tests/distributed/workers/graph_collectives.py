@@ -14,7 +14,7 @@ import numpy as np
 
 from mindgspo.launch.worker import run_worker
 from mindgspo.parallel.platform import runtime
-from mindgspo.parallel.platform.cluster import meet_others
+from mindgspo.parallel.platform.cluster import join_other_ranks
 
 
 def body(folder: Path) -> int:
@@ -26,8 +26,8 @@ def body(folder: Path) -> int:
     from mindgspo.parallel.collectives import graph as collective_ops
     from mindgspo.parallel.collectives import host as collectives
 
-    meet_others()
-    collectives.open_meeting()
+    join_other_ranks()
+    collectives.open_shared_memory()
     rank = runtime.rank()
 
     class One(nn.Cell):

@@ -15,7 +15,7 @@ import numpy as np
 
 from mindgspo.launch.worker import run_worker
 from mindgspo.parallel.platform import runtime
-from mindgspo.parallel.platform.cluster import meet_others
+from mindgspo.parallel.platform.cluster import join_other_ranks
 
 
 def body(folder: Path) -> int:
@@ -23,11 +23,11 @@ def body(folder: Path) -> int:
     runtime.set_up_runtime("CPU")
     from plan_results import results_of_plan
 
-    from mindgspo.parallel.collectives.host import host as collectives
+    from mindgspo.parallel.collectives import host as collectives
     from mindgspo.parallel.ops.device import composed_ops
 
-    meet_others()
-    collectives.open_meeting()
+    join_other_ranks()
+    collectives.open_shared_memory()
     for entry in json.loads((folder / "job.json").read_text()):
         plans = (entry["train"], entry["infer"], entry["model"], entry["reference"])
         with composed_ops() if entry["is_composed"] else nullcontext():

@@ -98,10 +98,10 @@ def results_of_plan(
 
 def _replayed(model: nn.Cell, section: ModelSection, batches: Sequence[Batch]) -> Arrays:
     """Log-probs with experts that are given, and how many of the routers' own choices are others, by layer."""
-    scorer = PolicyScorer(model, temperature=1.0, replays_experts=True, tells_choices=True)
+    scorer = PolicyScorer(model, temperature=1.0, replays_experts=True, returns_routing=True)
     given = routed(list(batches), section)
     scores = scorer.score(given)
-    if model.place.is_speaker:
+    if model.place.is_replica_leader:
         own = [score.experts_RTX for score in scores[model.place.at.data :: model.place.plan.data_parallel]]
         assert all(chosen.shape[2] == given[0].experts_RTX.shape[2] and chosen.any() for chosen in own)
     return {

@@ -49,7 +49,7 @@ class PlanSampler:
         self.engine: RolloutEngine = native
         if plan.world_size > 1:
             transfer = WeightTransfer(trained, model, section, ReshardSection(bucket_mb=1, verify="full"))
-            self.engine = ReplicatedEngine(native, place, transfer.bring)
+            self.engine = ReplicatedEngine(native, place, transfer.push)
         self.settings = SamplingSettings(
             num_samples=num_samples,
             temperature=1.0,

@@ -24,7 +24,7 @@ from mindgspo.models.names import weight_shapes
 from mindgspo.parallel.plans.layout import Layout
 from mindgspo.parallel.plans.parameter_layouts import moment_layouts, parameter_layouts
 from mindgspo.parallel.platform import runtime
-from mindgspo.parallel.platform.cluster import meet_others
+from mindgspo.parallel.platform.cluster import join_other_ranks
 
 Slices = dict[str, np.ndarray]
 Entry = Mapping[str, object]
@@ -37,10 +37,10 @@ def body(folder: Path) -> int:
     """Everything that the job asks for."""
     faulthandler.dump_traceback_later(LIMIT_S, exit=True)
     runtime.set_up_runtime("CPU")
-    meet_others()
-    from mindgspo.parallel.collectives.host import host as collectives
+    join_other_ranks()
+    from mindgspo.parallel.collectives import host as collectives
 
-    collectives.open_meeting()
+    collectives.open_shared_memory()
     job = json.loads((folder / "job.json").read_text())
     bench = Pairs(job, folder)
     told = {

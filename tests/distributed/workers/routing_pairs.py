@@ -14,25 +14,25 @@ import numpy as np
 
 from mindgspo.launch.worker import run_worker
 from mindgspo.parallel.platform import runtime
-from mindgspo.parallel.platform.cluster import meet_others
+from mindgspo.parallel.platform.cluster import join_other_ranks
 
 
 def body(folder: Path) -> int:
     runtime.set_up_runtime("CPU")
     from routing_cases import PLANS, SECTION, groups, mini_batches
 
-    from mindgspo.parallel.collectives.host import host as collectives
+    from mindgspo.parallel.collectives import host as collectives
     from mindgspo.parallel.collectives.replicas import Replicas
     from mindgspo.parallel.plans.placement import Placement
     from mindgspo.trainer.routing_transfer import RoutingTransfer, Wanted
 
-    meet_others()
-    collectives.open_meeting()
+    join_other_ranks()
+    collectives.open_shared_memory()
     for name, (infer, train) in PLANS.items():
         rank = runtime.rank()
         place = Placement(plan=infer, rank=rank)
         whole = groups()
-        own = Replicas(place).own(range(len(whole))) if place.is_speaker else []
+        own = Replicas(place).own(range(len(whole))) if place.is_replica_leader else []
         held = [
             group if number in own
             else replace(group, responses=tuple(replace(one, routing=None) for one in group.responses))
@@ -50,7 +50,7 @@ def body(folder: Path) -> int:
         arrays["sent"] = np.array(transfer.bytes_sent)
         # As after scoring: the ranks that do not speak for their replica have nothing.
         silent = [[replace(batch, experts_RTX=None) for batch in batches] for batches in routed]
-        for i, batches in enumerate(transfer.shared(routed if training.is_speaker else silent)):
+        for i, batches in enumerate(transfer.shared(routed if training.is_replica_leader else silent)):
             for j, batch in enumerate(batches):
                 if batch.experts_RTX is not None:
                     arrays[f"shared_{i}_{j}"] = batch.experts_RTX

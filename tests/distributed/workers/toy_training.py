@@ -14,7 +14,7 @@ import numpy as np
 
 from mindgspo.launch.worker import run_worker
 from mindgspo.parallel.platform import heartbeat, runtime
-from mindgspo.parallel.platform.cluster import meet_others
+from mindgspo.parallel.platform.cluster import join_other_ranks
 
 
 def misbehave(action: str) -> None:
@@ -31,7 +31,7 @@ def train() -> int:
     num_steps = int(sys.argv[1])
     action, bad_rank, bad_step = (sys.argv[2], int(sys.argv[3]), int(sys.argv[4])) if len(sys.argv) > 2 else ("", -1, 0)
     runtime.set_up_runtime("CPU")
-    meet_others()
+    join_other_ranks()
     rank, size = runtime.rank(), runtime.world_size()
     assert rank == runtime.launched_rank()
     print(f"rank {rank} of {size} with {sys.executable}")

@@ -12,18 +12,18 @@ import numpy as np
 
 from mindgspo.launch.worker import run_worker
 from mindgspo.parallel.platform import heartbeat, runtime
-from mindgspo.parallel.platform.cluster import meet_others
+from mindgspo.parallel.platform.cluster import join_other_ranks
 
 
 def body() -> int:
     runtime.set_up_runtime("CPU")
     from mindspore import Tensor
 
+    from mindgspo.parallel.collectives import host as collectives
     from mindgspo.parallel.collectives.graph import all_gather, all_reduce
-    from mindgspo.parallel.collectives.host import host as collectives
 
-    meet_others()
-    collectives.open_meeting()
+    join_other_ranks()
+    collectives.open_shared_memory()
     ranks = collectives.world_ranks()
     total = collectives.GraphOfRanks(all_reduce(ranks), ranks)
     x = Tensor(np.ones(3, np.float32))

@@ -18,7 +18,7 @@ from mindgspo.launch.worker import run_worker
 from mindgspo.parallel.plans.layout import Layout
 from mindgspo.parallel.plans.ranks import Ranks
 from mindgspo.parallel.platform import runtime
-from mindgspo.parallel.platform.cluster import meet_others
+from mindgspo.parallel.platform.cluster import join_other_ranks
 
 ROUNDED = "rounded"
 SHARD = {"optimizer_shard": True}
@@ -59,10 +59,10 @@ def gradient_part(layout: Layout, summed_over: Ranks, rank: int, number: int) ->
 
 def body(folder: Path, device: runtime.Device) -> int:
     runtime.set_up_runtime(device)
-    from mindgspo.parallel.collectives.host import host as collectives
+    from mindgspo.parallel.collectives import host as collectives
 
-    meet_others()
-    collectives.open_meeting()
+    join_other_ranks()
+    collectives.open_shared_memory()
     for case in CASES:
         if ROUNDED in case and device == "CPU":
             continue  # masters' copies are float32 there: MindSpore has no operators for bfloat16

@@ -101,9 +101,9 @@ def test_all_ranks_come_to_the_same_buckets_and_nobody_waits_in_a_ring(
         sequences.append(meetings)
     while any(sequences):
         ready = [
-            meeting
-            for meeting in {own[0] for own in sequences if own}
-            if all(sequences[rank][:1] == [meeting] for rank in meeting[0])
+            round
+            for round in {own[0] for own in sequences if own}
+            if all(sequences[rank][:1] == [round] for rank in round[0])
         ]
         assert ready, [own[:1] for own in sequences]
         for group, names in ready:

@@ -224,5 +224,5 @@ def test_a_cache_holds_one_longest_sequence_at_least(problems: Callable[..., lis
 
 @pytest.mark.parametrize(("device", "given", "resolved"), [("CPU", "null", 1), ("Ascend", "null", 8), ("CPU", "3", 3)])
 def test_how_often_the_host_looks(experiment: Path, device: str, given: str, resolved: int) -> None:
-    config = load_config(experiment, [f"device={device}", f"rollout.tokens_per_look={given}"])
-    assert config.rollout.tokens_per_look == resolved
+    config = load_config(experiment, [f"device={device}", f"rollout.tokens_per_sync={given}"])
+    assert config.rollout.tokens_per_sync == resolved

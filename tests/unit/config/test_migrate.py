@@ -11,7 +11,7 @@ from mindgspo.config.migrate import RENAMES, SCHEMA, migrated
 from mindgspo.errors import ConfigError
 
 # An old value and what it is today, for every old name.
-OLD_VALUES = {"logging.tensorboard": (True, ["tensorboard"])}
+OLD_VALUES = {"logging.tensorboard": (True, ["tensorboard"]), "rollout.tokens_per_look": (4, 4)}
 
 
 def nested(key: str, value: object) -> dict[str, object]:

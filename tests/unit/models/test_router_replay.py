@@ -171,7 +171,7 @@ def test_the_sampler_records_what_its_routers_choose(model, responses) -> None:
 
 def test_recorded_routing_does_not_depend_on_the_layout(model, responses) -> None:
     # Blocks of 2 tokens, too few for all sequences: some are pre-empted and run again.
-    for sizes in ({"num_slots": 2, "prefill_width": 1}, {"block": 2, "num_blocks": 18}, {"tokens_per_look": 3}):
+    for sizes in ({"num_slots": 2, "prefill_width": 1}, {"block": 2, "num_blocks": 18}, {"tokens_per_sync": 3}):
         for one, other in zip(responses, sampled(model, **sizes), strict=True):
             np.testing.assert_array_equal(one.ids, other.ids)
             np.testing.assert_array_equal(one.routing.whole, other.routing.whole)
@@ -202,7 +202,7 @@ def test_turned_routers_differ_unless_routing_is_replayed(responses) -> None:
     batches = laid_out(responses, replace(ONE_ROW, max_tokens_per_micro_batch=512))
     assert len(batches) == 1
     turn_routers(model)
-    free = scores(model, batches, tells_choices=True)
+    free = scores(model, batches, returns_routing=True)
     differing, total = [0] * LAYERS, 0
     for response in responses:
         now = choices_of_whole_rows(model, response)[:-1].reshape(-1, LAYERS, CHOSEN)
@@ -218,12 +218,12 @@ def test_turned_routers_differ_unless_routing_is_replayed(responses) -> None:
     assert sum(part.total for part in parts) == total and sum(differing) > total / 4
     # What the turned routers chose replays as their own choice; what they are given leaves their choice as it is.
     own = [replace(batch, experts_RTX=score.experts_RTX) for batch, score in zip(batches, free, strict=True)]
-    replayed = scores(model, own, replays_experts=True, tells_choices=True)
+    replayed = scores(model, own, replays_experts=True, returns_routing=True)
     for one, other in zip(free, replayed, strict=True):
         np.testing.assert_array_equal(one.logp_NK, other.logp_NK)
         assert sum(other.mismatch.differing) == 0
     # The first layer's routers read the same states, whoever is replayed.
-    as_sampled = scores(model, batches, replays_experts=True, tells_choices=True)
+    as_sampled = scores(model, batches, replays_experts=True, returns_routing=True)
     assert sum(score.mismatch.differing[0] for score in as_sampled) == differing[0]
     assert any((one.logp_NK != other.logp_NK).any() for one, other in zip(free, as_sampled, strict=True))
 
@@ -294,8 +294,8 @@ def test_gradients_flow_through_the_weights_of_replayed_experts(kernels: bool) -
 
 def test_an_update_that_replays_its_own_routing_is_the_same_update(responses) -> None:
     batches = laid_out(responses, ONE_ROW)
-    free, free_gradients = updated(make_model(), batches, tells_choices=True)
-    replayed, gradients = updated(make_model(), batches, tells_choices=True, replays_experts=True)
+    free, free_gradients = updated(make_model(), batches, returns_routing=True)
+    replayed, gradients = updated(make_model(), batches, returns_routing=True, replays_experts=True)
     assert free.loss == replayed.loss and free.grad_norm == replayed.grad_norm
     for name, gradient in free_gradients.items():
         np.testing.assert_array_equal(gradients[name], gradient, err_msg=name)
@@ -305,8 +305,8 @@ def test_an_update_that_replays_its_own_routing_is_the_same_update(responses) ->
 def test_updates_measure_how_far_routers_have_moved(responses) -> None:
     batches, model = laid_out(responses, PACKED), make_model()
     turn_routers(model)
-    result, _ = updated(model, batches, tells_choices=True)
-    wanted = [score.mismatch for score in scores(model, batches, tells_choices=True)]
+    result, _ = updated(model, batches, returns_routing=True)
+    wanted = [score.mismatch for score in scores(model, batches, returns_routing=True)]
     assert result.drift.total == sum(one.total for one in wanted)
     assert 0.25 < result.drift.share < 1
 

@@ -12,8 +12,8 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from mindgspo.parallel.collectives.host import host as process_groups
-from mindgspo.parallel.collectives.shared_memory import Meeting, new_meeting_file
+from mindgspo.parallel.collectives import host as process_groups
+from mindgspo.parallel.collectives.shared_memory import SharedMemoryGroup, new_group_file
 from mindgspo.parallel.platform import runtime
 
 Result = TypeVar("Result")
@@ -66,7 +66,7 @@ class ThreadRanks:
             raise
 
     def _all(self, array: np.ndarray) -> dict[int, np.ndarray]:
-        """Everybody's array, which nobody may change before the next meeting."""
+        """Everybody's array, which nobody may change before the next group."""
         self._arrays[self.rank()] = array
         self._door.wait()
         return dict(self._arrays)
@@ -112,12 +112,12 @@ def aside() -> Callable[..., Future]:
 @pytest.fixture
 def file() -> Iterator[Path]:
     """The memory that `ranks` share."""
-    path = new_meeting_file(4)
+    path = new_group_file(4)
     yield path
     path.unlink(missing_ok=True)
 
 
 @pytest.fixture
-def ranks(file: Path) -> list[Meeting]:
+def ranks(file: Path) -> list[SharedMemoryGroup]:
     """Four of them, each to be used by a thread."""
-    return [Meeting(file, rank=rank, world_size=4) for rank in range(4)]
+    return [SharedMemoryGroup(file, rank=rank, world_size=4) for rank in range(4)]

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mindgspo.parallel.collectives.shared_memory import SLOT_BYTES, Meeting
+from mindgspo.parallel.collectives.shared_memory import SLOT_BYTES, SharedMemoryGroup
 from mindgspo.parallel.platform import heartbeat
 
 PATTERNS = np.array([0x7F800001, 0xFFC12345, 0x7FC00000, 1 << 31, 1], np.uint32)
@@ -35,7 +35,7 @@ def payload(seed: int, num_bytes: int) -> np.ndarray:
     return words.view(np.uint8)[:num_bytes]
 
 
-def walk(meeting: Meeting, rank: int, world_size: int, seed: int, num_rounds: int) -> int:
+def walk(group: SharedMemoryGroup, rank: int, world_size: int, seed: int, num_rounds: int) -> int:
     """The rounds, equal on every rank but for the dawdling."""
     drawn, own = random.Random(seed), random.Random(1000 * seed + rank)
     wrong = 0
@@ -51,13 +51,13 @@ def walk(meeting: Meeting, rank: int, world_size: int, seed: int, num_rounds: in
         sent = payload(number, num_bytes)
         if is_whole:
             held = sent.copy() if rank == sender else np.zeros(num_bytes, np.uint8)
-            meeting.broadcast(held, sender=sender, ranks=ranks)
+            group.broadcast(held, sender=sender, ranks=ranks)
             wrong += np.count_nonzero(held != sent)
             held[:] = 0xA5  # what the sender does afterwards is nobody's business
             continue
         for first in range(0, num_bytes, SLOT_BYTES):
             part = sent[first : first + SLOT_BYTES]
-            with meeting.passing(part.size, sender=sender, ranks=ranks) as slot:
+            with group.passing(part.size, sender=sender, ranks=ranks) as slot:
                 if rank == sender:
                     slot[:] = 0
                     slot[:] = part
@@ -68,36 +68,36 @@ def walk(meeting: Meeting, rank: int, world_size: int, seed: int, num_rounds: in
     return wrong
 
 
-def receive(meeting: Meeting, beat: Path, result: Path, num_bytes: int) -> None:
+def receive(group: SharedMemoryGroup, beat: Path, result: Path, num_bytes: int) -> None:
     """As a worker that a launcher watches."""
     heartbeat.start(beat)
     heartbeat.enter("broadcast", 1)
     held = np.zeros(num_bytes, np.uint8)
     for first in range(0, num_bytes, SLOT_BYTES):
-        with meeting.passing(SLOT_BYTES, sender=0, ranks=(0, 1)) as slot:
+        with group.passing(SLOT_BYTES, sender=0, ranks=(0, 1)) as slot:
             held[first : first + SLOT_BYTES] = slot
     result.write_bytes(held.tobytes())
 
 
-def die(meeting: Meeting, num_bytes: int) -> None:
+def die(group: SharedMemoryGroup, num_bytes: int) -> None:
     """As a worker that the kernel ends for want of memory."""
     sent = payload(0, num_bytes)
-    with meeting.passing(SLOT_BYTES, sender=0, ranks=(0, 1)) as slot:
+    with group.passing(SLOT_BYTES, sender=0, ranks=(0, 1)) as slot:
         slot[:] = sent[:SLOT_BYTES]
-    with meeting.passing(SLOT_BYTES, sender=0, ranks=(0, 1)) as slot:
+    with group.passing(SLOT_BYTES, sender=0, ranks=(0, 1)) as slot:
         slot[: SLOT_BYTES // 2] = sent[SLOT_BYTES:][: SLOT_BYTES // 2]
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main() -> None:
     file, rank, world_size, act, *rest = sys.argv[1:]
-    meeting = Meeting(Path(file), rank=int(rank), world_size=int(world_size))
+    group = SharedMemoryGroup(Path(file), rank=int(rank), world_size=int(world_size))
     if act == "walk":
-        print(walk(meeting, int(rank), int(world_size), *map(int, rest)))
+        print(walk(group, int(rank), int(world_size), *map(int, rest)))
     elif act == "receive":
-        receive(meeting, Path(rest[0]), Path(rest[1]), int(rest[2]))
+        receive(group, Path(rest[0]), Path(rest[1]), int(rest[2]))
     else:
-        die(meeting, int(rest[0]))
+        die(group, int(rest[0]))
 
 
 if __name__ == "__main__":

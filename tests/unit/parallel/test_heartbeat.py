@@ -13,7 +13,7 @@ import pytest
 from mindgspo.parallel.platform import heartbeat
 from mindgspo.parallel.platform.heartbeat import Heartbeat, Record, State, awaited, read_record
 
-MEETS = "meeting over ranks 0-2, for rank 1"
+MEETS = "barrier over ranks 0-2, for rank 1"
 
 
 def record(entered: int, ticks: int = 0, state: State = State.RUNNING, *, waits_in: str = "") -> Record:

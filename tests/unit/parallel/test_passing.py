@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mindgspo.parallel.collectives.shared_memory import NUM_SLOTS, SLOT_BYTES, Meeting, new_meeting_file
+from mindgspo.parallel.collectives.shared_memory import NUM_SLOTS, SLOT_BYTES, SharedMemoryGroup, new_group_file
 from mindgspo.parallel.platform import heartbeat
 from mindgspo.parallel.platform.heartbeat import Record, read_record
 
@@ -38,17 +38,17 @@ def start() -> Iterator[Callable[..., subprocess.Popen]]:
         child.communicate()
 
 
-def put(meeting: Meeting, content: int, to: tuple[int, ...], sender: int = 0) -> None:
-    with meeting.passing(8, sender=sender, ranks=tuple(sorted((sender, *to)))) as slot:
+def put(group: SharedMemoryGroup, content: int, to: tuple[int, ...], sender: int = 0) -> None:
+    with group.passing(8, sender=sender, ranks=tuple(sorted((sender, *to)))) as slot:
         slot[:] = content
 
 
-def taken(meeting: Meeting, rank: int, sender: int = 0) -> list[int]:
-    with meeting.passing(8, sender=sender, ranks=tuple(sorted((sender, rank)))) as slot:
+def taken(group: SharedMemoryGroup, rank: int, sender: int = 0) -> list[int]:
+    with group.passing(8, sender=sender, ranks=tuple(sorted((sender, rank)))) as slot:
         return sorted(set(slot.tolist()))
 
 
-def test_a_sender_is_ahead_by_its_slots_and_no_further(ranks: list[Meeting], aside: Callable[..., Future]):
+def test_a_sender_is_ahead_by_its_slots_and_no_further(ranks: list[SharedMemoryGroup], aside: Callable[..., Future]):
     for number in range(NUM_SLOTS):
         put(ranks[0], number, to=(1, 2))
     late = aside(put, ranks[0], NUM_SLOTS, (1, 2))
@@ -61,7 +61,7 @@ def test_a_sender_is_ahead_by_its_slots_and_no_further(ranks: list[Meeting], asi
     assert [taken(ranks[rank], rank) for rank in (1, 2)] == [[NUM_SLOTS], [NUM_SLOTS]]
 
 
-def test_a_slot_is_not_written_over_while_it_is_read(ranks: list[Meeting], aside: Callable[..., Future]):
+def test_a_slot_is_not_written_over_while_it_is_read(ranks: list[SharedMemoryGroup], aside: Callable[..., Future]):
     for number in range(NUM_SLOTS):
         put(ranks[0], number, to=(1,))
     with ranks[1].passing(8, sender=0, ranks=(0, 1)) as slot:
@@ -71,7 +71,7 @@ def test_a_slot_is_not_written_over_while_it_is_read(ranks: list[Meeting], aside
     assert_goes_on(late)
 
 
-def test_a_receiver_waits_for_its_own_message(ranks: list[Meeting], aside: Callable[..., Future]):
+def test_a_receiver_waits_for_its_own_message(ranks: list[SharedMemoryGroup], aside: Callable[..., Future]):
     """Not for that of another sender or for another receiver, and not before the sender is done with it."""
     early = aside(taken, ranks[2], 2, 0)
     put(ranks[0], 1, to=(1,))
@@ -84,7 +84,7 @@ def test_a_receiver_waits_for_its_own_message(ranks: list[Meeting], aside: Calla
     assert [taken(ranks[1], 1), taken(ranks[1], 1), taken(ranks[2], 2, 3)] == [[1], [7], [3]]
 
 
-def test_each_receiver_gets_its_messages_in_order(ranks: list[Meeting], aside: Callable[..., Future]):
+def test_each_receiver_gets_its_messages_in_order(ranks: list[SharedMemoryGroup], aside: Callable[..., Future]):
     groups = [(1,), (2,), (1, 2), (3,), (1, 2, 3), (2,), (1,), (1,), (3,), (2, 3)]
     sending = aside(lambda: [put(ranks[0], number, to=group) for number, group in enumerate(groups)])
     due = {rank: [number for number, group in enumerate(groups) if rank in group] for rank in (1, 2, 3)}
@@ -95,14 +95,14 @@ def test_each_receiver_gets_its_messages_in_order(ranks: list[Meeting], aside: C
     assert_goes_on(sending)
 
 
-def test_senders_do_not_share_slots(ranks: list[Meeting]):
+def test_senders_do_not_share_slots(ranks: list[SharedMemoryGroup]):
     for sender in (0, 1, 2):
         put(ranks[sender], 10 + sender, to=(3,), sender=sender)
     assert [taken(ranks[3], 3, sender) for sender in (2, 0, 1)] == [[12], [10], [11]]
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, SLOT_BYTES - 1, SLOT_BYTES, SLOT_BYTES + 1, 5 * SLOT_BYTES + 3])
-def test_any_number_of_bytes(ranks: list[Meeting], aside: Callable[..., Future], num_bytes: int):
+def test_any_number_of_bytes(ranks: list[SharedMemoryGroup], aside: Callable[..., Future], num_bytes: int):
     sent = np.random.default_rng(5).integers(0, 256, num_bytes, np.uint8)
     held = [sent.copy(), *(np.zeros(num_bytes, np.uint8) for _ in range(3))]
     assert_goes_on(*(aside(ranks[i].broadcast, held[i], sender=0, ranks=(0, 1, 3)) for i in (0, 1, 3)))
@@ -112,7 +112,7 @@ def test_any_number_of_bytes(ranks: list[Meeting], aside: Callable[..., Future],
 @pytest.mark.parametrize("group", [(0, 1), (0, 2, 3), (0, 1, 2, 3)])
 @pytest.mark.parametrize("shapes", [[(1,)], [(3,), (0,), (5, 7)], [(SLOT_BYTES // 4 - 1,), (2,), (600, 1000), (3,)]])
 def test_sums_are_those_in_the_order_of_the_ranks_on_each(
-    ranks: list[Meeting], aside: Callable[..., Future], group: tuple[int, ...], shapes: list[tuple[int, ...]]
+    ranks: list[SharedMemoryGroup], aside: Callable[..., Future], group: tuple[int, ...], shapes: list[tuple[int, ...]]
 ):
     rng = np.random.default_rng(3)
     given = {rank: [rng.standard_normal(shape, np.float32) * 10.0 ** (3 * rank) for shape in shapes] for rank in group}
@@ -128,7 +128,9 @@ def test_sums_are_those_in_the_order_of_the_ranks_on_each(
             assert [array.tobytes() for array in arrays] == [array.tobytes() for array in expected]
 
 
-def test_what_is_sent_waits_for_its_receiver_while_both_meet_others(ranks: list[Meeting], aside: Callable[..., Future]):
+def test_what_is_sent_waits_for_its_receiver_while_both_meet_others(
+    ranks: list[SharedMemoryGroup], aside: Callable[..., Future]
+):
     sent = [np.full(50_000, number, np.float32) for number in range(2)]
     for array in sent:
         ranks[0].send(array, 2)  # returns
@@ -148,7 +150,9 @@ def test_what_is_sent_waits_for_its_receiver_while_both_meet_others(ranks: list[
         ranks[2].receive(np.zeros(3, np.int32), 1)
 
 
-def test_more_than_the_slots_hold_is_sent_while_it_is_received(ranks: list[Meeting], aside: Callable[..., Future]):
+def test_more_than_the_slots_hold_is_sent_while_it_is_received(
+    ranks: list[SharedMemoryGroup], aside: Callable[..., Future]
+):
     sent = np.random.default_rng(1).integers(0, 256, 3 * SLOT_BYTES + 5, np.uint8)
     got = np.zeros_like(sent)
     sending = aside(ranks[3].send, sent, 1)
@@ -159,7 +163,7 @@ def test_more_than_the_slots_hold_is_sent_while_it_is_received(ranks: list[Meeti
 
 
 @pytest.mark.parametrize("side", ["sender", "receiver"])
-def test_who_waits_in_a_broadcast_says_so(ranks: list[Meeting], aside: Callable[..., Future], side: str):
+def test_who_waits_in_a_broadcast_says_so(ranks: list[SharedMemoryGroup], aside: Callable[..., Future], side: str):
     beat = heartbeat.start(None)
     try:
         if side == "sender":
@@ -180,7 +184,7 @@ def test_who_waits_in_a_broadcast_says_so(ranks: list[Meeting], aside: Callable[
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_processes_pass_random_bits_in_random_groups(start: Callable[..., subprocess.Popen], world_size: int):
-    file = new_meeting_file(world_size)
+    file = new_group_file(world_size)
     try:
         children = [start(file, rank, world_size, "walk", 7, 150) for rank in range(world_size)]
         assert [child.communicate(timeout=WAIT_S)[0] for child in children] == ["0\n"] * world_size

@@ -26,15 +26,15 @@ SHAPES = {
 
 def test_alone_has_everything():
     assert (ALONE.at.stage, ALONE.at.data, ALONE.at.model) == (0, 0, 0)
-    assert ALONE.is_first_stage and ALONE.is_last_stage and ALONE.is_speaker
-    assert ALONE.own_layers(7) == range(7) and ALONE.share(12) == 12 and ALONE.speakers() == (0,)
+    assert ALONE.is_first_stage and ALONE.is_last_stage and ALONE.is_replica_leader
+    assert ALONE.own_layers(7) == range(7) and ALONE.share(12) == 12 and ALONE.replica_leaders() == (0,)
 
 
 def test_rank_six_of_one_by_four_by_two():
     place = Placement(plan=SEED, rank=6)
     assert (place.at.stage, place.at.model) == (1, 2) and place.model_ranks == (4, 5, 6, 7)
     assert place.own_layers(28) == range(14, 28) and not place.is_first_stage and place.is_last_stage
-    assert not place.is_speaker and place.speakers() == (4,)
+    assert not place.is_replica_leader and place.replica_leaders() == (4,)
     assert place.share(3584) == 896
 
 

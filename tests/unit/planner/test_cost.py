@@ -83,9 +83,9 @@ def test_decoding_by_hand() -> None:
     memory = A2.memory * roofline.MEMORY_SHARE
     assert rates.decode_step == pytest.approx(read / memory + 8 * roofline.LAYER_SECONDS)
     assert rates.decode_context == pytest.approx(2 * 8 * 4 * 32 * 2 / memory)
-    assert rates.hand_over == 0, "one set of weights"
+    assert rates.push_weights == 0, "one set of weights"
     both = decode_rates(changed(experiment, {"plans.train.model_parallel": 2, "plans.infer.model_parallel": 2}), A2)
-    assert both.decode_step < rates.decode_step and both.hand_over > 0
+    assert both.decode_step < rates.decode_step and both.push_weights > 0
 
 
 def test_a_card_that_is_none_is_refused() -> None:
@@ -234,7 +234,7 @@ def test_a_probe_tells_rates_phases_and_lengths() -> None:
     speeds = speeds_of(experiment, (), lengths_PG=np.full((32, 8), 20), card=A2, probe=probed())
     rates = speeds.rates
     assert (rates.decode_step, rates.decode_sequence) == pytest.approx((0.002, 5e-5), rel=0.1), "prefill is an estimate"
-    assert rates.train_token == pytest.approx(3e-5) and rates.hand_over == pytest.approx(0.01)
+    assert rates.train_token == pytest.approx(3e-5) and rates.push_weights == pytest.approx(0.01)
     assert speeds.phases == pytest.approx(
         {"reward, advantages": 0.04, "old log-probs": 0.01, "update": 0.24, "the rest": 0.01}
     ), "one slow step does not count"

@@ -13,7 +13,7 @@ from mindgspo.planner.simulated_replicas import Rates
 from mindgspo.planner.timeline import Timeline, simulate
 
 # A decode step takes a second, training five, the hand-over one.
-RATES = Rates(decode_step=1.0, train_step=5.0, hand_over=1.0)
+RATES = Rates(decode_step=1.0, train_step=5.0, push_weights=1.0)
 
 
 def run(lengths: list[list[int]], schedule: str, rates: Rates = RATES, **options: object) -> Timeline:
@@ -52,7 +52,7 @@ def test_one_step_off_trains_beside_generation() -> None:
 
 def test_one_step_off_with_slow_training() -> None:
     """Generation of 7 s hides behind 20 s of training."""
-    rates = Rates(decode_step=1.0, train_step=20.0, hand_over=1.0)
+    rates = Rates(decode_step=1.0, train_step=20.0, push_weights=1.0)
     assert seconds(run([[3], [4]], "one_step_off", rates)) == [28, 21, 21, 21]
 
 
@@ -64,7 +64,7 @@ def test_bounded_cuts_and_goes_on() -> None:
     and F (3 and 4 tokens) wait. Trained at 26.5: E has ended at 24.5, F has 2 of 4. Hand-over at 27.5.
     Step 3: F goes on after 0.2 s of prefill until 29.7. E and F have been begun with the weights before: due.
     """
-    rates = Rates(decode_step=1.0, prefill_token=0.1, train_step=5.0, hand_over=1.0)
+    rates = Rates(decode_step=1.0, prefill_token=0.1, train_step=5.0, push_weights=1.0)
     timeline = run([[3], [4], [9], [4], [3], [4], [5], [5]], "bounded", rates)
     assert moments(timeline, 1) == pytest.approx((0, 7, 12, 12, 13))
     assert moments(timeline, 2) == pytest.approx((13, 21.5, 26.5, 26.5, 27.5))
@@ -142,7 +142,7 @@ def test_without_staleness_all_schedules_are_sync(
     lengths: list[list[int]], slots: int, replicas: int, train: int
 ) -> None:
     rates = Rates(
-        decode_step=1, decode_sequence=0.25, prefill_token=0.01, train_step=train, train_token=0.1, hand_over=2
+        decode_step=1, decode_sequence=0.25, prefill_token=0.01, train_step=train, train_token=0.1, push_weights=2
     )
     options = {"slots": slots, "replicas": replicas, "prompt_tokens": 3, "max_staleness": 0}
     sync, *others = (run(lengths, schedule, rates, **options) for schedule in ("sync", "one_step_off", "bounded"))
@@ -151,7 +151,7 @@ def test_without_staleness_all_schedules_are_sync(
 
 @given(lengths=lengths, slots=st.integers(1, 6), staleness=st.integers(0, 4), train=st.integers(0, 40))
 def test_no_token_is_older_than_allowed(lengths: list[list[int]], slots: int, staleness: int, train: int) -> None:
-    rates = Rates(decode_step=1, decode_sequence=0.25, prefill_token=0.01, train_step=train, hand_over=2)
+    rates = Rates(decode_step=1, decode_sequence=0.25, prefill_token=0.01, train_step=train, push_weights=2)
     timeline = run(lengths, "bounded", rates, slots=slots, replicas=2, max_staleness=staleness, steps=12)
     assert max(step.staleness_max for step in timeline.steps) <= staleness
     for step, after in itertools.pairwise(timeline.steps):
@@ -162,11 +162,11 @@ def test_no_token_is_older_than_allowed(lengths: list[list[int]], slots: int, st
         assert max(span.active for span in replica) <= slots
 
 
-@given(generate=st.integers(1, 50), train=st.integers(1, 50), hand_over=st.integers(0, 5))
-def test_one_step_off_takes_the_longer_of_both(generate: int, train: int, hand_over: int) -> None:
-    rates = Rates(decode_step=1, train_step=train, hand_over=hand_over)
+@given(generate=st.integers(1, 50), train=st.integers(1, 50), push_weights=st.integers(0, 5))
+def test_one_step_off_takes_the_longer_of_both(generate: int, train: int, push_weights: int) -> None:
+    rates = Rates(decode_step=1, train_step=train, push_weights=push_weights)
     timeline = run([[generate]], "one_step_off", rates, slots=2, steps=6)
-    assert seconds(timeline)[1:-1] == [max(generate, train) + hand_over] * 4
+    assert seconds(timeline)[1:-1] == [max(generate, train) + push_weights] * 4
 
 
 def test_one_long_response_delays_sync_and_not_bounded() -> None:

@@ -24,7 +24,7 @@ from mindgspo.planner.timeline_plot import draw_timelines
 
 PROJECT = Path(__file__).resolve().parents[3]
 ARITHMETIC = PROJECT / "examples" / "arithmetic" / "gspo.yaml"
-SAID = ("--rates", "decode_step=0.001", "--rates", "train_step=0.1", "--rates", "hand_over=0.01")
+SAID = ("--rates", "decode_step=0.001", "--rates", "train_step=0.1", "--rates", "push_weights=0.01")
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def test_splits_are_whole_replicas_of_the_same_cards(eight_cards: ExperimentConf
     """Constant work, in seconds: 100 decode steps of 0.1, and 4 of training on 8 cards; 0.5 of hand-over."""
     file = tmp_path / "lengths.txt"
     file.write_text("100\n")
-    rates = ("decode_step=0.1", "train_step=4", "hand_over=0.5", "prompt_tokens=10", "prefill_token=0")
+    rates = ("decode_step=0.1", "train_step=4", "push_weights=0.5", "prompt_tokens=10", "prefill_token=0")
     rows = forecasts(eight_cards, lengths=str(file), rates=rates).rows
     assert {row.layout.cards for row in rows} == {"8", "6 + 2", "4 + 4", "2 + 6"}
     assert [row.layout.replicas for row in rows[:4]] == [4, 1, 2, 3]
@@ -60,7 +60,7 @@ def test_splits_are_whole_replicas_of_the_same_cards(eight_cards: ExperimentConf
     assert (sync.trainer_idle, sync.rollout_idle) == pytest.approx((10 / 14.5, 4 / 14.5))
     half = row_of(rows, "one_step_off", 4)
     assert half.median == pytest.approx(20 + 0.5) and half.layout.is_planned
-    assert (half.drawing, half.training, half.draining, half.hand_over) == pytest.approx((0, 8, 12, 0.5))
+    assert (half.drawing, half.training, half.draining, half.push_weights) == pytest.approx((0, 8, 12, 0.5))
     assert (half.staleness_mean, half.staleness_max) == (1, 1)
     assert half.tokens_per_card == pytest.approx(64 * 110 / 20.5 / 8)
     assert all(row.staleness_max <= row.layout.max_staleness for row in rows)
@@ -125,7 +125,7 @@ def test_rates_that_are_said_replace_their_kind(eight_cards: ExperimentConfig, t
     said = speeds_with(eight_cards, str(file), "decode_step=0.06", "train_step=8")
     assert said.rates == Rates(decode_step=0.06, decode_context=1e-7, train_step=8.0, train_token=0.0,
                                prefill_token=of_card.rates.prefill_token,
-                               hand_over=of_card.rates.hand_over)  # fmt: skip
+                               push_weights=of_card.rates.push_weights)  # fmt: skip
     assert not said.phases and said.on(2).train_step == 32 and said.on(2).decode_step == 0.06
     assert said.notes[-1] == "as said: decode_step=0.06, decode_context=1e-07, train_step=8"
 
@@ -184,11 +184,11 @@ def test_rates_of_a_run(tmp_path: Path) -> None:
     experiment = load_config(ARITHMETIC, check_files=False)
     speeds = speeds_with(experiment, str(run_folder(tmp_path / "run")))
     assert speeds.rates.decode_step == pytest.approx(0.002) and speeds.rates.decode_sequence == pytest.approx(1e-5)
-    assert speeds.rates.train_token == pytest.approx(3e-5) and speeds.rates.hand_over == pytest.approx(0.05)
+    assert speeds.rates.train_token == pytest.approx(3e-5) and speeds.rates.push_weights == pytest.approx(0.05)
     assert speeds.rates.prefill_token == pytest.approx(1e-5) and speeds.prompt_tokens == 25
     assert (speeds.train_cards, len(speeds.notes)) == (1, 1) and "5 steps" in speeds.notes[0]
-    more = speeds_with(experiment, str(tmp_path / "run"), "hand_over=1")
-    assert (more.rates.hand_over, more.rates.decode_step) == (1, speeds.rates.decode_step)
+    more = speeds_with(experiment, str(tmp_path / "run"), "push_weights=1")
+    assert (more.rates.push_weights, more.rates.decode_step) == (1, speeds.rates.decode_step)
 
 
 def test_runs_without_what_is_needed_are_refused(tmp_path: Path) -> None:

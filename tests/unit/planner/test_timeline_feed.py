@@ -38,7 +38,7 @@ class Trainer:
         self.feed = Feed(
             self.service, self.take, sampling, batch_size=batch_size, total_steps=steps, clock=self.clock, **feed
         )
-        self.feed.hand_over(NOWHERE, 0)
+        self.feed.push_weights(NOWHERE, 0)
 
     def take(self, number: int) -> list[Prompt]:
         first, self.taken = self.taken, self.taken + number
@@ -53,7 +53,7 @@ class Trainer:
         groups = self.feed.draw(self.batch_size, step=step)
         drawn = self.clock()
         self.clock.sleep(self.train_s)
-        self.feed.hand_over(NOWHERE, step)
+        self.feed.push_weights(NOWHERE, step)
         seconds = self.clock() - begin
         responses = [response for group in groups for response in group.responses(1.0)]
         metrics = self.feed.metrics(responses, seconds=seconds)
@@ -80,7 +80,7 @@ def test_each_step_takes_what_the_queue_of_the_trainer_makes_of_it(
         max_staleness=staleness, is_strict=schedule == "one_step_off",
     )  # fmt: skip
     timeline = simulate(
-        np.array(lengths), Rates(decode_step=0.5, train_step=train_s, hand_over=load_s), schedule=schedule,
+        np.array(lengths), Rates(decode_step=0.5, train_step=train_s, push_weights=load_s), schedule=schedule,
         prompts_per_step=batch_size, replicas=1, slots=slots, steps=steps, max_staleness=staleness,
     )  # fmt: skip
     for number, step in enumerate(timeline.steps, start=1):

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from mindgspo.rollout.completions import Limits, RequestError, request_of
-from mindgspo.rollout.protocol import Cut
+from mindgspo.rollout.protocol import SamplingFilter
 from mindgspo.rollout.service import Request
 
 LIMITS = Limits(
     name="m", vocab_size=512, max_prompt_length=32, max_new_tokens=40, max_samples=8, most_requests=16,
-    cut=Cut(0, 0.9), records_experts=False,
+    sampling_filter=SamplingFilter(0, 0.9), records_experts=False,
 )  # fmt: skip
 
 
@@ -33,9 +33,9 @@ def test_null_is_the_default(key: str) -> None:
 def test_the_defaults_are_openais() -> None:
     settings = asked(n=None, max_tokens=None, temperature=None, seed=None).settings
     assert (settings.num_samples, settings.max_new_tokens, settings.temperature) == (1, 16, 1.0)
-    assert settings.cut == Cut(0, 0.9)  # of the server
-    assert asked(top_p=0.5, top_k=None).settings.cut == Cut(0, 0.5)
-    assert asked(top_p=None, top_k=3).settings.cut == Cut(3, 1.0)
+    assert settings.sampling_filter == SamplingFilter(0, 0.9)  # of the server
+    assert asked(top_p=0.5, top_k=None).settings.sampling_filter == SamplingFilter(0, 0.5)
+    assert asked(top_p=None, top_k=3).settings.sampling_filter == SamplingFilter(3, 1.0)
     sent_by_some = {"best_of": 1, "echo": False, "frequency_penalty": 0.0, "presence_penalty": 0, "logit_bias": {}}
     assert asked(**sent_by_some, stop=[], suffix="", stream=False, user="me").settings == asked().settings
 

@@ -33,7 +33,7 @@ from fake_completion_server import (
 from mindgspo.errors import RolloutError
 from mindgspo.rollout import server_calls
 from mindgspo.rollout.http_service import HTTPService
-from mindgspo.rollout.protocol import Cut, Purpose, RandomStream, SamplingSettings
+from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingFilter, SamplingSettings
 from mindgspo.rollout.server_answers import Expected
 from mindgspo.rollout.server_apis import SERVER_APIS
 from mindgspo.rollout.server_key import ServerKey
@@ -213,7 +213,9 @@ def test_siblings_of_other_samples_are_drawn_from_other_seeds() -> None:
 
 def test_a_greedy_response_is_asked_for_without_a_cut() -> None:
     prompt, stream = request().prompt, request().settings.stream
-    settings = SamplingSettings(num_samples=1, temperature=0, max_new_tokens=8, stream=stream, cut=Cut(5, 0.9))
+    settings = SamplingSettings(
+        num_samples=1, temperature=0, max_new_tokens=8, stream=stream, sampling_filter=SamplingFilter(5, 0.9)
+    )
     with FakeServer() as server, asking(server) as service:
         answered(service, Request(number=1, prompt=prompt, samples=(0,), settings=settings))
     assert "top_k" not in server.asked[0] and "top_p" not in server.asked[0]
@@ -249,7 +251,7 @@ def test_idle_seconds_count_up_while_nothing_runs() -> None:
             assert service.wait(timeout_s=0.01) == []
         busy = service.idle_seconds()
         assert service.idle_seconds() == busy
-        service.cut()
+        service.abort()
 
 
 # ---- cut
@@ -261,7 +263,7 @@ def test_what_runs_comes_back_as_far_as_it_has_come(api: str) -> None:
         service.submit([request(number) for number in range(5)])  # two run at a time
         while len(server.asked) < 2:
             assert service.wait(timeout_s=0.01) == []
-        answers = sorted(service.cut(), key=lambda answer: answer.number)
+        answers = sorted(service.abort(), key=lambda answer: answer.number)
         assert [answer.number for answer in answers] == list(range(5))
         assert [answer.pieces[0].ids.tolist() for answer in answers] == [[10, 11]] * 2 + [[]] * 3
         assert all(piece.finish_reason is None for answer in answers for piece in answer.pieces)
@@ -273,7 +275,7 @@ def test_what_runs_comes_back_as_far_as_it_has_come(api: str) -> None:
 
 def test_a_cut_of_nothing() -> None:
     with FakeServer() as server, asking(server) as service:
-        assert service.cut() == []
+        assert service.abort() == []
         assert len(server.calls) == 1  # no abort
 
 
@@ -282,7 +284,7 @@ def test_a_cut_while_a_server_is_busy_asks_no_more() -> None:
         service.submit([request()])
         while not server.asked:
             assert service.wait(timeout_s=0.01) == []
-        (answer,) = service.cut()
+        (answer,) = service.abort()
     assert [piece.ids.size for piece in answer.pieces] == [0, 0]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mindgspo.config import ModelSection
-from mindgspo.rollout.protocol import Cut, Purpose, RandomStream, Rollout, SamplingSettings
+from mindgspo.rollout.protocol import Purpose, RandomStream, Rollout, SamplingFilter, SamplingSettings
 from mindgspo.types import FinishReason, Prompt
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
@@ -269,9 +269,13 @@ def test_a_cut_of_ones_own_leaves_the_engines_alone(model, endless_engine) -> No
         tokens_of(generate(endless_engine, prompts, settings))
         for settings in (sampling(num_samples=1, temperature=0.0), drawn)
     )
-    assert tokens_of(generate(endless_engine, prompts, replace(drawn, cut=Cut(top_k=1)))) == greedy != before
+    assert (
+        tokens_of(generate(endless_engine, prompts, replace(drawn, sampling_filter=SamplingFilter(top_k=1))))
+        == greedy
+        != before
+    )
     assert tokens_of(generate(endless_engine, prompts, drawn)) == before
-    assert tokens_of(generate(endless_engine, prompts, replace(drawn, cut=Cut()))) == before
+    assert tokens_of(generate(endless_engine, prompts, replace(drawn, sampling_filter=SamplingFilter()))) == before
 
 
 def test_counters_and_busy_slots_on_mixed_lengths(engine) -> None:
@@ -299,10 +303,10 @@ def test_a_cache_of_another_type_rounds_keys_and_values_alone(model, endless_eng
     assert 1e-5 < trainer_gap(model, halves, 1.0) < 1e-2
 
 
-@pytest.mark.parametrize("tokens_per_look", [3, 8])
-def test_a_sample_does_not_depend_on_how_often_the_host_looks(model, engine, tokens_per_look: int) -> None:
+@pytest.mark.parametrize("tokens_per_sync", [3, 8])
+def test_a_sample_does_not_depend_on_how_often_the_host_looks(model, engine, tokens_per_sync: int) -> None:
     prompts = make_prompts(9)
-    rollout = generate(make_engine(model, tokens_per_look=tokens_per_look), prompts, sampling())
+    rollout = generate(make_engine(model, tokens_per_sync=tokens_per_sync), prompts, sampling())
     for siblings, others in zip(rollout.responses, generate(engine, prompts, sampling()).responses, strict=True):
         for response, other in zip(siblings, others, strict=True):
             assert response.ids.tolist() == other.ids.tolist() and response.finish_reason == other.finish_reason
@@ -311,12 +315,12 @@ def test_a_sample_does_not_depend_on_how_often_the_host_looks(model, engine, tok
     assert counters.generated_tokens == counters.busy_slot_steps < counters.slot_steps
 
 
-@pytest.mark.parametrize("tokens_per_look", [1, 4])
-def test_preemption_changes_no_token(model, engine, endless_engine, tokens_per_look: int) -> None:
+@pytest.mark.parametrize("tokens_per_sync", [1, 4])
+def test_preemption_changes_no_token(model, engine, endless_engine, tokens_per_sync: int) -> None:
     """Blocks of four tokens: five for the longest sequence, and a cache of nine for five sequences."""
     for eos_ids, reference in ((EOS_IDS, engine), ((), endless_engine)):
         prompts = make_prompts(9)
-        tight = make_engine(model, eos_ids=eos_ids, block=4, num_blocks=10, tokens_per_look=tokens_per_look)
+        tight = make_engine(model, eos_ids=eos_ids, block=4, num_blocks=10, tokens_per_sync=tokens_per_sync)
         rollout, expected = generate(tight, prompts, sampling()), generate(reference, prompts, sampling())
         assert tokens_of(rollout) == tokens_of(expected)
         for siblings, others in zip(rollout.responses, expected.responses, strict=True):

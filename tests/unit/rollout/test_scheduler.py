@@ -34,7 +34,7 @@ def make_prompt(index: int, length: int) -> Prompt:
 
 def make_scheduler(
     prompts: list[Prompt], *, num_samples: int, num_slots: int, max_new_tokens: int, num_blocks: int | None = None,
-    block: int = 4, tokens_per_look: int = 1, temperature: float = 1.0, clock: Callable[[], float] = time.perf_counter,
+    block: int = 4, tokens_per_sync: int = 1, temperature: float = 1.0, clock: Callable[[], float] = time.perf_counter,
     longest: int | None = None,
 ) -> tuple[Scheduler, BlockAllocator]:  # fmt: skip
     most = num_blocks_for(longest or max(prompt.ids.size for prompt in prompts) + max_new_tokens, block)
@@ -45,7 +45,7 @@ def make_scheduler(
         block=block,
         most_blocks=most,
         allocator=allocator,
-        tokens_per_look=tokens_per_look,
+        tokens_per_sync=tokens_per_sync,
         eos_ids={EOS, 98},
         clock=clock,
     )
@@ -143,7 +143,7 @@ def drive(scheduler: Scheduler, model: FakeModel) -> None:
 @given(data=st.data())
 def test_every_sample_ends_exactly_once_with_its_own_tokens(data: st.DataObject) -> None:
     num_prompts, num_samples = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 4))
-    num_slots, tokens_per_look = data.draw(st.integers(1, 7)), data.draw(st.integers(1, 5))
+    num_slots, tokens_per_sync = data.draw(st.integers(1, 7)), data.draw(st.integers(1, 5))
     max_new_tokens, block = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 4))
     prompts = [make_prompt(3 * p + 1, data.draw(st.integers(1, 9))) for p in range(num_prompts)]
     count = num_prompts * num_samples
@@ -162,14 +162,14 @@ def test_every_sample_ends_exactly_once_with_its_own_tokens(data: st.DataObject)
 
     scheduler, allocator = make_scheduler(
         prompts, num_samples=num_samples, num_slots=num_slots, max_new_tokens=max_new_tokens, block=block,
-        num_blocks=num_blocks, tokens_per_look=tokens_per_look,
+        num_blocks=num_blocks, tokens_per_sync=tokens_per_sync,
     )  # fmt: skip
     model = FakeModel(prompts, planned, num_samples, max_new_tokens, block)
     drive(scheduler, model)
     assert allocator.num_in_use == 0 and allocator.most_in_use <= num_blocks - 1
     if num_blocks == 1 + most * num_slots:
         assert scheduler.preemptions == 0 and model.prefills == num_prompts
-        if tokens_per_look == 1:  # a slot waits for nobody: a greedy list schedule ends within the bound of Graham
+        if tokens_per_sync == 1:  # a slot waits for nobody: a greedy list schedule ends within the bound of Graham
             assert model.steps <= sum(lengths) / num_slots + max(lengths)
     requests = ended(scheduler)
     assert [one.request.prompt.index for one in requests] == [prompt.index for prompt in prompts]
@@ -185,7 +185,7 @@ def test_every_sample_ends_exactly_once_with_its_own_tokens(data: st.DataObject)
 
 def test_what_each_step_is_fed() -> None:
     prompts = [make_prompt(4, 3)]
-    scheduler, _ = make_scheduler(prompts, num_samples=2, num_slots=3, max_new_tokens=3, tokens_per_look=2)
+    scheduler, _ = make_scheduler(prompts, num_samples=2, num_slots=3, max_new_tokens=3, tokens_per_sync=2)
     admissions = scheduler.admit()
     run = scheduler.next_run()
     # The prompt's last token at its own position, then the sampled token one position on.
@@ -278,7 +278,7 @@ def test_two_and_a_half_times_as_many_sequences_as_with_whole_slots() -> None:
     blocks = whole_slots * num_blocks_for(longest_prompt + longest_response, 128)
     scheduler, _ = make_scheduler(
         prompts, num_samples=group, num_slots=128, max_new_tokens=longest_response, num_blocks=blocks + 1, block=128,
-        tokens_per_look=64, temperature=0.0,
+        tokens_per_sync=64, temperature=0.0,
     )  # fmt: skip
     active, recomputed = [], 0
     while not scheduler.done:
@@ -307,7 +307,7 @@ def test_requests_that_come_later_and_are_cut_go_on_where_they_were(data: st.Dat
     num_samples, max_new_tokens, block = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 9)), 3
     prompts = [make_prompt(p, data.draw(st.integers(1, 7))) for p in range(data.draw(st.integers(1, 4)))]
     looks = data.draw(st.lists(st.integers(0, 4), max_size=6))
-    tokens_per_look = data.draw(st.integers(1, 3))
+    tokens_per_sync = data.draw(st.integers(1, 3))
 
     def planned(prompt: int, sample: int) -> list[int]:
         tokens = [
@@ -317,7 +317,7 @@ def test_requests_that_come_later_and_are_cut_go_on_where_they_were(data: st.Dat
 
     scheduler, allocator = make_scheduler(
         prompts[:1], num_samples=num_samples, num_slots=3, max_new_tokens=max_new_tokens, block=block,
-        tokens_per_look=tokens_per_look,
+        tokens_per_sync=tokens_per_sync,
         num_blocks=1 + 2 * num_blocks_for(7 + max_new_tokens, block), longest=7 + max_new_tokens,
     )  # fmt: skip
     model = FakeModel(prompts, planned, num_samples, max_new_tokens, block)
@@ -357,7 +357,7 @@ def test_requests_that_come_later_and_are_cut_go_on_where_they_were(data: st.Dat
     for number in looks:
         for _ in range(number):
             look()
-        note(scheduler.cut())
+        note(scheduler.abort())
         assert allocator.num_in_use == 0
         for prompt in range(len(prompts)):
             rest = [sample for sample in range(num_samples) if (prompt, sample) not in ends]
@@ -382,7 +382,7 @@ def test_only_the_requests_named_are_cut() -> None:
         model.admit(scheduler.admit())
         scheduler.take(*model.run(scheduler.next_run()))
     # The first two run, the third waits.
-    cut = {one.request.number: one.pieces[0] for one in scheduler.cut({1, 2, 7})}
+    cut = {one.request.number: one.pieces[0] for one in scheduler.abort({1, 2, 7})}
     assert {number: piece.ids.tolist() for number, piece in cut.items()} == {1: [11, 12], 2: []}
     assert all(piece.finish_reason is None for piece in cut.values())
     drive(scheduler, model)
@@ -402,7 +402,7 @@ def test_a_cut_among_siblings_that_wait_and_were_pre_empted() -> None:
             model.admit(scheduler.admit())
             scheduler.take(*model.run(scheduler.next_run()))
         before = scheduler.ended()
-        cut = [one.request.number for one in (*before, *scheduler.cut({1}))]
+        cut = [one.request.number for one in (*before, *scheduler.abort({1}))]
         assert cut.count(1) == 1
         drive(scheduler, model)
         assert allocator.num_in_use == 0

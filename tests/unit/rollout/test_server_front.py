@@ -20,13 +20,13 @@ from hostile_requests import answered, hostile_request
 
 from mindgspo.rollout import server_front
 from mindgspo.rollout.completions import Limits
-from mindgspo.rollout.protocol import Cut
+from mindgspo.rollout.protocol import SamplingFilter
 from mindgspo.rollout.server_front import ServerFront
 from mindgspo.rollout.server_key import NONCE, SIGNATURE, ServerKey
 
 LIMITS = Limits(
-    name="m", vocab_size=512, max_prompt_length=32, max_new_tokens=40, max_samples=8, most_requests=8, cut=Cut(),
-    records_experts=False,
+    name="m", vocab_size=512, max_prompt_length=32, max_new_tokens=40, max_samples=8, most_requests=8,
+    sampling_filter=SamplingFilter(), records_experts=False,
 )  # fmt: skip
 KEY = ServerKey("s3cret")
 BODY = b'{"prompt": [5]}'

@@ -34,7 +34,7 @@ def pair(cpu_runtime):
     initialize_weights(trained, SECTION, seed=5)
     hold_in_compute_type(generating)
     transfer = WeightTransfer(trained, generating, SECTION, ReshardSection(verify="full"))
-    transfer.bring(1)
+    transfer.push(1)
     return trained, generating, transfer
 
 
@@ -78,8 +78,8 @@ def test_a_weight_that_is_not_the_rounded_one_is_found(pair, monkeypatch: pytest
     with monkeypatch.context() as patched:
         patched.setattr(Resharder, "run", wrong)
         with pytest.raises(WeightsError, match=r"1 of \d+ compared parameters differ.*model\.norm\.weight"):
-            transfer.bring(2)
-    transfer.bring(3)
+            transfer.push(2)
+    transfer.push(3)
 
 
 def test_rounded_weights_sample_the_same(pair) -> None:

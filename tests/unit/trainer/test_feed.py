@@ -56,13 +56,13 @@ class Run:
         groups = self.feed.draw(self.batch_size, step=step)
         self.drawn.append([group.prompt.index for group in groups])
         self.clock.sleep(self.train_s)
-        self.feed.hand_over(NOWHERE, step)
+        self.feed.push_weights(NOWHERE, step)
         self.responses = [response for group in groups for response in group.responses(1.0)]
         self.metrics.append(self.feed.metrics(self.responses, seconds=self.clock() - began))
         return self.clock() - began
 
     def run(self) -> list[float]:
-        self.feed.hand_over(NOWHERE, 0)
+        self.feed.push_weights(NOWHERE, 0)
         return [self.step(step) for step in range(1, self.steps + 1)]
 
 
@@ -148,7 +148,7 @@ def test_no_token_is_older_than_allowed_and_every_prompt_is_trained(lengths, sta
 
 def test_steps_that_train_fewer_groups_than_a_batch_drop_what_became_too_old() -> None:
     run = Run(constant(1), batch_size=4, max_staleness=1, is_strict=False, slots=100, steps=9)
-    run.feed.hand_over(NOWHERE, 0)
+    run.feed.push_weights(NOWHERE, 0)
     run.batch_size = 2
     for step in (1, 2, 3):
         run.step(step)
@@ -158,7 +158,7 @@ def test_steps_that_train_fewer_groups_than_a_batch_drop_what_became_too_old() -
 
 def test_evaluations_find_nothing_running_and_everything_goes_on() -> None:
     run = Run(constant(20), max_staleness=1, is_strict=True, slots=100)
-    run.feed.hand_over(NOWHERE, 0)
+    run.feed.push_weights(NOWHERE, 0)
     run.feed._step = 1
     run.feed._fill(2)
     run.clock.sleep(5.0)
@@ -173,13 +173,13 @@ def test_evaluations_find_nothing_running_and_everything_goes_on() -> None:
 @pytest.mark.parametrize("is_strict", [True, False])
 def test_a_feed_goes_on_from_its_state(is_strict: bool) -> None:
     first = Run(lambda prompt, sample: 15 + 20 * (prompt % 3), max_staleness=1, is_strict=is_strict, slots=8)
-    first.feed.hand_over(NOWHERE, 0)
+    first.feed.push_weights(NOWHERE, 0)
     first.step(1)
     state, arrays = first.feed.state(), first.feed.arrays()
     second = Run(lambda prompt, sample: 15 + 20 * (prompt % 3), max_staleness=1, is_strict=is_strict, slots=8)
     second.taken = first.taken
     second.feed.load(state, ArraySource(arrays, path=NOWHERE), second.prompts)
-    second.feed.hand_over(NOWHERE, 1)
+    second.feed.push_weights(NOWHERE, 1)
     for step in (2, 3, 4):
         first.step(step), second.step(step)
         assert first.drawn[-1] == second.drawn[-1]

@@ -14,7 +14,7 @@ from mindgspo.metrics import unknown_names
 class NoWeights:
     """There is no model: the version is all that is handed over."""
 
-    def hand_over(self, version: int, load) -> None:
+    def push_weights(self, version: int, load) -> None:
         load(Path("weights"), version)
 
 

@@ -14,7 +14,7 @@ from mindgspo.errors import ConfigError
 from mindgspo.evaluation.estimates import change_estimate
 from mindgspo.evaluation.evaluate import check_best_metric
 from mindgspo.metrics import RunLog, unknown_names
-from mindgspo.rollout.protocol import Cut, Purpose
+from mindgspo.rollout.protocol import Purpose, SamplingFilter
 from mindgspo.trainer.progress import Best, Progress
 from mindgspo.trainer.validation import Baseline
 
@@ -74,7 +74,7 @@ def test_samples_of_an_evaluation_depend_on_nothing_but_seed_and_step(make_train
     evaluate(trainer, {"eval": prompts}, step=3)
     greedy, sampled = asked
     assert (greedy.temperature, greedy.num_samples) == (0.0, 1)
-    assert (sampled.temperature, sampled.num_samples, sampled.cut) == (1.0, 2, Cut(0, 1.0))
+    assert (sampled.temperature, sampled.num_samples, sampled.sampling_filter) == (1.0, 2, SamplingFilter(0, 1.0))
     assert (sampled.stream.purpose, sampled.stream.step, sampled.stream.seed) == (Purpose.EVALUATION, 3, 1)
 
 
@@ -92,7 +92,7 @@ def test_one_drawn_answer_per_problem(make_trainer, answer, prompts, log: RunLog
     evaluation = evaluate(trainer, {"eval": prompts}, step=3)
     (drawn,) = asked
     assert (drawn.temperature, drawn.num_samples, drawn.stream.purpose) == (0.7, 1, Purpose.EVALUATION)
-    assert drawn.cut == Cut(20, 0.7), "top_k is rollout's"
+    assert drawn.sampling_filter == SamplingFilter(20, 0.7), "top_k is rollout's"
     assert evaluation.accuracy == 1 == evaluation.metrics["val-core/arithmetic/acc/mean@1"]
     validate(trainer, log, Progress())
     assert [line["sample"] for line in lines(tmp_path / "validation.jsonl")] == [0]

@@ -204,7 +204,7 @@ def silu_backward(d_y: Bits, x: Bits, *, d_x: Bits, threads: int = 1) -> None:
 def _library() -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(library()))
     loaded.mindgspo_error.restype = loaded.mindgspo_graph_failure.restype = ctypes.c_char_p
-    for name in ("panel_columns", "threads", "meeting_bytes"):
+    for name in ("panel_columns", "threads", "group_bytes"):
         getattr(loaded, f"mindgspo_{name}").restype = ctypes.c_int64
     # The user's word, which os.environ has: importing MindSpore sets the variable itself to 1, for C alone.
     limit = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
@@ -242,9 +242,9 @@ def panel_columns() -> int:
     return _library().mindgspo_panel_columns()
 
 
-def meeting_bytes(world_size: int, slot_bytes: int, num_slots: int) -> int:
+def group_bytes(world_size: int, slot_bytes: int, num_slots: int) -> int:
     """Size of the file that the ranks of a CPU cluster share."""
-    return _library().mindgspo_meeting_bytes(*map(ctypes.c_int64, (world_size, slot_bytes, num_slots)))
+    return _library().mindgspo_group_bytes(*map(ctypes.c_int64, (world_size, slot_bytes, num_slots)))
 
 
 class Tensors:

@@ -180,32 +180,32 @@ int mindgspo_adamw(int64_t tensors, const mindgspo_tensor* const* weights, const
                    const int64_t* decays, mindgspo_adamw_step step, int64_t threads);
 
 // Memory that the ranks of a CPU cluster share: zeros, so many bytes of a file, in whole pages.
-int64_t mindgspo_meeting_bytes(int64_t world_size, int64_t slot_bytes, int64_t num_slots);
+int64_t mindgspo_group_bytes(int64_t world_size, int64_t slot_bytes, int64_t num_slots);
 // One rank's view of it, from `offset` of the file on. *waiting: where it writes, as text of at most 112 bytes, what it
 // waits for; null: nowhere. ended: called in a wait every now and then, but by operators of graphs; not 0 ends the wait
 // with an error. May be null.
-int mindgspo_open_meeting(int64_t file, int64_t offset, int64_t rank, int64_t world_size, int64_t slot_bytes,
-                          int64_t num_slots, char* const* waiting, int (*ended)(), void** meeting);
-// From now on the meeting of operators in graphs, which is the one below where `meeting` is null.
-int mindgspo_meet_in_graphs(void* meeting);
+int mindgspo_open_shared_memory(int64_t file, int64_t offset, int64_t rank, int64_t world_size, int64_t slot_bytes,
+                          int64_t num_slots, char* const* waiting, int (*ended)(), void** group_ptr);
+// From now on the group of operators in graphs, which is the one below where `group_ptr` is null.
+int mindgspo_use_in_graphs(void* group_ptr);
 // Collectives of `count` ranks, ascending, this one among them: all of them call the same ones in one order, with the
 // same `number`; what differs is an error that names both. 16-bit types are added up in float32, in the order of ranks.
-int mindgspo_meet(void* meeting, const int64_t* ranks, int64_t count);
+int mindgspo_barrier(void* group_ptr, const int64_t* ranks, int64_t count);
 // Between the two the sender writes the bytes of a message, at most slot_bytes, to *place, and others read them there.
-int mindgspo_begin_message(void* meeting, int64_t bytes, int64_t sender, void** place);
-int mindgspo_end_message(void* meeting, const int64_t* ranks, int64_t count, int64_t bytes, int64_t sender);
-int mindgspo_broadcast(void* meeting, const int64_t* ranks, int64_t count, int64_t sender, const mindgspo_tensor* x);
+int mindgspo_begin_message(void* group_ptr, int64_t bytes, int64_t sender, void** place);
+int mindgspo_end_message(void* group_ptr, const int64_t* ranks, int64_t count, int64_t bytes, int64_t sender);
+int mindgspo_broadcast(void* group_ptr, const int64_t* ranks, int64_t count, int64_t sender, const mindgspo_tensor* x);
 // outs[i]: the sum of all ranks' xs[i], which it may be; one dtype.
-int mindgspo_all_reduce(void* meeting, const int64_t* ranks, int64_t count, int64_t number, int64_t tensors,
+int mindgspo_all_reduce(void* group_ptr, const int64_t* ranks, int64_t count, int64_t number, int64_t tensors,
                         const mindgspo_tensor* const* xs, const mindgspo_tensor* const* outs);
 // out [count * M, ..]: x [M, ..] of all, with zeros behind the `used` rows of each.
-int mindgspo_all_gather(void* meeting, const int64_t* ranks, int64_t count, int64_t number, const mindgspo_tensor* x,
+int mindgspo_all_gather(void* group_ptr, const int64_t* ranks, int64_t count, int64_t number, const mindgspo_tensor* x,
                         int64_t used, const mindgspo_tensor* out);
 // out [M / count, ..]: this rank's rows of the sum.
-int mindgspo_reduce_scatter(void* meeting, const int64_t* ranks, int64_t count, int64_t number,
+int mindgspo_reduce_scatter(void* group_ptr, const int64_t* ranks, int64_t count, int64_t number,
                             const mindgspo_tensor* x, const mindgspo_tensor* out);
 // Block i of x along split_axis goes to rank i of the group; what comes from it is block i of out along concat_axis.
-int mindgspo_all_to_all(void* meeting, const int64_t* ranks, int64_t count, int64_t number, const mindgspo_tensor* x,
+int mindgspo_all_to_all(void* group_ptr, const int64_t* ranks, int64_t count, int64_t number, const mindgspo_tensor* x,
                         int64_t split_axis, int64_t concat_axis, const mindgspo_tensor* out);
 
 // Why an operator of a graph has failed last, on whatever thread; empty where none has.

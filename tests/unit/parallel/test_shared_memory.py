@@ -18,11 +18,17 @@ import numpy as np
 import pytest
 
 from mindgspo.errors import ConfigError
-from mindgspo.parallel.collectives.shared_memory import NUM_SLOTS, SLOT_BYTES, Meeting, Numbers, new_meeting_file
+from mindgspo.parallel.collectives.shared_memory import (
+    NUM_SLOTS,
+    SLOT_BYTES,
+    Numbers,
+    SharedMemoryGroup,
+    new_group_file,
+)
 from mindgspo.parallel.platform import heartbeat
 from mindgspo_kernels.binding import call
 
-CHILD = Path(__file__).with_name("meeting_child.py")
+CHILD = Path(__file__).with_name("shared_memory_child.py")
 WAIT_S = 60.0
 # Long enough for a rank that does not wait to show it.
 MOMENT_S = 0.05
@@ -38,30 +44,34 @@ def assert_goes_on(*futures: Future) -> None:
         future.result(timeout=WAIT_S)
 
 
-def test_all_wait_for_the_last_and_again_in_the_next_meeting(ranks: list[Meeting], aside: Callable[..., Future]):
+def test_all_wait_for_the_last_and_again_in_the_next_meeting(
+    ranks: list[SharedMemoryGroup], aside: Callable[..., Future]
+):
     group = (0, 1, 3)
     for _ in range(2):
-        first, second = aside(ranks[0].meet, group), aside(ranks[3].meet, group)
+        first, second = aside(ranks[0].barrier, group), aside(ranks[3].barrier, group)
         assert_waits(first, second)
-        assert_goes_on(aside(ranks[1].meet, group), first, second)
+        assert_goes_on(aside(ranks[1].barrier, group), first, second)
     # Having met rank 1 among others, rank 0 waits for it when they are to meet alone.
-    alone = aside(ranks[0].meet, (0, 1))
+    alone = aside(ranks[0].barrier, (0, 1))
     assert_waits(alone)
-    assert_goes_on(aside(ranks[1].meet, (0, 1)), alone)
+    assert_goes_on(aside(ranks[1].barrier, (0, 1)), alone)
 
 
-def test_other_groups_do_not_disturb(ranks: list[Meeting], aside: Callable[..., Future]):
+def test_other_groups_do_not_disturb(ranks: list[SharedMemoryGroup], aside: Callable[..., Future]):
     """Who is not asked need not come; rank 0 waits for rank 1 while rank 1 still meets ranks 2 and 3."""
-    assert_goes_on(*(aside(ranks[rank].meet, (0, 2)) for rank in (0, 2)), aside(ranks[1].meet, (1,)))
-    early = aside(ranks[0].meet, (0, 1))
-    late = aside(lambda: (ranks[1].meet((1, 2, 3)), ranks[1].meet((0, 1))))
-    aside(ranks[2].meet, (1, 2, 3))
+    assert_goes_on(*(aside(ranks[rank].barrier, (0, 2)) for rank in (0, 2)), aside(ranks[1].barrier, (1,)))
+    early = aside(ranks[0].barrier, (0, 1))
+    late = aside(lambda: (ranks[1].barrier((1, 2, 3)), ranks[1].barrier((0, 1))))
+    aside(ranks[2].barrier, (1, 2, 3))
     assert_waits(early, late)
-    assert_goes_on(aside(ranks[3].meet, (1, 2, 3)), early, late)
+    assert_goes_on(aside(ranks[3].barrier, (1, 2, 3)), early, late)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_nobody_is_early_in_a_thousand_meetings(ranks: list[Meeting], aside: Callable[..., Future], seed: int):
+def test_nobody_is_early_in_a_thousand_meetings(
+    ranks: list[SharedMemoryGroup], aside: Callable[..., Future], seed: int
+):
     drawn = random.Random(seed)
     groups = [tuple(sorted(drawn.sample(range(4), drawn.randint(2, 4)))) for _ in range(1000)]
     begun = [-1] * 4
@@ -71,7 +81,7 @@ def test_nobody_is_early_in_a_thousand_meetings(ranks: list[Meeting], aside: Cal
         for number, group in enumerate(groups):
             if rank in group:
                 begun[rank] = number
-                ranks[rank].meet(group)
+                ranks[rank].barrier(group)
                 early += any(begun[other] < number for other in group)
         return early
 
@@ -89,7 +99,7 @@ def test_a_new_file_is_allocated_zeros_and_nobody_elses(file: Path):
 
 def test_without_shared_memory_the_file_is_among_temporary_files(monkeypatch, tmp_path: Path, caplog):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    file = new_meeting_file(2, folder=tmp_path / "absent")
+    file = new_group_file(2, folder=tmp_path / "absent")
     assert file.parent == tmp_path and not np.fromfile(file, np.uint8).any()
     (line,) = caplog.messages
     assert "absent has no room for the 6.1 MiB that 2 ranks share ([Errno 2]" in line
@@ -102,32 +112,34 @@ def test_no_room_anywhere_is_found_at_once_and_leaves_nothing(monkeypatch, tmp_p
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (NUM_SLOTS * SLOT_BYTES, limits[1]))
         with pytest.raises(ConfigError, match=r"has no room for the 12\.1 MiB that 4 ranks share .*, neither has "):
-            new_meeting_file(4, folder=tmp_path)
+            new_group_file(4, folder=tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_may_go_once_all_have_opened_it(ranks: list[Meeting], file: Path, aside: Callable[..., Future]):
+def test_a_file_may_go_once_all_have_opened_it(
+    ranks: list[SharedMemoryGroup], file: Path, aside: Callable[..., Future]
+):
     file.unlink()
-    assert_goes_on(*(aside(meeting.meet, (0, 1, 2, 3)) for meeting in ranks))
+    assert_goes_on(*(aside(group.barrier, (0, 1, 2, 3)) for group in ranks))
 
 
-def test_two_clusters_do_not_share_a_file(ranks: list[Meeting], aside: Callable[..., Future]):
-    other = new_meeting_file(4)
+def test_two_clusters_do_not_share_a_file(ranks: list[SharedMemoryGroup], aside: Callable[..., Future]):
+    other = new_group_file(4)
     try:
-        stranger = Meeting(other, rank=1, world_size=4)
-        early, alone = aside(ranks[0].meet, (0, 1)), aside(stranger.meet, (0, 1))
+        stranger = SharedMemoryGroup(other, rank=1, world_size=4)
+        early, alone = aside(ranks[0].barrier, (0, 1)), aside(stranger.barrier, (0, 1))
         assert_waits(early, alone)
-        assert_goes_on(aside(ranks[1].meet, (0, 1)), early)
-        assert_goes_on(aside(Meeting(other, rank=0, world_size=4).meet, (0, 1)), alone)
+        assert_goes_on(aside(ranks[1].barrier, (0, 1)), early)
+        assert_goes_on(aside(SharedMemoryGroup(other, rank=0, world_size=4).barrier, (0, 1)), alone)
     finally:
         other.unlink()
 
 
 def test_a_file_that_is_not_there_names_file_and_rank(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"elsewhere: rank 3 cannot open .* \(No such .*; the workers .* one host"):
-        Meeting(tmp_path / "elsewhere", rank=3, world_size=4)
+        SharedMemoryGroup(tmp_path / "elsewhere", rank=3, world_size=4)
 
 
 def test_processes_wait_for_each_other(file: Path, tmp_path: Path):
@@ -143,36 +155,36 @@ def test_processes_wait_for_each_other(file: Path, tmp_path: Path):
             process.kill()
 
 
-def test_waiting_leaves_the_processor_to_others(ranks: list[Meeting], aside: Callable[..., Future]):
+def test_waiting_leaves_the_processor_to_others(ranks: list[SharedMemoryGroup], aside: Callable[..., Future]):
     """Ranks wait for minutes while another compiles; a loop without a pause would take a core each."""
 
     def processor_seconds() -> float:
         before = time.thread_time()
-        ranks[0].meet((0, 1))
+        ranks[0].barrier((0, 1))
         return time.thread_time() - before
 
     waiting = aside(processor_seconds)
     time.sleep(1.0)
-    ranks[1].meet((0, 1))
+    ranks[1].barrier((0, 1))
     assert waiting.result(timeout=WAIT_S) < 0.3
 
 
-def test_who_waits_for_others_says_so(ranks: list[Meeting], aside) -> None:
+def test_who_waits_for_others_says_so(ranks: list[SharedMemoryGroup], aside) -> None:
     beat = heartbeat.start(None)
     try:
-        first = aside(ranks[0].meet, (0, 1))
+        first = aside(ranks[0].barrier, (0, 1))
         give_up = time.monotonic() + WAIT_S
         while not beat.record.waits_in and time.monotonic() < give_up:
             time.sleep(0.001)
-        assert beat.record.waits_in == "meeting over ranks 0-1, for rank 1" and not first.done()
-        ranks[1].meet((0, 1))
+        assert beat.record.waits_in == "barrier over ranks 0-1, for rank 1" and not first.done()
+        ranks[1].barrier((0, 1))
         first.result(WAIT_S)
         assert not beat.record.waits_in
     finally:
         heartbeat.stop()
 
 
-def test_a_signal_is_answered_while_a_rank_waits(ranks: list[Meeting]) -> None:
+def test_a_signal_is_answered_while_a_rank_waits(ranks: list[SharedMemoryGroup]) -> None:
     def interrupt(*_: object) -> None:
         raise InterruptedError("by hand")
 
@@ -180,18 +192,18 @@ def test_a_signal_is_answered_while_a_rank_waits(ranks: list[Meeting]) -> None:
     try:
         signal.setitimer(signal.ITIMER_REAL, MOMENT_S)
         with pytest.raises(InterruptedError, match="by hand"):
-            ranks[0].meet((0, 1))
+            ranks[0].barrier((0, 1))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 
 
-def sum_of(dtype: str, size: int) -> Callable[[Meeting], None]:
-    return lambda meeting: meeting.sum([np.ones(size, dtype)], (0, 1))
+def sum_of(dtype: str, size: int) -> Callable[[SharedMemoryGroup], None]:
+    return lambda group: group.sum([np.ones(size, dtype)], (0, 1))
 
 
-def told(size: int) -> Callable[[Meeting], None]:
-    return lambda meeting: meeting.broadcast(np.ones(size, np.float32), sender=0, ranks=(0, 1))
+def told(size: int) -> Callable[[SharedMemoryGroup], None]:
+    return lambda group: group.broadcast(np.ones(size, np.float32), sender=0, ranks=(0, 1))
 
 
 @pytest.mark.parametrize(("first", "second", "names"), [
@@ -199,11 +211,11 @@ def told(size: int) -> Callable[[Meeting], None]:
     (sum_of("float32", 3), sum_of("int32", 3), ["all_reduce of float32 [3] over ranks 0-1", "int32 [3]"]),
     (sum_of("float32", 3), told(3), ["all_reduce of float32 [3]", "broadcast of float32 [3] from rank 0 over"]),
     (told(3), told(4), ["broadcast of float32 [3] from rank 0", "broadcast of float32 [4] from rank 0"]),
-    (told(3), lambda meeting: meeting.broadcast(np.ones(3, np.float32), sender=0, ranks=(0, 1, 2)),
+    (told(3), lambda group: group.broadcast(np.ones(3, np.float32), sender=0, ranks=(0, 1, 2)),
      ["float32 [3] from rank 0 over ranks 0-1", "float32 [3] from rank 0 over ranks 0-2"]),
 ])  # fmt: skip
 def test_ranks_in_different_collectives_are_told_of_both(
-    ranks: list[Meeting], aside: Callable[..., Future], first: Callable, second: Callable, names: list[str]
+    ranks: list[SharedMemoryGroup], aside: Callable[..., Future], first: Callable, second: Callable, names: list[str]
 ):
     """The one that sends alone need not notice."""
     one, other = aside(first, ranks[0]), aside(second, ranks[1])
@@ -215,7 +227,7 @@ def test_ranks_in_different_collectives_are_told_of_both(
             one.result(timeout=WAIT_S)
 
 
-def test_collectives_of_graphs_are_told_apart_by_number(ranks: list[Meeting], aside: Callable[..., Future]):
+def test_collectives_of_graphs_are_told_apart_by_number(ranks: list[SharedMemoryGroup], aside: Callable[..., Future]):
     """Two of the same kind and shape, as where the graphs of two ranks run them in another order."""
 
     def gather(rank: int, number: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from mindgspo.rollout.protocol import Purpose, RandomStream
 from mindgspo.rollout.service import Piece
-from mindgspo.trainer.drafts import Draft, DraftGroup, arrays_of, describe, restore
+from mindgspo.trainer.partial_responses import PartialGroup, PartialResponse, arrays_of, describe, restore
 from mindgspo.types import FinishReason, Prompt, Routing
 
 STREAM = RandomStream(seed=7, purpose=Purpose.TRAINING, step=3, draw=1)
@@ -32,21 +32,21 @@ def piece(first: int, length: int, *, prompt_rows: int, is_routed: bool, reason:
     )
 
 
-def waiting(*, is_routed: bool) -> list[DraftGroup]:
+def waiting(*, is_routed: bool) -> list[PartialGroup]:
     """One response without a token, one cut in two versions, one that has ended, one cut in its first."""
-    cut, ended, begun = Draft(), Draft(), Draft()
+    cut, ended, begun = PartialResponse(), PartialResponse(), PartialResponse()
     cut.append(piece(10, 2, prompt_rows=2, is_routed=is_routed), 4)
     cut.append(piece(12, 3, prompt_rows=4, is_routed=is_routed), 5)
     ended.append(piece(30, 4, prompt_rows=4, is_routed=is_routed, reason=FinishReason.STOP), 5)
     begun.append(piece(40, 1, prompt_rows=4, is_routed=is_routed), 5)
     return [
-        DraftGroup(prompt=PROMPTS[0], stream=STREAM, drafts=[Draft(), cut]),
-        DraftGroup(prompt=PROMPTS[1], stream=STREAM, drafts=[ended, begun]),
+        PartialGroup(prompt=PROMPTS[0], stream=STREAM, partials=[PartialResponse(), cut]),
+        PartialGroup(prompt=PROMPTS[1], stream=STREAM, partials=[ended, begun]),
     ]
 
 
 def test_a_cut_response_keeps_the_experts_that_drew_each_token() -> None:
-    routing = waiting(is_routed=True)[0].drafts[1].routing
+    routing = waiting(is_routed=True)[0].partials[1].routing
     assert routing is not None
     np.testing.assert_array_equal(routing.prompt_LX, experts(110, 2))  # of the prompt alone, as first recorded
     np.testing.assert_array_equal(routing.response_LX, [*experts(10, 2), *experts(12, 3)])
@@ -60,14 +60,14 @@ def test_what_waits_comes_back_from_a_checkpoint(is_routed: bool) -> None:
     found = restore(json.loads(json.dumps(describe(groups))), arrays, stream=STREAM, prompts=PROMPTS)
     for group, other in zip(groups, found, strict=True):
         assert group.prompt is other.prompt and group.stream == other.stream
-        for draft, same in zip(group.drafts, other.drafts, strict=True):
-            assert draft.finish_reason is same.finish_reason
+        for partial, same in zip(group.partials, other.partials, strict=True):
+            assert partial.finish_reason is same.finish_reason
             for name in ("ids", "logprobs", "versions"):
-                np.testing.assert_array_equal(getattr(draft, name), getattr(same, name))
-            assert (draft.routing is None) == (same.routing is None)
-            if draft.routing is not None:
-                np.testing.assert_array_equal(draft.routing.prompt_LX, same.routing.prompt_LX)
-                np.testing.assert_array_equal(draft.routing.response_LX, same.routing.response_LX)
+                np.testing.assert_array_equal(getattr(partial, name), getattr(same, name))
+            assert (partial.routing is None) == (same.routing is None)
+            if partial.routing is not None:
+                np.testing.assert_array_equal(partial.routing.prompt_LX, same.routing.prompt_LX)
+                np.testing.assert_array_equal(partial.routing.response_LX, same.routing.response_LX)
 
 
 def test_a_message_to_other_ranks_leaves_routing_out() -> None:

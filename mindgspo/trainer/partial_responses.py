@@ -22,7 +22,7 @@ def _empty_logprobs() -> Float32Array:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Draft:
+class PartialResponse:
     """One response so far. ids, logprobs, versions: int32, float32, int32 [L], of each token, with the version of the
     weights that drew it. finish_reason: None while it has not ended. routing: where it is recorded."""
 
@@ -68,54 +68,54 @@ class Draft:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class DraftGroup:
+class PartialGroup:
     """The responses to one prompt. stream: their random numbers; its step and draw are those in which the prompt was
     taken."""
 
     prompt: Prompt
     stream: RandomStream
-    drafts: list[Draft]
+    partials: list[PartialResponse]
 
     @property
     def is_complete(self) -> bool:
         """Whether all responses have ended."""
-        return all(draft.finish_reason is not None for draft in self.drafts)
+        return all(draft.finish_reason is not None for draft in self.partials)
 
     @property
     def oldest_version(self) -> int | None:
         """Of the weights that drew any token; None while there is none."""
-        firsts = [int(draft.versions[0]) for draft in self.drafts if draft.versions.size]
+        firsts = [int(draft.versions[0]) for draft in self.partials if draft.versions.size]
         return min(firsts, default=None)
 
     def responses(self, temperature: float) -> tuple[Response, ...]:
         """Of a complete group, in order of their sample index."""
-        return tuple(draft.response(self.prompt, sample, temperature) for sample, draft in enumerate(self.drafts))
+        return tuple(draft.response(self.prompt, sample, temperature) for sample, draft in enumerate(self.partials))
 
 
-def describe(groups: Sequence[DraftGroup]) -> list[dict[str, Any]]:
+def describe(groups: Sequence[PartialGroup]) -> list[dict[str, Any]]:
     """JSON: everything but what `arrays_of` returns."""
     return [
         {
             "prompt": group.prompt.index,
             "step": group.stream.step,
             "draw": group.stream.draw,
-            "lengths": [int(draft.ids.size) for draft in group.drafts],
-            "reasons": [draft.finish_reason and draft.finish_reason.value for draft in group.drafts],
+            "lengths": [int(draft.ids.size) for draft in group.partials],
+            "reasons": [draft.finish_reason and draft.finish_reason.value for draft in group.partials],
         }
         for group in groups
     ]
 
 
-def arrays_of(groups: Sequence[DraftGroup], *, with_routing: bool) -> dict[str, np.ndarray]:
-    """Tokens of all drafts end to end, and with_routing the experts of their tokens and prompts; nothing where there
+def arrays_of(groups: Sequence[PartialGroup], *, with_routing: bool) -> dict[str, np.ndarray]:
+    """Tokens of all partials end to end, and with_routing the experts of their tokens and prompts; nothing where there
     is no token."""
-    drafts = [draft for group in groups for draft in group.drafts if draft.ids.size]
-    if not drafts:
+    partials = [draft for group in groups for draft in group.partials if draft.ids.size]
+    if not partials:
         return {}
-    arrays = {name: np.concatenate([getattr(draft, name) for draft in drafts]) for name in _TOKENS}
-    routing = [draft.routing for draft in drafts if draft.routing is not None]
+    arrays = {name: np.concatenate([getattr(draft, name) for draft in partials]) for name in _TOKENS}
+    routing = [draft.routing for draft in partials if draft.routing is not None]
     if with_routing and routing:
-        assert len(routing) == len(drafts), f"routing of {len(routing)} of {len(drafts)} responses"
+        assert len(routing) == len(partials), f"routing of {len(routing)} of {len(partials)} responses"
         arrays["experts"] = np.concatenate([one.response_LX for one in routing])
         arrays["prompt_experts"] = np.concatenate([one.prompt_LX for one in routing])
     return arrays
@@ -127,7 +127,7 @@ def restore(
     *,
     stream: RandomStream,
     prompts: Mapping[int, Prompt] | Sequence[Prompt],
-) -> list[DraftGroup]:
+) -> list[PartialGroup]:
     """The groups of which `describe` and `arrays_of` told. stream: with their seed and purpose. prompts: by index."""
     starts = dict.fromkeys(arrays, 0)
 
@@ -139,9 +139,9 @@ def restore(
     groups = []
     for one in described:
         prompt = prompts[one["prompt"]]
-        drafts = []
+        partials = []
         for length, reason in zip(one["lengths"], one["reasons"], strict=True):
-            draft = Draft(finish_reason=None if reason is None else FinishReason(reason))
+            draft = PartialResponse(finish_reason=None if reason is None else FinishReason(reason))
             if length:
                 draft.ids, draft.logprobs, draft.versions = (take(name, length) for name in _TOKENS)
                 if "experts" in arrays:
@@ -149,9 +149,9 @@ def restore(
                         prompt_LX=take("prompt_experts", prompt.ids.size - 1),
                         response_LX=take("experts", length),
                     )
-            drafts.append(draft)
+            partials.append(draft)
         own = replace(stream, step=one["step"], draw=one["draw"])
-        groups.append(DraftGroup(prompt=prompt, stream=own, drafts=drafts))
+        groups.append(PartialGroup(prompt=prompt, stream=own, partials=partials))
     return groups
 
 

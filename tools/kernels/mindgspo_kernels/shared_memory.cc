@@ -37,7 +37,7 @@ struct alignas(64) Header {
 constexpr int64_t kPageBytes = 64 << 10;       // the largest of processors
 constexpr int kYields = 20;                    // before a rank sleeps: the one it waits for may need its processor
 constexpr int64_t kNoticeNs = 50'000'000;      // after which a rank that sleeps looks for signals
-constexpr int64_t kWholeSumBytes = 256 << 10;  // read by a rank, up to which each adds up all: one meeting, not two
+constexpr int64_t kWholeSumBytes = 256 << 10;  // read by a rank, up to which each adds up all: one barrier, not two
 
 uint64_t hash_of(const std::string& text) {  // FNV-1a
   uint64_t hash = 0xCBF29CE484222325u;
@@ -156,19 +156,19 @@ void for_block(const Tensor& whole, int axis, int64_t index, int64_t blocks, int
 }  // namespace
 
 // The shared file as one rank sees it. One collective at a time.
-class Meeting {
+class SharedMemoryGroup {
  public:
-  Meeting(int file, int64_t offset, int rank, int world_size, int64_t slot_bytes, int num_slots, char* const* waiting,
+  SharedMemoryGroup(int file, int64_t offset, int rank, int world_size, int64_t slot_bytes, int num_slots, char* const* waiting,
           int (*ended)())
       : rank_(rank), world_(world_size), slots_(num_slots), slot_bytes_(slot_bytes), waiting_(waiting), ended_(ended),
-        sent_(world_), received_(world_), met_(world_), readers_(slots_) {
+        sent_(world_), received_(world_), arrived_(world_), readers_(slots_) {
     const int64_t pairs = int64_t(world_) * world_;
     void* memory = mmap(nullptr, bytes(world_, slot_bytes_, slots_), PROT_READ | PROT_WRITE, MAP_SHARED, file, offset);
     require(memory != MAP_FAILED, std::string("mmap: ") + std::strerror(errno));
     memory_ = static_cast<char*>(memory);
     headers_ = reinterpret_cast<Header*>(memory_ + world_ * slots_ * slot_bytes_);
-    meets_ = reinterpret_cast<Counter*>(headers_ + world_ * slots_);
-    puts_ = meets_ + pairs, takes_ = puts_ + pairs;
+    arrivals_ = reinterpret_cast<Counter*>(headers_ + world_ * slots_);
+    puts_ = arrivals_ + pairs, takes_ = puts_ + pairs;
     places_ = reinterpret_cast<uint32_t*>(takes_ + pairs);
   }
 
@@ -182,8 +182,8 @@ class Meeting {
   // One collective, the same `text` on all its ranks. is_host: called from Python, which wants to hear of signals.
   class Call {
    public:
-    Call(Meeting& meeting, const std::string& text, bool is_host) : lock_(meeting.busy_) {
-      meeting.text_ = text, meeting.hash_ = hash_of(text), meeting.is_host_ = is_host;
+    Call(SharedMemoryGroup& group_ptr, const std::string& text, bool is_host) : lock_(group_ptr.busy_) {
+      group_ptr.text_ = text, group_ptr.hash_ = hash_of(text), group_ptr.is_host_ = is_host;
     }
 
    private:
@@ -193,11 +193,11 @@ class Meeting {
   int rank() const { return rank_; }
   int world_size() const { return world_; }
 
-  void meet(const Ranks& ranks) {
+  void barrier(const Ranks& ranks) {
     for (int other : ranks)
-      if (other != rank_) raise(meets_[rank_ * world_ + other], ++met_[other]);
+      if (other != rank_) raise(arrivals_[rank_ * world_ + other], ++arrived_[other]);
     for (int other : ranks)
-      if (other != rank_) wait(meets_[other * world_ + rank_], met_[other], other);
+      if (other != rank_) wait(arrivals_[other * world_ + rank_], arrived_[other], other);
   }
 
   // Memory [slot_bytes] for the next message, once nobody reads the one that was there.
@@ -395,7 +395,7 @@ class Meeting {
   const int64_t slot_bytes_;
   char* const* const waiting_;
   int (*const ended_)();
-  std::vector<uint32_t> sent_, received_, met_;  // by the other rank: the last numbers
+  std::vector<uint32_t> sent_, received_, arrived_;  // by the other rank: the last numbers
   std::vector<std::vector<std::pair<int, uint32_t>>> readers_;  // by slot: who gets its message, and its number there
   int next_ = 0;
   bool is_host_ = false;
@@ -405,17 +405,17 @@ class Meeting {
   // In the file. Counters by writer, then reader.
   char* memory_;                       // [W, slots, slot_bytes], by sender
   Header* headers_;                    // [W, slots]
-  Counter *meets_, *puts_, *takes_;    // [W, W]
+  Counter *arrivals_, *puts_, *takes_;    // [W, W]
   uint32_t* places_;                   // [W, W, slots]: in which slot of its sender a message is, by its number
 };
 
 namespace {
 
-Meeting* of_graphs = nullptr;
+SharedMemoryGroup* of_graphs = nullptr;
 
-// A meeting, or null: that of graphs.
-Meeting& found(void* meeting) {
-  Meeting* one = meeting ? static_cast<Meeting*>(meeting) : of_graphs;
+// A group, or null: that of graphs.
+SharedMemoryGroup& found(void* group_ptr) {
+  SharedMemoryGroup* one = group_ptr ? static_cast<SharedMemoryGroup*>(group_ptr) : of_graphs;
   require(one != nullptr, "the ranks have no memory in common");
   return *one;
 }
@@ -424,17 +424,17 @@ std::string described(const char* operation, const Tensor& x) {
   return std::string(operation) + " of " + text_of_dtype(x.dtype) + " " + text_of_shape(x);
 }
 
-// body(meeting, ranks) as one collective.
+// body(group_ptr, ranks) as one collective.
 template <class Body>
-int collective(void* meeting, const std::string& what, const int64_t* ranks, int64_t count, int64_t number, Body body) {
+int collective(void* group_ptr, const std::string& what, const int64_t* ranks, int64_t count, int64_t number, Body body) {
   return guarded([&] {
-    Meeting& one = found(meeting);
+    SharedMemoryGroup& one = found(group_ptr);
     const Ranks group(ranks, ranks + count);
     require(std::find(group.begin(), group.end(), one.rank()) != group.end() && group.back() < one.world_size(),
             "rank " + std::to_string(one.rank()) + " of " + std::to_string(one.world_size()) + " meets " +
                 text_of(group));
     const std::string numbered = number ? ", number " + std::to_string(number) : "";
-    const Meeting::Call call(one, what + " over " + text_of(group) + numbered, meeting != nullptr);
+    const SharedMemoryGroup::Call call(one, what + " over " + text_of(group) + numbered, group_ptr != nullptr);
     body(one, group);
   });
 }
@@ -446,24 +446,24 @@ using namespace mindgspo;
 
 extern "C" {
 
-int64_t mindgspo_meeting_bytes(int64_t world_size, int64_t slot_bytes, int64_t num_slots) {
-  return Meeting::bytes(world_size, slot_bytes, num_slots);
+int64_t mindgspo_group_bytes(int64_t world_size, int64_t slot_bytes, int64_t num_slots) {
+  return SharedMemoryGroup::bytes(world_size, slot_bytes, num_slots);
 }
 
-int mindgspo_open_meeting(int64_t file, int64_t offset, int64_t rank, int64_t world_size, int64_t slot_bytes,
-                          int64_t num_slots, char* const* waiting, int (*ended)(), void** meeting) {
+int mindgspo_open_shared_memory(int64_t file, int64_t offset, int64_t rank, int64_t world_size, int64_t slot_bytes,
+                          int64_t num_slots, char* const* waiting, int (*ended)(), void** group_ptr) {
   return guarded([&] {
-    *meeting = new Meeting(int(file), offset, int(rank), int(world_size), slot_bytes, int(num_slots), waiting, ended);
+    *group_ptr = new SharedMemoryGroup(int(file), offset, int(rank), int(world_size), slot_bytes, int(num_slots), waiting, ended);
   });
 }
 
-int mindgspo_meet_in_graphs(void* meeting) {
-  of_graphs = static_cast<Meeting*>(meeting);
+int mindgspo_use_in_graphs(void* group_ptr) {
+  of_graphs = static_cast<SharedMemoryGroup*>(group_ptr);
   return 0;
 }
 
-int mindgspo_meet(void* meeting, const int64_t* ranks, int64_t count) {
-  return collective(meeting, "meeting", ranks, count, 0, [&](Meeting& one, const Ranks& group) { one.meet(group); });
+int mindgspo_barrier(void* group_ptr, const int64_t* ranks, int64_t count) {
+  return collective(group_ptr, "barrier", ranks, count, 0, [&](SharedMemoryGroup& one, const Ranks& group) { one.barrier(group); });
 }
 
 // The bytes of one message, whatever group its sender gives it to.
@@ -471,18 +471,18 @@ static std::string message(int64_t bytes, int64_t sender) {
   return "message of " + std::to_string(bytes) + " bytes from rank " + std::to_string(sender);
 }
 
-int mindgspo_begin_message(void* meeting, int64_t bytes, int64_t sender, void** place) {
+int mindgspo_begin_message(void* group_ptr, int64_t bytes, int64_t sender, void** place) {
   return guarded([&] {
-    Meeting& one = found(meeting);
-    const Meeting::Call call(one, message(bytes, sender), true);
+    SharedMemoryGroup& one = found(group_ptr);
+    const SharedMemoryGroup::Call call(one, message(bytes, sender), true);
     *place = one.rank() == sender ? one.claim() : const_cast<char*>(one.take(int(sender)));
   });
 }
 
-int mindgspo_end_message(void* meeting, const int64_t* ranks, int64_t count, int64_t bytes, int64_t sender) {
+int mindgspo_end_message(void* group_ptr, const int64_t* ranks, int64_t count, int64_t bytes, int64_t sender) {
   return guarded([&] {
-    Meeting& one = found(meeting);
-    const Meeting::Call call(one, message(bytes, sender), true);
+    SharedMemoryGroup& one = found(group_ptr);
+    const SharedMemoryGroup::Call call(one, message(bytes, sender), true);
     if (one.rank() == sender)
       one.publish(Ranks(ranks, ranks + count));
     else
@@ -490,44 +490,44 @@ int mindgspo_end_message(void* meeting, const int64_t* ranks, int64_t count, int
   });
 }
 
-int mindgspo_broadcast(void* meeting, const int64_t* ranks, int64_t count, int64_t sender, const mindgspo_tensor* x) {
+int mindgspo_broadcast(void* group_ptr, const int64_t* ranks, int64_t count, int64_t sender, const mindgspo_tensor* x) {
   const std::string what = described("broadcast", *x) + " from rank " + std::to_string(sender);
-  return collective(meeting, what, ranks, count, 0, [&](Meeting& one, const Ranks& group) {
+  return collective(group_ptr, what, ranks, count, 0, [&](SharedMemoryGroup& one, const Ranks& group) {
     one.broadcast(static_cast<char*>(x->data), bytes_of(*x), int(sender), group);
   });
 }
 
-int mindgspo_all_reduce(void* meeting, const int64_t* ranks, int64_t count, int64_t number, int64_t tensors,
+int mindgspo_all_reduce(void* group_ptr, const int64_t* ranks, int64_t count, int64_t number, int64_t tensors,
                         const mindgspo_tensor* const* xs, const mindgspo_tensor* const* outs) {
   const std::string more = tensors > 1 ? " and " + std::to_string(tensors - 1) + " more" : "";
-  return collective(meeting, described("all_reduce", *xs[0]) + more, ranks, count, number,
-                    [&](Meeting& one, const Ranks& group) { one.all_reduce(tensors, xs, outs, group); });
+  return collective(group_ptr, described("all_reduce", *xs[0]) + more, ranks, count, number,
+                    [&](SharedMemoryGroup& one, const Ranks& group) { one.all_reduce(tensors, xs, outs, group); });
 }
 
-int mindgspo_all_gather(void* meeting, const int64_t* ranks, int64_t count, int64_t number, const mindgspo_tensor* x,
+int mindgspo_all_gather(void* group_ptr, const int64_t* ranks, int64_t count, int64_t number, const mindgspo_tensor* x,
                         int64_t used, const mindgspo_tensor* out) {
-  return collective(meeting, described("all_gather", *x), ranks, count, number, [&](Meeting& one, const Ranks& group) {
+  return collective(group_ptr, described("all_gather", *x), ranks, count, number, [&](SharedMemoryGroup& one, const Ranks& group) {
     require(x->rank >= 1 && used >= 0 && used <= x->shape[0],
             std::to_string(used) + " rows in use of " + text_of_shape(*x));
     one.all_gather(*x, x->shape[0] ? bytes_of(*x) / x->shape[0] * used : 0, *out, group);
   });
 }
 
-int mindgspo_reduce_scatter(void* meeting, const int64_t* ranks, int64_t count, int64_t number,
+int mindgspo_reduce_scatter(void* group_ptr, const int64_t* ranks, int64_t count, int64_t number,
                             const mindgspo_tensor* x, const mindgspo_tensor* out) {
-  return collective(meeting, described("reduce_scatter", *x), ranks, count, number,
-                    [&](Meeting& one, const Ranks& group) {
+  return collective(group_ptr, described("reduce_scatter", *x), ranks, count, number,
+                    [&](SharedMemoryGroup& one, const Ranks& group) {
                       require(x->rank >= 1 && x->shape[0] % count == 0,
                               text_of_shape(*x) + " cannot be shared out over " + text_of(group));
                       one.reduce_scatter(*x, *out, group);
                     });
 }
 
-int mindgspo_all_to_all(void* meeting, const int64_t* ranks, int64_t count, int64_t number, const mindgspo_tensor* x,
+int mindgspo_all_to_all(void* group_ptr, const int64_t* ranks, int64_t count, int64_t number, const mindgspo_tensor* x,
                         int64_t split_axis, int64_t concat_axis, const mindgspo_tensor* out) {
   const std::string axes = ", axis " + std::to_string(split_axis) + " to " + std::to_string(concat_axis) + ",";
-  return collective(meeting, described("all_to_all", *x) + axes, ranks, count, number,
-                    [&](Meeting& one, const Ranks& group) {
+  return collective(group_ptr, described("all_to_all", *x) + axes, ranks, count, number,
+                    [&](SharedMemoryGroup& one, const Ranks& group) {
                       const int split = normalized_axis(split_axis, *x), concat = normalized_axis(concat_axis, *x);
                       require(x->shape[split] % count == 0,
                               text_of_shape(*x) + " cannot be split for " + text_of(group));

@@ -1,8 +1,8 @@
 """One rank of test_meeting in a process of its own.
 
-    python meeting_child.py FILE RANK WORLD_SIZE DIARY ROUNDS
+    python shared_memory_child.py FILE RANK WORLD_SIZE DIARY ROUNDS
 
-A round is a meeting of the ranks that `members` names; some are held up before it. Every rank notes in DIARY, int64
+A round is a group of the ranks that `members` names; some are held up before it. Every rank notes in DIARY, int64
 [WORLD_SIZE], the round that it begins. Prints how often this rank went on before all others of a round had begun it.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mindgspo.parallel.collectives.shared_memory import Meeting
+from mindgspo.parallel.collectives.shared_memory import SharedMemoryGroup
 
 
 def members(round_number: int, world_size: int) -> tuple[int, ...]:
@@ -27,7 +27,7 @@ def members(round_number: int, world_size: int) -> tuple[int, ...]:
 def main() -> None:
     file, diary = Path(sys.argv[1]), Path(sys.argv[4])
     rank, world_size, num_rounds = int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[5])
-    meeting = Meeting(file, rank=rank, world_size=world_size)
+    shared = SharedMemoryGroup(file, rank=rank, world_size=world_size)
     begun = np.memmap(diary, np.int64, "r+", shape=(world_size,))
     delays = random.Random(1000 + rank)
     too_early = 0
@@ -38,7 +38,7 @@ def main() -> None:
         if delays.random() < 0.05:
             time.sleep(0.005)
         begun[rank] = number
-        meeting.meet(group)
+        shared.barrier(group)
         too_early += any(begun[other] < number for other in group)
     print(too_early)
 
