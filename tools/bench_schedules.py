@@ -1,4 +1,4 @@
-"""Step times of the schedules with servers that sleep as long as real ones would, beside the forecast. Prints JSON.
+"""Step times of the schedules with servers that sleep as long as real ones would. Prints JSON.
 
 Each server answers over HTTP as `mindgspo serve` does, with tokens that mean nothing, after the time that they would
 take: `--slots` responses at once, `--token-seconds` per token each. Lengths are drawn anew for each prompt from a
@@ -155,20 +155,20 @@ def serve(options: argparse.Namespace) -> None:
 
 
 def serve_model_slowly(options: argparse.Namespace) -> None:
-    """`mindgspo serve` of the quickstart, whose looks take a time at least."""
+    """`mindgspo serve` of the quickstart, whose syncs take a time at least."""
     from mindgspo.config import load_config
     from mindgspo.planner import replica_with_cache_budget
     from mindgspo.rollout.engine import Decoding
     from mindgspo.rollout.serve import serve as serve_replica
 
-    look = Decoding.look
+    advance = Decoding.advance
 
-    def look_slowly(decoding: Decoding) -> None:
+    def advance_slowly(decoding: Decoding) -> None:
         began = time.perf_counter()
-        look(decoding)
+        advance(decoding)
         time.sleep(max(0.0, options.token_seconds - (time.perf_counter() - began)))
 
-    Decoding.look = look_slowly
+    Decoding.advance = advance_slowly
     config = load_config(EXPERIMENT, [f"rollout.slots={options.slots}"], check_files=False)
     listener = socket.socket()
     listener.bind(("127.0.0.1", options.slow_model))
@@ -193,7 +193,6 @@ def measured(schedule: str, staleness: int, urls: list[str], options: argparse.N
         "eval.before": "false",
         "eval.every": "null",
         "algorithm.old_log_probs": "recompute",
-        "logging.groups_per_step": "null",
     }
     sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     command = [sys.executable, "-m", "mindgspo.cli", "run", str(EXPERIMENT), *sets]
@@ -202,10 +201,10 @@ def measured(schedule: str, staleness: int, urls: list[str], options: argparse.N
     return [one for one in map(json.loads, lines) if "timing_s/step" in one]
 
 
-def chosen(names: list[str]) -> list[tuple[str, int]]:
-    """sync, whose times the forecasts need, and those of --only."""
-    pairs = (name.split(":") for name in names)
-    return [("sync", 0), *((schedule, int(staleness)) for schedule, staleness in pairs)]
+def parsed(name: str) -> tuple[str, int]:
+    """("bounded", 4) of bounded:4."""
+    schedule, _, staleness = name.partition(":")
+    return schedule, int(staleness or 0)
 
 
 def main() -> None:
@@ -215,7 +214,7 @@ def main() -> None:
     parser.add_argument(
         "--skip", type=int, default=3, help="first steps that do not count: queues fill, graphs compile"
     )
-    parser.add_argument("--only", nargs="*", help="schedules beside sync, as bounded:4")
+    parser.add_argument("--only", nargs="*", help="schedules, e.g. sync bounded:4")
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--servers", type=int, default=1)
     parser.add_argument("--slots", type=int, default=256)
@@ -239,7 +238,7 @@ def main() -> None:
     eos = load_tokenizer(config.tokenizer, config.model.vocab_size).eos_ids[0]
     results = []
     with tempfile.TemporaryDirectory() as folder:
-        for schedule, staleness in SCHEDULES if options.only is None else chosen(options.only):
+        for schedule, staleness in SCHEDULES if options.only is None else map(parsed, options.only):
             ports = [listen_once(socket.AF_INET, "127.0.0.1", 0) for _ in range(options.servers)]
             own = ["--slots", str(options.slots), "--token-seconds", str(options.token_seconds)]
             own += ["--straggler", str(options.straggler), "--eos", str(eos)]
@@ -253,55 +252,8 @@ def main() -> None:
                     server.terminate()
                     server.wait()
             results.append(summary(schedule, staleness, steps, options))
-            if schedule == "sync":
-                lengths_PG = drawn_lengths(Path(folder) / "sync_0" / "samples.jsonl", options)
-            found = results[-1]
-            found["forecast_s"] = forecast(schedule, staleness, results[0], lengths_PG, options)
-            if schedule == "bounded":
-                found["forecast_own_rates_s"] = forecast(schedule, staleness, found, lengths_PG, options)
             print(json.dumps(results[-1]), file=sys.stderr)
     print(json.dumps({"options": {**vars(options), "eos": eos}, "schedules": results}))
-
-
-def drawn_lengths(samples: Path, options: argparse.Namespace) -> np.ndarray:
-    """int64 [prompts, 8] in the order in which prompts are drawn: tokens, times ten where each takes ten times as
-    long."""
-    prompts: list[int] = []
-    for line in samples.read_text(encoding="utf-8").splitlines():
-        prompt = json.loads(line)["prompt_index"]
-        if not prompts or prompt != prompts[-1]:
-            prompts.append(prompt)
-    lengths = [
-        [round(length_of(prompt, sample) * slowness_of(prompt, sample, options.straggler)) for sample in range(8)]
-        for prompt in prompts
-    ]
-    return np.array(lengths, np.int64)
-
-
-def forecast(
-    schedule: str, staleness: int, run: dict[str, Any], lengths_PG: np.ndarray, options: argparse.Namespace
-) -> float:
-    """Mean seconds of the same steps, from how long training and the hand-over took in `run`: the sync one, where
-    nothing runs beside them, or the bounded one itself, whose hand-overs also fetch what is cut."""
-    from mindgspo.planner import Rates, simulate
-
-    rates = Rates(
-        decode_step=options.token_seconds,
-        train_step=run["step_s"] - run["gen_s"] - run["hand_over_s"],
-        push_weights=run["hand_over_s"],
-    )
-    timeline = simulate(
-        lengths_PG,
-        rates,
-        schedule=schedule,
-        prompts_per_step=options.prompts,
-        replicas=options.servers,
-        slots=options.slots,
-        steps=options.steps,
-        max_staleness=staleness,
-    )
-    steady = timeline.steps[options.skip : options.steps - max(staleness, 1)]
-    return round(statistics.fmean(step.seconds for step in steady), 4)
 
 
 def summary(schedule: str, staleness: int, steps: list[dict], options: argparse.Namespace) -> dict[str, Any]:

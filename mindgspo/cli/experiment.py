@@ -104,23 +104,9 @@ def plan(
     config: ConfigArgument,
     set_: SetOption = None,
     memory_gb: MemoryOption = None,
-    timeline: Annotated[
-        bool,
-        typer.Option("--timeline", help="Print and draw the expected seconds per step of each schedule instead."),
-    ] = False,
-    lengths: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            metavar="FILE|NAME",
-            help="Lengths of responses, by a run folder, a file with one per line, or qwen3_32b_dapo.",
-        ),
-    ] = None,
     rates: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option(
-            metavar="RUN|FILE|NAME=SECONDS",
-            help="How fast it is, by a run folder, a file, or e.g. decode_step=0.04. May be repeated.",
-        ),
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="RUN", help="Folder of a run, whose seconds calibrate those of the plan."),
     ] = None,
     card: Annotated[
         Literal["A2", "A3"],
@@ -128,70 +114,23 @@ def plan(
             help="What device Ascend is, a card of Atlas A2 (910B3) or a die of Atlas A3 (910C, two to a card).",
         ),
     ] = "A2",
-    probe: Annotated[
-        bool,
-        typer.Option("--probe", help="Measure this machine first, by some steps of the experiment. For device CPU."),
-    ] = False,
-    picture: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="With --timeline: file of the drawing, by default <experiment>-timeline.png."),
-    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print the memory and the time that an experiment will need.
 
-    Memory is by phase, rank and use. Time is seconds of a step by phase, tokens per second, share of the peak, and
-    card-hours of the run, and the one setting that would save most of it and fits. The last line says whether it fits,
-    and if not the smallest change of settings with which it does: many are tried. It takes seconds, without MindSpore;
-    weights and data need not be there. On Ascend all of it is an estimate.
-
-    With --timeline: what a step of each trainer.schedule is expected to take, on several splits of the same cards.
+    Memory is by phase, rank and use. Time is seconds of a step by phase, tokens per second and card-hours of the run.
+    The last line says whether it fits, and if not the smallest change of settings with which it does: many are tried.
+    It takes seconds, without MindSpore; weights and data need not be there. On Ascend all of it is an estimate.
     """
-    if timeline:
-        _print_timeline(config, set_ or [], lengths, rates or [], card, probe, picture, as_json)
-        return
-    if picture:
-        raise typer.BadParameter("--picture goes with --timeline")
     import json
 
-    from mindgspo.planner import TimeOptions, plan_json, plan_of_file
+    from mindgspo.planner import plan_json, plan_of_file
 
-    time = TimeOptions(lengths=lengths, rates=tuple(rates or ()), card=card, probes=probe)
     if as_json:
-        print(json.dumps(plan_json(config, set_ or [], memory_gb=memory_gb, time=time), indent=2))
+        print(json.dumps(plan_json(config, set_ or [], memory_gb=memory_gb, card=card, rates=rates), indent=2))
         return
-    for line in plan_of_file(config, set_ or [], memory_gb=memory_gb, time=time):
+    for line in plan_of_file(config, set_ or [], memory_gb=memory_gb, card=card, rates=rates):
         print(line)
-
-
-def _print_timeline(
-    config: Path,
-    overrides: list[str],
-    lengths: str | None,
-    rates: list[str],
-    card: str,
-    probes: bool,
-    picture: Path | None,
-    as_json: bool,
-) -> None:
-    import json
-
-    from mindgspo.config import load_config
-    from mindgspo.io import write_file
-    from mindgspo.planner import forecasts, probe_machine, timeline_json, timeline_lines
-    from mindgspo.planner.timeline_plot import draw_timelines
-
-    experiment = load_config(config, overrides, check_files=False)
-    probe = probe_machine(experiment, config, overrides) if probes else None
-    found = forecasts(experiment, lengths=lengths, rates=rates, card=card, probe=probe)
-    picture = Path(f"{experiment.experiment}-timeline.png") if picture is None else picture
-    write_file(picture, draw_timelines(found))
-    if as_json:
-        print(json.dumps({**timeline_json(found), "picture": str(picture)}, indent=2))
-        return
-    for line in timeline_lines(found):
-        print(line)
-    print(f"picture: {picture}")
 
 
 def dryrun(

@@ -21,9 +21,9 @@ from mindgspo.init.rewarding import Rewarding, choose_reward
 from mindgspo.init.rows import AS_THEY_ARE, RowAccount, Unread, held_out_keys, rows_text, take_account, write_rows
 from mindgspo.io import check_is_new, write_new_file
 from mindgspo.planner.command import peak_text
-from mindgspo.planner.forecast import seconds_text
 from mindgspo.planner.memory_plan import GIB
 from mindgspo.planner.rank_work import FLOAT, whole_bytes
+from mindgspo.planner.time.estimate import seconds_text
 from mindgspo.text import counted, either
 from mindgspo.tokenization import load_tokenizer
 from mindgspo.tokenization.tokenizer import tokenizer_section_of

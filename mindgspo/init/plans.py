@@ -16,11 +16,11 @@ from mindgspo.config.load import merge
 from mindgspo.config.plan import legal_expert_parallel, legal_model_parallel
 from mindgspo.config.rules import longest_row
 from mindgspo.errors import ConfigError
-from mindgspo.planner.cost import step_cost
+from mindgspo.planner.cache_budget import SHARE, most_slots
 from mindgspo.planner.expected import CARD_BYTES, expected_memory, level_of
 from mindgspo.planner.memory_plan import GIB, MemoryPlan
 from mindgspo.planner.rank_work import FLOAT, whole_bytes
-from mindgspo.planner.speedup import SHARE, most_slots
+from mindgspo.planner.time.estimate import estimate_step
 from mindgspo.text import counted, divisors, either
 
 UPDATES = 4
@@ -86,8 +86,9 @@ def fitting(source: str, base: Mapping[str, Any], machine: Machine) -> Fit:
         raise ConfigError(_refusal(source, base, machine, refused))
     if machine.device == "CPU":
         return found[0]
-    timed = [replace(fit, seconds=step_cost(fit.config).seconds) for fit in found]
-    return min(timed, key=lambda fit: fit.seconds)
+    timed = [(estimate.seconds, fit) for fit in found if (estimate := estimate_step(fit.config))]
+    seconds, fastest = min(timed, key=lambda pair: pair[0])
+    return replace(fastest, seconds=seconds)
 
 
 def _fits_by_generation(source: str, base: Mapping[str, Any], machine: Machine, refused: list[Fit]) -> Iterator[Fit]:

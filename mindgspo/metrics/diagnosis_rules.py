@@ -329,7 +329,7 @@ def _waiting(run: Recorded) -> Finding | None:
     if max(trainer, servers) <= 0.3:
         return Finding(Level.GOOD, text)
     side, other = ("generation", "training") if trainer > servers else ("training", "generation")
-    advice = f"Give {side} cards of {other}, or raise trainer.max_staleness; mindgspo plan --timeline compares splits."
+    advice = f"Give {side} cards of {other}, or raise trainer.max_staleness."
     return Finding(Level.WARN, text, advice)
 
 

@@ -1,4 +1,4 @@
-"""What the graphs of one rank take on an Ascend card beside the holdings: an estimate.
+"""Memory of one rank's graphs on an Ascend card beside the holdings: an estimate.
 
 Which tensors are alive at once was read off the allocations of MindSpore 2.10's own allocator
 (`mindgspo dryrun`), whose order of execution is breadth first; `docs/memory_table.md` compares both.
@@ -11,7 +11,7 @@ model_parallel, and `hidden` too where use_seq_parallel splits the tokens, but f
     recompute selective   2 hidden + 2 query + 2 key_value + 2 inner: without norms' results and the product
     recompute full        hidden: the layer's input; and once all of the above, for the layer that is computed again
 with context_parallel attention's output twice, by heads and by tokens, and keys and values as often as ranks share
-them; with experts hidden states of their tokens, before and behind them, and inner counts for each of them; and from
+them; with experts hidden states of their tokens, before and after them, and inner counts for each of them; and from
 flash attention two float32 statistics of 8 numbers per query head; and the matrices in the compute type, where a layer
 is not computed again. All of that of one micro-batch: a pipeline stage that is not the last computes its forward pass
 again in the graph of its backward pass, and keeps of the others in flight what came from the stage before.
@@ -23,7 +23,7 @@ follows are graphs of their own, for sums over ranks and for the optimizer's ste
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from mindgspo.planner.memory_plan import GIB, MIB, Part, Parts
 from mindgspo.planner.rank_work import (
@@ -55,7 +55,7 @@ GRAPHS: Mapping[Phase, tuple[str, ...]] = {
 """The graphs of a phase, as the dry run calls them."""
 
 
-def reserve(work: RankWork) -> int:
+def ascend_reserve(work: RankWork) -> int:
     """Runtime, and buffers of the rank's groups of more than one: all ranks, and those that share an axis of a plan."""
     sizes = {"world": work.plan.world_size}
     plans = {"train": work.plan, "infer": work.config.plans.infer}
@@ -69,20 +69,15 @@ def reserve(work: RankWork) -> int:
     return _RUNTIME + _GROUP_BUFFERS * sum(size > 1 for size in sizes.values())
 
 
-def temporary(work: RankWork, phase: Phase) -> Parts:
-    """What the phase's graphs use at their peak: they run one after the other."""
+def ascend_temporary(work: RankWork, phase: Phase) -> Parts:
+    """Peak of the phase's graphs, which run one after the other."""
     if phase is Phase.SCORE:
         return _fullest(_scoring(work, width) for _, width in work.scoring)
     return _fullest(graph_parts(work, graph) for graph in GRAPHS.get(phase, ()))
 
 
-def standing(work: RankWork, phases: Collection[Phase]) -> Parts:
-    """What no swap moves: nothing."""
-    return {}
-
-
 def graph_parts(work: RankWork, graph: str) -> Parts:
-    """What one graph uses at its peak, without the holdings."""
+    """Peak of one graph, without the holdings."""
     if graph == "train":
         return _fullest(_moments_of_gradients(work))
     if graph in ("sum", "step"):
@@ -95,7 +90,7 @@ def graph_parts(work: RankWork, graph: str) -> Parts:
 
 
 def graph_bytes(work: RankWork, graph: str) -> int:
-    """What a process holds at most that has this graph alone."""
+    """Bytes that a process with this graph alone holds at its peak."""
     held, plans = held_bytes(work), work.config.plans
     if graph in GRAPHS[Phase.UPDATE]:
         resident = sum(held[each] for each in (Holding.ACTOR_WEIGHTS, Holding.GRADIENTS, Holding.MOMENTS))
@@ -192,7 +187,7 @@ def _step(work: RankWork) -> int:
 
 
 def _layer_bytes(work: RankWork, recompute: str) -> int:
-    """What one layer keeps of one micro-batch."""
+    """Bytes that one layer keeps of one micro-batch."""
     width, size = work.train, TYPE_BYTES[work.config.model.dtype]
     hidden, tokens = _hidden(work), work.tokens(width)
     if recompute == "full":
@@ -214,7 +209,7 @@ def _hidden(work: RankWork) -> int:
 
 
 def _routing(work: RankWork) -> int:
-    """What routers and experts read: hidden states of the tokens that come to the rank, and the same in float32."""
+    """Bytes that routers and experts read: hidden states of the rank's tokens, and the same in float32."""
     tokens = round(work.tokens(work.train) * work.train.sees)
     return tokens * work.train.hidden * (FLOAT + TYPE_BYTES[work.config.model.dtype])
 
@@ -238,7 +233,7 @@ def _chunk(work: RankWork, width: RankWidths) -> int:
 
 
 def _scoring(work: RankWork, width: RankWidths) -> Parts:
-    """The old policy's graph or the reference's: the widest layer, or the head behind the layers, whose chunks are half
+    """The old policy's graph or the reference's: the widest layer, or the head after the layers, whose chunks are half
     as long where it finds entropies: log-probs, probabilities and their products."""
     size = TYPE_BYTES[work.config.model.dtype]
     layer = {
@@ -286,7 +281,7 @@ def _decode(work: RankWork) -> Parts:
 
 def _forward(work: RankWork, width: RankWidths, tokens: int) -> int:
     """One layer at a time: gate and up, side by side once more, and the stream beside them; before that gate, up and
-    what experts read; behind them what they return, twice; or inputs and results of the norm in front of them; or
+    what experts read; after them what they return, twice; or inputs and results of the norm in front of them; or
     queries, keys and values."""
     size = TYPE_BYTES[work.config.model.dtype]
     block = width.feed_forward(tokens)

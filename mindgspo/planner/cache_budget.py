@@ -1,18 +1,31 @@
-"""The key/value cache's budget where the configuration leaves it open: what the plan says is left. Pure Python."""
+"""The key/value cache's budget and the number of slots where the configuration leaves them open: what the memory plan
+says is left. Pure Python."""
 
 from __future__ import annotations
 
 from math import floor
 
 from mindgspo.config import ExperimentConfig
-from mindgspo.config.cache import block_bytes, cache_blocks, cache_budget_problems
+from mindgspo.config.cache import (
+    block_bytes,
+    cache_blocks,
+    cache_budget_problems,
+    cache_columns,
+    sequences_at_once,
+    slots_per_replica,
+)
 from mindgspo.config.replica import replica_config
+from mindgspo.config.rules import joined_problems
 from mindgspo.config.schema import SwapSection
-from mindgspo.planner.expected import expected_memory, level_of
+from mindgspo.planner.expected import PHASES, expected_memory, level_of
 from mindgspo.planner.memory_plan import GIB, Part
 from mindgspo.planner.smallest_change import changed
+from mindgspo.swap.states import Phase
 
+SHARE = 0.9
+"""Share of the memory that a proposed plan may take: it is an estimate."""
 _ROUNDS = 3  # a smaller cache may ask for a longer prefill
+_SLOTS = {"CPU": (128, 64, 32, 16, 8), "Ascend": (256, 128, 64, 32, 16, 8)}  # of a replica; 256 is vLLM's default
 
 
 def with_cache_budget(config: ExperimentConfig, *, capacity: int | None = None) -> ExperimentConfig:
@@ -48,8 +61,37 @@ def replica_with_cache_budget(config: ExperimentConfig, *, capacity: int | None 
     return replica.model_copy(update={"rollout": replica.rollout.model_copy(update={"cache_gb": budget})})
 
 
+def most_slots(config: ExperimentConfig, *, capacity: int | None = None) -> int:
+    """The largest `rollout.slots` worth setting, over all replicas of plans.infer.
+
+    Each replica gets a power of two, at most its part of a step's responses, whose cache at the longest fits within
+    SHARE of the memory. Where no more than the configured number fits, and where others' servers generate, that number.
+
+    config: resolved. capacity: bytes of a card, or on CPU of the machine; None: as in `expected_memory`.
+    """
+    rollout, replicas = config.rollout, config.plans.infer.data_parallel
+    if config.has_servers and not config.has_own_servers:
+        return rollout.slots
+    most = rollout.prompts_per_step * rollout.num_generations // replicas
+    for number in _SLOTS[config.device]:
+        if number <= slots_per_replica(config):
+            break
+        if number <= most and _holds_whole_cache(changed(config, {"rollout.slots": number * replicas}), capacity):
+            return number * replicas
+    return rollout.slots
+
+
+def _holds_whole_cache(config: ExperimentConfig, capacity: int | None) -> bool:
+    """Whether all slots can be at their longest at once."""
+    if joined_problems(config) or sequences_at_once(config, cache_columns(config)) < slots_per_replica(config):
+        return False
+    side, phases = (replica_config(config), (Phase.ROLLOUT,)) if config.has_servers else (config, PHASES)
+    memory = expected_memory(side, capacity=capacity, phases=phases, levels=[level_of(side)])
+    return memory.peak()[1] <= SHARE * memory.capacity
+
+
 def _missing(config: ExperimentConfig, capacity: int | None) -> int:
-    """Bytes that the fullest card has not while it holds the cache."""
+    """Bytes that the fullest card lacks while it holds the cache."""
     level = level_of(config)
     plan = expected_memory(config, capacity=capacity, levels=[level])
     phases = [memory for each in plan.classes for memory in each.levels[level] if Part.KV_CACHE in memory.parts]

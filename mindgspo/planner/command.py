@@ -24,15 +24,11 @@ from mindgspo.config.cache import (
 from mindgspo.config.replica import training_config
 from mindgspo.planner.ascend_memory import GRAPHS
 from mindgspo.planner.cache_budget import replica_with_cache_budget, with_cache_budget
-from mindgspo.planner.cost import StepCost, cost_json, cost_lines, step_cost
 from mindgspo.planner.expected import PHASES, expected_memory, graph_memory
-from mindgspo.planner.forecast import seconds_text
-from mindgspo.planner.lengths import length_source
 from mindgspo.planner.measured import MeasuredPeak, stored_peaks
-from mindgspo.planner.memory_plan import GIB, MIB, Level, MemoryPlan, Part, RankMemory
-from mindgspo.planner.probe import probe_machine
+from mindgspo.planner.memory_plan import GIB, MIB, MemoryPlan, Part, RankMemory, SwapLevel
 from mindgspo.planner.smallest_change import changed, set_options, smallest_change
-from mindgspo.planner.speedup import largest_speedup
+from mindgspo.planner.time.estimate import NO_RATES, estimate_json, estimate_lines, estimate_step
 from mindgspo.swap.states import Phase
 from mindgspo.text import aligned
 
@@ -40,10 +36,6 @@ DRY_RUNS = Path("dryrun")
 """Where `mindgspo dryrun` leaves its folders, one per experiment, by default."""
 _BARELY = 0.95
 """Share of the memory from which on a plan fits barely: dry runs differ from it by a few percent."""
-_NO_RATES = (
-    "seconds of a step: nothing is known about this machine; give --probe, which measures it in a "
-    "quarter of a minute, or --rates RUN, a folder of a run"
-)
 _GROUNDS = {
     "Ascend": "An estimate: weights, gradients, moments and cache follow from the plans, the rest from what "
     "MindSpore's allocator did in dry runs (docs/ascend.md); the framework's part was not measured on a card.",
@@ -75,7 +67,7 @@ def measured_lines(peaks: Sequence[tuple[Phase, MeasuredPeak, int]]) -> Iterator
     yield from aligned(rows, left=1)
 
 
-def peak_text(plan: MemoryPlan, level: Level | None = None) -> str:
+def peak_text(plan: MemoryPlan, level: SwapLevel | None = None) -> str:
     """The most that a level needs against what there is, e.g. "update needs 51.20 of 64.00 GiB"."""
     phase, needed = plan.peak(level)
     processes = sum(len(each.ranks) for each in plan.classes)
@@ -109,10 +101,10 @@ def _class_lines(plan: MemoryPlan, each: RankMemory) -> Iterator[str]:
 
 
 def _level_lines(plan: MemoryPlan) -> Iterator[str]:
-    unit = _Unit(max(plan.peak(level)[1] for level in Level))
+    unit = _Unit(max(plan.peak(level)[1] for level in SwapLevel))
     title = "fullest card" if plan.device == "Ascend" else "all processes"
     rows = [[f"{title}, {unit.name}", *(phase.value for phase in plan.phases), "", ""]]
-    for level in Level:
+    for level in SwapLevel:
         sizes = [unit.text(plan.needed(level, phase)) for phase in plan.phases]
         answer = "fits" if plan.fits(level) else "does not fit"
         rows.append([f"  {level.value}", *sizes, answer, "(configured)" if level is plan.level else ""])
@@ -125,25 +117,19 @@ def _title(each: RankMemory) -> str:
     return f"rank {first}, {layers}" if first == last else f"ranks {first}-{last}, {layers}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeOptions:
-    """How time is forecast: see `cost.step_cost`. probes: run the experiment for some seconds first."""
-
-    lengths: str | None = None
-    rates: tuple[str, ...] = ()
-    card: str = "A2"
-    probes: bool = False
-
-
 def plan_of_file(
     config: Path,
     overrides: Sequence[str],
     *,
     memory_gb: float | None = None,
-    time: TimeOptions = TimeOptions(),
+    card: str = "A2",
+    rates: Path | None = None,
 ) -> Iterator[str]:
-    """Memory, time, and last whether it fits. memory_gb: GiB of a card, on CPU of the machine; None: 64, or what the
-    machine has. Raises ConfigError, DataError, RunFolderError."""
+    """Memory, time, and last whether it fits.
+
+    memory_gb: GiB of a card, on CPU of the machine; None: 64, or what the machine has. card, rates: as in
+    `estimate_step`. Raises ConfigError, RunFolderError.
+    """
     capacity, experiment = _loaded(config, overrides, memory_gb)
     sides = _sides(experiment, capacity)
     for side in sides:
@@ -156,10 +142,8 @@ def plan_of_file(
             yield ""
     if experiment.device == "Ascend" and not experiment.has_servers:
         yield from _measured(experiment)
-    cost, speedup = _cost(experiment, time, config, overrides, capacity)
-    yield from [_NO_RATES] if cost is None else cost_lines(cost)
-    if cost is not None and speedup is not None:
-        yield _speedup_line(cost, speedup)
+    estimate = estimate_step(experiment, card=card, rates=rates)
+    yield from [NO_RATES] if estimate is None else estimate_lines(experiment, estimate)
     yield ""
     yield _GROUNDS[experiment.device]
     for side in sides:
@@ -171,11 +155,12 @@ def plan_json(
     overrides: Sequence[str],
     *,
     memory_gb: float | None = None,
-    time: TimeOptions = TimeOptions(),
+    card: str = "A2",
+    rates: Path | None = None,
 ) -> dict[str, Any]:
     """The same as numbers: memory of each side (one, or those that train and each server), in bytes, and time."""
     capacity, experiment = _loaded(config, overrides, memory_gb)
-    cost, speedup = _cost(experiment, time, config, overrides, capacity)
+    estimate = estimate_step(experiment, card=card, rates=rates)
     memory = []
     for side in _sides(experiment, capacity):
         settings = {} if side.plan.fits() or side.name else smallest_change(experiment, capacity=side.plan.capacity)
@@ -184,8 +169,7 @@ def plan_json(
         "experiment": experiment.experiment,
         "device": experiment.device,
         "memory": memory,
-        "time": None if cost is None else cost_json(cost),
-        "speedup": None if speedup is None else {"settings": speedup[0], "seconds": speedup[1]},
+        "time": None if estimate is None else estimate_json(estimate),
     }
 
 
@@ -197,7 +181,9 @@ def _memory_json(plan: MemoryPlan) -> dict[str, Any]:
         "phase": phase.value,
         "fits": plan.fits(),
         "level": plan.level.value,
-        "levels": {level.value: {phase.value: plan.needed(level, phase) for phase in plan.phases} for level in Level},
+        "levels": {
+            level.value: {phase.value: plan.needed(level, phase) for phase in plan.phases} for level in SwapLevel
+        },
         "ranks": [
             {
                 "ranks": list(each.ranks),
@@ -255,34 +241,6 @@ def _sides(experiment: ExperimentConfig, capacity: int | None) -> list[_Side]:
             )
         )
     return sides
-
-
-_Speedup = tuple[dict[str, Any], float]
-
-
-def _cost(
-    experiment: ExperimentConfig, time: TimeOptions, config: Path, overrides: Sequence[str], capacity: int | None
-) -> tuple[StepCost | None, _Speedup | None]:
-    """None where nothing is known of the speed; and what would be faster."""
-    if experiment.device == "CPU" and not time.rates and not time.probes:
-        length_source(time.lengths, experiment)  # a wrong name is not passed over
-        return None, None
-    probe = probe_machine(experiment, config, overrides) if time.probes else None
-
-    def cost_of(other: ExperimentConfig) -> StepCost:
-        return step_cost(other, lengths=time.lengths, rates=time.rates, card=time.card, probe=probe)
-
-    cost = cost_of(experiment)
-    return cost, largest_speedup(experiment, cost.phases, lambda other: cost_of(other).seconds, capacity=capacity)
-
-
-def _speedup_line(cost: StepCost, speedup: _Speedup) -> str:
-    settings, seconds = speedup
-    hours = f", the run {cost.steps * seconds / 3600:,.1f} hours" if cost.steps else ""
-    return (
-        f"largest speed-up that fits: {set_options(settings)}, with which a step takes {seconds_text(seconds)} s "
-        f"instead of {seconds_text(cost.seconds)}{hours}"
-    )
 
 
 def _cache_line(experiment: ExperimentConfig) -> str:

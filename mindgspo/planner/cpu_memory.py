@@ -1,7 +1,7 @@
 """Memory of one rank's graphs of kernels on CPU beside its holdings: an estimate in float32, without that of graphs
 composed of MindSpore's small operators, which keep more.
 
-Same interface as `ascend_memory`. Per token the backward pass keeps of each layer: its input and what it becomes behind
+Per token the backward pass keeps of each layer: its input and what it becomes after
 attention, and both normed (4 hidden); rotated queries and attention's output (2 query); keys and values (2 key/value);
 gate, up and their product (3 inner).
 """
@@ -23,14 +23,14 @@ _GRAPHS, _GRAPHS_PER_LAYER = 100 * MIB, 27 * MIB
 _CHUNK_BYTES, _ENTRIES, _PREDICTIONS = 64 * MIB, 4096, 1024
 
 
-def reserve(work: RankWork) -> int:
+def cpu_reserve(work: RankWork) -> int:
     """The process itself."""
     return _PROCESS + (_CLUSTER if work.plan.world_size > 1 else 0)
 
 
-def standing(work: RankWork, phases: Collection[Phase]) -> Parts:
-    """What lives as long as the process: compiled graphs, the matrices packed for decoding, and the pool from which
-    graphs take what they work with. It gives nothing back, so it is as large as the largest of them needs."""
+def cpu_standing(work: RankWork, phases: Collection[Phase]) -> Parts:
+    """Memory that lives as long as the process: compiled graphs, the matrices packed for decoding, and the pool from
+    which graphs take what they work with. It gives nothing back, so it is as large as the largest of them needs."""
     pools = [_update(work)] if Phase.UPDATE in phases else []
     if Phase.ROLLOUT in phases:
         pools.append(_rollout(work))
@@ -42,7 +42,7 @@ def standing(work: RankWork, phases: Collection[Phase]) -> Parts:
     return {**pool, Part.GRAPHS: graphs, Part.PACKED_WEIGHTS: packed}
 
 
-def temporary(work: RankWork, phase: Phase) -> Parts:
+def cpu_temporary(work: RankWork, phase: Phase) -> Parts:
     """Rank 0 gathers whole weights and both moments before they are written, in the background while the run goes
     on."""
     is_copied = work.rank == 0 and (phase is Phase.SAVE or work.config.trainer.save_in_background)

@@ -7,15 +7,15 @@ Which holdings a phase reads is the swap's own table; their bytes follow from th
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from types import ModuleType
 
 import psutil
 
 from mindgspo.config import ExperimentConfig
 from mindgspo.parallel.plans.placement import Placement
 from mindgspo.parallel.plans.ranks import Ranks
-from mindgspo.planner import ascend_memory, cpu_memory
-from mindgspo.planner.memory_plan import GIB, Level, MemoryPlan, Part, PhaseMemory, RankMemory
+from mindgspo.planner.ascend_memory import ascend_reserve, ascend_temporary, graph_bytes
+from mindgspo.planner.cpu_memory import cpu_reserve, cpu_standing, cpu_temporary
+from mindgspo.planner.memory_plan import GIB, MemoryPlan, Part, PhaseMemory, RankMemory, SwapLevel
 from mindgspo.planner.rank_work import RankWork, ReshardBytes, held_bytes, reshard_bytes
 from mindgspo.swap.states import NEEDS, Holding, Phase
 
@@ -24,8 +24,6 @@ PHASES = (Phase.ROLLOUT, Phase.SCORE, Phase.UPDATE, Phase.RESHARD, Phase.SAVE)
 
 CARD_BYTES = 64 * GIB
 """Memory of an Atlas 800T A2 card."""
-
-_DEVICES: Mapping[str, ModuleType] = {"CPU": cpu_memory, "Ascend": ascend_memory}
 
 _PART_OF = {
     Holding.ACTOR_WEIGHTS: Part.WEIGHTS,
@@ -42,7 +40,7 @@ def expected_memory(
     *,
     capacity: int | None = None,
     phases: Collection[Phase] = PHASES,
-    levels: Sequence[Level] = tuple(Level),
+    levels: Sequence[SwapLevel] = tuple(SwapLevel),
 ) -> MemoryPlan:
     """The plan of a resolved configuration.
 
@@ -64,14 +62,14 @@ def expected_memory(
 def graph_memory(config: ExperimentConfig, graph: str, rank: int) -> int:
     """Bytes that a process on an Ascend card holds at most if it has this one graph, as the dry run measures it:
     without the framework."""
-    return ascend_memory.graph_bytes(RankWork.of(config, rank), graph)
+    return graph_bytes(RankWork.of(config, rank), graph)
 
 
-def level_of(config: ExperimentConfig) -> Level:
+def level_of(config: ExperimentConfig) -> SwapLevel:
     """The memory level that is configured."""
     if not config.swap.enabled:
-        return Level.EVERYTHING
-    return Level.BY_STEP if config.swap.reshard_level == 1 else Level.BY_PHASE
+        return SwapLevel.EVERYTHING
+    return SwapLevel.BY_STEP if config.swap.reshard_level == 1 else SwapLevel.BY_PHASE
 
 
 def _rank_classes(config: ExperimentConfig) -> list[Ranks]:
@@ -89,7 +87,9 @@ def _rank_classes(config: ExperimentConfig) -> list[Ranks]:
     return classes
 
 
-def _rank_memory(config: ExperimentConfig, ranks: Ranks, phases: list[Phase], levels: Sequence[Level]) -> RankMemory:
+def _rank_memory(
+    config: ExperimentConfig, ranks: Ranks, phases: list[Phase], levels: Sequence[SwapLevel]
+) -> RankMemory:
     work = RankWork.of(config, ranks[0])
     place = Placement(plan=config.plans.train, rank=ranks[0])
     return RankMemory(
@@ -99,29 +99,33 @@ def _rank_memory(config: ExperimentConfig, ranks: Ranks, phases: list[Phase], le
     )
 
 
-def _phases_of(work: RankWork, phases: list[Phase], levels: Sequence[Level]) -> dict[Level, tuple[PhaseMemory, ...]]:
-    device = _DEVICES[work.config.device]
-    lasting = {**device.standing(work, phases), Part.RESERVE: device.reserve(work)}
+def _phases_of(
+    work: RankWork, phases: list[Phase], levels: Sequence[SwapLevel]
+) -> dict[SwapLevel, tuple[PhaseMemory, ...]]:
+    if work.config.device == "CPU":
+        temporary, lasting = cpu_temporary, {**cpu_standing(work, phases), Part.RESERVE: cpu_reserve(work)}
+    else:
+        temporary, lasting = ascend_temporary, {Part.RESERVE: ascend_reserve(work)}
     held, reshard = held_bytes(work), reshard_bytes(work)
     found = {}
     for level in levels:
         memories = []
         for phase in phases:
             resident = _resident(held, reshard, level, phase, phases)
-            parts = {**resident, **device.temporary(work, phase), **lasting}
+            parts = {**resident, **temporary(work, phase), **lasting}
             memories.append(PhaseMemory(phase=phase, parts={part: parts[part] for part in Part if parts.get(part)}))
         found[level] = tuple(memories)
     return found
 
 
 def _resident(
-    held: Mapping[Holding, int], reshard: ReshardBytes, level: Level, phase: Phase, phases: list[Phase]
+    held: Mapping[Holding, int], reshard: ReshardBytes, level: SwapLevel, phase: Phase, phases: list[Phase]
 ) -> dict[Part, int]:
     """The holdings that are in memory during a phase, and what a reshard adds to them."""
-    if phase is Phase.RESHARD and level is Level.BY_STEP:
+    if phase is Phase.RESHARD and level is SwapLevel.BY_STEP:
         return {Part.WEIGHTS: reshard.step, Part.BUCKET: reshard.bucket}
     needed = NEEDS[phase]
-    if level is Level.EVERYTHING:
+    if level is SwapLevel.EVERYTHING:
         needed = tuple(dict.fromkeys(holding for each in phases for holding in NEEDS[each]))
     if held[Holding.ROLLOUT_WEIGHTS] == 0 and Holding.ROLLOUT_WEIGHTS in needed:
         needed = (*needed, Holding.ACTOR_WEIGHTS)  # they are the same parameters

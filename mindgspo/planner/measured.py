@@ -48,6 +48,8 @@ def fingerprint(config: ExperimentConfig, graph: str) -> str:
     if graph not in ("prefill", "decode"):
         content["rollout"].pop("cache_gb", None)
     content["model"].pop("path", None)
+    if "tokens_per_sync" in content["rollout"]:  # the name that stored fingerprints have
+        content["rollout"]["tokens_per_look"] = content["rollout"].pop("tokens_per_sync")
     for section, keys in _KEYS.items():
         content[section] = {key: value for key, value in said.get(section, {}).items() if key in keys}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

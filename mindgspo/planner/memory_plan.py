@@ -39,7 +39,7 @@ Parts = Mapping[Part, int]
 """Bytes by part; what is missing is 0."""
 
 
-class Level(Enum):
+class SwapLevel(Enum):
     """How much of what a phase does not read stays in memory: section `swap`."""
 
     EVERYTHING = "swap off"
@@ -66,9 +66,9 @@ class RankMemory:
 
     ranks: Ranks
     layers: range
-    levels: Mapping[Level, tuple[PhaseMemory, ...]]
+    levels: Mapping[SwapLevel, tuple[PhaseMemory, ...]]
 
-    def at(self, level: Level, phase: Phase) -> PhaseMemory:
+    def at(self, level: SwapLevel, phase: Phase) -> PhaseMemory:
         """One phase at one level."""
         return next(memory for memory in self.levels[level] if memory.phase is phase)
 
@@ -83,7 +83,7 @@ class MemoryPlan:
 
     device: str
     capacity: int
-    level: Level
+    level: SwapLevel
     classes: tuple[RankMemory, ...]
 
     @property
@@ -91,19 +91,19 @@ class MemoryPlan:
         """In order."""
         return tuple(memory.phase for memory in self.classes[0].levels[self.level])
 
-    def needed(self, level: Level, phase: Phase) -> int:
+    def needed(self, level: SwapLevel, phase: Phase) -> int:
         """Bytes to be held against the capacity: those of the fullest card, on CPU those of all ranks together."""
         totals = [(each.at(level, phase).total, len(each.ranks)) for each in self.classes]
         if self.device == "CPU":
             return sum(total * count for total, count in totals)
         return max(total for total, _ in totals)
 
-    def peak(self, level: Level | None = None) -> tuple[Phase, int]:
+    def peak(self, level: SwapLevel | None = None) -> tuple[Phase, int]:
         """The phase that needs most at a level (None: the configured one), and what it needs."""
         level = level or self.level
         phase = max(self.phases, key=lambda phase: self.needed(level, phase))
         return phase, self.needed(level, phase)
 
-    def fits(self, level: Level | None = None) -> bool:
+    def fits(self, level: SwapLevel | None = None) -> bool:
         """Whether every phase does."""
         return self.peak(level)[1] <= self.capacity

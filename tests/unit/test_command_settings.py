@@ -38,11 +38,11 @@ def test_the_last_of_bare_and_other_settings_wins(words: list[str], capsys: pyte
 
 
 def test_values_of_options_are_no_settings(capsys: pytest.CaptureFixture) -> None:
-    """The rate is one of --rates, which is told from the settings around it."""
-    words = ["--timeline", "seed=2", "--rates", "no_such_rate=1", "seed=3"]
+    """The folder of --rates is told from the settings around it."""
+    words = ["seed=2", "--rates", "no_such=run", "seed=3"]
     assert main(["plan", QUICKSTART, *words]) == 1
     said = capsys.readouterr().err
-    assert "no_such_rate" in said and "unknown key" not in said
+    assert "no_such=run" in said and "unknown key" not in said
 
 
 @pytest.mark.parametrize(("words", "said"), [

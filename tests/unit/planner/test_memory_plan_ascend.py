@@ -6,8 +6,8 @@ import pytest
 from planned_experiments import experiment_of, qwen2
 
 from mindgspo.config import ExperimentConfig
-from mindgspo.planner import GIB, MIB, Level, Part, expected_memory
-from mindgspo.planner.ascend_memory import graph_parts, temporary
+from mindgspo.planner import GIB, MIB, Part, SwapLevel, expected_memory
+from mindgspo.planner.ascend_memory import ascend_temporary, graph_parts
 from mindgspo.planner.rank_work import RankWork
 from mindgspo.planner.smallest_change import changed
 from mindgspo.swap.states import Phase
@@ -99,10 +99,10 @@ def test_graphs_of_generation(seven_billion: ExperimentConfig) -> None:
 
 def test_scoring_goes_layer_by_layer(seven_billion: ExperimentConfig) -> None:
     for rank in (0, 4):
-        found = temporary(RankWork.of(seven_billion, rank), Phase.SCORE)
+        found = ascend_temporary(RankWork.of(seven_billion, rank), Phase.SCORE)
         assert found[Part.ACTIVATIONS] / MIB == 4 * INNER + STATES + ROTATION
     few = changed(seven_billion, {"trainer.samples_per_micro_batch": 1})
-    found = temporary(RankWork.of(few, 4), Phase.SCORE)
+    found = ascend_temporary(RankWork.of(few, 4), Phase.SCORE)
     assert found[Part.LOGITS] / MIB == pytest.approx(1.5 * CHUNK)
     assert found[Part.ACTIVATIONS] / MIB == SCORED_STATES / 4
 
@@ -139,7 +139,7 @@ def test_parts_of_sequences_split_all_activations(seven_billion: ExperimentConfi
     layer = LAYER - 4 * STATES / 2 + QUERY
     expected = 14 * layer + 2 * ROTATION / 2 + STATES / 2 + 2 * STATES / 2
     assert gradients(config, 4)[Part.ACTIVATIONS] == expected
-    scoring = temporary(RankWork.of(config, 4), Phase.SCORE)
+    scoring = ascend_temporary(RankWork.of(config, 4), Phase.SCORE)
     assert scoring[Part.ACTIVATIONS] / MIB == 4 * INNER + STATES / 2 + ROTATION / 2
     # One key/value head for two parts: half of the features, twice.
     shared = changed(config, {"model.num_key_value_heads": 2})
@@ -149,7 +149,7 @@ def test_parts_of_sequences_split_all_activations(seven_billion: ExperimentConfi
 def test_a_card_has_less_than_all_to_give_and_the_fullest_counts(seven_billion: ExperimentConfig) -> None:
     plan = expected_memory(seven_billion)
     assert plan.capacity == 64 * GIB
-    reserve = plan.classes[0].at(Level.EVERYTHING, Phase.UPDATE).parts[Part.RESERVE]
+    reserve = plan.classes[0].at(SwapLevel.EVERYTHING, Phase.UPDATE).parts[Part.RESERVE]
     # World, slices and stages of training, replicas and slices of generation: five groups of two buffers each.
     assert reserve == 3 * GIB + 5 * 2 * 200 * 2**20
     totals = [each.at(plan.level, Phase.UPDATE).total for each in plan.classes]

@@ -225,8 +225,3 @@ def test_the_cache_gets_what_is_left(planned_here) -> None:
     assert 64 <= at_once < 128
     asked = planned_here("--memory-gb", "52", "--set", "rollout.slots=256", "--set", "rollout.cache_gb=17.5")
     assert asked[-1].startswith("does not fit: "), "a budget that is said is kept"
-
-
-def test_lengths_that_are_not_there_are_not_passed_over(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", str(PROJECT / "examples/arithmetic/gspo.yaml"), "--lengths", "none"]) == 1  # no speed is known
-    assert "error: --lengths" in capsys.readouterr().err

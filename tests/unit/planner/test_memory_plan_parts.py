@@ -8,8 +8,8 @@ import pytest
 from planned_experiments import experiment_of, qwen2
 
 from mindgspo.config import ExperimentConfig
-from mindgspo.planner import Level, Part, expected_memory
-from mindgspo.planner.cpu_memory import standing
+from mindgspo.planner import Part, SwapLevel, expected_memory
+from mindgspo.planner.cpu_memory import cpu_standing
 from mindgspo.planner.rank_work import RankWork, held_bytes, reshard_bytes, whole_bytes
 from mindgspo.swap.states import NEEDS, Holding, Phase
 
@@ -84,7 +84,7 @@ def test_one_process_and_equal_plans_hold_one_set_of_weights() -> None:
         work = RankWork.of(config, 0)
         assert held_bytes(work)[Holding.ROLLOUT_WEIGHTS] == reshard_bytes(work).step == 0
         plan = expected_memory(config)
-        for level in Level:
+        for level in SwapLevel:
             rollout = plan.classes[0].at(level, Phase.ROLLOUT)
             assert rollout.parts[Part.WEIGHTS] == held_bytes(work)[Holding.ACTOR_WEIGHTS]
             assert Part.ROLLOUT_WEIGHTS not in rollout.parts
@@ -148,12 +148,12 @@ def test_levels_hold_what_the_swap_declares(seven_billion: ExperimentConfig) -> 
     for phase in NEEDS:
         if phase is Phase.EVALUATE:
             continue
-        everything, by_phase = first.at(Level.EVERYTHING, phase).parts, first.at(Level.BY_PHASE, phase).parts
+        everything, by_phase = first.at(SwapLevel.EVERYTHING, phase).parts, first.at(SwapLevel.BY_PHASE, phase).parts
         assert held.items() <= everything.items()
         resident = {part for part in by_phase if part in held}
         assert resident == {part_of[holding] for holding in NEEDS[phase]}
-        assert first.at(Level.BY_STEP, phase).total <= first.at(Level.BY_PHASE, phase).total
-        assert first.at(Level.BY_PHASE, phase).total <= first.at(Level.EVERYTHING, phase).total
+        assert first.at(SwapLevel.BY_STEP, phase).total <= first.at(SwapLevel.BY_PHASE, phase).total
+        assert first.at(SwapLevel.BY_PHASE, phase).total <= first.at(SwapLevel.EVERYTHING, phase).total
 
 
 # ----- The reference policy in the memory plan: its own plan's slices, its graphs, and what a run without scoring saves
@@ -182,11 +182,11 @@ def test_each_rank_holds_the_slices_of_the_references_plan(device: str) -> None:
 def test_ranks_of_one_training_stage_are_told_apart_by_the_references_stages() -> None:
     plan = expected_memory(experiment({"model_parallel": 2, "pipeline_stage": 2}, **KL))
     assert [each.ranks for each in plan.classes] == [(0,), (1,), (2, 3)]
-    sizes = [each.at(Level.BY_PHASE, Phase.SCORE).parts[Part.REFERENCE_WEIGHTS] for each in plan.classes]
+    sizes = [each.at(SwapLevel.BY_PHASE, Phase.SCORE).parts[Part.REFERENCE_WEIGHTS] for each in plan.classes]
     assert sizes[0] == sizes[1] != sizes[2]
     config = experiment({"model_parallel": 2, "pipeline_stage": 2}, **KL)
     assert sizes[2] == held_bytes(RankWork.of(config, 3))[Holding.REFERENCE_WEIGHTS]
-    assert Part.REFERENCE_WEIGHTS not in plan.classes[0].at(Level.BY_PHASE, Phase.UPDATE).parts
+    assert Part.REFERENCE_WEIGHTS not in plan.classes[0].at(SwapLevel.BY_PHASE, Phase.UPDATE).parts
 
 
 @pytest.mark.parametrize("device", ["CPU", "Ascend"])
@@ -195,10 +195,10 @@ def test_the_samplers_log_probs_need_no_graph(device: str) -> None:
         expected_memory(experiment(None, device=device, old_log_probs=value), phases=[Phase.SCORE])
         for value in ("recompute", "sampler")
     )
-    parts = [plan.classes[0].at(Level.BY_PHASE, Phase.SCORE).parts for plan in (recomputed, sampled)]
+    parts = [plan.classes[0].at(SwapLevel.BY_PHASE, Phase.SCORE).parts for plan in (recomputed, sampled)]
     assert Part.ACTIVATIONS in parts[0] and Part.ACTIVATIONS not in parts[1]
     both = expected_memory(experiment(None, device=device, old_log_probs="sampler", **KL), phases=[Phase.SCORE])
-    assert Part.ACTIVATIONS in both.classes[0].at(Level.BY_PHASE, Phase.SCORE).parts, "the reference still scores"
+    assert Part.ACTIVATIONS in both.classes[0].at(SwapLevel.BY_PHASE, Phase.SCORE).parts, "the reference still scores"
 
 
 # ----- CPU graphs of kernels: by hand for a small model, and their order
@@ -215,7 +215,7 @@ WEIGHTS = 2 * TABLE + 8 * (MATRICES + (256 + 2 * 128) + 2 * 256) + 256
     ("none", 8 * KEPT, TABLE), ("selective", 8 * KEPT, TABLE), ("full", 0, WEIGHTS),
 ])  # fmt: skip
 def test_an_update_by_hand(recompute: str, activations: int, gradients: int) -> None:
-    parts = standing(RankWork.of(experiment_of(qwen2(), train={"recompute": recompute}), 0), [Phase.UPDATE])
+    parts = cpu_standing(RankWork.of(experiment_of(qwen2(), train={"recompute": recompute}), 0), [Phase.UPDATE])
     assert parts[Part.ACTIVATIONS] == 4 * (activations + AT_WORK)
     assert parts[Part.NEW_GRADIENTS] == 4 * gradients
     # States and their gradients of 256 predictions, logits and states, and the panels of all entries, twice.
@@ -224,31 +224,31 @@ def test_an_update_by_hand(recompute: str, activations: int, gradients: int) -> 
 
 def test_gradients_of_a_tied_table_stand_beside_their_sum() -> None:
     model = qwen2(vocab_size=65536, tie_word_embeddings=True)
-    parts = standing(RankWork.of(experiment_of(model), 0), [Phase.UPDATE])
+    parts = cpu_standing(RankWork.of(experiment_of(model), 0), [Phase.UPDATE])
     assert parts[Part.NEW_GRADIENTS] == 4 * (WEIGHTS - 2 * TABLE + 3 * 64 * TABLE)
 
 
 def test_a_rollout_by_hand() -> None:
     config = experiment_of(qwen2(), slots=16)
-    parts = standing(RankWork.of(config, 0), [Phase.ROLLOUT])
+    parts = cpu_standing(RankWork.of(config, 0), [Phase.ROLLOUT])
     assert parts[Part.LOGITS] == 4 * 16 * 1024
     assert parts[Part.PACKED_WEIGHTS] == 4 * (8 * MATRICES + TABLE)
     (plan,) = expected_memory(config, phases=[Phase.UPDATE]).classes
-    assert Part.PACKED_WEIGHTS not in plan.at(Level.BY_PHASE, Phase.UPDATE).parts
+    assert Part.PACKED_WEIGHTS not in plan.at(SwapLevel.BY_PHASE, Phase.UPDATE).parts
 
 
 def test_what_an_update_took_is_there_in_every_phase() -> None:
     config = experiment_of(qwen2())
     (plan,) = expected_memory(config).classes
     for phase in (Phase.ROLLOUT, Phase.RESHARD, Phase.SAVE):
-        parts = plan.at(Level.BY_PHASE, phase).parts
-        assert parts[Part.ACTIVATIONS] == standing(RankWork.of(config, 0), [Phase.UPDATE])[Part.ACTIVATIONS]
+        parts = plan.at(SwapLevel.BY_PHASE, phase).parts
+        assert parts[Part.ACTIVATIONS] == cpu_standing(RankWork.of(config, 0), [Phase.UPDATE])[Part.ACTIVATIONS]
 
 
 def test_a_process_of_one_phase_has_no_other_holdings() -> None:
     config = experiment_of(qwen2())
-    rollout = expected_memory(config, phases=[Phase.ROLLOUT]).classes[0].at(Level.EVERYTHING, Phase.ROLLOUT)
-    whole = expected_memory(config).classes[0].at(Level.EVERYTHING, Phase.ROLLOUT)
+    rollout = expected_memory(config, phases=[Phase.ROLLOUT]).classes[0].at(SwapLevel.EVERYTHING, Phase.ROLLOUT)
+    whole = expected_memory(config).classes[0].at(SwapLevel.EVERYTHING, Phase.ROLLOUT)
     assert {Part.WEIGHTS, Part.KV_CACHE} <= set(rollout.parts)
     assert not {Part.GRADIENTS, Part.MOMENTS} & set(rollout.parts)
     assert rollout.total < whole.total
@@ -259,9 +259,9 @@ def test_rank_0_alone_copies_a_checkpoint() -> None:
     first, other = expected_memory(config).classes
     assert (first.ranks, other.ranks) == ((0,), (1,))
     tables, layer = 2 * 1024 * 256, 256 * 256 * 2 + 2 * 128 * 256 + 3 * 256 * 768 + (256 + 2 * 128) + 2 * 256
-    assert first.at(Level.EVERYTHING, Phase.SAVE).parts[Part.COPIES] == 3 * 4 * (tables + 8 * layer + 256)
-    assert Part.COPIES not in other.at(Level.EVERYTHING, Phase.SAVE).parts
-    assert Part.COPIES not in first.at(Level.EVERYTHING, Phase.ROLLOUT).parts
+    assert first.at(SwapLevel.EVERYTHING, Phase.SAVE).parts[Part.COPIES] == 3 * 4 * (tables + 8 * layer + 256)
+    assert Part.COPIES not in other.at(SwapLevel.EVERYTHING, Phase.SAVE).parts
+    assert Part.COPIES not in first.at(SwapLevel.EVERYTHING, Phase.ROLLOUT).parts
 
 
 def test_copies_that_are_written_in_the_background_stand_beside_the_next_phases() -> None:
@@ -269,7 +269,7 @@ def test_copies_that_are_written_in_the_background_stand_beside_the_next_phases(
     trainer = config.trainer.model_copy(update={"save_in_background": True})
     (only,) = expected_memory(config.model_copy(update={"trainer": trainer})).classes
     phases = (Phase.ROLLOUT, Phase.UPDATE, Phase.SAVE)
-    copies = [only.at(Level.EVERYTHING, phase).parts[Part.COPIES] for phase in phases]
+    copies = [only.at(SwapLevel.EVERYTHING, phase).parts[Part.COPIES] for phase in phases]
     assert copies[0] == copies[1] == copies[2] > 0
 
 

@@ -1,14 +1,18 @@
-"""The smallest change that fits: it fits, it is legal, and nothing cheaper does."""
+"""The smallest change that fits: it fits, it is legal, and nothing cheaper does; and the most slots that fit."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 from planned_experiments import experiment_of, qwen2
 
-from mindgspo.config import ExperimentConfig
+from mindgspo.config import ExperimentConfig, load_config
 from mindgspo.config.rules import joined_problems
-from mindgspo.planner import GIB, MIB, expected_memory, set_options, smallest_change
+from mindgspo.planner import GIB, MIB, expected_memory, most_slots, set_options, smallest_change
 from mindgspo.planner.smallest_change import changed
+
+GSM8K = Path(__file__).resolve().parents[3] / "examples" / "gsm8k" / "gspo_qwen2_5_3b.yaml"
 
 
 def fits(config: ExperimentConfig, capacity: int) -> bool:
@@ -94,3 +98,28 @@ def test_a_cache_that_overflows_gets_fewer_slots() -> None:
     smaller = changed(config, {"rollout.slots": 256})
     capacity = expected_memory(smaller).peak()[1]
     assert smallest_change(config, capacity=capacity) == {"rollout.slots": 256}
+
+
+# ----- Slots
+def loaded(*overrides: str) -> ExperimentConfig:
+    return load_config(GSM8K, ["rollout.slots=64", *overrides], check_files=False)
+
+
+def test_slots_are_the_most_that_fit_with_the_cache_at_its_longest() -> None:
+    """Two replicas of 4 cards; a slot's longest cache, 80 blocks of 128 tokens in 36 layers, takes 180 MiB."""
+    config = loaded()
+    assert [most_slots(config, capacity=size * GIB) for size in (100, 64, 44, 32, 8)] == [512, 256, 128, 64, 64]
+    assert expected_memory(changed(config, {"rollout.slots": 256})).peak()[1] <= 0.9 * 64 * GIB
+    assert expected_memory(changed(config, {"rollout.slots": 512})).peak()[1] > 0.9 * 64 * GIB
+
+
+@pytest.mark.parametrize(("overrides", "slots"), [
+    (["rollout.prompts_per_step=8", "trainer.prompts_per_mini_batch=2"], 128),  # that many responses
+    (["rollout.cache_gb=8"], 64),  # 128 want 11.3 GiB
+    (["rollout.cache_gb=12"], 128),
+    (["rollout.slots=4096"], 4096),
+    (["trainer.schedule=one_step_off", "rollout.servers.urls=[http://there:8000]"], 64),  # not ours
+    (["trainer.schedule=one_step_off"], 512),  # a server's card holds nothing else
+])  # fmt: skip
+def test_slots_are_no_more_than_a_step_draws_a_budget_pays_for_or_is_set(overrides: list[str], slots: int) -> None:
+    assert most_slots(loaded(*overrides)) == slots

@@ -1,0 +1,272 @@
+"""Seconds of each phase of a step on Ascend: operations, bytes and messages, each divided by its rate.
+
+The rates of the cards are published. The share of them that a phase reaches is fitted to one step of Qwen3-32B, DAPO,
+by verl on 64 dies of Atlas A3 (vLLM-Ascend, FSDP2, Ulysses over 4; docs/planning.md). Nothing was measured with this
+suite. Phases are added up; nothing is taken to overlap but what did so in the fitted step.
+
+Letters: N responses of a step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mindgspo.config import ExperimentConfig, ParallelPlan
+from mindgspo.config.cache import BLOCK, block_bytes, sequences_at_once
+from mindgspo.models.operations import Operations
+from mindgspo.planner.cache_budget import with_cache_budget
+from mindgspo.planner.rank_work import FLOAT, generating_bytes, weight_sizes
+from mindgspo.rollout.sizes import reads_trained_weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardRates:
+    """One rank's device, as published."""
+
+    name: str
+    unit: str
+    """"card" or "die"."""
+    peak: float
+    """Dense bfloat16 operations per second."""
+    memory: float
+    """Bytes per second of the device memory."""
+    link: float
+    """Bytes per second, one way, to cards of the same server."""
+    outer: float
+    """Bytes per second, one way, to cards of other servers."""
+    per_server: int
+    """Ranks of a server."""
+
+
+# Huawei's msmodeling (tensor_cast/device.py: A2_313T, A3_752T per die, and their interconnects) has these numbers. verl
+# takes 354e12 for both; arXiv 2506.12708 has 752e12 (fp16) and 3.2 TB/s for the two dies of a 910C.
+CARDS: Mapping[str, CardRates] = {
+    "A2": CardRates(
+        name="Atlas A2 (910B3)",
+        unit="card",
+        peak=294.9e12,
+        memory=1.6 * 2**40,
+        link=196e9,
+        outer=25e9,
+        per_server=8,
+    ),
+    "A3": CardRates(
+        name="Atlas A3 (910C)",
+        unit="die",
+        peak=353.9e12,
+        memory=1.6 * 2**40,
+        link=196e9,
+        outer=196e9,
+        per_server=16,
+    ),
+}
+
+# msmodeling's, before calibration.
+MEMORY_SHARE = 0.6
+"""Share of the memory's rate that is reached."""
+LINK_SHARE = 0.7
+"""Share of a link's rate that is reached."""
+
+# Fitted to the step above: 116.2 s of old log-probs, 303.9 s of updates, 1,306.6 s of the slowest replica's generation,
+# 8.7 s of weights, 2.4 s of rewards.
+FORWARD_SHARE = 0.229
+"""Share of the peak in a forward pass alone: log-probs and prefill."""
+UPDATE_SHARE = 0.356
+"""Share of the peak in forward and backward passes, recomputing included."""
+LAYER_SECONDS = 5.4e-4
+"""Seconds of a layer in a decode step beyond reading its weights: launches, latency of collectives, the host."""
+WEIGHTS_RATE = 1.89e9
+"""Bytes per second and card of weights on their way to generation, copies between host and card included."""
+RESPONSE_SECONDS = 2.44 / 1024
+"""Seconds of the host per response: rewards and advantages."""
+
+GENERATION, REWARD, OLD_LOG_PROBS = "generation", "reward, advantages", "old log-probs"
+REFERENCE, UPDATE, WEIGHTS = "reference", "update", "weights"
+_BFLOAT16 = 2
+_OPTIMIZER_FLOATS = 7  # gradient, weight and two moments are read; the latter three written
+
+
+def phase_seconds(
+    experiment: ExperimentConfig, card: CardRates, lengths_N: NDArray[np.int64], prompt_tokens: int
+) -> dict[str, float]:
+    """Seconds of the phases of one step.
+
+    experiment: resolved. lengths_N: int64, tokens of the step's responses, in the order in which they are trained.
+    """
+    algorithm, plans, trainer = experiment.algorithm, experiment.plans, experiment.trainer
+    size = trainer.prompts_per_mini_batch * experiment.rollout.num_generations
+    parts = [lengths_N[start : start + size] for start in range(0, len(lengths_N), size)]
+    work = _Work.total([_Work.of(experiment, part, prompt_tokens) for part in parts])
+    found = {
+        GENERATION: _generation_seconds(experiment, card, lengths_N, prompt_tokens),
+        REWARD: RESPONSE_SECONDS * len(lengths_N),
+    }
+    if algorithm.old_log_probs != "sampler":
+        found[OLD_LOG_PROBS] = _pass_seconds(experiment, plans.train, card, work)
+    if algorithm.kl.placement != "none":
+        found[REFERENCE] = _pass_seconds(experiment, plans.scoring, card, work)
+    found[UPDATE] = trainer.epochs_per_rollout * (
+        _update_seconds(experiment, card, work, len(parts)) + len(parts) * _optimizer_seconds(experiment, card)
+    )
+    if not reads_trained_weights(experiment):
+        found[WEIGHTS] = sum(generating_bytes(experiment, 0).values()) / WEIGHTS_RATE
+    return found
+
+
+def num_replicas(experiment: ExperimentConfig) -> int:
+    """Replicas that generate: those of plans.infer, or the servers of others."""
+    return len(experiment.rollout.servers.urls) or experiment.plans.infer.data_parallel
+
+
+def _generation_seconds(
+    experiment: ExperimentConfig, card: CardRates, lengths_N: NDArray[np.int64], prompt_tokens: int
+) -> float:
+    """Seconds of a replica that has the longest response and the mean of all others: it decodes as long as that one
+    takes, or where responses wait for slots until those are through and the last one ends."""
+    model, parts = experiment.model, experiment.plans.infer.model_parallel
+    operations, layers = Operations.of(model), model.num_hidden_layers
+    # Servers have their cards to themselves; elsewhere the cache gets what training leaves.
+    bounded = experiment if experiment.has_servers else with_cache_budget(experiment)
+    mean, longest = float(lengths_N.mean()), float(lengths_N.max())
+    slots = max(1, sequences_at_once(bounded, math.ceil(prompt_tokens + mean)))
+    responses = len(lengths_N) / num_replicas(experiment)
+    steps = max(longest, responses * mean / slots + longest - mean)
+    contexts = float((lengths_N * (prompt_tokens + lengths_N / 2)).mean())
+    prompts = responses / experiment.rollout.num_generations * prompt_tokens
+
+    memory, forward = card.memory * MEMORY_SHARE, parts * card.peak * FORWARD_SHARE
+    read = sum(size for name, size in generating_bytes(experiment, 0).items() if not _is_looked_up(experiment, name))
+    reduced = 2 * layers * _reduced(model.hidden_size * _BFLOAT16, parts) / _rate(card, parts)
+    return (
+        steps * (read / memory + layers * LAYER_SECONDS)
+        + responses * mean * ((operations.trunk + operations.head) / forward + reduced)
+        + responses * contexts * block_bytes(experiment) / BLOCK / memory
+        + prompts * (operations.trunk / forward + reduced)
+    )
+
+
+def _is_looked_up(experiment: ExperimentConfig, name: str) -> bool:
+    """Whether a decode step reads single rows of this matrix only."""
+    return name == "model.embed_tokens.weight" and not experiment.model.tie_word_embeddings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """The work of all replicas, padding included."""
+
+    tokens: float
+    """Token slots."""
+    scored: float
+    """Token slots that reach the head."""
+    pairs: float
+    """Pairs of tokens in causal attention."""
+    micro_batches: int
+
+    @staticmethod
+    def of(experiment: ExperimentConfig, lengths_N: NDArray[np.int64], prompt_tokens: int) -> _Work:
+        """The work of one update, as `batches.micro_batches` lays its samples out on Ascend: longest first; replicas
+        that share experts have micro-batches of one shape. Packed ones have hardly any padding."""
+        trainer, plan = experiment.trainer, experiment.plans.train
+        multiple, budget = trainer.length_multiple, trainer.max_tokens_per_micro_batch
+        if trainer.packing:
+            whole, each = lengths_N + prompt_tokens, plan.data_parallel * plan.micro_batch_num
+            return _Work(
+                tokens=float(whole.sum()),
+                scored=float(lengths_N.sum()),
+                pairs=float((whole**2).sum()) / 2,
+                micro_batches=max(1, math.ceil(whole.sum() / ((budget or 1) * each))) * each,
+            )
+        widths = np.sort(-(-(lengths_N + prompt_tokens) // multiple) * multiple)[::-1]
+        round_size = plan.data_parallel if plan.couples_replicas else 1
+        start, found = 0, []
+        while start < len(widths):
+            width = int(widths[start])
+            count = round_size * (trainer.samples_per_micro_batch or max(1, (budget or 0) // width))
+            found.append(
+                _Work(
+                    tokens=count * width,
+                    scored=count * max(1, width - prompt_tokens),
+                    pairs=count * width**2 / 2,
+                    micro_batches=round_size,
+                )
+            )
+            start += count
+        return _Work.total(found)
+
+    @staticmethod
+    def total(parts: Sequence[_Work]) -> _Work:
+        return _Work(
+            tokens=sum(part.tokens for part in parts),
+            scored=sum(part.scored for part in parts),
+            pairs=sum(part.pairs for part in parts),
+            micro_batches=sum(part.micro_batches for part in parts),
+        )
+
+
+def _pass_seconds(experiment: ExperimentConfig, plan: ParallelPlan, card: CardRates, work: _Work) -> float:
+    """Seconds of a forward pass; micro-batches follow each other through the stages without a drain."""
+    own = max(1, work.micro_batches // plan.data_parallel)
+    filled = own / (own + plan.pipeline_stage - 1)
+    seconds = _forward(experiment, work) / (plan.world_size * card.peak * FORWARD_SHARE)
+    return (seconds + _exchanged(experiment, plan, card, work)) / filled
+
+
+def _update_seconds(experiment: ExperimentConfig, card: CardRates, work: _Work, updates: int) -> float:
+    """Seconds forward and backward with what is recomputed, which in every stage but the last is one more forward
+    pass. Stages idle while the pipeline of an update fills and drains."""
+    plan = experiment.plans.train
+    passes = (4 if plan.recompute == "full" else 3) + (plan.pipeline_stage > 1)
+    own = max(1, work.micro_batches // plan.data_parallel // updates)
+    filled = own / (own + plan.pipeline_stage - 1)
+    seconds = passes * _forward(experiment, work) / (plan.world_size * card.peak * UPDATE_SHARE)
+    # What a forward pass exchanges, the backward pass exchanges once too, and recomputing once more.
+    return (seconds + (passes - 1) * _exchanged(experiment, plan, card, work)) / filled
+
+
+def _forward(experiment: ExperimentConfig, work: _Work) -> float:
+    operations = Operations.of(experiment.model)
+    return work.tokens * operations.trunk + work.scored * operations.head + work.pairs * operations.pair
+
+
+def _exchanged(experiment: ExperimentConfig, plan: ParallelPlan, card: CardRates, work: _Work) -> float:
+    """Seconds in which a card sends activations in one pass: sums over model_parallel twice per layer, tokens against
+    heads around attention over context_parallel, tokens to experts and back."""
+    model = experiment.model
+    assert model.head_dim is not None
+    layers = model.num_hidden_layers / plan.pipeline_stage
+    tokens = work.tokens / plan.data_parallel / plan.context_parallel
+    hidden = tokens * model.hidden_size * _BFLOAT16
+    reduced = 2 * _reduced(hidden, plan.model_parallel) / _rate(card, plan.model_parallel)
+    heads = 2 * (model.num_attention_heads + model.num_key_value_heads) * model.head_dim / plan.model_parallel
+    context = plan.context_parallel
+    turned = tokens * heads * _BFLOAT16 * (1 - 1 / context) / _rate(card, context * plan.model_parallel)
+    routed = 0.0
+    if plan.expert_parallel > 1:
+        chosen = model.num_experts_per_tok or 0
+        share = 1 - 1 / plan.expert_parallel
+        routed = 2 * chosen * hidden / plan.model_parallel * share / _rate(card, plan.expert_block)
+    return layers * (reduced + turned + routed)
+
+
+def _optimizer_seconds(experiment: ExperimentConfig, card: CardRates) -> float:
+    """Seconds of gradients summed over the replicas, and of AdamW on a card's weights and moments."""
+    plan = experiment.plans.train
+    weights = FLOAT * sum(weight_sizes(experiment.model, plan, 0).values())
+    own = weights / plan.token_parts if plan.optimizer_shard else weights
+    summed = _reduced(weights, plan.token_parts) / _rate(card, plan.world_size // plan.pipeline_stage)
+    return summed + _OPTIMIZER_FLOATS * own / (card.memory * MEMORY_SHARE)
+
+
+def _reduced(size: float, parts: int) -> float:
+    """Bytes that each of the parts sends in a ring's sum of `size` bytes."""
+    return 2 * size * (parts - 1) / parts
+
+
+def _rate(card: CardRates, cards: int) -> float:
+    """Bytes per second between so many neighbours."""
+    return LINK_SHARE * (card.link if cards <= card.per_server else card.outer)
