@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
@@ -11,7 +11,7 @@ from mindgspo.cli.options import EmulateOption, SetOption, emulated_overrides
 
 if TYPE_CHECKING:
     from mindgspo.config import ExperimentConfig
-    from mindgspo.doctor import Machine
+    from mindgspo.doctor.machine import Machine
 
 
 def doctor(
@@ -28,7 +28,7 @@ def doctor(
         ),
     ] = None,
     smoke: Annotated[
-        bool, typer.Option("--smoke", help="Also compute: kernels, sums over groups, two steps, about two minutes.")
+        bool, typer.Option("--smoke", help="Also compute: kernels, sums over groups, two steps; minutes.")
     ] = False,
     emulate_ascend: EmulateOption = False,
     log: Annotated[
@@ -43,8 +43,8 @@ def doctor(
     matters on CPU is checked. If something is wrong, ends with a folder to send to somebody who can help, without
     what looks like a secret; look through it before you send it. Exit code 1 if something is broken.
 
-    With --smoke, a tiny model is computed under the plans of the experiment: one kernel per class of operators is
-    compared with numpy, each group of ranks adds up, and two steps are run with the weights resharded and verified.
+    With --smoke, a tiny model is computed under the plans of the experiment: each rank runs a step again that
+    the CPU has dumped, each group of ranks adds up, and two steps are run with the weights resharded and verified.
 
     With --log, the end of a log of a rank or of CANN is searched for codes of CANN, HCCL and MindSpore instead. Each is
     told with its cause and fix.
@@ -57,63 +57,60 @@ def doctor(
     import time
 
     from mindgspo.config import load_config
-    from mindgspo.doctor import Level, examine, facts, needs_of, report_lines, this_machine, write_bundle
+    from mindgspo.doctor.machine import Severity, this_machine
+    from mindgspo.doctor.report import examine, facts, needs_of, report_lines, write_bundle
     from mindgspo.parallel.platform import runtime
 
     if smoke and config is not None and runtime.launch_orders() is not None:
-        _work(config)
+        from mindgspo.doctor.smoke import smoke_of_rank
+        from mindgspo.launch.worker import run_worker
+
+        run_worker(lambda: smoke_of_rank(config, _replay))
     machine = this_machine()
     experiment = None if config is None else load_config(config, set_ or [], check_files=False)
     needs = needs_of(machine, experiment, nodes)
-    rows, findings = facts(machine, needs), examine(machine, needs)
-    for line in report_lines(rows, findings):
+    rows, problems = facts(machine, needs), examine(machine, needs)
+    for line in report_lines(rows, problems):
         print(line)
     folder = bundle or Path(f"doctor-{machine.host}-{time.strftime('%Y%m%d-%H%M%S')}")
-    is_wanted, is_well = bundle is not None or bool(findings), not any(one.level is Level.BROKEN for one in findings)
+    is_wanted = bundle is not None or bool(problems)
+    is_sound = not any(one.severity is Severity.BROKEN for one in problems)
     if is_wanted or smoke:
-        log_dir = None if experiment is None else needs.run_dir / "logs"
-        write_bundle(folder, machine, rows, findings, {}, log_dir)
+        write_bundle(folder, machine, rows, problems, None if experiment is None else needs.run_dir / "logs")
     if smoke:
-        has_cards = machine.has_cards() or emulate_ascend
-        is_sound = _smoke(folder, experiment, machine, on_cards=has_cards)
-        is_wanted, is_well = is_wanted or not is_sound, is_well and is_sound
+        is_right = _smoke(folder, experiment, machine, on_cards=machine.has_cards() or emulate_ascend)
+        is_wanted, is_sound = is_wanted or not is_right, is_sound and is_right
         if not is_wanted:
             shutil.rmtree(folder)
     if is_wanted:
         print(f"to send to somebody who can help: {folder}")
-    if not is_well:
+    if not is_sound:
         raise typer.Exit(1)
 
 
-def _work(config: Path) -> NoReturn:
-    """As a rank of the smoke test."""
-    from mindgspo.config import load_config
-    from mindgspo.launch.worker import run_worker
+def _replay(folder: Path) -> tuple[list[str], str]:
+    from mindgspo.replay.dump import Dump
+    from mindgspo.replay.run import replay_step
 
-    def body() -> int:
-        from mindgspo.doctor.smoke_ranks import smoke_of_rank  # MindSpore comes with it
-
-        return smoke_of_rank(load_config(config))
-
-    run_worker(body)
+    report = replay_step(Dump.open(folder))
+    return report.lines(), str(report.first_beyond() or "")
 
 
 def _smoke(folder: Path, experiment: ExperimentConfig | None, machine: Machine, *, on_cards: bool) -> bool:
     """Whether all parts went well; what they say is in the folder."""
-    from mindgspo.doctor.bundle import clean, write_part
-    from mindgspo.doctor.smoke import smoke_test, write_experiment
+    from mindgspo.doctor.report import clean, write_part
+    from mindgspo.doctor.smoke import smoke_test, write_smoke_experiment
 
-    device = "Ascend" if on_cards else "CPU"
     if experiment is not None and experiment.device == "Ascend" and not on_cards:
         print("smoke test: there is no card, so one process on CPU")
         experiment = None
-    stages = []
-    for stage in smoke_test(write_experiment(folder / "smoke", device, experiment)):
-        print(stage, flush=True)
-        stages.append(stage)
-    write_part(folder / "smoke.txt", "".join(f"{stage}\n" for stage in stages), machine.environment)
+    results = []
+    for result in smoke_test(write_smoke_experiment(folder / "smoke", "Ascend" if on_cards else "CPU", experiment)):
+        print(result, flush=True)
+        results.append(result)
+    write_part(folder / "smoke.txt", "".join(f"{result}\n" for result in results), machine.environment)
     clean(folder / "smoke", machine.environment)
-    return not any(stage.problem for stage in stages)
+    return not any(result.problem for result in results)
 
 
 def _explain(log: Path) -> None:

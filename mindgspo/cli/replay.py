@@ -22,8 +22,8 @@ def replay(
     """Run a dumped step again, and compare it number by number.
 
     A run with trainer.dump_step=N writes such a step. It is run in one process, on this CPU, on a card, or on an
-    emulated one. The forward pass is compared module by module, each given what was recorded in front of it, so that
-    the first one that differs is the one that computes something else. Then come log-probs, loss, gradients and
+    emulated one. The forward pass is compared module by module, each given its recorded inputs, so that the first
+    one that differs is the one that computes something else. Then come log-probs, loss, gradients and
     weights. The exit code is 1 if something is further off than allowed.
     """
     if emulate_ascend:
@@ -32,15 +32,15 @@ def replay(
     from mindgspo.config.device_rules import head_dim_problems
     from mindgspo.errors import ConfigError
     from mindgspo.parallel.platform.runtime import set_up_runtime
-    from mindgspo.replay import Dump, Verdict
-    from mindgspo.replay import replay as run_again
+    from mindgspo.replay.dump import Dump
+    from mindgspo.replay.run import ReplayVerdict, replay_step
 
     dump = Dump.open(step_dir)
     if device == "Ascend" and (problems := list(head_dim_problems(dump.config.model))):
         raise ConfigError(f"{step_dir}: cannot be run on a card: {problems[0]}")
     set_up_runtime(device)
-    comparison = run_again(dump, tolerance=tolerance)
-    for line in comparison.lines():
+    report = replay_step(dump, tolerance=tolerance)
+    for line in report.lines():
         print(line)
-    if comparison.verdict is Verdict.DIFFERENT:
+    if report.verdict is ReplayVerdict.DIFFERENT:
         raise typer.Exit(1)

@@ -1,189 +1,205 @@
-"""The host: shared memory, disks, limits, memory, locale, compiler."""
+"""The host: shared memory, disks, limits, memory, locale, compiler; variables, rank table and ports of HCCL and of the
+cluster.
+
+Ranges and defaults of variables: HCCL's user guide, "environment variables".
+"""
 
 from __future__ import annotations
 
 import errno
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from mindgspo.doctor.findings import Finding, Needs, broken, risk
-from mindgspo.doctor.machine import Machine
+from mindgspo.doctor.machine import Machine, MachineProblem, Needs, problem
+from mindgspo.text import listed
 from mindgspo_kernels.cache import cache_folder, check_own
 
 _GB = 1 << 30
 _SHARED_BYTES = 1 * _GB
 _RUN_BYTES, _TMP_BYTES = 10 * _GB, 1 * _GB
 _RANK_BYTES = {"CPU": 1 * _GB, "Ascend": 8 * _GB}
-"""Of host memory per rank: what a small run takes on CPU, and what compiling for Ascend took (docs/ascend.md)."""
-_LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "overlay", "tmpfs", "zfs")
+"""Host memory per rank: what a small run takes on CPU, and what compiling for Ascend took (docs/ascend.md)."""
+_LEAST_LIMITS = {"nofile": ("-n", 4096), "nproc": ("-u", 2048), "stack": ("-s", 8 << 20)}
+_LEAST_LOCKED = 64 << 20
+_LOCAL_DISKS = ("ext2", "ext3", "ext4", "xfs", "btrfs", "overlay", "tmpfs", "zfs")
+_RANGES = {
+    "HCCL_CONNECT_TIMEOUT": (120, 7200, "seconds that a rank waits for others to connect"),
+    "HCCL_EXEC_TIMEOUT": (0, 2147483647, "seconds that a collective may take"),
+    "HCCL_BUFFSIZE": (1, 1 << 20, "MB of a communicator's buffer"),
+    "HCCL_RDMA_TIMEOUT": (5, 24, "exponent of the retransmission timeout"),
+    "HCCL_RDMA_RETRY_CNT": (1, 7, "retransmissions"),
+    "HCCL_IF_BASE_PORT": (1024, 65520, "first of 16 ports on the host"),
+}
+_SHORT_CONNECT_S = 600
+_BASE_PORT, _NUM_PORTS = 60000, 16
+ROLES = ("MS_ROLE", "MS_WORKER_NUM", "MS_NODE_ID", "RANK_ID", "RANK_SIZE")
 
 
-def disks(machine: Machine, needs: Needs) -> Iterator[Finding]:
-    """Shared memory, the run folder, temporary files, the cache of kernels."""
+def leftovers(machine: Machine, needs: Needs) -> Iterator[MachineProblem]:
+    """Variables of an earlier launch: `mindgspo run` would take itself for one of its workers."""
+    names = [name for name in ROLES if name in machine.environment]
+    if "MS_ROLE" in names or "RANK_ID" in names:
+        what = f"{listed([f'{name}={machine.environment[name]}' for name in names])} in this shell"
+        yield problem("stale_role", what, names=" ".join(names))
+
+
+def variables(machine: Machine, needs: Needs) -> Iterator[MachineProblem]:
+    """Variables with values that HCCL refuses, or that fit another machine."""
+    given = machine.environment
+    yield from _interfaces(machine, "GLOO_SOCKET_IFNAME")
+    if needs.device != "Ascend":
+        return
+    yield from _interfaces(machine, "HCCL_SOCKET_IFNAME")
+    for name, (least, most, meaning) in _RANGES.items():
+        text = given.get(name)
+        if text is not None and not (text.strip().isdecimal() and least <= int(text) <= most):
+            yield problem("hccl_range", f"{name}={text}", variable=name, meaning=meaning, least=least, most=most)
+    connect = given.get("HCCL_CONNECT_TIMEOUT", "120")
+    if needs.is_cluster and connect.isdecimal() and 120 <= int(connect) < _SHORT_CONNECT_S:
+        yield problem("hccl_connect_timeout", f"HCCL_CONNECT_TIMEOUT is {connect} s (the default is 120)")
+    address = given.get("HCCL_IF_IP")
+    if address and not any(address in addresses for addresses in machine.interfaces.values()):
+        public = [one for name, addresses in sorted(machine.interfaces.items()) if name != "lo"
+                  for one in sorted(addresses) if one.count(".") == 3]  # fmt: skip
+        what = f"HCCL_IF_IP={address} is no address of this machine"
+        yield problem("hccl_if_ip", what, address=public[0] if public else "<address of this machine>")
+    allowed = given.get("HCCL_WHITELIST_FILE")
+    if given.get("HCCL_WHITELIST_DISABLE") == "0" and not (allowed and machine.text(allowed)):
+        what = f"HCCL_WHITELIST_DISABLE=0, and HCCL_WHITELIST_FILE is {allowed or 'not set'}"
+        yield problem("hccl_whitelist", what)
+
+
+def _interfaces(machine: Machine, variable: str) -> Iterator[MachineProblem]:
+    """`eth,enp`: beginnings of names, with GLOO whole names; `=eth0`: whole names; `^...`: all but these."""
+    text = machine.environment.get(variable, "").strip()
+    wanted, is_exact = text.removeprefix("=").split(","), text.startswith("=") or variable.startswith("GLOO")
+    there = machine.interfaces
+    if not text or text.startswith("^") or any(
+        name == one if is_exact else name.startswith(one) for name in there for one in wanted
+    ):  # fmt: skip
+        return
+    known = listed(sorted(name for name in there if name != "lo") or ["lo"])
+    yield problem("socket_interface", f"{variable}={text}: this machine has {known}", variable=variable, known=known)
+
+
+def ports(machine: Machine, needs: Needs) -> Iterator[MachineProblem]:
+    """Ports of the host that HCCL binds."""
+    if needs.device != "Ascend" or not needs.is_cluster:
+        return
+    text = machine.environment.get("HCCL_IF_BASE_PORT", str(_BASE_PORT))
+    first = int(text) if text.isdecimal() else _BASE_PORT
+    if taken := sorted(machine.listening & _ports_from(first)):
+        free = next(port for port in range(50000, 65000, 100) if not machine.listening & _ports_from(port))
+        what = f"another process listens at port {listed(taken)}"
+        yield problem("hccl_ports", what, first=first, last=first + _NUM_PORTS - 1, free=free)
+
+
+def _ports_from(first: int) -> set[int]:
+    return set(range(first, first + _NUM_PORTS))
+
+
+def rank_table(machine: Machine, needs: Needs) -> Iterator[MachineProblem]:
+    """The file of RANK_TABLE_FILE. The launcher needs none: HCCL then finds the cards by itself."""
+    path = machine.environment.get("RANK_TABLE_FILE")
+    if needs.device == "Ascend" and path and (wrong := _wrong_table(machine.text(path), needs)):
+        yield problem("rank_table", f"RANK_TABLE_FILE={path}: {wrong}")
+
+
+def _wrong_table(text: str, needs: Needs) -> str | None:
+    if not text:
+        return "cannot be read"
+    try:
+        table = json.loads(text)
+        devices = [(server["server_id"], one["device_id"], int(one["rank_id"]))
+                   for server in table["server_list"] for one in server["device"]]  # fmt: skip
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        return f"is no rank table ({type(error).__name__}: {error})"
+    ranks = sorted(rank for _, _, rank in devices)
+    if table.get("status") != "completed":
+        return f"status is {table.get('status')!r}, not 'completed'"
+    if len({device[:2] for device in devices}) < len(devices):
+        return "a device of a server stands there twice"
+    if ranks != list(range(len(ranks))):
+        return f"rank ids are {listed(ranks)}, not 0 to {len(ranks) - 1}"
+    if needs.has_config and len(ranks) != needs.ranks * needs.nodes:
+        return f"{len(ranks)} ranks, and the plans need {needs.ranks * needs.nodes}"
+    return None
+
+
+def disks(machine: Machine, needs: Needs) -> Iterator[MachineProblem]:
+    """Shared memory, the run folder, temporary files."""
     shared = machine.disk("/dev/shm")
     if shared.total < _SHARED_BYTES:
-        yield broken(
-            "shared_memory",
-            f"/dev/shm has {_size(shared.total)}",
-            why="ranks and workers exchange arrays there; a container gets 64 MB unless told otherwise (SIGBUS)",
-            fix="start the container with --shm-size=16g (Kubernetes: an emptyDir of medium Memory at /dev/shm)",
-        )
+        yield problem("shared_memory", f"/dev/shm has {_size(shared.total)}")
     elif shared.free < _SHARED_BYTES:
-        yield broken(
-            "shared_memory_full",
-            f"/dev/shm has {_size(shared.free)} left of {_size(shared.total)}",
-            why="ranks and workers exchange arrays there (SIGBUS)",
-            fix="remove what killed jobs left: ls -l /dev/shm",
-        )
-    run_dir = machine.disk(str(needs.run_dir))
-    if needs.has_config and run_dir.free < _RUN_BYTES:
-        yield broken(
-            "run_disk",
-            f"{_size(run_dir.free)} free for {needs.run_dir}",
-            why="checkpoints of weights and moments are written there, the newest twice while one is replaced",
-            fix="make room, or choose another disk with --set run_dir=...",
-        )
+        yield problem("shared_memory_full", f"/dev/shm has {_size(shared.free)} left of {_size(shared.total)}")
+    free = machine.disk(str(needs.run_dir)).free
+    if needs.has_config and free < _RUN_BYTES:
+        yield problem("run_disk", f"{_size(free)} free for {needs.run_dir}")
     temporary = machine.environment.get("TMPDIR") or "/tmp"
     if not machine.exists(temporary):
-        yield broken(
-            "tmp_missing",
-            f"TMPDIR={temporary} does not exist",
-            why="the launcher, MindSpore and compilers keep files there",
-            fix="unset TMPDIR",
-        )
-    elif machine.disk(temporary).free < _TMP_BYTES:
-        yield broken(
-            "tmp_disk",
-            f"{_size(machine.disk(temporary).free)} free in {temporary}",
-            why="the launcher, MindSpore and compilers keep files there",
-            fix=f"make room in {temporary}, or export TMPDIR=<folder on another disk>",
-        )
-    if needs.has_config and needs.nodes > 1 and (kind := _file_system(machine, str(needs.run_dir))) in _LOCAL:
-        yield risk(
-            "run_dir_local",
-            f"{needs.run_dir} is on {kind}, a disk of this machine alone",
-            why="all nodes must see one run folder: checkpoints, prepared data and the report are rank 0's",
-            fix="--set run_dir=<folder on a file system that all nodes mount>",
-        )
+        yield problem("tmp_missing", f"TMPDIR={temporary} does not exist")
+    elif (free := machine.disk(temporary).free) < _TMP_BYTES:
+        yield problem("tmp_disk", f"{_size(free)} free in {temporary}", folder=temporary)
+    if needs.has_config and needs.nodes > 1 and (kind := _file_system(machine, needs.run_dir)) in _LOCAL_DISKS:
+        yield problem("run_dir_local", f"{needs.run_dir} is on {kind}, a disk of this machine alone")
 
 
-def _file_system(machine: Machine, path: str) -> str | None:
-    """Of the mount that holds a path."""
-    mounts = [line.split() for line in (machine.text("/proc/mounts") or "").splitlines()]
-    holding = [
-        fields
-        for fields in mounts
-        if len(fields) > 2 and (fields[1] == "/" or path == fields[1] or path.startswith(f"{fields[1]}/"))
-    ]
+def _file_system(machine: Machine, path: Path) -> str | None:
+    """Kind of the mount that holds a path, e.g. ext4."""
+    mounts = [line.split() for line in machine.text("/proc/mounts").splitlines()]
+    holding = [fields for fields in mounts if len(fields) > 2 and path.is_relative_to(fields[1])]
     return max(holding, key=lambda fields: len(fields[1]), default=[None, None, None])[2]
 
 
-def limits(machine: Machine, needs: Needs) -> Iterator[Finding]:
+def limits(machine: Machine, needs: Needs) -> Iterator[MachineProblem]:
     """What `ulimit` allows."""
-    least = {"nofile": (4096, "-n", "files that one process holds open: sockets of ranks, workers, data"),
-             "nproc": (2048, "-u", "processes and threads of this user: a rank has a hundred")}  # fmt: skip
-    for name, (number, flag, meaning) in least.items():
+    for name, (flag, least) in _LEAST_LIMITS.items():
         value = machine.limits.get(name)
-        if value is not None and value < number:
-            yield broken(
-                f"limit_{name}",
-                f"ulimit {flag} is {value}",
-                why=f"{meaning}; too few end a run in its middle (EMFILE, EAGAIN)",
-                fix=f"ulimit {flag} {number * 16} (container: --ulimit {name}={number * 16})",
-            )
-    stack = machine.limits.get("stack")
-    if stack is not None and stack < 8 << 20:
-        yield risk(
-            "limit_stack",
-            f"ulimit -s is {stack >> 10} kB",
-            why="MindSpore's compiler recurses through large graphs (SIGSEGV)",
-            fix="ulimit -s 8192",
-        )
+        if value is not None and value < least:
+            yield problem(f"limit_{name}", f"ulimit {flag} is {f'{value >> 10} kB' if name == 'stack' else value}")
     locked = machine.limits.get("memlock")
-    if needs.device == "Ascend" and needs.is_cluster and locked is not None and locked < 64 << 20:
-        yield risk(
-            "limit_memlock",
-            f"ulimit -l is {locked >> 10} kB",
-            why="RDMA and copies to cards pin host memory",
-            fix="ulimit -l unlimited (container: --ulimit memlock=-1:-1)",
-        )
+    if needs.device == "Ascend" and needs.is_cluster and locked is not None and locked < _LEAST_LOCKED:
+        yield problem("limit_memlock", f"ulimit -l is {locked >> 10} kB")
 
 
-def memory(machine: Machine, needs: Needs) -> Iterator[Finding]:
+def memory(machine: Machine, needs: Needs) -> Iterator[MachineProblem]:
     """Host memory and cores for the ranks."""
-    needed = _RANK_BYTES[needs.device] * needs.ranks
-    if machine.memory < needed:
-        yield (broken if machine.memory < needed // 2 else risk)(
-            "host_memory",
-            f"{_size(machine.memory)} of memory for {needs.ranks} ranks",
-            why=f"a rank takes about {_size(_RANK_BYTES[needs.device])} while it compiles, and is killed without it",
-            fix="raise the container's limit (--memory), or run fewer ranks",
-        )
+    least = _RANK_BYTES[needs.device]
+    if machine.memory < least * needs.ranks:
+        yield problem("host_memory", f"{_size(machine.memory)} of memory for {needs.ranks} ranks", least=_size(least))
     if needs.device == "CPU" and needs.ranks > 2 * machine.cores:
-        yield risk(
-            "cores",
-            f"{needs.ranks} ranks on {machine.cores} cores",
-            why="they wait for each other in every collective",
-            fix=f"plans for {machine.cores} ranks",
-        )
+        yield problem("cores", f"{needs.ranks} ranks on {machine.cores} cores", cores=machine.cores)
 
 
-def surroundings(machine: Machine, needs: Needs) -> Iterator[Finding]:
+def surroundings(machine: Machine, needs: Needs) -> Iterator[MachineProblem]:
     """Locale, compiler, cache, log levels."""
     if machine.encoding.lower().replace("-", "") not in ("utf8", "utf8mb4"):
-        yield risk(
-            "locale",
-            f"text is encoded as {machine.encoding}",
-            why="prompts, responses and file names are UTF-8; libraries that do not say so fail at the first other one",
-            fix="export LC_ALL=C.UTF-8",
-        )
+        yield problem("locale", f"text is encoded as {machine.encoding}")
     if "g++" not in machine.tools and needs.device == "CPU":
-        yield risk(
-            "no_compiler",
-            "no g++",
-            why="the kernels for CPU cannot be built: several times slower, and bfloat16 is refused",
-            fix="apt-get install g++",
-        )
-    cache = str(cache_folder(machine.environment).parent)
-    holder = next(parent for parent in (machine.path(cache), *machine.path(cache).parents) if parent.exists())
-    if machine.user_id and not machine.may_open("/" + str(holder.relative_to(machine.root))):
-        yield risk(
-            "cache_closed",
-            f"user {machine.user} may not write in {cache}",
-            why="kernels and stand-ins are compiled again by each process",
-            fix="export XDG_CACHE_HOME=<a folder of yours>",
-        )
-    yield from _open_cache(machine.path(cache) / "mindgspo")
-    verbose = [f"{name}={value}" for name in ("ASCEND_GLOBAL_LOG_LEVEL", "GLOG_v")
-               if (value := machine.environment.get(name)) in ("0", "1")]  # fmt: skip
+        yield problem("no_compiler", "no g++")
+    yield from _kernel_cache(machine)
+    verbose = {name: value for name in ("ASCEND_GLOBAL_LOG_LEVEL", "GLOG_v")
+               if (value := machine.environment.get(name)) in ("0", "1")}  # fmt: skip
     if verbose:
-        yield risk(
-            "verbose_logs",
-            " ".join(verbose),
-            why="debug logs slow each kernel down and fill the disk with gigabytes",
-            fix=f"unset {' '.join(one.partition('=')[0] for one in verbose)}",
-        )
+        what = " ".join(f"{name}={value}" for name, value in verbose.items())
+        yield problem("verbose_logs", what, names=" ".join(verbose))
     if machine.environment.get("ASCEND_LAUNCH_BLOCKING") == "1":
-        yield risk(
-            "launch_blocking",
-            "ASCEND_LAUNCH_BLOCKING=1",
-            why="every kernel is waited for; meant for debugging",
-            fix="unset ASCEND_LAUNCH_BLOCKING",
-        )
+        yield problem("launch_blocking", "ASCEND_LAUNCH_BLOCKING=1")
 
 
-def _open_cache(ours: Path) -> Iterator[Finding]:
+def _kernel_cache(machine: Machine) -> Iterator[MachineProblem]:
+    ours = machine.path(cache_folder(machine.environment))
+    holder = next(parent for parent in ours.parents if parent.exists())
+    if machine.user_id and not machine.may_open("/" + str(holder.relative_to(machine.root))):
+        yield problem("cache_closed", f"user {machine.user} may not write in {ours.parent}")
     try:
         for path in (ours, *ours.glob("kernels/*/*.so"), *ours.glob("ascend-stand-ins/*")):
             check_own(path, ours)
     except OSError as error:
         if error.errno == errno.EPERM:  # of `check_own`; else nothing is there
-            yield risk(
-                "cache_open",
-                f"{error.filename} {error.strerror}",
-                why="what others put there would run with your rights, so kernels are compiled again by each process",
-                fix=f"rm -r {ours}, or export XDG_CACHE_HOME=<a folder that only you may write>",
-            )
+            yield problem("cache_open", f"{error.filename} {error.strerror}", folder=ours)
 
 
 def _size(num_bytes: int) -> str:

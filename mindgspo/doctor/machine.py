@@ -1,8 +1,9 @@
-"""What the checks read of a machine, so that a test can hand them another one: files below a root, environment, limits,
-installed packages, answers of commands."""
+"""The machine as the checks see it, so that a test can hand them another one; what an experiment needs of it; and what
+a check finds. Severity, reason and fix of each finding are in findings.yaml."""
 
 from __future__ import annotations
 
+import functools
 import getpass
 import importlib.metadata
 import importlib.util
@@ -13,26 +14,32 @@ import resource
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
+from typing import Literal
 
 import psutil
+import yaml
 
-_COMMAND_S = 20.0
-_MOST_BYTES = 1 << 20
-
+DRIVER = "/usr/local/Ascend/driver"
 LIMITS = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC, "memlock": resource.RLIMIT_MEMLOCK,
           "stack": resource.RLIMIT_STACK}  # fmt: skip
-PACKAGES = ("mindspore", "mindspore-ascend", "mindspore-cpu", "mindspore-gpu", "mindspore-dev", "numpy", "mindformers")
+MINDSPORE_PACKAGES = ("mindspore", "mindspore-ascend", "mindspore-cpu", "mindspore-gpu", "mindspore-dev")
+_PACKAGES = (*MINDSPORE_PACKAGES, "numpy", "mindformers")
+_COMMAND_S = 20.0
+_MOST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Of a command: its exit code; what it printed, errors behind the rest."""
+    """Result of a command."""
 
     code: int
     text: str
+    """Standard output, then standard error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,44 +52,50 @@ class Disk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """root: of its files. environment: variables. run: a command line -> its output, None where there is no such
-    command. disk: of an absolute path. limits: soft ones of `LIMITS`, bytes or numbers, None for unlimited.
-    packages: {distribution: version} of those of `PACKAGES` that are installed. mindspore: folder of the package.
-    tools: of the compilers asked for, those that are there. user: name; user_id, groups: numbers. interfaces:
-    {network interface: its addresses}. listening: TCP ports that somebody listens at. memory: bytes, the limit of
-    the container among them. encoding: of file names and text."""
+    """Everything that the checks read."""
 
     root: Path
+    """Folder below which its files are: / of this machine."""
     environment: Mapping[str, str]
     run: Callable[[tuple[str, ...]], Output | None]
+    """Runs a command line; None if there is no such command."""
     disk: Callable[[str], Disk]
+    """File system of an absolute path."""
     limits: Mapping[str, int | None]
+    """Soft limits of `LIMITS`, in bytes or numbers; None for unlimited."""
     packages: Mapping[str, str]
+    """{distribution: version} of MindSpore, numpy and MindFormers, as far as they are installed."""
     mindspore: Path | None
+    """Folder of the package."""
     tools: frozenset[str]
+    """Compilers on the path: g++, gcc."""
     python: str
     processor: str
     user: str
     user_id: int
     groups: frozenset[int]
     interfaces: Mapping[str, frozenset[str]]
+    """{network interface: its addresses}."""
     listening: frozenset[int]
+    """TCP ports in use."""
     memory: int
+    """Bytes, the container's limit included."""
     cores: int
     encoding: str
+    """Of file names and text, e.g. UTF-8."""
     host: str
 
     def path(self, path: str | os.PathLike) -> Path:
         """Where an absolute path of the machine is to be read."""
         return self.root / str(path).lstrip("/")
 
-    def text(self, path: str | os.PathLike) -> str | None:
-        """Of a file, at most a megabyte; None where it cannot be read."""
+    def text(self, path: str | os.PathLike) -> str:
+        """Content of a file, at most a megabyte; empty if it cannot be read."""
         try:
             with self.path(path).open("rb") as file:
                 return file.read(_MOST_BYTES).decode("utf-8", "replace")
         except OSError:
-            return None
+            return ""
 
     def exists(self, path: str | os.PathLike) -> bool:
         """Whether a file or folder is there."""
@@ -106,11 +119,68 @@ class Machine:
         return bool(self.devices()) or self.exists(DRIVER)
 
 
-DRIVER = "/usr/local/Ascend/driver"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What an experiment asks of this machine."""
+
+    device: Literal["CPU", "Ascend"]
+    ranks: int = 1
+    """Processes that train here."""
+    cards: int = 1
+    """Those, and the cards that generate."""
+    nodes: int = 1
+    run_dir: Path = Path("/")
+    """Absolute."""
+    has_config: bool = False
+    """Whether an experiment was named; without one the least is asked for."""
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether ranks talk to each other."""
+        return self.ranks * self.nodes > 1
+
+
+class Severity(str, Enum):
+    """BROKEN: a run will fail, or compute something else. RISK: it may fail later, or be slow."""
+
+    BROKEN = "broken"
+    RISK = "risk"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineProblem:
+    """One thing that is wrong."""
+
+    name: str
+    """Key of findings.yaml, e.g. card_busy."""
+    severity: Severity
+    what: str
+    """What was found, with its value."""
+    why: str
+    """Why it hurts."""
+    fix: str
+    """The one thing to do."""
+
+
+Check = Callable[[Machine, Needs], Iterator[MachineProblem]]
+
+
+def problem(name: str, what: str, **values: object) -> MachineProblem:
+    """An entry of findings.yaml with its braces filled in."""
+    entry = known_problems()[name]
+    why, fix = (entry[key].format_map(values) for key in ("why", "fix"))
+    return MachineProblem(name=name, severity=Severity(entry["severity"]), what=what, why=why, fix=fix)
+
+
+@functools.cache
+def known_problems() -> Mapping[str, Mapping[str, str]]:
+    """All entries of findings.yaml, by name."""
+    return yaml.safe_load(Path(__file__).with_name("findings.yaml").read_text(encoding="utf-8"))
 
 
 def this_machine() -> Machine:
-    """The one that this process runs on."""
+    """The machine that this process runs on."""
+    spec = importlib.util.find_spec("mindspore")
     return Machine(
         root=Path("/"),
         environment=dict(os.environ),
@@ -118,7 +188,7 @@ def this_machine() -> Machine:
         disk=_disk,
         limits={name: _limit(number) for name, number in LIMITS.items()},
         packages=_packages(),
-        mindspore=_mindspore(),
+        mindspore=None if spec is None or spec.origin is None else Path(spec.origin).parent,
         tools=frozenset(name for name in ("g++", "gcc") if shutil.which(name)),
         python=platform.python_version(),
         processor=platform.machine(),
@@ -130,7 +200,7 @@ def this_machine() -> Machine:
             for name, addresses in psutil.net_if_addrs().items()
         },
         listening=_listening(),
-        memory=min(psutil.virtual_memory().total, _container_limit()),
+        memory=min(psutil.virtual_memory().total, *_container_limits()),
         cores=len(os.sched_getaffinity(0)),
         encoding=locale.getpreferredencoding(False),
         host=socket.gethostname(),
@@ -142,9 +212,7 @@ def _run(command: tuple[str, ...]) -> Output | None:
         done = subprocess.run(command, capture_output=True, timeout=_COMMAND_S, stdin=subprocess.DEVNULL)
     except (FileNotFoundError, PermissionError):
         return None
-    except subprocess.TimeoutExpired:
-        return Output(124, f"no answer within {_COMMAND_S:g} s")
-    except OSError as error:
+    except (subprocess.TimeoutExpired, OSError) as error:
         return Output(126, str(error))
     return Output(done.returncode, (done.stdout + done.stderr)[:_MOST_BYTES].decode("utf-8", "replace"))
 
@@ -162,17 +230,10 @@ def _limit(number: int) -> int | None:
 
 def _packages() -> dict[str, str]:
     found = {}
-    for name in PACKAGES:
-        try:
+    for name in _PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
-
-
-def _mindspore() -> Path | None:
-    spec = importlib.util.find_spec("mindspore")
-    return None if spec is None or spec.origin is None else Path(spec.origin).parent
 
 
 def _user() -> str:
@@ -190,13 +251,11 @@ def _listening() -> frozenset[int]:
     return frozenset(one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN)
 
 
-def _container_limit() -> int:
-    """Of control groups of both versions, as a container sees its own."""
+def _container_limits() -> Iterator[int]:
+    """Memory limits of control groups of both versions, as a container sees its own; infinite where there is none."""
+    yield 1 << 62
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        try:
+        with suppress(OSError):
             text = Path("/sys/fs/cgroup", name).read_text(encoding="ascii").strip()
-        except OSError:
-            continue
-        if text.isdecimal():
-            return int(text)
-    return psutil.virtual_memory().total
+            if text.isdecimal():
+                yield int(text)

@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from mindgspo.doctor.findings import Finding, Needs, broken, risk
-from mindgspo.doctor.machine import DRIVER, Machine
+from mindgspo.doctor.machine import DRIVER, MINDSPORE_PACKAGES, Machine, MachineProblem, Needs, problem
 from mindgspo.text import listed
 
 PYTHONS = ("3.10", "3.11", "3.12")
@@ -19,96 +18,55 @@ CANN_SERIES = ("8.2", "8.3", "8.5", "9.0", "9.1")
 DRIVER_OF_CANN = {"8.2": (25, 2), "8.3": (25, 3), "8.5": (25, 5), "9.0": (26, 0), "9.1": (26, 0)}
 """The oldest driver that MindFormers' table pairs with a series of CANN; 9.1 is not in it, and needs no older one."""
 
-_MINDSPORES = ("mindspore", "mindspore-ascend", "mindspore-cpu", "mindspore-gpu", "mindspore-dev")
 _USUAL_CANN = ("/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend/cann", "/usr/local/Ascend/latest")
 _KERNELS = "opp/built-in/op_impl/ai_core/tbe/kernel"
+_CANN_VERSION_FILES = ("compiler/version.info", "toolkit/version.info", "runtime/version.info", "version.info")
 
 
-def python_packages(machine: Machine, needs: Needs) -> Iterator[Finding]:
+def python_packages(machine: Machine, needs: Needs) -> Iterator[MachineProblem]:
     """Python, MindSpore, numpy."""
-    series = ".".join(machine.python.split(".")[:2])
-    if series not in PYTHONS:
-        yield broken(
-            "python_version",
-            f"Python {machine.python}",
-            why="MindSpore has wheels for 3.10, 3.11 and 3.12 only",
-            fix="make an environment with one of them: python3.11 -m venv .venv",
-        )
-    installed = [name for name in _MINDSPORES if name in machine.packages]
+    if _series(machine.python) not in PYTHONS:
+        yield problem("python_version", f"Python {machine.python}")
     if machine.mindspore is None:
-        yield broken(
-            "mindspore_missing",
-            f"no MindSpore in this Python {machine.python}",
-            why="everything but `check`, `plan` and `report` needs it",
-            fix="pip install 'mindspore~=2.10.0', or on a CANN image use the Python that has it",
-        )
+        yield problem("mindspore_missing", f"no MindSpore in this Python {machine.python}")
         return
+    installed = [name for name in MINDSPORE_PACKAGES if name in machine.packages]
+    versions = [f"{name} {machine.packages[name]}" for name in installed]
+    tested = MINDSPORES[needs.device]
     if len(installed) > 1:
-        yield broken(
-            "two_mindspores",
-            f"{listed([f'{name} {machine.packages[name]}' for name in installed])} in one environment",
-            why="they write into one folder `mindspore`, whose files are then a mixture",
-            fix=f"pip uninstall -y {' '.join(installed)}, then pip install 'mindspore~=2.10.0'",
-        )
-    elif installed and ".".join(machine.packages[installed[0]].split(".")[:2]) not in MINDSPORES[needs.device]:
-        yield broken(
-            "mindspore_version",
-            f"{installed[0]} {machine.packages[installed[0]]}",
-            why=f"device {needs.device} is tested with MindSpore {listed(MINDSPORES[needs.device])}; other series have "
-            "other operators and layouts",
-            fix="pip install 'mindspore~=2.10.0'",
-        )
+        yield problem("two_mindspores", f"{listed(versions)} in one environment", installed=" ".join(installed))
+    elif installed and _series(machine.packages[installed[0]]) not in tested:
+        yield problem("mindspore_version", versions[0], device=needs.device, tested=listed(tested))
     numpy = machine.packages.get("numpy", "")
-    if not numpy.startswith("1.") or _numbers(numpy) < (1, 26):
-        yield broken(
-            "numpy_version",
-            f"numpy {numpy or 'missing'}",
-            why="MindSpore is built for numpy 1.x; with 2.x its errors turn into ImportErrors",
-            fix="pip install 'numpy>=1.26,<2'",
-        )
+    if not (1, 26) <= _numbers(numpy) < (2,):
+        yield problem("numpy_version", f"numpy {numpy or 'missing'}")
     plugin = machine.mindspore / "lib" / "plugin" / "libmindspore_ascend.so.2"
     if needs.device == "Ascend" and not plugin.is_file():
-        yield broken(
-            "mindspore_without_ascend",
-            f"MindSpore at {machine.mindspore} has no Ascend plugin ({plugin.name})",
-            why="it was built for CPU alone, and sees no card",
-            fix="pip install --force-reinstall 'mindspore~=2.10.0'",
-        )
+        what = f"MindSpore at {machine.mindspore} has no Ascend plugin ({plugin.name})"
+        yield problem("mindspore_without_ascend", what)
 
 
-def cann(machine: Machine, needs: Needs) -> Iterator[Finding]:
+def cann(machine: Machine, needs: Needs) -> Iterator[MachineProblem]:
     """CANN's folder, environment, version and kernels."""
     if needs.device != "Ascend":
         return
-    home = machine.environment.get("ASCEND_HOME_PATH") or machine.environment.get("ASCEND_TOOLKIT_HOME")
+    home = _cann_home(machine)
     usual = next((folder for folder in _USUAL_CANN if machine.exists(f"{folder}/lib64")), None)
-    if not home:
-        yield (
-            broken(
-                "cann_missing",
-                f"no CANN: ASCEND_HOME_PATH is not set, and nothing is at {listed(_USUAL_CANN)}",
-                why="MindSpore loads CANN's libraries to reach a card",
-                fix="install CANN's toolkit and kernels for this chip, 9.1, or use a CANN image",
-            )
-            if usual is None
-            else broken(
-                "cann_not_sourced",
-                f"CANN is at {usual}, and ASCEND_HOME_PATH is not set",
-                why="libraries, operators and compilers are found through variables that set_env.sh sets",
-                fix=f"source {_set_env(machine, usual)}",
-            )
-        )
-        return
-    if not machine.exists(f"{home}/lib64"):
-        yield broken(
-            "cann_path_gone",
-            f"ASCEND_HOME_PATH={home} has no lib64",
-            why="the libraries of CANN are looked for there",
-            fix=f"source {_set_env(machine, usual or '/usr/local/Ascend/ascend-toolkit/latest')} in a new shell",
-        )
-        return
-    yield from _cann_environment(machine, home)
-    yield from _cann_versions(machine, home)
+    if home and machine.exists(f"{home}/lib64"):
+        yield from _cann_environment(machine, home)
+        yield from _cann_versions(machine)
+    elif home:
+        set_env = _set_env(machine, usual or _USUAL_CANN[0])
+        yield problem("cann_path_gone", f"ASCEND_HOME_PATH={home} has no lib64", set_env=set_env)
+    elif usual:
+        what = f"CANN is at {usual}, and ASCEND_HOME_PATH is not set"
+        yield problem("cann_not_sourced", what, set_env=_set_env(machine, usual))
+    else:
+        yield problem("cann_missing", f"no CANN: ASCEND_HOME_PATH is not set, and nothing is at {listed(_USUAL_CANN)}")
+
+
+def _cann_home(machine: Machine) -> str | None:
+    return machine.environment.get("ASCEND_HOME_PATH") or machine.environment.get("ASCEND_TOOLKIT_HOME")
 
 
 def _set_env(machine: Machine, home: str) -> str:
@@ -116,76 +74,43 @@ def _set_env(machine: Machine, home: str) -> str:
     return beside if machine.exists(beside) else f"{home.rpartition('/')[0]}/set_env.sh"
 
 
-def _cann_environment(machine: Machine, home: str) -> Iterator[Finding]:
-    folders = machine.environment.get("LD_LIBRARY_PATH", "").split(":")
-    own = machine.path(f"{home}/lib64").resolve()
-    places = [machine.path(folder).resolve() for folder in folders if folder.startswith("/")]
-    others = [place for place in places if place != own and (place / "libascendcl.so").is_file()]
-    if own not in places:
-        yield broken(
-            "cann_library_path",
-            f"LD_LIBRARY_PATH does not hold {home}/lib64",
-            why="libascendcl.so and its siblings are not found when MindSpore loads its plugin",
-            fix=f"source {_set_env(machine, home)}",
-        )
-    elif any(places.index(other) < places.index(own) for other in others if "stub" not in other.name):
-        other = next(folder for folder, place in zip(folders, places, strict=False) if place in others)
-        yield broken(
-            "two_canns",
-            f"LD_LIBRARY_PATH has {other} before {home}/lib64",
-            why="libraries of one CANN work with operators of another",
-            fix=f"open a new shell and source only {_set_env(machine, home)}",
-        )
+def _cann_environment(machine: Machine, home: str) -> Iterator[MachineProblem]:
+    set_env = _set_env(machine, home)
+    yield from _library_path(machine, home, set_env)
     opp = machine.environment.get("ASCEND_OPP_PATH")
     if not opp or not machine.exists(opp):
-        yield broken(
-            "cann_opp",
-            f"ASCEND_OPP_PATH is {opp or 'not set'}{', which does not exist' if opp else ''}",
-            why="kernels and their tiling are looked for there: every operator would be unknown (E19999, EZ3003)",
-            fix=f"source {_set_env(machine, home)}",
-        )
-    elif machine.exists(opp) and not any(machine.path(f"{home}/{_KERNELS}").glob("ascend910*")):
-        yield broken(
-            "cann_kernels",
-            f"no kernels for Ascend 910 in {home}/{_KERNELS}",
-            why="the toolkit alone holds none: aclnn operators fail with 561003",
-            fix="install the kernels package of the same version and chip (Ascend-cann-kernels-910b, 8.5 on: -ops)",
-        )
+        what = f"ASCEND_OPP_PATH={opp} does not exist" if opp else "ASCEND_OPP_PATH is not set"
+        yield problem("cann_opp", what, set_env=set_env)
+    elif not any(machine.path(f"{home}/{_KERNELS}").glob("ascend910*")):
+        yield problem("cann_kernels", f"no kernels for Ascend 910 in {home}/{_KERNELS}")
     if not machine.exists(f"{home}/lib64/libhccl.so"):
-        yield broken(
-            "hccl_missing",
-            f"{home}/lib64 has no libhccl.so",
-            why="collectives between cards are in it",
-            fix="install the whole toolkit (nnrt, the run-time package alone, has no HCCL)",
-        )
+        yield problem("hccl_missing", f"{home}/lib64 has no libhccl.so")
 
 
-def _cann_versions(machine: Machine, home: str) -> Iterator[Finding]:
-    version = cann_version(machine)
-    series = ".".join((version or "").split(".")[:2])
+def _library_path(machine: Machine, home: str, set_env: str) -> Iterator[MachineProblem]:
+    own = machine.path(f"{home}/lib64").resolve()
+    for folder in machine.environment.get("LD_LIBRARY_PATH", "").split(":"):
+        place = machine.path(folder).resolve()
+        if folder.startswith("/") and place == own:
+            return
+        if folder.startswith("/") and "stub" not in place.name and (place / "libascendcl.so").is_file():
+            yield problem("two_canns", f"LD_LIBRARY_PATH has {folder} before {home}/lib64", set_env=set_env)
+            return
+    yield problem("cann_library_path", f"LD_LIBRARY_PATH does not hold {home}/lib64", set_env=set_env)
+
+
+def _cann_versions(machine: Machine) -> Iterator[MachineProblem]:
+    version = installed_cann(machine)
+    series, built = _series(version or ""), _built_with(machine)
     if version is not None and series not in CANN_SERIES:
-        yield broken(
-            "cann_version",
-            f"CANN {version}",
-            why=f"MindSpore 2.10 takes {listed(CANN_SERIES)}",
-            fix="install CANN 9.1, toolkit and kernels",
-        )
-    elif (built := _built_with(machine)) is not None and built != series:
-        yield risk(
-            "cann_other_kernels",
-            f"CANN {version}; MindSpore's own kernels were built with CANN {built}",
-            why="MindSpore takes it with a warning; kernels of another release may fail (507015)",
-            fix=f"install CANN {built}, toolkit and kernels",
-        )
-    driver = driver_version(machine)
-    least = DRIVER_OF_CANN.get(series)
+        yield problem("cann_version", f"CANN {version}", taken=listed(CANN_SERIES))
+    elif built not in (None, series):
+        what = f"CANN {version}; MindSpore's own kernels were built with CANN {built}"
+        yield problem("cann_other_kernels", what, built=built)
+    driver, least = installed_driver(machine), DRIVER_OF_CANN.get(series)
     if driver is not None and least is not None and _numbers(driver)[:2] < least:
-        yield risk(
-            "driver_old",
-            f"driver {driver} under CANN {version}",
-            why=f"CANN {series} came with driver {least[0]}.{least[1]}; older ones lack what it calls (207019, 507899)",
-            fix=f"let the administrator install driver and firmware {least[0]}.{least[1]} or newer on the host",
-        )
+        what = f"driver {driver} under CANN {version}"
+        yield problem("driver_old", what, series=series, least=f"{least[0]}.{least[1]}")
 
 
 def _built_with(machine: Machine) -> str | None:
@@ -197,55 +122,47 @@ def _built_with(machine: Machine) -> str | None:
     return found[1] if found else None
 
 
-def driver(machine: Machine, needs: Needs) -> Iterator[Finding]:
+def driver(machine: Machine, needs: Needs) -> Iterator[MachineProblem]:
     """The driver's files, as a container sees them."""
+    libraries = f"{DRIVER}/lib64"
     if needs.device != "Ascend":
         return
-    if machine.devices() and not machine.exists(f"{DRIVER}/lib64"):
-        yield broken(
-            "driver_missing",
-            f"/dev/davinci{machine.devices()[0]} is there, {DRIVER}/lib64 is not",
-            why="CANN reaches cards through the driver's libraries (libascend_hal.so)",
-            fix=f"start the container with -v {DRIVER}:{DRIVER}:ro",
-        )
-    elif machine.exists(f"{DRIVER}/lib64") and not _finds_driver(machine):
-        yield broken(
-            "driver_library_path",
-            f"neither LD_LIBRARY_PATH nor /etc/ld.so.conf.d names {DRIVER}/lib64",
-            why="libascend_hal.so is not found",
-            fix=f"export LD_LIBRARY_PATH={DRIVER}/lib64/driver:{DRIVER}/lib64/common:$LD_LIBRARY_PATH",
-        )
+    if machine.devices() and not machine.exists(libraries):
+        what = f"/dev/davinci{machine.devices()[0]} is there, {libraries} is not"
+        yield problem("driver_missing", what, driver=DRIVER)
+    elif machine.exists(libraries):
+        configured = [machine.text(f"/etc/ld.so.conf.d/{path.name}")
+                      for path in machine.path("/etc/ld.so.conf.d").glob("*.conf")]  # fmt: skip
+        if not any(libraries in text for text in (machine.environment.get("LD_LIBRARY_PATH", ""), *configured)):
+            what = f"neither LD_LIBRARY_PATH nor /etc/ld.so.conf.d names {libraries}"
+            yield problem("driver_library_path", what, driver=DRIVER)
 
 
-def _finds_driver(machine: Machine) -> bool:
-    if f"{DRIVER}/lib64" in machine.environment.get("LD_LIBRARY_PATH", ""):
-        return True
-    return any(f"{DRIVER}/lib64" in (machine.text(f"/etc/ld.so.conf.d/{path.name}") or "")
-               for path in machine.path("/etc/ld.so.conf.d").glob("*.conf"))  # fmt: skip
+def installed_cann(machine: Machine) -> str | None:
+    """Version of the CANN of ASCEND_HOME_PATH, as its files say."""
+    home = _cann_home(machine)
+    files = [f"{home}/{name}" for name in _CANN_VERSION_FILES] if home else []
+    return next(filter(None, (_version_in(machine, file) for file in files)), None)
 
 
-def cann_version(machine: Machine) -> str | None:
-    """Of the CANN of ASCEND_HOME_PATH, as its files say."""
-    home = machine.environment.get("ASCEND_HOME_PATH") or machine.environment.get("ASCEND_TOOLKIT_HOME")
-    if not home:
-        return None
-    for name in ("compiler/version.info", "toolkit/version.info", "runtime/version.info", "version.info"):
-        if found := re.search(r"^Version\s*=\s*(\S+)", machine.text(f"{home}/{name}") or "", re.MULTILINE):
-            return found[1]
-    return None
+def installed_driver(machine: Machine) -> str | None:
+    """Version of the driver, as its file says."""
+    return _version_in(machine, f"{DRIVER}/version.info")
 
 
-def driver_version(machine: Machine) -> str | None:
-    """As the driver's file says."""
-    found = re.search(r"^Version\s*=\s*(\S+)", machine.text(f"{DRIVER}/version.info") or "", re.MULTILINE | re.I)
+def installed_firmware(machine: Machine) -> str | None:
+    """Version of the firmware, as its file says; a container has none."""
+    return _version_in(machine, "/usr/local/Ascend/firmware/version.info")
+
+
+def _version_in(machine: Machine, path: str) -> str | None:
+    found = re.search(r"^Version\s*=\s*(\S+)", machine.text(path), re.MULTILINE | re.IGNORECASE)
     return found[1] if found else None
 
 
-def firmware_version(machine: Machine) -> str | None:
-    """As the firmware's file says; a container has none."""
-    text = machine.text("/usr/local/Ascend/firmware/version.info") or ""
-    found = re.search(r"^Version\s*=\s*(\S+)", text, re.MULTILINE | re.I)
-    return found[1] if found else None
+def _series(version: str) -> str:
+    """`2.10.0` -> `2.10`."""
+    return ".".join(version.split(".")[:2])
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from mindgspo.config import ExperimentConfig, load_config
 from mindgspo.errors import CheckpointError, ConfigError, WeightsError
@@ -25,31 +26,50 @@ from mindgspo.types import Batch
 
 _MOST_UPDATES, _MOST_DIRECTORY = 1 << 16, 1 << 16
 _INTEGERS = ("num_sequences", "num_tokens")
+_FLOATS = ("logp_NK", "advantages_NK", "correction_NK")
+_REMEDY = "the dump is damaged or was changed: copy it again, or dump the step anew"
+
+
+class UpdateFacts(BaseModel):
+    """An update of the dumped step."""
+
+    model_config = ConfigDict(strict=True)
+
+    is_skipped: bool = False
+    """Whether its loss or gradients were not finite; it then has neither."""
+    micro_batches: int = Field(ge=1, le=_MOST_UPDATES)
+    lr: FiniteFloat
+    kl_coef: FiniteFloat
+    loss: FiniteFloat = 0.0
+    grad_norm: FiniteFloat = 0.0
+
+
+class StepFacts(BaseModel):
+    """The content of step.json that a replay needs."""
+
+    model_config = ConfigDict(strict=True)
+
+    step: int
+    device: str
+    is_emulated: bool
+    world_size: int
+    versions: dict[str, str]
+    updates: list[UpdateFacts] = Field(min_length=1, max_length=_MOST_UPDATES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dump:
-    """A folder of `trainer.dump.StepDump`. facts: its step.json."""
+    """A folder of `trainer.dump.StepDump`."""
 
     folder: Path
     config: ExperimentConfig
-    facts: Mapping[str, Any]
+    facts: StepFacts
 
     @classmethod
     def open(cls, folder: Path) -> Dump:
         """Raises CheckpointError where it is no dump, one of another format, or one whose parts do not fit each other;
         ConfigError for its configuration."""
-        try:
-            facts = read_json(folder / "step.json")
-        except (OSError, ValueError) as error:
-            why = "it holds no step.json" if isinstance(error, (FileNotFoundError, NotADirectoryError)) else error
-            raise CheckpointError(
-                f"{folder}: no dumped step ({why}); --set trainer.dump_step=5 writes one to <run_dir>/dumps"
-            ) from error
-        if not isinstance(facts, dict) or facts.get("format") != FORMAT:
-            raise CheckpointError(f"{folder}: a dump of another version of mindgspo; this one reads format {FORMAT}")
-        if wrong := _wrong_facts(facts):
-            raise CheckpointError(f"{folder}/step.json: {wrong} is not what a dump has; {_REMEDY}")
+        facts = _read_facts(folder)
         # Weights are in the dump, the model's folder need not be here.
         config = load_config(folder / "config.yaml", ["model.path="], check_files=False)
         if config.model.backend != "native":
@@ -60,7 +80,7 @@ class Dump:
 
     def batches(self, number: int) -> list[Batch]:
         """Of the update number `number`, from 1 on. Raises CheckpointError."""
-        count = self.facts["updates"][number - 1]["micro_batches"]
+        count = self.facts.updates[number - 1].micro_batches
         return [_read_batch(batch_file(self.folder, f"update_{number}", index), self.config) for index in range(count)]
 
     def path(self, name: str) -> Path:
@@ -102,44 +122,29 @@ class Dump:
             raise CheckpointError(f"{error}; {_REMEDY}") from error
 
     def __str__(self) -> str:
-        device = f"{'emulated ' if self.facts['is_emulated'] else ''}{self.facts['device']}"
-        ranks = counted(self.facts["world_size"], "rank")
-        versions = ", ".join(f"{name} {version}" for name, version in self.facts["versions"].items())
-        return f"step {self.facts['step']} of {self.config.experiment}, {device}, {ranks}; {versions}"
+        facts = self.facts
+        device = f"{'emulated ' if facts.is_emulated else ''}{facts.device}"
+        versions = ", ".join(f"{name} {version}" for name, version in facts.versions.items())
+        return (
+            f"step {facts.step} of {self.config.experiment}, {device}, {counted(facts.world_size, 'rank')}; {versions}"
+        )
 
 
-_REMEDY = "the dump is damaged or was changed: copy it again, or dump the step anew"
-_FACTS = {"step": int, "device": str, "is_emulated": bool, "world_size": int, "versions": dict, "updates": list}
-_UPDATE = {"is_skipped": bool, "micro_batches": int, "lr": float, "kl_coef": float}
-_RESULT = {"loss": float, "grad_norm": float}
-
-
-def _wrong_facts(facts: Mapping[str, Any]) -> str | None:
-    """The first key whose value is not of its kind."""
-    wrong = _wrong_key(facts, _FACTS)
-    if wrong is not None:
-        return wrong
-    if not all(isinstance(one, str) for one in facts["versions"].values()):
-        return "versions"
-    if not 1 <= len(facts["updates"]) <= _MOST_UPDATES:
-        return "updates"
-    for number, update in enumerate(facts["updates"], 1):
-        if not isinstance(update, dict):
-            return f"updates, number {number}"
-        wrong = _wrong_key({"is_skipped": False} | update, _UPDATE | ({} if update.get("is_skipped") else _RESULT))
-        if wrong is not None or not 1 <= update["micro_batches"] <= _MOST_UPDATES:
-            return f"{wrong or 'micro_batches'} of update {number}"
-    return None
-
-
-def _wrong_key(found: Mapping[str, Any], kinds: Mapping[str, type]) -> str | None:
-    for key, kind in kinds.items():
-        value = found.get(key)
-        if type(value) is not kind and not (kind is float and type(value) is int and abs(value) < 1 << 53):
-            return key
-        if kind is float and not math.isfinite(value):
-            return key
-    return None
+def _read_facts(folder: Path) -> StepFacts:
+    try:
+        found = read_json(folder / "step.json")
+    except (OSError, ValueError) as error:
+        why = "it holds no step.json" if isinstance(error, (FileNotFoundError, NotADirectoryError)) else error
+        raise CheckpointError(
+            f"{folder}: no dumped step ({why}); --set trainer.dump_step=5 writes one to <run_dir>/dumps"
+        ) from error
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise CheckpointError(f"{folder}: a dump of another version of mindgspo; this one reads format {FORMAT}")
+    try:
+        return StepFacts.model_validate(found)
+    except ValidationError as error:
+        wrong = ".".join(map(str, error.errors()[0]["loc"]))
+        raise CheckpointError(f"{folder}/step.json: {wrong} is not what a dump has; {_REMEDY}") from error
 
 
 def _read_batch(path: Path, config: ExperimentConfig) -> Batch:
@@ -154,20 +159,16 @@ def _read_batch(path: Path, config: ExperimentConfig) -> Batch:
 
 
 def _wrong_array(arrays: Mapping[str, np.ndarray], config: ExperimentConfig) -> str | None:
-    """What keeps the arrays from being a batch for the model; its graphs look nothing up outside of their tables."""
+    """Why the arrays are no batch for the model, whose graphs look nothing up outside of their tables."""
     names = {field.name for field in fields(Batch)}
     if not names - {"experts_RTX"} <= arrays.keys() <= names:
         return f"it has {', '.join(sorted(arrays)) or 'no arrays'} instead of {', '.join(sorted(names))}"
     for name, array in arrays.items():
-        kind = np.bool_ if name == "mask_NK" else np.float32 if name.endswith(_FLOATS) else np.int32
-        if name in _INTEGERS:
-            if array.shape != () or array.dtype.kind not in "iu" or not 0 < int(array) < 1 << 53:
-                return f"{name} is no positive number"
-        elif name == "experts_RTX":
-            if array.dtype.kind not in "iu" or array.ndim != 3:
-                return f"{name} is {array.dtype} with {array.ndim} axes"
-        elif array.dtype != kind or array.ndim != len(name.rpartition("_")[2]):
+        axes = 0 if name in _INTEGERS else len(name.rpartition("_")[2])
+        if array.ndim != axes or not _has_dtype(name, array):
             return f"{name} is {array.dtype} with {array.ndim} axes"
+    if wrong := next((name for name in _INTEGERS if not 0 < int(arrays[name]) < 1 << 53), None):
+        return f"{wrong} is no positive number"
     rows, slots = arrays["ids_RT"].shape, arrays["mask_NK"].shape
     shapes = {"RT": rows, "NK": slots, "P": arrays["predict_P"].shape, "N": slots[:1], "RTX": rows}
     for name, array in arrays.items():
@@ -188,14 +189,18 @@ def _wrong_array(arrays: Mapping[str, np.ndarray], config: ExperimentConfig) -> 
     return None
 
 
-_FLOATS = ("logp_NK", "advantages_NK", "correction_NK")
+def _has_dtype(name: str, array: np.ndarray) -> bool:
+    if name in _INTEGERS or name == "experts_RTX":
+        return array.dtype.kind in "iu"
+    return array.dtype == (np.bool_ if name == "mask_NK" else np.float32 if name.endswith(_FLOATS) else np.int32)
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an npz file as numpy writes it. Raises OSError; ValueError for anything else: compressed members
     (which may be a thousand times as large as the file), pickles, headers that promise more than there is."""
     content = read_bytes(path)
-    end = content[-22:]  # what zipfile would look up is read here first: a directory of millions of names fills memory
+    # What zipfile would look up is read here first: a directory of millions of names fills memory.
+    end = content[-22:]
     if len(end) < 22 or end[:4] != b"PK\5\6" or content[-42:-38] == b"PK\6\7":
         raise ValueError("is no npz file as numpy writes it, or its end is missing")
     if int.from_bytes(end[12:16], "little") > _MOST_DIRECTORY:
@@ -205,9 +210,8 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
             members = archive.infolist()
             if any(one.compress_type != zipfile.ZIP_STORED or one.flag_bits & 1 for one in members):
                 raise ValueError("has compressed members, which are not read")
-            if len({one.filename for one in members}) < len(members) or sum(m.file_size for m in members) > len(
-                content
-            ):
+            names, size = {one.filename for one in members}, sum(one.file_size for one in members)
+            if len(names) < len(members) or size > len(content):
                 raise ValueError("has members that overlap")
             return {one.filename.removesuffix(".npy"): _array(one.filename, archive.read(one)) for one in members}
     except (zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError) as error:
@@ -218,12 +222,9 @@ def _array(name: str, content: bytes) -> np.ndarray:
     """One member, which is an array with a header before it."""
     file = io.BytesIO(content)
     try:
-        version = np.lib.format.read_magic(file)
-        read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[
-            version
-        ]
-        shape, is_fortran, dtype = read_header(file)
-    except (ValueError, KeyError, TypeError, RecursionError, MemoryError, OverflowError) as error:
+        np.lib.format.read_magic(file)
+        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    except (ValueError, TypeError, RecursionError, MemoryError, OverflowError) as error:
         raise ValueError(f"{name} is no array ({type(error).__name__}: {error})") from error
     if dtype.kind not in "biuf" or dtype.itemsize > 8:
         raise ValueError(f"{name} holds {dtype}, which is not read")

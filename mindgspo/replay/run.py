@@ -1,6 +1,6 @@
-"""Runs a dumped step again in this process, whole, whatever plan it was made by.
+"""Runs a dumped step again in this process, whole, whatever plan it was made by, and compares it number by number.
 
-First the forward pass of its first micro-batch, module by module, each given what was recorded in front of it. Then
+First the forward pass of its first micro-batch, module by module, each given the recorded inputs. Then
 all updates, from the recorded weights and moments on: log-probs, loss, norm, gradients of the first one, and the
 weights at the end.
 """
@@ -8,7 +8,9 @@ weights at the end.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -21,19 +23,138 @@ from mindgspo.models.trace import trace_forward
 from mindgspo.models.weights import load_weights
 from mindgspo.parallel.ops.device import takes_packed
 from mindgspo.parallel.platform import runtime
-from mindgspo.replay.compare import Comparison, Difference, difference
-from mindgspo.replay.dump import Dump
+from mindgspo.replay.dump import Dump, UpdateFacts
 from mindgspo.rollout.weight_transfer import weights_as_numpy
 from mindgspo.tensor_files import open_tensors
+from mindgspo.text import aligned, counted
 from mindgspo.trainer.build import build_backend
 from mindgspo.trainer.dump import MOMENT, gradients_between
 from mindgspo.types import Batch
+
+_MOST_SHOWN = 10
+
+
+class ReplayVerdict(str, Enum):
+    """Outcome of a replay."""
+
+    EQUAL = "bit-equal"
+    WITHIN = "within tolerance"
+    DIFFERENT = "different"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorDifference:
+    """How far a tensor is from the recorded one."""
+
+    stage: str
+    """Of the step, e.g. "update 1, forward"."""
+    name: str
+    operator: str
+    """Ascend operator that computes it; empty if it is not one operator."""
+    max_abs: float
+    """Largest absolute difference; inf if one side alone is not finite or shapes differ."""
+    largest: float
+    """Largest recorded number."""
+    tolerance: float
+    """Allowed max_abs / largest."""
+    is_equal: bool
+    """Bit for bit."""
+
+    @property
+    def relative(self) -> float:
+        """max_abs / largest."""
+        return 0.0 if self.max_abs == 0 else self.max_abs / max(self.largest, np.finfo(np.float32).tiny)
+
+    @property
+    def is_within(self) -> bool:
+        """Whether it is allowed."""
+        return self.relative <= self.tolerance
+
+    def __str__(self) -> str:
+        by = f" ({self.operator})" if self.operator else ""
+        return (
+            f"{self.stage}: {self.name}{by} is off by {self.max_abs:.3g} where numbers reach {self.largest:.3g}, "
+            f"{self.relative:.2g} of them; {self.tolerance:g} is allowed"
+        )
+
+
+def compare_tensors(
+    stage: str, name: str, found: np.ndarray, recorded: np.ndarray, *, tolerance: float, operator: str = ""
+) -> TensorDifference:
+    """Compare what was computed now with what was recorded."""
+    found, recorded = np.asarray(found), np.asarray(recorded)
+    if found.shape != recorded.shape:
+        apart, is_equal = np.inf, False
+    else:
+        is_equal = bool(np.array_equal(found, recorded, equal_nan=True))
+        both = np.isfinite(found) & np.isfinite(recorded)
+        same = (found == recorded) | (np.isnan(found) & np.isnan(recorded))
+        apart = np.inf if (~both & ~same).any() else _largest(found[both].astype(np.float64) - recorded[both])
+    return TensorDifference(
+        stage=stage,
+        name=name,
+        operator=operator,
+        max_abs=float(apart),
+        largest=_largest(recorded[np.isfinite(recorded)]),
+        tolerance=tolerance,
+        is_equal=is_equal,
+    )
+
+
+def _largest(values: np.ndarray) -> float:
+    return float(np.abs(values).max(initial=0.0))
+
+
+@dataclass(slots=True)
+class ReplayReport:
+    """Differences of all tensors, in the order of execution."""
+
+    title: str
+    where: str
+    """Device of the replay."""
+    differences: list[TensorDifference] = field(default_factory=list)
+
+    @property
+    def verdict(self) -> ReplayVerdict:
+        """The verdict over all tensors."""
+        if all(one.is_equal for one in self.differences):
+            return ReplayVerdict.EQUAL
+        return ReplayVerdict.WITHIN if all(one.is_within for one in self.differences) else ReplayVerdict.DIFFERENT
+
+    def first_beyond(self) -> TensorDifference | None:
+        """The first tensor that is further off than allowed; each module has been given what was recorded before it."""
+        return next((one for one in self.differences if not one.is_within), None)
+
+    def lines(self) -> list[str]:
+        """By stage how many tensors there are and how far off the worst is; then what is beyond its tolerance."""
+        stages = list(dict.fromkeys(one.stage for one in self.differences))
+        rows = [("stage", "tensors", "bit-equal", "largest difference, relative", "allowed")]
+        rows += [self._row(stage, [one for one in self.differences if one.stage == stage]) for stage in stages]
+        lines = [self.title, f"run again on {self.where}", "", *aligned(rows, left=1), ""]
+        first = self.first_beyond()
+        if first is None:
+            return [*lines, f"{self.verdict.value}: {counted(len(self.differences), 'tensor')}"]
+        beyond = [one for one in self.differences if not one.is_within]
+        lines += [f"first difference: {first}"]
+        before = self.differences[self.differences.index(first) - 1]
+        if first is not self.differences[0] and before.stage == first.stage:
+            lines.append(f"right before it comes {before.name}, which agrees")
+        lines += [f"then {one}" for one in beyond[1:_MOST_SHOWN]]
+        if beyond[_MOST_SHOWN:]:
+            lines.append(f"and {len(beyond) - _MOST_SHOWN} more")
+        return [*lines, "", f"{self.verdict.value}: {len(beyond)} of {counted(len(self.differences), 'tensor')}"]
+
+    def _row(self, stage: str, own: Sequence[TensorDifference]) -> tuple[str, ...]:
+        worst = max(own, key=lambda one: one.relative)
+        equal = sum(one.is_equal for one in own)
+        return stage, str(len(own)), str(equal), f"{worst.relative:.2g}", f"{worst.tolerance:g}"
+
 
 # Of the largest number of a tensor, by the type that the model computes in: what a module makes of equal inputs; what a
 # whole pass, forward and backward, makes of equal weights; what is left of a gradient in weights.
 _MODULE = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 5e-3}
 _PASS = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2}
-# Backwards through a layer: a gradient that is wrong is found in the weights behind it first.
+# Backwards through a layer: a wrong gradient shows first in the last weights of the layer.
 _BACKWARD = (
     "mlp.down_proj", "mlp.experts.down_proj", "mlp.up_proj", "mlp.gate_proj", "mlp.experts", "mlp.gate",
     "post_attention_layernorm", "self_attn.o_proj", "self_attn.q_norm", "self_attn.k_norm", "self_attn.v_proj",
@@ -41,7 +162,7 @@ _BACKWARD = (
 )  # fmt: skip
 
 
-def replay(dump: Dump, *, tolerance: float | None = None) -> Comparison:
+def replay_step(dump: Dump, *, tolerance: float | None = None) -> ReplayReport:
     """Run a step again; `set_up_runtime` has chosen the device. tolerance: in place of those of the model's type."""
     return _Replay(dump, tolerance).run()
 
@@ -59,24 +180,21 @@ class _Replay:
         with open_tensors(dump.path("optimizer")) as state:
             self._backend.load_tensors(state)
         where = "an emulated card" if runtime.is_emulated() else runtime.current_device()
-        self._found = Comparison(str(dump), where)
+        self._found = ReplayReport(str(dump), where)
 
-    def run(self) -> Comparison:
+    def run(self) -> ReplayReport:
         self._forward()
-        for number, update in enumerate(self._dump.facts["updates"], 1):
-            if not update.get("is_skipped"):
+        for number, update in enumerate(self._dump.facts.updates, 1):
+            if not update.is_skipped:
                 self._update(number, update)
         for name, recorded in self._dump.tensors("weights_after").items():
             found = weights_as_numpy(self._model, self._config.model)[name]
             self._add("weights after the step", name, found, recorded, tolerance=self._of_pass)
         return self._found
 
-    def _add(
-        self, stage: str, name: str, found: Any, recorded: Any, *, tolerance: float, operator: str = ""
-    ) -> Difference:
-        one = difference(stage, name, found, recorded, tolerance=tolerance, operator=operator)
+    def _add(self, stage: str, name: str, found: Any, recorded: Any, *, tolerance: float, operator: str = "") -> None:
+        one = compare_tensors(stage, name, found, recorded, tolerance=tolerance, operator=operator)
         self._found.differences.append(one)
-        return one
 
     def _forward(self) -> None:
         tensors = self._dump.tensors("trace")
@@ -96,10 +214,10 @@ class _Replay:
 
         trace_forward(self._backend.policy, self._laid_out(self._dump.batches(1)[0]), compare)
 
-    def _update(self, number: int, update: Mapping[str, Any]) -> None:
+    def _update(self, number: int, update: UpdateFacts) -> None:
         stage, batches = f"update {number}", [self._laid_out(batch) for batch in self._dump.batches(number)]
         before = self._backend.state()
-        result = self._backend.update(batches, update["lr"], kl_coef=update["kl_coef"])
+        result = self._backend.update(batches, update.lr, kl_coef=update.kl_coef)
         recorded = self._dump.tensors(f"update_{number}_found")
         for index, (batch, found) in enumerate(zip(batches, result.logp_NK, strict=True)):
             if not _are_alike(recorded.get(f"logp/{index}"), found):
@@ -107,8 +225,8 @@ class _Replay:
                 raise CheckpointError(f"{path}: has no logp/{index} of shape {list(found.shape)}; the dump was changed")
             masked = [np.where(batch.mask_NK, array, 0) for array in (found, recorded[f"logp/{index}"])]
             self._add(f"{stage}, forward", f"log-probs of micro-batch {index}", *masked, tolerance=self._of_pass)
-        scalars = {"loss": (result.loss, update["loss"]), "grad_norm": (result.grad_norm, update["grad_norm"])}
-        scale = max(abs(update["loss"]), 1e-3)  # a loss is a sum of numbers that cancel
+        scalars = {"loss": (result.loss, update.loss), "grad_norm": (result.grad_norm, update.grad_norm)}
+        scale = max(abs(update.loss), 1e-3)  # a loss is a sum of numbers that cancel
         self._add(f"{stage}, forward", "loss", *(np.array([one, scale]) for one in scalars["loss"]),
                   tolerance=self._of_pass)  # fmt: skip
         if number == 1:

@@ -64,7 +64,7 @@ def test_a_module_that_computes_something_else_is_named(dumped: Path, tmp_path: 
 
 @pytest.mark.slow
 def test_what_is_no_dump_is_refused(dumped: Path, tmp_path: Path) -> None:
-    from mindgspo.replay import Dump
+    from mindgspo.replay.dump import Dump
 
     with pytest.raises(CheckpointError, match=r"no dumped step .*trainer\.dump_step=5"):
         Dump.open(tmp_path)

@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mindgspo.doctor.findings import Needs
-from mindgspo.doctor.machine import Disk, Machine, Output
+from mindgspo.doctor.machine import Disk, Machine, Needs, Output
 
 HOME = "/usr/local/Ascend/ascend-toolkit/latest"
 DRIVER = "/usr/local/Ascend/driver"

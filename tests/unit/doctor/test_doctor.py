@@ -24,10 +24,9 @@ from unit.doctor.fake_machine import (
 )
 
 from mindgspo.config import load_config
-from mindgspo.doctor import Level, Machine, Needs, examine, facts, needs_of, report_lines, this_machine, write_bundle
-from mindgspo.doctor.bundle import clean, environment_lines
 from mindgspo.doctor.cards import parse_npu_smi
-from mindgspo.doctor.machine import Disk, Output
+from mindgspo.doctor.machine import Disk, Machine, Needs, Output, Severity, known_problems, this_machine
+from mindgspo.doctor.report import clean, environment_lines, examine, facts, needs_of, report_lines, write_bundle
 from mindgspo.errors import ConfigError
 
 PROJECT = Path(__file__).resolve().parents[3]
@@ -117,7 +116,7 @@ BROKEN: list[tuple[str, Break, str, Needs]] = [
      "sudo chmod 660 /dev/davinci0", NEEDS),
     ("npu_smi_missing", fields(run=answers({})), "start the container with -v /usr/local/bin/npu-smi", NEEDS),
     ("npu_smi_failed", answering({("npu-smi", "info"): Output(255, "dcmi module initialize failed. ret is -8005")}),
-     "let the administrator", NEEDS),
+     "ask the administrator", NEEDS),
     ("card_unhealthy", answering({("npu-smi", "info"): npu_smi(health="Critical")}), "leave it out, export ASCEND_RT_V",
      NEEDS),
     ("card_busy", answering({("npu-smi", "info"): npu_smi(used=34000, process=4711)}), "end it: kill 4711", NEEDS),
@@ -200,20 +199,24 @@ def test_a_broken_machine_is_named_with_one_fix(
     assert len(lines) == 7 and lines[-1] in ("1 broken, 0 risks", "0 broken, 1 risk")
 
 
+def test_every_known_problem_has_a_broken_machine() -> None:
+    assert known_problems().keys() == {name for name, *_ in BROKEN}
+
+
 def test_broken_ones_come_before_risks(tmp_path: Path) -> None:
     machine = all_of(variables(ASCEND_GLOBAL_LOG_LEVEL="0"), fields(listening=frozenset({60000})))(healthy(tmp_path))
     found = examine(replace(machine, encoding="ascii", python="3.13.1"), NEEDS)
-    assert [finding.level for finding in found] == [Level.BROKEN] * 2 + [Level.RISK] * 2
+    assert [finding.severity for finding in found] == [Severity.BROKEN] * 2 + [Severity.RISK] * 2
 
 
 def test_npu_smi_of_a2_and_a3_is_read() -> None:
     cards = parse_npu_smi(npu_smi(process=4711))
     assert [card.number for card in cards] == list(range(8))
-    assert (cards[3].name, cards[3].memory_used, cards[3].memory, cards[3].processes) == ("910B3", 3441, 65536, (4711,))
+    assert (cards[3].name, cards[3].memory_used, cards[3].memory, cards[3].processes) == ("910B3", 3441, 65536, [4711])
     first, second = parse_npu_smi(NPU_SMI_A3)
     assert (first.number, first.npu, first.chip, first.health, first.memory_used) == (0, 0, 0, "OK", 3135)
     assert (second.number, second.npu, second.chip, second.health) == (1, 0, 1, "Alarm")
-    assert (second.memory_used, second.processes) == (31000, (4711,))
+    assert (second.memory_used, second.processes) == (31000, [4711])
     assert parse_npu_smi("") == parse_npu_smi("| a | b | c |\n|||\n") == []
 
 
@@ -241,10 +244,10 @@ def test_the_bundle_holds_report_and_logs_and_no_secret(tmp_path: Path) -> None:
     write(logs, "rank_0.log", "x" * 400_000 + "\nhttp://me:geheim@host/a\nlast\n")
     rows, found = facts(machine, NEEDS), examine(fields(encoding="ascii")(machine), NEEDS)
     folder = tmp_path / "bundle"
-    write_bundle(folder, machine, rows, found, {"smoke.txt": "ok\n"}, logs)
+    write_bundle(folder, machine, rows, found, logs)
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     assert names == ["codes.txt", "environment.txt", "logs/plog-17_1.log", "logs/rank_0.log", "npu-smi.txt",
-                     "report.json", "report.txt", "smoke.txt"]  # fmt: skip
+                     "report.json", "report.txt"]  # fmt: skip
     everything = "".join(path.read_text() for path in folder.rglob("*") if path.is_file())
     assert not any(secret in everything for secret in ("hf_abc", "xyz", "geheim"))
     assert "HCCL_IF_IP=10.0.0.7" in everything and "HF_TOKEN=<not shown>" in everything
@@ -254,7 +257,7 @@ def test_the_bundle_holds_report_and_logs_and_no_secret(tmp_path: Path) -> None:
     report = json.loads((folder / "report.json").read_text())
     assert [one["name"] for one in report["findings"]] == ["locale"]
     with pytest.raises(ConfigError, match="holds something already"):
-        write_bundle(folder, machine, rows, found, {}, None)
+        write_bundle(folder, machine, rows, found, None)
 
 
 def test_the_command_writes_no_secret_for_nobody_else_to_read(tmp_path: Path) -> None:

@@ -20,8 +20,7 @@ from mindgspo.cli import main
 from mindgspo.config import load_config
 from mindgspo.errors import CheckpointError, ConfigError
 from mindgspo.models.names import weight_shapes
-from mindgspo.replay import Dump
-from mindgspo.replay.dump import read_arrays
+from mindgspo.replay.dump import Dump, read_arrays
 from mindgspo.tensor_files import write_tensor_file
 from mindgspo.trainer.updates import write_batches
 
@@ -62,7 +61,7 @@ def configured(folder: Path):
 def opened(folder: Path) -> Dump:
     """With all of its batches."""
     dump = Dump.open(folder)
-    for number, _ in enumerate(dump.facts["updates"], 1):
+    for number, _ in enumerate(dump.facts.updates, 1):
         dump.batches(number)
     return dump
 
@@ -145,22 +144,22 @@ def pickled(folder: Path) -> None:
     [
         (fact(updates=5), "step.json: updates is not"),
         (fact(updates=[]), "step.json: updates is not"),
-        (fact(updates=["x"]), "updates, number 1"),
+        (fact(updates=["x"]), "updates.0 is not"),
         (fact(versions=[]), "versions"),
         (fact(world_size="1"), "world_size"),
         (fact(is_emulated=0), "is_emulated"),
         (written("step.json", b"[]"), "another version"),
         (written("step.json", b""), "no dumped step"),
         (pipe("step.json"), "is no regular file"),
-        (update(micro_batches=0), "micro_batches of update 1"),
-        (update(micro_batches=10**9), "micro_batches of update 1"),
+        (update(micro_batches=0), "updates.0.micro_batches"),
+        (update(micro_batches=10**9), "updates.0.micro_batches"),
         (update(micro_batches=2), "micro_batch_1.npz"),
-        (update(lr="x"), "lr of update 1"),
-        (update(lr=float("nan")), "lr of update 1"),
-        (update(loss=None), "loss of"),
-        (update(grad_norm=[1]), "grad_norm of"),
-        (update(kl_coef=10**400), "kl_coef of update 1"),
-        (update(is_skipped="yes"), "is_skipped of update 1"),
+        (update(lr="x"), "updates.0.lr"),
+        (update(lr=float("nan")), "updates.0.lr"),
+        (update(loss=None), "updates.0.loss"),
+        (update(grad_norm=[1]), "updates.0.grad_norm"),
+        (update(kl_coef=10**400), "updates.0.kl_coef"),
+        (update(is_skipped="yes"), "updates.0.is_skipped"),
         (written(BATCH, b""), "its end is missing"),
         (written(BATCH, b"PK\5\6"), "its end is missing"),
         (cut(BATCH), "end is"),
@@ -184,7 +183,7 @@ def pickled(folder: Path) -> None:
         (array("targets_P", lambda one: one.astype(">i4") * 999), "targets_P"),
         (array("samples_N", lambda one: one[:1]), "samples_N"),
         (array("num_tokens", lambda one: one * 0), "num_tokens is no positive"),
-        (array("num_sequences", lambda one: one * 1.0), "no pos"),
+        (array("num_sequences", lambda one: one * 1.0), "num_sequences is float64"),
         (array("mask_NK", lambda one: one.astype(np.int32)), "mask_NK is int32"),
         (array("advantages_NK", lambda one: one.astype(str)), "holds <U32"),
         (array("experts_RTX", lambda one: one), "experts_RTX"),
