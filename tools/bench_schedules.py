@@ -155,7 +155,7 @@ def serve(options: argparse.Namespace) -> None:
 
 
 def serve_model_slowly(options: argparse.Namespace) -> None:
-    """`mindgspo serve` of the quickstart, whose syncs take a time at least."""
+    """`mindgspo serve` of the quickstart, whose decode steps take at least `--token-seconds`."""
     from mindgspo.config import load_config
     from mindgspo.planner import replica_with_cache_budget
     from mindgspo.rollout.engine import Decoding

@@ -245,9 +245,9 @@ class StepBench:
         lengths = [response.length for response in self.responses]
         num_batches = sum(map(len, self.mini_batches))
         graphs: dict[str, tuple[nn.Cell, int]] = {
-            "weights_packed": (engine._packed, 1),
+            "weights_packed": (engine._pack_weights.cell, 1),
             "prefill": (engine._prefill.cell, 1),
-            "decode_step": (engine._decoders[engine._cut].cell, self.decode_steps),
+            "decode_step": (engine._decoders[engine._filter].cell, self.decode_steps),
             "gradients": (updater.accumulator, num_batches),
             "optimizer": (updater.over_ranks.apply.cell, len(self.mini_batches)),
         }

@@ -1,4 +1,4 @@
-"""Every document against what is there: links, files, commands, settings, messages; two languages, one content."""
+"""Every document against the code: links, files, commands, settings, messages; Chinese twins of equal structure."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_commands_options_and_settings_exist(document: Path) -> None:
 def test_every_command_is_shown_and_the_entry_pages_are_short() -> None:
     shown = {name for page in ("commands.md", "checkpoints.md", "ascend.md") for name, _ in calls(text_of(DOCS / page))}
     assert shown | {"run"} >= COMMANDS.keys(), COMMANDS.keys() - shown
-    limits = {"README.md": 200, "README_CN.md": 200, "AGENTS.md": 80}
+    limits = {"README.md": 180, "README_CN.md": 180, "AGENTS.md": 80}
     assert [name for name, limit in limits.items() if len(text_of(PROJECT / name).splitlines()) > limit] == []
 
 
@@ -197,27 +197,22 @@ def test_batch_sizes_shown_are_those_of_the_quickstart(readme: Path) -> None:
         assert line.removeprefix(name).strip() == table[name]
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_the_quickstart_passes_its_check(seed: int) -> None:
-    config = load_config(PROJECT / "examples/arithmetic/gspo.yaml", [f"seed={seed}"])
+def test_the_quickstart_passes_its_check() -> None:
+    config = load_config(PROJECT / "examples/arithmetic/gspo.yaml")
     assert any("own solution" in line for line in check_experiment(config))
 
 
 @each_pair
-def test_both_languages_say_the_same(pair: tuple[Path, Path]) -> None:
+def test_both_languages_have_the_same_structure(pair: tuple[Path, Path]) -> None:
     texts = [text_of(page) for page in pair]
     for of in (
         lambda text: [level for level, _ in headings(text)],
         shell_lines,
         lambda text: [language for language, _ in code_blocks(text)],
         lambda text: [(len(table), len(table[0])) for table in tables(text)],
-        lambda text: {link.removesuffix("/en") for link in re.findall(r"\]\((https://[^)]+)\)", prose(text))},
-        # What stands between backticks needs no translation.
-        lambda text: {span.replace("_cn.md", ".md") for span in code_spans(text) if span.isascii()},
     ):
         english, chinese = map(of, texts)
         assert english == chinese
-    assert texts[0] != texts[1]
 
 
 def imported_packages(path: Path) -> set[str]:

@@ -73,7 +73,7 @@ def paths(value: Any, prefix: str = "") -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda path: path.stem)
-def test_files_of_a_tutorial_are_legal_and_both_languages_show_the_same(page: Path, tmp_path: Path) -> None:
+def test_yaml_files_of_a_tutorial_are_legal(page: Path, tmp_path: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for block in blocks(text):
         if block.file.endswith(".yaml"):
@@ -84,6 +84,3 @@ def test_files_of_a_tutorial_are_legal_and_both_languages_show_the_same(page: Pa
                 load_config(path, [f"model.path={folder}", f"tokenizer.path={folder}"], check_files=False)
             except ConfigError as error:
                 raise AssertionError(f"{page.name}: {error}") from error
-    chinese = page.with_name(f"{page.stem}_cn.md").read_text(encoding="utf-8")
-    assert [content for _, content in code_blocks(chinese)] == [content for _, content in code_blocks(text)]
-    assert [block.reason != "" for block in blocks(chinese)] == [block.reason != "" for block in blocks(text)]

@@ -13,7 +13,7 @@ from typing import get_args
 import pytest
 import typer
 import yaml
-from markdown_pages import code_blocks, code_spans, headings, prose, shell_lines, tables
+from markdown_pages import code_blocks, code_spans, prose, shell_lines, tables
 from pydantic import TypeAdapter
 
 from mindgspo import faults
@@ -94,28 +94,6 @@ def test_algorithms_losses_aggregations_and_estimators_are_those_of_the_code(pag
         assert shown == factor
     for name, cells in table_of(page, set(get_args(EstimatorName))).items():
         assert set(re.findall(r"`(\w+)`", cells[-1])) == {key for key, readers in READERS.items() if name in readers}
-
-
-def test_batches_both_pages_have_the_same_parts_and_figures() -> None:
-    english, chinese = (text_of(page) for page in pages("batches"))
-    assert [level for level, _ in headings(english)] == [level for level, _ in headings(chinese)]
-    assert code_blocks(english) == code_blocks(chinese)
-    numbers = [[row[1:] for row in table[1:] if any(one[:1].isdigit() for one in row[1:])] for table in tables(english)]
-    assert numbers == [
-        [row[1:] for row in table[1:] if any(one[:1].isdigit() for one in row[1:])] for table in tables(chinese)
-    ]
-    changes = ("trainer.samples_per_micro_batch=", "trainer.max_tokens_per_micro_batch=2048", "trainer.packing=true")
-    config = load_config(PROJECT / "examples" / "gsm8k" / "smoke.yaml", changes, check_files=False)
-    assert config.trainer.packing
-
-
-@each_page("batches")
-def test_batches_settings_and_metrics_exist(page: Path) -> None:
-    spans = code_spans(text_of(page))
-    keys = [span.split("=")[0] for span in spans if span.startswith(("trainer.", "rollout.", "plans."))]
-    assert keys and set(keys) <= SETTINGS | {"plans.train"}
-    metrics = [span for span in spans if span.startswith(("global_seqlen/", "training/"))]
-    assert len(metrics) == 6 and all(glossary_name(metric) for metric in metrics)
 
 
 @each_page("checkpoints")
@@ -230,14 +208,6 @@ def test_migrate_the_tables_are_those_of_the_code(tmp_path: Path) -> None:
     assert [text_of(tmp_path / page.name) == text_of(page) for page in pages("migrate")] == [True, True]
 
 
-def test_migrate_notes_of_the_chinese_page_are_chinese() -> None:
-    """What is left of English are names: two words of it in a row are a note without a line in migration_cn.yaml."""
-    page = text_of(PROJECT / "docs/migrate_cn.md").partition("<!-- Everything below")[2]
-    cells = {re.sub(r"`[^`]*`", "", cell) for table in tables(page) for row in table for cell in row}
-    left = {cell for cell in cells if re.search(r"[a-z]{2,} [a-z]{2,}", re.sub(r"strategy (fsdp|megatron)", "", cell))}
-    assert left == set(), "write them into tools/migration_cn.yaml, then python tools/write_migration.py"
-
-
 @each_page("migrate")
 def test_migrate_example_keys_reports_and_commands(page: Path, tmp_path: Path) -> None:
     path = tmp_path / "train.sh"
@@ -324,11 +294,6 @@ def test_sampling_settings_and_metrics(page: Path) -> None:
     named = {span for span in spans if re.match(r"(?:sampling|samples)/\w", span)}
     assert len(named) >= 5
     assert [name for name in named if glossary_name(name) is None] == []
-
-
-def test_sampling_the_example_draws_again() -> None:
-    section = load_config(PROJECT / "examples/arithmetic/gspo_dynamic.yaml").algorithm.filter_groups
-    assert (section.metric, section.refill) == ("reward", True)
 
 
 @each_page("tuning")
