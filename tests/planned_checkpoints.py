@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 from reshard_in_numpy import scatter
 
-from mindgspo.checkpoint import Keep, save_checkpoint
+from mindgspo.checkpoint.store import Keep, save_checkpoint
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.models.names import weight_shapes
 from mindgspo.parallel.plans.layout import Layout
 from mindgspo.parallel.plans.parameter_layouts import moment_layouts, parameter_layouts
 from mindgspo.strategy.file import merge_strategies, save_strategy, write_strategies
 from mindgspo.strategy.layouts import compiled_layouts, compiled_strategy
-from mindgspo.tensor_files import TensorInfo, info_of, library_order, write_tensors
+from mindgspo.tensor_files.safetensors_format import library_order
+from mindgspo.tensor_files.tensors import TensorInfo, info_of
+from mindgspo.tensor_files.writer import write_tensors
 
 # Weights of more than 64 KB, below which MindSpore's compiler cuts nothing.
 MODEL = ModelSection(

@@ -40,7 +40,9 @@ from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.models.names import weight_shapes
 from mindgspo.parallel.plans.parameter_layouts import parameter_layouts
 from mindgspo.strategy.file import merge_strategies, read_strategy, save_strategy, write_strategies
-from mindgspo.tensor_files import TensorInfo, library_order, write_tensors
+from mindgspo.tensor_files.safetensors_format import library_order
+from mindgspo.tensor_files.tensors import TensorInfo
+from mindgspo.tensor_files.writer import write_tensors
 
 PLAN = ParallelPlan(data_parallel=1, model_parallel=4, pipeline_stage=2, vocab_emb_dp=False)
 CHUNK = 1 << 24

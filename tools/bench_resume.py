@@ -26,8 +26,8 @@ from pathlib import Path
 import numpy as np
 from bench_reshard_child import model_section
 
-from mindgspo.checkpoint import Keep, save_checkpoint
 from mindgspo.checkpoint.manifest import FileDigest
+from mindgspo.checkpoint.store import Keep, save_checkpoint
 from mindgspo.config.schema import WatchSection
 from mindgspo.launch.launcher import launch
 from mindgspo.models.names import parameter_shapes, weight_shapes

@@ -30,7 +30,7 @@ def body(checkpoint: Path, way: str, section_sizes: tuple[int, int], result: Pat
     join_other_ranks()
     open_shared_memory()
     from mindgspo.algorithms.losses.registry import build_policy_loss
-    from mindgspo.checkpoint import load_checkpoint, open_checkpoint
+    from mindgspo.checkpoint.store import load_checkpoint, open_checkpoint
     from mindgspo.config import AlgorithmSection, OptimizerSection, ParallelPlan
     from mindgspo.config.load import with_recipe
     from mindgspo.models.policy import PolicyLogProbs, build_model

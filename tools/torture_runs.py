@@ -30,7 +30,7 @@ from mindgspo.checkpoint.manifest import verify
 from mindgspo.checkpoint.store import CHECKPOINT_FILES, step_of, steps_newest_first
 from mindgspo.errors import MindGSPOError, TrainingError
 from mindgspo.metrics.files import LOGS, read_summary
-from mindgspo.tensor_files import read_safetensors
+from mindgspo.tensor_files.writer import read_safetensors
 
 _PLANS = {
     1: "",

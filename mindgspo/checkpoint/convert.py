@@ -31,8 +31,10 @@ from mindgspo.metrics.files import CONFIG_FILE
 from mindgspo.models.names import hugging_face_name, mindformers_name
 from mindgspo.models.weight_check import require_weights
 from mindgspo.progress import byte_progress
-from mindgspo.tensor_files import FILE_DTYPES, INDEX_FILE, SINGLE_FILE, TensorSource, WeightDtype, open_tensors
 from mindgspo.tensor_files.file_bytes import titled_names
+from mindgspo.tensor_files.reader import INDEX_FILE, SINGLE_FILE, open_tensors
+from mindgspo.tensor_files.tensors import FILE_DTYPES, TensorSource
+from mindgspo.tensor_files.writer import WeightDtype
 from mindgspo.tokenization import load_tokenizer
 from mindgspo.tokenization.files import read_files
 

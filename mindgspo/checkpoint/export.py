@@ -26,17 +26,10 @@ from mindgspo.io import (
     write_error,
     write_json,
 )
-from mindgspo.tensor_files import (
-    FILE_DTYPES,
-    FLOAT_DTYPES,
-    INDEX_FILE,
-    TensorInfo,
-    WeightDtype,
-    info_of,
-    library_order,
-    rounded,
-    write_tensors,
-)
+from mindgspo.tensor_files.reader import INDEX_FILE
+from mindgspo.tensor_files.safetensors_format import library_order
+from mindgspo.tensor_files.tensors import FILE_DTYPES, FLOAT_DTYPES, TensorInfo, info_of, rounded
+from mindgspo.tensor_files.writer import WeightDtype, write_tensors
 from mindgspo.tokenization import Tokenizer
 
 FileFormat = Literal["safetensors", "ckpt"]

@@ -35,7 +35,9 @@ from mindgspo.io import (
     write_json,
 )
 from mindgspo.metrics.files import FileRecord
-from mindgspo.tensor_files import ArraySource, TensorSource, open_tensors, read_safetensors, write_tensor_file
+from mindgspo.tensor_files.reader import open_tensors
+from mindgspo.tensor_files.tensors import ArraySource, TensorSource
+from mindgspo.tensor_files.writer import read_safetensors, write_tensor_file
 
 PARAMETERS_FILE = "parameters.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"

@@ -209,7 +209,7 @@ def checkpoint_export(
     Configuration, tokenizer and generation config come with it. `mindgspo convert weights` takes other sources, and
     writes other layouts.
     """
-    from mindgspo.checkpoint import Conversion, convert_weights
+    from mindgspo.checkpoint.convert import Conversion, convert_weights
     from mindgspo.checkpoint.stored_files import find_checkpoint
 
     step = find_checkpoint(source)

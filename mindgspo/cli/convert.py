@@ -76,7 +76,7 @@ def convert_weights(
     Tokenizer, template and generation config come with them. A weight is read and written in pieces, so memory does not
     grow with the model.
     """
-    from mindgspo.checkpoint import Conversion, convert_weights
+    from mindgspo.checkpoint.convert import Conversion, convert_weights
 
     if format_ is FileFormat.ckpt and layout is not Layout.mindformers:
         raise typer.BadParameter("Hugging Face reads safetensors; ckpt goes with --layout mindformers")

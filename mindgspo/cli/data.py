@@ -106,8 +106,8 @@ def data_prepare(
     from mindgspo.cli.columns_file import read_columns_file
     from mindgspo.config.data import DataSection, DataSourceSection, TokenizerSection
     from mindgspo.config.rules import columns_problems
-    from mindgspo.data import prepare_dataset
     from mindgspo.data.mindrlhf import SUFFIX
+    from mindgspo.data.prepare import prepare_dataset
     from mindgspo.tokenization import load_tokenizer
 
     if workers is not None and workers < 1:
@@ -197,6 +197,6 @@ def data_inspect(
 
     Rows are shown with the exact prompt text.
     """
-    from mindgspo.data import inspect_dataset
+    from mindgspo.data.dataset import inspect_dataset
 
     print(inspect_dataset(folder, rows))

@@ -2,18 +2,3 @@
 
 MindSpore is imported only when a MindRecord file is written or read.
 """
-
-from mindgspo.data.dataset import PromptDataset, inspect_dataset, open_dataset
-from mindgspo.data.dataset_info import DatasetInfo
-from mindgspo.data.prepare import prepare_dataset
-from mindgspo.data.stream import PromptStream, StreamState
-
-__all__ = [
-    "DatasetInfo",
-    "PromptDataset",
-    "PromptStream",
-    "StreamState",
-    "inspect_dataset",
-    "open_dataset",
-    "prepare_dataset",
-]

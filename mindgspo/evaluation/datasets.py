@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from mindgspo.config import DataSourceSection, ExperimentConfig
-from mindgspo.data import PromptDataset, open_dataset, prepare_dataset
+from mindgspo.data.dataset import PromptDataset, open_dataset
+from mindgspo.data.prepare import prepare_dataset
 from mindgspo.errors import ConfigError, DataError
 from mindgspo.rewards import Candidate, Scorer, gold_is_readable
 from mindgspo.tokenization import Tokenizer

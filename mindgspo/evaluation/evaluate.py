@@ -16,7 +16,7 @@ import numpy as np
 from mindgspo.config.data import OVERALL, OVERALL_REWARD, EvalSection
 from mindgspo.config.rules import part_of
 from mindgspo.config.schema import SwapSection
-from mindgspo.data import PromptDataset
+from mindgspo.data.dataset import PromptDataset
 from mindgspo.errors import ConfigError
 from mindgspo.evaluation.estimates import Estimate, mean_estimate, share_estimate
 from mindgspo.evaluation.scoring import ResponseScorer, logged_groups

@@ -25,7 +25,7 @@ from mindgspo.rollout.build import native_engine
 from mindgspo.rollout.engine import NativeEngine
 from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingSettings
 from mindgspo.rollout.service import Request
-from mindgspo.tensor_files import open_tensors
+from mindgspo.tensor_files.reader import open_tensors
 from mindgspo.tokenization import ChatMessage, Tokenizer, load_tokenizer
 from mindgspo.types import FinishReason, Float32Array, Int32Array, Prompt
 

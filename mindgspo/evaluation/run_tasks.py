@@ -14,7 +14,7 @@ from pathlib import Path
 from mindgspo.config import ExperimentConfig
 from mindgspo.config.cache import cache_budget_problems
 from mindgspo.config.schema import SwapSection
-from mindgspo.data import PromptDataset
+from mindgspo.data.dataset import PromptDataset
 from mindgspo.errors import ConfigError
 from mindgspo.evaluation.datasets import HELD_OUT_SEED, open_checked_dataset
 from mindgspo.evaluation.evaluate import Evaluator, single_temperature

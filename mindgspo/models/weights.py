@@ -30,7 +30,8 @@ from mindgspo.parallel.ops.device import has_kernels
 from mindgspo.parallel.plans.layout import Layout
 from mindgspo.parallel.plans.parameter_layouts import moment_layouts, parameter_layouts
 from mindgspo.parallel.platform.parameter_memory import set_values, values_of, zero_parameter
-from mindgspo.tensor_files import ArraySource, TensorSource, open_tensors, widen_bfloat16
+from mindgspo.tensor_files.reader import open_tensors
+from mindgspo.tensor_files.tensors import ArraySource, TensorSource, widen_bfloat16
 
 _INITIALIZATION_STREAM = 0x1717
 

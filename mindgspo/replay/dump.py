@@ -18,7 +18,8 @@ from mindgspo.config import ExperimentConfig, load_config
 from mindgspo.errors import CheckpointError, ConfigError, WeightsError
 from mindgspo.io import read_bytes, read_json
 from mindgspo.models.names import parameter_shapes, weight_shapes
-from mindgspo.tensor_files import open_tensors, read_safetensors
+from mindgspo.tensor_files.reader import open_tensors
+from mindgspo.tensor_files.writer import read_safetensors
 from mindgspo.text import counted
 from mindgspo.trainer.dump import FORMAT, MOMENT
 from mindgspo.trainer.updates import batch_file

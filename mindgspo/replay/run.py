@@ -25,7 +25,7 @@ from mindgspo.parallel.ops.device import takes_packed
 from mindgspo.parallel.platform import runtime
 from mindgspo.replay.dump import Dump, UpdateFacts
 from mindgspo.rollout.weight_transfer import weights_as_numpy
-from mindgspo.tensor_files import open_tensors
+from mindgspo.tensor_files.reader import open_tensors
 from mindgspo.text import aligned, counted
 from mindgspo.trainer.build import build_backend
 from mindgspo.trainer.dump import MOMENT, gradients_between

@@ -21,7 +21,7 @@ from mindgspo.algorithms.losses.registry import build_policy_loss
 from mindgspo.algorithms.optim.backend import UpdateBackend
 from mindgspo.batches.rows import round_up
 from mindgspo.config import ExperimentConfig, planned_steps
-from mindgspo.data import PromptStream, StreamState
+from mindgspo.data.stream import PromptStream, StreamState
 from mindgspo.evaluation.datasets import (
     HELD_OUT_SEED,
     NUM_TRIAL_ROWS,

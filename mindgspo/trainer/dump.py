@@ -32,7 +32,7 @@ from mindgspo.models.trace import is_traceable, trace_forward
 from mindgspo.parallel.platform import runtime
 from mindgspo.parallel.platform.cluster import is_first
 from mindgspo.rollout.weight_transfer import weights_as_numpy
-from mindgspo.tensor_files import write_tensor_file
+from mindgspo.tensor_files.writer import write_tensor_file
 from mindgspo.trainer.updates import write_batches
 from mindgspo.types import Batch
 

@@ -17,12 +17,12 @@ import numpy as np
 
 from mindgspo.algorithms import has_signal
 from mindgspo.config import FilterGroupsSection
-from mindgspo.data import PromptDataset
+from mindgspo.data.dataset import PromptDataset
 from mindgspo.errors import TrainingError
 from mindgspo.evaluation.scoring import score_from_json, score_to_json
 from mindgspo.parallel.platform.cluster import is_first
 from mindgspo.rollout.protocol import RolloutCounters
-from mindgspo.tensor_files import TensorSource
+from mindgspo.tensor_files.tensors import TensorSource
 from mindgspo.trainer.routing_transfer import RoutingTransfer, Wanted
 from mindgspo.types import ExpertArray, FinishReason, Prompt, Response, Routing, Score, ScoredGroup, Verdict
 

@@ -20,7 +20,7 @@ from mindgspo import progress
 from mindgspo.parallel.platform import heartbeat
 from mindgspo.rollout.protocol import SamplingSettings
 from mindgspo.rollout.service import Answer, CompletionService, Request, first_due
-from mindgspo.tensor_files import TensorSource
+from mindgspo.tensor_files.tensors import TensorSource
 from mindgspo.trainer.partial_responses import PartialGroup, PartialResponse, arrays_of, describe, restore
 from mindgspo.types import Prompt, Response
 

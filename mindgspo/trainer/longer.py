@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mindgspo.algorithms import learning_rate
-from mindgspo.checkpoint import RunFolder, RunStatus
+from mindgspo.checkpoint.run_folder import RunFolder, RunStatus
 from mindgspo.config import ExperimentConfig, load_config, planned_steps
 from mindgspo.config.schema import OptimizerSection
 from mindgspo.errors import ConfigError

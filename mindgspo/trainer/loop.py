@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from mindgspo import faults
-from mindgspo.checkpoint import Origin, RunFolder, RunStatus, export_huggingface, open_run_folder
-from mindgspo.checkpoint.run_folder import seen_run_id
+from mindgspo.checkpoint.export import export_huggingface
+from mindgspo.checkpoint.origin import Origin
+from mindgspo.checkpoint.run_folder import RunFolder, RunStatus, open_run_folder, seen_run_id
 from mindgspo.config import ExperimentConfig, batch_table, config_mapping, dump_config, notes
 from mindgspo.config.huggingface_config import generation_config, huggingface_config
 from mindgspo.config.rules import data_sources

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from mindspore import Parameter, nn
 
-from mindgspo.checkpoint import Keep, newest_checkpoint, open_checkpoint, save_checkpoint
+from mindgspo.checkpoint.store import Keep, newest_checkpoint, open_checkpoint, save_checkpoint
 from mindgspo.config import ModelSection
 from mindgspo.config.algorithm import ReferenceSection
 from mindgspo.config.schema import ReshardSection, SwapSection
@@ -39,7 +39,7 @@ from mindgspo.reshard.resharder import Resharder
 from mindgspo.rollout.weight_transfer import WeightTransfer, weights_as_numpy
 from mindgspo.swap.states import Phase
 from mindgspo.swap.swap import Swap
-from mindgspo.tensor_files import TensorSource
+from mindgspo.tensor_files.tensors import TensorSource
 
 
 class ReferencePolicy:

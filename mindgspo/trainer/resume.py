@@ -13,16 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from mindgspo import faults
-from mindgspo.checkpoint import (
-    OpenCheckpoint,
-    Origin,
-    RunFolder,
-    RunStatus,
-    newest_checkpoint,
-    open_checkpoint,
-    roll_back,
-)
-from mindgspo.checkpoint.store import step_of
+from mindgspo.checkpoint.origin import Origin
+from mindgspo.checkpoint.rollback import roll_back
+from mindgspo.checkpoint.run_folder import RunFolder, RunStatus
+from mindgspo.checkpoint.store import OpenCheckpoint, newest_checkpoint, open_checkpoint, step_of
 from mindgspo.errors import CheckpointError, MindGSPOError, TrainingError
 from mindgspo.io import fsync_tree, publish_folder, temporary_path, write_file
 from mindgspo.metrics import RunLog

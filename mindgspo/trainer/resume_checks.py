@@ -12,12 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mindgspo.checkpoint import RunFolder, RunStatus
 from mindgspo.checkpoint.manifest import verify
+from mindgspo.checkpoint.run_folder import RunFolder, RunStatus
 from mindgspo.checkpoint.store import steps_newest_first
 from mindgspo.config import ExperimentConfig, config_mapping, flattened, load_config
 from mindgspo.config.reward import file_function
-from mindgspo.data import PromptDataset
+from mindgspo.data.dataset import PromptDataset
 from mindgspo.errors import CheckpointError, ConfigError, RunFolderError
 from mindgspo.metrics.files import FileRecord, begins_with, read_records
 from mindgspo.tokenization import Tokenizer

@@ -17,12 +17,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from mindgspo import faults
-from mindgspo.checkpoint import Keep, save_checkpoint
+from mindgspo.checkpoint.store import Keep, save_checkpoint
 from mindgspo.metrics import RunLog
 from mindgspo.parallel.platform.cluster import first_rank_first, is_first
 from mindgspo.rollout.weight_transfer import weights_as_numpy
 from mindgspo.swap.states import Phase
-from mindgspo.tensor_files import TensorSource
+from mindgspo.tensor_files.tensors import TensorSource
 from mindgspo.trainer.progress import Progress
 from mindgspo.trainer.step import Trainer
 

@@ -19,7 +19,8 @@ import numpy as np
 from mindspore import nn
 
 from mindgspo.config import ExperimentConfig
-from mindgspo.data import PromptDataset, PromptStream
+from mindgspo.data.dataset import PromptDataset
+from mindgspo.data.stream import PromptStream
 from mindgspo.parallel.collectives.host import exchange
 from mindgspo.parallel.collectives.replicas import pack_arrays, unpack_arrays
 from mindgspo.parallel.platform import runtime
@@ -31,7 +32,7 @@ from mindgspo.rollout.service import ServiceEngine, tokens_counted
 from mindgspo.rollout.weights_folder import weights_folder
 from mindgspo.swap.states import Holding
 from mindgspo.swap.swap import Swap
-from mindgspo.tensor_files import TensorSource
+from mindgspo.tensor_files.tensors import TensorSource
 from mindgspo.tokenization import Tokenizer
 from mindgspo.trainer.feed import Feed
 from mindgspo.trainer.partial_responses import PartialGroup, arrays_of, describe, restore

@@ -27,7 +27,8 @@ from mindgspo.batches.micro_batches import BatchLayout
 from mindgspo.batches.rows import scattered
 from mindgspo.config import AlgorithmSection, OptimizerSection, RolloutSection, TrainerSection
 from mindgspo.config.schema import SwapSection
-from mindgspo.data import PromptDataset, PromptStream
+from mindgspo.data.dataset import PromptDataset
+from mindgspo.data.stream import PromptStream
 from mindgspo.evaluation.scoring import ResponseScorer
 from mindgspo.metrics import Timers
 from mindgspo.models.scoring import PolicyScorer, TokenScores

@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 
 from mindgspo.config.data import CHANGE, OVERALL, OVERALL_REWARD, REWARD_CHANGE, EvalSection
-from mindgspo.data import PromptDataset
+from mindgspo.data.dataset import PromptDataset
 from mindgspo.evaluation.estimates import Estimate, change_estimate, reward_change_estimate
 from mindgspo.evaluation.evaluate import Evaluator, with_bounds
 from mindgspo.metrics import RunLog, Timers, verdict_lines

@@ -18,7 +18,8 @@ from mindgspo.algorithms.optim.learning_rate import learning_rate
 from mindgspo.batches.micro_batches import BatchLayout, largest_shape, micro_batches
 from mindgspo.batches.rows import TrainingSample
 from mindgspo.config import ModelSection, WarmupSection
-from mindgspo.data import PromptDataset, PromptStream
+from mindgspo.data.dataset import PromptDataset
+from mindgspo.data.stream import PromptStream
 from mindgspo.errors import DataError
 from mindgspo.evaluation.evaluate import Evaluator
 from mindgspo.metrics import RunLog

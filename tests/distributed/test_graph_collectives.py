@@ -11,7 +11,7 @@ import pytest
 
 from mindgspo.config.schema import WatchSection
 from mindgspo.launch.launcher import launch
-from mindgspo.tensor_files import bfloat16_bits, widen_bfloat16
+from mindgspo.tensor_files.tensors import bfloat16_bits, widen_bfloat16
 
 sys.path.append(str(Path(__file__).parent / "workers"))
 

@@ -10,7 +10,7 @@ from running import mindgspo, sets, training_lines
 from torture_runs import at_the_end, write_experiment
 
 from mindgspo.checkpoint.store import step_folder
-from mindgspo.tensor_files import read_safetensors
+from mindgspo.tensor_files.writer import read_safetensors
 
 FOUR = (
     "plans.train={data_parallel: 2, model_parallel: 2, optimizer_shard: true}",

@@ -17,7 +17,7 @@ from running import MODEL, mindgspo, sets
 from torture_runs import at_the_end
 
 from mindgspo.checkpoint.store import read_state, step_folder
-from mindgspo.tensor_files import open_tensor_file
+from mindgspo.tensor_files.reader import open_tensor_file
 
 STEPS = 4
 # The reward of every third answer is always the same: those groups have no signal.

@@ -15,7 +15,7 @@ from loop_disk import loop_disk
 from running import command, environment, mindgspo, sets, write_experiment
 
 from mindgspo.checkpoint.manifest import write_manifest
-from mindgspo.tensor_files import read_safetensors, write_tensor_file
+from mindgspo.tensor_files.writer import read_safetensors, write_tensor_file
 
 pytestmark = pytest.mark.slow
 

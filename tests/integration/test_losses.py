@@ -21,7 +21,7 @@ from mindgspo.config import ExperimentConfig, load_config
 from mindgspo.config.algorithm import POLICY_LOSSES
 from mindgspo.metrics import unknown_names
 from mindgspo.rewards import Candidate
-from mindgspo.tensor_files import read_safetensors
+from mindgspo.tensor_files.writer import read_safetensors
 from mindgspo.types import Score, Verdict
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")

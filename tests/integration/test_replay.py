@@ -12,7 +12,7 @@ import pytest
 from running import mindgspo, write_experiment
 
 from mindgspo.errors import CheckpointError
-from mindgspo.tensor_files import read_safetensors, write_tensor_file
+from mindgspo.tensor_files.writer import read_safetensors, write_tensor_file
 
 SETTINGS = ("--set", "trainer.max_steps=2", "--set", "trainer.dump_step=2")
 

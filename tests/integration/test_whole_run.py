@@ -11,7 +11,7 @@ from running import mindgspo, read_lines, tree
 
 from mindgspo.config import config_mapping, load_config
 from mindgspo.metrics import unknown_names
-from mindgspo.tensor_files import read_safetensors
+from mindgspo.tensor_files.writer import read_safetensors
 
 
 def test_the_run_folder_holds_what_is_promised(finished_run) -> None:

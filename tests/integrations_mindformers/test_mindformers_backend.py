@@ -14,7 +14,7 @@ import pytest
 from mindgspo.config import ModelSection
 from mindgspo.config.huggingface_config import huggingface_config
 from mindgspo.models.names import weight_shapes
-from mindgspo.tensor_files import read_safetensors, write_safetensors
+from mindgspo.tensor_files.writer import read_safetensors, write_safetensors
 
 Run = Callable[..., CompletedProcess[str]]
 SHAPE = {

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from running import MODEL, sets, training_lines
 
-from mindgspo.tensor_files import read_safetensors
+from mindgspo.tensor_files.writer import read_safetensors
 
 EXPERIMENT = f"""
 experiment: tiny

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mindgspo.algorithms.optim.backend import UpdateBackend
-from mindgspo.checkpoint import export_huggingface
+from mindgspo.checkpoint.export import export_huggingface
 from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection
 from mindgspo.config.huggingface_config import generation_config, huggingface_config, read_model_section
 from mindgspo.config.load import with_recipe

@@ -17,7 +17,7 @@ from loop_disk import loop_disk
 from rich.console import Console
 from running import command, environment
 
-from mindgspo.checkpoint import Keep, save_checkpoint
+from mindgspo.checkpoint.store import Keep, save_checkpoint
 from mindgspo.cli import main
 from mindgspo.config import dump_config, load_config, load_model_and_plans
 from mindgspo.errors import CheckpointError, MindGSPOError, WriteError

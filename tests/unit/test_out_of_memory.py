@@ -17,7 +17,7 @@ STILLBORN = """
 import sys, threading
 from pathlib import Path
 import numpy as np
-from mindgspo.checkpoint import Keep, save_checkpoint
+from mindgspo.checkpoint.store import Keep, save_checkpoint
 threading._start_new_thread = lambda *arguments: 1
 save_checkpoint(Path(sys.argv[1]), step=1, parameters={"w": np.zeros(64, np.float32)}, optimizer={}, state={},
                 keep=Keep(last=1))
@@ -26,7 +26,7 @@ NO_MEMORY_LEFT = """
 import resource, sys
 from pathlib import Path
 import numpy as np
-from mindgspo.checkpoint import Keep, save_checkpoint
+from mindgspo.checkpoint.store import Keep, save_checkpoint
 from mindgspo.errors import MindGSPOError
 weights = {"w": np.zeros(1 << 20, np.float16)[::-1]}  # copied when it is written
 def save(step):

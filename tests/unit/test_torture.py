@@ -11,9 +11,9 @@ import pytest
 from torture_runs import REQUIRED, Kill, Life, Pace, Torture, _Moment, after_kill, at_the_end, planned_kills
 
 from mindgspo import faults
-from mindgspo.checkpoint import Keep, save_checkpoint
+from mindgspo.checkpoint.store import Keep, save_checkpoint
 from mindgspo.metrics import write_summary
-from mindgspo.tensor_files import write_safetensors
+from mindgspo.tensor_files.writer import write_safetensors
 
 
 @pytest.mark.parametrize("seed", range(30))

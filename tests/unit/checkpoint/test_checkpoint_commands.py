@@ -30,7 +30,7 @@ from mindgspo.errors import CheckpointError
 from mindgspo.metrics.files import CONFIG_FILE
 from mindgspo.models.names import weight_shapes
 from mindgspo.planner.strategy_files import write_plan_files
-from mindgspo.tensor_files import open_tensor_file
+from mindgspo.tensor_files.reader import open_tensor_file
 
 TOOL = Path(__file__).resolve().parents[3] / "tools" / "transform_checkpoint.py"
 CONFIG = """

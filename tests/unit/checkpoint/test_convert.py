@@ -10,13 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mindgspo.checkpoint import Conversion, Keep, convert_weights, export_huggingface, save_checkpoint
+from mindgspo.checkpoint.convert import Conversion, convert_weights
+from mindgspo.checkpoint.export import export_huggingface
+from mindgspo.checkpoint.store import Keep, save_checkpoint
 from mindgspo.cli import main
 from mindgspo.config import ExperimentConfig, ModelSection, dump_config, load_config
 from mindgspo.config.huggingface_config import generation_config, huggingface_config
 from mindgspo.errors import CheckpointError, WeightsError
 from mindgspo.models.names import weight_shapes
-from mindgspo.tensor_files import bfloat16_bits, open_tensors, read_safetensors, write_safetensors
+from mindgspo.tensor_files.reader import open_tensors
+from mindgspo.tensor_files.tensors import bfloat16_bits
+from mindgspo.tensor_files.writer import read_safetensors, write_safetensors
 from mindgspo.tokenization import load_tokenizer
 
 
@@ -337,7 +341,7 @@ def test_wrong_options_are_usage_errors(tmp_path, options, message, capsys):
 MEASURED = """
 import re, sys
 from pathlib import Path
-from mindgspo.checkpoint import Conversion, convert_weights
+from mindgspo.checkpoint.convert import Conversion, convert_weights
 
 def peak_kib() -> int:
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])

@@ -17,8 +17,8 @@ import xxhash
 from loop_disk import loop_disk
 from rich.console import Console
 
-from mindgspo.checkpoint import Keep, newest_checkpoint, open_checkpoint, save_checkpoint
 from mindgspo.checkpoint.manifest import MANIFEST_FILE
+from mindgspo.checkpoint.store import Keep, newest_checkpoint, open_checkpoint, save_checkpoint
 from mindgspo.errors import CheckpointError
 from mindgspo.metrics import RunLog
 from mindgspo.metrics.files import LOGS, LogFile

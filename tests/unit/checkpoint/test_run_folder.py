@@ -13,16 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mindgspo.checkpoint import (
-    Keep,
-    RunFolder,
-    RunStatus,
-    newest_checkpoint,
-    open_run_folder,
-    roll_back,
-    save_checkpoint,
-)
-from mindgspo.checkpoint.run_folder import seen_run_id
+from mindgspo.checkpoint.rollback import roll_back
+from mindgspo.checkpoint.run_folder import RunFolder, RunStatus, open_run_folder, seen_run_id
+from mindgspo.checkpoint.store import Keep, newest_checkpoint, save_checkpoint
 from mindgspo.errors import CheckpointError, RunFolderError
 from mindgspo.io import write_json
 
@@ -151,7 +144,7 @@ def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
 HOLDER = """
 import sys
 from pathlib import Path
-from mindgspo.checkpoint import open_run_folder
+from mindgspo.checkpoint.run_folder import open_run_folder
 
 folder = open_run_folder(Path(sys.argv[1]), resume="auto", overwrite=False)
 folder.metrics.write_text("{}")

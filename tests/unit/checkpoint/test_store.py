@@ -22,8 +22,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from mindgspo.checkpoint import Keep, load_checkpoint, newest_checkpoint, open_checkpoint, save_checkpoint
-from mindgspo.checkpoint.store import best_first, evaluation_of, stateful_file, steps_newest_first
+from mindgspo.checkpoint.store import (
+    Keep,
+    best_first,
+    evaluation_of,
+    load_checkpoint,
+    newest_checkpoint,
+    open_checkpoint,
+    save_checkpoint,
+    stateful_file,
+    steps_newest_first,
+)
 from mindgspo.checkpoint.verify import list_lines
 from mindgspo.errors import CheckpointError
 
@@ -221,7 +230,7 @@ ENDLESS_SAVER = """
 import sys
 from pathlib import Path
 import numpy as np
-from mindgspo.checkpoint import Keep, save_checkpoint
+from mindgspo.checkpoint.store import Keep, save_checkpoint
 
 folder, step = Path(sys.argv[1]), int(sys.argv[2])
 print("ready", flush=True)
@@ -302,7 +311,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from mindgspo import faults
-from mindgspo.checkpoint import Keep, save_checkpoint
+from mindgspo.checkpoint.store import Keep, save_checkpoint
 faults.arm(0, sys.argv[2])
 state = {"progress": {"latest": {"step": 3, "value": 0.25}}}
 save_checkpoint(Path(sys.argv[1]), step=3, parameters={"w": np.zeros(3)}, optimizer={}, state=state,

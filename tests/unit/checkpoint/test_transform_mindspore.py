@@ -24,7 +24,9 @@ from mindgspo.config import ParallelPlan
 from mindgspo.planner.strategy_files import single_source
 from mindgspo.strategy.file import save_strategy
 from mindgspo.strategy.record import StoredLayout, Strategy
-from mindgspo.tensor_files import TensorInfo, open_tensor_file, write_tensors
+from mindgspo.tensor_files.reader import open_tensor_file
+from mindgspo.tensor_files.tensors import TensorInfo
+from mindgspo.tensor_files.writer import write_tensors
 
 
 def sharded(data: int, model: int, stages: int) -> ParallelPlan:

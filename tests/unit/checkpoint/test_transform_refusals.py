@@ -41,7 +41,7 @@ from mindgspo.parallel.plans.parameter_layouts import parameter_layouts
 from mindgspo.planner.strategy_files import single_source
 from mindgspo.strategy.file import merge_strategies, write_strategies
 from mindgspo.strategy.record import StoredLayout, Strategy
-from mindgspo.tensor_files import open_tensor_file
+from mindgspo.tensor_files.reader import open_tensor_file
 
 TOOL = Path(__file__).resolve().parents[3] / "tools" / "transform_checkpoint.py"
 TRAIN = plan(2, 2, 2)

@@ -22,14 +22,16 @@ from planned_checkpoints import (
     write_whole,
 )
 
-from mindgspo.checkpoint import load_checkpoint
+from mindgspo.checkpoint.store import load_checkpoint
 from mindgspo.checkpoint.transform import TransformRequest, transform
 from mindgspo.checkpoint.whole_checkpoint import TensorBlocks, first_element
 from mindgspo.parallel.plans.layout import Layout, TensorSlice
 from mindgspo.planner.strategy_files import single_source
 from mindgspo.strategy.file import read_strategy
 from mindgspo.strategy.record import StoredLayout, Strategy
-from mindgspo.tensor_files import TensorInfo, open_tensor_file, open_tensors, read_safetensors, write_tensors
+from mindgspo.tensor_files.reader import open_tensor_file, open_tensors
+from mindgspo.tensor_files.tensors import TensorInfo
+from mindgspo.tensor_files.writer import read_safetensors, write_tensors
 
 
 def run(source: Path, destination: Path, **request: Any) -> list[str]:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from mindgspo.config.data import DataSection, DataSourceSection, TokenizerSection
-from mindgspo.data import DatasetInfo, prepare_dataset
+from mindgspo.data.dataset_info import DatasetInfo
+from mindgspo.data.prepare import prepare_dataset
 from mindgspo.tokenization import Tokenizer, load_tokenizer
 
 OPTIONS = {"seed", "force", "is_readable", "workers", "chunk_rows", "show_progress"}

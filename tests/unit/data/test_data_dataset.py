@@ -14,8 +14,7 @@ import pyarrow.parquet
 import pytest
 
 from mindgspo.config.data import ColumnsSection, DataSourceSection, TokenizerSection
-from mindgspo.data import inspect_dataset, open_dataset
-from mindgspo.data.dataset import HEADER_SIZE, PAGE_SIZE
+from mindgspo.data.dataset import HEADER_SIZE, PAGE_SIZE, inspect_dataset, open_dataset
 from mindgspo.data.record_index import check_record_file
 from mindgspo.errors import DataError
 from mindgspo.tokenization import Tokenizer, load_tokenizer

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from mindgspo.config.data import DataSourceSection
-from mindgspo.data import inspect_dataset, open_dataset
 from mindgspo.data.account import PromptIndex
+from mindgspo.data.dataset import inspect_dataset, open_dataset
 from mindgspo.data.source_rows import SourceRow
 from mindgspo.errors import DataError
 from mindgspo.tokenization import Tokenizer

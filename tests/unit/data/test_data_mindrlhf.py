@@ -11,7 +11,7 @@ import pytest
 
 from mindgspo.cli import main
 from mindgspo.config.data import DataSourceSection
-from mindgspo.data import open_dataset
+from mindgspo.data.dataset import open_dataset
 from mindgspo.data.dataset_info import PromptFacts
 from mindgspo.data.mindrlhf import SCHEMA, read_rows, write_file
 from mindgspo.data.source_rows import DroppedRow, SourceRow, asks

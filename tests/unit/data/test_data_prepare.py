@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mindgspo.config.data import ColumnsSection, DataSourceSection, TokenizerSection
-from mindgspo.data import open_dataset
+from mindgspo.data.dataset import open_dataset
 from mindgspo.errors import DataError
 from mindgspo.tokenization import Tokenizer, load_tokenizer
 

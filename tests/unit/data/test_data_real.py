@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from mindgspo.config.data import DataSourceSection, TokenizerSection
-from mindgspo.data import open_dataset
 from mindgspo.data.account import PromptIndex
+from mindgspo.data.dataset import open_dataset
 from mindgspo.data.formats import last_box
 from mindgspo.data.sources import open_source
 from mindgspo.tokenization import Tokenizer, load_tokenizer

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mindgspo.config.data import DataSourceSection, TokenizerSection
-from mindgspo.data import open_dataset
+from mindgspo.data.dataset import open_dataset
 from mindgspo.data.output_folder import PartialFolder, other_partials, partial_path
 from mindgspo.data.render_workers import WorkerDiedError
 from mindgspo.data.rendering import is_whole_chunk, read_chunks
@@ -31,7 +31,7 @@ sys.path[:0] = {path!r}
 if len(sys.argv) > 4:
     import mindspore
 from mindgspo.config.data import DataSection, DataSourceSection, TokenizerSection
-from mindgspo.data import prepare_dataset
+from mindgspo.data.prepare import prepare_dataset
 from mindgspo.tokenization import load_tokenizer
 source = DataSourceSection(format="gsm8k", path=Path(sys.argv[1]), dedup=True)
 data = DataSection(train=source, eval=source, max_prompt_length=300)

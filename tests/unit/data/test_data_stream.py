@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mindgspo.data import PromptStream, StreamState
+from mindgspo.data.stream import PromptStream, StreamState
 from mindgspo.errors import DataError
 
 sizes = st.integers(1, 40)

@@ -13,7 +13,7 @@ import pytest
 
 from mindgspo.cli.data import data_prepare
 from mindgspo.config.data import DataFormat
-from mindgspo.data import open_dataset
+from mindgspo.data.dataset import open_dataset
 from mindgspo.errors import ConfigError
 from mindgspo.tokenization import Tokenizer
 

@@ -20,7 +20,7 @@ from mindgspo.evaluation.generate import Chat, Generated, GenerateOptions, gener
 from mindgspo.evaluation.log_probs import log_probs_by_native_model
 from mindgspo.evaluation.prompts import TextPieces, encode_prompt, read_prompts
 from mindgspo.models.names import weight_shapes
-from mindgspo.tensor_files import write_safetensors
+from mindgspo.tensor_files.writer import write_safetensors
 from mindgspo.tokenization import load_tokenizer
 from mindgspo.types import FinishReason
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mindgspo.checkpoint import Keep, save_checkpoint
 from mindgspo.checkpoint.runs import overview, table_lines
+from mindgspo.checkpoint.store import Keep, save_checkpoint
 from mindgspo.checkpoint.verify import list_lines
 from mindgspo.config import load_config
 from mindgspo.config.data import CHANGE, OVERALL, OVERALL_REWARD, REWARD_CHANGE

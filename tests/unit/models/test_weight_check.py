@@ -10,7 +10,8 @@ from mindgspo.config.huggingface_config import read_model_section
 from mindgspo.errors import WeightsError
 from mindgspo.models.names import weight_shapes
 from mindgspo.models.weight_check import check_names, check_weights, require_weights
-from mindgspo.tensor_files import ArraySource, TensorInfo, bfloat16_bits, write_tensor_file
+from mindgspo.tensor_files.tensors import ArraySource, TensorInfo, bfloat16_bits
+from mindgspo.tensor_files.writer import write_tensor_file
 
 FOLDER = Path(__file__).parents[3] / ".." / "shared" / "cases" / "folders" / "F17_inv_freq"
 

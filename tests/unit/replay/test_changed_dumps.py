@@ -21,7 +21,7 @@ from mindgspo.config import load_config
 from mindgspo.errors import CheckpointError, ConfigError
 from mindgspo.models.names import weight_shapes
 from mindgspo.replay.dump import Dump, read_arrays
-from mindgspo.tensor_files import write_tensor_file
+from mindgspo.tensor_files.writer import write_tensor_file
 from mindgspo.trainer.updates import write_batches
 
 BATCH = "update_1_micro_batch_0.npz"

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from mindgspo.errors import WeightsError
-from mindgspo.tensor_files import TensorInfo, info_of, open_tensor_file, write_tensors
 from mindgspo.tensor_files.ckpt_format import part_header
-from mindgspo.tensor_files.writer import write_records
+from mindgspo.tensor_files.reader import open_tensor_file
+from mindgspo.tensor_files.tensors import TensorInfo, info_of
+from mindgspo.tensor_files.writer import write_records, write_tensors
 
 MATRIX = np.arange(6, dtype=np.float32).reshape(2, 3)
 

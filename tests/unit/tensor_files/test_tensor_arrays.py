@@ -16,17 +16,10 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from mindgspo.errors import WeightsError
-from mindgspo.tensor_files import (
-    TensorInfo,
-    bfloat16_bits,
-    info_of,
-    library_order,
-    open_tensor_file,
-    read_safetensors,
-    widen_bfloat16,
-    write_safetensors,
-    write_tensors,
-)
+from mindgspo.tensor_files.reader import open_tensor_file
+from mindgspo.tensor_files.safetensors_format import library_order
+from mindgspo.tensor_files.tensors import TensorInfo, bfloat16_bits, info_of, widen_bfloat16
+from mindgspo.tensor_files.writer import read_safetensors, write_safetensors, write_tensors
 
 
 def some_weights() -> dict[str, np.ndarray]:
@@ -286,7 +279,8 @@ LIMITED = """
 import resource, signal, sys
 from pathlib import Path
 import numpy as np
-from mindgspo.tensor_files import TensorInfo, write_tensors
+from mindgspo.tensor_files.tensors import TensorInfo
+from mindgspo.tensor_files.writer import write_tensors
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
@@ -311,7 +305,8 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, suffix: str) -> None:
 COPY = """
 import re, sys
 from pathlib import Path
-from mindgspo.tensor_files import open_tensor_file, write_tensors
+from mindgspo.tensor_files.reader import open_tensor_file
+from mindgspo.tensor_files.writer import write_tensors
 
 def peak_kib() -> int:
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])

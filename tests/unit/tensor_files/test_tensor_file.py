@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from mindgspo.errors import WeightsError
-from mindgspo.tensor_files import TensorInfo, open_tensor_file, open_tensors, write_tensors
+from mindgspo.tensor_files.reader import open_tensor_file, open_tensors
+from mindgspo.tensor_files.tensors import TensorInfo
+from mindgspo.tensor_files.writer import write_tensors
 
 
 def write_raw(path: Path, header: str | bytes, data: bytes = b"") -> Path:

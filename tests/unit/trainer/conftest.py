@@ -11,7 +11,7 @@ import pytest
 
 from mindgspo.algorithms.kl_control import KLController
 from mindgspo.config import ExperimentConfig, RewardSection, TokenizerSection, load_config
-from mindgspo.data import PromptStream
+from mindgspo.data.stream import PromptStream
 from mindgspo.errors import NonFiniteError
 from mindgspo.metrics import Timers
 from mindgspo.rewards import Candidate, Scorer

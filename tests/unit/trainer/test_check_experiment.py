@@ -14,7 +14,7 @@ from mindgspo.errors import ConfigError, DataError, RewardError, TokenizerError,
 from mindgspo.evaluation.datasets import open_checked_dataset
 from mindgspo.models.names import weight_shapes
 from mindgspo.rewards import Scorer
-from mindgspo.tensor_files import write_safetensors
+from mindgspo.tensor_files.writer import write_safetensors
 from mindgspo.trainer.check import check_experiment
 
 ROWS = [{"question": f"Tom has {n} pens.", "answer": f"{n}+0={n}\n#### {n}"} for n in range(10, 15)]

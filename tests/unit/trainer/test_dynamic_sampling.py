@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from mindgspo.config import ModelSection
-from mindgspo.data import PromptStream
+from mindgspo.data.stream import PromptStream
 from mindgspo.errors import ConfigError, TrainingError
 from mindgspo.evaluation.datasets import check_distinct_prompts
 from mindgspo.metrics import unknown_names
 from mindgspo.parallel.plans.placement import ALONE
-from mindgspo.tensor_files import ArraySource
+from mindgspo.tensor_files.tensors import ArraySource
 from mindgspo.trainer.dynamic_sampling import LeftoverBuffer
 from mindgspo.trainer.routing_transfer import RoutingTransfer
 from mindgspo.types import Routing

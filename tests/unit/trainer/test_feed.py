@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from timed_service import TimedService, VirtualClock
 
 from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingSettings
-from mindgspo.tensor_files import ArraySource
+from mindgspo.tensor_files.tensors import ArraySource
 from mindgspo.trainer.feed import Feed
 from mindgspo.types import Prompt
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mindgspo.checkpoint import open_run_folder
+from mindgspo.checkpoint.run_folder import open_run_folder
 from mindgspo.config import dump_config
 from mindgspo.errors import ConfigError
 from mindgspo.metrics import write_summary

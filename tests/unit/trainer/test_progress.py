@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mindgspo.checkpoint import open_run_folder
+from mindgspo.checkpoint.run_folder import open_run_folder
 from mindgspo.config import TokenizerSection, dump_config
 from mindgspo.errors import CheckpointError, ConfigError, DataError, TrainingError
 from mindgspo.tokenization import load_tokenizer

@@ -19,7 +19,7 @@ from mindgspo.models.scoring import PolicyScorer
 from mindgspo.models.weights import initialize_weights
 from mindgspo.parallel.plans.placement import ALONE
 from mindgspo.rollout.weight_transfer import weights_as_numpy
-from mindgspo.tensor_files import ArraySource
+from mindgspo.tensor_files.tensors import ArraySource
 from mindgspo.trainer.reference import ReferencePolicy
 
 IDS = np.random.default_rng(5).integers(1, 300, 14).astype(np.int32)
