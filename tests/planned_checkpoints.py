@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from reshard_in_numpy import scatter
 
-from mindgspo.checkpoint.store import Keep, save_checkpoint
+from mindgspo.checkpoint.store import Retention, save_checkpoint
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.models.names import weight_shapes
 from mindgspo.parallel.plans.layout import Layout
@@ -94,7 +94,7 @@ def write_step(
         optimizer={name: array for name, array in tensors.items() if is_state[name]},
         state={"cursor": step},
         stateful=kept,
-        keep=Keep(last=9),
+        keep=Retention(last=9),
     )
 
 

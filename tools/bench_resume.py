@@ -27,7 +27,7 @@ import numpy as np
 from bench_reshard_child import model_section
 
 from mindgspo.checkpoint.manifest import FileDigest
-from mindgspo.checkpoint.store import Keep, save_checkpoint
+from mindgspo.checkpoint.store import Retention, save_checkpoint
 from mindgspo.config.schema import WatchSection
 from mindgspo.launch.launcher import launch
 from mindgspo.models.names import parameter_shapes, weight_shapes
@@ -63,7 +63,7 @@ def report(folder: Path, hidden: int, layers: int, runs: int) -> dict[str, objec
     saves = [
         seconds(
             lambda step=step: save_checkpoint(
-                folder, step=step, parameters=weights, optimizer=optimizer, state={}, keep=Keep(last=1)
+                folder, step=step, parameters=weights, optimizer=optimizer, state={}, keep=Retention(last=1)
             )
         )
         for step in range(1, runs + 1)

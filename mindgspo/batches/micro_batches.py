@@ -16,7 +16,7 @@ from itertools import zip_longest
 
 import numpy as np
 
-from mindgspo.batches.partition import dealt, packed, partition
+from mindgspo.batches.partition import dealt, pack_rows, partition
 from mindgspo.batches.rows import (
     BatchSize,
     TrainingSample,
@@ -30,7 +30,7 @@ from mindgspo.batches.rows import (
 )
 from mindgspo.types import Batch
 
-Samples = Sequence[TrainingSample]
+_Samples = Sequence[TrainingSample]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class BatchLayout:
     one_shape: BatchSize | None = None
 
 
-def micro_batches(samples: Samples, layout: BatchLayout) -> list[Batch]:
+def micro_batches(samples: _Samples, layout: BatchLayout) -> list[Batch]:
     """Every sample in one of them. Longest samples first where they are not packed and padding is computed. Raises
     nothing: a sample longer than the budget is a mistake of ours, for `config.rules` refuses the budget."""
     batches = _packed(samples, layout) if layout.packing else _unpacked(samples, layout)
@@ -90,7 +90,7 @@ def few(number: int, *, multiple: int = 1, parts: int = 4) -> int:
     return round_up(number, round_up(max(octave // (2 * parts), 1), multiple))
 
 
-def _unpacked(samples: Samples, layout: BatchLayout) -> list[Batch]:
+def _unpacked(samples: _Samples, layout: BatchLayout) -> list[Batch]:
     """One sample per row, cut longest first: rows of one micro-batch are of similar length."""
     if layout.samples_per_micro_batch is not None:
         batches = lay_out(
@@ -112,7 +112,7 @@ def _balanced(batches: Sequence[Batch], replicas: int) -> list[Batch]:
     return [batches[index] for of_round in zip_longest(*parts) for index in of_round if index is not None]
 
 
-def _budgeted(samples: Samples, layout: BatchLayout) -> list[Batch]:
+def _budgeted(samples: _Samples, layout: BatchLayout) -> list[Batch]:
     """Where replicas do not work in rounds, each gets equally many micro-batches: the budget is lowered as far as it
     takes no more of them than a multiple of `round_size` each."""
     assert layout.max_tokens_per_micro_batch is not None
@@ -135,10 +135,10 @@ def _budgeted(samples: Samples, layout: BatchLayout) -> list[Batch]:
     ]
 
 
-def _cut(ordered: Samples, budget: int, multiple: int, group: int) -> list[tuple[list[Samples], int]]:
+def _cut(ordered: _Samples, budget: int, multiple: int, group: int) -> list[tuple[list[_Samples], int]]:
     """Runs of micro-batches that share a shape, `group` in each, and their rows: as many as the longest sample allows,
     fewer in the last run."""
-    runs: list[tuple[list[Samples], int]] = []
+    runs: list[tuple[list[_Samples], int]] = []
     start = 0
     while start < len(ordered):
         width = round_up(ordered[start].length, multiple)
@@ -153,7 +153,7 @@ def _cut(ordered: Samples, budget: int, multiple: int, group: int) -> list[tuple
 Rows = list[list[TrainingSample]]
 
 
-def _packed(samples: Samples, layout: BatchLayout) -> list[Batch]:
+def _packed(samples: _Samples, layout: BatchLayout) -> list[Batch]:
     """Several samples per row; all micro-batches of one shape."""
     lengths = [sample.length for sample in samples]
     spread = partition if layout.balanced else dealt
@@ -166,7 +166,7 @@ def _packed(samples: Samples, layout: BatchLayout) -> list[Batch]:
     ]
 
 
-def _long_rows(shares: Sequence[Samples], layout: BatchLayout) -> tuple[list[list[Rows]], BatchSize]:
+def _long_rows(shares: Sequence[_Samples], layout: BatchLayout) -> tuple[list[list[Rows]], BatchSize]:
     """By replica micro-batches of one row each, of equal numbers of tokens, as few as the budget allows.
 
     Fused attention wants N segments, whatever the number n of samples, and none of them empty: N - n slots of padding
@@ -194,7 +194,7 @@ def _long_rows(shares: Sequence[Samples], layout: BatchLayout) -> tuple[list[lis
 _ROW_LENGTHS = (1.0, 1.125, 1.25, 1.5, 1.75, 2.0)
 
 
-def _short_rows(shares: Sequence[Samples], layout: BatchLayout) -> tuple[list[list[Rows]], BatchSize]:
+def _short_rows(shares: Sequence[_Samples], layout: BatchLayout) -> tuple[list[list[Rows]], BatchSize]:
     """By replica micro-batches of rows that are not much longer than the longest sample: the length that costs least
     in all."""
     return min((_rows_of_length(shares, times, layout) for times in _ROW_LENGTHS), key=partial(_price, layout))
@@ -206,13 +206,15 @@ def _price(layout: BatchLayout, found: tuple[list[list[Rows]], BatchSize]) -> fl
     return len(by_replica[0]) * size.rows * size.row_length * (1 + size.row_length / layout.costly_row)
 
 
-def _rows_of_length(shares: Sequence[Samples], times: float, layout: BatchLayout) -> tuple[list[list[Rows]], BatchSize]:
+def _rows_of_length(
+    shares: Sequence[_Samples], times: float, layout: BatchLayout
+) -> tuple[list[list[Rows]], BatchSize]:
     """Micro-batches of nearly equally many rows and response tokens."""
     most, longest = _most_slots(layout), max(sample.length for share in shares for sample in share)
     assert longest <= most, f"a sample of {longest} tokens, {most} are allowed"
     row_length = min(few(int(times * longest), multiple=layout.length_multiple), most)
     rows = [
-        [[share[index] for index in row] for row in packed([one.length for one in share], row_length=row_length)]
+        [[share[index] for index in row] for row in pack_rows([one.length for one in share], row_length=row_length)]
         for share in shares
     ]
     number = -(-max(map(len, rows)) // (most // row_length))

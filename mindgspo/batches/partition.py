@@ -87,7 +87,7 @@ def _indices(tree: _Tree) -> Iterator[int]:
             yield tree
 
 
-def packed(lengths: Sequence[int], *, row_length: int) -> list[list[int]]:
+def pack_rows(lengths: Sequence[int], *, row_length: int) -> list[list[int]]:
     """Best fit, longest first: each sample goes into the fullest row that it fits into, else into a new one. Never
     more than 11/9 of the fewest rows and one (Johnson, 1973)."""
     order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))

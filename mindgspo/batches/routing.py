@@ -80,7 +80,7 @@ class RoutedTokens(NamedTuple):
     def differing(self, batch: Batch, chosen_MX: np.ndarray, num_layers: int) -> RoutingDifference:
         """Between the batch's routing and what a graph has found; a token of the graph counts once."""
         place_J, first_J = np.unique(self.place_J, return_index=True)
-        return difference(_flat(_known(batch))[self.source_J[first_J]], chosen_MX[place_J], num_layers)
+        return routing_difference(_flat(_known(batch))[self.source_J[first_J]], chosen_MX[place_J], num_layers)
 
 
 def _known(batch: Batch) -> ExpertArray:
@@ -125,7 +125,7 @@ class RoutingDifference:
         return cls(differing=tuple(differing), total=total)
 
 
-def difference(a_JX: np.ndarray, b_JX: np.ndarray, num_layers: int) -> RoutingDifference:
+def routing_difference(a_JX: np.ndarray, b_JX: np.ndarray, num_layers: int) -> RoutingDifference:
     """Between two routings of the same tokens; the order of a token's experts does not count."""
     assert a_JX.shape == b_JX.shape, (a_JX.shape, b_JX.shape)
     a_JLK, b_JLK = (x.reshape(len(x), num_layers, -1) for x in (a_JX, b_JX))

@@ -15,11 +15,11 @@ from typing import Literal
 from mindgspo.checkpoint.export import (
     METADATA,
     MINDSPORE_INDEX_FILE,
-    FileFormat,
     Weight,
+    WeightFormat,
     filled_folder,
     num_bytes,
-    write_weights,
+    write_model_files,
 )
 from mindgspo.checkpoint.manifest import MANIFEST_FILE, verify
 from mindgspo.checkpoint.store import CHECKPOINT_FILES, PARAMETERS_FILE
@@ -42,11 +42,11 @@ from mindgspo.tokenization.files import read_files
 CKPT_FILE = "model.ckpt"
 _GENERATION_CONFIG = "generation_config.json"
 _MARK_OF_MINDFORMERS = "model.tok_embeddings.embedding_weight"
-Layout = Literal["huggingface", "mindformers"]
+WeightNaming = Literal["huggingface", "mindformers"]
 # A chunk becomes several arrays of its size while it is rounded.
 _CHUNK_BYTES = 4 << 20
-_METADATA: Mapping[Layout, Mapping[str, str]] = {"huggingface": METADATA, "mindformers": {"format": "ms"}}
-_INDEX_NAMES: Mapping[Layout, tuple[str, ...]] = {
+_METADATA: Mapping[WeightNaming, Mapping[str, str]] = {"huggingface": METADATA, "mindformers": {"format": "ms"}}
+_INDEX_NAMES: Mapping[WeightNaming, tuple[str, ...]] = {
     "huggingface": (INDEX_FILE,),
     "mindformers": (INDEX_FILE, MINDSPORE_INDEX_FILE),
 }
@@ -177,9 +177,9 @@ class Conversion:
     source: Path
     out: Path
     model_folder: Path | None = None
-    layout: Layout = "huggingface"
+    layout: WeightNaming = "huggingface"
     dtype: WeightDtype | None = None
-    file_format: FileFormat = "safetensors"
+    file_format: WeightFormat = "safetensors"
     max_shard_bytes: int | None = None
 
 
@@ -193,7 +193,7 @@ class Converted:
     travelled: tuple[str, ...]
 
 
-def convert_weights(conversion: Conversion, *, shows_progress: bool = False) -> Converted:
+def convert_model(conversion: Conversion, *, shows_progress: bool = False) -> Converted:
     """Write the folder `conversion.out`; it is absent, or whole.
 
     shows_progress: a bar on stderr, if that is a terminal. Raises WeightsError, CheckpointError, TokenizerError: the
@@ -213,7 +213,7 @@ def convert_weights(conversion: Conversion, *, shows_progress: bool = False) -> 
             filled_folder(out, run_id=None, num_bytes=total) as filled,
             byte_progress("converting", total, is_wanted=shows_progress) as written,
         ):
-            paths = write_weights(
+            paths = write_model_files(
                 filled,
                 weights,
                 file_format=conversion.file_format,

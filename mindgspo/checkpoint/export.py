@@ -32,7 +32,7 @@ from mindgspo.tensor_files.tensors import FILE_DTYPES, FLOAT_DTYPES, TensorInfo,
 from mindgspo.tensor_files.writer import WeightDtype, write_tensors
 from mindgspo.tokenization import Tokenizer
 
-FileFormat = Literal["safetensors", "ckpt"]
+WeightFormat = Literal["safetensors", "ckpt"]
 # The index of shards as MindSpore's load_distributed_checkpoint looks for it.
 MINDSPORE_INDEX_FILE = "param_name_map.json"
 # Marks a folder as ours; transformers ignores it.
@@ -76,11 +76,11 @@ def num_bytes(weights: Sequence[Weight]) -> int:
     return sum(weight.info.num_bytes for weight in weights)
 
 
-def write_weights(
+def write_model_files(
     folder: Path,
     weights: Sequence[Weight],
     *,
-    file_format: FileFormat = "safetensors",
+    file_format: WeightFormat = "safetensors",
     max_shard_bytes: int | None = None,
     metadata: Mapping[str, str] | None = None,
     index_names: Sequence[str] = (INDEX_FILE,),
@@ -204,7 +204,7 @@ def export_huggingface(
         for name, tensor in tensors.items()
     ]
     with filled_folder(folder, run_id=run_id, num_bytes=num_bytes(weights)) as filled:
-        write_weights(filled, weights, max_shard_bytes=max_shard_bytes, metadata=METADATA)
+        write_model_files(filled, weights, max_shard_bytes=max_shard_bytes, metadata=METADATA)
         write_json(filled / "config.json", dict(model_config))
         write_json(filled / "generation_config.json", dict(generation_config))
         tokenizer.save(filled)

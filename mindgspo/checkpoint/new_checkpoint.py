@@ -18,7 +18,7 @@ import numpy as np
 from mindgspo.checkpoint.manifest import FileDigest, file_digest, write_manifest
 from mindgspo.checkpoint.placement import OPTIMIZER_PREFIX, num_ranks, place
 from mindgspo.checkpoint.store import OPTIMIZER_FILE, PARAMETERS_FILE
-from mindgspo.checkpoint.stored_files import SUFFIXES, RecordedFile, ShardRecord, find_checkpoint, write_record
+from mindgspo.checkpoint.stored_files import SUFFIXES, RecordedFile, ShardRecord, find_checkpoint, write_shard_record
 from mindgspo.checkpoint.verify import CHUNK_BYTES, Advance, check_equal, comparison_bytes, recorded_file, tensor_digest
 from mindgspo.checkpoint.whole_checkpoint import WholeCheckpoint, WholeTensor, open_whole
 from mindgspo.errors import CheckpointError
@@ -155,7 +155,7 @@ class NewCheckpoint:
         return digests
 
     def _write_file(self, new: NewFile) -> dict[str, str]:
-        digests = write_file(
+        digests = write_rank_file(
             self._source,
             new,
             self._filled / new.name,
@@ -171,7 +171,7 @@ class NewCheckpoint:
     def _read_back(self, new: NewFile, digests: Mapping[str, str], part: int | None = None) -> None:
         """part: of as many parts as there are threads, which take tensors in turn; None: all."""
         names = list(new.infos) if part is None else list(new.infos)[part :: self._jobs]
-        check_file(self._filled / new.name, new, digests, names, advance=self._advance)
+        read_back(self._filled / new.name, new, digests, names, advance=self._advance)
 
     def _add_other_files(self, digests: Sequence[Mapping[str, str]]) -> None:
         """Add the record of ranks' files or the manifest of a run's, and a run's state and other files unchanged."""
@@ -191,7 +191,7 @@ class NewCheckpoint:
         }
         for path in stored.stateful:
             files[path.name] = recorded_file(self._filled / path.name)
-        write_record(self._filled, ShardRecord(order=tuple(self._source.tensors), step=stored.step, files=files))
+        write_shard_record(self._filled, ShardRecord(order=tuple(self._source.tensors), step=stored.step, files=files))
 
     def _compare(self) -> None:
         written = find_checkpoint(self._filled / self._files[0].name if self._is_one_file else self._filled)
@@ -265,7 +265,7 @@ def require_absent(path: Path) -> None:
         raise CheckpointError(f"{path}: already there, and nothing is replaced; move it away or give another name")
 
 
-def write_file(
+def write_rank_file(
     source: WholeCheckpoint,
     new: NewFile,
     path: Path,
@@ -311,7 +311,7 @@ def _parts(
         digests[name] = digest.hexdigest()
 
 
-def check_file(path: Path, new: NewFile, digests: Mapping[str, str], names: Iterable[str], *, advance: Advance) -> None:
+def read_back(path: Path, new: NewFile, digests: Mapping[str, str], names: Iterable[str], *, advance: Advance) -> None:
     """Read tensors of a written file back. Raises CheckpointError where it holds anything else than was written."""
     with open_tensor_file(path) as file:
         if list(file.tensors.items()) != list(new.infos.items()):

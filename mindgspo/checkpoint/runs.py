@@ -136,7 +136,7 @@ def _verdicts(run: RunRecord) -> tuple[str, ...]:
     return tuple(f"{one.level.value}: {one.text}" for one in found[:MOST_FINDINGS]) or ("nothing needs attention",)
 
 
-def table_lines(runs: Sequence[RunOverview]) -> list[str]:
+def run_table(runs: Sequence[RunOverview]) -> list[str]:
     """One line per run below a header; of the verdicts the first. Rewards have a column where a run has any."""
     header = ("run", "state", "step", "accuracy", "reward", "best", "last written", "verdict")
     rows = [header, *map(_row, runs)]

@@ -144,7 +144,7 @@ def _last_step(checkpoints_dir: Path) -> int | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keep:
+class Retention:
     """last: newest checkpoints that stay. best: of those that were evaluated at their step, the best that stay."""
 
     last: int
@@ -182,7 +182,7 @@ def best_first(steps: Sequence[Path]) -> list[Path]:
     return sorted(values, key=lambda step: (-values[step], step_of(step)))
 
 
-def remove_others(checkpoints_dir: Path, keep: Keep, *, just_written: Path) -> None:
+def remove_others(checkpoints_dir: Path, keep: Retention, *, just_written: Path) -> None:
     """Remove complete checkpoints that nobody asked to keep. Damaged ones neither count nor go: people may look."""
     complete = list(complete_steps(checkpoints_dir))
     wanted = {*complete[: keep.last], *(best_first(complete)[: keep.best] if keep.best else ()), just_written}
@@ -214,7 +214,7 @@ def save_checkpoint(
     parameters: Mapping[str, np.ndarray],
     optimizer: Mapping[str, np.ndarray],
     state: Mapping[str, object],
-    keep: Keep,
+    keep: Retention,
     stateful: Mapping[str, Mapping[str, np.ndarray]] | None = None,
     logs: Mapping[Path, FileRecord] | None = None,
 ) -> Path:

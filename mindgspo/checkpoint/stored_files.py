@@ -54,7 +54,7 @@ class ShardRecord:
         return tuple(name for name in self.files if "/" not in name)
 
 
-def write_record(folder: Path, record: ShardRecord) -> None:
+def write_shard_record(folder: Path, record: ShardRecord) -> None:
     """Write `checkpoint.json`."""
     write_json(
         folder / RECORD_FILE,
@@ -67,7 +67,7 @@ def write_record(folder: Path, record: ShardRecord) -> None:
     )
 
 
-def read_record(folder: Path) -> ShardRecord:
+def read_shard_record(folder: Path) -> ShardRecord:
     """Read it. Raises CheckpointError where it is damaged or names files outside of its folder."""
     path = folder / RECORD_FILE
     try:
@@ -279,7 +279,7 @@ def _step_folder(path: Path) -> StoredCheckpoint:
 
 
 def _sharded(path: Path, prefix: str) -> StoredCheckpoint:
-    record = read_record(path) if (path / RECORD_FILE).is_file() else None
+    record = read_shard_record(path) if (path / RECORD_FILE).is_file() else None
     has_state = record is not None and record.step is not None and (path / STATE_FILE).is_file()
     stateful = record.stateful if record is not None and has_state else ()
     used = (() if record is None else (RECORD_FILE,)) + ((STATE_FILE, *stateful) if has_state else ())

@@ -20,7 +20,7 @@ from mindgspo.checkpoint.stored_files import (
     StoredCheckpoint,
     find_checkpoint,
     is_sharded,
-    read_record,
+    read_shard_record,
     steps_folder,
 )
 from mindgspo.checkpoint.whole_checkpoint import WholeCheckpoint, open_whole
@@ -133,14 +133,14 @@ def _replica_problems(checkpoint: WholeCheckpoint, name: str, advance: Advance) 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class FileReport:
     """What was found of one part. line: to print."""
 
     line: str
     is_sound: bool
 
 
-def verify_checkpoint(path: Path, *, strategy: Strategy | None = None, prefix: str = "") -> Iterator[Finding]:
+def verify_checkpoint(path: Path, *, strategy: Strategy | None = None, prefix: str = "") -> Iterator[FileReport]:
     """One finding after the other. Raises CheckpointError for what is no checkpoint at all."""
     steps = steps_folder(path)
     if steps is not None:
@@ -157,7 +157,7 @@ def verify_checkpoint(path: Path, *, strategy: Strategy | None = None, prefix: s
     except CheckpointError as error:
         if not (path / CHECKPOINT_FILES[0]).is_file():
             raise
-        yield Finding(line=f"damaged  {error}", is_sound=False)  # a step folder whose sizes are wrong
+        yield FileReport(line=f"damaged  {error}", is_sound=False)  # a step folder whose sizes are wrong
         return
     if stored.step is not None:
         yield _finding(partial(_step, stored.path))
@@ -168,12 +168,12 @@ def verify_checkpoint(path: Path, *, strategy: Strategy | None = None, prefix: s
         yield _finding(partial(_agreement, stored, strategy))
 
 
-def _finding(check: Callable[[], str], where: str = "") -> Finding:
+def _finding(check: Callable[[], str], where: str = "") -> FileReport:
     """Sound with what `check` returns, or damaged with the error that it raises."""
     try:
-        return Finding(line=f"sound    {check()}", is_sound=True)
+        return FileReport(line=f"sound    {check()}", is_sound=True)
     except MindGSPOError as error:
-        return Finding(line=f"damaged  {where}{error}", is_sound=False)
+        return FileReport(line=f"damaged  {where}{error}", is_sound=False)
 
 
 def _step(path: Path) -> str:
@@ -183,9 +183,9 @@ def _step(path: Path) -> str:
     return f"{path}: {len(manifest.files)} files, {_mib(size)}, {digest} as saved"
 
 
-def _recorded(path: Path) -> Iterator[Finding]:
+def _recorded(path: Path) -> Iterator[FileReport]:
     """Ranks' files with the digests of their record."""
-    record = read_record(path)
+    record = read_shard_record(path)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         checks = (partial(_recorded_file, path / name, file) for name, file in record.files.items())
         yield from pool.map(_finding, checks)

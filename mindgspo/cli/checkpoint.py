@@ -209,7 +209,7 @@ def checkpoint_export(
     Configuration, tokenizer and generation config come with it. `mindgspo convert weights` takes other sources, and
     writes other layouts.
     """
-    from mindgspo.checkpoint.convert import Conversion, convert_weights
+    from mindgspo.checkpoint.convert import Conversion, convert_model
     from mindgspo.checkpoint.stored_files import find_checkpoint
 
     step = find_checkpoint(source)
@@ -219,7 +219,7 @@ def checkpoint_export(
         raise CheckpointError(f"{source}: holds the files of {step.num_ranks} ranks; merge them first, then export")
     wanted = None if dtype is Dtype.keep else dtype.value
     conversion = Conversion(source=step.path, out=out, model_folder=model_folder, dtype=wanted)
-    done = convert_weights(conversion, shows_progress=True)
+    done = convert_model(conversion, shows_progress=True)
     print(f"exported {out}: {done.num_weights} weights, {done.num_bytes:,} bytes; with {', '.join(done.travelled)}")
 
 

@@ -76,7 +76,7 @@ def convert_weights(
     Tokenizer, template and generation config come with them. A weight is read and written in pieces, so memory does not
     grow with the model.
     """
-    from mindgspo.checkpoint.convert import Conversion, convert_weights
+    from mindgspo.checkpoint.convert import Conversion, convert_model
 
     if format_ is FileFormat.ckpt and layout is not Layout.mindformers:
         raise typer.BadParameter("Hugging Face reads safetensors; ckpt goes with --layout mindformers")
@@ -91,7 +91,7 @@ def convert_weights(
         file_format=format_.value,
         max_shard_bytes=None if max_shard_size is None else _num_bytes(max_shard_size),
     )
-    done = convert_weights(conversion, shows_progress=True)
+    done = convert_model(conversion, shows_progress=True)
     for path in done.files:
         print(path)
     print(f"{done.num_weights} weights, {done.num_bytes:,} bytes; with {', '.join(done.travelled)}")

@@ -154,12 +154,12 @@ def data_prepare(
 def _write_mindrlhf(
     source: DataSourceSection, data: DataSection, tokenizer: Tokenizer, output: Path, *, seed: int, seq_length: int
 ) -> None:
-    from mindgspo.data.mindrlhf import write_file
+    from mindgspo.data.mindrlhf import write_mindrlhf
     from mindgspo.data.rendering import prompt_facts
     from mindgspo.data.sources import open_source
 
     rows = open_source(source, seed, tokenizer).parsed()
-    made = write_file(rows, output, tokenizer, prompt_facts(source, data), seq_length=seq_length)
+    made = write_mindrlhf(rows, output, tokenizer, prompt_facts(source, data), seq_length=seq_length)
     print(f"rows       {made.rows} written, {made.dropped} left out\nready      {output}, {output.name}.db beside it")
 
 

@@ -18,11 +18,11 @@ def runs(
 
     A run is running, finished, failed, stopped, or broken where its files cannot be read. The latest comes first.
     """
-    from mindgspo.checkpoint.runs import overviews, table_lines
+    from mindgspo.checkpoint.runs import overviews, run_table
 
     found = overviews(folder)
     if as_json:
         print(json.dumps([dataclasses.asdict(one) for one in found], indent=2, allow_nan=False))
         return
-    for line in table_lines(found):
+    for line in run_table(found):
         print(line)

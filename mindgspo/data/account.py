@@ -162,7 +162,7 @@ class Account:
                 yield DroppedRow(where=row.where, reason=self.reasons[number], answer=row.answer)
 
 
-def take_account(
+def judge_rows(
     rows: Iterable[RenderedRow | DroppedRow], facts: PromptFacts, *, label: str, dedup: bool, is_readable: GoldCheck
 ) -> Account:
     """Judge every row. The first reason that applies counts: no answer, an unreadable one, one that its own repetition

@@ -23,8 +23,8 @@ import numpy as np
 
 from mindgspo.data.source_rows import SourceRow
 
-Split = Literal["train", "dev", "test"]
-SPLITS: tuple[Split, ...] = ("train", "dev", "test")
+ArithmeticSplit = Literal["train", "dev", "test"]
+SPLITS: tuple[ArithmeticSplit, ...] = ("train", "dev", "test")
 
 DATA_SOURCE = "arithmetic"
 NAMES = ["Tom", "Ann", "Ben", "Mia", "Sam", "Eva", "Leo", "Zoe"]
@@ -60,13 +60,13 @@ class Problem:
         return int.from_bytes(hashlib.sha256(f"{self.operation} {self.low} {self.high}".encode()).digest()[:8], "big")
 
     @property
-    def split(self) -> Split:
+    def split(self) -> ArithmeticSplit:
         percentile = self.hash % 100
         return "test" if percentile < TEST_PERCENT else "dev" if percentile < TEST_PERCENT + DEV_PERCENT else "train"
 
 
 @functools.cache
-def problems(split: Split) -> tuple[Problem, ...]:
+def problems(split: ArithmeticSplit) -> tuple[Problem, ...]:
     """Every problem of a split, in a fixed order."""
     pairs = list(itertools.combinations_with_replacement(range(10, 100), 2))
     sums = [Problem(operation="+", low=low, high=high) for low, high in pairs]
@@ -75,7 +75,9 @@ def problems(split: Split) -> tuple[Problem, ...]:
     return tuple(problem for problem in used if problem.split == split)
 
 
-def generate_rows(split: Split, num_rows: int | None, seed: int, forgotten_carries: float = 0.0) -> list[SourceRow]:
+def generate_rows(
+    split: ArithmeticSplit, num_rows: int | None, seed: int, forgotten_carries: float = 0.0
+) -> list[SourceRow]:
     """`num_rows` rows, a function of the arguments alone; None: each problem of the split once.
 
     forgotten_carries: probability that a worked solution forgets its carry or borrow; the answer is always right.

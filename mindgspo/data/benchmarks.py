@@ -10,7 +10,7 @@ from mindgspo.config.data import DataFormat
 from mindgspo.data.dataset_info import FILE_NAME
 from mindgspo.data.formats import PARSERS
 from mindgspo.data.source_rows import DroppedRow
-from mindgspo.data.sources import check_file, read_file
+from mindgspo.data.sources import check_source_file, read_file
 from mindgspo.errors import DataError
 from mindgspo.text import did_you_mean
 
@@ -125,7 +125,7 @@ def find_benchmark(text: str, *, folder: Path | None, format: DataFormat | None)
         found = _looked_up(text, known.files, folder) if known.files else None
         return Benchmark(label=text, format=known.format, path=found)
     if equals and name in NAMES and NAMES[name].files:
-        check_file(Path(path))
+        check_source_file(Path(path))
         return Benchmark(label=name, format=NAMES[name].format, path=Path(path).absolute())
     return _of_path(text, format)
 
@@ -147,7 +147,7 @@ def _of_path(text: str, format: DataFormat | None) -> Benchmark:
     if not path.exists():
         hint = did_you_mean(text.partition("=")[0], NAMES, show=str)
         raise DataError(f"--data {text}: neither a name ({', '.join(NAMES)}) nor a file that is there{hint}")
-    check_file(path)
+    check_source_file(path)
     return Benchmark(
         label=path.name, format=recognised_format(path) if format is None else format, path=path.absolute()
     )

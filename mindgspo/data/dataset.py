@@ -47,7 +47,7 @@ HEADER_SIZE = 2 << 20
 ROWS_PER_WRITE = 1024
 
 
-def write_records(prompts: Iterable[Prompt], folder: Path) -> None:
+def write_prompt_records(prompts: Iterable[Prompt], folder: Path) -> None:
     """Write all prompts into `folder`. The file knows its own name: rename the folder, never the file."""
     from mindspore.mindrecord import FileWriter
 
@@ -79,7 +79,7 @@ def _write(call: Callable[..., object], folder: Path, *arguments: object) -> Non
         ) from error
 
 
-def read_records(folder: Path, num_rows: int) -> Iterator[Prompt]:
+def read_prompt_records(folder: Path, num_rows: int) -> Iterator[Prompt]:
     """The prompts in the order in which they were written. Raises DataError where the file is not whole or holds
     another number of rows."""
     check_record_file(folder / RECORD_NAME, num_rows)
@@ -144,7 +144,7 @@ def verify_files(folder: Path, info: DatasetInfo, *, hashes: bool = False) -> No
 
 def verify_records(folder: Path, written: Iterable[Prompt], num_rows: int) -> None:
     """Raise DataError unless the MindRecord file of `folder` gives back exactly the `num_rows` prompts `written`."""
-    for number, (prompt, read) in enumerate(zip_longest(written, read_records(folder, num_rows))):
+    for number, (prompt, read) in enumerate(zip_longest(written, read_prompt_records(folder, num_rows))):
         if prompt is None or read is None:
             which = "fewer" if read is None else "more"
             raise DataError(f"{folder}: {which} rows are read back than the {number} that were written; try again")
@@ -195,7 +195,7 @@ def open_dataset(
     """
     info = check_folder(folder, tokenizer, data)
     verify_files(folder, info, hashes=True)
-    prompts = tuple(read_records(folder, info.counts.rows_out))
+    prompts = tuple(read_prompt_records(folder, info.counts.rows_out))
     if len(prompts) != info.counts.rows_out or any(prompt.index != i for i, prompt in enumerate(prompts)):
         raise DataError(
             f"{folder}: holds {len(prompts)} rows, dataset.json says {info.counts.rows_out}; prepare again with --force"
@@ -276,7 +276,7 @@ def inspect_dataset(folder: Path, num_rows: int = 3) -> str:
         f"instruction_suffix {prompt.instruction_suffix!r}, truncation {prompt.truncation}, seed {info.seed}",
         f"files      {', '.join(facts.name for facts in info.files)}: sizes and sha256 as in {FILE_NAME}",
     ]
-    for row in itertools.islice(read_records(folder, info.counts.rows_out), num_rows):
+    for row in itertools.islice(read_prompt_records(folder, info.counts.rows_out), num_rows):
         lines += ["", *row_lines(row)]
     return "\n".join(lines)
 

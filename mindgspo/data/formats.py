@@ -25,8 +25,8 @@ from mindgspo.data.source_rows import (
     messages_of,
     optional_text,
     present,
-    shown,
     text_of,
+    value_text,
 )
 from mindgspo.errors import DataError
 from mindgspo.rewards.answers.quantity import last_boxes, read_quantity
@@ -196,14 +196,14 @@ def _with_ground_truth(
     """verl's fields beside the prompt. The row is dropped where reward_model.ground_truth is there and empty."""
     reward_model = row.get("reward_model")
     if not isinstance(reward_model, Mapping):
-        raise DataError(f"{where}: reward_model: expected {{ground_truth, style}}, got {shown(reward_model)}")
+        raise DataError(f"{where}: reward_model: expected {{ground_truth, style}}, got {value_text(reward_model)}")
     if "ground_truth" in reward_model and is_blank(reward_model["ground_truth"]):
         return DroppedRow(where=where, reason="reward_model.ground_truth is empty", answer="")
     answer = answer_text(reward_model.get("ground_truth"), f"{where}: reward_model.ground_truth")
     source = data_source()
     extra = row.get("extra_info") or {}
     if not isinstance(extra, Mapping):
-        raise DataError(f"{where}: extra_info: expected an object, got {shown(extra)}")
+        raise DataError(f"{where}: extra_info: expected an object, got {value_text(extra)}")
     ability = {} if row.get("ability") is None else {"ability": row["ability"]}
     extra_info, nulled = json_object({**ability, **extra})
     return SourceRow(

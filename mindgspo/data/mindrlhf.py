@@ -28,7 +28,7 @@ from mindgspo.data.source_rows import DroppedRow, SourceRow, asks
 from mindgspo.errors import DataError
 from mindgspo.tokenization import Tokenizer
 
-Int64Array = NDArray[np.int64]
+_Ids = NDArray[np.int64]
 SUFFIX = ".mindrecord"
 SCHEMA = {name: {"type": "int64", "shape": [-1]} for name in ("prompt_ids", "pretrain_ids", "loss_mask")}
 DATA_SOURCE = "math"
@@ -37,7 +37,7 @@ _HEADER_SIZE = 2 << 20  # bytes, as of a data set's own MindRecord file
 _ROWS_PER_WRITE = 256
 
 
-def read_rows(path: Path, tokenizer: Tokenizer) -> Iterator[SourceRow | DroppedRow]:
+def read_mindrlhf(path: Path, tokenizer: Tokenizer) -> Iterator[SourceRow | DroppedRow]:
     """The rows in the order of the file.
 
     An answer that repeats its question, as MindRLHF writes it for unknown data sets, is taken without it, and as a
@@ -69,7 +69,7 @@ def _row(where: str, question: str, answer: str) -> SourceRow | DroppedRow:
     )
 
 
-def _records(path: Path) -> Iterator[tuple[Int64Array, Int64Array]]:
+def _records(path: Path) -> Iterator[tuple[_Ids, _Ids]]:
     check_record_file(path)
     from mindspore.dataset import MindDataset
 
@@ -83,7 +83,7 @@ def _records(path: Path) -> Iterator[tuple[Int64Array, Int64Array]]:
         raise DataError(f"{path}: cannot be read as MindRLHF's ({first}); it has the columns {columns}") from error
 
 
-def _text(ids: Int64Array, tokenizer: Tokenizer, place: str) -> str:
+def _text(ids: _Ids, tokenizer: Tokenizer, place: str) -> str:
     """What stands before the padding."""
     if ids.dtype.kind != "i" or ids.ndim != 1:
         raise DataError(f"{place}: expected a row of ids, got {ids.dtype} {list(ids.shape)}")
@@ -109,7 +109,7 @@ class Written:
     dropped: int
 
 
-def write_file(
+def write_mindrlhf(
     rows: Iterable[SourceRow | DroppedRow], path: Path, tokenizer: Tokenizer, facts: PromptFacts, *, seq_length: int
 ) -> Written:
     """Write the rows as MindRLHF's `path`, with the index that MindSpore keeps beside it.
@@ -156,7 +156,7 @@ def _write(
     facts: PromptFacts,
     seq_length: int,
 ) -> Written:
-    chunk: list[dict[str, Int64Array]] = []
+    chunk: list[dict[str, _Ids]] = []
     count = dropped = 0
     for row in rows:
         record = None if isinstance(row, DroppedRow) else _record(row, tokenizer, facts, seq_length)
@@ -175,7 +175,7 @@ def _write(
     return Written(rows=count, dropped=dropped)
 
 
-def _record(row: SourceRow, tokenizer: Tokenizer, facts: PromptFacts, seq_length: int) -> dict[str, Int64Array] | None:
+def _record(row: SourceRow, tokenizer: Tokenizer, facts: PromptFacts, seq_length: int) -> dict[str, _Ids] | None:
     if len(row.messages) != 1:
         raise DataError(f"{row.where}: a conversation of {len(row.messages)} messages; MindRLHF takes one question")
     question = f"{facts.instruction_prefix}{row.messages[0]['content']}{facts.instruction_suffix}"
@@ -202,5 +202,5 @@ def _record(row: SourceRow, tokenizer: Tokenizer, facts: PromptFacts, seq_length
     }
 
 
-def _padded(ids: Sequence[int], slots: int, pad: int) -> Int64Array:
+def _padded(ids: Sequence[int], slots: int, pad: int) -> _Ids:
     return np.array([*ids, *[pad] * (slots - len(ids))], dtype=np.int64)

@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mindgspo.data.account import GoldCheck, take_account
-from mindgspo.data.dataset import verify_files, verify_records, warn_of_rendering, write_records
+from mindgspo.data.account import GoldCheck, judge_rows
+from mindgspo.data.dataset import verify_files, verify_records, warn_of_rendering, write_prompt_records
 from mindgspo.data.dataset_info import (
     COLUMNS,
     DROPPED_NAME,
@@ -253,12 +253,12 @@ def _write(
     """Fill `folder` from the chunks, and compare what can be read from it with them."""
     dedup = inputs.source.dedup
     rows = read_chunks(paths)
-    account = take_account(rows, inputs.prompt, label=opened.label, dedup=dedup, is_readable=is_readable)
+    account = judge_rows(rows, inputs.prompt, label=opened.label, dedup=dedup, is_readable=is_readable)
     if account.unchecked:
         names = listed([repr(name) for name in account.unchecked], 5)
         logger.warning("no reward function is known for data_source %s: gold answers were not checked", names)
     num_rows = account.counts.rows_out
-    write_records(progress.watched("write", account.prompts(read_chunks(paths)), num_rows), folder)
+    write_prompt_records(progress.watched("write", account.prompts(read_chunks(paths)), num_rows), folder)
     verify_records(folder, progress.watched("read back", account.prompts(read_chunks(paths)), num_rows), num_rows)
     if account.reasons:
         with (folder / DROPPED_NAME).open("w", encoding="utf-8") as file:

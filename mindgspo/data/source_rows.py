@@ -72,7 +72,7 @@ def text_of(row: Mapping[str, object], key: str, where: str) -> str:
 def checked_text(value: object, place: str) -> str:
     """`value` if it is a text with something in it that can be written as UTF-8."""
     if not isinstance(value, str) or not value.strip():
-        raise DataError(f"{place}: expected a non-empty text, got {shown(value)}")
+        raise DataError(f"{place}: expected a non-empty text, got {value_text(value)}")
     if not value.isascii():
         try:
             value.encode()
@@ -114,11 +114,11 @@ def messages_of(prompt: object, place: str) -> tuple[ChatMessage, ...]:
     """A conversation: a non-empty list of {role, content}, both text, of known roles, that ends with what is to be
     answered."""
     if not isinstance(prompt, list) or not prompt:
-        raise DataError(f"{place}: expected a list of {{role, content}} messages, got {shown(prompt)}")
+        raise DataError(f"{place}: expected a list of {{role, content}} messages, got {value_text(prompt)}")
     messages: list[ChatMessage] = []
     for i, message in enumerate(prompt):
         if not isinstance(message, Mapping):
-            raise DataError(f"{place}[{i}]: expected {{role, content}}, got {shown(message)}")
+            raise DataError(f"{place}[{i}]: expected {{role, content}}, got {value_text(message)}")
         one = f"{place}[{i}]"
         role = _checked_role(text_of(message, "role", one), f"{one}: role")
         messages.append({"role": role, "content": text_of(message, "content", one)})
@@ -194,6 +194,6 @@ def only_fields(row: Mapping[str, object]) -> str:
     return f"only the fields {listed([shorten(name) for name in row], 20) or '(none)'}"
 
 
-def shown(value: object) -> str:
+def value_text(value: object) -> str:
     """A value for a message: its type and its beginning."""
     return "nothing" if value is None else f"{type(value).__name__} {str(value)[:60]!r}"

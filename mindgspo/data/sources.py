@@ -39,7 +39,7 @@ _FROM_LIST = " (a JSON list becomes a file of lines by `jq -c '.[]' rows.json > 
 _FROM_TABLE = " (`mindgspo init --data FILE` reads tables and writes such a file)"
 
 
-def check_file(path: Path) -> None:
+def check_source_file(path: Path) -> None:
     """Raise DataError unless `path` is a file of a known kind."""
     if not path.is_file():
         what = "is a folder, expected a file" if path.is_dir() else "no such file"
@@ -53,7 +53,7 @@ def check_file(path: Path) -> None:
 
 def read_file(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
     """Rows of a file in order. Raises DataError: not a known file, a line or file that cannot be parsed."""
-    check_file(path)
+    check_source_file(path)
     yield from _read_jsonl(path) if path.suffix == JSONL else _read_parquet(path)
 
 
@@ -221,10 +221,10 @@ class Source:
             return
         assert self.section.path is not None
         if self.section.format == "mindrlhf":
-            from mindgspo.data.mindrlhf import read_rows
+            from mindgspo.data.mindrlhf import read_mindrlhf
 
             assert self.tokenizer is not None, "rows of ids need a tokenizer"
-            yield from itertools.islice(read_rows(self.section.path, self.tokenizer), self.section.max_rows)
+            yield from itertools.islice(read_mindrlhf(self.section.path, self.tokenizer), self.section.max_rows)
             return
         parse = parser_for(self.section)
         for where, row in itertools.islice(read_file(self.section.path), self.section.max_rows):
@@ -267,7 +267,7 @@ def open_source(section: DataSourceSection, seed: int, tokenizer: Tokenizer | No
         if not section.path.is_file():
             raise DataError(f"{section.path}: no such file; MindRLHF's --output_path is a file with a *.db beside it")
         return Source(section=section, seed=None, sha256=sha256_of(section.path), tokenizer=tokenizer)
-    check_file(section.path)
+    check_source_file(section.path)
     if section.columns is not None and section.path.suffix == PARQUET:
         check_schema(section.path, read_schema(section.path), section.columns)
     return Source(section=section, seed=None, sha256=sha256_of(section.path))

@@ -16,7 +16,7 @@ from mindgspo.parallel.plans.ranks import Ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class BlockTransfer:
     """One block of one parameter on its way."""
 
     parameter: str
@@ -26,13 +26,13 @@ class Piece:
     """Where it goes in each receiver's slice."""
     num_bytes: int
 
-    def parts(self, max_bytes: int) -> Iterator[Piece]:
+    def parts(self, max_bytes: int) -> Iterator[BlockTransfer]:
         """Itself, cut into pieces of at most `max_bytes`."""
         item_bytes = self.num_bytes // self.source.size
         blocks = (side.blocks(max_bytes // item_bytes) for side in (self.source, self.destination))
         for source, destination in zip(*blocks, strict=True):
             num_bytes = source.size * item_bytes
-            yield Piece(parameter=self.parameter, source=source, destination=destination, num_bytes=num_bytes)
+            yield BlockTransfer(parameter=self.parameter, source=source, destination=destination, num_bytes=num_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Bucket:
     sender: int
     receivers: Ranks
     """Ascending; the sender is not among them. All of them put the buffer to the same places."""
-    pieces: tuple[Piece, ...]
+    pieces: tuple[BlockTransfer, ...]
 
     @property
     def num_bytes(self) -> int:
@@ -60,13 +60,13 @@ class Bucket:
             yield self
             return
         pieces = (part for piece in self.pieces for part in piece.parts(max_bytes))
-        for run in packed(pieces, max_bytes):
+        for run in runs_within(pieces, max_bytes):
             yield Bucket(sender=self.sender, receivers=self.receivers, pieces=run)
 
 
-def packed(pieces: Iterable[Piece], max_bytes: int) -> Iterator[tuple[Piece, ...]]:
+def runs_within(pieces: Iterable[BlockTransfer], max_bytes: int) -> Iterator[tuple[BlockTransfer, ...]]:
     """Runs of consecutive pieces of at most `max_bytes` together; no piece may be larger."""
-    run: list[Piece] = []
+    run: list[BlockTransfer] = []
     filled = 0
     for piece in pieces:
         if run and filled + piece.num_bytes > max_bytes:

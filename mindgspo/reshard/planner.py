@@ -18,7 +18,7 @@ from math import prod
 from mindgspo.errors import ConfigError, WeightsError
 from mindgspo.parallel.plans.layout import Layout, Shape, SliceIndex, TensorSlice
 from mindgspo.parallel.plans.ranks import Ranks
-from mindgspo.reshard.plan import Bucket, Piece, ReshardPlan, Step, packed
+from mindgspo.reshard.plan import BlockTransfer, Bucket, ReshardPlan, Step, runs_within
 from mindgspo.text import listed
 
 WORD_BYTES = 4
@@ -175,7 +175,7 @@ class _Block:
     """A block cut to size, without its sender."""
 
     overlap: Overlap
-    piece: Piece
+    piece: BlockTransfer
 
 
 def _common_names(source: Mapping[str, Layout], destination: Mapping[str, Layout]) -> list[str]:
@@ -217,7 +217,7 @@ def _cut_blocks(
 ) -> Iterator[_Block]:
     for overlap in missing_overlaps(source[name], destination[name]):
         for block in overlap.block.blocks(bucket_bytes // item_bytes):
-            piece = Piece(
+            piece = BlockTransfer(
                 parameter=name,
                 source=block.relative_to(overlap.source_origin),
                 destination=block.relative_to(overlap.destination_origin),
@@ -226,9 +226,9 @@ def _cut_blocks(
             yield _Block(overlap=overlap, piece=piece)
 
 
-def _streams(blocks: Sequence[_Block], senders: Sequence[int]) -> dict[str, dict[Link, list[Piece]]]:
+def _streams(blocks: Sequence[_Block], senders: Sequence[int]) -> dict[str, dict[Link, list[BlockTransfer]]]:
     """{parameter: {link: its pieces}}, in order."""
-    streams: dict[str, dict[Link, list[Piece]]] = {}
+    streams: dict[str, dict[Link, list[BlockTransfer]]] = {}
     for block, sender in zip(blocks, senders, strict=True):
         links = streams.setdefault(block.piece.parameter, {})
         links.setdefault((sender, block.overlap.receivers), []).append(block.piece)
@@ -262,15 +262,15 @@ def _slice_bytes(layout: Layout, item_bytes: int) -> int:
 
 
 def _buckets(
-    parameters: tuple[str, ...], streams: Mapping[str, Mapping[Link, list[Piece]]], bucket_bytes: int
+    parameters: tuple[str, ...], streams: Mapping[str, Mapping[Link, list[BlockTransfer]]], bucket_bytes: int
 ) -> tuple[Bucket, ...]:
     """Each link's pieces packed into buckets; the links take turns, so that disjoint groups work side by side."""
-    by_link: dict[Link, list[Piece]] = {}
+    by_link: dict[Link, list[BlockTransfer]] = {}
     for name in parameters:
         for link, pieces in streams.get(name, {}).items():
             by_link.setdefault(link, []).extend(pieces)
     turns = [
-        [Bucket(sender=sender, receivers=receivers, pieces=run) for run in packed(pieces, bucket_bytes)]
+        [Bucket(sender=sender, receivers=receivers, pieces=run) for run in runs_within(pieces, bucket_bytes)]
         for (sender, receivers), pieces in by_link.items()
     ]
     return tuple(bucket for turn in zip_longest(*turns) for bucket in turn if bucket is not None)

@@ -17,7 +17,7 @@ from mindgspo.errors import WeightsError
 from mindgspo.parallel.collectives.host import broadcast_buffer, exchange, make_broadcast_groups, max_buffer_bytes
 from mindgspo.parallel.plans.layout import Layout
 from mindgspo.parallel.platform import runtime
-from mindgspo.reshard.plan import Bucket, Piece, ReshardPlan
+from mindgspo.reshard.plan import BlockTransfer, Bucket, ReshardPlan
 from mindgspo.reshard.planner import plan_reshard
 
 _FLOAT = np.dtype(np.float32)
@@ -52,7 +52,7 @@ def copy_local(plan: ReshardPlan, parameter: str, rank: int, old: np.ndarray, ne
     return copy.source.size * new.itemsize
 
 
-def _views(bucket: Bucket, buffer: np.ndarray) -> Iterator[tuple[Piece, np.ndarray]]:
+def _views(bucket: Bucket, buffer: np.ndarray) -> Iterator[tuple[BlockTransfer, np.ndarray]]:
     """Each piece with its bytes of the buffer, as uint8 views."""
     raw, first = buffer.view(np.uint8), 0
     for piece in bucket.pieces:

@@ -78,7 +78,7 @@ class _Cells(NamedTuple):
 _HEADER = ("parameter", *(name.replace("_", " ") for name in _Cells._fields))
 
 
-def table_lines(strategy: Strategy, *, shows_all: bool, shapes: Mapping[str, Shape] | None = None) -> Iterator[str]:
+def strategy_table(strategy: Strategy, *, shows_all: bool, shapes: Mapping[str, Shape] | None = None) -> Iterator[str]:
     """The header and a line per parameter. Unless `shows_all`, layers that are alike have one line, and state that is
     laid out as its parameter is only counted."""
     pairs = [
@@ -165,7 +165,7 @@ def show_lines(path: Path, *, shows_all: bool = False, layouts: Mapping[str, Lay
         if layouts is not None:
             check_fits(strategy, layouts)
         yield f"{_label(name)}{_summary(strategy)}"
-        yield from table_lines(strategy, shows_all=shows_all, shapes=shapes)
+        yield from strategy_table(strategy, shows_all=shows_all, shapes=shapes)
 
 
 def diff_lines(

@@ -115,7 +115,7 @@ def looks_like_ckpt(content: FileContent) -> bool:
     return start[:1] == b"\x0a" or start[1:] == _CIPHER_MARK
 
 
-def read_records(path: Path, content: FileContent) -> tuple[dict[str, PlacedBytes], dict[str, str]]:
+def read_ckpt(path: Path, content: FileContent) -> tuple[dict[str, PlacedBytes], dict[str, str]]:
     """{name: info and place} in the file's order, and the texts beside the tensors.
 
     Raises WeightsError: truncated, encrypted, no checkpoint at all, a tensor in parts that contradict each other, a

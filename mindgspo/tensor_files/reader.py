@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from mindgspo.errors import WeightsError
 from mindgspo.io import Closing, check_is_fetched, read_json, unique_keys
-from mindgspo.tensor_files.ckpt_format import looks_like_ckpt, read_records
+from mindgspo.tensor_files.ckpt_format import looks_like_ckpt, read_ckpt
 from mindgspo.tensor_files.file_bytes import LISTED, FileContent, PlacedBytes, damaged, titled_names
 from mindgspo.tensor_files.safetensors_format import looks_like_safetensors, read_header
 from mindgspo.tensor_files.tensors import CHUNK_BYTES, TensorInfo
@@ -154,7 +154,7 @@ def open_tensor_file(path: Path) -> TensorFile:
         if looks_like_safetensors(content) or path.suffix == ".safetensors":
             placed, metadata = read_header(path, content)
         elif looks_like_ckpt(content) or path.suffix == ".ckpt":
-            placed, metadata = read_records(path, content)
+            placed, metadata = read_ckpt(path, content)
         else:
             raise damaged(path, "neither safetensors nor a MindSpore checkpoint; pickled weights are never loaded")
     except BaseException:

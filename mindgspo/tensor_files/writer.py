@@ -16,14 +16,14 @@ from mindgspo.tensor_files.safetensors_format import header_bytes, library_order
 from mindgspo.tensor_files.tensors import FILE_DTYPES, TensorInfo, info_of, rounded, widen_bfloat16
 
 # A piece of a tensor: bytes, or an array whose memory is taken in C order, little-endian.
-Piece = bytes | bytearray | memoryview | np.ndarray
+TensorBytes = bytes | bytearray | memoryview | np.ndarray
 WeightDtype = Literal["float32", "bfloat16", "float16"]
 
 
 def write_tensors(
     path: Path,
     infos: Mapping[str, TensorInfo],
-    parts: Iterable[tuple[str, Piece]],
+    parts: Iterable[tuple[str, TensorBytes]],
     *,
     metadata: Mapping[str, str] | None = None,
     sync: bool = True,
@@ -43,15 +43,15 @@ def write_tensors(
             for _, piece in _checked(infos, parts):
                 file.write(piece)
         else:
-            write_records(file, infos, parts)
+            write_ckpt(file, infos, parts)
             for name, text in (metadata or {}).items():
                 file.write(text_record(name, text))
 
 
-def write_records(
+def write_ckpt(
     file: BinaryIO,
     infos: Mapping[str, TensorInfo],
-    parts: Iterable[tuple[str, Piece]],
+    parts: Iterable[tuple[str, TensorBytes]],
     *,
     part_bytes: int = PART_BYTES,
 ) -> None:
@@ -71,7 +71,7 @@ def write_records(
 
 
 def _checked(
-    infos: Mapping[str, TensorInfo], parts: Iterable[tuple[str, Piece]], *, with_empty: bool = False
+    infos: Mapping[str, TensorInfo], parts: Iterable[tuple[str, TensorBytes]], *, with_empty: bool = False
 ) -> Iterator[tuple[str, memoryview]]:
     """The pieces as bytes, once they are known to be in order and to fill every tensor.
 
@@ -99,7 +99,7 @@ def _checked(
             yield name, memoryview(b"")
 
 
-def _bytes_of(piece: Piece) -> memoryview:
+def _bytes_of(piece: TensorBytes) -> memoryview:
     if not isinstance(piece, np.ndarray):
         return memoryview(piece).cast("B")
     plain = np.asarray(piece, dtype=piece.dtype.newbyteorder("<"), order="C")

@@ -57,7 +57,7 @@ class Services:
         return render_here(source, variables)
 
 
-def main() -> None:
+def serve_requests() -> None:
     """Answer until the input ends."""
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a library prints must not get between the replies

@@ -13,7 +13,7 @@ import numpy as np
 
 from mindgspo.config import DataSourceSection, ExperimentConfig, batch_table, notes
 from mindgspo.config.rules import data_sources
-from mindgspo.data.account import Account, take_account
+from mindgspo.data.account import Account, judge_rows
 from mindgspo.data.dataset import check_folder, row_lines
 from mindgspo.data.rendering import RenderedRow, prompt_facts, render_row
 from mindgspo.data.source_rows import DroppedRow, SourceRow
@@ -118,7 +118,7 @@ def _looked_at(
             yield found
 
     label = f"{key}: {opened.label}"
-    account = take_account(rendered(), facts, label=label, dedup=source.dedup, is_readable=gold_is_readable)
+    account = judge_rows(rendered(), facts, label=label, dedup=source.dedup, is_readable=gold_is_readable)
     problems = [problem for number, problem in unreadable if number not in account.reasons]
     if problems:
         raise DataError(

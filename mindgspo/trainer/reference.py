@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from mindspore import Parameter, nn
 
-from mindgspo.checkpoint.store import Keep, newest_checkpoint, open_checkpoint, save_checkpoint
+from mindgspo.checkpoint.store import Retention, newest_checkpoint, open_checkpoint, save_checkpoint
 from mindgspo.config import ModelSection
 from mindgspo.config.algorithm import ReferenceSection
 from mindgspo.config.schema import ReshardSection, SwapSection
@@ -91,7 +91,9 @@ class ReferencePolicy:
             return
         weights, state = weights_as_numpy(policy, self._section), {"version": version}
         first_rank_first(
-            lambda: save_checkpoint(folder, step=0, parameters=weights, optimizer={}, state=state, keep=Keep(last=1))
+            lambda: save_checkpoint(
+                folder, step=0, parameters=weights, optimizer={}, state=state, keep=Retention(last=1)
+            )
         )
 
     def restore(self, folder: Path) -> None:

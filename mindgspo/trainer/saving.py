@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mindgspo import faults
-from mindgspo.checkpoint.store import Keep, save_checkpoint
+from mindgspo.checkpoint.store import Retention, save_checkpoint
 from mindgspo.metrics import RunLog
 from mindgspo.parallel.platform.cluster import first_rank_first, is_first
 from mindgspo.rollout.weight_transfer import weights_as_numpy
@@ -141,7 +141,7 @@ class Saver:
             state=state,
             stateful={name: part.arrays() for name, part in self._stateful.items()},
             logs=self._log.records(),
-            keep=Keep(last=settings.keep_checkpoints, best=settings.keep_best),
+            keep=Retention(last=settings.keep_checkpoints, best=settings.keep_best),
         )
 
     def _start(self, write: Callable[[], object]) -> None:

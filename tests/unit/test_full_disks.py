@@ -17,7 +17,7 @@ from loop_disk import loop_disk
 from rich.console import Console
 from running import command, environment
 
-from mindgspo.checkpoint.store import Keep, save_checkpoint
+from mindgspo.checkpoint.store import Retention, save_checkpoint
 from mindgspo.cli import main
 from mindgspo.config import dump_config, load_config, load_model_and_plans
 from mindgspo.errors import CheckpointError, MindGSPOError, WriteError
@@ -45,7 +45,7 @@ def make_run(run: Path) -> Path:
         for step in (1, 2):
             log.log_metrics(step, {"critic/score/mean": 0.5, "actor/grad_norm": 1.0})
     weights = {name: np.zeros(shape, np.float32) for name, shape in weight_shapes(config.model).items()}
-    save_checkpoint(run / "checkpoints", step=2, parameters=weights, optimizer={}, state={}, keep=Keep(last=1))
+    save_checkpoint(run / "checkpoints", step=2, parameters=weights, optimizer={}, state={}, keep=Retention(last=1))
     return run
 
 
@@ -158,7 +158,7 @@ def test_what_a_run_writes_on_a_full_disk(full_disk: Path) -> None:
     )
     with pytest.raises(CheckpointError, match=r"step_00000003: needs 256 bytes and a reserve of 16.0 MiB, and 0 bytes"):
         save_checkpoint(full_disk / "run" / "checkpoints", step=3, parameters={"w": np.zeros(64, np.float32)},
-                        optimizer={}, state={}, keep=Keep(last=1))  # fmt: skip
+                        optimizer={}, state={}, keep=Retention(last=1))  # fmt: skip
     with (
         pytest.raises(MindGSPOError, match="--out .*out: cannot be written: the disk is full"),
         EvalFolder(full_disk / "out"),

@@ -17,20 +17,20 @@ STILLBORN = """
 import sys, threading
 from pathlib import Path
 import numpy as np
-from mindgspo.checkpoint.store import Keep, save_checkpoint
+from mindgspo.checkpoint.store import Retention, save_checkpoint
 threading._start_new_thread = lambda *arguments: 1
 save_checkpoint(Path(sys.argv[1]), step=1, parameters={"w": np.zeros(64, np.float32)}, optimizer={}, state={},
-                keep=Keep(last=1))
+                keep=Retention(last=1))
 """
 NO_MEMORY_LEFT = """
 import resource, sys
 from pathlib import Path
 import numpy as np
-from mindgspo.checkpoint.store import Keep, save_checkpoint
+from mindgspo.checkpoint.store import Retention, save_checkpoint
 from mindgspo.errors import MindGSPOError
 weights = {"w": np.zeros(1 << 20, np.float16)[::-1]}  # copied when it is written
 def save(step):
-    save_checkpoint(Path(sys.argv[1]), step=step, parameters=weights, optimizer={}, state={}, keep=Keep(last=9))
+    save_checkpoint(Path(sys.argv[1]), step=step, parameters=weights, optimizer={}, state={}, keep=Retention(last=9))
 save(1)
 if sys.argv[2] == "background":
     from mindgspo.trainer.saving import Saver

@@ -11,7 +11,7 @@ import pytest
 from torture_runs import REQUIRED, Kill, Life, Pace, Torture, _Moment, after_kill, at_the_end, planned_kills
 
 from mindgspo import faults
-from mindgspo.checkpoint.store import Keep, save_checkpoint
+from mindgspo.checkpoint.store import Retention, save_checkpoint
 from mindgspo.metrics import write_summary
 from mindgspo.tensor_files.writer import write_safetensors
 
@@ -50,7 +50,7 @@ def run_folder(folder: Path, *, steps: int, saved: tuple[int, ...], value: float
     for step in saved:
         save_checkpoint(
             folder / "checkpoints", step=step, parameters={"w": np.full(3, value, np.float32)},
-            optimizer={"m": np.full(3, step, np.float32)}, state={"kept": {}}, keep=Keep(last=9),
+            optimizer={"m": np.full(3, step, np.float32)}, state={"kept": {}}, keep=Retention(last=9),
         )  # fmt: skip
     records = [
         {"step": step, "actor/loss": step * value, "timing_s/gen": np.random.rand()} for step in range(steps + 1)

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mindgspo.checkpoint.convert import Conversion, convert_weights
+from mindgspo.checkpoint.convert import Conversion, convert_model
 from mindgspo.checkpoint.export import export_huggingface
-from mindgspo.checkpoint.store import Keep, save_checkpoint
+from mindgspo.checkpoint.store import Retention, save_checkpoint
 from mindgspo.cli import main
 from mindgspo.config import ExperimentConfig, ModelSection, dump_config, load_config
 from mindgspo.config.huggingface_config import generation_config, huggingface_config
@@ -63,7 +63,7 @@ def assert_nothing_is_left(parent: Path, *names: str) -> None:
 # ---- there and back
 def test_an_export_converts_to_itself(tmp_path: Path) -> None:
     source = exported(tmp_path / "source")
-    done = convert_weights(Conversion(source=source, out=tmp_path / "out"))
+    done = convert_model(Conversion(source=source, out=tmp_path / "out"))
     assert files(tmp_path / "out") == files(source)
     assert done.files == (tmp_path / "out" / "model.safetensors",)
     assert done.travelled == ("chat_template.jinja", "config.json", "generation_config.json", "tokenizer.json")
@@ -72,7 +72,7 @@ def test_an_export_converts_to_itself(tmp_path: Path) -> None:
 
 def test_shards_and_back_are_the_same_bytes(tmp_path: Path) -> None:
     source = exported(tmp_path / "source")
-    convert_weights(Conversion(source=source, out=tmp_path / "shards", max_shard_bytes=1500))
+    convert_model(Conversion(source=source, out=tmp_path / "shards", max_shard_bytes=1500))
     names = sorted(path.name for path in (tmp_path / "shards").glob("*.safetensors"))
     count = len(names)
     assert count > 2 and names == [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
@@ -81,10 +81,10 @@ def test_shards_and_back_are_the_same_bytes(tmp_path: Path) -> None:
     for name in names:
         with open_tensors(tmp_path / "shards" / name) as shard:
             assert sum(info.num_bytes for info in shard.tensors.values()) <= 1500
-    convert_weights(Conversion(source=tmp_path / "shards", out=tmp_path / "back"))
+    convert_model(Conversion(source=tmp_path / "shards", out=tmp_path / "back"))
     assert files(tmp_path / "back") == files(source)
     assert files(exported(tmp_path / "sharded", max_shard_bytes=1500)) == files(tmp_path / "shards")
-    convert_weights(Conversion(source=source, out=tmp_path / "mf", layout="mindformers", max_shard_bytes=1500))
+    convert_model(Conversion(source=source, out=tmp_path / "mf", layout="mindformers", max_shard_bytes=1500))
     content = files(tmp_path / "mf")
     assert content["param_name_map.json"] == content["model.safetensors.index.json"], "which MindSpore looks for"
     assert "model.norm_out.weight" in json.loads(content["param_name_map.json"])["weight_map"]
@@ -95,14 +95,14 @@ def test_shards_and_back_are_the_same_bytes(tmp_path: Path) -> None:
 def test_mindformers_and_back_are_the_same_bytes(tmp_path: Path, model: ModelSection, file_format: str) -> None:
     mindspore = pytest.importorskip("mindspore")
     source = exported(tmp_path / "source", model)
-    convert_weights(Conversion(source=source, out=tmp_path / "mf", layout="mindformers", file_format=file_format))
+    convert_model(Conversion(source=source, out=tmp_path / "mf", layout="mindformers", file_format=file_format))
     loaded = mindspore.load_checkpoint(str(tmp_path / "mf" / f"model.{file_format}"), format=file_format)
     weights = some_weights(model)
     assert len(loaded) == len(weights)
     for theirs, name in (("tok_embeddings.embedding_weight", "embed_tokens.weight"),
                          ("layers.1.feed_forward.w2.weight", "layers.1.mlp.down_proj.weight")):  # fmt: skip
         assert np.array_equal(loaded[f"model.{theirs}"].asnumpy(), weights[f"model.{name}"])
-    convert_weights(Conversion(source=tmp_path / "mf", out=tmp_path / "back"))
+    convert_model(Conversion(source=tmp_path / "mf", out=tmp_path / "back"))
     assert files(tmp_path / "back") == files(source)
 
 
@@ -111,22 +111,22 @@ def test_a_bare_file_takes_its_description_from_another_folder(tmp_path: Path) -
     (tmp_path / "bare").mkdir()
     weights = (source / "model.safetensors").rename(tmp_path / "bare" / "w.safetensors")
     with pytest.raises(WeightsError, match="w.safetensors: a file with weights alone.*--model-folder"):
-        convert_weights(Conversion(source=weights, out=tmp_path / "out"))
-    convert_weights(Conversion(source=weights, out=tmp_path / "out", model_folder=source))
+        convert_model(Conversion(source=weights, out=tmp_path / "out"))
+    convert_model(Conversion(source=weights, out=tmp_path / "out", model_folder=source))
     assert files(tmp_path / "out") == {**files(source), "model.safetensors": weights.read_bytes()}
 
 
 # ---- dtypes
 def test_bfloat16_is_rounded_and_named(tmp_path: Path) -> None:
     source = exported(tmp_path / "source")
-    convert_weights(Conversion(source=source, out=tmp_path / "half", dtype="bfloat16"))
+    convert_model(Conversion(source=source, out=tmp_path / "half", dtype="bfloat16"))
     with open_tensors(tmp_path / "half") as found:
         for name, array in some_weights(section()).items():
             assert found.tensors[name].dtype == "BF16"
             assert np.array_equal(found.read(name), bfloat16_bits(array))
     before, after = (json.loads((folder / "config.json").read_text()) for folder in (source, tmp_path / "half"))
     assert after == {**before, "torch_dtype": "bfloat16"}
-    convert_weights(Conversion(source=tmp_path / "half", out=tmp_path / "wide", dtype="float32"))
+    convert_model(Conversion(source=tmp_path / "half", out=tmp_path / "wide", dtype="float32"))
     assert files(tmp_path / "wide")["config.json"] == files(source)["config.json"]
     assert files(tmp_path / "wide").keys() == files(source).keys()
 
@@ -141,9 +141,9 @@ def test_mixed_dtypes_are_kept_and_a_config_without_dtype_gets_one(tmp_path: Pat
     config = json.loads((source / "config.json").read_text())
     del config["torch_dtype"]
     (source / "config.json").write_text(json.dumps(config))
-    convert_weights(Conversion(source=source, out=tmp_path / "kept"))
+    convert_model(Conversion(source=source, out=tmp_path / "kept"))
     assert files(tmp_path / "kept") == files(source)
-    convert_weights(Conversion(source=source, out=tmp_path / "wide", dtype="float32"))
+    convert_model(Conversion(source=source, out=tmp_path / "wide", dtype="float32"))
     assert json.loads((tmp_path / "wide" / "config.json").read_text())["torch_dtype"] == "float32"
     assert read_safetensors(tmp_path / "wide")["model.norm.weight"].dtype == np.float32
 
@@ -154,7 +154,7 @@ def test_overflow_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     weights["lm_head.weight"][3, 4] = 70000
     write_safetensors(source / "model.safetensors", weights)
     with pytest.raises(WeightsError, match="1 values of lm_head.weight are too large for float16.*70000"):
-        convert_weights(Conversion(source=source, out=tmp_path / "out", dtype="float16"))
+        convert_model(Conversion(source=source, out=tmp_path / "out", dtype="float16"))
     assert_nothing_is_left(tmp_path, "source")
 
 
@@ -174,7 +174,7 @@ def test_rounding_is_torchs(tmp_path: Path, source_dtype: str, target: str) -> N
         values[ties] = np.round(values[ties] * 2**20) / 2**20 + 2.0**-21  # halfway between coarser numbers
         weights[name] = torch.from_numpy(values).to(getattr(torch, source_dtype))
     save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
-    convert_weights(Conversion(source=source, out=tmp_path / "out", dtype=target))
+    convert_model(Conversion(source=source, out=tmp_path / "out", dtype=target))
     found = load_file(tmp_path / "out" / "model.safetensors")
     for name, tensor in weights.items():
         expected = tensor.to(getattr(torch, target))
@@ -199,11 +199,11 @@ def test_what_transformers_saved_is_written_again_byte_for_byte(tmp_path: Path, 
     model.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
     assert len(list((tmp_path / "shards").glob("*.safetensors"))) >= 2
     for kind in ("whole", "shards"):
-        convert_weights(Conversion(source=tmp_path / kind, out=tmp_path / f"from_{kind}"))
+        convert_model(Conversion(source=tmp_path / kind, out=tmp_path / f"from_{kind}"))
         found, theirs = files(tmp_path / f"from_{kind}"), files(tmp_path / "whole")
         del found["mindgspo_export.json"]
         assert found == theirs
-    convert_weights(Conversion(source=tmp_path / "whole", out=tmp_path / "ours", max_shard_bytes=20_000))
+    convert_model(Conversion(source=tmp_path / "whole", out=tmp_path / "ours", max_shard_bytes=20_000))
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.bfloat16)
     for (name, one), (_, other) in zip(model.named_parameters(), loaded.named_parameters(), strict=True):
         assert torch.equal(one, other), name
@@ -216,27 +216,27 @@ def test_a_copy_of_the_tied_table_is_left_out_if_it_is_one(tmp_path: Path) -> No
     weights = some_weights(section(tied=True))
     table = weights["model.embed_tokens.weight"]
     write_safetensors(source / "model.safetensors", {**weights, "lm_head.weight": table.copy()})
-    convert_weights(Conversion(source=source, out=tmp_path / "out"))
+    convert_model(Conversion(source=source, out=tmp_path / "out"))
     assert files(tmp_path / "out") == expected
     write_safetensors(source / "model.safetensors", {**weights, "lm_head.weight": table + 1})
     with pytest.raises(WeightsError, match="lm_head.weight differs from model.embed_tokens.weight; set tie"):
-        convert_weights(Conversion(source=source, out=tmp_path / "other"))
+        convert_model(Conversion(source=source, out=tmp_path / "other"))
 
 
 # ---- what cannot be converted
 def test_a_target_that_holds_something_is_never_touched(tmp_path: Path) -> None:
     source = exported(tmp_path / "source")
     (tmp_path / "out").mkdir()
-    convert_weights(Conversion(source=source, out=tmp_path / "out"))  # an empty folder may be filled
+    convert_model(Conversion(source=source, out=tmp_path / "out"))  # an empty folder may be filled
     before = files(tmp_path / "out")
     for _ in range(2):
         with pytest.raises(CheckpointError, match="out: already there, so it is not replaced"):
-            convert_weights(Conversion(source=source, out=tmp_path / "out"))
+            convert_model(Conversion(source=source, out=tmp_path / "out"))
         (tmp_path / "out" / "thesis.txt").write_text("years of work")
         before["thesis.txt"] = b"years of work"
     assert files(tmp_path / "out") == before
     with pytest.raises(CheckpointError, match="source: already there"):
-        convert_weights(Conversion(source=source, out=source))
+        convert_model(Conversion(source=source, out=source))
 
 
 def break_shard(folder: Path) -> None:
@@ -269,7 +269,7 @@ def test_a_damaged_source_is_named_and_leaves_nothing(tmp_path: Path, damage, me
     source = exported(tmp_path / "source", max_shard_bytes=1500)
     damage(source)
     with pytest.raises(WeightsError, match=message):
-        convert_weights(Conversion(source=source, out=tmp_path / "deep" / "out"))
+        convert_model(Conversion(source=source, out=tmp_path / "deep" / "out"))
     assert_nothing_is_left(tmp_path, "source")
 
 
@@ -280,20 +280,20 @@ def test_what_a_killed_conversion_left_is_cleared_away(tmp_path: Path) -> None:
     left = tmp_path / f".out.tmp-{dead.pid}"
     left.mkdir()
     (left / "model.safetensors").write_bytes(b"half")
-    convert_weights(Conversion(source=source, out=tmp_path / "out"))
+    convert_model(Conversion(source=source, out=tmp_path / "out"))
     assert_nothing_is_left(tmp_path, "out", "source")
 
 
 def test_what_mindformers_has_no_name_for_is_refused(tmp_path: Path) -> None:
     qwen3, source = exported(tmp_path / "qwen3", section(architecture="qwen3")), exported(tmp_path / "source")
     with pytest.raises(WeightsError, match="q_norm.weight: MindFormers has no name"):
-        convert_weights(Conversion(source=qwen3, out=tmp_path / "out", layout="mindformers"))
-    convert_weights(Conversion(source=source, out=tmp_path / "mf", layout="mindformers"))
+        convert_model(Conversion(source=qwen3, out=tmp_path / "out", layout="mindformers"))
+    convert_model(Conversion(source=source, out=tmp_path / "mf", layout="mindformers"))
     weights = read_safetensors(tmp_path / "mf")
     weights["adam_m.lm_head.weight"] = weights["lm_head.weight"]
     write_safetensors(tmp_path / "mf" / "model.safetensors", weights)
     with pytest.raises(WeightsError, match=r"checkpoint_network.*\n.*unknown \(1\):\n.*adam_m.lm_head.weight"):
-        convert_weights(Conversion(source=tmp_path / "mf", out=tmp_path / "out"))
+        convert_model(Conversion(source=tmp_path / "mf", out=tmp_path / "out"))
     assert_nothing_is_left(tmp_path, "mf", "qwen3", "source")
 
 
@@ -341,14 +341,14 @@ def test_wrong_options_are_usage_errors(tmp_path, options, message, capsys):
 MEASURED = """
 import re, sys
 from pathlib import Path
-from mindgspo.checkpoint.convert import Conversion, convert_weights
+from mindgspo.checkpoint.convert import Conversion, convert_model
 
 def peak_kib() -> int:
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
 
 before = peak_kib()
 source, out = map(Path, sys.argv[1:3])
-convert_weights(Conversion(source=source, out=out, dtype="bfloat16", max_shard_bytes=40_000_000))
+convert_model(Conversion(source=source, out=out, dtype="bfloat16", max_shard_bytes=40_000_000))
 print(peak_kib() - before)
 """
 
@@ -376,7 +376,7 @@ def run_with_checkpoint(run: Path) -> tuple[ExperimentConfig, dict[str, np.ndarr
     run.mkdir()
     (run / "config.yaml").write_text(dump_config(config))
     save_checkpoint(run / "checkpoints", step=3, parameters=weights,
-                    optimizer={"step": np.array(3, np.int64)}, state={}, keep=Keep(last=1))  # fmt: skip
+                    optimizer={"step": np.array(3, np.int64)}, state={}, keep=Retention(last=1))  # fmt: skip
     return config, weights, run / "checkpoints" / "step_00000003"
 
 
@@ -388,23 +388,23 @@ def test_a_checkpoint_becomes_what_the_run_exports(tmp_path: Path) -> None:
                        model_config=huggingface_config(config.model, **ids),
                        generation_config=generation_config(**ids),
                        tokenizer=tokenizer)  # fmt: skip
-    convert_weights(Conversion(source=step, out=tmp_path / "out"))
+    convert_model(Conversion(source=step, out=tmp_path / "out"))
     assert files(tmp_path / "out") == files(tmp_path / "run" / "export")
 
 
 def test_a_checkpoint_that_was_changed_or_is_far_from_its_run_is_refused(tmp_path: Path) -> None:
     _, _, step = run_with_checkpoint(tmp_path / "run")
     with pytest.raises(WeightsError, match="run: a run; give its export, or one of its checkpoints/step_"):
-        convert_weights(Conversion(source=tmp_path / "run", out=tmp_path / "out"))
+        convert_model(Conversion(source=tmp_path / "run", out=tmp_path / "out"))
     content = bytearray((step / "parameters.safetensors").read_bytes())
     content[-1] ^= 1
     (step / "parameters.safetensors").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"parameters\.safetensors: its content changed"):
-        convert_weights(Conversion(source=step, out=tmp_path / "out"))
+        convert_model(Conversion(source=step, out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
     alone = step.rename(tmp_path / "alone")
     with pytest.raises(CheckpointError, match="alone: not inside a run folder.*--model-folder"):
-        convert_weights(Conversion(source=alone, out=tmp_path / "out"))
+        convert_model(Conversion(source=alone, out=tmp_path / "out"))
 
 
 # ----- The Hugging Face export: what is in it, and what it may replace

@@ -18,7 +18,7 @@ from loop_disk import loop_disk
 from rich.console import Console
 
 from mindgspo.checkpoint.manifest import MANIFEST_FILE
-from mindgspo.checkpoint.store import Keep, newest_checkpoint, open_checkpoint, save_checkpoint
+from mindgspo.checkpoint.store import Retention, newest_checkpoint, open_checkpoint, save_checkpoint
 from mindgspo.errors import CheckpointError
 from mindgspo.metrics import RunLog
 from mindgspo.metrics.files import LOGS, LogFile
@@ -38,7 +38,7 @@ def train(run: Path, *, steps: range, save_every: int) -> RunLog:
         if step % save_every == 0:
             arrays = {"w": np.full(4, step, np.float32)}
             save_checkpoint(run / "checkpoints", step=step, parameters=arrays, optimizer={}, state={},
-                            keep=Keep(last=9), logs=log.records())  # fmt: skip
+                            keep=Retention(last=9), logs=log.records())  # fmt: skip
     return log
 
 
@@ -112,7 +112,7 @@ def test_missing_records_are_told_with_what_can_be_done(tmp_path: Path) -> None:
 def test_a_checkpoint_that_records_no_logs_is_resumed_without_the_check(tmp_path: Path) -> None:
     arrays = {"w": np.zeros(2, np.float32)}
     path = save_checkpoint(
-        tmp_path / "checkpoints", step=1, parameters=arrays, optimizer={}, state={}, keep=Keep(last=1)
+        tmp_path / "checkpoints", step=1, parameters=arrays, optimizer={}, state={}, keep=Retention(last=1)
     )
     assert "logs" not in json.loads((path / MANIFEST_FILE).read_text()), "as before they were recorded"
     _, intact, (warning,) = checked(tmp_path)

@@ -15,7 +15,7 @@ import pytest
 
 from mindgspo.checkpoint.rollback import roll_back
 from mindgspo.checkpoint.run_folder import RunFolder, RunStatus, open_run_folder, seen_run_id
-from mindgspo.checkpoint.store import Keep, newest_checkpoint, save_checkpoint
+from mindgspo.checkpoint.store import Retention, newest_checkpoint, save_checkpoint
 from mindgspo.errors import CheckpointError, RunFolderError
 from mindgspo.io import write_json
 
@@ -191,7 +191,7 @@ def make_run(root: Path, steps: tuple[int, ...] = (2, 4, 6), *, finished: bool =
     for step in steps:
         arrays = {"w": np.full(2, step, np.float32)}
         save_checkpoint(
-            folder.checkpoints, step=step, parameters=arrays, optimizer={}, state={"step": step}, keep=Keep(last=9)
+            folder.checkpoints, step=step, parameters=arrays, optimizer={}, state={"step": step}, keep=Retention(last=9)
         )
     if finished:
         folder.summary.write_text('{"finished": true}')

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mindgspo.checkpoint.run_folder import RunLock, is_open
-from mindgspo.checkpoint.runs import RunState, age, overview, overviews, table_lines
+from mindgspo.checkpoint.runs import RunState, age, overview, overviews, run_table
 from mindgspo.cli import main
 from mindgspo.config.data import OVERALL
 from mindgspo.errors import RunFolderError
@@ -82,7 +82,7 @@ def test_broken_and_young_runs_stand_beside_the_others(tmp_path: Path, capsys: p
         "good": RunState.STOPPED, "young": RunState.STOPPED, "bad": RunState.BROKEN, "worse": RunState.BROKEN,
     }  # fmt: skip
     assert overviews(tmp_path)[-1].age_s > 3000, "the latest comes first"
-    lines = table_lines(overviews(tmp_path))
+    lines = run_table(overviews(tmp_path))
     assert len({len(line) - len(line.lstrip()) for line in lines}) == 1 and len(lines) == 5
     assert main(["runs", str(tmp_path), "--json"]) == 0
     told = {one["name"]: one for one in json.loads(capsys.readouterr().out)}

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from mindgspo.checkpoint.store import (
-    Keep,
+    Retention,
     best_first,
     evaluation_of,
     load_checkpoint,
@@ -42,7 +42,7 @@ def save(folder: Path, step: int, keep: int = 2) -> Path:
     return save_checkpoint(folder, step=step, parameters={"w": np.full((3, 4), step, np.float32)},
                            optimizer={"m.w": np.full((3, 4), step, np.float32), "count": np.array(step, np.int64)},
                            state={"cursor": {"epoch": step}, "learning_rate": 0.1 + 0.2},
-                           keep=Keep(last=keep))  # fmt: skip
+                           keep=Retention(last=keep))  # fmt: skip
 
 
 def names(folder: Path) -> list[str]:
@@ -74,7 +74,9 @@ ARRAYS = st.dictionaries(
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(parameters=ARRAYS, optimizer=ARRAYS)
 def test_any_arrays_come_back_bit_for_bit(tmp_path, parameters, optimizer):
-    path = save_checkpoint(tmp_path, step=7, parameters=parameters, optimizer=optimizer, state={}, keep=Keep(last=1))
+    path = save_checkpoint(
+        tmp_path, step=7, parameters=parameters, optimizer=optimizer, state={}, keep=Retention(last=1)
+    )
     loaded = load_checkpoint(path)
     for saved, found in ((parameters, loaded.parameters), (optimizer, loaded.optimizer)):
         assert found.keys() == saved.keys()
@@ -94,7 +96,7 @@ def test_step_and_state_come_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("state", [{"pair": (1, 2)}, {"by_number": {1: "a"}}, {"loss": float("nan")}])
 def test_a_state_that_json_would_change_is_refused(tmp_path: Path, state: dict[str, object]) -> None:
     with pytest.raises((AssertionError, ValueError)):
-        save_checkpoint(tmp_path, step=1, parameters={}, optimizer={}, state=state, keep=Keep(last=1))
+        save_checkpoint(tmp_path, step=1, parameters={}, optimizer={}, state=state, keep=Retention(last=1))
     assert names(tmp_path) == []
 
 
@@ -191,7 +193,7 @@ def test_too_little_space_is_told_before_anything_is_written(tmp_path: Path) -> 
     with pytest.raises(
         CheckpointError, match="needs 4,294,967,296.0 MiB and a reserve of 16.0 MiB, and .* MiB are free"
     ):
-        save_checkpoint(tmp_path, step=2, parameters={"w": huge}, optimizer={}, state={}, keep=Keep(last=1))
+        save_checkpoint(tmp_path, step=2, parameters={"w": huge}, optimizer={}, state={}, keep=Retention(last=1))
     assert names(tmp_path) == ["step_00000001"]
 
 
@@ -203,7 +205,7 @@ def test_a_failed_write_leaves_the_older_checkpoint_and_no_rest(tmp_path: Path) 
     try:
         with pytest.raises(CheckpointError, match="cannot be written"):
             save_checkpoint(
-                tmp_path, step=2, parameters={"w": np.zeros(10**6)}, optimizer={}, state={}, keep=Keep(last=1)
+                tmp_path, step=2, parameters={"w": np.zeros(10**6)}, optimizer={}, state={}, keep=Retention(last=1)
             )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -230,14 +232,15 @@ ENDLESS_SAVER = """
 import sys
 from pathlib import Path
 import numpy as np
-from mindgspo.checkpoint.store import Keep, save_checkpoint
+from mindgspo.checkpoint.store import Retention, save_checkpoint
 
 folder, step = Path(sys.argv[1]), int(sys.argv[2])
 print("ready", flush=True)
 while True:
     step += 1
     arrays = {f"w{number}": np.full(400_000, step, np.float32) for number in range(4)}
-    save_checkpoint(folder, step=step, parameters=arrays, optimizer=arrays, state={"step": step}, keep=Keep(last=2))
+    save_checkpoint(folder, step=step, parameters=arrays, optimizer=arrays, state={"step": step},
+                    keep=Retention(last=2))
     print(step, flush=True)
 """
 
@@ -274,7 +277,7 @@ def test_kill_9_at_any_moment_leaves_a_loadable_newest_checkpoint(tmp_path: Path
 VALUES = {0: 0.25, 1: 0.5, 2: 0.75, 3: 0.75, 4: None, 5: 0.5, 6: 0.625}
 
 
-def save_evaluated(folder: Path, step: int, keep: Keep, value: float | None = None) -> Path:
+def save_evaluated(folder: Path, step: int, keep: Retention, value: float | None = None) -> Path:
     latest = None if value is None else {"step": step, "value": value}
     arrays = {"w": np.full(3, step, np.float32)}
     state = {"progress": {"latest": latest}}
@@ -286,15 +289,15 @@ def steps(folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize(("values", "keep", "left"), [
-    (VALUES, Keep(last=1), [6]),
-    (VALUES, Keep(last=2), [5, 6]),
-    (VALUES, Keep(last=1, best=1), [2, 6]),  # of equals the first
-    (VALUES, Keep(last=1, best=2), [2, 3, 6]),
-    (VALUES, Keep(last=2, best=3), [2, 3, 5, 6]),  # 6 is the third best and among the newest
-    (VALUES, Keep(last=9, best=1), [0, 1, 2, 3, 4, 5, 6]),
-    ({1: 0.5, 2: 0.25, 3: 0.75, 4: 0.25}, Keep(last=1, best=1), [3, 4]),  # a better one takes its place
+    (VALUES, Retention(last=1), [6]),
+    (VALUES, Retention(last=2), [5, 6]),
+    (VALUES, Retention(last=1, best=1), [2, 6]),  # of equals the first
+    (VALUES, Retention(last=1, best=2), [2, 3, 6]),
+    (VALUES, Retention(last=2, best=3), [2, 3, 5, 6]),  # 6 is the third best and among the newest
+    (VALUES, Retention(last=9, best=1), [0, 1, 2, 3, 4, 5, 6]),
+    ({1: 0.5, 2: 0.25, 3: 0.75, 4: 0.25}, Retention(last=1, best=1), [3, 4]),  # a better one takes its place
 ])  # fmt: skip
-def test_the_newest_and_the_best_stay(tmp_path: Path, values: dict, keep: Keep, left: list[int]) -> None:
+def test_the_newest_and_the_best_stay(tmp_path: Path, values: dict, keep: Retention, left: list[int]) -> None:
     for step, value in values.items():
         save_evaluated(tmp_path, step, keep, value)
     assert steps(tmp_path) == left
@@ -302,7 +305,8 @@ def test_the_newest_and_the_best_stay(tmp_path: Path, values: dict, keep: Keep, 
 
 def test_an_evaluation_of_an_earlier_step_does_not_count(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path, step=4, parameters={}, optimizer={},
-                           state={"progress": {"latest": {"step": 2, "value": 0.9}}}, keep=Keep(last=1))  # fmt: skip
+                           state={"progress": {"latest": {"step": 2, "value": 0.9}}},
+                           keep=Retention(last=1))  # fmt: skip
     assert evaluation_of(path) is None and best_first([path]) == []
 
 
@@ -311,11 +315,11 @@ import sys
 from pathlib import Path
 import numpy as np
 from mindgspo import faults
-from mindgspo.checkpoint.store import Keep, save_checkpoint
+from mindgspo.checkpoint.store import Retention, save_checkpoint
 faults.arm(0, sys.argv[2])
 state = {"progress": {"latest": {"step": 3, "value": 0.25}}}
 save_checkpoint(Path(sys.argv[1]), step=3, parameters={"w": np.zeros(3)}, optimizer={}, state=state,
-                keep=Keep(last=1, best=1))
+                keep=Retention(last=1, best=1))
 """
 
 
@@ -327,18 +331,18 @@ save_checkpoint(Path(sys.argv[1]), step=3, parameters={"w": np.zeros(3)}, optimi
 ])  # fmt: skip
 def test_a_kill_at_any_point_of_a_save_keeps_the_best_and_the_newest(tmp_path, fault, newest, left):
     for step, value in ((1, 0.75), (2, 0.5)):
-        save_evaluated(tmp_path, step, Keep(last=1, best=1), value)
+        save_evaluated(tmp_path, step, Retention(last=1, best=1), value)
     ended = subprocess.run([sys.executable, "-c", KILLED_SAVER, str(tmp_path), fault], check=False, timeout=60)
     assert ended.returncode == -9
     assert newest_checkpoint(tmp_path) == tmp_path / f"step_{newest:08d}"
     assert steps(tmp_path) == left
-    save_evaluated(tmp_path, 4, Keep(last=1, best=1), 0.5)
+    save_evaluated(tmp_path, 4, Retention(last=1, best=1), 0.5)
     assert steps(tmp_path) == [1, 4]
 
 
 def test_the_list_shows_evaluations_and_the_best(tmp_path: Path) -> None:
     for step, value in VALUES.items():
-        save_evaluated(tmp_path, step, Keep(last=9), value)
+        save_evaluated(tmp_path, step, Retention(last=9), value)
     lines = {line.split()[0]: line for line in list_lines(tmp_path)}
     assert "0.7500" in lines["step_00000002"] and lines["step_00000002"].endswith("sizes match, best")
     assert "best" not in lines["step_00000003"] and lines["step_00000006"].endswith("sizes match, newest")
@@ -349,7 +353,7 @@ def test_the_list_shows_evaluations_and_the_best(tmp_path: Path) -> None:
 def save_stateful(folder: Path, state: dict, kept: dict | None = None) -> Path:
     arrays = {"w": np.arange(12, dtype=np.float32).reshape(6, 2)}
     return save_checkpoint(
-        folder, step=3, parameters=arrays, optimizer=arrays, state=state, stateful=kept, keep=Keep(last=1)
+        folder, step=3, parameters=arrays, optimizer=arrays, state=state, stateful=kept, keep=Retention(last=1)
     )
 
 

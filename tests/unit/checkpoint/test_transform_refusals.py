@@ -27,10 +27,10 @@ from planned_checkpoints import (
 
 from mindgspo.checkpoint.new_checkpoint import (
     NewCheckpoint,
-    check_file,
     rank_files_to_write,
+    read_back,
     whole_files_to_write,
-    write_file,
+    write_rank_file,
 )
 from mindgspo.checkpoint.stored_files import find_checkpoint
 from mindgspo.checkpoint.transform import TransformRequest, transform
@@ -321,8 +321,8 @@ def test_a_file_that_reads_back_differently(tmp_path: Path, whole: Path):
     with open_whole(find_checkpoint(whole), None) as source:
         (new,) = whole_files_to_write(source, path)
         how = {"metadata": None, "reads_ahead": True, "sync": True}
-        digests = write_file(source, new, path, advance=lambda count: None, **how)
-    check_file(path, new, digests, new.infos, advance=lambda count: None)
+        digests = write_rank_file(source, new, path, advance=lambda count: None, **how)
+    read_back(path, new, digests, new.infos, advance=lambda count: None)
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
@@ -330,4 +330,4 @@ def test_a_file_that_reads_back_differently(tmp_path: Path, whole: Path):
     with pytest.raises(
         CheckpointError, match=rf"{last}, read back, differs from what was written \(XXH3 [0-9a-f]{{32}}"
     ):
-        check_file(path, new, digests, new.infos, advance=lambda count: None)
+        read_back(path, new, digests, new.infos, advance=lambda count: None)

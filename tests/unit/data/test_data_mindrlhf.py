@@ -13,7 +13,7 @@ from mindgspo.cli import main
 from mindgspo.config.data import DataSourceSection
 from mindgspo.data.dataset import open_dataset
 from mindgspo.data.dataset_info import PromptFacts
-from mindgspo.data.mindrlhf import SCHEMA, read_rows, write_file
+from mindgspo.data.mindrlhf import SCHEMA, read_mindrlhf, write_mindrlhf
 from mindgspo.data.source_rows import DroppedRow, SourceRow, asks
 from mindgspo.data.sources import open_source
 from mindgspo.errors import DataError
@@ -67,14 +67,14 @@ def test_the_schema_is_the_published_one() -> None:
 
 
 def test_a_file_of_mindrlhf_is_read(as_mindrlhf_does, tokenizer: Tokenizer) -> None:
-    rows = list(read_rows(as_mindrlhf_does(list(QUESTIONS)), tokenizer))
+    rows = list(read_mindrlhf(as_mindrlhf_does(list(QUESTIONS)), tokenizer))
     assert [(one.messages, one.answer, one.solution) for one in rows] == [(asks(q), a, "") for q, a in QUESTIONS]
     assert {one.data_source for one in rows} == {"math"}
 
 
 def test_answers_that_repeat_their_question_are_taken_without_it(as_mindrlhf_does, tokenizer: Tokenizer) -> None:
     texts = [("1+1=", "1+1=1 and 1 #### 2"), ("2+2=", "2+2=4"), ("3+3=", "3+3=so \\boxed{6}"), ("4+4=", "")]
-    rows = list(read_rows(as_mindrlhf_does(texts), tokenizer))
+    rows = list(read_mindrlhf(as_mindrlhf_does(texts), tokenizer))
     assert [type(one) for one in rows] == [SourceRow, DroppedRow, SourceRow, DroppedRow]
     assert [(one.answer, getattr(one, "solution", "")) for one in rows] == [
         ("2", "1 and 1 #### 2"),
@@ -90,7 +90,7 @@ def test_what_is_written_is_what_mindrlhf_reads(tokenizer: Tokenizer, tmp_path: 
     from mindspore.dataset import MindDataset
 
     path = tmp_path / "new" / "train.mindrecord"
-    made = write_file((row(*one) for one in QUESTIONS), path, tokenizer, facts(), seq_length=ANSWER_SLOTS)
+    made = write_mindrlhf((row(*one) for one in QUESTIONS), path, tokenizer, facts(), seq_length=ANSWER_SLOTS)
     assert (made.rows, made.dropped) == (3, 0)
     assert sorted(one.name for one in path.parent.iterdir()) == ["train.mindrecord", "train.mindrecord.db"]
     read = MindDataset(str(path), shuffle=False).project(columns=["prompt_ids", "pretrain_ids"])
@@ -106,11 +106,11 @@ def test_what_is_written_is_what_mindrlhf_reads(tokenizer: Tokenizer, tmp_path: 
 
 def test_a_round_trip_keeps_every_row(tokenizer: Tokenizer, tmp_path: Path) -> None:
     first, second = tmp_path / "a.mindrecord", tmp_path / "b.mindrecord"
-    write_file((row(*one) for one in QUESTIONS), first, tokenizer, facts(), seq_length=ANSWER_SLOTS)
+    write_mindrlhf((row(*one) for one in QUESTIONS), first, tokenizer, facts(), seq_length=ANSWER_SLOTS)
     source = open_source(DataSourceSection(format="mindrlhf", path=first), 1, tokenizer)
     assert source.count() == 3
-    write_file(source.parsed(), second, tokenizer, facts(), seq_length=ANSWER_SLOTS)
-    texts = [[(one.messages, one.answer) for one in read_rows(path, tokenizer)] for path in (first, second)]
+    write_mindrlhf(source.parsed(), second, tokenizer, facts(), seq_length=ANSWER_SLOTS)
+    texts = [[(one.messages, one.answer) for one in read_mindrlhf(path, tokenizer)] for path in (first, second)]
     assert texts[0] == texts[1] == [(asks(question), answer) for question, answer in QUESTIONS]
 
 
@@ -146,7 +146,7 @@ def test_the_command_reads_and_writes_it(
 def test_what_cannot_be_written_leaves_nothing(tokenizer, tmp_path, changed, rows, message) -> None:
     path = tmp_path / "out" / "train.mindrecord"
     with pytest.raises(DataError, match=message):
-        write_file((row(*one) for one in rows), path, tokenizer, facts(**changed), seq_length=ANSWER_SLOTS)
+        write_mindrlhf((row(*one) for one in rows), path, tokenizer, facts(**changed), seq_length=ANSWER_SLOTS)
     assert list(path.parent.glob("*")) == []
 
 
@@ -155,8 +155,8 @@ def test_long_questions_are_cut_or_dropped(tokenizer: Tokenizer, tmp_path: Path)
         path = tmp_path / f"{truncation}.mindrecord"
         settings = facts(max_prompt_length=3, truncation=truncation)
         rows = (row(*one) for one in (("1+1=", "2"), ("2=", "2")))
-        made = write_file(rows, path, tokenizer, settings, seq_length=ANSWER_SLOTS)
-        assert [one.messages[0]["content"] for one in read_rows(path, tokenizer)] == [*kept, "2="]
+        made = write_mindrlhf(rows, path, tokenizer, settings, seq_length=ANSWER_SLOTS)
+        assert [one.messages[0]["content"] for one in read_mindrlhf(path, tokenizer)] == [*kept, "2="]
         assert made.dropped == (truncation == "drop")
 
 
@@ -164,7 +164,7 @@ def test_files_of_another_tokenizer_or_padding_are_refused(as_mindrlhf_does, tok
     for name, pad, message in (("a.mindrecord", tokenizer.vocab_size + 5, "is none of the"),
                                ("b.mindrecord", tokenizer.eos_ids[0], "give --pad-token '<|im_end|>'")):  # fmt: skip
         with pytest.raises(DataError, match=message.replace("|", r"\|")):
-            list(read_rows(as_mindrlhf_does([("1+1=", "2")], name, pad), tokenizer))
+            list(read_mindrlhf(as_mindrlhf_does([("1+1=", "2")], name, pad), tokenizer))
 
 
 def test_damaged_and_other_files_are_refused(as_mindrlhf_does, prepare, tokenizer, gsm8k, tmp_path: Path) -> None:
@@ -172,9 +172,9 @@ def test_damaged_and_other_files_are_refused(as_mindrlhf_does, prepare, tokenize
     (own,) = (tmp_path / "out").glob("*.mindrecord")
     for path in (own, tmp_path / "none.mindrecord"):
         with pytest.raises(DataError, match="cannot be read as MindRLHF's|no such file"):
-            list(read_rows(path, tokenizer))
+            list(read_mindrlhf(path, tokenizer))
     path = as_mindrlhf_does(list(QUESTIONS))
     with sqlite3.connect(f"{path}.db") as index:
         index.execute("UPDATE INDEXES SET PAGE_OFFSET_BLOB_END = 99999999")
     with pytest.raises(DataError, match="damaged"):
-        list(read_rows(path, tokenizer))
+        list(read_mindrlhf(path, tokenizer))

@@ -18,7 +18,7 @@ from mindgspo.batches.micro_batches import (
     sample_lengths,
     tokens_of_replicas,
 )
-from mindgspo.batches.partition import dealt, packed, partition
+from mindgspo.batches.partition import dealt, pack_rows, partition
 from mindgspo.batches.rows import (
     TrainingSample,
     evened,
@@ -57,9 +57,9 @@ def test_few_numbers_are_few_and_not_much_larger() -> None:
 
 def test_rows_are_packed_best_fit() -> None:
     # 7 opens a row of 10, 6 another; 4 fits behind 6 alone, 3 behind 7 alone; 1 opens a third.
-    assert packed([3, 7, 1, 6, 4], row_length=10) == [[1, 0], [3, 4], [2]]
+    assert pack_rows([3, 7, 1, 6, 4], row_length=10) == [[1, 0], [3, 4], [2]]
     with pytest.raises(AssertionError, match="8 tokens, rows of 7"):
-        packed([8], row_length=7)
+        pack_rows([8], row_length=7)
 
 
 def test_a_packed_micro_batch_worked_by_hand() -> None:

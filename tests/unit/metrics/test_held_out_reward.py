@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mindgspo.checkpoint.runs import overview, table_lines
-from mindgspo.checkpoint.store import Keep, save_checkpoint
+from mindgspo.checkpoint.runs import overview, run_table
+from mindgspo.checkpoint.store import Retention, save_checkpoint
 from mindgspo.checkpoint.verify import list_lines
 from mindgspo.config import load_config
 from mindgspo.config.data import CHANGE, OVERALL, OVERALL_REWARD, REWARD_CHANGE
@@ -129,10 +129,10 @@ def test_the_step_line_has_rewards_that_are_another_number() -> None:
 def test_the_list_of_runs(tmp_path: Path) -> None:
     own, plain = write_run(tmp_path / "own", OWN), write_run(tmp_path / "plain", OURS, rewards=(0.0, 0.0))
     assert overview(own).verdicts == ("nothing needs attention",)
-    header, row, other = table_lines([overview(own), overview(plain)])
+    header, row, other = run_table([overview(own), overview(plain)])
     assert header.split()[:5] == ["run", "state", "step", "accuracy", "reward"]
     assert row.split()[3:8] == ["0.0%", "0.500", "0.500", "at", "5"] and "0.0%  " in other
-    assert "reward" not in table_lines([overview(plain)])[0]
+    assert "reward" not in run_table([overview(plain)])[0]
 
 
 def test_the_comparison_and_the_report(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_the_list_of_checkpoints(tmp_path: Path) -> None:
     for step, accuracy, reward, value in ((1, 0.0, 0.04, 0.04), (2, 0.25, 0.5, 0.7), (3, 0.25, 0.25, 0.25)):
         progress = {"accuracy": accuracy, "reward": reward, "latest": {"step": step, "value": value}}
         arrays = {"parameters": {}, "optimizer": {}}
-        save_checkpoint(tmp_path, step=step, state={"progress": progress}, keep=Keep(last=9), **arrays)
+        save_checkpoint(tmp_path, step=step, state={"progress": progress}, keep=Retention(last=9), **arrays)
     _, one, two, three = list_lines(tmp_path)
     assert "  accuracy 0.0000, reward 0.0400  " in one
     assert "  0.7000 (accuracy 0.2500, reward 0.5000)  " in two and "  0.2500  " in three

@@ -8,10 +8,10 @@ import pytest
 from mindgspo.batches.micro_batches import BatchLayout, micro_batches
 from mindgspo.batches.routing import (
     RoutingDifference,
-    difference,
     expert_dtype,
     expert_loads,
     load_metrics,
+    routing_difference,
     with_experts,
 )
 from mindgspo.batches.rows import TrainingSample, gathered, scattered
@@ -315,7 +315,7 @@ def test_routings_differ_by_the_choices_that_one_lacks() -> None:
     # Two layers, two experts per token. The order of a token's experts does not count.
     one = np.array([[0, 1, 2, 3], [4, 5, 2, 3]], np.uint8)
     other = np.array([[1, 0, 3, 5], [0, 1, 4, 5]], np.uint8)
-    found = difference(one, other, 2)
+    found = routing_difference(one, other, 2)
     assert found == RoutingDifference(differing=(2, 3), total=4) and found.share == 5 / 8
     assert RoutingDifference.of(found.array) == found
     assert RoutingDifference.sum([found, found]) == RoutingDifference(differing=(4, 6), total=8)

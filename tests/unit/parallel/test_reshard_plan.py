@@ -18,7 +18,7 @@ from small_plans import QWEN_7B
 
 from mindgspo.errors import ConfigError, WeightsError
 from mindgspo.parallel.plans.layout import Layout, Shape, TensorSlice
-from mindgspo.reshard.plan import Bucket, LocalCopy, Piece
+from mindgspo.reshard.plan import BlockTransfer, Bucket, LocalCopy
 from mindgspo.reshard.planner import Load, choose_senders, plan_reshard
 
 MIB = 1 << 20
@@ -41,11 +41,11 @@ def layouts_7b(*sizes: int) -> dict[str, Layout]:
     return small_plans.weights(small_plans.plan(*sizes), QWEN_7B)
 
 
-def piece(parameter: str, source: tuple[int, int], destination: tuple[int, int], *, columns: int = 2) -> Piece:
+def piece(parameter: str, source: tuple[int, int], destination: tuple[int, int], *, columns: int = 2) -> BlockTransfer:
     """A run of rows, float32."""
     (a, b), (c, d) = source, destination
     old, new = TensorSlice((a, 0), (b, columns)), TensorSlice((c, 0), (d, columns))
-    return Piece(parameter=parameter, source=old, destination=new, num_bytes=(b - a) * columns * 4)
+    return BlockTransfer(parameter=parameter, source=old, destination=new, num_bytes=(b - a) * columns * 4)
 
 
 def test_gathering_halves_exchanges_them_and_copies_the_local_one():

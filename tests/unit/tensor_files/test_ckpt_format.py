@@ -12,7 +12,7 @@ from mindgspo.errors import WeightsError
 from mindgspo.tensor_files.ckpt_format import part_header
 from mindgspo.tensor_files.reader import open_tensor_file
 from mindgspo.tensor_files.tensors import TensorInfo, info_of
-from mindgspo.tensor_files.writer import write_records, write_tensors
+from mindgspo.tensor_files.writer import write_ckpt, write_tensors
 
 MATRIX = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -89,7 +89,7 @@ def test_a_large_tensor_is_written_in_parts(piece_bytes: int) -> None:
     info, content = info_of(MATRIX), MATRIX.tobytes()
     pieces = [("w", content[start : start + piece_bytes]) for start in range(0, 24, piece_bytes)]
     file = io.BytesIO()
-    write_records(file, {"w": info}, pieces, part_bytes=16)
+    write_ckpt(file, {"w": info}, pieces, part_bytes=16)
     expected = part_header("w", info, 16) + content[:16] + part_header("w", info, 8) + content[16:]
     assert file.getvalue() == expected
 
