@@ -30,7 +30,7 @@ _CHARACTERS_PER_S = 200_000
 """A long text gets this much longer; usual tokenizers are ten times as fast."""
 MEMORY_BYTES = 4 << 30
 
-_START = "import sys; sys.path[:] = sys.argv[1:]; from mindgspo.tokenization import confined_child as c; c.serve_requests()"
+_START = "import sys; sys.path[:] = sys.argv[1:]; import mindgspo.tokenization.confined_child as c; c.serve_requests()"
 # One thread, whose processor time is the child's; a panic's backtrace would be printed nobody knows where.
 _ENVIRONMENT = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"}
 
