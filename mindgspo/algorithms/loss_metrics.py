@@ -3,6 +3,155 @@ between sampler and trainer. numpy only.
 
     N  responses    K  response-token slots    1  an axis kept for broadcasting    L  longest length + 1
     d = trainer - sampler log-prob of a token    I  response tokens
+
+Metrics:
+  Clipping:
+    actor/pg_clipfrac_seq:
+      meaning: share of responses whose ratio is clipped; with a ratio per token, mean over responses of the
+        share of their tokens
+      unit: share of responses
+      healthy: gspo 0.02 to 0.6; grpo below 0.01; exactly 0 with one update per rollout
+      action: 'above: lower optimizer.lr, or use fewer updates per rollout; below: the clip range is too wide
+        to act, or lr is tiny'
+    actor/pg_clipfrac:
+      meaning: share of response tokens whose ratio is clipped
+      unit: share of tokens
+      healthy: as actor/pg_clipfrac_seq; in the paper 0.15 for gspo against 0.0013 for grpo
+      action: 'far above actor/pg_clipfrac_seq: long responses are clipped more often; check response_length'
+    actor/pg_clipfrac_pos_seq:
+      meaning: 'responses clipped above, where the advantage is positive: they have become likelier than the
+        range allows'
+      unit: share of responses
+      healthy: of the order of actor/pg_clipfrac_neg_seq
+      action: 'much larger: raise clip_high a little, or lower optimizer.lr'
+    actor/pg_clipfrac_neg_seq:
+      meaning: 'responses clipped below, where the advantage is negative: they have become less likely than
+        the range allows'
+      unit: share of responses
+      healthy: of the order of actor/pg_clipfrac_pos_seq
+      action: 'much larger: the policy mostly unlearns; watch actor/entropy, lower optimizer.lr'
+    actor/pg_clipfrac_pos:
+      meaning: tokens clipped above, where the advantage is positive
+      unit: share of tokens
+      healthy: as actor/pg_clipfrac_pos_seq
+    actor/pg_clipfrac_neg:
+      meaning: tokens clipped below, where the advantage is negative
+      unit: share of tokens
+      healthy: as actor/pg_clipfrac_neg_seq
+    actor/pg_clipfrac_lower:
+      meaning: tokens whose loss is capped by the dual clip (clip_ratio_c), where the advantage is negative
+      unit: share of tokens
+      healthy: 0 to 0.001
+      action: 'the policy has moved far from the one that sampled: lower optimizer.lr, or use fewer updates
+        per rollout'
+  Importance ratio:
+    actor/log_ratio_mean:
+      meaning: mean log of the importance ratio, log s for gspo; every response weighs 1
+      unit: nat
+      healthy: '|x| below 0.01'
+      action: lower optimizer.lr, or use fewer updates per rollout
+    actor/log_ratio_min:
+      meaning: smallest log ratio of the step
+      unit: nat
+      healthy: above -1; gspo mostly above -0.1
+      action: lower optimizer.lr, or use fewer updates per rollout
+    actor/log_ratio_max:
+      meaning: largest log ratio of the step
+      unit: nat
+      healthy: below 1; gspo mostly below 0.1
+      action: lower optimizer.lr, or use fewer updates per rollout
+    actor/log_ratio_hist/<bin>:
+      meaning: share of responses (one ratio per response) or of tokens (one per token) whose log ratio lies
+        in the bin; the bins are signed decades and sum to 1
+      unit: share
+      healthy: 'centred on 0; gspo: most between -1e-2 and 1e-2'
+      action: 'outer bins fill up: lower optimizer.lr, or use fewer updates per rollout; all in within_1e-4:
+        one update per rollout, or lr is tiny'
+    actor/ratio_error_mean:
+      meaning: mean |ratio - 1|
+      healthy: gspo 3e-4 to 1e-2; grpo 0.01 to 0.1
+      action: 'above: lower optimizer.lr, or use fewer updates per rollout; below: clipping cannot act'
+    actor/ratio_error_max:
+      meaning: largest |ratio - 1|
+      healthy: below 1
+      action: lower optimizer.lr, or use fewer updates per rollout
+    actor/ppo_kl:
+      meaning: mean of old minus new log-probability per token since the rollout
+      unit: nat
+      healthy: '|x| below 0.01'
+      action: lower optimizer.lr, or use fewer updates per rollout
+    actor/ppo_kl_seq:
+      meaning: the same, every response weighing 1
+      unit: nat
+      healthy: '|x| below 0.01'
+      action: lower optimizer.lr, or use fewer updates per rollout
+  Gradient and learning rate:
+    actor/grad_share_length_decile/<decile>:
+      meaning: 'share of the gradient in one tenth of the step''s responses, ranked by length (1: shortest);
+        a response weighs sum_t |d loss / d logp_t|, the tenths sum to 1'
+      unit: share of the gradient
+      healthy: 'seq-mean-token-mean: each near 0.1; token-mean: grows like the length'
+      action: 'decile 10 above 0.3: a few long responses decide the update; use seq-mean-token-mean, or look
+        at what the longest responses are'
+  Loss, KL and entropy:
+    actor/pg_loss:
+      meaning: policy loss, averaged over the step's updates
+      healthy: small and noisy around 0; it need not fall
+      action: measure progress by critic/score/mean
+    actor/kl:
+      meaning: mean KL estimate per response token between the policy and the reference, by the estimator that
+        is set
+      unit: nat
+      healthy: grows slowly, below 0.2; k1 may be slightly negative
+      action: 'above: raise algorithm.kl.coef or lower optimizer.lr; read samples.jsonl for language that has
+        drifted'
+    actor/kl_loss:
+      meaning: KL penalty as it enters the loss, aggregated, before its coefficient
+      unit: nat
+      healthy: 'as actor/kl (with a -norm aggregation: times length)'
+      action: 'actor/kl_coef * actor/kl_loss far above |actor/pg_loss|: lower algorithm.kl.coef'
+  Sampler against trainer:
+    training/rollout_logprob_diff_max:
+      meaning: largest difference between the sampler's and the trainer's token log-probability
+      unit: nat
+      healthy: float32 below 1e-4; bfloat16 below 1
+      action: 'a growing trend: stale rollout weights or a numeric difference between the two graphs'
+    training/rollout_logprob_diff_mean:
+      meaning: mean of that difference
+      unit: nat
+      healthy: float32 below 1e-5; bfloat16 below 0.02
+      action: 'a growing trend: stale rollout weights or a numeric difference between the two graphs'
+    training/rollout_probs_diff_max:
+      meaning: largest difference between the sampler's and the trainer's token probability
+      healthy: float32 below 1e-3; bfloat16 below 0.1
+      action: 'a growing trend: stale rollout weights or a numeric difference between the two graphs'
+    training/rollout_probs_diff_mean:
+      meaning: mean of that difference
+      healthy: float32 below 1e-5; bfloat16 below 0.01
+      action: 'a growing trend: stale rollout weights or a numeric difference between the two graphs'
+    training/rollout_probs_diff_std:
+      meaning: standard deviation of that difference
+      healthy: of the order of its mean
+      action: 'a growing trend: stale rollout weights or a numeric difference between the two graphs'
+    training/rollout_actor_probs_pearson_corr:
+      meaning: correlation of the sampler's and the trainer's token probabilities; absent where one does not
+        vary
+      healthy: above 0.999
+      action: 'below 0.99: the two compute with other weights, positions or temperatures, not only with other
+        rounding'
+    rollout_corr/kl:
+      meaning: KL divergence from sampler to trainer per response token, estimated by the mean log-probability
+        gap
+      unit: nat
+      healthy: of the order of the next one; may be slightly negative
+      action: 'a growing trend: stale rollout weights or a numeric difference between the two graphs'
+    rollout_corr/k3_kl:
+      meaning: the same divergence by the estimate that is never negative; one token that is far off shows here
+        first
+      unit: nat
+      healthy: float32 below 1e-8; bfloat16 below 0.005
+      action: 'above 0.01: look at training/rollout_actor_probs_pearson_corr for the kind, and at the largest
+        differences for single tokens; algorithm.rollout_correction bounds what they do'
 """
 
 from __future__ import annotations

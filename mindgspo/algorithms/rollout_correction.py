@@ -11,6 +11,32 @@ not weighed.
 
     N  responses    K  response-token slots    1  an axis kept for broadcasting
     U  units that have a weight of their own: tokens, or responses
+
+Metrics:
+  Sampler against trainer:
+    rollout_corr/weight_mean:
+      meaning: mean weight that corrects the mismatch of sampler and trainer (algorithm.rollout_correction)
+      healthy: 0.95 to 1.05
+      action: 'far below 1: many weights are cut or masked; see rollout_corr/clipped_share'
+    rollout_corr/weight_max:
+      meaning: largest weight
+      healthy: at most algorithm.rollout_correction.max
+      action: 'always at the bound: the mismatch is large; see training/rollout_logprob_diff_mean'
+    rollout_corr/weight_min:
+      meaning: smallest weight
+      healthy: above 0.5; 0 where mode is mask and a weight was out of range
+      action: 'near 0: the trainer finds what the sampler did unlikely; see training/rollout_logprob_diff_mean'
+    rollout_corr/ess:
+      meaning: effective sample size of the weights, (sum w)^2 / (n sum w^2), as a share of their number
+      unit: share
+      healthy: above 0.9
+      action: 'below 0.5 a few samples decide the update: refresh the sampler''s weights more often, use the
+        same numeric type for sampling and training, or correct per token'
+    rollout_corr/clipped_share:
+      meaning: weights that were truncated or masked
+      unit: share
+      healthy: below 0.05
+      action: 'above: the mismatch is large; find its cause before widening algorithm.rollout_correction.max'
 """
 
 from __future__ import annotations

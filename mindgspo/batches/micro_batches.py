@@ -4,6 +4,41 @@ Number i goes to replica i % replicas. All ranks call this with equal input, so 
 result of an update does not depend on any of it; docs/batches.md says more.
 
 Legend: R rows, T token slots per row, N samples, K response-token slots per sample, P predicted tokens.
+
+Metrics:
+  Batches of the updates:
+    global_seqlen/min:
+      meaning: tokens of the replica with fewest in an update, had each taken as many samples in the order of
+        the step
+      unit: tokens
+    global_seqlen/max:
+      meaning: the same of the replica with most
+      unit: tokens
+    global_seqlen/minmax_diff:
+      meaning: 'the difference of the two: what balancing has to even out'
+      unit: tokens
+    global_seqlen/balanced_min:
+      meaning: tokens of the replica with fewest in an update, as they are
+      unit: tokens
+      healthy: close to global_seqlen/mean
+    global_seqlen/balanced_max:
+      meaning: tokens of the replica with most, for which the others wait
+      unit: tokens
+      healthy: close to global_seqlen/mean
+      action: trainer.balance_batches=true, more samples per update, or trainer.packing
+    global_seqlen/mean:
+      meaning: tokens of a replica in an update
+      unit: tokens
+    training/padding_share:
+      meaning: computed token slots of the updates that hold no token
+      unit: share
+      healthy: 0 on CPU with the kernels, elsewhere below 0.1 with trainer.packing
+      action: trainer.packing with trainer.max_tokens_per_micro_batch, see docs/batches.md
+    training/micro_batches_per_update:
+      meaning: forward and backward passes of a replica in an update
+      unit: calls
+      healthy: few
+      action: raise trainer.max_tokens_per_micro_batch or trainer.samples_per_micro_batch while memory allows
 """
 
 from __future__ import annotations

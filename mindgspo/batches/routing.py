@@ -3,6 +3,32 @@ far two routings differ, and how evenly experts are used.
 
 Legend: R rows, T token slots, M tokens of a graph, J tokens whose routing is recorded, L layers, K experts per token,
 X = L * K, E experts.
+
+Metrics:
+  Routing of a mixture of experts:
+    router/load_max_over_mean:
+      meaning: tokens of a layer's busiest expert while sampling, in multiples of the mean; the layer where
+        that is largest
+      healthy: steady, and far below the number of experts divided by those per token
+      action: 'with expert_parallel the rank of the busiest expert sets the pace; growing: lower optimizer.lr'
+    router/load_entropy:
+      meaning: entropy of the experts' shares of the tokens, divided by its largest value; the layer where that
+        is smallest
+      unit: share
+      healthy: above 0.7
+      action: 'falling: a layer uses fewer and fewer experts; lower optimizer.lr'
+    router/dead_expert_share:
+      meaning: experts of all layers without a token in this step
+      unit: share
+      healthy: near 0 in a step of many tokens
+      action: 'growing: experts are lost; lower optimizer.lr'
+    router/layer_<layer>/load_max_over_mean:
+      meaning: as router/load_max_over_mean, of one layer
+    router/layer_<layer>/load_entropy:
+      meaning: as router/load_entropy, of one layer
+      unit: share
+    router/layer_<layer>/dead_experts:
+      meaning: experts of one layer without a token in this step
 """
 
 from __future__ import annotations

@@ -3,6 +3,87 @@ for.
 
 Metrics are named `val-core/<part>/...`, with the ends of their intervals. A part is each data source of a single set,
 each set where sets have names, and below such a set `<set>/<source>` where it holds several sources.
+
+Metrics:
+  Evaluation on held-out problems:
+    val-core/acc/mean@1:
+      meaning: accuracy over all held-out problems of all sets, one answer each, greedy unless eval.do_sample;
+        unless the reward is a function of your own, the best step is chosen by it
+      unit: share of problems
+      healthy: rises
+      action: 'see val-core/acc/change: is it more than noise?'
+    val-core/acc/mean@1/<bound>:
+      meaning: ends of its 95 % interval, over problems like these
+      unit: share of problems
+    val-core/acc/change:
+      meaning: change of val-core/acc/mean@1 since the first evaluation of the run, problem by problem
+      unit: share of problems
+      healthy: its low end above 0
+      action: '0 between its ends: no change can be claimed; evaluate on more problems or train longer'
+    val-core/acc/change/<bound>:
+      meaning: ends of its 95 % interval; narrower than the accuracies' own, because the problems are the same
+      unit: share of problems
+    val-core/reward/mean@1:
+      meaning: mean reward of the same answers, the weighted sum that training uses; shown beside the accuracy
+        where it is another number, and the best step is chosen by it where the reward is a function of your
+        own
+      healthy: rises
+      action: 'flat while critic/score/mean rises: the policy fits the training prompts only; use more of them'
+    val-core/reward/mean@1/<bound>:
+      meaning: ends of its 95 % interval, over problems like these
+    val-core/reward/change:
+      meaning: change of that mean reward since the first evaluation of the run, problem by problem
+      healthy: its low end above 0
+      action: '0 between its ends: no change can be claimed; evaluate on more problems or train longer'
+    val-core/reward/change/<bound>:
+      meaning: ends of its 95 % interval
+    val-core/<source>/acc/mean@<n>:
+      meaning: accuracy on held-out problems of one set or data source, mean over n samples each; mean@1 is
+        greedy unless eval.do_sample
+      unit: share of problems
+      healthy: rises
+      action: 'flat while critic/score/mean rises: the policy fits the training prompts only; use more of them'
+    val-core/<source>/acc/pass@<n>:
+      meaning: problems solved by at least one of n samples (unbiased estimate)
+      unit: share of problems
+      healthy: at least mean@n
+      action: 'falls while mean@n rises: the policy loses variety; watch actor/entropy'
+    val-core/<source>/acc/maj@<n>:
+      meaning: problems whose most frequent answer among n samples is right, ties drawn by lot, expected over
+        all ways of taking n
+      unit: share of problems
+      healthy: above mean@n
+      action: 'below mean@n: the policy agrees with itself on wrong answers; longer training on such problems'
+    val-core/<source>/reward/mean@<n>:
+      meaning: mean reward of the answers to held-out problems, n per problem; @1 is greedy unless eval.do_sample
+      healthy: rises
+    val-core/<source>/reward/best@<n>:
+      meaning: highest reward among n samples of a held-out problem, expected over all ways of taking n
+      healthy: above mean@n
+    val-core/<source>/<figure>/<bound>:
+      meaning: 'ends of the 95 % interval of that figure, over problems like these: docs/evaluation.md'
+    val-aux/<source>/failed_ratio:
+      meaning: evaluation responses that could not be scored (time limit, error); they count as not correct
+      unit: share of responses
+      healthy: '0'
+      action: raise reward.workers.timeout_s, or repair the reward function
+    val-aux/<source>/no_answer_ratio:
+      meaning: evaluation responses without a recognisable answer
+      unit: share of responses
+      healthy: below 0.2
+      action: 'read samples.jsonl: prompt, answer format and reward function must fit together'
+    val-aux/<source>/response_length/mean:
+      meaning: length of evaluation responses
+      unit: tokens
+      healthy: as response_length
+    val-aux/<source>/response_length/clip_ratio:
+      meaning: evaluation responses cut
+      unit: share of responses
+      healthy: below 0.1
+      action: raise rollout.max_new_tokens
+    val-aux/<source>/num_problems:
+      meaning: held-out problems
+      unit: problems
 """
 
 from __future__ import annotations

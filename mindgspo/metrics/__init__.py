@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mindgspo.metrics.diagnosis import verdict_lines
 from mindgspo.metrics.files import read_summary, write_summary
-from mindgspo.metrics.glossary import METRICS, MetricInfo, unknown_names
+from mindgspo.metrics.glossary import unknown_names
 from mindgspo.metrics.group_metrics import group_metrics
 from mindgspo.metrics.plot import plot_run
 from mindgspo.metrics.report import report_of_finished, write_report
@@ -12,8 +12,6 @@ from mindgspo.metrics.run_log import RunLog, SilentLog
 from mindgspo.metrics.timers import Timers, peak_rss_mb, rss_gb
 
 __all__ = [
-    "METRICS",
-    "MetricInfo",
     "RunLog",
     "SilentLog",
     "Timers",

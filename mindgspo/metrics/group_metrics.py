@@ -1,10 +1,100 @@
-"""Metrics that follow from a step's groups alone: rewards, verdicts, advantages, lengths."""
+"""Metrics that follow from a step's groups alone: rewards, verdicts, advantages, lengths.
+
+Metrics:
+  Rewards and advantages:
+    critic/score/<stat>:
+      meaning: weighted sum of the reward functions, of the responses that have a reward
+      unit: reward
+      healthy: the mean rises
+      action: 'flat: see the diagnosis lines (clipped responses, groups without signal, no answer found)'
+    critic/rewards/<stat>:
+      meaning: reward as it enters the advantages
+      unit: reward
+      healthy: as critic/score; lower by a KL penalty in the reward
+    critic/advantages/<stat>:
+      meaning: advantage of the responses
+      unit: std of the group
+      healthy: mean near 0; |max| below sqrt(G) with grpo's estimator
+      action: 'mean far from 0: the estimator has no baseline; rescale or choose another algorithm.advantage.estimator'
+    reward/correct_ratio:
+      meaning: responses with the correct answer
+      unit: share of responses
+      healthy: rises; 0.2 to 0.8 gives most signal
+      action: 'near 0: easier prompts or a warm-up; near 1: harder prompts, nothing is left to learn'
+    reward/wrong_ratio:
+      meaning: responses with an answer that is wrong
+      unit: share of responses
+      healthy: falls
+    reward/no_answer_ratio:
+      meaning: responses without a recognisable answer
+      unit: share of responses
+      healthy: below 0.2 and falling
+      action: 'too short max_new_tokens, or an answer format the reward does not read; read samples.jsonl: prompt,
+        answer format and reward function must fit together'
+    reward/invalid_ratio:
+      meaning: responses left out because no reward could be given (error, timeout, unreadable gold answer)
+      unit: share of responses
+      healthy: '0'
+      action: see the ratios of the verdicts below, and the messages in samples.jsonl
+    reward/unparseable_gold_ratio:
+      meaning: responses to rows whose gold answer the reward function cannot read; left out
+      unit: share of responses
+      healthy: '0'
+      action: take these rows out of the data, or name a function that reads them under reward.functions
+    reward/timeout_ratio:
+      meaning: responses that were not scored within reward.workers.timeout_s, so that their worker was killed;
+        those of math count as wrong (reward.workers.on_timeout), others are left out
+      unit: share of responses
+      healthy: 0 or close to it
+      action: 'above 0.02: make your reward function faster, or raise reward.workers.timeout_s; the messages
+        in samples.jsonl name the function'
+    reward/error_ratio:
+      meaning: responses on which a reward function failed (exception, crash, more memory than reward.workers.memory_mb,
+        a result that is no reward) or abstained; left out
+      unit: share of responses
+      healthy: '0'
+      action: read the messages in samples.jsonl; the log has the first one
+    reward/zero_signal_group_ratio:
+      meaning: groups whose responses all have the same reward, hence advantage 0 and no gradient
+      unit: share of groups
+      healthy: below 0.7
+      action: easier or harder prompts, a larger group, or a higher temperature; algorithm.filter_groups takes
+        such groups out of the mean
+    reward/part/<name>/mean:
+      meaning: mean of one reward function before weighting; your own function goes by its file and its name
+      unit: reward
+      healthy: each part moves in its own time
+      action: 'one rises while the one you care about falls: change reward.weights'
+    reward/extra/<name>/<key>/mean:
+      meaning: mean of a further number that your own reward function returned beside its score, by its key;
+        logged only
+  Lengths:
+    response_length/<stat>:
+      meaning: response length, end token included
+      unit: tokens
+      healthy: steady or growing slowly while the reward rises
+      action: 'longer without more reward: look at actor/grad_share_length_decile; shrinking to a few tokens:
+        read samples.jsonl: prompt, answer format and reward function must fit together'
+    response_length/clip_ratio:
+      meaning: responses cut at rollout.max_new_tokens
+      unit: share of responses
+      healthy: below 0.1
+      action: raise rollout.max_new_tokens; cut responses seldom hold an answer
+    response/aborted_ratio:
+      meaning: responses without a token; the engine of this project ends every response that it begins
+      unit: share of responses
+      healthy: '0'
+    prompt_length/<stat>:
+      meaning: prompt length
+      unit: tokens
+      healthy: up to data.max_prompt_length
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -22,8 +112,8 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     responses = [response for group in groups for response in group.responses]
     scores = [score for group in groups for score in group.scores]
     metrics = _verdict_shares(scores)
-    metrics |= _means("reward/part", (score.parts for score in scores))
-    metrics |= _means("reward/extra", (score.extras for score in scores))
+    metrics |= {f"reward/part/{name}/mean": mean for name, mean in _means(score.parts for score in scores)}
+    metrics |= {f"reward/extra/{name}/mean": mean for name, mean in _means(score.extras for score in scores)}
     valid = [score.value for score in scores if score.value is not None]
     if valid:
         metrics |= _statistics("critic/score", valid) | _statistics("critic/rewards", valid)
@@ -64,13 +154,14 @@ def _verdict_shares(scores: Sequence[Score]) -> dict[str, float]:
     return shares | {"reward/invalid_ratio": sum(score.value is None for score in scores) / len(scores)}
 
 
-def _means(prefix: str, tables: Iterable[Mapping[str, float]]) -> dict[str, float]:
+def _means(tables: Iterable[Mapping[str, float]]) -> Iterator[tuple[str, float]]:
     """Mean of each name over the responses that have it; where two names become one, they are counted together."""
     values: dict[str, list[float]] = {}
     for table in tables:
         for name, value in table.items():
             values.setdefault(_metric_name(name), []).append(value)
-    return {f"{prefix}/{name}/mean": float(np.mean(found)) for name, found in sorted(values.items())}
+    for name, found in sorted(values.items()):
+        yield name, float(np.mean(found))
 
 
 def _metric_name(name: str) -> str:

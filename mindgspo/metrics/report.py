@@ -13,7 +13,7 @@ from pathlib import Path
 from mindgspo.io import write_file
 from mindgspo.metrics.diagnosis import diagnose
 from mindgspo.metrics.files import REPORT_FILE, SAMPLES_FILE, SAMPLES_PAGE, SUMMARY_FILE, VALIDATION_FILE
-from mindgspo.metrics.glossary import METRICS, SECTIONS, MetricInfo, chinese_sections, glossary_name
+from mindgspo.metrics.glossary import MetricInfo, chinese_glossary, glossary, glossary_name, metrics
 from mindgspo.metrics.pages import page, pictures
 from mindgspo.metrics.plot import panel_pictures, plot_run
 from mindgspo.metrics.plot_style import DARK, LIGHT
@@ -97,7 +97,7 @@ def write_report(run_dir: Path) -> Path:
 def render(run: RunRecord, *, has_samples_page: bool = False) -> bytes:
     """The page's HTML. has_samples_page: it links to the one beside it."""
     steps, rows = last_steps_table(run)
-    chinese = chinese_sections()
+    chinese = chinese_glossary()
     return page(
         "report.jinja",
         run=run,
@@ -114,9 +114,9 @@ def render(run: RunRecord, *, has_samples_page: bool = False) -> bytes:
         held_out=held_out_table(run),
         samples_page=SAMPLES_PAGE if has_samples_page else None,
         starts=[start_row(start) for start in run.starts[-MAX_STARTS:]],
-        glossary=SECTIONS,
-        glossary_cn={name: info for section in chinese for name, info in section.metrics.items()},
-        chinese_titles={section.title: translated.title for section, translated in zip(SECTIONS, chinese, strict=True)},
+        glossary=glossary(),
+        glossary_cn={name: info for named in chinese.values() for name, info in named.items()},
+        chinese_titles=dict(zip(glossary(), chinese, strict=True)),
     )
 
 
@@ -187,7 +187,7 @@ def last_steps_table(run: RunRecord) -> tuple[tuple[int, ...], list[MetricRow]]:
     for name in names:
         known = glossary_name(name)
         cells = tuple(_cell(merged[step].get(name)) for step in steps)
-        rows.append(MetricRow(name, METRICS[known] if known else None, cells))
+        rows.append(MetricRow(name, metrics()[known] if known else None, cells))
     return steps, rows
 
 

@@ -1,4 +1,14 @@
-"""Wall-clock timers and memory readings of this process."""
+"""Wall-clock timers and memory readings of this process.
+
+Metrics:
+  Progress, time and memory:
+    timing_s/<phase>:
+      meaning: 'wall time of a phase: gen, reward, old_log_prob, adv, update_actor, update_weights, step, testing,
+        warm_up'
+      unit: s
+      healthy: gen and update_actor are the largest
+      action: 'reward large: a slow verifier; update_weights large: see the parallel plans'
+"""
 
 from __future__ import annotations
 

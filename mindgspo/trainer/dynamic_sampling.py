@@ -4,6 +4,54 @@ With `algorithm.filter_groups.refill` this is DAPO's dynamic sampling (arXiv 250
 `rollout.prompts_per_step` groups whose responses differ in a metric. Prompts that are always or never solved are left
 out, so what is trained is not what was drawn: `sampling_metrics` says by how much. Groups beyond the batch may wait in
 a `LeftoverBuffer` for a later step.
+
+Metrics:
+  Dynamic sampling:
+    sampling/num_gen_batches:
+      meaning: rollouts of the step
+      unit: rollouts
+      healthy: 1 to 3
+      action: 'near algorithm.filter_groups.max_num_gen_batches: hardly any prompt teaches; choose others'
+    sampling/prompts:
+      meaning: prompts drawn in the step
+      unit: prompts
+      healthy: the batch divided by signal_share
+    sampling/signal_share:
+      meaning: groups of the step's rollouts whose responses differ in the filter's metric
+      unit: share of groups
+      healthy: falls as the policy learns the prompts
+      action: see all_correct_share and none_correct_share
+    sampling/all_correct_share:
+      meaning: groups of the step's rollouts in which every response is right
+      unit: share of groups
+      healthy: rises as the policy learns
+      action: 'high from the start: harder prompts'
+    sampling/none_correct_share:
+      meaning: groups of the step's rollouts in which no response is right
+      unit: share of groups
+      healthy: falls as the policy learns
+      action: 'high: easier prompts, a larger group, or a longer rollout.max_new_tokens'
+    sampling/groups_earlier:
+      meaning: groups of the batch that an earlier step generated
+      unit: groups
+      healthy: '0'
+    sampling/groups_waiting:
+      meaning: groups that wait for a later step
+      unit: groups
+      healthy: less than a batch
+    sampling/groups_expired:
+      meaning: groups that were kept and became too old, over the whole run
+      unit: groups
+      healthy: '0'
+      action: draw fewer prompts at once, or raise algorithm.filter_groups.keep_surplus_steps
+    sampling/score_shift:
+      meaning: 'mean reward of the trained responses minus that of the generated ones: the selection''s bias'
+      unit: reward
+      healthy: 'towards the middle: positive while most groups fail, negative when most succeed'
+    sampling/length_shift:
+      meaning: 'mean length of the trained responses minus that of the generated ones: the selection''s bias'
+      unit: tokens
+      healthy: positive where hard prompts have longer answers
 """
 
 from __future__ import annotations

@@ -3,6 +3,52 @@
 The age of a token is the number of steps between the weights that drew it and those that a step begins with; a group is
 as old as its oldest token. A group that no step has trained when it would become older than `max_staleness` was passed
 over too often, which the choice of each step's groups rules out: see `first_due`.
+
+Metrics:
+  Schedule:
+    samples/begun:
+      meaning: responses that the servers were asked for in this step
+      unit: responses
+      healthy: as many as are trained and filtered, over many steps
+    samples/waiting:
+      meaning: responses behind the step that were asked for and not drawn, ended or not
+      unit: responses
+      healthy: rollout.prompts_per_step x num_generations x trainer.max_staleness; 0 at the end of the run
+    samples/expired:
+      meaning: responses that became older than trainer.max_staleness before a step drew them, because steps
+        draw less than a batch
+      unit: responses
+      healthy: '0'
+    schedule/queue:
+      meaning: prompts of later steps whose responses have all ended
+      unit: prompts
+      healthy: 'more than 0 with trainer.schedule=bounded: the next step need not wait'
+    schedule/running:
+      meaning: prompts of later steps with responses that have not ended
+      unit: prompts
+      healthy: as many as the servers' slots can take
+    schedule/trainer_idle_share:
+      meaning: share of the step in which the trainer waited for responses
+      unit: share
+      healthy: below 0.1
+      action: 'above: give generation more of the cards, or raise trainer.max_staleness'
+    schedule/rollout_idle_share:
+      meaning: share of the time since the last step in which a server had nothing to do, mean over the servers
+      unit: share
+      healthy: below 0.1
+      action: 'above: give training more of the cards, or raise trainer.max_staleness'
+    staleness/token_mean:
+      meaning: steps between the weights that drew a trained token and those that the step began with
+      unit: steps
+      healthy: below trainer.max_staleness
+    staleness/token_max:
+      meaning: the same of the oldest token
+      unit: steps
+      healthy: at most trainer.max_staleness
+    staleness/mixed_share:
+      meaning: trained responses whose tokens were drawn by several versions of the weights
+      unit: share of responses
+      healthy: 0 with trainer.schedule=one_step_off
 """
 
 from __future__ import annotations

@@ -3,6 +3,14 @@
 The window of the latest steps is cut into four quarters, and the lowest reading of each is compared: it must rise from
 quarter to quarter. So what is freed again (a saw-tooth) is no growth, nor is what came once and stays (a graph compiled
 for another shape).
+
+Metrics:
+  Progress, time and memory:
+    perf/cpu_memory_used_max_gb:
+      meaning: the largest resident memory of any rank, where there are several
+      unit: GB
+      healthy: steady after a few steps
+      action: steady growth is told with its rank (watch.memory_growth)
 """
 
 from __future__ import annotations

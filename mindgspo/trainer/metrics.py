@@ -1,4 +1,182 @@
-"""The metrics of a step: groups, account of samples, mismatch, updates, performance."""
+"""The metrics of a step: groups, account of samples, mismatch, updates, performance.
+
+Metrics:
+  Importance ratio:
+    actor/first_ratio_error_max:
+      meaning: largest |ratio - 1| on the first mini-batch after a rollout, before any update
+      healthy: below trainer.max_ratio_error; float32 about 1e-6, bfloat16 about 2e-3
+      action: 'the run stops: temperature, padding, positions or weights differ between old and new log-probabilities'
+    actor/updates:
+      meaning: optimizer updates made from the step's rollout
+      unit: updates
+      healthy: 4 in the paper; 2 to 8
+      action: '1: the ratio is always 1 and nothing is clipped, which is legal but plain policy gradient; more
+        than 8: watch actor/pg_clipfrac_seq, lower optimizer.lr'
+    actor/updates_skipped:
+      meaning: updates of the step that were skipped because loss or gradient was not finite (trainer.on_nonfinite=skip)
+      unit: updates
+      healthy: '0'
+      action: 'look at the batches in run_dir/failures; several in a row: lower optimizer.lr or optimizer.max_grad_norm'
+  Gradient and learning rate:
+    actor/grad_norm:
+      meaning: global L2 norm of the gradient before clipping
+      healthy: steady; mostly below a few times optimizer.max_grad_norm
+      action: 'spikes: lower optimizer.lr, or use fewer updates per rollout; exactly 0: no group had any signal'
+  Loss, KL and entropy:
+    actor/loss:
+      meaning: 'what is differentiated: policy loss plus KL penalty minus entropy bonus'
+      healthy: close to actor/pg_loss
+      action: 'far from it: algorithm.kl.coef or algorithm.entropy_coef outweighs the reward'
+    actor/kl_coef:
+      meaning: coefficient of the KL penalty
+      healthy: constant, or settling when algorithm.kl.target is set
+      action: 'still rising: algorithm.kl.target is lower than what the learning rate allows'
+    critic/kl:
+      meaning: mean KL estimate per response token, as subtracted from the reward before its coefficient
+      unit: nat
+      healthy: as actor/kl
+      action: 'above: raise algorithm.kl.coef or lower optimizer.lr'
+    actor/entropy:
+      meaning: mean entropy of the policy at the response tokens
+      unit: nat
+      healthy: falls slowly
+      action: 'a collapse towards 0 ends exploration: lower lr, raise clip_high; a rise without end: lower entropy_coef'
+  Routing of a mixture of experts:
+    router/mismatch:
+      meaning: experts that tokens are trained with and the sampler did not choose for them
+      unit: share
+      healthy: 0 with router_replay rollout; else below 0.05
+      action: 'above: set algorithm.router_replay, use fewer updates per rollout, or lower optimizer.lr'
+    router/drift:
+      meaning: experts that the routers choose during the updates and did not when the response was sampled
+        (or scored, with router_replay old), whether or not that is replayed; over all updates
+      unit: share
+      healthy: below 0.05
+      action: 'growing: the routers move with every update; use fewer updates per rollout, or lower optimizer.lr'
+    router/sampler_mismatch:
+      meaning: experts that the trainer's routers choose before the first update and the sampler's did not,
+        with the same weights
+      unit: share
+      healthy: 0 on CPU in float32; some percent in low precision
+      action: 'growing: stale rollout weights or a numeric difference between the two graphs'
+  Account of the samples:
+    samples/generated:
+      meaning: responses sampled
+      unit: responses
+      healthy: with samples/earlier = trained + filtered + dropped + kept
+    samples/trained:
+      meaning: responses that entered the loss
+      unit: responses
+      healthy: close to samples/generated
+      action: see samples/filtered/<reason>
+    samples/filtered:
+      meaning: responses taken out on purpose
+      unit: responses
+      healthy: 0 without filters
+      action: see samples/filtered/<reason>
+    samples/filtered/<reason>:
+      meaning: 'responses taken out on purpose, by reason: zero_signal (no difference in the group, with
+        algorithm.filter_groups),
+        no_baseline, or the verdict that left them without a reward'
+      unit: responses
+      healthy: zero_signal as reward/zero_signal_group_ratio; verdicts 0
+      action: 'zero_signal high: choose prompts that are solved sometimes; a verdict: as reward/invalid_ratio'
+    samples/dropped:
+      meaning: responses with a signal that are not trained
+      unit: responses
+      healthy: '0'
+      action: see samples/dropped/<reason>
+    samples/dropped/<reason>:
+      meaning: 'responses with a signal that are not trained, by reason: surplus (beyond the full batch), short
+        (a step that found too few and is skipped), nonfinite (their update was skipped, trainer.on_nonfinite)'
+      unit: responses
+      healthy: 'surplus: less than a batch; others 0'
+      action: 'surplus: draw fewer prompts at once, or set algorithm.filter_groups.keep_surplus_steps; short:
+        raise algorithm.filter_groups.max_num_gen_batches; nonfinite: look at the batches in run_dir/failures'
+    samples/kept:
+      meaning: responses put aside for a later step
+      unit: responses
+      healthy: less than a batch
+    samples/earlier:
+      meaning: responses of the batch that an earlier step generated
+      unit: responses
+      healthy: what the step before kept
+  Rollout engine:
+    rollout/prefill_calls:
+      meaning: prompts that were run, and sequences that were run again after a pre-emption
+      unit: calls
+      healthy: 'one per prompt: siblings share it'
+    rollout/decode_steps:
+      meaning: decode graph runs
+      unit: calls
+      healthy: about tokens / rollout.slots
+      action: 'far above: few slots are busy; see rollout/busy_slot_share'
+    rollout/busy_slot_share:
+      meaning: decode slots that held an unfinished response
+      unit: share
+      healthy: above 0.9 on long runs
+      action: fewer rollout.slots
+    rollout/preemptions:
+      meaning: sequences that had to leave the full cache and were run again later; their tokens do not change
+      unit: responses
+      healthy: 0, or few beside the number of responses
+      action: 'many: raise rollout.cache_gb, or lower rollout.slots'
+    rollout/cache_blocks:
+      meaning: most blocks of the KV cache (128 tokens each) in use at once, on the replica with most
+      unit: blocks
+      healthy: below what `mindgspo plan` shows
+      action: 'far below: raise rollout.slots, or lower rollout.cache_gb'
+  Progress, time and memory:
+    timing_s/agent_loop/generate_sequences/min:
+      meaning: time from the admission of a training response to its end, of the fastest one of the step; waiting
+        for room in the cache counts
+      unit: s
+    timing_s/agent_loop/generate_sequences/max:
+      meaning: the same of the slowest one, for which a step waits
+      unit: s
+      healthy: well below timing_s/gen
+      action: 'close to it: few long responses hold up the step; lower rollout.max_new_tokens, or raise rollout.slots'
+    timing_s/agent_loop/slowest/prompt_length:
+      meaning: prompt of the slowest response
+      unit: tokens
+    timing_s/agent_loop/slowest/response_length:
+      meaning: length of the slowest response
+      unit: tokens
+    perf/total_num_tokens:
+      meaning: prompt and response tokens of the step
+      unit: tokens
+    perf/throughput:
+      meaning: perf/total_num_tokens per second and card, or process on CPU
+      unit: tokens/s
+      healthy: steady after the first steps, which compile
+      action: 'falling: longer responses, ever more compiled graphs, or a machine that is shared'
+    perf/mfu/actor:
+      meaning: model FLOPs utilization of the updates, their operations per second as a share of the cards'
+        peak, with logging.peak_tflops set; operations per sample of n tokens are 6 n x weights + 12 n^2 x layers
+        x heads x head_dim, weights being those that a token meets and both tables of the vocabulary, as verl
+        counts
+      unit: share
+      healthy: steady after the first steps, which compile
+      action: 'low: larger micro-batches while memory allows, trainer.packing, trainer.balance_batches'
+    perf/time_per_step:
+      meaning: wall time of the step
+      unit: s
+      healthy: steady after the first steps
+    perf/gen_tokens_per_second:
+      meaning: response tokens per second of generation
+      unit: tokens/s
+      healthy: grows with rollout.slots, to a limit
+      action: 'low: raise rollout.slots while memory allows'
+    perf/cpu_memory_used_gb:
+      meaning: resident memory of this process
+      unit: GB
+      healthy: steady after a few steps
+      action: 'steady growth is a leak: report it'
+    perf/peak_rss_mb:
+      meaning: largest resident memory of this process so far
+      unit: MB
+      healthy: below the machine's memory
+"""
 
 from __future__ import annotations
 

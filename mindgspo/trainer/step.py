@@ -6,6 +6,36 @@
 
 All ranks call every verb at once: engine, scorers and update backend divide their work and give all ranks all results,
 so that this page is the same on one process and on many.
+
+Metrics:
+  Gradient and learning rate:
+    actor/lr:
+      meaning: learning rate of the last update
+      healthy: the schedule you set; large models 1e-6, the tiny quickstart 5e-5
+  Loss, KL and entropy:
+    critic/reference_version:
+      meaning: version of the reference policy's weights, counted in updates; of a moving average the average
+        version
+      unit: updates
+      healthy: constant where the reference is frozen, else rising
+    critic/reference_age:
+      meaning: updates by which the reference policy lags behind the policy that is scored
+      unit: updates
+      healthy: grows with the run where the reference is frozen; else at most algorithm.kl.reference.every times
+        the updates per step, of a moving average about updates per step / (1 - decay)
+      action: 'large while actor/kl presses against the reward: let the reference follow (algorithm.kl.reference.mode)'
+  Progress, time and memory:
+    training/global_step:
+      meaning: 'training steps done: one rollout with all its updates'
+      unit: steps
+    training/epoch:
+      meaning: passes over the prompts
+      unit: epochs
+      healthy: a few
+      action: 'many on few prompts: compare with held-out accuracy'
+    training/updates:
+      meaning: optimizer updates done since the start
+      unit: updates
 """
 
 from __future__ import annotations

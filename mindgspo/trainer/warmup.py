@@ -2,6 +2,30 @@
 
 It uses the update backend of reinforcement learning with another loss, watches its accuracy on a set of its own, and
 may stop early.
+
+Metrics:
+  Supervised warm-up:
+    sft/loss:
+      meaning: mean negative log-likelihood of the solution tokens
+      unit: nat
+      healthy: falls
+      action: 'stays: raise warmup.lr or warmup.max_steps; rises: lower warmup.lr'
+    sft/grad_norm:
+      meaning: global L2 norm of the gradient before clipping
+      healthy: falls and settles
+      action: 'spikes: lower warmup.lr'
+    sft/lr:
+      meaning: learning rate of the last warm-up update
+      healthy: a cosine down to optimizer.min_lr_ratio of warmup.lr
+    sft/updates:
+      meaning: warm-up updates done
+      unit: updates
+      healthy: at most warmup.max_steps
+    sft/accuracy:
+      meaning: greedy accuracy on the rows that decide when the warm-up ends
+      unit: share of problems
+      healthy: rises; 0.3 to 0.8 is a good start for reinforcement learning
+      action: 'near 0: warm up longer, no response would ever be rewarded'
 """
 
 from __future__ import annotations

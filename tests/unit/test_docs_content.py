@@ -34,7 +34,7 @@ from mindgspo.evaluation.found_model import MAX_NEW_TOKENS
 from mindgspo.integrations.mindformers import WANTED
 from mindgspo.launch.watch import STALLED
 from mindgspo.metrics import verdict_lines
-from mindgspo.metrics.glossary import METRICS, glossary_name
+from mindgspo.metrics.glossary import glossary_name
 from mindgspo.metrics.run_folder import RunHistory
 from mindgspo.models.names import mindformers_name
 from mindgspo.rewards.registry import build_function
@@ -301,6 +301,6 @@ def test_tuning_metrics_are_those_of_the_glossary_and_settings_exist(page: Path)
     rows = [row for table in tables(text_of(page)) if len(table[0]) == 4 and table[0][0] for row in table[1:]]
     named = {span for row in rows for span in re.findall(r"`([a-z_]+/[^`]+)`", row[1])}
     assert len(rows) >= 25 and len(named) >= 25
-    assert [name for name in named if glossary_name(name) is None and name not in METRICS] == []
+    assert [name for name in named if glossary_name(name) is None] == []
     keys = {span for row in rows for span in re.findall(r"`([a-z_]+\.[a-z_.]+)`", row[2] + row[3])}
     assert keys and [key for key in keys if key not in SETTINGS] == []

@@ -1,6 +1,12 @@
 """Supervised fine-tuning loss, for the warm-up before reinforcement learning.
 
 It takes the inputs of a policy loss, so that `update` can drive either. Called by the trainer's warm-up.
+
+Metrics:
+  Supervised warm-up:
+    sft/token_probability:
+      meaning: mean probability of the solution tokens
+      healthy: rises
 """
 
 from __future__ import annotations

@@ -1,21 +1,27 @@
-"""The glossary: names, two languages, the pages written from it."""
+"""The glossary: every metric is declared and emitted, in two languages; the pages written from it."""
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from mindgspo.config.messages import known_keys
-from mindgspo.metrics import METRICS, unknown_names
+from mindgspo.metrics import unknown_names
 from mindgspo.metrics.diagnosis_rules import CLIP_BAND
-from mindgspo.metrics.glossary import SECTIONS, chinese_sections, glossary_name
+from mindgspo.metrics.glossary import chinese_glossary, declarations, glossary, glossary_name, metrics
 
-TEXTS = {name: info for section in chinese_sections() for name, info in section.metrics.items()}
+ROOT = Path(__file__).resolve().parents[3]
+PACKAGE = ROOT / "mindgspo"
+METRICS = metrics()
+TEXTS = {name: info for named in chinese_glossary().values() for name, info in named.items()}
 KNOWN = [
     *("actor/pg_loss", "actor/pg_clipfrac", "actor/grad_norm", "actor/lr", "actor/entropy", "actor/ppo_kl"),
     *("critic/score/mean", "critic/score/max", "critic/rewards/min", "critic/advantages/mean"),
@@ -52,9 +58,59 @@ def test_unknown_names_are_listed_and_every_entry_says_what_it_means() -> None:
     assert f"gspo {low:g} to {high:g}" in METRICS["actor/pg_clipfrac_seq"].healthy
 
 
+# ----- Declared where it is computed
+def texts_of(path: Path) -> Iterator[tuple[str, re.Pattern[str]]]:
+    """Strings of a module's code as they stand, and as patterns: what is put into an f-string may be anything."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    within = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and not {id(node)} & (within | statements):
+            yield node.value, re.compile(re.escape(node.value))
+        elif isinstance(node, ast.JoinedStr):
+            parts = [part.value if isinstance(part, ast.Constant) else None for part in node.values]
+            yield ("".join("x" if part is None else part for part in parts),
+                   re.compile("".join(".+" if part is None else re.escape(part) for part in parts)))  # fmt: skip
+
+
+def is_emitted(name: str, texts: list[tuple[str, re.Pattern[str]]]) -> bool:
+    """Whether a module has the name as it stands, without what another module puts before it ("actor/"), or without
+    a statistic behind it."""
+    plain = re.sub("<[a-z]+>", "1", name)
+    forms = {plain, plain.partition("/")[2], plain.removesuffix("/1") if "<stat>" in name else plain}
+    return any(pattern.fullmatch(form) for _, pattern in texts if not pattern.pattern.startswith(".") for form in forms)
+
+
+def test_no_metric_is_declared_that_its_module_does_not_compute() -> None:
+    declared = 0
+    for path in PACKAGE.rglob("*.py"):
+        sections = declarations(path) if path.name != "glossary.py" else {}
+        names = [name for named in sections.values() for name in named]
+        texts = list(texts_of(path)) if names else []
+        assert [name for name in names if not is_emitted(name, texts)] == [], path
+        declared += len(names)
+    assert declared == len(METRICS) > 100
+    assert not is_emitted("rollout/slot_refills", list(texts_of(PACKAGE / "trainer" / "metrics.py")))
+
+
+def test_no_metric_is_emitted_that_is_not_declared() -> None:
+    """Every string "family/name" of the code; runs show the rest (tests/integration/test_whole_run.py)."""
+    families = {name.partition("/")[0] for name in METRICS}
+    readers = {*(PACKAGE / "metrics").glob("*.py"), *(PACKAGE / "doctor").glob("*.py")}
+    for path in {*PACKAGE.rglob("*.py")} - readers:
+        for text, pattern in texts_of(path):
+            family, _, rest = text.partition("/")
+            if family in families and re.fullmatch(r"[a-z_]+(/[\w@]+)*", rest):
+                known = glossary_name(text) or any(
+                    pattern.fullmatch(name) or name.startswith(f"{text}/") for name in METRICS
+                )
+                assert known, f"{path}: {text}"
+
+
 def test_chinese_has_every_text_and_number_of_english() -> None:
-    assert list(TEXTS) == list(METRICS), "the same names in the same order"
-    assert [list(section.metrics) for section in chinese_sections()] == [list(section.metrics) for section in SECTIONS]
+    written = yaml.safe_load((PACKAGE / "metrics" / "metrics_cn.yaml").read_text(encoding="utf-8"))
+    assert written["metrics"].keys() == METRICS.keys() and written["sections"].keys() == glossary().keys()
+    assert written["units"].keys() == {info.unit for info in METRICS.values()} - {""}
     for name, english in METRICS.items():
         chinese = TEXTS[name]
         for field in ("meaning", "unit", "healthy", "action"):
@@ -82,7 +138,6 @@ def test_settings_and_metrics_named_in_the_glossary_exist() -> None:
                 assert known, f"{name}: no metric {word}"
 
 
-ROOT = Path(__file__).resolve().parents[3]
 PAGES = ("metrics.md", "metrics_cn.md")
 
 
