@@ -61,7 +61,7 @@ class Comparison(Enum):
 _DECIMAL_COMMA = re.compile(
     r"\s*\$?\s*([-+]?(?:0|[1-9][0-9]*(?!(?:(?:,|\{,\})[0-9]{3})+(?![0-9]))))(?:,|\{,\})([0-9]+)\s*\$?\s*"
 )
-_TYPED_AREA = re.compile(r"[^A-Za-z]*\s[kcdm]?m\s?[\u00b2\u00b3]")
+_TYPED_AREA = re.compile(r"[^A-Za-z]*\s[kcdm]?m\s?[²³]")
 _TIME = re.compile(r"([0-9]{1,2}):([0-9]{2})\s?(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
 _BASED = re.compile(r"\+(?P<digits>[0-9]+)_\{(?P<base>[^{}]*)\}")
 _OPTION = re.compile(r"\(?([A-F])\)?\.?")
@@ -445,7 +445,7 @@ _TO_COMPUTE = re.compile(
     r"(?:\A|[-+(,{<])N[-+]+N(?=\Z|[-+),}>])|(?<![r\]])N(?:[*/]?N|\^[-+]*N)|k\^[-+]*N|N!|\|[-+]*N\||>[-+*/]*<|\A(?=[^x]*\Z).*o|\A[-+]*N?r(?:\[N\])?N\Z"
 )
 _NUMBERS_AND_NAMES = re.compile(r"(?:[-+]*N|x+)?(?:[,()<>\[\]{}](?:[-+]*N|x+)?)*")
-_DIVISION_SIGN = re.compile(r"\\div(?![A-Za-z])|\u00f7")
+_DIVISION_SIGN = re.compile(r"\\div(?![A-Za-z])|÷")
 _DERIVATIVE = "frac{d}{d"
 _SIGNIFICANT = 6
 

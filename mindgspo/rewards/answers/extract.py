@@ -89,25 +89,23 @@ _LINE_START = r"^[ \t>*_#-]{0,12}"
 _HASHES = re.compile(r"(?<!#)####(?!#)")
 _ANSWER = re.compile(
     rf"(?P<lead>{_LINE_START}(?:\\[a-z]{{4,6}}\{{)?"
-    r"(?:(?:so|thus|hence|therefore),? )?(?:the |my |our )?(?:final |correct )?"
-    r"(?:\u6240\u4ee5|\u56e0\u6b64|\u6545)?(?:\u6700\u7ec8|\u6700\u540e|\u6b63\u786e)?)?"
-    r"(?P<word>\bans(?:wer)?\b\.?|\u7b54\u6848)"
-    r"[ \t*_\"'})]{0,8}(?:\([^()\n]{1,40}\)[ \t*_]{0,4})?"
-    r"(?:(?P<colon>[:\uff1a])|=|(?(lead)[ \t]{0,4}$|(?!)))",
+    r"(?:(?:so|thus|hence|therefore),? )?(?:the |my |our )?(?:final |correct )?(?:所以|因此|故)?(?:最终|最后|正确)?)?"
+    r"(?P<word>\bans(?:wer)?\b\.?|答案)[ \t*_\"'})]{0,8}(?:\([^()\n]{1,40}\)[ \t*_]{0,4})?"
+    r"(?:(?P<colon>[:：])|=|(?(lead)[ \t]{0,4}$|(?!)))",
     re.IGNORECASE | re.MULTILINE,
 )
-_SHORT_LINE = re.compile(rf"{_LINE_START}(?:A|\u7b54)[ \t*_]{{0,4}}[:\uff1a]", re.MULTILINE)
-_SECOND_OPTION = re.compile(rf"{_LINE_START}B[ \t*_]{{0,4}}[:\uff1a.)]", re.MULTILINE)
+_SHORT_LINE = re.compile(rf"{_LINE_START}(?:A|答)[ \t*_]{{0,4}}[:：]", re.MULTILINE)
+_SECOND_OPTION = re.compile(rf"{_LINE_START}B[ \t*_]{{0,4}}[:：.)]", re.MULTILINE)
 _ANSWER_IS = re.compile(
     r"(?:\banswer(?: to [^\n.:=]{1,60}?)?[ \t*_]{1,4}(?:is|was|will be|would be|should be|must be|equals|comes to)\b"
-    r"|\u7b54\u6848(?:\u5e94\u8be5|\u5e94|\u5c31)?(?:\u662f|\u4e3a|\u7b49\u4e8e))[ \t]{0,4}"
-    r"(?:(?:therefore|thus|simply|indeed|equal to|approximately|about)\b)?[ \t:\uff1a]{0,4}",
+    r"|答案(?:应该|应|就)?(?:是|为|等于))[ \t]{0,4}"
+    r"(?:(?:therefore|thus|simply|indeed|equal to|approximately|about)\b)?[ \t:：]{0,4}",
     re.IGNORECASE,
 )
 _HEADING = re.compile(r"\s*[0-9]{1,2}[.):]\s+[^\W\d]")
 _HAS_DIGIT = re.compile(r"\d")
 _HAS_WORD = re.compile(r"\w")
-_HAS_VALUE = re.compile(r"[\w\u221e\u2205]|\\\{\s*\\\}")
+_HAS_VALUE = re.compile(r"[\w∞∅]|\\\{\s*\\\}")
 # "\sqrt{34}", "(1, 2)" and "x + 1" are values that are not numbers; "We compute ..." is none.
 _FORMULA_START = re.compile(r"-?\\[A-Za-z{|]|[(\[{|](?![A-Za-z]{2})|-?[A-Za-z](?:[-+*/^_(=]|\s[-+*/^=]\s|\s*\Z)")
 _LOOKAHEAD_LINES = 4
@@ -146,8 +144,8 @@ def content_of(text: str, occurrence: Occurrence) -> str:
 
 
 _CONTRAST = re.compile(
-    r"(?<=[\w$)}*])(?:,?\s\(?(?:and )?(?:not|rather than|instead of)\s|[,\uff0c]\s?\u800c?(?:\u4e0d\u662f|\u975e))"
-    r"\s?\$?(-?[0-9][0-9.,/]{0,20}|[^$\n]{1,40}(?=\$))\$?(?:\s[A-Za-z']{1,15}){0,8}\)?[.!\u3002]?\s*\Z",
+    r"(?<=[\w$)}*])(?:,?\s\(?(?:and )?(?:not|rather than|instead of)\s|[,，]\s?而?(?:不是|非))"
+    r"\s?\$?(-?[0-9][0-9.,/]{0,20}|[^$\n]{1,40}(?=\$))\$?(?:\s[A-Za-z']{1,15}){0,8}\)?[.!。]?\s*\Z",
     re.IGNORECASE,
 )
 
@@ -186,7 +184,7 @@ def _strength_without_number(marker: Marker, content: str) -> _Strength:
 
 def _speaks_of_answers(text: str) -> bool:
     """Whether a search for the word can find anything; looking for a plain string is much quicker."""
-    return "ans" in text.lower() or "\u7b54\u6848" in text
+    return "ans" in text.lower() or "答案" in text
 
 
 def _in_lines(
@@ -232,17 +230,17 @@ _STATES_SOMETHING = re.compile(r"\d|[-\\+*/=^(]|\A\W*\w{1,3}\W*\Z")
 _REFUSES = re.compile(
     r"(?:none|no|not|nothing|unknown|undefined|undetermined|unclear|impossible|infinite|infinity|cannot|can't|never"
     r"|there (?:is|are) no|it (?:is|does|can)\s?(?:not|impossible|unknown|n't)|i (?:do not|don't|cannot|can't))\b"
-    r"|\u4e0d|\u65e0|\u6ca1\u6709|\u672a\u77e5",
+    r"|不|无|没有|未知",
     re.IGNORECASE,
 )
 _BOUND = (
     r"(?:at (?:least|most)|up to|over|under|above|below|beyond"
     r"|(?:more|less|fewer|greater|larger|bigger|smaller|higher|lower) than(?: or equal to)?"
-    r"|\u8d85\u8fc7|\u4e0d\u8d85\u8fc7|[\u5927\u5c0f\u5c11\u591a\u4f4e\u9ad8]\u4e8e|\u4e0d\u5230|\u4e0d\u8db3)\W{0,3}"
+    r"|超过|不超过|[大小少多低高]于|不到|不足)\W{0,3}"
 )
 _BOUND_BEFORE = re.compile(rf"\b{_BOUND}\Z", re.IGNORECASE)
 _BOUNDED = re.compile(rf"(?:an? number |no |not )?{_BOUND}[0-9]", re.IGNORECASE)
-_COMPARES = re.compile(r"[<>\u2264\u2265\u2260]|\\(?:leq?|geq?|neq?|lt|gt)(?:slant)?(?![A-Za-z])")
+_COMPARES = re.compile(r"[<>≤≥≠]|\\(?:leq?|geq?|neq?|lt|gt)(?:slant)?(?![A-Za-z])")
 
 USUAL_MARKERS: tuple[Marker, ...] = (
     Marker.BOXED,
@@ -342,26 +340,26 @@ def _answer_in(
 
 _WITHDRAWAL = re.compile(
     r"\b(?:(?:this|that|it|(?:the )?above|(?:my|the|this|that) (?:\w+ )?(?:answer|result|value|solution))\s"
-    r"(?:is|was|seems|looks)|(?:that|this|it)['\u2019]s)\s(?:\w+\s)?(?:wrong|incorrect|a mistake|an error"
+    r"(?:is|was|seems|looks)|(?:that|this|it)['’]s)\s(?:\w+\s)?(?:wrong|incorrect|a mistake|an error"
     r"|not (?:right|correct))(?! (?:to|that|for)\b)"
-    r"|(?:is|was)n['\u2019]t (?:right|correct)\b|\b(?:can['\u2019]t|cannot|can not) be (?:right|correct)\b"
+    r"|(?:is|was)n['’]t (?:right|correct)\b|\b(?:can['’]t|cannot|can not) be (?:right|correct)\b"
     r"|\bI (?:have )?(?:just )?made an? (?:\w+ )?(?:mistake|error)\b|\bcorrection\s?:"
     r"|\bI was wrong\b|\bnever mind\b|\boops\b|\bwait,? no\b|\bno,? wait\b|\bnot the (?:right|correct) answer\b"
-    r"|(?:\.\.\.|\u2026)\s?(?:actually|no|wait)\b"
+    r"|(?:\.\.\.|…)\s?(?:actually|no|wait)\b"
     r"|\b(?:right|correct) answer (?:is|was) (?:actually|in fact|rather|instead)\b"
-    r"|\b(?:scratch|disregard|ignore) (?:that|this|the above|my)\b|\u7b54\u6848\u9519|\u7b97\u9519\u4e86|\u66f4\u6b63",
+    r"|\b(?:scratch|disregard|ignore) (?:that|this|the above|my)\b|答案错|算错了|更正",
     re.IGNORECASE,
 )
 
 
 _DENIED_BEHIND = re.compile(
-    rf"[}}\s$*)\\\]]{{0,8}}(?:[{WRONG_MARKS}]|(?:is|was)(?:n['\u2019]t|\snot|\s(?:wrong|incorrect))\b)", re.IGNORECASE
+    rf"[}}\s$*)\\\]]{{0,8}}(?:[{WRONG_MARKS}]|(?:is|was)(?:n['’]t|\snot|\s(?:wrong|incorrect))\b)", re.IGNORECASE
 )
 
 
 _MAX_DENIAL = 30
 _DENIED_BOX = re.compile(
-    rf"(?:\b(?:not|never|rather than|instead of|cannot be)|n['\u2019]t(?: be)?|\u4e0d\u662f)[\s$*]{{0,3}}{BOX}\Z",
+    rf"(?:\b(?:not|never|rather than|instead of|cannot be)|n['’]t(?: be)?|不是)[\s$*]{{0,3}}{BOX}\Z",
     re.IGNORECASE,
 )
 

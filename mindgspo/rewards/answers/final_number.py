@@ -31,7 +31,7 @@ _ITALIC = re.compile(r"(?<!\S)\*([^*\s][^*\n]{0,200})\*(?!\w)")
 # What stands before a number, to the left of \Z.
 _NAMED = re.compile(
     r"(?:\b(?:step|case|part|question|problem|example|option|equation|figure|table|method|approach|line|section)"
-    r"|\u6b65\u9aa4|\u7b2c)\s{0,2}#?\Z"
+    r"|步骤|第)\s{0,2}#?\Z"
     r"|#\Z",
     re.IGNORECASE,
 )
@@ -39,22 +39,22 @@ _INDEXED = re.compile(r"[A-Za-z]\s?\^\s?\{?-?\Z|[A-Za-z\])]_\{?\Z|[A-Za-z]\Z")
 _CURRENCY = re.compile(r"(?<![A-Za-z])(?:USD?|Rs|EUR|GBP|CNY|RMB|HK|RM)\Z", re.IGNORECASE)
 _DENIED = re.compile(
     r"(?:\b(?:not|never|cannot|instead of|rather than|neither|nor)(?: be| equal(?: to)?)?|n't(?: be| equal)?"
-    r"|(?:n't|\bnot) (?:think|believe)(?: that)? (?:it|the answer)(?: is|'s)|\\neq?|\u2260"
-    r"|\u4e0d(?:\u53ef\u80fd|\u4f1a|\u5e94\u8be5|\u5e94)?(?:\u662f|\u4e3a|\u7b49\u4e8e))\s?\Z",
+    r"|(?:n't|\bnot) (?:think|believe)(?: that)? (?:it|the answer)(?: is|'s)|\\neq?|≠"
+    r"|不(?:可能|会|应该|应)?(?:是|为|等于))\s?\Z",
     re.IGNORECASE,
 )
 _DENIED_AFTER = re.compile(
     r"\s?(?:is|are|was|were|would be|seems)(?:n't|\s(?:not|wrong|incorrect|impossible|invalid|false|too\s))"
-    r"|\s?(?:does|do|did|can|could)(?:n't|\s?not)\s|\s?(?:\u662f\u9519|\u4e0d\u5bf9|\u4e0d\u662f)"
+    r"|\s?(?:does|do|did|can|could)(?:n't|\s?not)\s|\s?(?:是错|不对|不是)"
     rf"|(?:\s[A-Za-z]{{1,20}})?\s?[{WRONG_MARKS}]",
     re.IGNORECASE,
 )
 _SIGN = re.compile(r"(?P<word>[^\W\d_]*)(?P<char>\S?)(?P<gap>\s?)(?P<sign>[-+])(?P<space>\s?)\Z")
 _OPERATOR_BEFORE = re.compile(
-    r"(?:[+*/^\u00d7\u00f7\u00b7\u221a{]|[0-9)\s]x|\\(?:times|cdot|div|pm|sqrt|log|ln)\s?[\[({]?"
+    r"(?:[+*/^×÷·√{]|[0-9)\s]x|\\(?:times|cdot|div|pm|sqrt|log|ln)\s?[\[({]?"
     r"|\b(?:sqrt|plus|minus|times|divided by|multiplied by|twice|double|half)\s?\(?"
     r"|\b(?:more|less|fewer|greater|larger|bigger|smaller|higher|lower) than|\b(?:square|cube) root of(?:\sthe number)?"
-    r"|(?<=[\w)}])\s?[<>\u2264\u2265]|\\(?:leq?|geq?|lt|gt)"
+    r"|(?<=[\w)}])\s?[<>≤≥]|\\(?:leq?|geq?|lt|gt)"
     r"|(?:%|\bhalf|\bthirds?|\bquarters?|[0-9]/[0-9]{1,9})\sof(?:\sthe)?)\s?\Z",
     re.IGNORECASE,
 )
@@ -71,12 +71,12 @@ _CHANGED_FROM = re.compile(
 
 # What stands behind it.
 _OPERATOR_AFTER = re.compile(
-    r"\s?(?:[+*^\u00d7\u00f7]|\\(?:times|cdot|div|pm)(?![A-Za-z])|x(?=\s?[0-9(]))\s?[\w(\\]"
+    r"\s?(?:[+*^×÷]|\\(?:times|cdot|div|pm)(?![A-Za-z])|x(?=\s?[0-9(]))\s?[\w(\\]"
     r"|\s-\s[A-Za-z](?![A-Za-z])|\s?\\?(?:sqrt|pi)\b|\s?\\frac|\}|/[0-9]"
 )
 # In prose a letter of these is a unit: "a rope of 12m".
 _BELONGS = re.compile(
-    r"(?=[gmhsLVWA](?![^\W\d_]))|[^\W\d_]{0,20}(?:\s?(?:hundred|thousand|million|billion|trillion|\u4e07|\u4ebf)\b)?"
+    r"(?=[gmhsLVWA](?![^\W\d_]))|[^\W\d_]{0,20}(?:\s?(?:hundred|thousand|million|billion|trillion|万|亿)\b)?"
     r"(?:\sand\s(?:an?|one)\s(?:half|third|quarter)\b)?"
 )
 _NEXT_WORD = re.compile(r"\s?[^\W\d_]{0,20}")
@@ -84,8 +84,8 @@ _NEXT_WORD = re.compile(r"\s?[^\W\d_]{0,20}")
 # What stands between two numbers that are one answer, or one hedge.
 _UNITS = r"(?:feet|foot|ft|hours?|hrs?|minutes?|mins?|pounds?|lbs?|dollars?|days?|weeks?|months?|years?)\.?\s"
 _ONE_ANSWER = re.compile(
-    r"\s?(?:,|;|\||:|-|\u5230|\u6216)\s?|\s|\s?" + _UNITS + r"|"
-    r"(?:\s[^\W\d_]{1,20}){0,2},?\s?(?:\bor|\band|&|\bto|\bout of|\u548c|\u6216)\s?(?:about\s|approximately\s)?",
+    r"\s?(?:,|;|\||:|-|到|或)\s?|\s|\s?" + _UNITS + r"|"
+    r"(?:\s[^\W\d_]{1,20}){0,2},?\s?(?:\bor|\band|&|\bto|\bout of|和|或)\s?(?:about\s|approximately\s)?",
     re.IGNORECASE,
 )
 _CLOCK = re.compile(r"[0-9]{1,2}\s?:\s?[0-9]{1,2}(?![0-9])")

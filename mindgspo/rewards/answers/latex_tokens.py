@@ -58,7 +58,7 @@ _CHARACTERS |= {0xD7: r"\times ", 0xB7: r"\cdot ", 0x22C5: r"\cdot ", 0x2217: "*
 _CHARACTERS |= {0x221A: r"\sqrt ", 0x221E: r"\infty ", 0x2205: r"\emptyset ", 0x2264: r"\le ", 0x2265: r"\ge "}
 _CHARACTERS |= {0x2260: r"\ne ", 0x223C: r"\sim ", 0x2245: r"\cong ", 0x2208: r"\in "}
 _CHARACTERS |= {0x222A: r"\cup ", 0x2229: r"\cap ", 0x2033: "''", 0x211D: r"\mathbb{R}", 0x2124: r"\mathbb{Z}"}
-_CHARACTERS |= dict.fromkeys((0xBA, 0x2DA), "\u00b0")
+_CHARACTERS |= dict.fromkeys((0xBA, 0x2DA), "°")
 _CHARACTERS |= dict.fromkeys((0x2243, 0x2248, 0x2250, 0x2252), r"\approx ")
 _CHARACTERS |= {0xBD: r"\frac{1}{2}", 0xBC: r"\frac{1}{4}", 0xBE: r"\frac{3}{4}"}
 _CHARACTERS |= {0xB2: "^{2}", 0xB3: "^{3}", 0xB9: "^{1}", 0x2070: "^{0}"}
@@ -71,17 +71,17 @@ _GREEK = (
 )
 _CHARACTERS |= {0x3B1 + offset: rf"\{name} " for offset, name in enumerate(_GREEK.split()) if len(name) > 1}
 
-_DEGREE = "\u00b0"
+_DEGREE = "°"
 _DEGREES = re.compile(
     r"\^\s?(?:\{\s?\\circ\s?\}|\\circ(?![A-Za-z]))|(?<=[0-9])\^\s?(?:\{\s?o\s?\}|o(?![A-Za-z]))"
-    r"|\\degrees?(?![A-Za-z])|\\textdegree(?![A-Za-z])|(?<=[0-9])\u5ea6(?=[0-9])"
+    r"|\\degrees?(?![A-Za-z])|\\textdegree(?![A-Za-z])|(?<=[0-9])度(?=[0-9])"
 )
-_MAY_BE_DEGREES = re.compile(r"[\u00b0\u00ba\u02da\u5ea6]|circ|deg|\^[\s{]{0,3}o", re.IGNORECASE)
-_DEGREE_WORDS = frozenset(("degree", "degrees", "deg", "\u5ea6"))
+_MAY_BE_DEGREES = re.compile(r"[°º˚度]|circ|deg|\^[\s{]{0,3}o", re.IGNORECASE)
+_DEGREE_WORDS = frozenset(("degree", "degrees", "deg", "度"))
 _PRIMES = re.compile(r"\^\s?(?:\{\s?((?:\\prime\s?){1,3})\}|\\prime(?![A-Za-z]))")
 _MINUTES = re.compile(
-    rf"([0-9]{{1,6}})\s?{_DEGREE}\s?([0-9]{{1,2}}(?:\.[0-9]{{1,9}})?)\s?(?:'(?!')|\u5206)"
-    rf"(?:\s?([0-9]{{1,2}}(?:\.[0-9]{{1,9}})?)\s?(?:''|\"|\u79d2))?"
+    rf"([0-9]{{1,6}})\s?{_DEGREE}\s?([0-9]{{1,2}}(?:\.[0-9]{{1,9}})?)\s?(?:'(?!')|分)"
+    rf"(?:\s?([0-9]{{1,2}}(?:\.[0-9]{{1,9}})?)\s?(?:''|\"|秒))?"
 )
 # "10,\!080", "10{,}080", "10\,080" and "10'080" are single numbers, whatever stands around them.
 _TYPESET_THOUSANDS = re.compile(r"(?<=[0-9])(?:,\\! ?|\{,\} ?|(?:\\[,;:]|')(?=[0-9]{3}(?![0-9])))(?=[0-9]{3})")
@@ -149,7 +149,7 @@ _UNITS = (
 )
 _SHORT_UNITS = frozenset(_UNITS.split())
 _UNIT_LETTERS = frozenset("mgshLlCFKWVANJ")
-_CHINESE_AND_OR = ("\u6216", "\u6216\u8005", "\u548c", "\u4e0e", "\u53ca", "\u4ee5\u53ca", "\u4e14")
+_CHINESE_AND_OR = ("或", "或者", "和", "与", "及", "以及", "且")
 _SEPARATING_WORDS = frozenset(("and", "or", *_CHINESE_AND_OR))
 _PERCENT_WORDS = frozenset(("percent", "percentage", "pct"))
 _WORDS_ONLY = re.compile(r"[^0-9\\^_=+$]*")
@@ -494,7 +494,7 @@ _VOWEL = re.compile(r"[aeiou]|[^\x00-\x7f]")  # xyzw is a product
 _DENIALS = frozenset(("wrong", "incorrect", "false", "maybe", "cannot"))
 _POWERS = frozenset(("squared", "cubed"))
 _TELLING_WORDS = frozenset(_UNIT_WORDS.split())
-_TELLING_CHARACTERS = frozenset("\u6216\u4e0d\u5341\u767e\u5343\u4e07\u4ebf\u534a")  # or, not, ten, hundred, ..., half
+_TELLING_CHARACTERS = frozenset("或不十百千万亿半")  # or, not, ten, hundred, ..., half
 _ELEMENT_ENDS = (",", ";", "&", LINE_BREAK, ")", "]", r"\}", "}")
 _VALUE_ENDS = (")", "]", r"\}", "}", "%", "!", "|")
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-PLUS_MINUS = "\u00b1"
+PLUS_MINUS = "±"
 
 _CONSTANTS = (
     "pi infty emptyset alpha beta gamma delta epsilon varepsilon zeta eta theta lambda mu nu xi rho sigma tau phi "

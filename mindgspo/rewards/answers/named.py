@@ -43,8 +43,7 @@ _TERM = rf"n?{_LETTER}P*"
 _NAME = re.compile(
     rf"D?{_TIMES}(?:[o*]?{_TIMES})*|DP|S\^\{{n\}}"
     rf"|F\{{d(?:\^\{{n\}})?(?:{_LETTER}P*)?\}}\{{(?:d(?:\^\{{n\}})?{_LETTER}(?:\^\{{n\}})?)+\}}(?:{_LETTER}P*)?\|?P*"
-    rf"|d{_LETTER}P*/d{_LETTER}"
-    rf"|\|{{1,2}}(?:A+|b|n?V|w|{_TERM}(?:[-+*]{_TERM})+|[bAV]P)\|{{1,2}}"
+    rf"|d{_LETTER}P*/d{_LETTER}|\|{{1,2}}(?:A+|b|n?V|w|{_TERM}(?:[-+*]{_TERM})+|[bAV]P)\|{{1,2}}"
     r"|F\{[xbfAV]+\}\{[xbfAV]+\}|A+/A+"
 )
 

@@ -29,10 +29,10 @@ _LATEX_ARGUMENT = rf"(?:\{{\s*([-+]?\s?{_DECIMAL})\s*\}}|([0-9]))"
 _LATEX_FRACTION = rf"\\[dt]?frac\s*{_LATEX_ARGUMENT}\s*{_LATEX_ARGUMENT}"
 
 # Superscript 2, 3, 1, then 0 and 4 to 9: what an exponent looks like that was typed as characters.
-_SUPERSCRIPTS = "\u00b2\u00b3\u00b9\u2070\u2074\u2075\u2076\u2077\u2078\u2079"
-_TO_DIGITS = str.maketrans(_SUPERSCRIPTS + "\u207b", "2310456789-")
-_TIMES_TEN = r"\s?(?:[*xX\u00d7\u00b7\u22c5]|\\times(?![A-Za-z])|\\cdot(?![A-Za-z]))\s{0,4}10"
-_POWER = rf"(?:\^\s?(?:\{{\s?([-+]?[0-9]{{1,4}})\s?\}}|([-+]?[0-9]{{1,4}}))|([{_SUPERSCRIPTS}\u207b]{{1,5}}))"
+_SUPERSCRIPTS = "²³¹⁰⁴⁵⁶⁷⁸⁹"
+_TO_DIGITS = str.maketrans(_SUPERSCRIPTS + "⁻", "2310456789-")
+_TIMES_TEN = r"\s?(?:[*xX×·⋅]|\\times(?![A-Za-z])|\\cdot(?![A-Za-z]))\s{0,4}10"
+_POWER = rf"(?:\^\s?(?:\{{\s?([-+]?[0-9]{{1,4}})\s?\}}|([-+]?[0-9]{{1,4}}))|([{_SUPERSCRIPTS}⁻]{{1,5}}))"
 
 _SIGN = re.compile(r"([-+]?)\s?")
 _WHOLE_AND_LATEX = re.compile(rf"([0-9]+)?\s*{_LATEX_FRACTION}")
@@ -163,27 +163,26 @@ def _power(exponent: str) -> Fraction | None:
 # ----- units
 
 # A unit is words: no further digit (except an exponent), operator, brace or LaTeX command.
-_UNIT_EXPONENT = re.compile(r"(?<=[A-Za-z])\s?(?:\^\s?\{?-?[0-9]\}?|[\u00b2\u00b3])")
+_UNIT_EXPONENT = re.compile(r"(?<=[A-Za-z])\s?(?:\^\s?\{?-?[0-9]\}?|[²³])")
 _UNIT_TAIL = re.compile(r"[^0-9\\{}=+*^<>|\[\]]*")
 _UNIT_WORD = r"(?!(?:pi|sqrt|sin|cos|tan|log|ln|exp|xy)\b)[^\W\d_]{2,}"
 _UNIT_HEAD = re.compile(
-    r"\s*[\u00b0\u00a2%]"  # degree, cent
+    r"\s*[°¢%]"  # degree, cent
     r"|\s*[\u3400-\u9fff]"  # Chinese measure words need no space
     rf"|\s*-?{_UNIT_WORD}"
     r"|\s+[mgshlLCFKVWANJ](?![^\W\d_])"  # single letters only after a space: "5 m" is metres, "5m" is algebra
-    rf"|\s*/\s*{_UNIT_WORD}|\s+(?:per|a|an)\s|\s+\(\s?{_UNIT_WORD}|\((?=[^()]{{0,20}}[aeiou])[^\W\d_]{{4,}}|\s+\(?[A-Za-z]-[^\W\d_]{{4,}}|\s*[,;:?\u2014]\s*{_UNIT_WORD}|\s+-\s+{_UNIT_WORD}|!\s+[A-Z]"
+    rf"|\s*/\s*{_UNIT_WORD}|\s+(?:per|a|an)\s|\s+\(\s?{_UNIT_WORD}|\((?=[^()]{{0,20}}[aeiou])[^\W\d_]{{4,}}|\s+\(?[A-Za-z]-[^\W\d_]{{4,}}|\s*[,;:?—]\s*{_UNIT_WORD}|\s+-\s+{_UNIT_WORD}|!\s+[A-Z]"
 )
 # Words that take the number back, or go on calculating with it.
 _NO_UNIT = re.compile(
     r"\b(?:or|nor|not|no|never|cannot|wrong|incorrect|impossible|invalid|false|squared|cubed|plus|minus|divided|multiplied"
     r"|doubled|tripled|halved|base|factorial|lakhs?|crores?|(?:ten|hundred|thousand|million)ths|halves"
-    r"|at (?:the |a )?(?:least|most|minimum|maximum|min|max))\b|n't\b|\u6216|\u4e0d|\u9519"
-    r"|\bis too\b"
+    r"|at (?:the |a )?(?:least|most|minimum|maximum|min|max))\b|n't\b|或|不|错|\bis too\b"
     r"|\band\s(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|[a-z]{3,5}teen|twenty|thirty|forty"
     r"|fifty|sixty|seventy|eighty|ninety)\b",
     re.IGNORECASE,
 )
-_REASON = re.compile(r"[\s,(]\s?(?:because|since)\b|\s?,?\s?\u56e0\u4e3a", re.IGNORECASE)
+_REASON = re.compile(r"[\s,(]\s?(?:because|since)\b|\s?,?\s?因为", re.IGNORECASE)
 _EXPLANATION = re.compile(r"([^()]*)\s\(([^()]*)\)[\s.]*")
 _UNIT_NUMBER = re.compile(r"[0-9][0-9.,]*")
 _UNSURE = re.compile(r"\b(?:maybe|perhaps|possibly|alternatively|if)\b", re.IGNORECASE)
@@ -215,7 +214,7 @@ MAX_CONTENT_CHARS = 600
 _LEAD_IN = re.compile(
     r"\A(?:\s*(?:rs\.?|usd|us|hk|rmb|cny|eur|gbp|inr|approximately|approx\.?|about|roughly|around|nearly|almost|exactly"
     r"|only|just|a total of|equal to|therefore|thus|so|=|:|,|\([A-F]\)|(?:final )?answer ?:"
-    r"|\u5927\u7ea6|\u7ea6|\u603b\u5171|\u4e00\u5171|\u5171|\u4eba\u6c11\u5e01)(?![a-z]))+",
+    r"|大约|约|总共|一共|共|人民币)(?![a-z]))+",
     re.IGNORECASE,
 )
 _BRACKETED = re.compile(r"(-?)[(\[]\s?([^()\[\]]*)[)\]]")
@@ -223,53 +222,48 @@ _STATED_BEFORE = re.compile(r"[0-9].*?\.\s", re.DOTALL)  # "34. A bound was \\bo
 _SENTENCE_END = re.compile(r"\.(?=\s|\Z)")
 _NUMBER_START = re.compile(r"[-+]?\s?(?:\.?[0-9]|\\[dt]?frac)")
 _EQUALS = re.compile(
-    r"(?<![<>])(?<!\s!)(?<!\\not)(?<!\\not )=|\b(?:is|are|equals|be)\b|(?<!\u4e0d)(?:\u662f|\u4e3a|\u7b49\u4e8e)",
+    r"(?<![<>])(?<!\s!)(?<!\\not)(?<!\\not )=|\b(?:is|are|equals|be)\b|(?<!不)(?:是|为|等于)",
     re.IGNORECASE,
 )
-_OPERATOR = re.compile(r"\s*[-+*/x\u00d7\u00f7]\s?\$?[0-9]")
+_OPERATOR = re.compile(r"\s*[-+*/x×÷]\s?\$?[0-9]")
 _VARIABLE = re.compile(r"[^\W\d]{1,20}")
-_CALCULATION = re.compile(r"[0-9][0-9., ()]*(?:[-+*/x\u00d7\u00f7][0-9., ()]+)+")
+_CALCULATION = re.compile(r"[0-9][0-9., ()]*(?:[-+*/x×÷][0-9., ()]+)+")
 _MULTIPLE_OR_POWER = re.compile(r"[0-9]+\s?\*?\s?[A-Za-z]|[0-9]*[A-Za-z]\s?\^\s?(?:[0-9]{1,4}|\{\s?[0-9]{1,4}\s?\})")
-_OR = re.compile(r"\bor\b|\u6216", re.IGNORECASE)
-_NEXT_STATEMENT = re.compile(r"[,;]\s?[^\W\d]|\band\b|\u548c", re.IGNORECASE)
-_CONCLUSION = re.compile(
-    r"\b(?:so|thus|hence|therefore|then|which|giving)\b|\u6240\u4ee5|\u56e0\u6b64|\u6545|\u5219|\u5373", re.IGNORECASE
-)
+_OR = re.compile(r"\bor\b|或", re.IGNORECASE)
+_NEXT_STATEMENT = re.compile(r"[,;]\s?[^\W\d]|\band\b|和", re.IGNORECASE)
+_CONCLUSION = re.compile(r"\b(?:so|thus|hence|therefore|then|which|giving)\b|所以|因此|故|则|即", re.IGNORECASE)
 
 # "\\boxed{71}$ or $x = \\boxed{72}": what stands between the contents of two boxes that are one answer.
-_JOINT = (
-    r"[,;/&|\u3001\uff0c\uff1b]|\b(?:or|and|also|maybe|perhaps|possibly|alternatively)\b"
-    r"|\u6216\u8005?|\u548c|\u4e0e|\u53ca"
-)
+_JOINT = r"[,;/&|、，；]|\b(?:or|and|also|maybe|perhaps|possibly|alternatively)\b|或者?|和|与|及"
 _MARKUP = r"[\s$*(}]|\\[()\[\],; ]|\\q?quad(?![A-Za-z])|\\text\{|[A-Za-z](?:_\{?[0-9]\}?)?\s?="
 _BETWEEN_BOXES = re.compile(
     rf"\}}(?:(?:{_MARKUP}){{0,20}}(?:{_JOINT})(?:{_JOINT}|{_MARKUP}){{0,20}})?{BOX}", re.IGNORECASE
 )
 _MAX_BETWEEN = 60
 _MAX_FORM_CHARS = 100
-_MINUS_BEFORE_BOX = re.compile(rf"(?<![\w)}}\]-])[-\u2212]\$?{BOX}\Z")
+_MINUS_BEFORE_BOX = re.compile(rf"(?<![\w)}}\]-])[-−]\$?{BOX}\Z")
 _SIMPLE = re.compile(r"\s*[0-9.,]+\s*")
 _LETTERS = re.compile(r"[A-Z\s,]*")
 
 _DIGIT = re.compile(r"[0-9]")
 # "72 (-1)" is a product.
-_ASIDE = re.compile(r"\s\(\s?[0-9][0-9.,]*\s?[-+*/x=\u00d7\u00f7][-+*/x=\u00d7\u00f70-9., ]*[0-9]\)", re.IGNORECASE)
+_ASIDE = re.compile(r"\s\(\s?[0-9][0-9.,]*\s?[-+*/x=×÷][-+*/x=×÷0-9., ]*[0-9]\)", re.IGNORECASE)
 
 # A thousand grams, metres, watts, calories and hertz are a unit in Chinese.
 _MULTIPLIER = re.compile(
-    r"\s*(?:(dozen|hundred|thousand|million|billion|trillion)s?\b|(\u767e\u4e07|\u5343\u4e07|\u4e07\u4ebf|\u4e07|\u4ebf|\u767e"
-    r"|\u5343(?![\u514b\u7c73\u74e6\u5361\u8d6b])))",
+    r"\s*(?:(dozen|hundred|thousand|million|billion|trillion)s?\b|(百万|千万|万亿|万|亿|百"
+    r"|千(?![克米瓦卡赫])))",
     re.IGNORECASE,
 )
 _MULTIPLES = {
     **{"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12},
-    **{"\u767e": 10**2, "\u5343": 10**3, "\u4e07": 10**4, "\u767e\u4e07": 10**6, "\u5343\u4e07": 10**7},
-    **{"\u4ebf": 10**8, "\u4e07\u4ebf": 10**12},
+    **{"百": 10**2, "千": 10**3, "万": 10**4, "百万": 10**6, "千万": 10**7},
+    **{"亿": 10**8, "万亿": 10**12},
 }
 _AND_A_PART = re.compile(r"\s+and\s+(?:an?|one)[ -](half|third|quarter)\b", re.IGNORECASE)
 _PARTS = {"half": Fraction(1, 2), "third": Fraction(1, 3), "quarter": Fraction(1, 4)}
 _DOLLARS_AND_CENTS = re.compile(
-    r"([0-9][0-9,]{0,20})\s?(?:dollars?,?\s(?:and\s)?|and\s)([0-9]{1,2})\s?(?:cents?\b|\u00a2)", re.IGNORECASE
+    r"([0-9][0-9,]{0,20})\s?(?:dollars?,?\s(?:and\s)?|and\s)([0-9]{1,2})\s?(?:cents?\b|¢)", re.IGNORECASE
 )
 
 
@@ -353,7 +347,7 @@ def last_boxes(text: str) -> str | None:
     return box_content(text, *spans[-1]).strip() if spans else None
 
 
-_PROSE = re.compile(r"(?:[\s,;:(\u2014-](?:[^\W\d_]|[\s,;:().'!/\u2014-])*)?")
+_PROSE = re.compile(r"(?:[\s,;:(—-](?:[^\W\d_]|[\s,;:().'!/—-])*)?")
 _WORDS = re.compile(r"[^\W\d_]+(?:[-/'][^\W\d_]+)*")
 # Short words that nobody means as a product of variables. In brackets, behind a comma and beside a longer word, any
 # with a vowel is one.
@@ -376,7 +370,7 @@ def is_number_in_prose(content: str) -> bool:
     if number is None or not _PROSE.fullmatch(rest):
         return False
     words = _WORDS.findall(rest)
-    is_apart = rest.lstrip()[:1] in tuple(",;:(\u2014") or any(len(word) > 3 for word in words)
+    is_apart = rest.lstrip()[:1] in tuple(",;:(—") or any(len(word) > 3 for word in words)
     return (bool(words) or text != content) and all(_is_word(word, is_apart=is_apart) for word in words)
 
 

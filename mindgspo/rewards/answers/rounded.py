@@ -16,14 +16,11 @@ from mindgspo.rewards.answers.named import is_name
 from mindgspo.rewards.answers.quantity import MAX_CONTENT_CHARS, parse_number, read_quantity
 from mindgspo.rewards.answers.text import plain
 
-_ABOUT = re.compile(
-    r"(?<!\\not)(?<!\\not )\\(?:approx(?:eq)?|simeq|thickapprox|(?:falling)?doteq)(?![A-Za-z])"
-    r"|[\u2243\u2248\u2250\u2252]"
-)
+_ABOUT = re.compile(r"(?<!\\not)(?<!\\not )\\(?:approx(?:eq)?|simeq|thickapprox|(?:falling)?doteq)(?![A-Za-z])|[≃≈≐≒]")
 _SEVERAL = re.compile(r"[,;](?![0-9]{3})|\b(?:and|or)\b")
 _DECIMALS = re.compile(r"\.([0-9]+)")
 _POWER_OF_TEN = re.compile(r"[0-9][eE]|10\s?\^")
-_DEGREES = re.compile(r"\\circ|\\degree|\u00b0")
+_DEGREES = re.compile(r"\\circ|\\degree|°")
 _MAX_DEPTH = 20
 
 

@@ -42,17 +42,15 @@ COLOUR = r"(?:fcolorbox\{[^{}]{0,30}\}|(?:text|math)?color(?:box)?)(?:\[[A-Za-z]
 
 # Check marks, stars, boxes at the end of a proof, emoji; no arrows, operators, question marks, numbers in circles.
 _EMOJI = (
-    "\u2600-\u2611\u2613-\u26d3\u26d5-\u2714\u2719-\u274b\u274d\u274f-\u2752\u2757-\u2775\u2b50\u2b55\ufe0e\ufe0f"
+    "\u2600-\u2611\u2613-\u26d3\u26d5-\u2714\u2719-\u274b❍\u274f-\u2752\u2757-\u2775⭐⭕\ufe0e\ufe0f"
     "\U0001f1e6-\U0001f1ff\U0001f300-\U0001f44d\U0001f44f-\U0001f51e\U0001f525-\U0001f5f3\U0001f5fa-\U0001f644\U0001f646-\U0001f6aa"
-    "\U0001f6ac-\U0001f6ff\U0001f7e0-\U0001f7eb\U0001f900-\U0001faff"
-    "\u220e\u25a0-\u25b1\u25c6-\u25d9\u25ef\u25fb-\u25fe\u2b1b\u2b1c\u2b24"
+    "\U0001f6ac-\U0001f6ff\U0001f7e0-\U0001f7eb\U0001f900-\U0001faff∎\u25a0-\u25b1\u25c6-\u25d9◯\u25fb-\u25fe⬛⬜⬤"
 )
-WRONG_MARKS = "\u274c\u274e\u2612\u2717\u2718\u26d4\U0001f6ab\U0001f44e"
+WRONG_MARKS = "❌❎☒✗✘⛔\U0001f6ab\U0001f44e"
 """Crosses and the like, for a pattern: what they stand behind is said to be wrong."""
 _SIGNS = (
     r"\\(?:checkmark|tick|cmark|ding\{5[12]\}|bigstar|(?:black)?(?:square|lozenge)|Box|QED|qed(?:symbol|here)?)"
-    r"(?![A-Za-z])"
-    r"|(?<![A-Za-z])Q\.\s?E\.\s?D\b\.?"
+    r"(?![A-Za-z])|(?<![A-Za-z])Q\.\s?E\.\s?D\b\.?"
 )
 _SIGN = rf"(?:[{_EMOJI}]|{_SIGNS})"
 _MARKS = re.compile(
@@ -68,8 +66,7 @@ _OPERAND_AFTER = re.compile(r"[ $]{0,3}-?\s?(?:[0-9(+*/^=]|\.[0-9]|\\[A-Za-z]|[b
 _REMOVED = re.compile(
     r"<<[^<>]*>>"  # GSM8K's calculator notes
     r"|</?[A-Za-z][\w-]{0,20}>|<\|[^|<>]{0,30}\|>"  # tags and special tokens typed as text
-    rf"|\\(?:left|right|displaystyle|limits|bf|rm|{SIZES}|!)(?![A-Za-z])|\\{COLOUR}(?!\s*\{{)"
-    r"|`"
+    rf"|\\(?:left|right|displaystyle|limits|bf|rm|{SIZES}|!)(?![A-Za-z])|\\{COLOUR}(?!\s*\{{)|`"
 )
 _NEGATIVE_MONEY = re.compile(r"-\\?\$(?=[0-9.])")
 _SHORT_MONEY = re.compile(r"(\$\s?[0-9][0-9.,]{0,20})([kKMB])(?![\w$])")  # not $70k$, which is algebra
@@ -91,7 +88,7 @@ _DEGREES = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degrees?(
 _SIGN_WORD = re.compile(
     r"(\A\s{0,4}|\b(?:is|be|equals)\s|[:=#]\s?)(?:negative|minus)\s{1,2}(?=\$?\.?[0-9])", re.IGNORECASE
 )
-_CHINESE_MINUS = re.compile(r"(?<!\u6b63)\u8d1f\s?(?=[0-9])")
+_CHINESE_MINUS = re.compile(r"(?<!正)负\s?(?=[0-9])")
 _MARKUP_CHARACTERS = re.compile(r"[\\*_`$<~{}]")
 
 
@@ -151,7 +148,7 @@ def _without_markup(text: str) -> str:
     text = _POWER.sub("^", single_backslashes(text).replace("{,}", ",").replace(r"\%", "%"))
     text = _SHORT_MONEY.sub(lambda match: match[1] + _SHORT_FORMS[match[2]], text)
     text = _NEGATIVE_MONEY.sub("-", text)
-    text = _DEGREES.sub("\u00b0", _APPROXIMATELY.sub("=", ORDINAL.sub("", text)))
+    text = _DEGREES.sub("°", _APPROXIMATELY.sub("=", ORDINAL.sub("", text)))
     text = _SPACED.sub(" ", _REMOVED.sub("", text))
     for _ in range(3):  # \textbf{\text{...}}: three levels are more than anyone writes
         text = _WRAPPER.sub(r" \1 ", text)
@@ -257,8 +254,8 @@ _ANSWER_TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
 _THINK_TAG = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
 _OPENS_THINKING = re.compile(r"\s*<think(?:ing)?>", re.IGNORECASE)
 _NEXT_QUESTION = re.compile(
-    r"^[ \t>*_#]{0,8}(?:question|problem|exercise|example|q|human|user|\u95ee\u9898|\u95ee|\u9898\u76ee)"
-    r"[ \t*_]{0,4}[0-9]{0,4}[ \t*_.]{0,4}[:\uff1a]",
+    r"^[ \t>*_#]{0,8}(?:question|problem|exercise|example|q|human|user|问题|问|题目)"
+    r"[ \t*_]{0,4}[0-9]{0,4}[ \t*_.]{0,4}[:：]",
     re.IGNORECASE | re.MULTILINE,
 )
 _HAS_DIGIT = re.compile(r"\d")

@@ -160,20 +160,19 @@ def _compared(answer: str, value: JSONValue) -> Verification:
 
 # A dollar sign that is no delimiter has a space on the inner side or a digit behind it: "$5 or $6".
 _FORMULA = re.compile(
-    r"\$\$(?P<display>[^$]+)\$\$|(?<!\\)\$(?=\S)(?P<inline>[^$]*[^$\s\\])\$(?![0-9])"
-    r"|\\[(\[](?P<bracket>[^$]+?)\\[)\]]"
+    r"\$\$(?P<display>[^$]+)\$\$|(?<!\\)\$(?=\S)(?P<inline>[^$]*[^$\s\\])\$(?![0-9])|\\[(\[](?P<bracket>[^$]+?)\\[)\]]"
 )
-_CONNECTS = re.compile(r"\s*(?:,|;|,?\s?(?:and|or)|\u548c|\u6216|\u3001|\uff0c)\s*", re.IGNORECASE)
+_CONNECTS = re.compile(r"\s*(?:,|;|,?\s?(?:and|or)|和|或|、|，)\s*", re.IGNORECASE)
 _EQUALS = re.compile(r"\s*(?:=|is|are|equals)\s*", re.IGNORECASE)
 _IS = re.compile(r"\b(?:is|are|equals)\b[\s:]*", re.IGNORECASE)
 _GOES_ON = re.compile(
     r"\s*(?:,?\s?(?:and|or)\b|[-+*/^=]|[?,]\s?(?:or|maybe|perhaps|possibly|no|not)\b"
-    r"|(?:is|was|are)(?:n['\u2019]t|\s(?:not|wrong|incorrect|false))\b|\(?(?:not|wrong|incorrect)\b)",
+    r"|(?:is|was|are)(?:n['’]t|\s(?:not|wrong|incorrect|false))\b|\(?(?:not|wrong|incorrect)\b)",
     re.IGNORECASE,
 )
 _ANNOUNCES = re.compile(
-    r"(?:\A|\b(?:is|are|be|equals|equal to|therefore|thus|simply|exactly|approximately|about)|[=:\u662f\u4e3a\uff1a]"
-    r"|\u7b49\u4e8e|\bthe (?:ordered )?(?:interval|set|function|polynomial|point|number|value|pair|triple|matrix|vector"
+    r"(?:\A|\b(?:is|are|be|equals|equal to|therefore|thus|simply|exactly|approximately|about)|[=:是为：]"
+    r"|等于|\bthe (?:ordered )?(?:interval|set|function|polynomial|point|number|value|pair|triple|matrix|vector"
     r"|line|equation|expression|fraction|ratio))[\s*_\"'(]*\Z",
     re.IGNORECASE,
 )
@@ -182,16 +181,16 @@ _ONLY_ANNOUNCES = re.compile(
     re.IGNORECASE,
 )
 _DENIES = re.compile(
-    r"\b(?:not|never|cannot|more|less|least|most|twice|half|neither|greater|smaller)\b|n['\u2019]t\b|\u4e0d",
+    r"\b(?:not|never|cannot|more|less|least|most|twice|half|neither|greater|smaller)\b|n['’]t\b|不",
     re.IGNORECASE,
 )
 _TAKEN_BACK = re.compile(
     r"[\s*_:]*(?:not|never|more than|less than|greater than|smaller than|at least|at most|twice|half(?: of)?"
-    r"|(?:it )?(?:cannot|can['\u2019]t|can not) be)\s+(?:equal to )?[-$(\\0-9]",
+    r"|(?:it )?(?:cannot|can['’]t|can not) be)\s+(?:equal to )?[-$(\\0-9]",
     re.IGNORECASE,
 )
 _SENTENCE_END = re.compile(
-    r"(?<!\b[Rr]s)(?<!\bapprox)[.?](?=\s|\Z)|[\u3002\uff1b\n]|,?\s(?:because|since|so|which|where|as|thus|hence|therefore)\s",
+    r"(?<!\b[Rr]s)(?<!\bapprox)[.?](?=\s|\Z)|[。；\n]|,?\s(?:because|since|so|which|where|as|thus|hence|therefore)\s",
     re.IGNORECASE,
 )
 
@@ -256,7 +255,7 @@ def _ending(text: str) -> str | None:
 
 
 def _start_of_sentence(text: str, position: int) -> int:
-    return max(text.rfind(end, 0, position) + 1 for end in (". ", "? ", "\n\n", "\u3002"))
+    return max(text.rfind(end, 0, position) + 1 for end in (". ", "? ", "\n\n", "。"))
 
 
 def takes_back(content: str) -> bool:

@@ -23,16 +23,10 @@ MAX_CHARS = 600
 """A longer box or line is no choice."""
 
 _LETTER = r"[(\[{]{0,2}[A-J][)\]}]{0,2}"
-_SEPARATORS = r"(?:[\s,;/&+|]|and\b|\u548c|\u4e0e|\u53ca|\u4ee5\u53ca){0,6}"
-_LEADING_WORD = (
-    r"both|options?|choices?|letters?|\u9009\u9879|\u9009\u62e9|\u6545\u9009|\u5e94\u9009|\u9009|\u7b54\u6848|\u662f"
-    r"|\u4e3a"
-)
+_SEPARATORS = r"(?:[\s,;/&+|]|and\b|和|与|及|以及){0,6}"
+_LEADING_WORD = r"both|options?|choices?|letters?|选项|选择|故选|应选|选|答案|是|为"
 _PREFIX = rf"(?i:(?:(?:{_LEADING_WORD})\s{{0,3}}:?\s{{0,3}}){{0,3}})"
-_SUFFIX = (
-    r"(?i:\s{0,3}(?:options?|choices?|(?:is|are) (?:correct|right)|\u9009\u9879|\u9879|\u6b63\u786e"
-    r"|\u662f\u6b63\u786e\u7684){0,2})"
-)
+_SUFFIX = r"(?i:\s{0,3}(?:options?|choices?|(?:is|are) (?:correct|right)|选项|项|正确|是正确的){0,2})"
 _LIST = rf"(?P<letters>{_LETTER}(?:{_SEPARATORS}{_LETTER}){{0,30}})"
 _WHOLE = re.compile(_PREFIX + _LIST + _SUFFIX)
 _HEAD = re.compile(_PREFIX + _LIST + r"(?![A-Za-z0-9])")
@@ -40,44 +34,40 @@ _LOWER_CASE = re.compile(r"\(?([a-j])\)?")
 _LABEL = re.compile(r"(?<![A-Za-z0-9.])\(?([A-J])(?:[.):](?=\s|\S{2})|,(?=[\u4e00-\u9fff]))")
 # What may stand behind the letters of a line; another word behind them makes "A" an article and "BAD" a word.
 _AFTER_LETTERS = re.compile(
-    r"\s*(?:\Z|[.;:!?(\u2014\u4e00-\u9fff]|,(?!\s?[A-J]\b)|-\s"
+    r"\s*(?:\Z|[.;:!?(—\u4e00-\u9fff]|,(?!\s?[A-J]\b)|-\s"
     r"|(?:because|since|as|is|are|which|with|given|due|options?|choices?)\b)"
 )
-_UNSURE = re.compile(r"\bor\b|\u6216", re.IGNORECASE)
+_UNSURE = re.compile(r"\bor\b|或", re.IGNORECASE)
 # "B (or C)", "B, maybe C", "B? or C?", "B. No, C.": another letter takes the first one back. "B. No" is an option.
 _SECOND_THOUGHT = re.compile(
-    r"[\s,;.:?!()-]{0,6}(?i:(?:(?:and|but|or)\s)?(?:or|maybe|perhaps|possibly|no|wait|actually|rather)\b|\u6216\u8005?"
-    r"|\u8fd8\u662f|\u4e5f\u8bb8|(?:\u4e5f\u6709?)?\u53ef\u80fd\u662f?|\u4e0d\u5bf9)[\s,;.:!]{0,3}"
-    rf"(?i:(?:maybe|perhaps|possibly|it is|it's|the answer is|\u5e94\u8be5?\u662f|[\u662f\u9009])\s?)?{_LETTER}"
-    r"(?=\s?(?:\Z|[.,;:!?)]))"
+    r"[\s,;.:?!()-]{0,6}(?i:(?:(?:and|but|or)\s)?(?:or|maybe|perhaps|possibly|no|wait|actually|rather)\b|或者?"
+    r"|还是|也许|(?:也有?)?可能是?|不对)[\s,;.:!]{0,3}"
+    rf"(?i:(?:maybe|perhaps|possibly|it is|it's|the answer is|应该?是|[是选])\s?)?{_LETTER}(?=\s?(?:\Z|[.,;:!?)]))"
 )
 # What "B" is said not to be; "B, not C" and its Chinese form are another matter, and "B. False" is an option.
 _DENIAL = re.compile(
     r"\s?(?i:(?:options?|choices?)\s)?(?i:(?:(?:is|are|was|were|looks?|seems?|would be)"
     r"\s(?:(?:clearly|also|both|the|an?)\s)?(?:not|wrong|incorrect|false|untrue|impossible|never)|(?:is|are|was|were|can|could)n't|cannot)\b)"
-    r"|\s?(?:\u9009\u9879|\u9879)?(?:\u90fd|\u662f|\u4e5f)?(?:\u9519|\u6709\u8bef|\u5e76\u975e"
-    r"|\u5e76?\u4e0d(?:\u5bf9|\u6b63\u786e|\u6210\u7acb|\u7b26\u5408|\u5408\u9002|\u5408\u7406|\u662f(?!\s?[A-J])))"
+    r"|\s?(?:选项|项)?(?:都|是|也)?(?:错|有误|并非|并?不(?:对|正确|成立|符合|合适|合理|是(?!\s?[A-J])))"
 )
-_CLOSING = re.compile(
-    rf"(?<!\u4e0d)(?:\u6545\u9009|\u5e94\u9009|\u6545\u7b54\u6848\u9009)\u62e9?[\s:]{{0,3}}{_LIST}{_SUFFIX}\Z"
-)
+_CLOSING = re.compile(rf"(?<!不)(?:故选|应选|故答案选)择?[\s:]{{0,3}}{_LIST}{_SUFFIX}\Z")
 _CORRECT_OPTION = re.compile(
     r"(?:[.;:,!?]\s|\b(?i:so|thus|hence|therefore|only),?\s)(?i:options?|choices?)\s"
     rf"{_LIST}\s(?:is|are)\s(?:correct|right)\Z"
 )
 # Announcements that only questions with options have; what follows is read like what follows "Answer:".
 _STATED = re.compile(
-    r"(?:\u3010(?:\u6b63\u786e)?\u7b54\u6848\u3011|(?:\u7b54\u6848|\u672c\u9898)(?:\u5e94\u8be5?)?\u9009\u62e9?"
-    r"|\u6b63\u786e\u7684?\u9009\u9879(?:\u662f|\u4e3a)|\b(?i:(?:correct|right|best) (?:option|choice)s? (?:is|are)\b))"
+    r"(?:【(?:正确)?答案】|(?:答案|本题)(?:应该?)?选择?"
+    r"|正确的?选项(?:是|为)|\b(?i:(?:correct|right|best) (?:option|choice)s? (?:is|are)\b))"
 )
-_LINE_END = re.compile(r"[\n\u3010]")
+_LINE_END = re.compile(r"[\n【]")
 _MARKS = r"[\s$*.]{0,4}"
-_AND = r"[,\uff0c\u3001]|(?:[,\uff0c] ?)?(?:and|\u548c|\u4e0e|\u53ca|\u4ee5\u53ca)"
-_OR = r"(?:[,\uff0c] ?)?(?:or|\u6216\u8005?|\u8fd8\u662f)(?: maybe| perhaps| possibly)?"
+_AND = r"[,，、]|(?:[,，] ?)?(?:and|和|与|及|以及)"
+_OR = r"(?:[,，] ?)?(?:or|或者?|还是)(?: maybe| perhaps| possibly)?"
 _BETWEEN_BOXES = re.compile(rf"\}}{_MARKS}(?:{_AND}|(?P<hedge>{_OR})){_MARKS}{BOX}", re.IGNORECASE)
 _MAX_BETWEEN = 50
 _BARE_RUN = re.compile(r"[(\[{]{0,2}(?P<letters>[A-J]{2,})[)\]}]{0,2}")
-_SENTENCE_END = re.compile(r"[.](?=\s|\Z)|[\u3002\uff1b\n]")
+_SENTENCE_END = re.compile(r"[.](?=\s|\Z)|[。；\n]")
 
 _LINES = (Marker.ANSWER_LINE, Marker.ANSWER_COLON, Marker.ANSWER_IS, Marker.HASHES)
 
