@@ -23,7 +23,7 @@ from mindgspo.data.dataset_info import (
 from mindgspo.data.rendering import RenderedRow
 from mindgspo.data.source_rows import DroppedRow
 from mindgspo.errors import DataError
-from mindgspo.rewards.answers.equivalence import Comparison, compare
+from mindgspo.rewards.answers.equivalence import Equivalence, compare_answers
 from mindgspo.rewards.answers.quantity import parse_number
 from mindgspo.rewards.functions.multiple_choice import read_choices
 from mindgspo.rewards.registry import gold_is_met
@@ -111,7 +111,7 @@ def _are_same(answer: str, other: str) -> bool:
     number = parse_number(answer)
     if number is not None and number == parse_number(other):
         return True
-    if compare(answer, other) is Comparison.SAME:
+    if compare_answers(answer, other) is Equivalence.SAME:
         return True
     letters = read_choices(answer)
     return letters is not None and letters == read_choices(other)

@@ -15,7 +15,7 @@ from mindgspo.rewards.functions.math import Math
 from mindgspo.rewards.functions.multiple_choice import MultipleChoice
 from mindgspo.rewards.functions.numeric import Gsm8k, MathDapo, VerlGsm8k
 from mindgspo.rewards.functions.shaping import CosineLength, Overlong, Repetition, ThinkFormat
-from mindgspo.rewards.verification import Candidate, Job, Shaper, Verifier
+from mindgspo.rewards.verification import Candidate, RewardJob, Shaper, Verifier
 from mindgspo.text import did_you_mean
 from mindgspo.types import Verdict
 
@@ -94,7 +94,7 @@ def repeats_itself(name: str, gold: str) -> bool:
     is_marked = "####" in gold or "boxed" in gold or "fbox" in gold  # a worked solution announces its answer itself
     text = gold if is_marked else rf"\boxed{{{gold}}}"
     found = _default_verifier(name).verify(Candidate(text=text, gold=gold, data_source="", index=0))
-    return not isinstance(found, Job) and found.verdict is Verdict.CORRECT
+    return not isinstance(found, RewardJob) and found.verdict is Verdict.CORRECT
 
 
 def _known_function_for(data_source: str) -> str | None:

@@ -17,7 +17,7 @@ from mindgspo.io import Closing
 from mindgspo.rewards.functions.from_file import ABSTAINED
 from mindgspo.rewards.functions.math import TASK as MATH_VERIFY_TASK
 from mindgspo.rewards.registry import build_function, function_for, repeats_itself
-from mindgspo.rewards.verification import Candidate, Job, Outcome, Reply, Shaper, Verification, Verifier
+from mindgspo.rewards.verification import Candidate, JobOutcome, Reply, RewardJob, Shaper, Verification, Verifier
 from mindgspo.rewards.workers.pool import WorkerPool
 from mindgspo.types import Prompt, Score, Verdict
 
@@ -122,42 +122,44 @@ class Scorer(Closing):
     def _scored(self, candidates: Sequence[Candidate]) -> list[Score]:
         functions = [self._functions_of(candidate.data_source, f"row {candidate.index}") for candidate in candidates]
         found: list[dict[str, Verification]] = [{} for _ in candidates]
-        pending: list[tuple[int, str, Job]] = []
+        pending: list[tuple[int, str, RewardJob]] = []
         for number, candidate in enumerate(candidates):
             for name in functions[number]:
                 if name in SHAPERS:
                     continue
                 said = self._verify(name, candidate)
-                if isinstance(said, Job):
+                if isinstance(said, RewardJob):
                     pending.append((number, name, said))
                 else:
                     found[number][name] = said
         replies = self._pool.run([job for _, _, job in pending])
-        late = [job for (_, _, job), reply in zip(pending, replies, strict=True) if reply.outcome is Outcome.TIMEOUT]
+        late = [job for (_, _, job), reply in zip(pending, replies, strict=True) if reply.outcome is JobOutcome.TIMEOUT]
         self._try_without_responses(late)
         for (number, name, job), reply in zip(pending, replies, strict=True):
             found[number][name] = self._concluded(name, job, reply)
         return [self._joined(*row) for row in zip(candidates, functions, found, strict=True)]
 
-    def _verify(self, name: str, candidate: Candidate) -> Verification | Job:
+    def _verify(self, name: str, candidate: Candidate) -> Verification | RewardJob:
         try:
             return self._function(name).verify(candidate)
         except Exception as error:  # one broken sample must neither stop the run nor be paid as wrong
             return _failed(name, Verdict.ERROR, f"{type(error).__name__}: {error}")
 
-    def _try_without_responses(self, late: Sequence[Job]) -> None:
+    def _try_without_responses(self, late: Sequence[RewardJob]) -> None:
         """Finds out for each gold answer whether a job whose time ran out was slow because of the response."""
         if self._section.workers.on_timeout == "leave_out":
             return
         trials = {_key(job): job for job in late if job.when_late is not None and _key(job) not in self._quick}
         replies = self._pool.run([replace(job, arguments=job.without_response) for job in trials.values()])
-        self._quick |= {key for key, reply in zip(trials, replies, strict=True) if reply.outcome is Outcome.DONE}
+        self._quick |= {key for key, reply in zip(trials, replies, strict=True) if reply.outcome is JobOutcome.DONE}
 
-    def _concluded(self, name: str, job: Job, reply: Reply) -> Verification:
-        if reply.outcome is Outcome.TIMEOUT and job.when_late is not None and _key(job) in self._quick:
+    def _concluded(self, name: str, job: RewardJob, reply: Reply) -> Verification:
+        if reply.outcome is JobOutcome.TIMEOUT and job.when_late is not None and _key(job) in self._quick:
             return replace(job.when_late, message=f"{function_label(name)}: {reply.message}")
-        if reply.outcome is not Outcome.DONE:
-            return _failed(name, Verdict.TIMEOUT if reply.outcome is Outcome.TIMEOUT else Verdict.ERROR, reply.message)
+        if reply.outcome is not JobOutcome.DONE:
+            return _failed(
+                name, Verdict.TIMEOUT if reply.outcome is JobOutcome.TIMEOUT else Verdict.ERROR, reply.message
+            )
         if reply.message and name not in self._told_of_dropped:
             self._told_of_dropped.add(name)
             logger.warning("%s: %s", function_label(name), reply.message)
@@ -227,7 +229,7 @@ def _failed(name: str, verdict: Verdict, message: str) -> Verification:
     return Verification(value=None, verdict=verdict, message=f"{function_label(name)}: {message}")
 
 
-def _key(job: Job) -> str:
+def _key(job: RewardJob) -> str:
     """What identifies a job without its response."""
     return json.dumps([job.task, dict(job.without_response)], sort_keys=True)
 

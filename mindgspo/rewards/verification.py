@@ -1,8 +1,8 @@
 """A response to score, what a reward function says about it, and the two kinds of functions.
 
 A `Verifier` compares the answer with the gold answer. What it can decide in linear time it says at once as a
-`Verification`; the rest it hands over as a `Job` for a worker process. A `Shaper` values the shape of the response:
-tags, length, repetition.
+`Verification`; the rest it hands over as a `RewardJob` for a worker process. A `Shaper` values the shape of the
+response: tags, length, repetition.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Verification:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class RewardJob:
     """Work for a worker process. task: "math_verify", or "/absolute/path/file.py:function" for a user's function.
     arguments: JSON values only, because that is what crosses the pipe; never code. conclude: what the value that the
     task returned says about the candidate. when_late: what it is where time ran out, if `without_response` is quick,
@@ -65,7 +65,7 @@ class Job:
     without_response: Mapping[str, JSONValue] = field(default_factory=dict)
 
 
-class Outcome(str, Enum):
+class JobOutcome(str, Enum):
     """How a job ended. FAILED: the task raised. DIED: its process ended (crash, out of memory, os._exit)."""
 
     DONE = "done"
@@ -79,7 +79,7 @@ class Reply:
     """value: what the task returned, of a DONE job. message: one line that says what went wrong; of a DONE job, what
     was left out of its value."""
 
-    outcome: Outcome
+    outcome: JobOutcome
     value: JSONValue = None
     message: str = ""
 
@@ -90,7 +90,7 @@ class Verifier(Protocol):
     def can_read(self, gold: str) -> bool:
         """Whether `gold` is an answer to this function; a row where it is not can only abstain."""
 
-    def verify(self, candidate: Candidate) -> Verification | Job:
+    def verify(self, candidate: Candidate) -> Verification | RewardJob:
         """The verification, or the job that is needed for it."""
 
 

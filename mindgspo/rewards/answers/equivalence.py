@@ -30,14 +30,14 @@ from mindgspo.rewards.answers.latex_tokens import (
     LINE_BREAK,
     MAX_EXPRESSION_CHARS,
     TRIGONOMETRIC,
-    Kind,
     Token,
+    TokenKind,
     denies,
     safe_latex,
     tokens_of_pair,
 )
 from mindgspo.rewards.answers.latex_values import CONSTANTS, NormalForm
-from mindgspo.rewards.answers.named import head_recurs, is_asked_for, is_name
+from mindgspo.rewards.answers.named import head_recurs, is_asked_for, names_a_value
 from mindgspo.rewards.answers.quantity import (
     Quantity,
     contradict,
@@ -50,7 +50,7 @@ from mindgspo.rewards.answers.size import is_too_large
 from mindgspo.rewards.answers.text import plain
 
 
-class Comparison(Enum):
+class Equivalence(Enum):
     """UNDECIDED: only a symbolic comparison can tell."""
 
     SAME = "same"
@@ -75,7 +75,7 @@ _ARTICLES = frozenset(("a", "an", "the"))
 _DENIED = re.compile(r"\W*(?:text\W*)?(?:not|never|neither)\b", re.IGNORECASE)
 
 
-def compare(answer: str, gold: str, unevaluated: Unevaluated = "refuse") -> Comparison:
+def compare_answers(answer: str, gold: str, unevaluated: Unevaluated = "refuse") -> Equivalence:
     """Compares two answers without looking at the question. Never raises.
 
     SAME does not depend on which of the two is the gold answer, but for a decimal comma, which only the gold answer may
@@ -83,31 +83,31 @@ def compare(answer: str, gold: str, unevaluated: Unevaluated = "refuse") -> Comp
     computed is DIFFERENT or compared by its value.
     """
     if max(len(answer), len(gold)) > MAX_EXPRESSION_CHARS:
-        return Comparison.SAME if answer.strip() == gold.strip() else Comparison.DIFFERENT
+        return Equivalence.SAME if answer.strip() == gold.strip() else Equivalence.DIFFERENT
     pair = [_Reading(*each) for each in zip((answer, gold), values_of_pair(answer, gold), strict=True)]
     if not all(reading.tokens for reading in pair):
-        return Comparison.DIFFERENT
+        return Equivalence.DIFFERENT
     if answer.split() == gold.split():
-        return Comparison.SAME
+        return Equivalence.SAME
     if _is_decimal_comma(pair[0], gold):
-        return Comparison.SAME
+        return Equivalence.SAME
     is_denied = (_DENIED.match(answer) is None) != (_DENIED.match(gold) is None)
     if is_denied or any(_contradicts_itself(reading.tokens) for reading in pair):
-        return Comparison.DIFFERENT
+        return Equivalence.DIFFERENT
     if unevaluated == "refuse" and _is_left_to_compute(*pair):
-        return Comparison.DIFFERENT
+        return Equivalence.DIFFERENT
     for stage in (_compare_numbers, _compare_times, _compare_based, _compare_options, _compare_words, _compare_forms):
         found = stage(*pair)
-        if found is not Comparison.UNDECIDED:
+        if found is not Equivalence.UNDECIDED:
             return found
     if pair[0].tokens == pair[1].tokens:
-        return Comparison.SAME  # what the reader of forms does not know, such as cases
+        return Equivalence.SAME  # what the reader of forms does not know, such as cases
     if _is_to_be_solved(pair[0].tokens, pair[1].tokens):
-        return Comparison.DIFFERENT
+        return Equivalence.DIFFERENT
     if any(is_too_large(reading.tokens) for reading in pair):
-        return Comparison.DIFFERENT
+        return Equivalence.DIFFERENT
     can_be_formulas = all(safe_latex(reading.tokens) is not None for reading in pair)
-    return Comparison.UNDECIDED if can_be_formulas else Comparison.DIFFERENT
+    return Equivalence.UNDECIDED if can_be_formulas else Equivalence.DIFFERENT
 
 
 class _Reading:
@@ -133,8 +133,10 @@ class _Reading:
         if parse_number(self.plain) is not None or self._is_number_with_words():
             return read_quantity(self._text)
         kinds = [token.kind for token in self.tokens]
-        is_list = (Kind.NUMBER, Kind.NUMBER) in pairwise(kinds) or any(token.is_symbol(",") for token in self.tokens)
-        if is_list or Kind.TEXT in kinds:
+        is_list = (TokenKind.NUMBER, TokenKind.NUMBER) in pairwise(kinds) or any(
+            token.is_symbol(",") for token in self.tokens
+        )
+        if is_list or TokenKind.TEXT in kinds:
             return None
         value = parse_number("".join(token.text for token in self.tokens))
         return None if value is None else Quantity(value=value)
@@ -147,35 +149,35 @@ class _Reading:
         if is_prose and _HEDGES & frozenset(re.findall(r"\w+", _TIMES.sub("", self.plain.lower()))):
             return False
         for token in self.tokens:
-            words = frozenset(token.text.lower().split()) if token.kind is Kind.TEXT else frozenset()
+            words = frozenset(token.text.lower().split()) if token.is_text else frozenset()
             if token.is_symbol(*"=<>[") or words & _HEDGES:
                 return False
-            if (token.kind is Kind.LETTER or token.is_symbol(*"^:(,;")) and not is_prose:
+            if (token.is_letter or token.is_symbol(*"^:(,;")) and not is_prose:
                 return False
-            if token.kind is Kind.TEXT and denies(token.text, is_first=not has_words or is_prose):
+            if token.is_text and denies(token.text, is_first=not has_words or is_prose):
                 return False
-            if token.kind is Kind.COMMAND and token.text != "frac" and not (is_prose and token.text in _TYPED_WORDS):
+            if token.is_command and token.text != "frac" and not (is_prose and token.text in _TYPED_WORDS):
                 return False
-            has_words = has_words or token.kind is Kind.TEXT or not token.text.isascii()
+            has_words = has_words or token.is_text or not token.text.isascii()
         return has_words
 
     @property
     def option(self) -> str | None:
         """The letter of an option of a choice, alone or before what the option says."""
         first, *others = self.tokens
-        option = _OPTION.fullmatch(first.text) if first.kind is Kind.TEXT or not others else None
-        is_alone = all(token.kind is not Kind.TEXT and not token.is_symbol(",", ";", "?") for token in others)
+        option = _OPTION.fullmatch(first.text) if first.is_text or not others else None
+        is_alone = all(not token.is_text and not token.is_symbol(",", ";", "?") for token in others)
         return option[1] if option is not None and is_alone else None
 
     @property
     def is_order(self) -> bool:
         """Whether this is nothing but capital letters, which name an order of things rather than a product."""
-        return len(self.tokens) > 1 and all(token.kind is Kind.LETTER and token.text.isupper() for token in self.tokens)
+        return len(self.tokens) > 1 and all(token.is_letter and token.text.isupper() for token in self.tokens)
 
     @property
     def is_ratio(self) -> bool:
         """Whether this is 3:1."""
-        return [token.text for token in self.tokens if token.kind is not Kind.NUMBER] == [":"]
+        return [token.text for token in self.tokens if not token.is_number] == [":"]
 
     @property
     def is_whole(self) -> bool:
@@ -192,7 +194,7 @@ class _Reading:
         """The words of an answer that is nothing but words or one letter, without articles; () for any other."""
         texts: list[str] = []
         for token in self.tokens:
-            if token.kind is Kind.TEXT or token.kind is Kind.LETTER:
+            if token.is_text or token.is_letter:
                 texts.append(token.text)
             elif not token.is_symbol("(", ")", ".", ",") and not (
                 token.is_symbol("-") and texts and len(texts[-1]) > 1
@@ -216,26 +218,26 @@ def _is_decimal_comma(answer: _Reading, gold: str) -> bool:
     return value == parse_number(f"{comma[1]}.{comma[2]}")
 
 
-def _compare_numbers(answer: _Reading, gold: _Reading) -> Comparison:
+def _compare_numbers(answer: _Reading, gold: _Reading) -> Equivalence:
     if answer.number is None or gold.number is None or not answer.has_name_of(gold):
-        return Comparison.UNDECIDED
+        return Equivalence.UNDECIDED
     return _decided(same_quantity(answer.number, gold.number))
 
 
-def _compare_times(answer: _Reading, gold: _Reading) -> Comparison:
+def _compare_times(answer: _Reading, gold: _Reading) -> Equivalence:
     times = [_TIME.fullmatch(reading.plain) for reading in (answer, gold)]
     if times[0] is None or times[1] is None:
-        return Comparison.UNDECIDED
+        return Equivalence.UNDECIDED
     (hour, minute, half), (gold_hour, gold_minute, gold_half) = (time.groups() for time in times if time is not None)
     same_half = half is None or gold_half is None or half.lower() == gold_half.lower()
     return _decided(int(hour) == int(gold_hour) and minute == gold_minute and same_half)
 
 
-def _compare_based(answer: _Reading, gold: _Reading) -> Comparison:
+def _compare_based(answer: _Reading, gold: _Reading) -> Equivalence:
     """A base that is left out is the one that the question names; symbolic parsers ignore subscripts of numbers."""
     numbers = [_based(reading) for reading in (answer, gold)]
     if numbers[0] is None or numbers[1] is None or (numbers[0][1] is None and numbers[1][1] is None):
-        return Comparison.UNDECIDED
+        return Equivalence.UNDECIDED
     (digits, base), (gold_digits, gold_base) = numbers[0], numbers[1]
     return _decided(digits == gold_digits and (base is None or gold_base is None or base == gold_base))
 
@@ -249,45 +251,45 @@ def _based(reading: _Reading) -> tuple[str, str | None] | None:
     return (reading.form.body.removeprefix("+"), None) if reading.is_whole else None
 
 
-def _compare_options(answer: _Reading, gold: _Reading) -> Comparison:
+def _compare_options(answer: _Reading, gold: _Reading) -> Equivalence:
     r"""Of \textbf{(B)}\ 5 the letter of the option is the answer where the other one is such a letter."""
     option, gold_option = answer.option, gold.option
     is_one = [len(reading.tokens) == 1 for reading in (answer, gold)]
-    return _decided(True) if option is not None and option == gold_option and any(is_one) else Comparison.UNDECIDED
+    return _decided(True) if option is not None and option == gold_option and any(is_one) else Equivalence.UNDECIDED
 
 
-def _compare_words(answer: _Reading, gold: _Reading) -> Comparison:
+def _compare_words(answer: _Reading, gold: _Reading) -> Equivalence:
     words, gold_words = answer.words, gold.words
     if not words or not gold_words:
-        return Comparison.UNDECIDED
+        return Equivalence.UNDECIDED
     if words == gold_words or (max(map(len, words)) > 1 and _lower(words) == _lower(gold_words)):
-        return Comparison.SAME
+        return Equivalence.SAME
     are_alike = len(words) == len(gold_words) == 1 and (len(words[0]) > 1) == (len(gold_words[0]) > 1)
-    return _decided(False) if are_alike and _lower(words) != _lower(gold_words) else Comparison.UNDECIDED
+    return _decided(False) if are_alike and _lower(words) != _lower(gold_words) else Equivalence.UNDECIDED
 
 
 def _lower(words: tuple[str, ...]) -> list[str]:
     return [word.lower() for word in words]
 
 
-def _compare_forms(answer: _Reading, gold: _Reading) -> Comparison:
+def _compare_forms(answer: _Reading, gold: _Reading) -> Equivalence:
     form, gold_form = answer.form, gold.form
     if form is None or gold_form is None:
-        return Comparison.UNDECIDED
+        return Equivalence.UNDECIDED
     if form.same_as(gold_form):
-        return Comparison.SAME
+        return Equivalence.SAME
     if form.body == gold_form.body:
-        return Comparison.UNDECIDED
+        return Equivalence.UNDECIDED
     pair = (form, gold_form)
     if _is_tuple_and_set(form, gold_form) or _is_tuple_and_set(gold_form, form):
-        return Comparison.DIFFERENT
+        return Equivalence.DIFFERENT
     if answer.is_order and gold.is_order:
-        return Comparison.DIFFERENT
+        return Equivalence.DIFFERENT
     if (answer.is_ratio and gold.is_whole) or (answer.is_whole and gold.is_ratio):
-        return Comparison.DIFFERENT
+        return Equivalence.DIFFERENT
     are_sets = all(each.is_number or each.is_number_set for each in pair)
     are_tuples = all(each.is_number or each.is_number_tuple for each in pair)
-    return _decided(False) if are_sets or are_tuples else Comparison.UNDECIDED
+    return _decided(False) if are_sets or are_tuples else Equivalence.UNDECIDED
 
 
 def _is_tuple_and_set(form: NormalForm, other: NormalForm) -> bool:
@@ -296,8 +298,8 @@ def _is_tuple_and_set(form: NormalForm, other: NormalForm) -> bool:
     return form.body.startswith("+tuple") and is_set_of_values
 
 
-def _decided(same: bool) -> Comparison:
-    return Comparison.SAME if same else Comparison.DIFFERENT
+def _decided(same: bool) -> Equivalence:
+    return Equivalence.SAME if same else Equivalence.DIFFERENT
 
 
 # ----- answers that hand the question back
@@ -332,7 +334,7 @@ def _contradicts_itself(tokens: Sequence[Token]) -> bool:
 
 
 def _operations(tokens: Sequence[Token]) -> set[str]:
-    named = (Kind.COMMAND, Kind.TEXT)
+    named = (TokenKind.COMMAND, TokenKind.TEXT)
     found = {token.text.lower() for token in tokens if token.kind in named and token.text.lower() in _OPERATIONS}
     return found | {"derivative"} if _DERIVATIVE in "".join(token.text for token in tokens) else found
 
@@ -351,7 +353,7 @@ def values_of_pair(answer: str, gold: str) -> list[list[Token]]:
     return [pair[0], gold_value] if gold_name and not name and not _has_relation(pair[0]) else pair
 
 
-_PLUS_MINUS, _COMMA = Token(Kind.COMMAND, "pm"), Token(Kind.SYMBOL, ",")
+_PLUS_MINUS, _COMMA = Token(TokenKind.COMMAND, "pm"), Token(TokenKind.SYMBOL, ",")
 
 
 def _with_both_signs(tokens: list[Token]) -> list[Token]:
@@ -362,13 +364,13 @@ def _with_both_signs(tokens: list[Token]) -> list[Token]:
     for sides, relations in _elements(tokens):
         if not relations <= {"="}:
             return tokens
-        element = [token for side in sides for token in (Token(Kind.SYMBOL, "="), *side)][1:]
+        element = [token for side in sides for token in (Token(TokenKind.SYMBOL, "="), *side)][1:]
         at = element.index(_PLUS_MINUS) if element.count(_PLUS_MINUS) == 1 else 0
         is_one = element[at : at + 1] == [_PLUS_MINUS] and not any(
             token.is_symbol("(", "[", r"\{") for token in element[:at]
         )
         for sign in "+-" if is_one else "":
-            result += [_COMMA, *element[:at], Token(Kind.SYMBOL, sign), *element[at + 1 :]]
+            result += [_COMMA, *element[:at], Token(TokenKind.SYMBOL, sign), *element[at + 1 :]]
         result += [] if is_one else [_COMMA, *element]
     return result[1:]
 
@@ -393,16 +395,16 @@ def _named_values(tokens: list[Token]) -> tuple[list[Token], list[Token]]:
     values: list[Token] = []
     for sides, relations in _elements(tokens):
         if relations == {"="}:
-            is_turned = len(sides) == 2 and not is_name(sides[0]) and is_name(sides[1])
+            is_turned = len(sides) == 2 and not names_a_value(sides[0]) and names_a_value(sides[1])
             own, value = (sides[1], sides[0]) if is_turned else (sides[0], sides[-1])
-            if (values and own != name) or not is_name(own) or head_recurs(own, value):
+            if (values and own != name) or not names_a_value(own) or head_recurs(own, value):
                 return [], tokens
             name = own
         else:
             value = sides[0]
             if relations or not name:
                 return [], tokens
-        values += [Token(Kind.SYMBOL, ","), *value] if values else value
+        values += [Token(TokenKind.SYMBOL, ","), *value] if values else value
     return name, values
 
 
@@ -423,7 +425,7 @@ def _stated_value(tokens: list[Token]) -> list[Token]:
 
 
 def _is_unknown(token: Token) -> bool:
-    return token.kind is Kind.LETTER and token.text in "xyzt"
+    return token.is_letter and token.text in "xyzt"
 
 
 # What tokens are to the patterns below: n a number, t the number 10, f a fraction, r a root, o a function, k a
@@ -486,11 +488,11 @@ def _shape(tokens: Sequence[Token]) -> str:
 
 
 def _shape_of(token: Token) -> str:
-    if token.kind is Kind.NUMBER:
+    if token.is_number:
         return "t" if token.text == "10" else "n"
-    if token.text in _SHAPES and token.kind is not Kind.TEXT:
+    if token.text in _SHAPES and not token.is_text:
         return _SHAPES[token.text]
-    return {Kind.LETTER: "x", Kind.TEXT: ""}.get(token.kind, "c")
+    return {TokenKind.LETTER: "x", TokenKind.TEXT: ""}.get(token.kind, "c")
 
 
 def _elements(tokens: Sequence[Token]) -> list[tuple[list[_Side], set[str]]]:
@@ -502,7 +504,7 @@ def _elements(tokens: Sequence[Token]) -> list[tuple[list[_Side], set[str]]]:
         sides, relations = elements[-1]
         if depth == 0 and token.is_symbol(",", ";"):
             elements.append(([[]], set()))
-        elif depth == 0 and token.kind in (Kind.SYMBOL, Kind.COMMAND) and token.text in _RELATIONS:
+        elif depth == 0 and token.kind in (TokenKind.SYMBOL, TokenKind.COMMAND) and token.text in _RELATIONS:
             relations.add(token.text)
             sides.append([])
         else:
@@ -540,16 +542,16 @@ def _is_name(side: _Side) -> bool:
         assert token is not None
         depth += token.is_symbol("(", "{") - token.is_symbol(")", "}")
         is_negative = token.is_symbol("-") and before is not None and before.is_symbol("(", ",", "{")
-        if token.kind is Kind.LETTER or token.kind is Kind.TEXT or token.text in _NAMING:
+        if token.is_letter or token.is_text or token.text in _NAMING:
             has_name = True
-        elif not (token.is_symbol(*_NAME_SYMBOLS) or (depth > 0 and (token.kind is Kind.NUMBER or is_negative))):
+        elif not (token.is_symbol(*_NAME_SYMBOLS) or (depth > 0 and (token.is_number or is_negative))):
             return False
     return has_name
 
 
 def _is_constant(side: _Side) -> bool:
     r"""Whether no variable is in it; \pi, e and i are none."""
-    letters = {token.text for token in side if token.kind is Kind.LETTER}
+    letters = {token.text for token in side if token.is_letter}
     return bool(side) and letters <= _NUMBER_LETTERS and not any(token.text in _NAMING for token in side)
 
 
@@ -583,7 +585,7 @@ def votes_of(answers: Sequence[str | None], are_correct: Sequence[bool]) -> list
 def _place(answer: str, wrong: list[str]) -> int:
     """The number of `answer` among the wrong ones, to which it is added if it equals none."""
     for number, other in enumerate(wrong, start=1):
-        if compare(answer, other) is Comparison.SAME:
+        if compare_answers(answer, other) is Equivalence.SAME:
             return number
     wrong.append(answer)
     return len(wrong)

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from mindgspo.rewards.answers.latex_tokens import LINE_BREAK, Kind, Token, answer_tokens
+from mindgspo.rewards.answers.latex_tokens import LINE_BREAK, Token, TokenKind, answer_tokens
 from mindgspo.rewards.answers.latex_values import (
     CONSTANTS,
     PLUS_MINUS,
@@ -35,12 +35,12 @@ from mindgspo.rewards.answers.latex_values import (
     Unreadable,
     as_factor,
     factor,
-    flattened,
-    is_name,
+    flattened_sum,
     number,
     parenthesis,
     relation_element,
     set_text,
+    sum_is_name,
     sum_text,
     union_text,
     value_element,
@@ -94,7 +94,7 @@ class _Reader:
         return token is not None and token.is_symbol(*symbols)
 
     def _is_command(self, name: str) -> bool:
-        return self._peek() == Token(Kind.COMMAND, name)
+        return self._peek() == Token(TokenKind.COMMAND, name)
 
     def _take(self) -> Token:
         token = self._peek()
@@ -113,7 +113,9 @@ class _Reader:
         token = self._peek()
         if token is None:
             return None
-        known = {Kind.COMMAND: _RELATION_COMMANDS, Kind.SYMBOL: _RELATION_SYMBOLS}.get(token.kind, frozenset())
+        known = {TokenKind.COMMAND: _RELATION_COMMANDS, TokenKind.SYMBOL: _RELATION_SYMBOLS}.get(
+            token.kind, frozenset()
+        )
         return token.text if token.text in known else None
 
     def _ends_term(self, *, is_empty: bool) -> bool:
@@ -121,7 +123,7 @@ class _Reader:
         token = self._peek()
         if token is None or self._relation() is not None or self._is_command("pm"):
             return True
-        if token.kind is Kind.COMMAND:
+        if token.is_command:
             return token.text.startswith("end{")
         if token.is_symbol("|"):  # after an operator or an opening it opens, otherwise it closes
             return self._in_bars and not is_empty
@@ -158,16 +160,16 @@ class _Reader:
             sides.append(self._sum())
         if not relations:
             return value_element(sides[0], None)
-        if relations[0] == "in" and set(relations[1:]) == {"cup"} and is_name(sides[0]):
+        if relations[0] == "in" and set(relations[1:]) == {"cup"} and sum_is_name(sides[0]):
             return replace(relation_element(sides[1:], relations[1:]), name=sum_text(sides[0]))
         if relations == ["in"] or set(relations) == {"="}:
             # Of "x = 2 + 3 = 5" the last side is the answer; "5 = x" says the same as "x = 5".
-            turned = len(sides) == 2 and relations == ["="] and not is_name(sides[0])
+            turned = len(sides) == 2 and relations == ["="] and not sum_is_name(sides[0])
             named, value = (sides[-1], sides[0]) if turned else (sides[0], sides[-1])
             name, others = self._tokens[start:name_end], self._tokens[name_end : self._at]
             is_in_braces = name[0].is_symbol("[", r"\{")  # the whole or the other part of x
             recurs = named is sides[0] and (is_in_braces or head_recurs(name, others))
-            if is_name(named) and not is_name(value) and not recurs:
+            if sum_is_name(named) and not sum_is_name(value) and not recurs:
                 return value_element(value, sum_text(named))
         return relation_element(sides, relations)
 
@@ -175,13 +177,13 @@ class _Reader:
         terms = [self._term()]
         while self._is("+", "-") or self._is_command("pm"):
             terms.append(self._term())
-        return flattened(terms)
+        return flattened_sum(terms)
 
     def _term(self) -> Term:
         sign, is_unsure = 1, False
         while self._is("+", "-") or self._is_command("pm"):
             token = self._take()
-            is_unsure = is_unsure or token.kind is Kind.COMMAND
+            is_unsure = is_unsure or token.is_command
             sign = -sign if token.text == "-" else sign
         product = TermBuilder(sign)
         self._product(product)
@@ -200,7 +202,7 @@ class _Reader:
                 continue
             is_juxtaposed = not product.is_empty and not operator
             token = self._peek()
-            if is_juxtaposed and (not may_follow or (token is not None and token.kind is Kind.NUMBER)):
+            if is_juxtaposed and (not may_follow or (token is not None and token.is_number)):
                 raise Unreadable  # 1/2x, x2, two numbers in a row
             found = self._factor(self._tokens[self._at - 1] if is_juxtaposed else None)
             if operator == "/":
@@ -234,13 +236,13 @@ class _Reader:
 
     def _atom(self, follows: Token | None) -> Term:
         token = self._take()
-        if token.kind is Kind.NUMBER:
+        if token.is_number:
             return self._number(token.text)
-        if token.kind is Kind.LETTER:
+        if token.is_letter:
             return factor(token.text)
-        if token.kind is Kind.TEXT:
+        if token.is_text:
             return factor(f"text[{' '.join(token.text.lower().split())}]", commutes=False)
-        if token.kind is Kind.COMMAND:
+        if token.is_command:
             return self._command(token.text)
         if token.text in _CLOSING:
             return self._bracket(token.text, follows)
@@ -312,7 +314,7 @@ class _Reader:
             if terms is None:
                 raise Unreadable  # a relation in parentheses
             # f(x), \sin(x) and x(2) are left alone; so is what an exponent refers to.
-            is_argument = follows is not None and follows.kind in (Kind.LETTER, Kind.TEXT)
+            is_argument = follows is not None and follows.kind in (TokenKind.LETTER, TokenKind.TEXT)
             is_base = self._is("^", "_", "!", "'")
             return parenthesis(terms) if is_argument or is_base else as_factor(terms)
         choices = [element.full_texts for element in elements]
@@ -332,7 +334,7 @@ class _Reader:
         for domain in ([], ["in", "mathbb", "{", "R", "}"], ["in", "R"]):
             ahead = self._tokens[self._at : self._at + len(domain) + 2]
             *between, bar = [token.text for token in ahead[1:]] or [""]
-            if between == domain and bar in ("|", ":") and ahead[0].kind is Kind.LETTER:
+            if between == domain and bar in ("|", ":") and ahead[0].is_letter:
                 self._at += len(ahead)
                 return ahead[0].text
         return None

@@ -27,7 +27,7 @@ MAX_EXPRESSION_CHARS = 1000
 """A longer answer is not read as an expression."""
 
 
-class Kind(Enum):
+class TokenKind(Enum):
     """COMMAND: \\name or a known name typed without backslash. TEXT: words, from \\text{...}, four letters in a row, or
     in another script.
     SYMBOL: any other single character, \\{ and \\} and the line break \\\\ included."""
@@ -42,12 +42,32 @@ class Kind(Enum):
 class Token(NamedTuple):
     """kind, and text without backslash; numbers have no thousands separators, single characters are themselves."""
 
-    kind: Kind
+    kind: TokenKind
     text: str
+
+    @property
+    def is_number(self) -> bool:
+        """Whether this is a number without sign."""
+        return self.kind is TokenKind.NUMBER
+
+    @property
+    def is_letter(self) -> bool:
+        """Whether this is a single letter."""
+        return self.kind is TokenKind.LETTER
+
+    @property
+    def is_command(self) -> bool:
+        """Whether this is a command of LaTeX."""
+        return self.kind is TokenKind.COMMAND
+
+    @property
+    def is_text(self) -> bool:
+        """Whether these are words."""
+        return self.kind is TokenKind.TEXT
 
     def is_symbol(self, *texts: str) -> bool:
         """Whether this is one of these symbols."""
-        return self.kind is Kind.SYMBOL and self.text in texts
+        return self.kind is TokenKind.SYMBOL and self.text in texts
 
 
 LINE_BREAK = "\\\\"
@@ -219,7 +239,7 @@ def _as_binomial(found: re.Match[str]) -> str:
 
 def _read(match: re.Match[str], before: Sequence[Token]) -> list[Token]:
     if number := match["number"]:
-        return [Token(Kind.NUMBER, number.replace(",", ""))]
+        return [Token(TokenKind.NUMBER, number.replace(",", ""))]
     if command := match["command"]:
         if command == "lg":
             return _LG
@@ -229,30 +249,30 @@ def _read(match: re.Match[str], before: Sequence[Token]) -> list[Token]:
         return [_command(command)]
     if environment := match["environment"]:
         drawn = _SAME_MATRIX.get(environment, environment)
-        return [Token(Kind.COMMAND, f"{match['edge']}{{{drawn}}}")]
+        return [Token(TokenKind.COMMAND, f"{match['edge']}{{{drawn}}}")]
     if letters := match["letters"]:
         return _letters(letters, before)
     if foreign := match["foreign"]:
-        return _words(foreign) if foreign in _SEPARATING_WORDS else [Token(Kind.TEXT, foreign)]
+        return _words(foreign) if foreign in _SEPARATING_WORDS else [Token(TokenKind.TEXT, foreign)]
     if match["words"] is not None:
         content = match["words"][1:-1].strip()
         is_unit = content in _UNIT_LETTERS and match["font"] in ("text", "mbox", "mathrm", "textrm")
-        return [Token(Kind.TEXT, content)] if is_unit else _words(content)
+        return [Token(TokenKind.TEXT, content)] if is_unit else _words(content)
     if match["line"]:
-        return [Token(Kind.SYMBOL, LINE_BREAK)]
+        return [Token(TokenKind.SYMBOL, LINE_BREAK)]
     if escaped := match["escaped"]:
-        return [Token(Kind.SYMBOL, escaped if escaped in "%_#&" else "\\" + escaped)]
-    return [Token(Kind.SYMBOL, match["other"])] if match["other"] else []
+        return [Token(TokenKind.SYMBOL, escaped if escaped in "%_#&" else "\\" + escaped)]
+    return [Token(TokenKind.SYMBOL, match["other"])] if match["other"] else []
 
 
-_LG = [Token(Kind.COMMAND, "log"), *(Token(Kind.SYMBOL, "_"), Token(Kind.SYMBOL, "{"))]
-_LG += [Token(Kind.NUMBER, "10"), Token(Kind.SYMBOL, "}")]
+_LG = [Token(TokenKind.COMMAND, "log"), *(Token(TokenKind.SYMBOL, "_"), Token(TokenKind.SYMBOL, "{"))]
+_LG += [Token(TokenKind.NUMBER, "10"), Token(TokenKind.SYMBOL, "}")]
 
 
 def _command(name: str) -> Token:
     if name in _AS_SYMBOL:
-        return Token(Kind.SYMBOL, _AS_SYMBOL[name])
-    return Token(Kind.COMMAND, _SAME_COMMAND.get(name, name))
+        return Token(TokenKind.SYMBOL, _AS_SYMBOL[name])
+    return Token(TokenKind.COMMAND, _SAME_COMMAND.get(name, name))
 
 
 def _letters(run: str, before: Sequence[Token]) -> list[Token]:
@@ -263,27 +283,27 @@ def _letters(run: str, before: Sequence[Token]) -> list[Token]:
     if run in _TYPED_NAMES:
         return _LG if run == "lg" else [_command(run)]
     if len(run) >= _LONG_WORD or lower in _SHORT_WORDS or (run in _SHORT_UNITS and before):
-        return [Token(Kind.TEXT, run)]
-    return [Token(Kind.LETTER, letter) for letter in run]
+        return [Token(TokenKind.TEXT, run)]
+    return [Token(TokenKind.LETTER, letter) for letter in run]
 
 
 def _words(content: str) -> list[Token]:
     lower = content.strip(" ,.").lower()
     if lower in _SEPARATING_WORDS:
-        return [Token(Kind.SYMBOL, ",")]
+        return [Token(TokenKind.SYMBOL, ",")]
     if lower in _PERCENT_WORDS or content == "%":
-        return [Token(Kind.SYMBOL, "%")]
+        return [Token(TokenKind.SYMBOL, "%")]
     if len(content) == 1:
-        kind = Kind.SYMBOL if not content.isalpha() else Kind.LETTER if content.isascii() else Kind.TEXT
+        kind = TokenKind.SYMBOL if not content.isalpha() else TokenKind.LETTER if content.isascii() else TokenKind.TEXT
         return [Token(kind, content)]
-    return [Token(Kind.TEXT, content)] if content else []
+    return [Token(TokenKind.TEXT, content)] if content else []
 
 
 # ----- braces that were left out
 
 _ARGUMENTS = {"frac": 2, "binom": 2, "sqrt": 1}
-_OPEN, _CLOSE = Token(Kind.SYMBOL, "{"), Token(Kind.SYMBOL, "}")
-_FRACTION, _BINOMIAL = Token(Kind.COMMAND, "frac"), Token(Kind.COMMAND, "binom")
+_OPEN, _CLOSE = Token(TokenKind.SYMBOL, "{"), Token(TokenKind.SYMBOL, "}")
+_FRACTION, _BINOMIAL = Token(TokenKind.COMMAND, "frac"), Token(TokenKind.COMMAND, "binom")
 
 
 @dataclass(slots=True)
@@ -312,7 +332,7 @@ def spelled_out(tokens: Sequence[Token]) -> list[Token]:
         level = levels[-1]
         if level.owed and not token.is_symbol("{", "}", "(", "["):
             level.owed -= 1
-            if token.kind is Kind.COMMAND and token.text in _ARGUMENTS:  # x^\frac12
+            if token.is_command and token.text in _ARGUMENTS:  # x^\frac12
                 levels.append(_Level(added=True))
                 result.append(_OPEN)
                 _owe(levels[-1], token)
@@ -348,15 +368,15 @@ def spelled_out(tokens: Sequence[Token]) -> list[Token]:
 def _owe(level: _Level, token: Token) -> None:
     """Notes how many arguments follow `token`."""
     takes_script = token.is_symbol("^", "_")
-    level.owed = _ARGUMENTS.get(token.text, 0) if token.kind is Kind.COMMAND else int(takes_script)
-    level.one_digit = token.kind is Kind.COMMAND and token.text != "sqrt"
+    level.owed = _ARGUMENTS.get(token.text, 0) if token.is_command else int(takes_script)
+    level.one_digit = token.is_command and token.text != "sqrt"
 
 
 def _argument(token: Token, pending: list[Token], one_digit: bool) -> list[Token]:
-    if one_digit and token.kind is Kind.NUMBER and token.text[0] != "." and len(token.text) > 1:
-        pending.append(Token(Kind.NUMBER, token.text[1:]))
-        return [Token(Kind.NUMBER, token.text[0])]
-    if token.is_symbol("-", "+") and pending and pending[-1].kind is Kind.NUMBER:
+    if one_digit and token.is_number and token.text[0] != "." and len(token.text) > 1:
+        pending.append(Token(TokenKind.NUMBER, token.text[1:]))
+        return [Token(TokenKind.NUMBER, token.text[0])]
+    if token.is_symbol("-", "+") and pending and pending[-1].is_number:
         return [token, pending.pop()]  # 10^-3, which nobody means as 10^{-}3
     return [token]
 
@@ -377,7 +397,7 @@ def _with_angles(tokens: Sequence[Token], *, in_radians: bool) -> list[Token]:
     in_function = [False]  # per open bracket
     was_sign = False
     for token in tokens:
-        is_word = token.kind is Kind.TEXT and token.text.lower() in _DEGREE_WORDS
+        is_word = token.is_text and token.text.lower() in _DEGREE_WORDS
         if token.text == _DEGREE or (is_word and result and _ends_value(result[-1])):
             if result and not was_sign and (in_function[-1] or in_radians):
                 start = _start_of_value(result)
@@ -385,7 +405,7 @@ def _with_angles(tokens: Sequence[Token], *, in_radians: bool) -> list[Token]:
             was_sign = True
             continue
         was_sign = False
-        if token.kind is Kind.COMMAND and token.text in TRIGONOMETRIC:
+        if token.is_command and token.text in TRIGONOMETRIC:
             in_function[-1] = True
         elif token.is_symbol(*_OPENING):
             in_function.append(in_function[-1])
@@ -403,7 +423,7 @@ def _start_of_value(tokens: Sequence[Token]) -> int:
     if start > 3 and tokens[start].is_symbol("{") and tokens[start - 1].is_symbol("}"):
         top = _opening_of(tokens, start - 1)
         if top and tokens[top - 1] == _FRACTION:
-            return top - 1 - (top > 1 and tokens[top - 2].kind is Kind.NUMBER)
+            return top - 1 - (top > 1 and tokens[top - 2].is_number)
     return start
 
 
@@ -424,9 +444,18 @@ def _radians(degrees: list[Token]) -> list[Token]:
         angle = value / 180
         if angle == 0:
             return degrees
-        degrees = [Token(Kind.NUMBER, str(angle.numerator))] if angle.numerator > 1 else []
+        degrees = [Token(TokenKind.NUMBER, str(angle.numerator))] if angle.numerator > 1 else []
         half_turn = str(angle.denominator)
-    return [_FRACTION, _OPEN, *degrees, Token(Kind.COMMAND, "pi"), _CLOSE, _OPEN, Token(Kind.NUMBER, half_turn), _CLOSE]
+    return [
+        _FRACTION,
+        _OPEN,
+        *degrees,
+        Token(TokenKind.COMMAND, "pi"),
+        _CLOSE,
+        _OPEN,
+        Token(TokenKind.NUMBER, half_turn),
+        _CLOSE,
+    ]
 
 
 # ----- for a symbolic parser
@@ -447,18 +476,18 @@ def safe_latex(tokens: Sequence[Token]) -> str | None:
     before, is_operand = None, False
     for token in tokens:
         text = _safe(token)
-        if text is None or (before is not None and before.kind is token.kind is Kind.NUMBER):
+        if text is None or (before is not None and before.is_number and token.is_number):
             return None
-        if before is not None and before.kind is Kind.TEXT and token.kind is Kind.NUMBER and not token.text.strip("0."):
+        if before is not None and before.is_text and token.is_number and not token.text.strip("0."):
             return None
-        if token.is_symbol("'") and (before is None or before.kind is not Kind.LETTER):
+        if token.is_symbol("'") and (before is None or not before.is_letter):
             return None  # a quotation mark rather than the prime of f'
-        is_mixed = before is not None and before.kind is Kind.NUMBER and token == _FRACTION
-        starts = token.is_symbol("(") or token.kind is Kind.NUMBER or token in (_FRACTION, _BINOMIAL)
+        is_mixed = before is not None and before.is_number and token == _FRACTION
+        starts = token.is_symbol("(") or token.is_number or token in (_FRACTION, _BINOMIAL)
         if is_operand and not is_mixed and starts:
             written.append(r"\cdot")
         written.append(text)
-        is_operand = token.kind is Kind.NUMBER or token.is_symbol(")")
+        is_operand = token.is_number or token.is_symbol(")")
         if token.is_symbol("{"):
             scripts.append(before is not None and before.is_symbol("^", "_"))
         elif token.is_symbol("}"):
@@ -469,16 +498,16 @@ def safe_latex(tokens: Sequence[Token]) -> str | None:
 
 
 def _safe(token: Token) -> str | None:
-    if token.kind is Kind.SYMBOL:
+    if token.kind is TokenKind.SYMBOL:
         if token.text == "%":
             return r"\%"
         return token.text if token.text in _SAFE_SYMBOLS else None
-    if token.kind is Kind.TEXT:
+    if token.is_text:
         if not token.text.isascii():
             return None
         word = _SAFE_WORD.sub("", token.text)
         return rf"\text{{{word}}}" if word else ""
-    return "\\" + token.text if token.kind is Kind.COMMAND else token.text
+    return "\\" + token.text if token.is_command else token.text
 
 
 # ----- units
@@ -508,7 +537,7 @@ def _without_units(tokens: Sequence[Token]) -> list[Token]:
         length = _unit_length(tokens, at) if has_quantity and _ends_value(result[-1]) else 0
         if not length:
             result.append(tokens[at])
-            has_quantity = has_quantity or tokens[at].kind in (Kind.NUMBER, Kind.COMMAND)
+            has_quantity = has_quantity or tokens[at].kind in (TokenKind.NUMBER, TokenKind.COMMAND)
         at += max(length, 1)
     return result
 
@@ -521,20 +550,20 @@ def denies(text: str, *, is_first: bool) -> bool:
 
 
 def _ends_value(token: Token) -> bool:
-    return token.kind in (Kind.NUMBER, Kind.LETTER, Kind.COMMAND) or token.is_symbol(*_VALUE_ENDS)
+    return token.kind in (TokenKind.NUMBER, TokenKind.LETTER, TokenKind.COMMAND) or token.is_symbol(*_VALUE_ENDS)
 
 
 def _unit_length(tokens: Sequence[Token], start: int) -> int:
     """How many tokens from `start` on are the unit that ends an element; 0 if there is none."""
     at = start
     if tokens[start].is_symbol("("):  # (hours)
-        end = next((i for i in range(start + 1, len(tokens)) if tokens[i].kind is not Kind.TEXT), start)
+        end = next((i for i in range(start + 1, len(tokens)) if not tokens[i].is_text), start)
         inside = _unit_length(tokens[:end], start + 1) if end > start + 1 and tokens[end].is_symbol(")") else 0
         are_words = all(token.text in _SHORT_UNITS or _VOWEL.search(token.text) for token in tokens[start + 1 : end])
         return inside + 2 if inside and are_words else 0
     while at < len(tokens):
         token = tokens[at]
-        if token.kind is Kind.TEXT:
+        if token.is_text:
             if _TELLING_WORDS & set(token.text.lower().split()) or _TELLING_CHARACTERS & set(token.text):
                 return 0
             if denies(token.text, is_first=at == start):
@@ -561,7 +590,7 @@ def _script_length(tokens: Sequence[Token], at: int) -> int:
 
 _EDGES = (".", ",", ";", ":", "?", "'", '"', "`", "!")
 _EDGES_BEFORE = (",", ";", ":", "=", '"', "`")
-_ABOUT = (Token(Kind.COMMAND, "sim"), Token(Kind.COMMAND, "thicksim"), Token(Kind.COMMAND, "cong"))
+_ABOUT = (Token(TokenKind.COMMAND, "sim"), Token(TokenKind.COMMAND, "thicksim"), Token(TokenKind.COMMAND, "cong"))
 
 
 def answer_tokens(text: str, *, in_radians: bool = False) -> list[Token]:

@@ -84,7 +84,7 @@ def sum_text(terms: Sum) -> str:
     return " ".join(sorted(term.text for term in terms))
 
 
-def flattened(terms: Sequence[Term]) -> Sum:
+def flattened_sum(terms: Sequence[Term]) -> Sum:
     """a - (b - c) as a - b + c."""
     result: list[Term] = []
     for term in terms:
@@ -192,7 +192,7 @@ def set_text(elements: Sequence[Element]) -> str:
     return texts[0] if len(texts) == 1 else f"set{{{'; '.join(texts)}}}"
 
 
-def is_name(terms: Sum) -> bool:
+def sum_is_name(terms: Sum) -> bool:
     r"""Whether a sum is x, x_1, \theta, f(x), AB or \text{Area}: a name for what stands on the other side."""
     term = terms[0]
     if len(terms) != 1 or term.coefficient != 1 or term.divisors or term.sign != 1 or not term.factors:
@@ -232,14 +232,14 @@ def _negated(terms: Sum) -> Sum:
 def _interval(sides: Sequence[Sum], signs: Sequence[str]) -> Element | None:
     """The interval that a < x <= b, x < b or a < x says, with x as its name; -x is turned round first. None for other
     inequalities. signs: "<" and "le"."""
-    place = 1 if len(sides) == 3 else int(not is_name(sides[0]) and not is_name(_negated(sides[0])))
-    if len(sides) > 3 or any(is_name(side) for index, side in enumerate(sides) if index != place):
+    place = 1 if len(sides) == 3 else int(not sum_is_name(sides[0]) and not sum_is_name(_negated(sides[0])))
+    if len(sides) > 3 or any(sum_is_name(side) for index, side in enumerate(sides) if index != place):
         return None
-    if not is_name(sides[place]):
+    if not sum_is_name(sides[place]):
         sides, signs, place = [_negated(side) for side in reversed(sides)], signs[::-1], len(sides) - 1 - place
     low = sum_text(sides[place - 1]) if place else r"-\infty"
     high = sum_text(sides[place + 1]) if place + 1 < len(sides) else r"+\infty"
-    letter = sides[place][0].factors[0] if is_name(sides[place]) else ""
+    letter = sides[place][0].factors[0] if sum_is_name(sides[place]) else ""
     bounds = low + high if letter.startswith("\\") else _COMMAND.sub("", low + high)  # y is in no \infty
     if not letter or letter in bounds:
         return None
@@ -263,7 +263,7 @@ def relation_element(sides: Sequence[Sum], relations: Sequence[str]) -> Element:
     alphabetical order."""
     texts = list(map(sum_text, sides))
     signs = list(relations)
-    if signs == ["ne"] and is_name(sides[0]):
+    if signs == ["ne"] and sum_is_name(sides[0]):
         return Element(texts[0], (all_but(texts[1]),), None)
     if signs == ["setminus"] and texts[0] == _REALS and not texts[1].startswith("+set"):
         return Element(None, (all_but(texts[1]),), None)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 
-from mindgspo.rewards.answers.latex_tokens import TRIGONOMETRIC, Kind, Token
+from mindgspo.rewards.answers.latex_tokens import TRIGONOMETRIC, Token, TokenKind
 from mindgspo.rewards.answers.latex_values import CONSTANTS, UNKNOWNS
 
 _ACCENTS = (
@@ -27,7 +27,7 @@ _SHAPES = {
     **dict.fromkeys(("det", "dim", "deg", "arg", "ker", "Pr", "Re", "Im"), "D"), "1": "1", r"\|": "|",
     **dict.fromkeys(("[", r"\{"), "("), **dict.fromkeys(("]", r"\}"), ")"),
 }  # fmt: skip
-_OF_KIND = {Kind.NUMBER: "n", Kind.TEXT: "w", Kind.COMMAND: "?"}
+_OF_KIND = {TokenKind.NUMBER: "n", TokenKind.TEXT: "w", TokenKind.COMMAND: "?"}
 _SYMBOLS = frozenset("(){}|_^'+-*/,.;:=<>")
 
 _REDUCTIONS = (
@@ -50,7 +50,7 @@ _NAME = re.compile(
 _SUM_OF_NAMES = re.compile(rf"(?:{_LETTER}P*)+(?:[-+](?:{_LETTER}P*)+)*")
 
 
-def is_name(side: Sequence[Token]) -> bool:
+def names_a_value(side: Sequence[Token]) -> bool:
     """Whether all of `side`, the spelled-out tokens of a side of an equation, is a name."""
     return _NAME.fullmatch(_shape(side)) is not None
 
@@ -60,9 +60,9 @@ def is_asked_for(side: Sequence[Token]) -> bool:
     that of 2x, x^2 or \sin x."""
     if side and side[0].text in TRIGONOMETRIC:
         depth = 0
-        for before, token in pairwise((Token(Kind.SYMBOL, "+"), *side)):
+        for before, token in pairwise((Token(TokenKind.SYMBOL, "+"), *side)):
             depth += token.is_symbol("(") - token.is_symbol(")")
-            is_unknown = token.kind is Kind.LETTER and token.text.islower()
+            is_unknown = token.is_letter and token.text.islower()
             adds = depth == 0 and before.is_symbol("+", "-")
             if is_unknown or (adds and token.text not in TRIGONOMETRIC):
                 return False
@@ -81,14 +81,14 @@ def _shape(side: Sequence[Token]) -> str:
 
 
 def _shape_of(token: Token) -> str:
-    if token.kind is Kind.SYMBOL:
+    if token.kind is TokenKind.SYMBOL:
         return _SHAPES.get(token.text, token.text if token.text in _SYMBOLS else "?")
-    if token.kind is Kind.LETTER:
+    if token.is_letter:
         return _SHAPES.get(token.text, "A" if token.text.isupper() else "b")
-    return "w" if token.kind is Kind.TEXT else _SHAPES.get(token.text, _OF_KIND[token.kind])
+    return "w" if token.is_text else _SHAPES.get(token.text, _OF_KIND[token.kind])
 
 
 def head_recurs(name: Sequence[Token], value: Sequence[Token]) -> bool:
     """Whether the value is said by means of what is named, as in a_n = 2a_{n-1} and x = 2x - 5. A derivative may be."""
     is_single = len(name) == 1 or name[1].is_symbol("_", "(", "^")
-    return is_single and name[0].kind is Kind.LETTER and name[0] in value
+    return is_single and name[0].is_letter and name[0] in value

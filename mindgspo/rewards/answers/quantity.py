@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from mindgspo.rewards.answers.text import BOX, BRACES, Span, boxed_spans, plain, without_inner_boxes
+from mindgspo.rewards.answers.text import BOX, BRACES, BoxSpan, boxed_spans, plain, without_inner_boxes
 
 MAX_DIGITS = 100
 """Longest number read, and largest power of ten. Gold answers have a dozen digits at most; int() is quadratic in the
@@ -293,19 +293,19 @@ def unboxed(content: str) -> str:
     return box_content(content, boxes[-1].start, boxes[-1].end)
 
 
-def joined_spans(text: str) -> list[Span]:
+def joined_spans(text: str) -> list[BoxSpan]:
     r"""`boxed_spans`, where "\boxed{71} and \boxed{72}" is one span: a list or a hedge is one answer, read by
     `box_content`."""
-    spans: list[Span] = []
+    spans: list[BoxSpan] = []
     for span in boxed_spans(text):
         between = text[spans[-1].end : span.start] if spans and span.start - spans[-1].end <= _MAX_BETWEEN else ""
         if _BETWEEN_BOXES.fullmatch(between) and not _are_equal(text, spans[-1], span):
-            span = Span(spans.pop().start, span.end)
+            span = BoxSpan(spans.pop().start, span.end)
         spans.append(span)
     return spans
 
 
-def _are_equal(text: str, one: Span, other: Span) -> bool:
+def _are_equal(text: str, one: BoxSpan, other: BoxSpan) -> bool:
     r"""Whether two short boxes are one number in two forms: "\boxed{0.5} or \boxed{\frac{1}{2}}"."""
     if max(one.end - one.start, other.end - other.start) > _MAX_FORM_CHARS:
         return False

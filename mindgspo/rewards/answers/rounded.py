@@ -11,8 +11,8 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from mindgspo.rewards.answers.latex_tokens import Kind, Token, answer_tokens
-from mindgspo.rewards.answers.named import is_name
+from mindgspo.rewards.answers.latex_tokens import Token, TokenKind, answer_tokens
+from mindgspo.rewards.answers.named import names_a_value
 from mindgspo.rewards.answers.quantity import MAX_CONTENT_CHARS, parse_number, read_quantity
 from mindgspo.rewards.answers.text import plain
 
@@ -37,9 +37,9 @@ def _side_like(text: str, other: str) -> str | None:
         return text
     exact, rounded = sides[0], sides[-1]
     tokens = answer_tokens(exact)
-    if any(token.kind is Kind.TEXT for token in tokens):
+    if any(token.is_text for token in tokens):
         return text  # "not x \approx 72"
-    if is_name(tokens):
+    if names_a_value(tokens):
         return rounded
     is_same = None if _DEGREES.search(exact) else _agree(tokens, rounded)
     if not is_same:
@@ -135,17 +135,17 @@ class _Reader:
         if not self._tokens:
             raise ValueError
         token = self._tokens.pop()
-        if token.kind is Kind.NUMBER:
+        if token.is_number:
             return float(token.text)
-        if token == Token(Kind.COMMAND, "pi"):
+        if token == Token(TokenKind.COMMAND, "pi"):
             return math.pi
-        if token == Token(Kind.LETTER, "e"):
+        if token == Token(TokenKind.LETTER, "e"):
             return math.e
-        if token.kind is Kind.COMMAND and token.text == "frac":
+        if token.is_command and token.text == "frac":
             return self._bracket("{") / self._bracket("{")
-        if token.kind is Kind.COMMAND and token.text == "sqrt":
+        if token.is_command and token.text == "sqrt":
             index = self._bracket("[") if self._is("[") else 2.0
             return math.pow(self._bracket("{"), 1 / index)
-        if token.kind is Kind.COMMAND and token.text in _FUNCTIONS and not self._is("^", "_"):
+        if token.is_command and token.text in _FUNCTIONS and not self._is("^", "_"):
             return _FUNCTIONS[token.text](self._power())
         raise ValueError

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mindgspo.rewards.answers.latex_tokens import Kind, Token
+from mindgspo.rewards.answers.latex_tokens import Token, TokenKind
 
 MAX_BITS = 2.0**17
 """A larger result is not computed: 39,000 digits are more than any answer needs (2018! has 5,800)."""
@@ -64,9 +64,9 @@ def is_too_large(tokens: Sequence[Token]) -> bool:
             here.next_use = _USES[token.text]
         elif token.is_symbol("!"):
             here.last *= _value(here.last)
-        elif token.kind in (Kind.NUMBER, Kind.LETTER, Kind.COMMAND):
-            here.add(here.take_use(), math.log2(float(token.text) + 1) if token.kind is Kind.NUMBER else 1.0)
-            if token.kind is Kind.COMMAND:
+        elif token.kind in (TokenKind.NUMBER, TokenKind.LETTER, TokenKind.COMMAND):
+            here.add(here.take_use(), math.log2(float(token.text) + 1) if token.is_number else 1.0)
+            if token.is_command:
                 here.next_use = "count" if token.text == "binom" else "part"
                 here.num_arguments = 2 if token.text == "frac" else 0
         if brackets[-1].total + brackets[-1].last > MAX_BITS:

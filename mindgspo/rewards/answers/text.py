@@ -169,7 +169,7 @@ def _without_open_braces(text: str) -> str:
 # ----- boxes
 
 
-class Span(NamedTuple):
+class BoxSpan(NamedTuple):
     """Half-open character range [start, end) of a box's content."""
 
     start: int
@@ -183,9 +183,9 @@ BRACES = re.compile(rf"(?P<box>{BOX})|\\.|(?P<brace>[{{}}])", re.DOTALL)
 """Openings of boxes, and braces. An escaped brace (\\{) is one token, so that it neither opens nor closes anything."""
 
 
-def boxed_spans(text: str) -> list[Span]:
+def boxed_spans(text: str) -> list[BoxSpan]:
     """Balanced boxes by the position of their closing brace; of nested boxes the outer one comes last."""
-    spans: list[Span] = []
+    spans: list[BoxSpan] = []
     first = _FIRST_BOX.search(text)
     if first is None:
         return spans
@@ -198,7 +198,7 @@ def boxed_spans(text: str) -> list[Span]:
         elif token["brace"] == "}" and open_braces:
             start = open_braces.pop()
             if start is not None:
-                spans.append(Span(start, token.start()))
+                spans.append(BoxSpan(start, token.start()))
     return spans
 
 

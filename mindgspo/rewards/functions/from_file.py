@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from mindgspo.config.reward import FileFunction
-from mindgspo.rewards.verification import MAX_EXTRACTED_CHARS, Candidate, Job, JSONValue, Verification
+from mindgspo.rewards.verification import MAX_EXTRACTED_CHARS, Candidate, JSONValue, RewardJob, Verification
 from mindgspo.types import Verdict
 
 MAX_SHOWN = 80
@@ -34,9 +34,9 @@ class FromFile:
         """Always True: what an answer may be, only the file knows."""
         return True
 
-    def verify(self, candidate: Candidate) -> Job:
+    def verify(self, candidate: Candidate) -> RewardJob:
         """The job, for a worker that has loaded the file."""
-        return Job(
+        return RewardJob(
             task=self._task,
             arguments={
                 "data_source": candidate.data_source,

@@ -11,7 +11,7 @@ import re
 from functools import partial
 
 from mindgspo.config.reward import AnswerMode, Unevaluated
-from mindgspo.rewards.answers.equivalence import Comparison, compare
+from mindgspo.rewards.answers.equivalence import Equivalence, compare_answers
 from mindgspo.rewards.answers.extract import (
     USUAL_MARKERS,
     Announced,
@@ -23,11 +23,11 @@ from mindgspo.rewards.answers.extract import (
 )
 from mindgspo.rewards.answers.final_number import final_number
 from mindgspo.rewards.answers.latex_reader import normal_form
-from mindgspo.rewards.answers.latex_tokens import MAX_EXPRESSION_CHARS, Kind, answer_tokens
+from mindgspo.rewards.answers.latex_tokens import MAX_EXPRESSION_CHARS, TokenKind, answer_tokens
 from mindgspo.rewards.answers.quantity import last_boxes, read_quantity
 from mindgspo.rewards.answers.rounded import alike
 from mindgspo.rewards.answers.text import boxed_spans, passages, same_text, single_backslashes, without_code
-from mindgspo.rewards.verification import MAX_EXTRACTED_CHARS, Candidate, Job, JSONValue, Verification, verified
+from mindgspo.rewards.verification import MAX_EXTRACTED_CHARS, Candidate, JSONValue, RewardJob, Verification, verified
 from mindgspo.types import Verdict
 
 TASK = "math_verify"
@@ -43,7 +43,7 @@ _PROSE = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{2,}[ ,]+[A-Za-z]{2,}")
 
 
 class Math:
-    """answer: where the answer is looked for, see `extract.find_answer`. unevaluated: see `equivalence.compare`."""
+    """Verifier of MATH. answer: see `extract.find_answer`. unevaluated: see `equivalence.compare_answers`."""
 
     def __init__(self, answer: AnswerMode = "flexible", unevaluated: Unevaluated = "refuse") -> None:
         self._mode: AnswerMode = answer
@@ -53,8 +53,8 @@ class Math:
         r"""Whether `gold` is an answer: an expression or a few words, or a solution whose last \boxed{} holds one."""
         return _is_readable(gold_answer(_stated_gold(gold)))
 
-    def verify(self, candidate: Candidate) -> Verification | Job:
-        """UNPARSEABLE_GOLD abstains (value None); CORRECT, WRONG and NO_ANSWER are paid. A Job where only a symbolic
+    def verify(self, candidate: Candidate) -> Verification | RewardJob:
+        """UNPARSEABLE_GOLD abstains (value None); CORRECT, WRONG and NO_ANSWER are paid. A job where only a symbolic
         comparison can tell."""
         stated = _stated_gold(candidate.gold)
         gold = gold_answer(stated)
@@ -66,16 +66,16 @@ class Math:
         if same_text(announced.text, stated):
             return verified(announced.text, True)
         answer, gold = alike(_answer_in(announced), gold)
-        comparison = compare(answer, gold, self._unevaluated)
-        if comparison is Comparison.UNDECIDED:
-            return Job(
+        comparison = compare_answers(answer, gold, self._unevaluated)
+        if comparison is Equivalence.UNDECIDED:
+            return RewardJob(
                 task=TASK,
                 arguments={"answer": answer, "gold": gold},
                 conclude=partial(_compared, answer),
                 when_late=Verification(value=0.0, verdict=Verdict.TIMEOUT, extracted=answer[:MAX_EXTRACTED_CHARS]),
                 without_response={"answer": "1", "gold": gold},
             )
-        return verified(answer, comparison is Comparison.SAME)
+        return verified(answer, comparison is Equivalence.SAME)
 
     def _announced(self, candidate: Candidate, gold: str, *, takes_words: bool) -> Announced | None:
         if self._mode != "strict":
@@ -125,7 +125,7 @@ def gold_answer(stated: str) -> str:
 
 
 def _is_readable(gold: str) -> bool:
-    return any(token.kind is not Kind.SYMBOL for token in answer_tokens(gold))
+    return any(token.kind is not TokenKind.SYMBOL for token in answer_tokens(gold))
 
 
 def _answer_in(announced: Announced) -> str:
@@ -138,7 +138,7 @@ def _answer_in(announced: Announced) -> str:
 
 def _is_words(text: str) -> bool:
     tokens = [token for token in answer_tokens(text) if not token.is_symbol("(", ")")]
-    are_words = bool(tokens) and all(token.kind in (Kind.TEXT, Kind.LETTER) for token in tokens)
+    are_words = bool(tokens) and all(token.kind in (TokenKind.TEXT, TokenKind.LETTER) for token in tokens)
     # The prompt of DAPO-Math says "Answer: $Answer": an echo of it answers nothing.
     return are_words and len(text.split()) <= _MAX_WORDS and tokens[0].text.lower() != "answer"
 

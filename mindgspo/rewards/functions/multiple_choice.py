@@ -15,7 +15,7 @@ from itertools import islice, pairwise
 
 from mindgspo.config.reward import AnswerMode
 from mindgspo.rewards.answers.extract import MAX_OCCURRENCES, Marker, Occurrence, content_of, occurrences
-from mindgspo.rewards.answers.text import BOX, Span, boxed_spans, passages, plain
+from mindgspo.rewards.answers.text import BOX, BoxSpan, boxed_spans, passages, plain
 from mindgspo.rewards.verification import Candidate, Verification, verified
 from mindgspo.types import Verdict
 
@@ -146,7 +146,7 @@ def _announced(text: str, mode: AnswerMode, is_cut: bool, is_block: bool) -> Ite
     for rank in [boxed, lines] if mode in ("strict", "flexible") else [[*boxed, *lines]]:
         for occurrence in sorted(rank, reverse=not from_start):
             if occurrence.marker is Marker.BOXED:
-                yield _read_box(text, Span(occurrence.start, occurrence.end), lists)
+                yield _read_box(text, BoxSpan(occurrence.start, occurrence.end), lists)
             elif (choices := _of_line(content := content_of(text, occurrence))) is not None:
                 yield content, choices
     if mode == "strict":
@@ -189,15 +189,15 @@ def _is_word(flat: str) -> bool:
     return run is not None and any(left >= right for left, right in pairwise(run["letters"]))
 
 
-def _read_box(text: str, box: Span, lists: dict[Span, tuple[str, Choice | None]]) -> tuple[str, Choice | None]:
+def _read_box(text: str, box: BoxSpan, lists: dict[BoxSpan, tuple[str, Choice | None]]) -> tuple[str, Choice | None]:
     content = text[box.start : min(box.end, box.start + MAX_CHARS + 1)]
     return lists.get(box) or (content, read_choices(content))
 
 
-def _lists_of_boxes(text: str, boxes: Sequence[Span]) -> dict[Span, tuple[str, Choice | None]]:
+def _lists_of_boxes(text: str, boxes: Sequence[BoxSpan]) -> dict[BoxSpan, tuple[str, Choice | None]]:
     """For each box that is one of several in a row, the row and its letters; none if they are alternatives."""
-    lists: dict[Span, tuple[str, Choice | None]] = {}
-    row: list[tuple[Span, Choice]] = []
+    lists: dict[BoxSpan, tuple[str, Choice | None]] = {}
+    row: list[tuple[BoxSpan, Choice]] = []
     is_hedged = False
     for box in boxes:
         link = row and _link(text, row[-1][0], box)
@@ -214,7 +214,7 @@ def _lists_of_boxes(text: str, boxes: Sequence[Span]) -> dict[Span, tuple[str, C
 
 
 def _add_row(
-    lists: dict[Span, tuple[str, Choice | None]], text: str, row: Sequence[tuple[Span, Choice]], is_hedged: bool
+    lists: dict[BoxSpan, tuple[str, Choice | None]], text: str, row: Sequence[tuple[BoxSpan, Choice]], is_hedged: bool
 ) -> None:
     if len(row) < 2:
         return
@@ -224,7 +224,7 @@ def _add_row(
     lists.update((box, (content, letters)) for box, _ in row)
 
 
-def _link(text: str, box: Span, following: Span) -> re.Match[str] | None:
+def _link(text: str, box: BoxSpan, following: BoxSpan) -> re.Match[str] | None:
     """What makes a row of two boxes; None where they are apart, or one is within the other."""
     if not box.end < following.start <= box.end + _MAX_BETWEEN:
         return None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from mindgspo.config.reward import AnswerMode
-from mindgspo.rewards.answers.equivalence import Comparison, compare
+from mindgspo.rewards.answers.equivalence import Equivalence, compare_answers
 from mindgspo.rewards.answers.extract import USUAL_MARKERS, Marker, find_answer
 from mindgspo.rewards.answers.quantity import MAX_CONTENT_CHARS, Quantity, read_quantity, same_quantity, unboxed
 from mindgspo.rewards.answers.rounded import alike
@@ -98,7 +98,7 @@ class MathDapo(NumericVerifier):
         answer, expected = unboxed(announced), unboxed(gold)
         if same_text(answer, expected):
             return True
-        return compare(*alike(plain(answer), plain(expected))) is Comparison.SAME
+        return compare_answers(*alike(plain(answer), plain(expected))) is Equivalence.SAME
 
 
 class VerlGsm8k:

@@ -1,10 +1,10 @@
-r"""What math-verify lacks for comparing sympy trees, in a worker process only: importing this imports sympy.
+r"""Comparison of sympy trees where math-verify's own is too lax, in worker processes only: importing this imports sympy.
 
-Its numeric step takes numbers for equal whose difference is below 1e-15, so that e^{-50} would be e^{-51}; `are_equal`
-stands in for it. Two equations without a real solution, or without letters, would be the same if both are false or both
-true; `are_same_relations` and `have_same_solutions` tell them apart. And letters are any real numbers to it, so that
-\sqrt{ab} would not be \sqrt{a}\sqrt{b}; `of_positive_letters` writes both sides down again, where both ask for
-positive letters.
+math-verify takes numbers for equal whose difference is below 1e-15, so that e^{-50} would be e^{-51};
+`numerically_equal` stands in for that step. Two equations without a real solution, or without letters, would be the same
+if both are false or both true; `are_same_relations` and `have_same_solutions` tell them apart. And letters are any real
+numbers to it, so that \sqrt{ab} would not be \sqrt{a}\sqrt{b}; `of_positive_letters` writes both sides down again, where
+both ask for positive letters.
 """
 
 from __future__ import annotations
@@ -82,12 +82,12 @@ def _without_percent(tree: Expr) -> Expr:
     return tree
 
 
-def are_equal(gold: Basic | MatrixBase, answer: Basic | MatrixBase, float_rounding: int, _: int) -> bool:
+def numerically_equal(gold: Basic | MatrixBase, answer: Basic | MatrixBase, float_rounding: int, _: int) -> bool:
     """The numeric step of math-verify: exact, but for one decimal that is compared with an irrational number."""
     if isinstance(gold, MatrixBase) and isinstance(answer, MatrixBase):
         gold, answer = gold.doit(), answer.doit()
         return gold.shape == answer.shape and all(
-            are_equal(*pair, float_rounding, _) for pair in zip(gold.flat(), answer.flat(), strict=True)
+            numerically_equal(*pair, float_rounding, _) for pair in zip(gold.flat(), answer.flat(), strict=True)
         )
     if not (isinstance(gold, Expr) and isinstance(answer, Expr)):
         return False
@@ -102,7 +102,7 @@ def are_equal(gold: Basic | MatrixBase, answer: Basic | MatrixBase, float_roundi
 
 
 def are_same_simplified(gold: Basic | MatrixBase, answer: Basic | MatrixBase) -> bool:
-    """The symbolic step of math-verify, but for numbers, which `are_equal` has compared: it rounds some of them."""
+    """The symbolic step of math-verify, but for numbers: `numerically_equal` has compared them, and it rounds some."""
     are_numbers = all(isinstance(each, Expr) and each.is_number and not each.has(*_LIMITS) for each in (gold, answer))
     return not are_numbers and _COMPARE_SIMPLIFIED(gold, answer)
 

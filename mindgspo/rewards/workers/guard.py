@@ -22,7 +22,7 @@ _MOST_LOOKS = 100
 _PAUSE_S = 0.02
 
 
-def main() -> None:
+def run_guard() -> None:
     """Watch until the input ends."""
     if os.fork():
         os._exit(0)  # nobody's child: nobody has to wait for it, or counts it
@@ -69,4 +69,4 @@ def _has_one(path: Path, tokens: list[bytes]) -> bool:
 
 
 if __name__ == "__main__":
-    main()
+    run_guard()

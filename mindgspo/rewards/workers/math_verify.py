@@ -58,7 +58,7 @@ def load() -> MathVerifyTask:
             return None
         return tree if isinstance(tree, Basic | MatrixBase) else None
 
-    grader.sympy_numeric_eq = algebra.are_equal
+    grader.sympy_numeric_eq = algebra.numerically_equal
     grader.sympy_symbolic_eq = algebra.are_same_simplified
     grader.sympy_compare_relational = algebra.are_same_relations
     grader.sympy_solve_and_compare = algebra.have_same_solutions

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 
 from mindgspo.errors import RewardError
 from mindgspo.io import Closing
-from mindgspo.rewards.verification import Job, Outcome, Reply
-from mindgspo.rewards.workers.process import Answer, PoolSettings, WorkerProcess
+from mindgspo.rewards.verification import JobOutcome, Reply, RewardJob
+from mindgspo.rewards.workers.process import PoolSettings, WorkerAnswer, WorkerProcess
 
 REAP_SECONDS = 5.0
 # A worker whose pipe is held open by a program that it started ends without a sign.
@@ -73,7 +73,7 @@ class WorkerPool(Closing):
         if call.failure is not None:
             raise RewardError(f"reward.functions: {call.failure}")
 
-    def run(self, jobs: Sequence[Job]) -> list[Reply]:
+    def run(self, jobs: Sequence[RewardJob]) -> list[Reply]:
         """One reply per job, in order. Starts what is needed. Never raises because of what a job does: hanging,
         crashing, eating memory or ending its process costs that job alone.
 
@@ -96,12 +96,12 @@ class WorkerPool(Closing):
             self._workers.close()
 
 
-def _line(job: Job) -> bytes | Reply:
+def _line(job: RewardJob) -> bytes | Reply:
     """ASCII only, so that any text crosses, lone surrogates too."""
     try:
         return json.dumps({"task": job.task, "arguments": dict(job.arguments)}).encode("ascii") + b"\n"
     except (TypeError, ValueError, RecursionError) as error:
-        return Reply(outcome=Outcome.FAILED, message=f"the arguments of {job.task} are no JSON: {error}")
+        return Reply(outcome=JobOutcome.FAILED, message=f"the arguments of {job.task} are no JSON: {error}")
 
 
 class _Workers:
@@ -247,7 +247,7 @@ class _Call:
                 act(worker)
         for worker in tuple(self._workers.alive):
             if not worker.is_idle and worker.deadline < now:
-                self._answered(worker, Answer(reply=self._late(worker), is_last=True))
+                self._answered(worker, WorkerAnswer(reply=self._late(worker), is_last=True))
         if now >= self._look_for_dead_at:
             self._look_for_dead_at = now + LOOK_FOR_DEAD_S
             for worker in tuple(self._workers.alive):
@@ -267,11 +267,11 @@ class _Call:
         worker.write()
         self._watch_writing(worker)
 
-    def _answered(self, worker: WorkerProcess, answer: Answer) -> None:
+    def _answered(self, worker: WorkerProcess, answer: WorkerAnswer) -> None:
         reply = answer.reply
         is_usable = not answer.is_last
         if not worker.is_ready:
-            is_usable = worker.is_ready = reply.outcome is Outcome.DONE
+            is_usable = worker.is_ready = reply.outcome is JobOutcome.DONE
             if not is_usable:
                 self._start_failed(self._why_not_started(reply))
         elif worker.job is not None:
@@ -291,7 +291,7 @@ class _Call:
             self._workers.stop(worker)
 
     def _why_not_started(self, reply: Reply) -> str:
-        if reply.outcome is Outcome.FAILED:
+        if reply.outcome is JobOutcome.FAILED:
             return reply.message
         return f"while a worker loaded {', '.join(self._settings.tasks)}: {reply.message}"
 
@@ -304,12 +304,12 @@ class _Call:
             text = f"no value within {self._settings.timeout_s:g} s (reward.workers.timeout_s)"
         else:
             text = f"not ready within {self._settings.startup_timeout_s:g} s (reward.workers.startup_timeout_s)"
-        return Reply(outcome=Outcome.TIMEOUT, message=text)
+        return Reply(outcome=JobOutcome.TIMEOUT, message=text)
 
     def _give_up(self) -> None:
         assert self.failure is not None
         for number in self._waiting:
-            self._replies[number] = Reply(outcome=Outcome.FAILED, message=self.failure)
+            self._replies[number] = Reply(outcome=JobOutcome.FAILED, message=self.failure)
 
     def _watch(self, worker: WorkerProcess) -> None:
         self._selector.register(worker.replies, selectors.EVENT_READ, (worker, self._read))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from mindgspo.rewards.verification import Outcome, Reply
+from mindgspo.rewards.verification import JobOutcome, Reply
 from mindgspo.rewards.workers.guard import MARK
 
 MAX_REPLY_BYTES = 2**20
@@ -48,7 +48,7 @@ class PoolSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class WorkerAnswer:
     """reply: to the job in hand, or to the order to load the tasks. is_last: the worker cannot be used any more."""
 
     reply: Reply
@@ -108,7 +108,7 @@ class WorkerProcess:
             return False
         return True
 
-    def receive(self) -> Answer | None:
+    def receive(self) -> WorkerAnswer | None:
         """The answer, if it is complete; DIED if the pipe of replies ended instead."""
         try:
             piece = os.read(self.replies.fileno(), READ_BYTES)
@@ -119,25 +119,25 @@ class WorkerProcess:
         self._received += piece
         if len(self._received) > MAX_REPLY_BYTES:
             text = f"returned more than {MAX_REPLY_BYTES // 2**20} MiB"
-            return Answer(reply=Reply(outcome=Outcome.FAILED, message=text), is_last=True)
+            return WorkerAnswer(reply=Reply(outcome=JobOutcome.FAILED, message=text), is_last=True)
         if not self._received.endswith(b"\n"):
             return None
         line = bytes(self._received)
         self._received.clear()
         return self._answer(line)
 
-    def _answer(self, line: bytes) -> Answer:
+    def _answer(self, line: bytes) -> WorkerAnswer:
         try:
             fields = json.loads(line)
             if "is_out_of_memory" in fields:
                 text = f"out of memory: a worker may take {self._memory_mb} MiB (reward.workers.memory_mb)"
-                return Answer(reply=Reply(outcome=Outcome.FAILED, message=text), is_last=True)
-            outcome, value = Outcome(fields["outcome"]), fields.get("value")
-            return Answer(reply=Reply(outcome=outcome, value=value, message=fields.get("message", "")))
+                return WorkerAnswer(reply=Reply(outcome=JobOutcome.FAILED, message=text), is_last=True)
+            outcome, value = JobOutcome(fields["outcome"]), fields.get("value")
+            return WorkerAnswer(reply=Reply(outcome=outcome, value=value, message=fields.get("message", "")))
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             # The user's code has found the pipe, or sent a value that nests too deep.
             text = f"the reply cannot be read: {type(error).__name__}: {error}"[:MAX_ERROR_TEXT]
-            return Answer(reply=Reply(outcome=Outcome.FAILED, message=text), is_last=True)
+            return WorkerAnswer(reply=Reply(outcome=JobOutcome.FAILED, message=text), is_last=True)
 
     def read_errors(self) -> bool:
         """Take what was printed, keep its end. False: the pipe has ended."""
@@ -163,14 +163,14 @@ class WorkerProcess:
             return f"the worker ended with exit code {end.si_status}"
         return f"the worker was ended by signal {end.si_status} ({signal.strsignal(end.si_status)})"
 
-    def died(self) -> Answer:
+    def died(self) -> WorkerAnswer:
         """The answer of a worker that has ended, or whose pipe of replies has."""
         give_up = time.monotonic() + DEATH_GRACE_S
         while (how := self._how_it_ended()) is None and time.monotonic() < give_up:
             time.sleep(0.001)
         self.read_errors()
         text = (how or "the worker closed the pipe of its replies") + self._last_errors()
-        return Answer(reply=Reply(outcome=Outcome.DIED, message=text), is_last=True)
+        return WorkerAnswer(reply=Reply(outcome=JobOutcome.DIED, message=text), is_last=True)
 
     def _last_errors(self) -> str:
         """The end of what was printed; after a crash faulthandler's report, which begins with the innermost frame."""

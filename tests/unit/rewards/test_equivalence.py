@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mindgspo.config import RewardSection
 from mindgspo.rewards import Candidate, Scorer
-from mindgspo.rewards.answers.equivalence import RIGHT, Comparison, compare, votes_of
+from mindgspo.rewards.answers.equivalence import RIGHT, Equivalence, compare_answers, votes_of
 from mindgspo.rewards.answers.latex_reader import normal_form
 from mindgspo.rewards.answers.latex_tokens import (
     MAX_EXPRESSION_CHARS,
@@ -152,40 +152,45 @@ UNDECIDED = [
 ]  # fmt: skip
 
 
-SURE, OTHER, OPEN = Comparison.SAME, Comparison.DIFFERENT, Comparison.UNDECIDED
+SURE, OTHER, OPEN = Equivalence.SAME, Equivalence.DIFFERENT, Equivalence.UNDECIDED
 
 
 @pytest.mark.parametrize(("answer", "gold", "found", "exchanged"), [
     *((*pair, SURE, SURE) for pair in SAME), *((*pair, OTHER, OTHER) for pair in DIFFERENT),
     *((*pair, OTHER, OPEN) for pair in NOT_WORKED_OUT), *((*pair, OPEN, OPEN) for pair in UNDECIDED),
 ])  # fmt: skip
-def test_pairs(answer: str, gold: str, found: Comparison, exchanged: Comparison) -> None:
-    assert (compare(answer, gold), compare(gold, answer)) == (found, exchanged)
+def test_pairs(answer: str, gold: str, found: Equivalence, exchanged: Equivalence) -> None:
+    assert (compare_answers(answer, gold), compare_answers(gold, answer)) == (found, exchanged)
 
 
 @pytest.mark.parametrize("answer", ["3,14", "3.14", "3{,}14", r"\frac{157}{50}", "3.14 \\text{ m}"])
 def test_a_decimal_comma_is_one_where_the_gold_answer_has_it(answer: str) -> None:
-    assert compare(answer, "3,14") is Comparison.SAME and compare(answer, "$3{,}14$") is Comparison.SAME
-    assert compare(answer, "3, 14") is not Comparison.SAME or answer == "3,14"
-    assert compare("0.125", "0,125") is Comparison.SAME
-    assert compare("3,14", "3.14") is not Comparison.SAME and compare("1.234", "1,234") is Comparison.DIFFERENT
+    assert (
+        compare_answers(answer, "3,14") is Equivalence.SAME and compare_answers(answer, "$3{,}14$") is Equivalence.SAME
+    )
+    assert compare_answers(answer, "3, 14") is not Equivalence.SAME or answer == "3,14"
+    assert compare_answers("0.125", "0,125") is Equivalence.SAME
+    assert (
+        compare_answers("3,14", "3.14") is not Equivalence.SAME
+        and compare_answers("1.234", "1,234") is Equivalence.DIFFERENT
+    )
 
 
 @pytest.mark.parametrize(("answer", "gold"), ASKED_FOR)
 def test_the_value_of_what_is_asked_for_is_an_answer(answer: str, gold: str) -> None:
-    assert compare(answer, gold) is not Comparison.DIFFERENT
+    assert compare_answers(answer, gold) is not Equivalence.DIFFERENT
 
 
 @pytest.mark.parametrize(("answer", "gold"), LEFT_TO_COMPUTE)
 def test_an_operation_that_is_left_to_do_is_no_answer_unless_it_may_be(answer: str, gold: str) -> None:
-    assert compare(answer, gold) is Comparison.DIFFERENT
-    assert compare(answer, gold, "accept") is not Comparison.DIFFERENT
-    assert compare(gold, answer) is not Comparison.DIFFERENT
+    assert compare_answers(answer, gold) is Equivalence.DIFFERENT
+    assert compare_answers(answer, gold, "accept") is not Equivalence.DIFFERENT
+    assert compare_answers(gold, answer) is not Equivalence.DIFFERENT
 
 
 @pytest.mark.parametrize(("answer", "gold"), NOTHING_LEFT)
 def test_numbers_as_people_write_them_and_irrational_terms_are_answers(answer: str, gold: str) -> None:
-    assert compare(answer, gold) is not Comparison.DIFFERENT
+    assert compare_answers(answer, gold) is not Equivalence.DIFFERENT
 
 
 PIECES = [
@@ -204,21 +209,27 @@ soup = st.lists(st.sampled_from(PIECES), max_size=25).map("".join)
 @example(answer=r"\frac" * 160, gold="^" * 900)
 @example(answer="1_", gold="1^")
 def test_any_two_texts_can_be_compared_either_way_round(answer: str, gold: str) -> None:
-    found = {compare(answer, gold), compare(gold, answer)}
-    assert len(found) == 1 or found == {Comparison.DIFFERENT, Comparison.UNDECIDED}  # one of them is not worked out
+    found = {compare_answers(answer, gold), compare_answers(gold, answer)}
+    assert len(found) == 1 or found == {
+        Equivalence.DIFFERENT,
+        Equivalence.UNDECIDED,
+    }  # one of them is not worked out
 
 
 @settings(max_examples=200)
 @given(text=soup)
 def test_what_can_be_read_is_the_same_as_itself(text: str) -> None:
-    expected = Comparison.SAME if answer_tokens(text) else Comparison.DIFFERENT
-    assert compare(text, f" {text}\n") is expected
+    expected = Equivalence.SAME if answer_tokens(text) else Equivalence.DIFFERENT
+    assert compare_answers(text, f" {text}\n") is expected
 
 
 @given(top=st.integers(-999, 999), bottom=st.integers(1, 999), factor=st.integers(1, 99))
 def test_a_fraction_equals_its_multiples_and_nothing_else(top: int, bottom: int, factor: int) -> None:
-    assert compare(rf"\frac{{{top * factor}}}{{{bottom * factor}}}", f"{top}/{bottom}") is Comparison.SAME
-    assert compare(rf"\frac{{{top * factor + 1}}}{{{bottom * factor}}}", f"{top}/{bottom}") is Comparison.DIFFERENT
+    assert compare_answers(rf"\frac{{{top * factor}}}{{{bottom * factor}}}", f"{top}/{bottom}") is Equivalence.SAME
+    assert (
+        compare_answers(rf"\frac{{{top * factor + 1}}}{{{bottom * factor}}}", f"{top}/{bottom}")
+        is Equivalence.DIFFERENT
+    )
 
 
 @given(numbers=st.lists(st.integers(-99, 99), min_size=2, max_size=6), seed=st.randoms())
@@ -227,9 +238,9 @@ def test_order_matters_in_tuples_and_not_in_sets(numbers: list[int], seed: objec
     seed.shuffle(shuffled)  # type: ignore[attr-defined]
     comma = ", ".join
     first, second = comma(map(str, numbers)), comma(map(str, shuffled))
-    assert compare(rf"\{{{first}\}}", rf"\{{{second}\}}") is Comparison.SAME
-    same_order = Comparison.SAME if numbers == shuffled else Comparison.DIFFERENT
-    assert compare(f"({first})", f"({second})") is same_order
+    assert compare_answers(rf"\{{{first}\}}", rf"\{{{second}\}}") is Equivalence.SAME
+    same_order = Equivalence.SAME if numbers == shuffled else Equivalence.DIFFERENT
+    assert compare_answers(f"({first})", f"({second})") is same_order
 
 
 @pytest.mark.parametrize(("text", "expected"), [

@@ -14,7 +14,7 @@ from mindgspo.rewards.answers.latex_tokens import answer_tokens
 from mindgspo.rewards.answers.size import is_too_large
 from mindgspo.rewards.functions.math import Math
 from mindgspo.rewards.functions.numeric import Gsm8k, MathDapo
-from mindgspo.rewards.verification import Candidate, Job, Verification
+from mindgspo.rewards.verification import Candidate, RewardJob, Verification
 from mindgspo.rewards.workers.math_verify import load
 from mindgspo.types import Verdict
 
@@ -159,7 +159,7 @@ REFUSED = [
 
 def verdict(function: str, text: str, gold: str, task: Callable) -> Verdict:
     found = VERIFIERS[function].verify(Candidate(text=text, gold=gold, data_source="", index=0))
-    return (found.conclude(task(found.arguments)) if isinstance(found, Job) else found).verdict
+    return (found.conclude(task(found.arguments)) if isinstance(found, RewardJob) else found).verdict
 
 
 @pytest.mark.parametrize(("functions", "text", "gold"), PAID)

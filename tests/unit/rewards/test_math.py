@@ -21,7 +21,7 @@ from mindgspo.config.reward import AnswerMode, RewardWorkersSection
 from mindgspo.rewards import Scorer
 from mindgspo.rewards.answers.latex_tokens import MAX_EXPRESSION_CHARS, answer_tokens, safe_latex
 from mindgspo.rewards.functions.math import Math
-from mindgspo.rewards.verification import Candidate, Job, Verification
+from mindgspo.rewards.verification import Candidate, RewardJob, Verification
 from mindgspo.rewards.workers.math_verify import load
 from mindgspo.types import Score, Verdict
 
@@ -73,8 +73,8 @@ def test_verdicts(text: str, gold: str, flexible: Verdict, strict: Verdict) -> N
 ])  # fmt: skip
 def test_what_prose_takes_back_is_not_paid(text: str, gold: str) -> None:
     found = Math().verify(candidate(text, gold))
-    assert isinstance(found, Job) or found.verdict is not CORRECT
-    assert not isinstance(found, Job) or found.arguments["answer"] != gold  # the words go along
+    assert isinstance(found, RewardJob) or found.verdict is not CORRECT
+    assert not isinstance(found, RewardJob) or found.arguments["answer"] != gold  # the words go along
 
 
 def test_first_last_and_cut() -> None:
@@ -95,7 +95,7 @@ def test_a_gold_answer_without_content_abstains(gold: str) -> None:
 
 def test_what_needs_algebra_is_a_job_of_plain_texts() -> None:
     job = Math().verify(candidate(r"Thus $\boxed{2\sqrt{2}}$.", r"It is $\boxed{\sqrt{8}}$."))
-    assert isinstance(job, Job) and job.task == "math_verify"
+    assert isinstance(job, RewardJob) and job.task == "math_verify"
     assert job.arguments == {"answer": r"2\sqrt{2}", "gold": r"\sqrt{8}"}
     for gold_parsed in (True, False):  # what is not shown to be the same is wrong
         other = {"same": False, "gold_parsed": gold_parsed, "answer_parsed": True}
@@ -119,7 +119,7 @@ soup = st.lists(st.sampled_from(PIECES), max_size=30).map("".join)
 @example(text=r"\boxed{1/0}", gold="1/0", mode="flexible")
 def test_any_text_gets_a_verification_or_a_job(text: str, gold: str, mode: AnswerMode) -> None:
     found = Math(mode).verify(candidate(text, gold))
-    if isinstance(found, Job):
+    if isinstance(found, RewardJob):
         found = found.conclude({"same": False, "gold_parsed": False, "answer_parsed": False})
     assert (found.value is None) == (found.verdict is Verdict.UNPARSEABLE_GOLD)
 
@@ -131,7 +131,7 @@ def test_any_text_gets_a_verification_or_a_job(text: str, gold: str, mode: Answe
 def test_a_megabyte_of_noise_finishes(unit: str) -> None:
     noise = unit * (1_000_000 // len(unit))
     verified = (Math().verify(candidate(noise, "12345")), Math().verify(candidate(r"\boxed{1}", noise)))
-    assert all(isinstance(each, Verification | Job) for each in verified)
+    assert all(isinstance(each, Verification | RewardJob) for each in verified)
 
 
 def test_an_answer_is_found_before_a_megabyte_of_tail() -> None:
@@ -146,13 +146,13 @@ def task() -> Callable:
     return load()
 
 
-def at_once(text: str, gold: str) -> Verification | Job:
+def at_once(text: str, gold: str) -> Verification | RewardJob:
     return Math().verify(Candidate(text=text, gold=gold, data_source="math", index=0))
 
 
 def verified(text: str, gold: str, task: Callable) -> Verification:
     found = at_once(text, gold)
-    return found.conclude(task(found.arguments)) if isinstance(found, Job) else found
+    return found.conclude(task(found.arguments)) if isinstance(found, RewardJob) else found
 
 
 @pytest.mark.shared_data
@@ -161,7 +161,7 @@ def test_boxed_answers_agree_with_their_published_labels(shared_rows, task: Call
     "4:30 p.m." are labelled wrong and not shown to be the same: we agree for a reason that is the data's fault."""
     counts, jobs = Counter(), Counter()
     for row in shared_rows("model-outputs/math_qwen25math_boxed.jsonl"):
-        jobs[row["gold"]] += isinstance(at_once(row["response"], row["gold"]), Job)
+        jobs[row["gold"]] += isinstance(at_once(row["response"], row["gold"]), RewardJob)
         counts[row["correct"], verified(row["response"], row["gold"], task).verdict] += 1
     assert counts == Counter({(True, Verdict.CORRECT): 295, (False, Verdict.WRONG): 25})
     assert +jobs == Counter({"4:30p..": 8})

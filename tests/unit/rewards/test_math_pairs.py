@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from mindgspo.rewards.answers.equivalence import Comparison, compare
+from mindgspo.rewards.answers.equivalence import Equivalence, compare_answers
 from mindgspo.rewards.functions.math import Math
 from mindgspo.rewards.functions.numeric import Gsm8k, MathDapo
-from mindgspo.rewards.verification import Candidate, Job, Verification
+from mindgspo.rewards.verification import Candidate, RewardJob, Verification
 from mindgspo.rewards.workers.math_verify import load
 from mindgspo.types import Verdict
 
@@ -27,7 +27,7 @@ def task() -> Callable:
 
 def is_paid(text: str, gold: str, task: Callable) -> bool:
     found = Math().verify(Candidate(text=text, gold=gold, data_source="math", index=0))
-    return (found.conclude(task(found.arguments)) if isinstance(found, Job) else found).verdict is Verdict.CORRECT
+    return (found.conclude(task(found.arguments)) if isinstance(found, RewardJob) else found).verdict is Verdict.CORRECT
 
 
 # Values that no tolerance may blur: tiny, huge, close to each other, alone or in lists, intervals, matrices.
@@ -245,9 +245,9 @@ def test_colours_sizes_and_grouped_digits_are_read_by_all_functions(task: Callab
     "unit", ["\u00b0", "x\u00b0", r"(\sin ", r"\sin 1^\circ", "C_{1", "10C", "1'", "0.\\dot1", r"\color{"]
 )
 def test_a_text_full_of_notation_is_read(unit: str) -> None:
-    assert isinstance(compare(unit * (999 // len(unit)), r"\pi"), Comparison)
+    assert isinstance(compare_answers(unit * (999 // len(unit)), r"\pi"), Equivalence)
     nested = "(" * 120 + "x" + r"^\circ)" * 120
-    assert compare(rf"\sin {nested}", r"\pi") is not Comparison.SAME
+    assert compare_answers(rf"\sin {nested}", r"\pi") is not Equivalence.SAME
 
 
 @pytest.mark.parametrize("name", [

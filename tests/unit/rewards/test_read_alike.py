@@ -14,7 +14,7 @@ import pytest
 from mindgspo.rewards.functions.math import Math
 from mindgspo.rewards.functions.multiple_choice import MultipleChoice
 from mindgspo.rewards.functions.numeric import Gsm8k, MathDapo
-from mindgspo.rewards.verification import Candidate, Job, Verifier
+from mindgspo.rewards.verification import Candidate, RewardJob, Verifier
 from mindgspo.rewards.workers.math_verify import load
 from mindgspo.types import Verdict
 
@@ -30,7 +30,7 @@ def task() -> Callable:
 
 def verdict(function: str, text: str, gold: str, task: Callable) -> Verdict:
     found = VERIFIERS[function].verify(Candidate(text=text, gold=gold, data_source="", index=0))
-    return (found.conclude(task(found.arguments)) if isinstance(found, Job) else found).verdict
+    return (found.conclude(task(found.arguments)) if isinstance(found, RewardJob) else found).verdict
 
 
 def rows(functions: str, gold: str, *responses: str) -> list[tuple[str, str, str]]:

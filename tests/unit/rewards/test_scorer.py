@@ -19,7 +19,16 @@ from mindgspo.errors import DataError, RewardError
 from mindgspo.rewards import Scorer, gold_is_readable
 from mindgspo.rewards.functions.from_file import FromFile, conclude
 from mindgspo.rewards.registry import build_function, function_for, repeats_itself
-from mindgspo.rewards.verification import Candidate, Job, JSONValue, Outcome, Reply, Shaper, Verification, Verifier
+from mindgspo.rewards.verification import (
+    Candidate,
+    JobOutcome,
+    JSONValue,
+    Reply,
+    RewardJob,
+    Shaper,
+    Verification,
+    Verifier,
+)
 from mindgspo.rewards.workers.pool import WorkerPool
 from mindgspo.types import Prompt, Verdict
 
@@ -38,11 +47,11 @@ class CharacterCount:
     def can_read(self, gold: str) -> bool:
         return gold != "unreadable"
 
-    def verify(self, candidate: Candidate) -> Verification | Job:
+    def verify(self, candidate: Candidate) -> Verification | RewardJob:
         if candidate.text == "raise":
             raise KeyError("broken on purpose")
         if candidate.text.startswith("later"):
-            return Job(task="count", arguments={"text": candidate.text}, conclude=self.concluded)
+            return RewardJob(task="count", arguments={"text": candidate.text}, conclude=self.concluded)
         return Verification(value=float(len(candidate.text)), verdict=Verdict.CORRECT, extracted=candidate.text)
 
     def concluded(self, value: JSONValue) -> Verification:
@@ -65,13 +74,13 @@ class ScriptedPool:
 
     def __init__(self, replies: Sequence[Reply] = ()) -> None:
         self.replies = list(replies)
-        self.jobs: list[Job] = []
+        self.jobs: list[RewardJob] = []
         self.is_closed = False
 
     def start(self) -> None:
         raise RewardError("my_reward.py: no function compute_score")
 
-    def run(self, jobs: Sequence[Job]) -> list[Reply]:
+    def run(self, jobs: Sequence[RewardJob]) -> list[Reply]:
         self.jobs += jobs
         replies, self.replies = self.replies[: len(jobs)], self.replies[len(jobs) :]
         return replies
@@ -143,12 +152,12 @@ def test_shapers_are_shown_the_verdict_and_alone_their_sign_gives_one() -> None:
 
 
 def test_jobs_run_together_and_ordinary_rows_must_not_fail() -> None:
-    pool = ScriptedPool([Reply(outcome=Outcome.DONE, value=5), Reply(outcome=Outcome.DONE, value=6)])
+    pool = ScriptedPool([Reply(outcome=JobOutcome.DONE, value=5), Reply(outcome=JobOutcome.DONE, value=6)])
     scores = scorer("verl_strict", pool=pool).score([candidate("later a"), candidate("now"), candidate("later b")])
     assert [score.value for score in scores] == [5.0, 3.0, 6.0]
     assert [job.arguments["text"] for job in pool.jobs] == ["later a", "later b"]
     assert dict(scores[0].extras) == {"verl_strict/words": 2.0}
-    pool = ScriptedPool([Reply(outcome=Outcome.TIMEOUT, message="took longer than 10 s")])
+    pool = ScriptedPool([Reply(outcome=JobOutcome.TIMEOUT, message="took longer than 10 s")])
     with pytest.raises(RewardError, match=r"verl_strict: took longer than 10 s \(tried on row 3\)"):
         scorer("verl_strict", pool=pool).try_out([candidate("now"), candidate("later", 3)])
     assert [score.value for score in scorer("gsm8k").try_out([candidate("#### 71")])] == [0.0]
@@ -156,9 +165,9 @@ def test_jobs_run_together_and_ordinary_rows_must_not_fail() -> None:
 
 @pytest.mark.parametrize(
     ("outcome", "verdict"),
-    [(Outcome.TIMEOUT, Verdict.TIMEOUT), (Outcome.FAILED, Verdict.ERROR), (Outcome.DIED, Verdict.ERROR)],
+    [(JobOutcome.TIMEOUT, Verdict.TIMEOUT), (JobOutcome.FAILED, Verdict.ERROR), (JobOutcome.DIED, Verdict.ERROR)],
 )
-def test_a_failed_job_makes_its_sample_invalid_and_no_other(outcome: Outcome, verdict: Verdict) -> None:
+def test_a_failed_job_makes_its_sample_invalid_and_no_other(outcome: JobOutcome, verdict: Verdict) -> None:
     pool = ScriptedPool([Reply(outcome=outcome, message="what went wrong")])
     first, second = scorer("gsm8k", "verl_strict", "length", pool=pool).score(
         [candidate("later"), candidate("#### 72")]
@@ -169,8 +178,8 @@ def test_a_failed_job_makes_its_sample_invalid_and_no_other(outcome: Outcome, ve
 
 
 def test_a_late_job_is_paid_as_it_says_if_it_is_quick_without_its_response() -> None:
-    def verify(candidate: Candidate) -> Job:
-        return Job(
+    def verify(candidate: Candidate) -> RewardJob:
+        return RewardJob(
             task="count",
             arguments={"text": candidate.text},
             conclude=lambda value: Verification(value=1.0, verdict=Verdict.CORRECT),
@@ -178,7 +187,10 @@ def test_a_late_job_is_paid_as_it_says_if_it_is_quick_without_its_response() -> 
             without_response={"gold": candidate.gold},
         )
 
-    late, done = Reply(outcome=Outcome.TIMEOUT, message="took longer than 10 s"), Reply(outcome=Outcome.DONE, value=1)
+    late, done = (
+        Reply(outcome=JobOutcome.TIMEOUT, message="took longer than 10 s"),
+        Reply(outcome=JobOutcome.DONE, value=1),
+    )
     pool = ScriptedPool([late, done, late, late, done, late, late, late])
     function = CharacterCount()
     function.verify = verify  # type: ignore[method-assign]

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from mindgspo.rewards.functions.from_file import conclude
-from mindgspo.rewards.verification import Job, JSONValue, Outcome, Reply
+from mindgspo.rewards.verification import JobOutcome, JSONValue, Reply, RewardJob
 from mindgspo.rewards.workers.pool import WorkerPool
 
 ROOT = Path(__file__).parents[3]
@@ -103,15 +103,15 @@ def pid(**kwargs):
 """
 
 
-def ask(task: str, text: str, index: int = 0) -> Job:
+def ask(task: str, text: str, index: int = 0) -> RewardJob:
     arguments: dict[str, JSONValue] = {
         "data_source": "test", "solution_str": text, "ground_truth": "72", "extra_info": {"index": index},
     }  # fmt: skip
-    return Job(task=task, arguments=arguments, conclude=conclude)
+    return RewardJob(task=task, arguments=arguments, conclude=conclude)
 
 
 def values(replies: Sequence[Reply]) -> list[JSONValue]:
-    assert [reply.outcome for reply in replies] == [Outcome.DONE] * len(replies), replies
+    assert [reply.outcome for reply in replies] == [JobOutcome.DONE] * len(replies), replies
     return [reply.value for reply in replies]
 
 
@@ -161,28 +161,30 @@ def strict_pool(hostile: str) -> Iterator[WorkerPool]:
 
 
 @pytest.mark.parametrize(("act", "outcome", "message"), [
-    ("hang", Outcome.TIMEOUT, r"no value within 0\.5 s \(reward\.workers\.timeout_s\)"),
-    ("regex", Outcome.TIMEOUT, "no value"), ("big_power", Outcome.TIMEOUT, "no value"),
-    ("sleep", Outcome.TIMEOUT, "no value"), ("stop", Outcome.TIMEOUT, "no value"),
-    ("exit_3", Outcome.DIED, "ended with exit code 3$"),
-    ("kill_self", Outcome.DIED, r"ended by signal 11 .*printed last: .*hostile\.py., line \d+ in kill_self"),
-    ("bad_address", Outcome.DIED, "ended by signal 11"),
-    ("held_pipe_then_exit", Outcome.DIED, "ended with exit code 5$"), ("close_everything", Outcome.DIED, "worker"),
-    ("sys_exit", Outcome.FAILED, r"^SystemExit \(hostile\.py, line \d+\)$"),
-    ("ten_gigabytes", Outcome.FAILED, r"^out of memory: .* 512 MiB \(reward\.workers\.memory_mb\)"),
-    ("grow", Outcome.FAILED, "^out of memory"), ("recursion", Outcome.FAILED, "^RecursionError"),
-    ("nested_value", Outcome.FAILED, "^RecursionError"),
-    ("hundred_megabytes", Outcome.FAILED, "^returned more than 1 MiB"),
-    ("base_exception", Outcome.FAILED, r"^BaseException: not an Exception \(hostile\.py, line \d+\)$"),
-    ("silent_exception", Outcome.FAILED, "^Silent: .*__str__ raised"),
-    ("interrupt", Outcome.FAILED, "^KeyboardInterrupt"), ("ask", Outcome.FAILED, "^EOFError"),
-    ("nan", Outcome.FAILED, r"^returned nan in \['score'\]\[0\]; a value must be finite"),
-    ("infinite", Outcome.FAILED, "^returned -inf;"), ("a_set", Outcome.FAILED, "^returned a set; expected a number"),
-    ("no_reply", Outcome.FAILED, r"^ValueError: two lines \(hostile\.py, line \d+\)$"),
+    ("hang", JobOutcome.TIMEOUT, r"no value within 0\.5 s \(reward\.workers\.timeout_s\)"),
+    ("regex", JobOutcome.TIMEOUT, "no value"), ("big_power", JobOutcome.TIMEOUT, "no value"),
+    ("sleep", JobOutcome.TIMEOUT, "no value"), ("stop", JobOutcome.TIMEOUT, "no value"),
+    ("exit_3", JobOutcome.DIED, "ended with exit code 3$"),
+    ("kill_self", JobOutcome.DIED, r"ended by signal 11 .*printed last: .*hostile\.py., line \d+ in kill_self"),
+    ("bad_address", JobOutcome.DIED, "ended by signal 11"),
+    ("held_pipe_then_exit", JobOutcome.DIED, "ended with exit code 5$"),
+    ("close_everything", JobOutcome.DIED, "worker"),
+    ("sys_exit", JobOutcome.FAILED, r"^SystemExit \(hostile\.py, line \d+\)$"),
+    ("ten_gigabytes", JobOutcome.FAILED, r"^out of memory: .* 512 MiB \(reward\.workers\.memory_mb\)"),
+    ("grow", JobOutcome.FAILED, "^out of memory"), ("recursion", JobOutcome.FAILED, "^RecursionError"),
+    ("nested_value", JobOutcome.FAILED, "^RecursionError"),
+    ("hundred_megabytes", JobOutcome.FAILED, "^returned more than 1 MiB"),
+    ("base_exception", JobOutcome.FAILED, r"^BaseException: not an Exception \(hostile\.py, line \d+\)$"),
+    ("silent_exception", JobOutcome.FAILED, "^Silent: .*__str__ raised"),
+    ("interrupt", JobOutcome.FAILED, "^KeyboardInterrupt"), ("ask", JobOutcome.FAILED, "^EOFError"),
+    ("nan", JobOutcome.FAILED, r"^returned nan in \['score'\]\[0\]; a value must be finite"),
+    ("infinite", JobOutcome.FAILED, "^returned -inf;"),
+    ("a_set", JobOutcome.FAILED, "^returned a set; expected a number"),
+    ("no_reply", JobOutcome.FAILED, r"^ValueError: two lines \(hostile\.py, line \d+\)$"),
 ])  # fmt: skip
-def test_a_misdeed_costs_its_own_sample_only(hostile: str, act: str, outcome: Outcome, message: str) -> None:
+def test_a_misdeed_costs_its_own_sample_only(hostile: str, act: str, outcome: JobOutcome, message: str) -> None:
     texts = ["a", "b", act, "c", "d", "e"]
-    with a_pool(hostile, timeout_s=0.5 if outcome is Outcome.TIMEOUT else 60.0) as pool:
+    with a_pool(hostile, timeout_s=0.5 if outcome is JobOutcome.TIMEOUT else 60.0) as pool:
         replies = pool.run([ask(f"{hostile}:f", text, index) for index, text in enumerate(texts)])
     assert replies[2].outcome is outcome and replies[2].value is None
     assert re.search(message, replies[2].message), replies[2].message
@@ -204,7 +206,7 @@ def test_a_worker_that_stops_reading_is_replaced_and_an_alarm_hits_no_other_resp
         assert values(pool.run([ask(f"{hostile}:f", "close_jobs")] * 4)) == [1.0] * 4
     with WorkerPool([f"{hostile}:f"], count=1, timeout_s=5.0, startup_timeout_s=30.0, memory_mb=256) as pool:
         replies = pool.run([ask(f"{hostile}:f", "alarm"), ask(f"{hostile}:f", "half_second")])
-    assert [reply.outcome for reply in replies] == [Outcome.DONE, Outcome.DONE], replies
+    assert [reply.outcome for reply in replies] == [JobOutcome.DONE, JobOutcome.DONE], replies
 
 
 def test_all_misdeeds_at_once(strict_pool: WorkerPool, hostile: str) -> None:
@@ -212,7 +214,7 @@ def test_all_misdeeds_at_once(strict_pool: WorkerPool, hostile: str) -> None:
     texts = [text for act in acts for text in (act, f"after {act}")]
     replies = strict_pool.run([ask(f"{hostile}:f", text) for text in texts])
     assert [value[0] for value in values(replies[1::2])] == texts[1::2]
-    assert Outcome.DONE not in {reply.outcome for reply in replies[::2]}
+    assert JobOutcome.DONE not in {reply.outcome for reply in replies[::2]}
 
 
 def test_at_most_as_many_workers_as_jobs_and_they_stay(pool: WorkerPool, hostile: str) -> None:
@@ -242,9 +244,9 @@ def test_any_text_crosses_the_pipe_and_what_is_no_json_fails_alone(pool: WorkerP
     texts = ["\ud800 lone \udfff", "\0\n\r\u2028\x85", "\U0001f600 \u4e2d", "x" * 400_000, '"\\', ""]
     replies = pool.run([ask(f"{hostile}:f", text) for text in texts])
     assert [value[0] for value in values(replies)] == texts
-    broken = Job(task=f"{hostile}:f", arguments={"solution_str": b"bytes"}, conclude=conclude)  # type: ignore[dict-item]
+    broken = RewardJob(task=f"{hostile}:f", arguments={"solution_str": b"bytes"}, conclude=conclude)  # type: ignore[dict-item]
     replies = pool.run([ask(f"{hostile}:f", "a"), broken, ask(f"{hostile}:f", "b")])
-    assert [reply.outcome for reply in replies] == [Outcome.DONE, Outcome.FAILED, Outcome.DONE]
+    assert [reply.outcome for reply in replies] == [JobOutcome.DONE, JobOutcome.FAILED, JobOutcome.DONE]
     assert "bytes is not JSON serializable" in replies[1].message
 
 
@@ -252,7 +254,7 @@ def test_a_worker_that_does_not_read_is_late(strict_pool: WorkerPool, hostile: s
     (pid,) = values(strict_pool.run([ask(f"{hostile}:pid", "")]))
     os.kill(pid, signal.SIGSTOP)
     (late,) = strict_pool.run([ask(f"{hostile}:f", "x" * 2**20)])
-    assert late.outcome is Outcome.TIMEOUT
+    assert late.outcome is JobOutcome.TIMEOUT
     assert not is_running(pid)
 
 
@@ -283,7 +285,7 @@ def test_what_a_killed_function_started_ends_too(tmp_path: Path) -> None:
     file.write_text(STARTS_OTHERS)
     with WorkerPool([f"{file}:f"], count=1, timeout_s=0.5, startup_timeout_s=30.0, memory_mb=256) as pool:
         (reply,) = pool.run([ask(f"{file}:f", str(tmp_path / "started"))])
-        assert reply.outcome is Outcome.TIMEOUT
+        assert reply.outcome is JobOutcome.TIMEOUT
         started = [int(pid) for pid in (tmp_path / "started.pids").read_text().split()]
         assert len(started) == 3 and wait_until(lambda: not any(map(is_running, started))), started
 
@@ -311,7 +313,7 @@ def test_thirty_kills_leave_no_process_and_no_open_file(strict_pool: WorkerPool,
     strict_pool.run([ask(f"{hostile}:f", text) for text in ("a", "b", "c", "d")])
     files, processes = len(os.listdir("/proc/self/fd")), len(children_of(os.getpid()))
     replies = strict_pool.run([ask(f"{hostile}:f", "exit_3") for _ in range(28)] + [ask(f"{hostile}:f", "hang")] * 2)
-    assert Outcome.DONE not in {reply.outcome for reply in replies}
+    assert JobOutcome.DONE not in {reply.outcome for reply in replies}
     strict_pool.run([ask(f"{hostile}:f", "sleep"), ask(f"{hostile}:f", "a")])
     strict_pool.run([ask(f"{hostile}:f", text) for text in ("a", "b", "c", "d")] * 20)
     assert (len(os.listdir("/proc/self/fd")), len(children_of(os.getpid()))) == (files, processes)
@@ -385,7 +387,7 @@ def test_a_program_that_ignores_its_workers_end(strict_pool: WorkerPool, hostile
         replies = strict_pool.run([ask(f"{hostile}:f", text) for text in ("a", "exit_3", "hang", "b", "c")])
     finally:
         signal.signal(signal.SIGCHLD, before)
-    outcomes = [Outcome.DONE, Outcome.DIED, Outcome.TIMEOUT, Outcome.DONE, Outcome.DONE]
+    outcomes = [JobOutcome.DONE, JobOutcome.DIED, JobOutcome.TIMEOUT, JobOutcome.DONE, JobOutcome.DONE]
     assert [reply.outcome for reply in replies] == outcomes
 
 
@@ -398,10 +400,10 @@ def script_of(folder: Path, task: str, text: str, count: int, timeout_s: float) 
             f"""
             import json, sys
             sys.path.insert(0, {str(ROOT)!r})
-            from mindgspo.rewards.verification import Job
+            from mindgspo.rewards.verification import RewardJob
             from mindgspo.rewards.workers.pool import WorkerPool
             pool = WorkerPool([{task!r}], count=2, timeout_s={timeout_s}, startup_timeout_s=30.0, memory_mb=256)
-            replies = pool.run([Job(task={task!r}, arguments={arguments!r}, conclude=print)] * {count})
+            replies = pool.run([RewardJob(task={task!r}, arguments={arguments!r}, conclude=print)] * {count})
             print(json.dumps([reply.value for reply in replies]))
             """
         )

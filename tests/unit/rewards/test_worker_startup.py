@@ -13,7 +13,7 @@ import pytest
 
 from mindgspo.errors import RewardError
 from mindgspo.rewards.functions.from_file import conclude
-from mindgspo.rewards.verification import Job, JSONValue, Outcome, Reply
+from mindgspo.rewards.verification import JobOutcome, JSONValue, Reply, RewardJob
 from mindgspo.rewards.workers.pool import WorkerPool
 
 ARGUMENTS: dict[str, JSONValue] = {"data_source": "s", "solution_str": "72", "ground_truth": "72", "extra_info": {}}
@@ -37,7 +37,7 @@ def a_pool(
 
 
 def run(pool: WorkerPool, *tasks: str) -> list[Reply]:
-    return pool.run([Job(task=task, arguments=ARGUMENTS, conclude=conclude) for task in tasks])
+    return pool.run([RewardJob(task=task, arguments=ARGUMENTS, conclude=conclude) for task in tasks])
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_signatures_that_take_the_four_arguments(tmp_path: Path, text: str) -> N
     file = write(tmp_path, text)
     with a_pool(f"{file}:f") as pool:
         pool.start()
-        assert run(pool, f"{file}:f") == [Reply(outcome=Outcome.DONE, value=1.0)]
+        assert run(pool, f"{file}:f") == [Reply(outcome=JobOutcome.DONE, value=1.0)]
 
 
 def test_the_files_own_folder_comes_first_and_a_file_is_imported_once(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_values_become_plain(tmp_path: Path, expression: str, value: JSONValue) 
     file = write(tmp_path, f"import fractions, numpy\ndef f(**kwargs):\n    return {expression}\n")
     with a_pool(f"{file}:f") as pool:
         (reply,) = run(pool, f"{file}:f")
-    assert (reply.outcome, reply.value, type(reply.value)) == (Outcome.DONE, value, type(value))
+    assert (reply.outcome, reply.value, type(reply.value)) == (JobOutcome.DONE, value, type(value))
 
 
 def test_imports_out_of_time_and_not_charged_to_a_job(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_imports_out_of_time_and_not_charged_to_a_job(tmp_path: Path) -> None:
         with pytest.raises(RewardError, match=message):
             pool.start()
         replies = run(pool, *[f"{file}:f"] * 5)
-    assert {reply.outcome for reply in replies} == {Outcome.FAILED}
+    assert {reply.outcome for reply in replies} == {JobOutcome.FAILED}
     assert all(re.search(message, reply.message) for reply in replies)
     text = (
         "import os, time\ntime.sleep(0.7)\ndef f(solution_str, **kwargs):\n    time.sleep(60)\n"
@@ -163,14 +163,14 @@ def test_imports_out_of_time_and_not_charged_to_a_job(tmp_path: Path) -> None:
     file = write(tmp_path, text)
     with a_pool(f"{file}:f", f"{file}:g", timeout_s=0.5) as pool:
         replies = run(pool, f"{file}:g", f"{file}:f", f"{file}:g")
-    assert [reply.outcome for reply in replies] == [Outcome.DONE, Outcome.TIMEOUT, Outcome.DONE]
+    assert [reply.outcome for reply in replies] == [JobOutcome.DONE, JobOutcome.TIMEOUT, JobOutcome.DONE]
 
 
 def test_loud_imports_and_a_second_start(tmp_path: Path) -> None:
     file = write(tmp_path, "import sys\nprint('x' * 500_000)\nsys.stderr.write('y' * 500_000)\n" + GOOD)
     with a_pool(f"{file}:f") as pool:
         pool.start()
-        assert run(pool, f"{file}:f")[0].outcome is Outcome.DONE
+        assert run(pool, f"{file}:f")[0].outcome is JobOutcome.DONE
     file = write(tmp_path, f"import os\ndef f({SIGNATURE}):\n    return os.getpid()\n")
     with a_pool(f"{file}:f", count=2) as pool:
         pool.start()
@@ -188,7 +188,7 @@ def test_a_file_broken_while_the_run_goes_on_fails_the_rest_with_the_reason(tmp_
         pool.start()
         write(tmp_path, start + "raise ValueError('edited too early')\n")
         replies = run(pool, f"{file}:f", f"{file}:die", *[f"{file}:f"] * 20)
-        assert [reply.outcome for reply in replies] == [Outcome.DONE, Outcome.DIED] + [Outcome.FAILED] * 20
+        assert [reply.outcome for reply in replies] == [JobOutcome.DONE, JobOutcome.DIED] + [JobOutcome.FAILED] * 20
         assert all("line 3, `raise ValueError('edited too early')`" in reply.message for reply in replies[2:])
         assert len(log.read_text()) <= 4, "a file that cannot be imported is tried a few times only"
         write(tmp_path, good)
@@ -212,7 +212,7 @@ def test_workers_that_die_as_soon_as_they_are_ready(tmp_path: Path) -> None:
     file = write(tmp_path, text)
     with a_pool(f"{file}:f", count=2) as pool:
         replies = run(pool, *[f"{file}:f"] * 6)
-    assert {reply.outcome for reply in replies} <= {Outcome.DIED, Outcome.FAILED}
+    assert {reply.outcome for reply in replies} <= {JobOutcome.DIED, JobOutcome.FAILED}
     assert all("exit code 9" in reply.message for reply in replies)
 
 
@@ -231,7 +231,7 @@ def test_ctrl_c_during_the_start(tmp_path: Path) -> None:
         assert time.monotonic() - began < 30, "it waited for the import"
         (tmp_path / "quick").touch()
         pool.start()
-        assert run(pool, f"{file}:f")[0].outcome is Outcome.DONE
+        assert run(pool, f"{file}:f")[0].outcome is JobOutcome.DONE
 
 
 def test_the_memory_limit_leaves_what_it_says(tmp_path: Path) -> None:
@@ -239,5 +239,5 @@ def test_the_memory_limit_leaves_what_it_says(tmp_path: Path) -> None:
     file = write(tmp_path, f"def f{body.format(150)}def g{body.format(260)}")
     with a_pool(f"{file}:f", f"{file}:g", memory_mb=256) as pool:
         replies = run(pool, f"{file}:f", f"{file}:g", f"{file}:f")
-    assert [reply.outcome for reply in replies] == [Outcome.DONE, Outcome.FAILED, Outcome.DONE]
+    assert [reply.outcome for reply in replies] == [JobOutcome.DONE, JobOutcome.FAILED, JobOutcome.DONE]
     assert "256 MiB" in replies[1].message
