@@ -21,8 +21,8 @@ from mindgspo.text import closest, listed, shorten
 if TYPE_CHECKING:
     from mindgspo.checkpoint.runs import RunOverview
     from mindgspo.evaluation.generate import Generated
+    from mindgspo.evaluation.inputs import PromptText
     from mindgspo.evaluation.log_probs import ScoredResponse
-    from mindgspo.evaluation.prompts import PromptText
     from mindgspo.types import Int32Array
 
 Overrides = Sequence[str] | Mapping[str, object]
@@ -86,8 +86,7 @@ def generate(model: str | PathLike[str], prompts: Sequence[PromptText], **option
     """
     from pydantic import TypeAdapter, ValidationError
 
-    from mindgspo.evaluation.generate import GenerateOptions
-    from mindgspo.evaluation.generate import generate as answers
+    from mindgspo.evaluation.generate import GenerateOptions, generate_completions
 
     _check_is_list("prompts", prompts)
     try:
@@ -103,7 +102,7 @@ def generate(model: str | PathLike[str], prompts: Sequence[PromptText], **option
     except ValidationError as error:
         (wrong, *_), said = error.errors()[0]["loc"], error.errors()[0]["msg"]
         raise ConfigError(f"{wrong}: {said[:1].lower()}{said[1:]}, got {shorten(repr(options[wrong]))}") from None
-    return list(answers(Path(model), prompts, chosen))
+    return list(generate_completions(Path(model), prompts, chosen))
 
 
 def score(

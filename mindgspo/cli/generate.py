@@ -107,9 +107,9 @@ def generate(
 
 
 def _answer(model: Path, prompt: str, options: GenerateOptions) -> None:
-    from mindgspo.evaluation.generate import generate
+    from mindgspo.evaluation.generate import generate_completions
 
-    (found,) = generate(model, [prompt], options)
+    (found,) = generate_completions(model, [prompt], options)
     for number, one in enumerate(found.completions, start=1):
         if len(found.completions) > 1:
             print(f"--- {number} of {len(found.completions)}: {one.ids.size} tokens, {one.finish_reason.value}")
@@ -117,10 +117,10 @@ def _answer(model: Path, prompt: str, options: GenerateOptions) -> None:
 
 
 def _answer_file(model: Path, file: Path, options: GenerateOptions) -> None:
-    from mindgspo.evaluation.generate import generate, json_row
-    from mindgspo.evaluation.prompts import read_prompts
+    from mindgspo.evaluation.generate import generate_completions, json_row
+    from mindgspo.evaluation.inputs import read_prompts
 
-    for found in generate(model, read_prompts(file), options):
+    for found in generate_completions(model, read_prompts(file), options):
         print(json_row(found), flush=True)
 
 

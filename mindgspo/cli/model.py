@@ -143,22 +143,28 @@ def _whole_numbers(text: str) -> tuple[int, ...]:
 
 
 def _evaluate_and_print(tasks: list[EvalTask], out: Path | None) -> None:
-    from mindgspo.evaluation.output import EvalFolder, generation_records, remarks, report, table_lines
-    from mindgspo.evaluation.run_tasks import evaluate_tasks
+    from mindgspo.evaluation.run_tasks import (
+        EvalFolder,
+        eval_report,
+        evaluate_tasks,
+        generation_records,
+        remarks,
+        results_table,
+    )
 
     with nullcontext() if out is None else EvalFolder(out) as folder:
         if folder is None:
-            found = evaluate_tasks(tasks)
+            results = evaluate_tasks(tasks)
         else:
-            found = evaluate_tasks(tasks, lambda *answered: folder.write(generation_records(*answered)))
+            results = evaluate_tasks(tasks, lambda *answered: folder.write(generation_records(*answered)))
         # Printed first: where the folder cannot be finished, hours of work are not lost.
-        for line in table_lines(found):
+        for line in results_table(results):
             print(line)
-        for line in remarks(found):
+        for line in remarks(results):
             print(f"note: {line}")
-        print(json.dumps(report(found), allow_nan=False), flush=True)
+        print(json.dumps(eval_report(results), allow_nan=False), flush=True)
         if folder is not None:
-            folder.finish(report(found))
+            folder.finish(eval_report(results))
 
 
 def logprobs(

@@ -39,10 +39,10 @@ def reward_score(
     Each row is written with its score and verdict. Where rows have labels, the confusion table follows, with examples
     of false positives and false negatives.
     """
-    from mindgspo.evaluation.grade_file import RowKeys, grade
+    from mindgspo.evaluation.score_file import RowKeys, score_with_function
 
     keys = RowKeys(response=response_key, gold=gold_key, label=label_key)
-    confusion = grade(
+    confusion = score_with_function(
         function=function,
         input=input,
         output=output,

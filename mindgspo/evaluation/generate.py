@@ -15,8 +15,7 @@ from typing import Literal
 from mindgspo.config import ExperimentConfig, load_mapping
 from mindgspo.config.data import LEAST_TEMPERATURE, LEAST_TOP_P
 from mindgspo.errors import ConfigError, DataError
-from mindgspo.evaluation.found_model import FoundModel, default_length, find_model
-from mindgspo.evaluation.prompts import PromptText, TextPieces, encode_prompt
+from mindgspo.evaluation.inputs import FoundModel, PromptText, default_length, encode_prompt, find_model
 from mindgspo.models.policy import build_model
 from mindgspo.models.weights import load_tensors
 from mindgspo.parallel.plans.placement import ALONE
@@ -27,7 +26,7 @@ from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingSettings
 from mindgspo.rollout.service import Request
 from mindgspo.tensor_files.reader import open_tensors
 from mindgspo.tokenization import ChatMessage, Tokenizer, load_tokenizer
-from mindgspo.types import FinishReason, Float32Array, Int32Array, Prompt
+from mindgspo.types import FinishReason, Float32Array, Int32Array, Prompt, Response
 
 _CHAT_TOKENS = 4096
 _ROUNDS_PER_CALL = 8  # how often the slots are filled per call of the engine; see evaluation.run_tasks
@@ -85,14 +84,14 @@ class Generated:
 
 @dataclass(frozen=True, slots=True)
 class _Drawing:
-    """What options and folder come to."""
+    """How tokens are drawn, from options and generation_config.json."""
 
     temperature: float
     top_p: float
     top_k: int
 
 
-def generate(model: Path, prompts: Sequence[PromptText], options: GenerateOptions) -> Iterator[Generated]:
+def generate_completions(model: Path, prompts: Sequence[PromptText], options: GenerateOptions) -> Iterator[Generated]:
     """The answers, prompt by prompt, in their order. An answer depends on seed, its prompt's place and its own number.
 
     Raises DataError for a prompt without a token, ConfigError for one that is too long, and the errors of the model's
@@ -118,16 +117,39 @@ def generate(model: Path, prompts: Sequence[PromptText], options: GenerateOption
         settings = _settings(options, drawing, length)
         answered = engine.generate(asked, settings, weight_version=0).responses
         for prompt, responses in zip(prompts[start:], answered, strict=False):
-            completions = tuple(
-                Completion(
-                    text=tokenizer.decode(response.ids, skip_special_tokens=True),
-                    ids=response.ids,
-                    logprobs=response.logprobs,
-                    finish_reason=response.finish_reason,
-                )
-                for response in responses
-            )
-            yield Generated(prompt=prompt, completions=completions)
+            yield Generated(prompt=prompt, completions=tuple(_completion(tokenizer, each) for each in responses))
+
+
+def _completion(tokenizer: Tokenizer, response: Response) -> Completion:
+    return Completion(
+        text=tokenizer.decode(response.ids, skip_special_tokens=True),
+        ids=response.ids,
+        logprobs=response.logprobs,
+        finish_reason=response.finish_reason,
+    )
+
+
+class TextPieces:
+    """The text of a growing list of tokens, piece by piece.
+
+    A tokenizer may write a token otherwise at the beginning of a text, and a character may take several tokens: a piece
+    is the text after the last few tokens, and it waits while its last character is broken.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._start = self._told = 0
+
+    def of(self, ids: Int32Array, *, is_last: bool = False) -> str:
+        """What is new. ids: all tokens so far. is_last: broken characters come as U+FFFD."""
+        before, whole = self._text(ids[self._start : self._told]), self._text(ids[self._start :])
+        if len(whole) <= len(before) or (whole.endswith("\ufffd") and not is_last):
+            return ""
+        self._start, self._told = self._told, len(ids)
+        return whole[len(before) :]
+
+    def _text(self, ids: Int32Array) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=True)
 
 
 class Chat:
@@ -221,9 +243,7 @@ def _answer_length(found: FoundModel, options: GenerateOptions, longest_prompt: 
     room = found.positions - longest_prompt
     wanted = options.max_new_tokens
     if wanted is None:
-        named = found.generation.get("max_new_tokens")
-        wanted = named if type(named) is int and named >= 1 else default_length(found.section)
-        wanted = min(wanted, max(1, room))
+        wanted = min(default_length(found.section, found.generation), max(1, room))
     if wanted > room:
         fewer = f"; give at most --max-new-tokens {room}" if room >= 1 else "; shorten the prompt"
         raise ConfigError(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,11 +15,10 @@ import numpy as np
 from mindgspo.config import ModelSection
 from mindgspo.config.huggingface_config import read_model_section
 from mindgspo.errors import DataError, WeightsError
-from mindgspo.evaluation.found_model import find_model
-from mindgspo.evaluation.prompts import PromptText, encode_prompt
+from mindgspo.evaluation.inputs import PromptText, encode_prompt, find_model, only_key
 from mindgspo.io import parse_json
 from mindgspo.parallel.platform.runtime import Device, set_up_runtime
-from mindgspo.tokenization import Backend, load_backend, load_tokenizer
+from mindgspo.tokenization import load_backend, load_tokenizer
 from mindgspo.types import Float32Array, Int32Array
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ RowScorer = Callable[[ModelSection, Path, Sequence[Int32Array]], "Iterable[RowSc
 
 
 def log_probs_by_native_model(section: ModelSection, folder: Path, rows: Sequence[Int32Array]) -> Iterable[RowScore]:
-    """The `RowScorer` that is asked where no other is named. Raises WeightsError."""
+    """The default `RowScorer`: our own transformer. Raises WeightsError."""
     from mindgspo.models.policy import build_model
     from mindgspo.models.scoring import score_rows
     from mindgspo.models.weights import load_huggingface
@@ -48,7 +48,7 @@ def log_probs_of_file(
     TokenizerError, and what the scorer raises.
     """
     section = read_model_section(model_dir)
-    rows = read_rows(rows_file, section, model_dir)
+    rows = read_id_rows(rows_file, section, model_dir)
 
     set_up_runtime(device)
     for number, score in enumerate(scorer(section, model_dir, rows), start=1):
@@ -59,10 +59,12 @@ def log_probs_of_file(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredResponse:
-    """ids: int32 [L], the response's tokens. logprobs: float32 [L], of each behind the prompt and those before it."""
+    """Log-probs of a response under a model."""
 
     ids: Int32Array
+    """int32 [L], the response's tokens."""
     logprobs: Float32Array
+    """float32 [L], of each token given the prompt and the tokens before it."""
 
 
 def score_responses(
@@ -85,10 +87,9 @@ def score_responses(
             answers.append(np.array(ids, np.int32))
         except (TypeError, ValueError, OverflowError) as error:
             raise DataError(f"response {number}: expected a text or a list of ids ({error})") from error
-        if answers[-1].ndim != 1 or not answers[-1].size:
-            raise DataError(f"response {number}: holds no token")
-        if answers[-1].min() < 0 or answers[-1].max() >= section.vocab_size:
-            raise DataError(f"response {number}: an id is outside the vocabulary, 0 to {section.vocab_size - 1}")
+        if answers[-1].ndim != 1:
+            raise DataError(f"response {number}: expected a text or a list of ids")
+        _check_ids(answers[-1], f"response {number}", section)
         rows.append(np.append(encode_prompt(tokenizer, prompt, f"prompt {number}", is_raw=is_raw), answers[-1]))
         if rows[-1].size > found.positions:
             raise DataError(
@@ -107,65 +108,53 @@ def score_responses(
     return scored
 
 
-def read_rows(path: Path, section: ModelSection, model_dir: Path) -> list[Int32Array]:
-    """The ids of every line. Raises DataError for a missing or empty file and for the first unusable line."""
+def read_id_rows(path: Path, section: ModelSection, model_dir: Path) -> list[Int32Array]:
+    """Read the ids of every line. Raises DataError for a missing or empty file and for the first unusable line."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); give a JSON Lines file") from error
     if not lines:
         raise DataError(f'{path}: is empty; give one row per line, e.g. {{"ids": [1, 2, 3]}}')
-    encoder = _Encoder(model_dir)
-    return [_ids(line, f"{path}, line {number}", section, encoder) for number, line in enumerate(lines, start=1)]
+    backend = cache(load_backend)  # loaded when the first text is met: rows of ids need no tokenizer
+    return [
+        _ids_of(line, f"{path}, line {number}", section, lambda text: backend(model_dir).encode(text))
+        for number, line in enumerate(lines, start=1)
+    ]
 
 
-class _Encoder:
-    """The tokenizer of a folder, loaded when the first text is met: rows of ids need none."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._backend: Backend | None = None
-
-    def encode(self, text: str) -> list[int]:
-        if self._backend is None:
-            self._backend = load_backend(self._folder)
-        return self._backend.encode(text)
-
-
-def _ids(line: bytes, where: str, section: ModelSection, encoder: _Encoder) -> Int32Array:
-    row = _object(line, where)
-    keys = [key for key in ("ids", "text") if key in row]
-    if len(keys) != 1:
-        raise DataError(f'{where}: expected either "ids" or "text", got {", ".join(keys) or "neither"}')
-    ids = row["ids"] if keys == ["ids"] else _encoded(row["text"], where, encoder)
-    if not isinstance(ids, list) or any(type(one) is not int for one in ids):
-        raise DataError(f'{where}: "ids" must be a list of whole numbers')
-    if not ids:
-        raise DataError(f"{where}: no ids; at least one is needed")
-    outside = [one for one in ids if not 0 <= one < section.vocab_size]
-    if outside:
-        raise DataError(f"{where}: id {outside[0]} is outside the vocabulary, 0 to {section.vocab_size - 1}")
-    if len(ids) > section.max_position_embeddings:
-        raise DataError(
-            f"{where}: {len(ids)} ids, the model has {section.max_position_embeddings} positions "
-            "(max_position_embeddings)"
-        )
-    return np.array(ids, dtype=np.int32)
-
-
-def _object(line: bytes, where: str) -> dict[str, object]:
+def _ids_of(line: bytes, where: str, section: ModelSection, encode: Callable[[str], list[int]]) -> Int32Array:
     try:
         row = parse_json(line)
     except ValueError as error:
         raise DataError(f"{where}: {error}") from error
     if not isinstance(row, dict):
         raise DataError(f"{where}: expected a JSON object, got {type(row).__name__}")
-    return row
+    is_text = only_key(row, "ids", "text", where) == "text"
+    ids = encode(_text_of(row["text"], where)) if is_text else row["ids"]
+    if not isinstance(ids, list) or any(type(one) is not int for one in ids):
+        raise DataError(f'{where}: "ids" must be a list of whole numbers')
+    _check_ids(ids, where, section)
+    return np.array(ids, dtype=np.int32)
 
 
-def _encoded(text: object, where: str, encoder: _Encoder) -> list[int]:
-    if not isinstance(text, str):
-        raise DataError(f'{where}: "text" must be a text, got {type(text).__name__}')
-    if any("\ud800" <= character <= "\udfff" for character in text):
+def _text_of(value: object, where: str) -> str:
+    if not isinstance(value, str):
+        raise DataError(f'{where}: "text" must be a text, got {type(value).__name__}')
+    if any("\ud800" <= character <= "\udfff" for character in value):
         raise DataError(f'{where}: "text" holds half of a surrogate pair, which is no character')
-    return encoder.encode(text)
+    return value
+
+
+def _check_ids(ids: Sequence[int] | Int32Array, where: str, section: ModelSection) -> None:
+    """Raises DataError unless the model has these ids, and positions for them."""
+    if not len(ids):
+        raise DataError(f"{where}: no ids; at least one is needed")
+    outside = [one for one in ids if not 0 <= one < section.vocab_size]
+    if outside:
+        raise DataError(f"{where}: id {outside[0]} is outside the vocabulary, 0 to {section.vocab_size - 1}")
+    if len(ids) > section.max_position_embeddings:
+        raise DataError(
+            f"{where}: {len(ids):,} ids, the model has {section.max_position_embeddings:,} positions "
+            "(max_position_embeddings)"
+        )

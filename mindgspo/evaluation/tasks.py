@@ -6,7 +6,7 @@ Runs before MindSpore is imported. What an option sets, a `--set` sets too, and 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,20 @@ from mindgspo.config.data import DataFormat
 from mindgspo.config.rules import eval_sources
 from mindgspo.data.benchmarks import NAMES, NUM_GENERATED_ROWS, Benchmark, find_benchmark
 from mindgspo.errors import ConfigError
-from mindgspo.evaluation.found_model import default_length, read_model_folder
+from mindgspo.evaluation.inputs import default_length, read_model_folder
 from mindgspo.tokenization.tokenizer import read_object, tokenizer_section_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalTask:
-    """label: the data set's name in tables. config: its rows are those of data.eval, which is one set. any_length:
-    prompts may be as long as the model's positions allow; data.max_prompt_length says nothing."""
+    """One data set to evaluate on."""
 
     label: str
+    """Name of the data set in tables."""
     config: ExperimentConfig
+    """Configuration whose data.eval is this one set."""
     any_length: bool
+    """Whether prompts may be as long as the model's positions allow, whatever data.max_prompt_length says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +73,16 @@ class EvalOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataChoice:
-    """texts: what stands behind --data. folder: where names are looked up. format, columns: of the files among them."""
+    """Data sets as --data names them."""
 
     texts: Sequence[str]
+    """Values of --data: names or paths, e.g. ("gsm8k", "rows.jsonl")."""
     folder: Path | None = None
+    """Folder in which names are looked up."""
     format: DataFormat | None = None
+    """Format of the files among them."""
     columns: ColumnsSection | None = None
+    """Columns of the files among them, for the format "columns"."""
 
 
 def tasks_of_experiment(model_dir: Path, path: Path, options: EvalOptions, overrides: Sequence[str]) -> list[EvalTask]:
@@ -124,28 +130,22 @@ def tasks_of_data(
         "rollout": {
             "prompts_per_step": 1,
             "num_generations": 2,
-            "max_new_tokens": _default_length(model_dir, model, options),
+            "max_new_tokens": _longest_response(model_dir, model, options.max_new_tokens),
             "slots": 32,
         },
         "trainer": {"max_steps": 1, "prompts_per_mini_batch": 1, "samples_per_micro_batch": 1},
     }
     texts = [*options.overrides(), *overrides]
-    tasks = [
-        EvalTask(
-            label=benchmark.label,
-            config=load_mapping(
-                f"--data {benchmark.label}", {**sections, **_data_sections(benchmark, choice.columns)}, texts
-            ),
-            any_length=True,
-        )
-        for benchmark in benchmarks
-    ]
+    tasks = []
+    for one in benchmarks:
+        config = load_mapping(f"--data {one.label}", {**sections, **_data_sections(one, choice.columns)}, texts)
+        tasks.append(EvalTask(label=one.label, config=config, any_length=True))
     _refuse_unused(options, tasks[0].config)
     return tasks
 
 
 def _benchmarks(choice: DataChoice) -> list[Benchmark]:
-    """What the words behind --data mean, each under a label of its own."""
+    """The data sets of --data, each under a label of its own."""
     texts, format = choice.texts, choice.format
     if (format == "columns") != (choice.columns is not None):
         raise ConfigError("--format columns and --columns map.yaml go together: the file says which column holds what")
@@ -182,26 +182,24 @@ def _data_sections(benchmark: Benchmark, columns: ColumnsSection | None) -> dict
     }
 
 
-def _default_length(model_dir: Path, model: ModelSection, options: EvalOptions) -> int:
-    if options.max_new_tokens is not None:
-        if options.max_new_tokens >= model.max_position_embeddings:
-            raise ConfigError(
-                f"--max-new-tokens {options.max_new_tokens}: {model_dir} has {model.max_position_embeddings} positions "
-                f"for prompt and response together; give less than {model.max_position_embeddings}"
-            )
-        return options.max_new_tokens
-    named = read_object(model_dir / "generation_config.json").get("max_new_tokens")
-    if type(named) is int and 1 <= named < model.max_position_embeddings:
-        return named
-    return default_length(model)
+def _longest_response(model_dir: Path, model: ModelSection, given: int | None) -> int:
+    positions = model.max_position_embeddings
+    if given is None:
+        named = default_length(model, read_object(model_dir / "generation_config.json"))
+        return named if named < positions else default_length(model, {})
+    if given >= positions:
+        raise ConfigError(
+            f"--max-new-tokens {given}: {model_dir} has {positions} positions for prompt and response together; give "
+            f"less than {positions}"
+        )
+    return given
 
 
 def _refuse_unused(options: EvalOptions, config: ExperimentConfig) -> None:
-    """Settings of samples where there are none; greedy answers do not read them."""
-    given: Mapping[str, object] = {"temperature": options.temperature, "top-p": options.top_p}
-    unused = [name for name, value in given.items() if value is not None]
+    """Refuse settings of samples where answers are greedy."""
+    unused = "temperature" if options.temperature is not None else "top-p" if options.top_p is not None else None
     if unused and config.eval.num_samples == 1 and not config.eval.do_sample:
         raise ConfigError(
-            f"--{unused[0]}: greedy answers do not depend on it, and eval.num_samples is 1; add e.g. --num-samples 8, "
+            f"--{unused}: greedy answers do not depend on it, and eval.num_samples is 1; add e.g. --num-samples 8, "
             "or --set eval.do_sample=true"
         )

@@ -30,8 +30,7 @@ from mindgspo.evaluation.datasets import (
     open_eval_sets,
     trial_candidate,
 )
-from mindgspo.evaluation.evaluate import Evaluator, check_best_metric
-from mindgspo.evaluation.scoring import ResponseScorer, start_scorer
+from mindgspo.evaluation.evaluator import Evaluator, ResponseScorer, check_best_metric, start_scorer
 from mindgspo.metrics import Timers
 from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.scoring import PolicyScorer

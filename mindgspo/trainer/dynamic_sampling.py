@@ -67,7 +67,7 @@ from mindgspo.algorithms import has_signal
 from mindgspo.config import FilterGroupsSection
 from mindgspo.data.dataset import PromptDataset
 from mindgspo.errors import TrainingError
-from mindgspo.evaluation.scoring import score_from_json, score_to_json
+from mindgspo.evaluation.evaluator import score_from_json, score_to_json
 from mindgspo.parallel.platform.cluster import is_first
 from mindgspo.rollout.protocol import RolloutCounters
 from mindgspo.tensor_files.tensors import TensorSource

@@ -24,7 +24,7 @@ from mindgspo.config import ExperimentConfig, batch_table, config_mapping, dump_
 from mindgspo.config.huggingface_config import generation_config, huggingface_config
 from mindgspo.config.rules import data_sources
 from mindgspo.errors import TrainingError
-from mindgspo.evaluation.scoring import logged_groups
+from mindgspo.evaluation.evaluator import logged_groups
 from mindgspo.io import make_folder, write_file
 from mindgspo.launch.failures import noted_failure
 from mindgspo.launch.folder import move_earlier_aside

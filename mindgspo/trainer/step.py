@@ -59,7 +59,7 @@ from mindgspo.config import AlgorithmSection, OptimizerSection, RolloutSection, 
 from mindgspo.config.schema import SwapSection
 from mindgspo.data.dataset import PromptDataset
 from mindgspo.data.stream import PromptStream
-from mindgspo.evaluation.scoring import ResponseScorer
+from mindgspo.evaluation.evaluator import ResponseScorer
 from mindgspo.metrics import Timers
 from mindgspo.models.scoring import PolicyScorer, TokenScores
 from mindgspo.rollout.protocol import Rollout, RolloutCounters, RolloutEngine, training_sampling

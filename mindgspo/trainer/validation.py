@@ -10,7 +10,7 @@ import numpy as np
 from mindgspo.config.data import CHANGE, OVERALL, OVERALL_REWARD, REWARD_CHANGE, EvalSection
 from mindgspo.data.dataset import PromptDataset
 from mindgspo.evaluation.estimates import Estimate, change_estimate, reward_change_estimate
-from mindgspo.evaluation.evaluate import Evaluator, with_bounds
+from mindgspo.evaluation.evaluator import Evaluator, with_bounds
 from mindgspo.metrics import RunLog, Timers, verdict_lines
 from mindgspo.metrics.run_folder import reward_text
 from mindgspo.trainer.progress import Progress

@@ -45,7 +45,7 @@ from mindgspo.config import ModelSection, WarmupSection
 from mindgspo.data.dataset import PromptDataset
 from mindgspo.data.stream import PromptStream
 from mindgspo.errors import DataError
-from mindgspo.evaluation.evaluate import Evaluator
+from mindgspo.evaluation.evaluator import Evaluator
 from mindgspo.metrics import RunLog
 from mindgspo.metrics.run_folder import reward_text
 from mindgspo.models.policy import PolicyLogProbs

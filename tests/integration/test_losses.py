@@ -58,7 +58,7 @@ def load(folder: Path, *overrides: str) -> ExperimentConfig:
 
 @pytest.fixture(scope="module")
 def trainer(cpu_runtime: None, tmp_path_factory: pytest.TempPathFactory):
-    from mindgspo.evaluation.scoring import ResponseScorer
+    from mindgspo.evaluation.evaluator import ResponseScorer
     from mindgspo.trainer.build import build_experiment
 
     folder = tmp_path_factory.mktemp("family")

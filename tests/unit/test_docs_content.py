@@ -30,7 +30,7 @@ from mindgspo.config.schema import TrainerSection, WatchSection
 from mindgspo.data.benchmarks import DATA_FOLDER, NAMES, NUM_GENERATED_ROWS, find_benchmark
 from mindgspo.data.formats import PARSERS
 from mindgspo.evaluation.estimates import change_estimate, wilson
-from mindgspo.evaluation.found_model import MAX_NEW_TOKENS
+from mindgspo.evaluation.inputs import MAX_NEW_TOKENS
 from mindgspo.integrations.mindformers import WANTED
 from mindgspo.launch.watch import STALLED
 from mindgspo.metrics import verdict_lines

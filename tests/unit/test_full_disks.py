@@ -21,7 +21,7 @@ from mindgspo.checkpoint.store import Retention, save_checkpoint
 from mindgspo.cli import main
 from mindgspo.config import dump_config, load_config, load_model_and_plans
 from mindgspo.errors import CheckpointError, MindGSPOError, WriteError
-from mindgspo.evaluation.output import EvalFolder
+from mindgspo.evaluation.run_tasks import EvalFolder
 from mindgspo.io import atomic_file, check_free_space, write_error, write_file
 from mindgspo.metrics import RunLog
 from mindgspo.metrics.files import LogFile

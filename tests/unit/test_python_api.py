@@ -134,11 +134,11 @@ def test_scores_are_the_log_probs_of_what_was_generated(cpu_runtime, tmp_path: P
     for prompt in (5, [], ["1"], ({"role": "user"},), [{"role": "usr", "content": "1"}]):
         with pytest.raises(DataError, match=r"prompt 1.*: expected|prompt 1\[0\]: role"):
             mindgspo.score(model, [prompt], ["1"])
-    with pytest.raises(DataError, match="response 1: holds no token"):
+    with pytest.raises(DataError, match="response 1: no ids"):
         mindgspo.score(model, ["1"], [""])
     with pytest.raises(DataError, match="response 1: expected a text or a list of ids"):
         mindgspo.score(model, ["1"], [["three"]])
-    with pytest.raises(DataError, match="response 1: an id is outside the vocabulary, 0 to 383"):
+    with pytest.raises(DataError, match="response 1: id .* is outside the vocabulary, 0 to 383"):
         mindgspo.score(model, ["1"], [np.array([384])])
     with pytest.raises(DataError, match="prompt 1: .* tokens with its response, the model has 64 positions"):
         mindgspo.score(model, ["1"], ["3 " * 64])

@@ -1,10 +1,10 @@
-r"""Comparison of sympy trees where math-verify's own is too lax, in worker processes only: importing this imports sympy.
+r"""Comparison of sympy trees where math-verify's own is too lax, in worker processes only: this imports sympy.
 
 math-verify takes numbers for equal whose difference is below 1e-15, so that e^{-50} would be e^{-51};
-`numerically_equal` stands in for that step. Two equations without a real solution, or without letters, would be the same
-if both are false or both true; `are_same_relations` and `have_same_solutions` tell them apart. And letters are any real
-numbers to it, so that \sqrt{ab} would not be \sqrt{a}\sqrt{b}; `of_positive_letters` writes both sides down again, where
-both ask for positive letters.
+`numerically_equal` stands in for that step. Two equations without a real solution, or without letters, would be the
+same if both are false or both true; `are_same_relations` and `have_same_solutions` tell them apart. And letters are
+any real numbers to it, so that \sqrt{ab} would not be \sqrt{a}\sqrt{b}; `of_positive_letters` writes both sides down
+again, where both ask for positive letters.
 """
 
 from __future__ import annotations

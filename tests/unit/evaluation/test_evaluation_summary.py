@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mindgspo.evaluation.estimates import mean_at_n, mean_estimate, share_estimate
-from mindgspo.evaluation.summary import ScoredProblem, summarize
+from mindgspo.evaluation.estimates import ScoredProblem, mean_at_n, mean_estimate, share_estimate, summarize_problems
 from mindgspo.types import FinishReason, Prompt, Response, Score, ScoredGroup, Verdict
 
 RIGHT, WRONG, NONE, LATE = Verdict.CORRECT, Verdict.WRONG, Verdict.NO_ANSWER, Verdict.TIMEOUT
@@ -30,7 +29,7 @@ PROBLEMS = (
 
 
 def test_sampled_figures_by_hand() -> None:
-    figures = summarize(PROBLEMS, ks=(1, 2, 4))
+    figures = summarize_problems(PROBLEMS, ks=(1, 2, 4))
     values = {name: estimate.value for name, estimate in figures.estimates.items()}
     assert values == pytest.approx(
         {
@@ -52,12 +51,12 @@ def test_sampled_figures_by_hand() -> None:
 
 
 def test_greedy_figures_ties_and_untold_answers() -> None:
-    figures = summarize([problem(score(RIGHT, "1")), problem(score(NONE))])
+    figures = summarize_problems([problem(score(RIGHT, "1")), problem(score(NONE))])
     assert figures.estimates == {"acc/mean@1": share_estimate([1, 0])}
-    figures = summarize([problem(score(RIGHT, "1"), score(WRONG, "2"), score(WRONG, "3"))], ks=(3,))
+    figures = summarize_problems([problem(score(RIGHT, "1"), score(WRONG, "2"), score(WRONG, "3"))], ks=(3,))
     assert figures.estimates["acc/maj@3"].value == pytest.approx(1 / 3)
     # A user's function may judge without saying what it found.
-    figures = summarize([problem(score(RIGHT), score(WRONG), score(WRONG))], ks=(3,))
+    figures = summarize_problems([problem(score(RIGHT), score(WRONG), score(WRONG))], ks=(3,))
     assert set(figures.estimates) == {"acc/mean@3", "acc/pass@3"}
 
 
@@ -65,7 +64,7 @@ def test_when_rewards_are_shown() -> None:
     # Of -1, 0.5 and a failed judgement (the lowest, -1), and of 1, 1, 1: means -0.5 and 1, best 0.5 and 1; of two
     # samples the best of the first problem is 0.5 in two of three pairs, -1 in the third.
     late = score(LATE)
-    figures = summarize(
+    figures = summarize_problems(
         [
             problem(score(WRONG, "2", value=-1.0), score(RIGHT, "1", value=0.5), late),
             problem(*[score(RIGHT, "1", value=1.0)] * 3),
@@ -78,18 +77,18 @@ def test_when_rewards_are_shown() -> None:
     assert figures.estimates["reward/best@3"].value == pytest.approx((0.5 + 1) / 2)
     # DAPO pays +1 and -1.
     paid = problem(score(WRONG, "2", value=-1.0), score(RIGHT, "1", value=1.0), score(NONE, value=-1.0))
-    assert set(summarize([paid], ks=(3,)).estimates) == {"acc/mean@3", "acc/pass@3", "acc/maj@3"}
+    assert set(summarize_problems([paid], ks=(3,)).estimates) == {"acc/mean@3", "acc/pass@3", "acc/maj@3"}
     paid = problem(score(WRONG, "2"), score(RIGHT, "1"), score(NONE))
-    found = summarize([paid, paid], ks=(2,), all_rewards=True).estimates
+    found = summarize_problems([paid, paid], ks=(2,), all_rewards=True).estimates
     assert {name for name in found if name.startswith("reward")} == {"reward/mean@3", "reward/best@2", "reward/best@3"}
-    assert summarize([problem(score(LATE))], all_rewards=True).estimates.keys() == {"acc/mean@1"}
+    assert summarize_problems([problem(score(LATE))], all_rewards=True).estimates.keys() == {"acc/mean@1"}
 
 
 def test_failures_lengths_and_cuts() -> None:
-    figures = summarize([problem(score(LATE), score(LATE))], ks=(2,))
+    figures = summarize_problems([problem(score(LATE), score(LATE))], ks=(2,))
     assert figures.failed == 1 and figures.estimates["acc/mean@2"].value == 0
     answers = [score(RIGHT, "1"), score(NONE)]
-    figures = summarize([problem(*answers, lengths=(3, 16), num_cut=1), problem(*answers, lengths=(4, 5))])
+    figures = summarize_problems([problem(*answers, lengths=(3, 16), num_cut=1), problem(*answers, lengths=(4, 5))])
     assert (figures.mean_length, figures.cut) == (28 / 4, 1 / 4)
 
 

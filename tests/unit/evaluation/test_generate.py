@@ -15,10 +15,9 @@ from running import write_experiment
 from mindgspo.cli import main
 from mindgspo.config import TokenizerSection, load_config
 from mindgspo.errors import CheckpointError, ConfigError, DataError, WeightsError
-from mindgspo.evaluation.found_model import find_model
-from mindgspo.evaluation.generate import Chat, Generated, GenerateOptions, generate, json_row
+from mindgspo.evaluation.generate import Chat, Generated, GenerateOptions, TextPieces, generate_completions, json_row
+from mindgspo.evaluation.inputs import encode_prompt, find_model, read_prompts
 from mindgspo.evaluation.log_probs import log_probs_by_native_model
-from mindgspo.evaluation.prompts import TextPieces, encode_prompt, read_prompts
 from mindgspo.models.names import weight_shapes
 from mindgspo.tensor_files.writer import write_safetensors
 from mindgspo.tokenization import load_tokenizer
@@ -32,7 +31,7 @@ def ids_of(found: Sequence[Generated]) -> list[list[list[int]]]:
 
 
 def test_a_greedy_answer_is_the_likeliest_token_after_token(cpu_runtime, tiny_model: Path) -> None:
-    (found,) = generate(tiny_model, ["Tom has 3 pens."], GenerateOptions(max_new_tokens=6))
+    (found,) = generate_completions(tiny_model, ["Tom has 3 pens."], GenerateOptions(max_new_tokens=6))
     (answer,) = found.completions
     tokenizer = load_tokenizer(TokenizerSection())
     prompt = encode_prompt(tokenizer, "Tom has 3 pens.", "")
@@ -47,9 +46,9 @@ def test_a_greedy_answer_is_the_likeliest_token_after_token(cpu_runtime, tiny_mo
 
 def test_samples_depend_on_the_seed_alone(cpu_runtime, tiny_model: Path) -> None:
     options = {"temperature": 1.0, "num_samples": 3, "max_new_tokens": 5}
-    first = ids_of(list(generate(tiny_model, PROMPTS, GenerateOptions(**options))))
-    assert ids_of(list(generate(tiny_model, PROMPTS, GenerateOptions(**options, batch=2)))) == first
-    assert ids_of(list(generate(tiny_model, PROMPTS, GenerateOptions(**options, seed=2)))) != first
+    first = ids_of(list(generate_completions(tiny_model, PROMPTS, GenerateOptions(**options))))
+    assert ids_of(list(generate_completions(tiny_model, PROMPTS, GenerateOptions(**options, batch=2)))) == first
+    assert ids_of(list(generate_completions(tiny_model, PROMPTS, GenerateOptions(**options, seed=2)))) != first
     assert [len(one) for one in first] == [3, 3, 3] and len({tuple(ids) for one in first for ids in one}) > 6
 
 
@@ -61,7 +60,7 @@ def test_a_chat_says_what_generate_says_and_remembers_it(cpu_runtime, tiny_model
     assert chat.messages == said
     second = "".join(chat.say("3"))
     asked = ["1+2", [*said, {"role": "user", "content": "3"}]]
-    assert [found.text for found in generate(tiny_model, asked, options)] == [first, second]
+    assert [found.text for found in generate_completions(tiny_model, asked, options)] == [first, second]
     chat.reset()
     looks = iter([False, True])
     stopped = "".join(chat.say("1+2", lambda: next(looks)))
@@ -79,16 +78,16 @@ def test_a_chat_says_what_generate_says_and_remembers_it(cpu_runtime, tiny_model
 ])  # fmt: skip
 def test_numbers_that_cannot_be_are_refused(options: dict, said: str, tiny_model: Path) -> None:
     with pytest.raises(ConfigError, match=said):
-        list(generate(tiny_model, ["1"], GenerateOptions(**options)))
+        list(generate_completions(tiny_model, ["1"], GenerateOptions(**options)))
 
 
 def test_generation_config_says_how_answers_are_drawn(cpu_runtime, tiny_model: Path, tmp_path: Path) -> None:
     model = shutil.copytree(tiny_model, tmp_path / "model")
     said = {"do_sample": True, "temperature": 1.0, "top_k": 1, "max_new_tokens": 3, "eos_token_id": [378]}
     (model / "generation_config.json").write_text(json.dumps(said))
-    (found,) = generate(model, ["1+2"], GenerateOptions(num_samples=2))
+    (found,) = generate_completions(model, ["1+2"], GenerateOptions(num_samples=2))
     assert ids_of([found])[0][0] == ids_of([found])[0][1] and found.completions[0].ids.size <= 3
-    (greedy,) = generate(model, ["1+2"], GenerateOptions(temperature=0))
+    (greedy,) = generate_completions(model, ["1+2"], GenerateOptions(temperature=0))
     assert ids_of([greedy])[0][0] == ids_of([found])[0][0]
 
 
@@ -115,13 +114,13 @@ def test_prompts_of_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("line", "said"), [
-    ("x", "line 2: "), ("[1]", "line 2: expected a JSON object, got list"),
-    ('{"text": "1"}', 'line 2: expected either "prompt" or "messages", got neither'),
-    ('{"prompt": 1}', "line 2: prompt: expected a list"), ('{"messages": "1"}', "line 2: messages: expected a list"),
+    ("x", "not JSON"), ("[1]", "expected a JSON object, got list"),
+    ('{"text": "1"}', 'expected either "prompt" or "messages", got neither'),
+    ('{"prompt": 1}', "prompt: expected a list"), ('{"messages": "1"}', "messages: expected a list"),
 ])  # fmt: skip
 def test_a_wrong_line_is_named(line: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text(f'{{"prompt": "1"}}\n{line}\n')
-    with pytest.raises(DataError, match="x.jsonl, " + said):
+    with pytest.raises(DataError, match="x.jsonl:2: " + said):
         read_prompts(tmp_path / "x.jsonl")
 
 
@@ -135,12 +134,14 @@ def test_a_run_is_its_export_or_its_newest_checkpoint(cpu_runtime, tiny_model: P
     weights = {name: np.full(shape, 0.25, np.float32) for name, shape in weight_shapes(section).items()}
     step = write_step(run, {**weights, "adamw.m.x": np.zeros(3, np.float32)})
     assert find_model(run).place == find_model(step).place == step
-    (found,) = generate(run, ["1+2"], GenerateOptions(max_new_tokens=2))
+    (found,) = generate_completions(run, ["1+2"], GenerateOptions(max_new_tokens=2))
     shutil.copytree(tiny_model, run / "export")
     assert find_model(run).place == run / "export" and find_model(step).place == step
     shutil.copytree(tiny_model, tmp_path / "same")
     write_safetensors(tmp_path / "same" / "model.safetensors", weights)
-    assert ids_of([found]) == ids_of(list(generate(tmp_path / "same", ["1+2"], GenerateOptions(max_new_tokens=2))))
+    assert ids_of([found]) == ids_of(
+        list(generate_completions(tmp_path / "same", ["1+2"], GenerateOptions(max_new_tokens=2)))
+    )
     with pytest.raises(CheckpointError, match="not inside a run folder"):
         find_model(Path(shutil.copytree(step, tmp_path / "elsewhere")))
     with pytest.raises(WeightsError, match="nowhere: no such folder; give a Hugging Face"):
@@ -150,7 +151,7 @@ def test_a_run_is_its_export_or_its_newest_checkpoint(cpu_runtime, tiny_model: P
 def test_the_command_prints_text_json_lines_and_a_chat(
     cpu_runtime, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (found,) = generate(tiny_model, ["1+2"], GenerateOptions(max_new_tokens=4))
+    (found,) = generate_completions(tiny_model, ["1+2"], GenerateOptions(max_new_tokens=4))
     words = ["generate", str(tiny_model), "--max-new-tokens", "4"]
     (tmp_path / "x.txt").write_text("1+2\n")
     assert main([*words, "--file", str(tmp_path / "x.txt")]) == 0

@@ -199,7 +199,7 @@ def make_trainer(cpu_runtime: None, load, prompts, tokenizer, tmp_path: Path, co
     def make(script: Callable[[Prompt, int], Sequence[int]], *overrides: str, **changed: object):
         from scripted_engine import ScriptedEngine
 
-        from mindgspo.evaluation.scoring import ResponseScorer
+        from mindgspo.evaluation.evaluator import ResponseScorer
         from mindgspo.trainer.batches import batch_layout
         from mindgspo.trainer.dynamic_sampling import LeftoverBuffer
         from mindgspo.trainer.step import Trainer
@@ -235,7 +235,7 @@ def validation_of(configs: dict, prompts, tokenizer):
     made = {}
 
     def make(trainer):
-        from mindgspo.evaluation.evaluate import Evaluator
+        from mindgspo.evaluation.evaluator import Evaluator
         from mindgspo.trainer.validation import Validation
 
         if id(trainer) not in made:

@@ -10,7 +10,7 @@ from mindspore import Tensor
 
 from mindgspo.config import ModelSection
 from mindgspo.errors import DataError, TokenizerError
-from mindgspo.evaluation.log_probs import read_rows
+from mindgspo.evaluation.log_probs import read_id_rows
 from mindgspo.models.policy import build_model
 from mindgspo.models.scoring import padded_length, score_rows
 from mindgspo.models.weights import initialize_weights
@@ -25,7 +25,7 @@ SECTION = ModelSection(
 def rows_of(folder: Path, text: str, section: ModelSection = SECTION) -> list[list[int]]:
     path = folder / "rows.jsonl"
     path.write_text(text, encoding="utf-8")
-    return [row.tolist() for row in read_rows(path, section, folder)]
+    return [row.tolist() for row in read_id_rows(path, section, folder)]
 
 
 @pytest.mark.parametrize(("line", "said"), [
@@ -50,7 +50,7 @@ def test_an_unusable_line_is_named(line: str, said: str, tmp_path: Path, tokeniz
 
 def test_what_is_read_and_what_holds_no_rows(tmp_path: Path, tokenizer) -> None:
     with pytest.raises(DataError, match="nowhere.jsonl: cannot be read"):
-        read_rows(tmp_path / "nowhere.jsonl", SECTION, tmp_path)
+        read_id_rows(tmp_path / "nowhere.jsonl", SECTION, tmp_path)
     with pytest.raises(DataError, match="is empty"):
         rows_of(tmp_path, "")
     with pytest.raises(TokenizerError, match="holds no tokenizer"):

@@ -9,8 +9,14 @@ from pathlib import Path
 import pytest
 
 from mindgspo.errors import ConfigError
-from mindgspo.evaluation.output import EvalFolder, generation_records, remarks, report, table_lines
-from mindgspo.evaluation.run_tasks import evaluate_task
+from mindgspo.evaluation.run_tasks import (
+    EvalFolder,
+    eval_report,
+    evaluate_task,
+    generation_records,
+    remarks,
+    results_table,
+)
 from mindgspo.evaluation.tasks import EvalTask
 
 SETTINGS = ("eval.num_samples=4", "eval.pass_at_k=[1, 4]")
@@ -50,13 +56,13 @@ def test_figures_table_report_and_records_agree(measured, script, prompts, token
     values = {name: estimate.value for name, estimate in arithmetic.sampled.estimates.items()}
     assert values == {"acc/mean@4": 0.25, "acc/pass@1": 0.25, "acc/pass@4": 1, "acc/maj@4": 0}
     assert {estimate.value for estimate in gsm8k.sampled.estimates.values()} == {1}
-    lines = table_lines(found)
+    lines = results_table(found)
     assert " ".join(lines[0].split()) == "data problems answers figure value 95 % interval cut no answer tokens"
     assert len(lines) == 1 + 2 * (1 + 4)
     assert lines[1].startswith("rows (arithmetic)") and "greedy" in lines[1] and "0.000  0.000 to 0.490" in lines[1]
     assert lines[2].split()[:3] == ["4", "samples", "acc/mean@4"]
     assert len({len(line) for line in lines if "%" in line}) <= 2, "columns stand below each other"
-    said = json.loads(json.dumps(report(found), allow_nan=False))
+    said = json.loads(json.dumps(eval_report(found), allow_nan=False))
     assert (said["problems"], said["accuracy"]) == (8, 0.5)
     assert said["settings"]["num_samples"] == 4 and said["settings"]["max_new_tokens"] == 16
     first = said["results"][0]
@@ -86,8 +92,8 @@ def test_greedy_alone_and_the_number_of_calls(measured, script) -> None:
 
 def test_one_drawn_answer_is_not_called_greedy(measured, script) -> None:
     found, _ = measured(script, "eval={do_sample: true, top_p: 0.7}")
-    assert "drawn" in table_lines(found)[1] and "greedy" not in "\n".join(table_lines(found))
-    said = report(found)
+    assert "drawn" in results_table(found)[1] and "greedy" not in "\n".join(results_table(found))
+    said = eval_report(found)
     assert said["results"][0]["drawn"]["acc/mean@1"]["value"] == 0 and "greedy" not in said["results"][0]
     assert (said["settings"]["do_sample"], said["settings"]["top_p"]) == (True, 0.7)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mindgspo.config import FilterGroupsSection
-from mindgspo.evaluation.scoring import logged_groups
+from mindgspo.evaluation.evaluator import logged_groups
 from mindgspo.metrics import unknown_names
 from mindgspo.trainer.dynamic_sampling import SampledGroup, left_out_rule
 from mindgspo.trainer.dynamic_sampling import select as select_responses

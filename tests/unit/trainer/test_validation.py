@@ -12,7 +12,7 @@ from rich.console import Console
 from mindgspo.config.data import CHANGE, REWARD_CHANGE
 from mindgspo.errors import ConfigError
 from mindgspo.evaluation.estimates import change_estimate
-from mindgspo.evaluation.evaluate import check_best_metric
+from mindgspo.evaluation.evaluator import check_best_metric
 from mindgspo.metrics import RunLog, unknown_names
 from mindgspo.rollout.protocol import Purpose, SamplingFilter
 from mindgspo.trainer.progress import Best, Progress

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,38 +26,27 @@ from mindgspo.errors import ConfigError, DataError, RewardError
 from mindgspo.io import atomic_file
 from mindgspo.metrics.files import json_line
 from mindgspo.rewards import Candidate, Scorer
+from mindgspo.text import aligned
 from mindgspo.types import Score, Verdict
 
 TAIL_CHARS = 160
 """How much of a response an example shows, from its end."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Example:
-    """One response on which verdict and label differ."""
-
-    where: str
-    gold: str
-    extracted: str | None
-    tail: str
-
-    def lines(self) -> Iterator[str]:
-        """The example for people; control characters as escapes, because the text is a model's."""
-        yield f"  {self.where}: gold {self.gold[:TAIL_CHARS]!r}, found {self.extracted!r}"
-        yield f"    ...{self.tail!r}"
-
-
 @dataclass(slots=True, kw_only=True)
 class Confusion:
-    """Counts (label, verdict) -> rows; label None where a row has none. num_unscored: rows without a score.
-    first_failure: what is said of the first of them."""
+    """Counts of verdicts against labels, with examples on which they differ."""
 
     max_examples: int
+    """Most examples of each kind that are kept."""
     num_unscored: int = 0
+    """Rows without a score."""
     first_failure: str = ""
+    """Message of the first row without a score."""
     counts: Counter[tuple[bool | None, Verdict]] = field(default_factory=Counter)
-    false_positives: list[Example] = field(default_factory=list)
-    false_negatives: list[Example] = field(default_factory=list)
+    """(label, verdict) -> rows; label None where a row has none."""
+    examples: dict[bool, list[str]] = field(default_factory=lambda: {False: [], True: []})
+    """Label -> lines for people about rows with that label and another verdict."""
 
     def add(self, label: bool | None, score: Score, *, where: str, response: str, gold: str) -> None:
         """Count one row. A false positive is called correct against its label, a false negative the other way round;
@@ -68,53 +57,40 @@ class Confusion:
             self.num_unscored += 1
         if label is None or score.value is None or label == (score.verdict is Verdict.CORRECT):
             return
-        examples = self.false_negatives if label else self.false_positives
-        if len(examples) < self.max_examples:
-            tail = response[-TAIL_CHARS:]
-            examples.append(Example(where=where, gold=gold, extracted=score.extracted, tail=tail))
+        if len(self.examples[label]) < self.max_examples:
+            # Escaped by repr, because the text is a model's.
+            found = f"gold {gold[:TAIL_CHARS]!r}, found {score.extracted!r}"
+            self.examples[label].append(f"  {where}: {found}\n    ...{response[-TAIL_CHARS:]!r}")
 
     def raise_if_all_failed(self) -> None:
         """Raises RewardError where there are rows and none of them has a score."""
-        if self.num_unscored and self.num_unscored == sum(self.counts.values()):
+        if self.num_unscored and self.num_unscored == self.counts.total():
             raise RewardError(f"all {self.num_unscored} rows are without a score; the first, {self.first_failure}")
 
     def lines(self) -> Iterator[str]:
         """Verdicts, and where there are labels: the table, the agreement and the examples."""
-        present = [verdict for verdict in Verdict if any(found is verdict for _, found in self.counts)]
+        verdicts = [verdict for verdict in Verdict if any(given is verdict for _, given in self.counts)]
         labels = [label for label in (True, False, None) if any(given is label for given, _ in self.counts)]
-        heads = ["", *(verdict.value for verdict in present), "total"]
-        table = [heads] + [self._row(label, present) for label in labels]
-        widths = [max(len(line[column]) for line in table) for column in range(len(heads))]
-        for line in table:
-            yield "  ".join(
-                [
-                    line[0].ljust(widths[0]),
-                    *(text.rjust(width) for text, width in zip(line[1:], widths[1:], strict=True)),
-                ]
+        heads = ["", *(verdict.value for verdict in verdicts), "total"]
+        yield from aligned([heads, *(self._row(label, verdicts) for label in labels)], left=1)
+        labelled = sum(count for (label, _), count in self.counts.items() if label is not None)
+        if labelled:
+            agreed = self.counts[True, Verdict.CORRECT] + sum(
+                self.counts[False, verdict] for verdict in (Verdict.WRONG, Verdict.NO_ANSWER)
             )
-        yield from self._agreement()
-        yield from self._examples("false positives (called correct, label false)", self.false_positives)
-        yield from self._examples("false negatives (not called correct, label true)", self.false_negatives)
+            yield f"agreement {agreed} of {labelled} labelled rows ({agreed / labelled:.2%})"
+        for label, title in (
+            (False, "false positives (called correct, label false)"),
+            (True, "false negatives (not called correct, label true)"),
+        ):
+            if self.examples[label]:
+                yield f"{title}, the first {len(self.examples[label])}:"
+                yield from self.examples[label]
 
     def _row(self, label: bool | None, verdicts: list[Verdict]) -> list[str]:
         name = {True: "label true", False: "label false", None: "no label"}[label]
         counts = [self.counts[label, verdict] for verdict in verdicts]
         return [name, *map(str, counts), str(sum(counts))]
-
-    def _agreement(self) -> Iterator[str]:
-        labelled = sum(count for (label, _), count in self.counts.items() if label is not None)
-        if not labelled:
-            return
-        agreed = self.counts[True, Verdict.CORRECT] + sum(
-            self.counts[False, verdict] for verdict in (Verdict.WRONG, Verdict.NO_ANSWER)
-        )
-        yield f"agreement {agreed} of {labelled} labelled rows ({agreed / labelled:.2%})"
-
-    def _examples(self, title: str, examples: list[Example]) -> Iterator[str]:
-        if examples:
-            yield f"{title}, the first {len(examples)}:"
-            for example in examples:
-                yield from example.lines()
 
 
 CHUNK_ROWS = 1024
@@ -122,8 +98,8 @@ CHUNK_ROWS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowKeys:
-    """The keys of a row that hold the response, the gold answer and, where there is one, the label. `data_source`
-    and `extra_info` are read under these names."""
+    """Keys of a row that hold the response, the gold answer and, where there is one, the label. `data_source` and
+    `extra_info` are read under these names."""
 
     response: str = "response"
     gold: str = "gold"
@@ -139,22 +115,17 @@ def score_file(scorer: Scorer, path: Path, output: Path, keys: RowKeys, *, max_e
     """
     confusion = Confusion(max_examples=max_examples)
     with atomic_file(output) as file:
-        for chunk in _chunks(read_file(path), CHUNK_ROWS):
+        numbered = enumerate(read_file(path))
+        while chunk := list(itertools.islice(numbered, CHUNK_ROWS)):
             candidates = [_candidate(row, where, index, keys) for index, (where, row) in chunk]
-            for (_, (where, _)), candidate in zip(chunk, candidates, strict=True):
+            for (_, (where, row)), candidate in zip(chunk, candidates, strict=True):
                 scorer.check_source(where, candidate.data_source)
-            labels = [_label(row.get(keys.label), where, keys.label) for _, (where, row) in chunk]
-            scores = scorer.score(candidates)
-            for (_, (where, row)), candidate, label, score in zip(chunk, candidates, labels, scores, strict=True):
+                _label(row.get(keys.label), where, keys.label)
+            for (_, (where, row)), candidate, score in zip(chunk, candidates, scorer.score(candidates), strict=True):
+                label = _label(row.get(keys.label), where, keys.label)
                 confusion.add(label, score, where=where, response=candidate.text, gold=candidate.gold)
                 file.write(_line({**row, **_result(score)}, where))
     return confusion
-
-
-def _chunks(rows: Iterable[tuple[str, dict[str, object]]], size: int) -> Iterator[list]:
-    numbered = enumerate(rows)
-    while chunk := list(itertools.islice(numbered, size)):
-        yield chunk
 
 
 def _line(row: Mapping[str, object], where: str) -> bytes:
@@ -202,7 +173,7 @@ def _label(value: object, where: str, key: str) -> bool | None:
     raise DataError(f"{where}: {key}: expected a label true or false, got {value!r}")
 
 
-def grade(
+def score_with_function(
     *,
     function: str,
     input: Path,
@@ -236,9 +207,7 @@ def grade(
     )
     problems = reward_problems(section) + reward_file_problems(section)
     if problems:
-        raise ConfigError(
-            "--function: " + "; ".join(problem.removeprefix("reward.functions: ") for problem in problems)
-        )
+        raise ConfigError(f"--function: {'; '.join(each.removeprefix('reward.functions: ') for each in problems)}")
     with Scorer(section) as scorer:
         scorer.start()
         return score_file(scorer, input, output, keys, max_examples=examples)

@@ -1,8 +1,8 @@
-"""Evaluates the policy on held-out problems: one answer each, and mean@n, maj@k, pass@k, best@k where samples are asked
-for.
+"""Evaluation of the policy on held-out problems, and scoring of responses by their text, in training as in evaluation.
 
-Metrics are named `val-core/<part>/...`, with the ends of their intervals. A part is each data source of a single set,
-each set where sets have names, and below such a set `<set>/<source>` where it holds several sources.
+One answer per problem, and mean@n, maj@k, pass@k, best@k where samples are asked for. Metrics are named
+`val-core/<part>/...`, with the ends of their intervals. A part is each data source of a single set, each set where sets
+have names, and below such a set `<set>/<source>` where it holds several sources.
 
 Metrics:
   Evaluation on held-out problems:
@@ -88,46 +88,123 @@ Metrics:
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import TypeVar
 
 import numpy as np
 
+from mindgspo import faults
 from mindgspo.config.data import OVERALL, OVERALL_REWARD, EvalSection
+from mindgspo.config.reward import RewardSection
 from mindgspo.config.rules import part_of
 from mindgspo.config.schema import SwapSection
 from mindgspo.data.dataset import PromptDataset
 from mindgspo.errors import ConfigError
-from mindgspo.evaluation.estimates import Estimate, mean_estimate, share_estimate
-from mindgspo.evaluation.scoring import ResponseScorer, logged_groups
-from mindgspo.evaluation.summary import EvaluationSummary, ScoredProblem, reward_values, summarize
-from mindgspo.rollout.protocol import Purpose, RandomStream, RolloutEngine, SamplingFilter, SamplingSettings
+from mindgspo.evaluation import estimates
+from mindgspo.evaluation.estimates import Estimate, EvaluationSummary, ScoredProblem
+from mindgspo.parallel.collectives.replicas import Replicas
+from mindgspo.parallel.plans.placement import Placement
+from mindgspo.parallel.platform import heartbeat
+from mindgspo.rewards import Candidate, Scorer
+from mindgspo.rollout.protocol import Purpose, RandomStream, Rollout, RolloutEngine, SamplingFilter, SamplingSettings
 from mindgspo.swap.states import Phase
 from mindgspo.swap.swap import Swap
-from mindgspo.types import Prompt, ScoredGroup, Verdict
+from mindgspo.tokenization import Tokenizer
+from mindgspo.types import FinishReason, Group, Prompt, Response, Score, ScoredGroup, Verdict
+
+AnyGroup = TypeVar("AnyGroup", Group, ScoredGroup)
+
+
+def start_scorer(section: RewardSection, place: Placement) -> Scorer:
+    """Make the reward functions. Only ranks that score start worker processes. place: in the infer plan."""
+    scorer = Scorer(section, on_answer=heartbeat.tick)
+    if place.is_replica_leader:
+        scorer.start()
+    return scorer
+
+
+class ResponseScorer:
+    """Scores what the engine sampled; each scoring rank takes its share, and all ranks get all scores."""
+
+    def __init__(self, scorer: Scorer, tokenizer: Tokenizer, replicas: Replicas | None = None) -> None:
+        self._scorer, self._tokenizer = scorer, tokenizer
+        self._replicas = replicas or Replicas()
+        self.labels = scorer.labels
+
+    def score(self, prompts: Sequence[Prompt], rollout: Rollout) -> tuple[ScoredGroup, ...]:
+        """Score every response by its text up to the EOS, in the order of `prompts`."""
+        faults.reach("reward.before")
+        groups = list(zip(prompts, rollout.responses, strict=True))
+        candidates = [self._candidate(prompt, response) for prompt, siblings in groups for response in siblings]
+        own = self._scorer.score(self._replicas.own(candidates)) if self._replicas.speaks else []
+        faults.reach("reward.inside")
+        collected = self._replicas.collect_objects(
+            own, num_items=len(candidates), encode=score_to_json, decode=score_from_json
+        )
+        scores = iter(collected)
+        return tuple(
+            ScoredGroup(prompt=prompt, responses=siblings, scores=tuple(next(scores) for _ in siblings))
+            for prompt, siblings in groups
+        )
+
+    def _candidate(self, prompt: Prompt, response: Response) -> Candidate:
+        return Candidate(
+            text=self._tokenizer.decode(response.ids.tolist(), skip_special_tokens=True),
+            gold=prompt.answer,
+            data_source=prompt.data_source,
+            index=prompt.index,
+            num_tokens=response.length,
+            is_cut=response.finish_reason is FinishReason.LENGTH,
+            extra_info=prompt.extra_info,
+        )
+
+
+def score_to_json(score: Score) -> str:
+    """Write a score as JSON."""
+    return json.dumps({**asdict(score), "verdict": score.verdict.value})
+
+
+def score_from_json(text: str) -> Score:
+    """Read what `score_to_json` wrote."""
+    fields = json.loads(text)
+    return Score(**{**fields, "verdict": Verdict(fields["verdict"])})
+
+
+def logged_groups(groups: Sequence[AnyGroup], count: int | None) -> tuple[AnyGroup, ...]:
+    """The first `count` groups, and as many of the others in which a reward function failed, so that its message is
+    logged. None: all."""
+    if count is None:
+        return tuple(groups)
+    failed = [group for group in groups[count:] if any(score.message for score in group.scores)]
+    return (*groups[:count], *failed[:count])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatedSet:
-    """What is written down of a set. single: one answer per problem, greedy unless eval.do_sample. sampled:
-    eval.num_samples of them, none where that is 1. Of eval.logged_problems problems, and of as many others whose
-    scoring failed."""
+    """Answers of a set that are logged: to eval.logged_problems problems and as many others whose scoring failed."""
 
     name: str
     single: tuple[ScoredGroup, ...]
+    """One answer per problem, greedy unless eval.do_sample."""
     sampled: tuple[ScoredGroup, ...] = ()
+    """eval.num_samples answers per problem; empty where that is 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """sets: answers to look at. solved, rewards: whether the one answer is correct, and its reward, by problem, set
-    after set; no rewards where no answer could be scored. metrics: by name, with the ends of intervals."""
+    """Outcome of an evaluation on all held-out sets."""
 
     sets: tuple[EvaluatedSet, ...]
+    """Answers to look at."""
     solved: tuple[bool, ...]
+    """Whether the one answer is correct, by problem, set after set."""
     rewards: tuple[float, ...]
+    """Reward of the one answer, by problem; empty where no answer could be scored."""
     metrics: Mapping[str, float]
+    """Metrics by name, with the ends of intervals."""
 
     @property
     def accuracy(self) -> float:
@@ -158,11 +235,12 @@ class Evaluator:
         self._swap = swap or Swap(SwapSection(), None)
 
     def evaluate(self, sets: Mapping[str, Sequence[Prompt]], step: int, *, weight_version: int) -> Evaluation:
-        """One answer to each problem and, if eval.num_samples > 1, that many samples, with their summary."""
+        """Answer each problem once and, if eval.num_samples > 1, that many times, and summarize the answers."""
         section = self._section
-        found, solved, scores, metrics = [], [], [], {}
+        evaluated, solved, scores, metrics = [], [], [], {}
         for name, prompts in sets.items():
-            single = self.answers(prompts, step, temperature=single_temperature(section), weight_version=weight_version)
+            temperature = single_temperature(section)
+            single = self.answers(prompts, step, temperature=temperature, weight_version=weight_version)
             sampled: tuple[ScoredGroup, ...] = ()
             if section.num_samples > 1:
                 sampled = self.answers(
@@ -176,18 +254,18 @@ class Evaluator:
             solved += [_is_solved(group) for group in single]
             scores += [group.scores for group in single]
             shown, shown_samples = (logged_groups(groups, section.logged_problems) for groups in (single, sampled))
-            found.append(EvaluatedSet(name=name, single=shown, sampled=shown_samples))
-        metrics |= with_bounds(OVERALL, share_estimate(solved))
-        rewards = [reward for (reward,) in reward_values(scores)]
+            evaluated.append(EvaluatedSet(name=name, single=shown, sampled=shown_samples))
+        metrics |= with_bounds(OVERALL, estimates.share_estimate(solved))
+        rewards = [reward for (reward,) in estimates.reward_values(scores)]
         if rewards:
-            metrics |= with_bounds(OVERALL_REWARD, mean_estimate(rewards))
-        return Evaluation(sets=tuple(found), solved=tuple(solved), rewards=tuple(rewards), metrics=metrics)
+            metrics |= with_bounds(OVERALL_REWARD, estimates.mean_estimate(rewards))
+        return Evaluation(sets=tuple(evaluated), solved=tuple(solved), rewards=tuple(rewards), metrics=metrics)
 
     def greedy_figures(self, prompts: Sequence[Prompt], *, weight_version: int) -> tuple[float, float | None]:
         """Share of problems whose greedy answer is correct, and the mean reward; None where no answer has one."""
         groups = self.answers(prompts, 0, weight_version=weight_version)
-        rewards = reward_values([group.scores for group in groups])
-        return float(np.mean([_is_solved(one) for one in groups])), float(np.mean(rewards)) if rewards else None
+        rewards = estimates.reward_values([group.scores for group in groups])
+        return float(np.mean([_is_solved(group) for group in groups])), float(np.mean(rewards)) if rewards else None
 
     def answers(
         self,
@@ -215,19 +293,18 @@ class Evaluator:
     def _set_metrics(
         self, name: str, single_groups: Sequence[ScoredGroup], sampled_groups: Sequence[ScoredGroup]
     ) -> dict[str, float]:
-        single, sampled = _by_source(single_groups), _by_source(sampled_groups)
+        single, sampled = (by_source(map(ScoredProblem.of, groups)) for groups in (single_groups, sampled_groups))
         metrics: dict[str, float] = {}
         for part, sources in part_names(name, single, names_sets=self._names_sets).items():
-            summary = summarize([some for source in sources for some in single[source]], all_rewards=True)
+            summary = _summary_of(single, sources)
             metrics |= dict(_core_metrics(part, summary)) | _single_metrics(part, summary)
             if sampled:
-                some = [some for source in sources for some in sampled[source]]
-                metrics |= dict(_core_metrics(part, summarize(some, self._section.pass_at_k, all_rewards=True)))
+                metrics |= dict(_core_metrics(part, _summary_of(sampled, sources, self._section.pass_at_k)))
         return metrics
 
 
 def single_temperature(section: EvalSection) -> float:
-    """Of the one answer to each problem; 0 where it is greedy."""
+    """Temperature of the one answer to each problem; 0 where it is greedy."""
     return section.temperature if section.do_sample else 0.0
 
 
@@ -246,11 +323,19 @@ def with_bounds(name: str, estimate: Estimate) -> dict[str, float]:
     return {name: estimate.value, **{key: end for key, end in ends.items() if end is not None}}
 
 
-def _by_source(groups: Sequence[ScoredGroup]) -> dict[str, list[ScoredProblem]]:
-    by_source: dict[str, list[ScoredProblem]] = defaultdict(list)
-    for group in groups:
-        by_source[group.prompt.data_source].append(ScoredProblem.of(group))
-    return by_source
+def by_source(problems: Iterable[ScoredProblem]) -> dict[str, list[ScoredProblem]]:
+    """Problems by their data source."""
+    grouped: dict[str, list[ScoredProblem]] = defaultdict(list)
+    for problem in problems:
+        grouped[problem.data_source].append(problem)
+    return grouped
+
+
+def _summary_of(
+    problems: Mapping[str, Sequence[ScoredProblem]], sources: Sequence[str], ks: Sequence[int] = ()
+) -> EvaluationSummary:
+    chosen = [problem for source in sources for problem in problems[source]]
+    return estimates.summarize_problems(chosen, ks, all_rewards=True)
 
 
 def _core_metrics(part: str, summary: EvaluationSummary) -> Iterator[tuple[str, float]]:

@@ -9,7 +9,7 @@ import pytest
 
 from mindgspo.cli import main
 from mindgspo.errors import ConfigError, DataError, RewardError
-from mindgspo.evaluation.grade_file import RowKeys, grade
+from mindgspo.evaluation.score_file import RowKeys, score_with_function
 
 ROWS = [
     {"response": "#### 72", "gold": "72", "correct": True, "id": 0},
@@ -33,7 +33,7 @@ def read(path: Path) -> list[dict]:
 
 def test_every_row_keeps_its_keys_and_its_place(tmp_path: Path) -> None:
     output = tmp_path / "scored.jsonl"
-    grade(function="gsm8k", input=write(tmp_path / "rows.jsonl", ROWS), output=output, keys=RowKeys())
+    score_with_function(function="gsm8k", input=write(tmp_path / "rows.jsonl", ROWS), output=output, keys=RowKeys())
     scored = read(output)
     assert [row["id"] for row in scored] == list(range(7))
     assert [row["score"] for row in scored] == [1.0, 0.0, 0.0, 1.0, 0.0, None, 1.0]
@@ -66,7 +66,7 @@ def test_keys_may_have_other_names_and_modes_be_chosen(tmp_path: Path) -> None:
     keys = RowKeys(response="output", gold="answer", label="label")
     output = tmp_path / "scored.jsonl"
     for answer, verdict in (("flexible", "correct"), ("strict", "no_answer")):
-        grade(function="gsm8k", input=rows, output=output, keys=keys, answer=answer)
+        score_with_function(function="gsm8k", input=rows, output=output, keys=keys, answer=answer)
         assert read(output)[0]["verdict"] == verdict
 
 
@@ -82,7 +82,7 @@ def test_a_function_of_your_own_scores_in_a_child(tmp_path: Path, monkeypatch: p
     rows = write(tmp_path / "rows.jsonl", [{"response": text, "gold": "72"} for text in responses])
     monkeypatch.chdir(tmp_path)
     output = tmp_path / "scored.jsonl"
-    grade(function="mine.py:score", input=rows, output=output, keys=RowKeys(), timeout_s=0.5)
+    score_with_function(function="mine.py:score", input=rows, output=output, keys=RowKeys(), timeout_s=0.5)
     scored = read(output)
     assert [row["score"] for row in scored] == [0.2, None, 1.0]
     assert [row["verdict"] for row in scored] == ["correct", "timeout", "wrong"]
@@ -112,7 +112,7 @@ def test_a_function_that_fails_on_every_row_ends_with_exit_code_1(
 def test_a_bad_row_is_named_and_no_file_is_left(tmp_path: Path, row: dict, message: str) -> None:
     rows = write(tmp_path / "rows.jsonl", [{"response": "#### 1", "gold": "1"}, row])
     with pytest.raises(DataError, match=message):
-        grade(function="gsm8k", input=rows, output=tmp_path / "scored.jsonl", keys=RowKeys())
+        score_with_function(function="gsm8k", input=rows, output=tmp_path / "scored.jsonl", keys=RowKeys())
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
@@ -120,11 +120,11 @@ def test_lines_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     row = {"response": "#### 1", "gold": "1"}
     rows = write(tmp_path / "rows.jsonl", [{**row, "data_source": "openai/gsm8k"}, row])
     with pytest.raises(DataError, match=r"rows.jsonl:2: no reward function for data_source ''.*instead of auto"):
-        grade(function="auto", input=rows, output=tmp_path / "scored.jsonl", keys=RowKeys())
+        score_with_function(function="auto", input=rows, output=tmp_path / "scored.jsonl", keys=RowKeys())
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"response": "1", "gold": "1"}\n{"response": \n')
     with pytest.raises(DataError, match=r"rows.jsonl:2: not JSON"):
-        grade(function="gsm8k", input=rows, output=tmp_path / "scored.jsonl", keys=RowKeys())
+        score_with_function(function="gsm8k", input=rows, output=tmp_path / "scored.jsonl", keys=RowKeys())
 
 
 @pytest.mark.parametrize(("function", "message"), [
@@ -134,20 +134,22 @@ def test_lines_that_cannot_be_used_are_named(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_an_impossible_function_is_refused_before_any_row_is_read(tmp_path: Path, function: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        grade(function=function, input=tmp_path / "absent", output=tmp_path / "scored.jsonl", keys=RowKeys())
+        score_with_function(
+            function=function, input=tmp_path / "absent", output=tmp_path / "scored.jsonl", keys=RowKeys()
+        )
 
 
 def test_a_broken_file_and_an_impossible_output_are_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def scores(): pass\n")
     with pytest.raises(RewardError, match=r"mine.py.*score.*did you mean.*scores"):
-        grade(
+        score_with_function(
             function=f"{tmp_path}/mine.py:score", input=tmp_path / "absent", output=tmp_path / "scored.jsonl",
             keys=RowKeys(),
         )  # fmt: skip
     rows = write(tmp_path / "rows.jsonl", ROWS)
     with pytest.raises(ConfigError, match="is the input; choose another file"):
-        grade(function="gsm8k", input=rows, output=rows, keys=RowKeys())
+        score_with_function(function="gsm8k", input=rows, output=rows, keys=RowKeys())
     with pytest.raises(ConfigError, match="is a folder; give the file to write"):
-        grade(function="gsm8k", input=rows, output=tmp_path, keys=RowKeys())
+        score_with_function(function="gsm8k", input=rows, output=tmp_path, keys=RowKeys())
     with pytest.raises(ConfigError, match="there is no folder"):
-        grade(function="gsm8k", input=rows, output=tmp_path / "no" / "scored.jsonl", keys=RowKeys())
+        score_with_function(function="gsm8k", input=rows, output=tmp_path / "no" / "scored.jsonl", keys=RowKeys())
