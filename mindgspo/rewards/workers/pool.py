@@ -1,13 +1,15 @@
 """The pool of worker processes that runs the scorer's slow jobs.
 
-`process` is one worker seen from here, `worker` the program that runs in it.
+`process` is one worker seen from here, `worker` the program that runs in it. Neither pebble nor the standard library's
+pools can stand in: they unpickle what users' code returns, limit neither memory nor output, and leave programs running
+that a killed worker has started.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import selectors
+import queue
 import threading
 import time
 import weakref
@@ -17,11 +19,9 @@ from collections.abc import Callable, Sequence
 from mindgspo.errors import RewardError
 from mindgspo.io import Closing
 from mindgspo.rewards.verification import JobOutcome, Reply, RewardJob
-from mindgspo.rewards.workers.process import PoolSettings, WorkerAnswer, WorkerProcess
+from mindgspo.rewards.workers.process import PoolSettings, WorkerProcess
 
 REAP_SECONDS = 5.0
-# A worker whose pipe is held open by a program that it started ends without a sign.
-LOOK_FOR_DEAD_S = 0.05
 MAX_FAILED_STARTS = 2
 
 
@@ -68,9 +68,13 @@ class WorkerPool(Closing):
         with self._lock:
             self._workers.forget_in_copy()
             call = _Call(self._workers, self._settings, ())
-            call.start()
+            try:
+                worker = call.next_worker()
+            except BaseException:
+                self._workers.close()
+                raise
             self._workers.reap()
-        if call.failure is not None:
+        if worker is None:
             raise RewardError(f"reward.functions: {call.failure}")
 
     def run(self, jobs: Sequence[RewardJob]) -> list[Reply]:
@@ -86,7 +90,7 @@ class WorkerPool(Closing):
         with self._lock:
             self._workers.forget_in_copy()
             try:
-                return _Call(self._workers, self._settings, [_line(job) for job in jobs], self._on_answer).run()
+                return _Call(self._workers, self._settings, [_line(job) for job in jobs]).run(self._on_answer)
             finally:
                 self._workers.reap()
 
@@ -105,7 +109,7 @@ def _line(job: RewardJob) -> bytes | Reply:
 
 
 class _Workers:
-    """alive: workers that start or are ready. They belong to the process that made them, not to a forked copy of it."""
+    """Workers that start or are ready. They belong to the process that made them, not to a forked copy of it."""
 
     def __init__(self, settings: PoolSettings) -> None:
         self._settings = settings
@@ -114,7 +118,7 @@ class _Workers:
         self.alive: list[WorkerProcess] = []
 
     def start(self) -> WorkerProcess:
-        """Raises OSError if the system has no room for one more."""
+        """Start a worker. Raises OSError if the system has no room for one more."""
         worker = WorkerProcess(self._settings)
         self.alive.append(worker)
         return worker
@@ -146,179 +150,95 @@ class _Workers:
 
 
 class _Call:
-    """One call of the pool: jobs go to idle workers, answers come back, whoever is late or dead is replaced. It all
-    happens in the calling thread, which sleeps in a selector until a pipe stirs or a deadline passes.
+    """One call of the pool. Each worker has a thread that hands it one job after the other, and replaces it where it is
+    late or dead.
 
-    lines: a job each, or at once its reply. failure: why the last worker that could not be started was not, None while
-    all could.
+    lines: a job each, or at once its reply. failure: reason of the last start of a worker that failed, None without.
     """
 
-    def __init__(
-        self,
-        workers: _Workers,
-        settings: PoolSettings,
-        lines: Sequence[bytes | Reply],
-        on_answer: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._on_answer = on_answer
-        self._workers = workers
-        self._settings = settings
-        self._lines = lines
-        self._replies: list[Reply | None] = [line if isinstance(line, Reply) else None for line in lines]
-        self._waiting = deque(number for number, reply in enumerate(self._replies) if reply is None)
-        self._num_open = len(self._waiting)
+    def __init__(self, workers: _Workers, settings: PoolSettings, lines: Sequence[bytes | Reply]) -> None:
+        self._workers, self._settings = workers, settings
+        self._replies = {number: line for number, line in enumerate(lines) if isinstance(line, Reply)}
+        self._waiting = deque((number, line) for number, line in enumerate(lines) if isinstance(line, bytes))
+        self._idle = deque(workers.alive)
+        self._done: queue.SimpleQueue[tuple[int, Reply] | None] = queue.SimpleQueue()
+        self._is_over = threading.Event()
         self._num_failed_starts = 0
-        self._look_for_dead_at = 0.0
         self.failure: str | None = None
-        self._selector = selectors.DefaultSelector()
 
-    def run(self) -> list[Reply]:
+    def run(self, on_answer: Callable[[], None]) -> list[Reply]:
         """A reply per line, in order."""
-        with self._selector:
-            try:
-                self._take_over()
-                while self._num_open:
-                    self._start_workers(self._num_open)
-                    if not self._workers.alive:
-                        self._give_up()
-                        break
-                    self._assign()
-                    self._wait()
-            except BaseException:  # Ctrl-C: what is half done cannot be taken up again
-                for worker in tuple(self._workers.alive):
-                    if not worker.is_idle:
-                        self._workers.stop(worker)
-                raise
-        replies = [reply for reply in self._replies if reply is not None]
-        assert len(replies) == len(self._lines), f"{len(replies)} replies to {len(self._lines)} jobs"
-        return replies
-
-    def start(self) -> None:
-        """Until one worker is ready, or one could not be started: `failure` says so."""
-        with self._selector:
-            try:
-                self._take_over()
-                self._start_workers(1)
-                while self.failure is None and not any(worker.is_ready for worker in self._workers.alive):
-                    self._wait()
-            except BaseException:
-                self._workers.close()
-                raise
-
-    def _take_over(self) -> None:
-        """The workers of earlier calls. Nobody listened to one that was still loading, so its time begins anew."""
-        for worker in tuple(self._workers.alive):
-            if worker.has_ended():
-                self._workers.stop(worker)
-                continue
-            if not worker.is_ready:
-                worker.deadline = time.monotonic() + self._settings.startup_timeout_s
-            self._watch(worker)
-
-    def _start_workers(self, wanted: int) -> None:
-        wanted = min(self._settings.count, wanted)
-        while len(self._workers.alive) < wanted and self._num_failed_starts < MAX_FAILED_STARTS:
-            try:
-                self._watch(self._workers.start())
-            except OSError as error:
-                self._start_failed(f"no worker process could be started: {error}")
-
-    def _assign(self) -> None:
-        for worker in tuple(self._workers.alive):
-            if worker.is_idle and self._waiting:
-                number = worker.job = self._waiting.popleft()
-                line = self._lines[number]
-                assert isinstance(line, bytes), "a job that has its reply already"
-                if worker.send(line, self._settings.timeout_s):
-                    self._watch_writing(worker)
-                else:  # it ended while it had nothing to do; the job is not to blame
-                    self._waiting.appendleft(number)
-                    worker.job = None
-                    self._answered(worker, worker.died())
-
-    def _wait(self) -> None:
-        # Answers that came before this moment are read before anybody is called late.
-        now = time.monotonic()
-        deadlines = [worker.deadline for worker in self._workers.alive if not worker.is_idle]
-        until = min([*deadlines, now + LOOK_FOR_DEAD_S])
-        for key, _ in self._selector.select(max(0.0, until - now)):
-            worker, act = key.data
-            if worker in self._workers.alive:
-                act(worker)
-        for worker in tuple(self._workers.alive):
-            if not worker.is_idle and worker.deadline < now:
-                self._answered(worker, WorkerAnswer(reply=self._late(worker), is_last=True))
-        if now >= self._look_for_dead_at:
-            self._look_for_dead_at = now + LOOK_FOR_DEAD_S
-            for worker in tuple(self._workers.alive):
-                if worker.has_ended():
-                    self._answered(worker, worker.receive() or worker.died())
-
-    def _read(self, worker: WorkerProcess) -> None:
-        answer = worker.receive()
-        if answer is not None:
-            self._answered(worker, answer)
-
-    def _read_errors(self, worker: WorkerProcess) -> None:
-        if not worker.read_errors():
-            self._selector.unregister(worker.errors)
-
-    def _write(self, worker: WorkerProcess) -> None:
-        worker.write()
-        self._watch_writing(worker)
-
-    def _answered(self, worker: WorkerProcess, answer: WorkerAnswer) -> None:
-        reply = answer.reply
-        is_usable = not answer.is_last
-        if not worker.is_ready:
-            is_usable = worker.is_ready = reply.outcome is JobOutcome.DONE
-            if not is_usable:
-                self._start_failed(self._why_not_started(reply))
-        elif worker.job is not None:
-            self._replies[worker.job] = reply
-            self._num_open -= 1
-            worker.job = None
-            worker.num_answered += 1
-            self._on_answer()
-        else:  # it has ended, or speaks unasked
-            is_usable = False
-            if worker.num_answered == 0:  # it loads, but does not live long enough to be of use
-                self._start_failed(self._why_not_started(reply))
-        if not is_usable:
-            for pipe in (worker.replies, worker.errors, worker.jobs):
-                if pipe in self._selector.get_map():
-                    self._selector.unregister(pipe)
-            self._workers.stop(worker)
-
-    def _why_not_started(self, reply: Reply) -> str:
-        if reply.outcome is JobOutcome.FAILED:
-            return reply.message
-        return f"while a worker loaded {', '.join(self._settings.tasks)}: {reply.message}"
-
-    def _start_failed(self, reason: str) -> None:
-        self.failure = reason
-        self._num_failed_starts += 1
-
-    def _late(self, worker: WorkerProcess) -> Reply:
-        if worker.is_ready:
-            text = f"no value within {self._settings.timeout_s:g} s (reward.workers.timeout_s)"
-        else:
-            text = f"not ready within {self._settings.startup_timeout_s:g} s (reward.workers.startup_timeout_s)"
-        return Reply(outcome=JobOutcome.TIMEOUT, message=text)
-
-    def _give_up(self) -> None:
-        assert self.failure is not None
-        for number in self._waiting:
+        count = min(self._settings.count, len(self._waiting))
+        threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(count)]
+        try:
+            for thread in threads:
+                thread.start()
+            num_open = count
+            while num_open:
+                done = self._done.get()
+                if done is None:
+                    num_open -= 1
+                else:
+                    self._replies[done[0]] = done[1]
+                    on_answer()
+        finally:  # also Ctrl-C: what is half done cannot be taken up again
+            self._is_over.set()
+            for thread in threads:
+                thread.join()
+        for number, _ in self._waiting:
+            assert self.failure is not None, "jobs are left though workers could be started"
             self._replies[number] = Reply(outcome=JobOutcome.FAILED, message=self.failure)
+        return [self._replies[number] for number in range(len(self._replies))]
 
-    def _watch(self, worker: WorkerProcess) -> None:
-        self._selector.register(worker.replies, selectors.EVENT_READ, (worker, self._read))
-        self._selector.register(worker.errors, selectors.EVENT_READ, (worker, self._read_errors))
-        self._watch_writing(worker)
+    def _serve(self) -> None:
+        worker: WorkerProcess | None = None
+        try:
+            while self._waiting and not self._is_over.is_set():
+                worker = worker or self.next_worker()
+                if worker is None:
+                    return
+                try:
+                    number, line = self._waiting.popleft()
+                except IndexError:  # another worker was faster
+                    return
+                reply = worker.ask(line, self._settings.timeout_s, "timeout_s", self._is_over)
+                if reply is None:  # it ended while it had nothing to do; the job is not to blame
+                    self._waiting.appendleft((number, line))
+                    if worker.num_answered == 0:  # it loads, but does not live long enough to be of use
+                        self._start_failed(worker.died())
+                else:
+                    worker.num_answered += 1
+                    self._done.put((number, reply))
+                if not worker.is_usable:
+                    self._workers.stop(worker)
+                    worker = None
+        finally:
+            self._done.put(None)
 
-    def _watch_writing(self, worker: WorkerProcess) -> None:
-        is_watched = worker.jobs in self._selector.get_map()
-        if worker.has_unsent and not is_watched:
-            self._selector.register(worker.jobs, selectors.EVENT_WRITE, (worker, self._write))
-        elif is_watched and not worker.has_unsent:
-            self._selector.unregister(worker.jobs)
+    def next_worker(self) -> WorkerProcess | None:
+        """An idle worker, or a new one that has loaded its tasks; None where none can be started, see `failure`."""
+        while self._idle:
+            worker = self._idle.popleft()
+            if not worker.has_ended():
+                return worker
+            self._workers.stop(worker)
+        while self._num_failed_starts < MAX_FAILED_STARTS and not self._is_over.is_set():
+            try:
+                worker = self._workers.start()
+            except OSError as error:
+                self._start_failed(
+                    Reply(outcome=JobOutcome.FAILED, message=f"no worker process could be started: {error}")
+                )
+                continue
+            reply = worker.load(self._is_over)
+            if reply.outcome is JobOutcome.DONE:
+                return worker
+            self._workers.stop(worker)
+            self._start_failed(reply)
+        return None
+
+    def _start_failed(self, reply: Reply) -> None:
+        self._num_failed_starts += 1
+        self.failure = reply.message
+        if reply.outcome is not JobOutcome.FAILED:
+            self.failure = f"while a worker loaded {', '.join(self._settings.tasks)}: {reply.message}"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -14,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from selectors import EVENT_READ, EVENT_WRITE
 from typing import IO
 
 from mindgspo.rewards.verification import JobOutcome, Reply
@@ -21,6 +24,8 @@ from mindgspo.rewards.workers.guard import MARK
 
 MAX_REPLY_BYTES = 2**20
 READ_BYTES = 2**16
+# A worker whose pipe is held open by a program that it started ends without a sign.
+LOOK_FOR_DEAD_S = 0.05
 ERROR_TAIL_BYTES = 2**14
 MAX_ERROR_LINES = 4
 MAX_ERROR_TEXT = 400
@@ -37,8 +42,7 @@ _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_TH
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSettings:
-    """tasks: what every worker loads. count: most workers at a time. timeout_s, startup_timeout_s: wall-clock seconds
-    of one job and of all imports. memory_mb: MiB per worker."""
+    """Settings of a pool; see `pool.WorkerPool`."""
 
     tasks: tuple[str, ...]
     count: int
@@ -47,102 +51,118 @@ class PoolSettings:
     memory_mb: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerAnswer:
-    """reply: to the job in hand, or to the order to load the tasks. is_last: the worker cannot be used any more."""
-
-    reply: Reply
-    is_last: bool = False
-
-
 class WorkerProcess:
-    """A worker process. is_ready: it has loaded its tasks. job: number of the job in hand. num_answered: jobs it has
-    answered. deadline: on time.monotonic(), of the job in hand or of loading. Raises OSError if it cannot be made."""
+    """A worker process, to be loaded first and then asked, by one thread at a time. Raises OSError if there is no room.
+
+    is_usable: whether it can be asked once more. num_answered: jobs that it has answered; kept by the pool.
+    """
 
     def __init__(self, settings: PoolSettings) -> None:
-        self._memory_mb = settings.memory_mb
+        self._settings = settings
         self._mark = uuid.uuid4().hex
         environment = os.environ | _ENVIRONMENT | {MARK: self._mark}
-        _guard.start()
         self._process = _spawn([sys.executable, str(_PROGRAM)], environment)
         _guard.tell(f"+{self._process.pid} {self._mark}")
         assert self._process.stdin and self._process.stdout and self._process.stderr
-        self.jobs, self.replies, self.errors = self._process.stdin, self._process.stdout, self._process.stderr
-        for pipe in (self.jobs, self.replies, self.errors):
+        self._jobs, self._replies, self._errors = self._process.stdin, self._process.stdout, self._process.stderr
+        for pipe in (self._jobs, self._replies, self._errors):
             os.set_blocking(pipe.fileno(), False)
-        self.is_ready = False
-        self.job: int | None = None
+        self.is_usable = True
         self.num_answered = 0
-        self.deadline = 0.0
-        self._unsent = memoryview(b"")
         self._received = bytearray()
         self._error_tail = b""
-        self.send(_setup_line(settings), settings.startup_timeout_s)
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether it can be given a job. Only of one that is not is `deadline` in force."""
-        return self.is_ready and self.job is None
+    def load(self, is_over: threading.Event) -> Reply:
+        """Let it load the tasks; DONE where it has. is_over: see `ask`."""
+        reply = self.ask(_setup_line(self._settings), self._settings.startup_timeout_s, "startup_timeout_s", is_over)
+        return self.died() if reply is None else reply
 
-    @property
-    def has_unsent(self) -> bool:
-        """Whether `write` has something to do as soon as the pipe of jobs takes more."""
-        return bool(self._unsent)
+    def ask(self, line: bytes, seconds: float, setting: str, is_over: threading.Event) -> Reply | None:
+        """The reply to a line; None where the worker had ended before it could read it.
 
-    def send(self, line: bytes, seconds: float) -> bool:
-        """Begin to send a line, to be answered within `seconds`. False: the worker has ended and not seen it."""
-        self.deadline = time.monotonic() + seconds
+        seconds: until the reply is late; `setting` is their name. is_over: once it is set, nobody waits any longer.
+        """
+        deadline = time.monotonic() + seconds
+        unsent = memoryview(line)
         self._error_tail = b""
-        self._unsent = memoryview(line)
-        return self.write()
+        with selectors.DefaultSelector() as selector:
+            if self._speaks_unasked():
+                self.is_usable = False
+                return None
+            for pipe, event in ((self._jobs, EVENT_WRITE), (self._replies, EVENT_READ), (self._errors, EVENT_READ)):
+                selector.register(pipe, event)
+            while True:
+                # What came before this moment is read before anybody is called late.
+                now = time.monotonic()
+                stirred = [key.fileobj for key, _ in selector.select(max(0.0, min(deadline - now, LOOK_FOR_DEAD_S)))]
+                if self._jobs in stirred:
+                    try:
+                        unsent = unsent[os.write(self._jobs.fileno(), unsent) :]
+                    except BrokenPipeError:
+                        self.is_usable = False
+                        return None
+                    if not unsent:
+                        selector.unregister(self._jobs)
+                if self._errors in stirred and not self._read_errors():
+                    selector.unregister(self._errors)
+                has_ended = self.has_ended()
+                reply = self._receive() if self._replies in stirred or has_ended else None
+                if reply is None and has_ended:
+                    reply = self.died()
+                if reply is None and (deadline < now or is_over.is_set()):
+                    shown = "no value" if setting == "timeout_s" else "not ready"
+                    message = f"{shown} within {seconds:g} s (reward.workers.{setting})"
+                    reply = self._last(JobOutcome.TIMEOUT, message)
+                if reply is not None:
+                    return reply
 
-    def write(self) -> bool:
-        """Send what the pipe takes. False: nobody holds its other end."""
+    def _speaks_unasked(self) -> bool:
+        """Whether the pipe of replies has ended, or holds what no job has asked for: the user's code has found it."""
         try:
-            while self._unsent:
-                self._unsent = self._unsent[os.write(self.jobs.fileno(), self._unsent) :]
+            os.read(self._replies.fileno(), 1)
         except BlockingIOError:
-            pass
-        except BrokenPipeError:
-            self._unsent = memoryview(b"")
             return False
         return True
 
-    def receive(self) -> WorkerAnswer | None:
-        """The answer, if it is complete; DIED if the pipe of replies ended instead."""
+    def _last(self, outcome: JobOutcome, message: str) -> Reply:
+        """The reply after which it cannot be used any more."""
+        self.is_usable = False
+        return Reply(outcome=outcome, message=message)
+
+    def _receive(self) -> Reply | None:
+        """The reply, if it is complete; DIED if the pipe of replies ended instead."""
         try:
-            piece = os.read(self.replies.fileno(), READ_BYTES)
+            piece = os.read(self._replies.fileno(), READ_BYTES)
         except BlockingIOError:
             return None
         if not piece:
             return self.died()
         self._received += piece
         if len(self._received) > MAX_REPLY_BYTES:
-            text = f"returned more than {MAX_REPLY_BYTES // 2**20} MiB"
-            return WorkerAnswer(reply=Reply(outcome=JobOutcome.FAILED, message=text), is_last=True)
+            return self._last(JobOutcome.FAILED, f"returned more than {MAX_REPLY_BYTES // 2**20} MiB")
         if not self._received.endswith(b"\n"):
             return None
         line = bytes(self._received)
         self._received.clear()
-        return self._answer(line)
+        return self._reply_of(line)
 
-    def _answer(self, line: bytes) -> WorkerAnswer:
+    def _reply_of(self, line: bytes) -> Reply:
         try:
             fields = json.loads(line)
             if "is_out_of_memory" in fields:
-                text = f"out of memory: a worker may take {self._memory_mb} MiB (reward.workers.memory_mb)"
-                return WorkerAnswer(reply=Reply(outcome=JobOutcome.FAILED, message=text), is_last=True)
+                room = f"{self._settings.memory_mb} MiB (reward.workers.memory_mb)"
+                return self._last(JobOutcome.FAILED, f"out of memory: a worker may take {room}")
             outcome, value = JobOutcome(fields["outcome"]), fields.get("value")
-            return WorkerAnswer(reply=Reply(outcome=outcome, value=value, message=fields.get("message", "")))
+            return Reply(outcome=outcome, value=value, message=fields.get("message", ""))
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             # The user's code has found the pipe, or sent a value that nests too deep.
-            text = f"the reply cannot be read: {type(error).__name__}: {error}"[:MAX_ERROR_TEXT]
-            return WorkerAnswer(reply=Reply(outcome=JobOutcome.FAILED, message=text), is_last=True)
+            text = f"the reply cannot be read: {type(error).__name__}: {error}"
+            return self._last(JobOutcome.FAILED, text[:MAX_ERROR_TEXT])
 
-    def read_errors(self) -> bool:
+    def _read_errors(self) -> bool:
         """Take what was printed, keep its end. False: the pipe has ended."""
         try:
-            piece = os.read(self.errors.fileno(), READ_BYTES)
+            piece = os.read(self._errors.fileno(), READ_BYTES)
         except BlockingIOError:
             return True
         self._error_tail = (self._error_tail + piece)[-ERROR_TAIL_BYTES:]
@@ -163,14 +183,14 @@ class WorkerProcess:
             return f"the worker ended with exit code {end.si_status}"
         return f"the worker was ended by signal {end.si_status} ({signal.strsignal(end.si_status)})"
 
-    def died(self) -> WorkerAnswer:
-        """The answer of a worker that has ended, or whose pipe of replies has."""
+    def died(self) -> Reply:
+        """The reply of a worker that has ended, or whose pipe of replies has."""
         give_up = time.monotonic() + DEATH_GRACE_S
         while (how := self._how_it_ended()) is None and time.monotonic() < give_up:
             time.sleep(0.001)
-        self.read_errors()
+        self._read_errors()
         text = (how or "the worker closed the pipe of its replies") + self._last_errors()
-        return WorkerAnswer(reply=Reply(outcome=JobOutcome.DIED, message=text), is_last=True)
+        return self._last(JobOutcome.DIED, text)
 
     def _last_errors(self) -> str:
         """The end of what was printed; after a crash faulthandler's report, which begins with the innermost frame."""
@@ -186,7 +206,7 @@ class WorkerProcess:
         with suppress(ProcessLookupError):  # the whole group has ended and is being reaped elsewhere
             os.killpg(self._process.pid, signal.SIGKILL)
         _guard.tell(f"-{self._process.pid} {self._mark}")
-        for pipe in (self.jobs, self.replies, self.errors):
+        for pipe in (self._jobs, self._replies, self._errors):
             pipe.close()
 
     def reap(self, seconds: float) -> bool:
@@ -209,6 +229,7 @@ def _setup_line(settings: PoolSettings) -> bytes:
 
 
 def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    _guard.start()
     return subprocess.Popen(
         command,
         bufsize=0,
