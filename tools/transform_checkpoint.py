@@ -17,7 +17,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from mindgspo.cli.checkpoint import run_transform, strategy_from
+from mindgspo.checkpoint.transform import TransformRequest, transform
+from mindgspo.cli.checkpoint import strategy_from
 from mindgspo.errors import MindGSPOError
 
 
@@ -42,18 +43,19 @@ def main() -> int:
     if options.jobs is not None and options.jobs < 1:
         parser.error("--jobs must be at least 1")
     try:
-        run_transform(
-            options.src_checkpoint,
-            options.dst_checkpoint,
+        request = TransformRequest(
+            source=options.src_checkpoint,
+            destination=options.dst_checkpoint,
             source_strategy=strategy_from(options.src_strategy, None, None),
             destination_strategy=strategy_from(options.dst_strategy, None, None),
-            format_=options.format,
+            suffix=None if options.format is None else f".{options.format}",
             source_prefix=options.prefix,
             weights_only=options.weights_only,
             jobs=options.jobs,
-            verify=options.verify,
+            deep=options.verify == "deep",
             sync=not options.no_sync,
         )
+        transform(request, note=lambda line: print(line, flush=True))
     except MindGSPOError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from mindgspo.cli.convert import Dtype
+from mindgspo.cli.convert import DtypeOption
 from mindgspo.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -24,40 +24,33 @@ WholeArgument = Annotated[
     Path, typer.Argument(help="File to write, *.safetensors or *.ckpt; or a folder, for a step of a run.")
 ]
 StrategyOption = Annotated[
-    Optional[Path],  # noqa: UP045  (typer reads the annotation at run time on Python 3.10)
-    typer.Option("--strategy", help="Strategy of the ranks, a merged file or a folder of ranks' files."),
+    Path | None, typer.Option("--strategy", help="Strategy of the ranks, a merged file or a folder of ranks' files.")
 ]
 PlanOption = Annotated[
-    Optional[str],  # noqa: UP045
+    str | None,
     typer.Option(
         "--plan", help="Plan in place of a strategy: train, reference or rollout of --config, or sizes such as 1x4x2."
     ),
 ]
 ConfigOption = Annotated[
-    Optional[Path],  # noqa: UP045
-    typer.Option("--config", help="Experiment or file of model_configs/ whose model a plan is for."),
+    Path | None, typer.Option("--config", help="Experiment or file of model_configs/ whose model a plan is for.")
 ]
 FormatOption = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option("--format", metavar="ckpt|safetensors", help="Format of ranks' files, by default the source's."),
+    Literal["ckpt", "safetensors"] | None,
+    typer.Option("--format", help="Format of ranks' files, by default the source's."),
 ]
 PrefixOption = Annotated[str, typer.Option("--prefix", help="Take only files of ranks whose names begin so.")]
 WeightsOnlyOption = Annotated[bool, typer.Option("--weights-only", help="Leave optimizer state out.")]
-JobsOption = Annotated[
-    Optional[int],  # noqa: UP045
-    typer.Option("--jobs", min=1, help="Files at a time, by default one per processor."),
-]
+JobsOption = Annotated[int | None, typer.Option("--jobs", min=1, help="Files at a time, by default one per processor.")]
 VerifyOption = Annotated[
-    str,
+    Literal["written", "deep"],
     typer.Option(
         "--verify",
-        metavar="written|deep",
         help="How much is checked; deep also compares every tensor with the source, and all replicas.",
     ),
 ]
 SyncOption = Annotated[
-    bool,
-    typer.Option(help="End when everything is on the disk, or with --no-sync when the kernel has it, as cp does."),
+    bool, typer.Option(help="End when everything is on the disk, or with --no-sync when the kernel has it, as cp does.")
 ]
 
 
@@ -111,16 +104,19 @@ def checkpoint_merge(
     sync: SyncOption = True,
 ) -> None:
     """Make one file of the files of ranks."""
-    run_transform(
-        source,
-        destination,
+    from mindgspo.checkpoint.transform import TransformRequest, transform
+
+    request = TransformRequest(
+        source=source,
+        destination=destination,
         source_strategy=strategy_from(strategy, plan, config),
         source_prefix=prefix,
         weights_only=weights_only,
         jobs=jobs,
-        verify=verify,
+        deep=verify == "deep",
         sync=sync,
     )
+    transform(request, note=_print_now)
 
 
 @checkpoint_app.command("shard")
@@ -140,19 +136,22 @@ def checkpoint_shard(
 
     MindSpore's graphs load them as they are.
     """
+    from mindgspo.checkpoint.transform import TransformRequest, transform
+
     wanted = strategy_from(strategy, plan, config)
     if wanted is None:
         raise typer.BadParameter("say how to cut: --strategy PATH, or --plan 1x4x2 --config FILE")
-    run_transform(
-        source,
-        destination,
+    request = TransformRequest(
+        source=source,
+        destination=destination,
         destination_strategy=wanted,
-        format_=format_,
+        suffix=None if format_ is None else f".{format_}",
         weights_only=weights_only,
         jobs=jobs,
-        verify=verify,
+        deep=verify == "deep",
         sync=sync,
     )
+    transform(request, note=_print_now)
 
 
 @checkpoint_app.command("transform")
@@ -160,15 +159,13 @@ def checkpoint_transform(
     source: SourceArgument,
     destination: NewArgument,
     src_strategy: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option("--src-strategy", help="Strategy of the source; without it the source is whole."),
+        Path | None, typer.Option("--src-strategy", help="Strategy of the source; without it the source is whole.")
     ] = None,
     dst_strategy: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option("--dst-strategy", help="Strategy of the destination; without it one file is written."),
+        Path | None, typer.Option("--dst-strategy", help="Strategy of the destination; without it one file is written.")
     ] = None,
-    src_plan: Annotated[Optional[str], typer.Option("--src-plan", help="Plan in place of --src-strategy.")] = None,  # noqa: UP045
-    dst_plan: Annotated[Optional[str], typer.Option("--dst-plan", help="Plan in place of --dst-strategy.")] = None,  # noqa: UP045
+    src_plan: Annotated[str | None, typer.Option("--src-plan", help="Plan in place of --src-strategy.")] = None,
+    dst_plan: Annotated[str | None, typer.Option("--dst-plan", help="Plan in place of --dst-strategy.")] = None,
     config: ConfigOption = None,
     format_: FormatOption = None,
     prefix: PrefixOption = "",
@@ -178,18 +175,21 @@ def checkpoint_transform(
     sync: SyncOption = True,
 ) -> None:
     """Turn a checkpoint of one plan into one of another."""
-    run_transform(
-        source,
-        destination,
+    from mindgspo.checkpoint.transform import TransformRequest, transform
+
+    request = TransformRequest(
+        source=source,
+        destination=destination,
         source_strategy=strategy_from(src_strategy, src_plan, config),
         destination_strategy=strategy_from(dst_strategy, dst_plan, config),
-        format_=format_,
+        suffix=None if format_ is None else f".{format_}",
         source_prefix=prefix,
         weights_only=weights_only,
         jobs=jobs,
-        verify=verify,
+        deep=verify == "deep",
         sync=sync,
     )
+    transform(request, note=_print_now)
 
 
 @checkpoint_app.command("export")
@@ -198,10 +198,9 @@ def checkpoint_export(
         Path, typer.Argument(help="Run folder, whose newest step is taken, or checkpoints/step_XXXXXXXX of one.")
     ],
     out: Annotated[Path, typer.Argument(help="New folder; one that holds something is never touched.")],
-    dtype: Annotated[Dtype, typer.Option(help="Type of the weights; overflow is refused.")] = Dtype.keep,
+    dtype: DtypeOption = "keep",
     model_folder: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="Folder of config.json and the tokenizer, if the step lies outside of its run."),
+        Path | None, typer.Option(help="Folder of config.json and the tokenizer, if the step lies outside of its run.")
     ] = None,
 ) -> None:
     """Write a step of a run as a Hugging Face folder.
@@ -217,14 +216,15 @@ def checkpoint_export(
         print(line)
     if step.num_ranks > 1:
         raise CheckpointError(f"{source}: holds the files of {step.num_ranks} ranks; merge them first, then export")
-    wanted = None if dtype is Dtype.keep else dtype.value
-    conversion = Conversion(source=step.path, out=out, model_folder=model_folder, dtype=wanted)
+    conversion = Conversion(
+        source=step.path, out=out, model_folder=model_folder, dtype=None if dtype == "keep" else dtype
+    )
     done = convert_model(conversion, shows_progress=True)
     print(f"exported {out}: {done.num_weights} weights, {done.num_bytes:,} bytes; with {', '.join(done.travelled)}")
 
 
 def strategy_from(path: Path | None, plan: str | None, config: Path | None) -> Strategy | None:
-    """What --strategy or --plan with --config name; None for neither."""
+    """The strategy that --strategy, or --plan with --config, names; None for neither."""
     from mindgspo.planner.strategy_files import plan_strategy, single_source
 
     if path is not None and plan is not None:
@@ -236,36 +236,5 @@ def strategy_from(path: Path | None, plan: str | None, config: Path | None) -> S
     return None if path is None else single_source(path)
 
 
-def run_transform(
-    source: Path,
-    destination: Path,
-    *,
-    source_strategy: Strategy | None = None,
-    destination_strategy: Strategy | None = None,
-    format_: str | None = None,
-    source_prefix: str = "",
-    weights_only: bool = False,
-    jobs: int | None = None,
-    verify: str = "written",
-    sync: bool = True,
-) -> None:
-    """What transform, merge, shard and tools/transform_checkpoint.py do."""
-    from mindgspo.checkpoint.transform import TransformRequest, transform
-
-    if format_ not in (None, "ckpt", "safetensors"):
-        raise typer.BadParameter(f"--format {format_}: ckpt or safetensors")
-    if verify not in ("written", "deep"):
-        raise typer.BadParameter(f"--verify {verify}: written or deep")
-    request = TransformRequest(
-        source=source,
-        destination=destination,
-        source_strategy=source_strategy,
-        destination_strategy=destination_strategy,
-        suffix=None if format_ is None else f".{format_}",
-        source_prefix=source_prefix,
-        weights_only=weights_only,
-        jobs=jobs,
-        deep=verify == "deep",
-        sync=sync,
-    )
-    transform(request, note=lambda line: print(line, flush=True))
+def _print_now(line: str) -> None:
+    print(line, flush=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Optional
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -33,41 +33,29 @@ def data_prepare(
         ),
     ],
     input: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--input", "--file_path", help="File to read, *.jsonl or *.parquet; arithmetic needs none."),
     ] = None,
     columns: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="YAML file that says which columns hold what, for the format columns."),
+        Path | None, typer.Option(help="YAML file that says which columns hold what, for the format columns.")
     ] = None,
     dedup: Annotated[
         bool, typer.Option("--dedup", help="Keep the first of equal prompts, none of those whose answers differ.")
     ] = False,
     tokenizer: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="Folder of the tokenizer, by default the built-in one of the arithmetic task."),
+        Path | None, typer.Option(help="Folder of the tokenizer, by default the built-in one of the arithmetic task.")
     ] = None,
     vocab_path: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--vocab_path", help="The tokenizer's vocab.json, in place of --tokenizer, as MindRLHF has it."),
     ] = None,
     merges_file_path: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option("--merges_file_path", help="The tokenizer's merges.txt, beside --vocab_path."),
+        Path | None, typer.Option("--merges_file_path", help="The tokenizer's merges.txt, beside --vocab_path.")
     ] = None,
-    eos_token: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option(help="Token that ends a response. May be repeated."),
-    ] = None,
-    pad_token: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Token written into padded slots."),
-    ] = None,
+    eos_token: Annotated[list[str] | None, typer.Option(help="Token that ends a response. May be repeated.")] = None,
+    pad_token: Annotated[str | None, typer.Option(help="Token written into padded slots.")] = None,
     split: Annotated[Literal["train", "dev", "test"], typer.Option(help="Split of the arithmetic task.")] = "train",
-    max_rows: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(help="Use at most this many rows, from the start."),
-    ] = None,
+    max_rows: Annotated[int | None, typer.Option(help="Use at most this many rows, from the start.")] = None,
     max_prompt_length: Annotated[
         int, typer.Option("--max-prompt-length", "--max_prompt_length", help="Longest prompt in tokens.")
     ] = 1024,
@@ -78,20 +66,16 @@ def data_prepare(
         Literal["error", "left", "right", "middle", "drop"],
         typer.Option(help="What happens to a longer prompt: stop, cut at that side, or drop the row."),
     ] = "error",
-    system_prompt: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="System message put before the question."),
-    ] = None,
+    system_prompt: Annotated[str | None, typer.Option(help="System message put before the question.")] = None,
     instruction_prefix: Annotated[
         str, typer.Option(help="Text put before the question; verl and dapo rows bring their own.")
     ] = "",
     instruction_suffix: Annotated[
         str, typer.Option(help="Text appended to the question; verl and dapo rows bring their own.")
     ] = "",
-    seed: Annotated[int, typer.Option(help="Seed of the rows of the arithmetic task.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the rows of the arithmetic task.")] = 1,
     workers: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(help="Processes that tokenize, by default one per processor."),
+        int | None, typer.Option(min=1, help="Processes that tokenize, by default one per processor.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Move an existing output folder aside.")] = False,
 ) -> None:
@@ -103,20 +87,16 @@ def data_prepare(
     """
     from pydantic import ValidationError
 
-    from mindgspo.cli.columns_file import read_columns_file
     from mindgspo.config.data import DataSection, DataSourceSection, TokenizerSection
+    from mindgspo.config.load import load_columns
     from mindgspo.config.rules import columns_problems
     from mindgspo.data.mindrlhf import SUFFIX
     from mindgspo.data.prepare import prepare_dataset
     from mindgspo.tokenization import load_tokenizer
 
-    if workers is not None and workers < 1:
-        raise ConfigError(f"--workers: must be >= 1, got {workers}")
-    if seed < 0:
-        raise ConfigError(f"--seed: must be >= 0, got {seed}")
     tokenizer = _tokenizer_folder(tokenizer, vocab_path, merges_file_path)
     chosen = {"path": tokenizer, "eos_tokens": tuple(eos_token) if eos_token else None, "pad_token": pad_token}
-    mapping = None if columns is None else read_columns_file(columns)
+    mapping = None if columns is None else load_columns(columns)
     try:
         section = TokenizerSection(**{key: value for key, value in chosen.items() if value is not None})
         source = DataSourceSection(
@@ -168,8 +148,8 @@ def _tokenizer_folder(folder: Path | None, vocab: Path | None, merges: Path | No
     if vocab is None and merges is None:
         return folder
     if vocab is None or merges is None:
-        given, other = (
-            ("--merges_file_path", "--vocab_path") if vocab is None else ("--vocab_path", "--merges_file_path")
+        other, given = (
+            ("--vocab_path", "--merges_file_path") if vocab is None else ("--merges_file_path", "--vocab_path")
         )
         raise ConfigError(f"{other}: missing; {given} names one of the tokenizer's two files")
     if folder is not None:
@@ -177,14 +157,9 @@ def _tokenizer_folder(folder: Path | None, vocab: Path | None, merges: Path | No
             f"--tokenizer: {folder}, but --vocab_path and --merges_file_path name a tokenizer too; drop one"
         )
     for option, path, name in (("--vocab_path", vocab, "vocab.json"), ("--merges_file_path", merges, "merges.txt")):
-        if path.name != name:
-            raise ConfigError(f"{option}: {path} must be called {name}; rename it, or give the folder as --tokenizer")
-        if not path.is_file():
-            raise ConfigError(f"{option}: {path} does not exist")
-    if vocab.parent.resolve() != merges.parent.resolve():
-        raise ConfigError(
-            f"--merges_file_path: {merges} is not in the folder of --vocab_path, {vocab.parent}; put both in one"
-        )
+        expected = vocab.parent / name
+        if path.resolve() != expected.resolve() or not path.is_file():
+            raise ConfigError(f"{option}: {path} is not the file {expected}; put both into one folder")
     return vocab.parent
 
 

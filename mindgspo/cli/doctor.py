@@ -1,9 +1,9 @@
-"""The command that finds out why a machine cannot run an experiment."""
+"""Commands that find out why a machine cannot run an experiment, or computes something else."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -14,15 +14,14 @@ if TYPE_CHECKING:
     from mindgspo.doctor.machine import Machine
 
 
-def doctor(
+def doctor_command(
     config: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Argument(help="Experiment YAML; without one, what any experiment needs is checked."),
+        Path | None, typer.Argument(help="Experiment YAML; without one, what any experiment needs is checked.")
     ] = None,
     set_: SetOption = None,
     nodes: Annotated[int, typer.Option("--nodes", min=1, help="Machines that the ranks are spread over.")] = 1,
     bundle: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             metavar="DIR", help="Folder for the report; by default doctor-<host>-<time> if something is wrong."
         ),
@@ -32,8 +31,7 @@ def doctor(
     ] = False,
     emulate_ascend: EmulateOption = False,
     log: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(metavar="FILE", help="Instead, say what the error codes in this log mean."),
+        Path | None, typer.Option(metavar="FILE", help="Instead, say what the error codes in this log mean.")
     ] = None,
 ) -> None:
     """Check this machine, and say how to fix what is wrong.
@@ -118,3 +116,39 @@ def _explain(log: Path) -> None:
 
     for line in told(find_in_file(log)) or [f"{log}: none of the {len(table())} known codes and messages is in it"]:
         print(line)
+
+
+def replay_command(
+    step_dir: Annotated[Path, typer.Argument(help="Folder of a dumped step, e.g. runs/x/dumps/step_00000005.")],
+    device: Annotated[Literal["CPU", "Ascend"], typer.Option(help="What it is run on.")] = "CPU",
+    emulate_ascend: EmulateOption = False,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Allowed difference, of a tensor's largest number; by default by the model's type."),
+    ] = None,
+) -> None:
+    """Run a dumped step again, and compare it number by number.
+
+    A run with trainer.dump_step=N writes such a step. It is run in one process, on this CPU, on a card, or on an
+    emulated one. The forward pass is compared module by module, each given its recorded inputs, so that the first
+    one that differs is the one that computes something else. Then come log-probs, loss, gradients and
+    weights. The exit code is 1 if something is further off than allowed.
+    """
+    if emulate_ascend:
+        emulated_overrides(emulate_ascend, None)
+        device = "Ascend"
+    from mindgspo.config.device_rules import head_dim_problems
+    from mindgspo.errors import ConfigError
+    from mindgspo.parallel.platform.runtime import set_up_runtime
+    from mindgspo.replay.dump import Dump
+    from mindgspo.replay.run import ReplayVerdict, replay_step
+
+    dump = Dump.open(step_dir)
+    if device == "Ascend" and (problems := list(head_dim_problems(dump.config.model))):
+        raise ConfigError(f"{step_dir}: cannot be run on a card: {problems[0]}")
+    set_up_runtime(device)
+    report = replay_step(dump, tolerance=tolerance)
+    for line in report.lines():
+        print(line)
+    if report.verdict is ReplayVerdict.DIFFERENT:
+        raise typer.Exit(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Optional
+from typing import Annotated, Literal
 
 import typer
 
@@ -22,7 +22,8 @@ from mindgspo.cli.options import (
 )
 
 
-def run(
+def run_command(
+    context: typer.Context,
     config: ConfigArgument,
     set_: SetOption = None,
     overwrite: OverwriteOption = False,
@@ -35,59 +36,35 @@ def run(
 ) -> None:
     """Run an experiment, from its data to the exported model.
 
-    It prepares data, warms up, trains, evaluates, exports, and writes a report. As many worker processes are started as
-    its plans need, on this machine, or with --nodes on each of several machines by the same command with another
-    --node-rank.
+    It prepares data, warms up, trains, evaluates, exports, and writes a report. It starts as many worker processes as
+    the plans require, on this machine; with --nodes, give the same command on each machine with another --node-rank.
     """
-    set_ = emulated_overrides(emulate_ascend, set_)
-    _start("run", config, set_, overwrite, workers, nodes, node_rank, master_addr, master_port)
-
-
-def sft(
-    config: ConfigArgument,
-    set_: SetOption = None,
-    overwrite: OverwriteOption = False,
-    workers: WorkersOption = None,
-    nodes: NodesOption = 1,
-    node_rank: NodeRankOption = 0,
-    master_addr: MasterAddrOption = "127.0.0.1",
-    master_port: MasterPortOption = None,
-    emulate_ascend: EmulateOption = False,
-) -> None:
-    """Run only the supervised warm-up of an experiment.
-
-    Its run folder is runs/<experiment>-sft unless run_dir is set.
-    """
-    set_ = emulated_overrides(emulate_ascend, set_)
-    _start("sft", config, set_, overwrite, workers, nodes, node_rank, master_addr, master_port)
-
-
-def _start(
-    command: str,
-    config: Path,
-    set_: list[str],
-    overwrite: bool,
-    workers: int | None,
-    nodes: int,
-    node_rank: int,
-    master_addr: str,
-    master_port: int | None,
-) -> None:
+    overrides = emulated_overrides(emulate_ascend, set_)
     from mindgspo.planner import with_cache_budget
     from mindgspo.trainer.start import ClusterOptions, RunRequest, start
 
+    assert context.info_name in ("run", "sft")
     request = RunRequest(
-        command=command, config=config, overrides=tuple(set_), overwrite=overwrite, complete=with_cache_budget
+        command=context.info_name,
+        config=config,
+        overrides=tuple(overrides),
+        overwrite=overwrite,
+        complete=with_cache_budget,
     )
     options = ClusterOptions(
         workers=workers, nodes=nodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port
     )
-    code = start(request, options)
-    if code:
+    if code := start(request, options):
         raise typer.Exit(code)
 
 
-def check(config: ConfigArgument, set_: SetOption = None) -> None:
+SFT_HELP = """Run only the supervised warm-up of an experiment.
+
+Its run folder is runs/<experiment>-sft unless run_dir is set.
+"""
+
+
+def check_command(config: ConfigArgument, set_: SetOption = None) -> None:
     """Check an experiment in seconds, without MindSpore.
 
     Looks at settings, tokenizer, data, prompts and reward, and prints the batch table.
@@ -100,18 +77,17 @@ def check(config: ConfigArgument, set_: SetOption = None) -> None:
     print("ok")
 
 
-def plan(
+def plan_command(
     config: ConfigArgument,
     set_: SetOption = None,
     memory_gb: MemoryOption = None,
     rates: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(metavar="RUN", help="Folder of a run, whose seconds calibrate those of the plan."),
+        Path | None, typer.Option(metavar="RUN", help="Folder of a run, whose seconds calibrate those of the plan.")
     ] = None,
     card: Annotated[
         Literal["A2", "A3"],
         typer.Option(
-            help="What device Ascend is, a card of Atlas A2 (910B3) or a die of Atlas A3 (910C, two to a card).",
+            help="What device Ascend is, a card of Atlas A2 (910B3) or a die of Atlas A3 (910C, two to a card)."
         ),
     ] = "A2",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -133,11 +109,11 @@ def plan(
         print(line)
 
 
-def dryrun(
+def dryrun_command(
     config: ConfigArgument,
     set_: SetOption = None,
     ranks: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(metavar="0,4", help="Ranks to compile for; by default the first of each pipeline stage."),
     ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Compile for every rank.")] = False,
@@ -145,8 +121,7 @@ def dryrun(
         str, typer.Option(metavar="NAMES", help="Graphs to compile, some of the default ones.")
     ] = "train,forward,sum,step,gather,reference,prefill,decode",
     out: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="Folder for logs and measurements; by default dryrun/<experiment>."),
+        Path | None, typer.Option(help="Folder for logs and measurements; by default dryrun/<experiment>.")
     ] = None,
     time_limit: Annotated[float, typer.Option(help="Seconds that one graph may take.", min=1)] = 1800.0,
     memory: Annotated[
@@ -184,15 +159,4 @@ def _numbers(option: str, text: str) -> tuple[int, ...]:
     try:
         return tuple(int(number) for number in text.split(","))
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is no list of numbers such as 0,4", param_hint=option) from None
-
-
-def report(run_dir: Annotated[Path, typer.Argument(help="Run folder, e.g. runs/arithmetic-gspo.")]) -> None:
-    """Draw reward.png and report.html of a run again.
-
-    This also works while the run is going on.
-    """
-    from mindgspo.metrics import plot_run, write_report
-
-    print(f"plot: {plot_run(run_dir)}")
-    print(f"report: {write_report(run_dir)}")
+        raise typer.BadParameter(f"{text!r} is not a list like 0,4", param_hint=option) from None

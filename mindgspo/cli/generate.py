@@ -6,7 +6,7 @@ import signal
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Optional
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -18,47 +18,36 @@ if TYPE_CHECKING:
 _COMMANDS = "/reset begins anew, /quit or Ctrl-D ends, Ctrl-C stops an answer"
 
 
-def generate(
+def generate_command(
     model: Annotated[
         Path,
         typer.Argument(metavar="MODEL_OR_RUN", help="Model folder, run folder, or checkpoints/step_XXXXXXXX of a run."),
     ],
     prompt: Annotated[
-        Optional[str],  # noqa: UP045  (typer reads the annotation at run time on Python 3.10)
-        typer.Option(metavar="TEXT", help="Prompt to answer; - reads it from standard input."),
+        str | None, typer.Option(metavar="TEXT", help="Prompt to answer; - reads it from standard input.")
     ] = None,
     file: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             help="File of prompts to answer, *.jsonl with the key prompt or messages, or one prompt per line. Prints "
             "one JSON line for each."
         ),
     ] = None,
     temperature: Annotated[
-        Optional[float],  # noqa: UP045
-        typer.Option(min=0, max=100, help="Temperature; 0 takes the likeliest tokens."),
+        float | None, typer.Option(min=0, max=100, help="Temperature; 0 takes the likeliest tokens.")
     ] = None,
     top_p: Annotated[
-        Optional[float],  # noqa: UP045
+        float | None,
         typer.Option(min=0, max=1, help="Sample from the likeliest tokens that hold this probability; 1 is off."),
     ] = None,
-    top_k: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(min=0, help="Sample from this many likeliest tokens; 0 is off."),
-    ] = None,
-    max_new_tokens: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(min=1, help="Longest answer in tokens."),
-    ] = None,
+    top_k: Annotated[int | None, typer.Option(min=0, help="Sample from this many likeliest tokens; 0 is off.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer in tokens.")] = None,
     num_samples: Annotated[int, typer.Option(min=1, max=65_536, help="Answers per prompt.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the samples.")] = 1,
     batch: Annotated[
         int, typer.Option(min=1, help="Answers generated at the same time. Changes speed and memory only.")
     ] = 32,
-    system_prompt: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="System message of every conversation."),
-    ] = None,
+    system_prompt: Annotated[str | None, typer.Option(help="System message of every conversation.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Go on with the text itself, without the chat template.")] = False,
     tokenizer: TokenizerOption = None,
     eos_token: EosTokenOption = None,

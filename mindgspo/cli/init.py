@@ -3,51 +3,47 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Optional
+from typing import Annotated, Literal
 
 import typer
 
 from mindgspo.cli.options import EosTokenOption, MemoryOption, TokenizerOption
 
 
-def init(
+def init_command(
     model: Annotated[Path, typer.Option(help="Hugging Face folder with config.json and a tokenizer.", metavar="DIR")],
     data: Annotated[
         Path, typer.Option(help="Questions with answers: *.jsonl, *.parquet, *.json, *.csv or *.tsv.", metavar="FILE")
     ],
     eval_: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--eval", help="Held-out questions; by default a tenth of the rows is held out.", metavar="FILE"),
     ] = None,
     question: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Column of the question; by default told by its name.", metavar="COLUMN"),
+        str | None, typer.Option(help="Column of the question; by default told by its name.", metavar="COLUMN")
     ] = None,
     answer: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Column of the right answer; by default told by its name.", metavar="COLUMN"),
+        str | None, typer.Option(help="Column of the right answer; by default told by its name.", metavar="COLUMN")
     ] = None,
     reward: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             help="Your reward function, with verl's arguments; by default the one that reads the answers.",
             metavar="FILE.py[:FUNCTION]",
         ),
     ] = None,
     cards: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(min=1, max=4096, help="Ascend cards to plan for; by default one process on the CPU."),
+        int | None, typer.Option(min=1, max=4096, help="Ascend cards to plan for; by default one process on the CPU.")
     ] = None,
     device: Annotated[
-        Optional[Literal["CPU", "Ascend"]],  # noqa: UP045
+        Literal["CPU", "Ascend"] | None,
         typer.Option(help="Where graphs run; by default Ascend if --cards is given, else CPU."),
     ] = None,
     memory_gb: MemoryOption = None,
     tokenizer: TokenizerOption = None,
     eos_token: EosTokenOption = None,
     out: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="YAML file to write; by default <model>-<data>.yaml here.", metavar="FILE.yaml"),
+        Path | None, typer.Option(help="YAML file to write; by default <model>-<data>.yaml here.", metavar="FILE.yaml")
     ] = None,
 ) -> None:
     """Write an experiment for your model and data.

@@ -1,13 +1,124 @@
-"""Arguments and options that several commands share."""
+"""Arguments and options that several commands share; settings on a command line, `--set a.b=c` or bare `a.b=c` after a
+command's arguments, and their completion."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
-from mindgspo.cli.settings import SET, complete_setting
+from mindgspo.text import did_you_mean
+
+if TYPE_CHECKING:
+    from typer import Context
+
+SET = "--set"
+
+
+# Other suites' names of the commands.
+_COMMANDS = {"train": "run", "evaluate": "eval", "resume": "run", "chat": "generate", "infer": "generate"}
+
+
+class CommandGroup(TyperGroup):
+    """Commands; those of other suites are named by ours, a misspelt one by typer."""
+
+    def resolve_command(self, ctx: Context, args: list[str]) -> Any:
+        """As typer does."""
+        if args[0] in _COMMANDS and not ctx.resilient_parsing:
+            ctx.fail(f"No such command: {args[0]}; it is called {_COMMANDS[args[0]]} here")
+        return super().resolve_command(ctx, args)
+
+
+class SettingsCommand(TyperCommand):
+    """A command with `--set` that takes settings as bare words, too. Both may be mixed; the later one wins."""
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        """As typer does, with `--set` put before every bare setting."""
+        return super().parse_args(ctx, list(self._with_set(ctx, args)))
+
+    def _with_set(self, ctx: Context, args: Sequence[str]) -> Iterator[str]:
+        options = [param for param in self.params if isinstance(param, TyperOption)]
+        takes_value = {name for option in options if not option.is_flag for name in option.opts}
+        known = {name for option in options for name in (*option.opts, *option.secondary_opts)}
+        arguments_left = sum(isinstance(param, TyperArgument) for param in self.params)
+        words = iter(args)
+        for word in words:
+            if word.startswith("-"):
+                if word not in takes_value and "." in (key := word.lstrip("-").partition("=")[0]):
+                    ctx.fail(f"No such option: {word}; settings are written without dashes: {key}=VALUE")
+                yield word
+                if word in takes_value:
+                    yield from (value for value in [next(words, None)] if value is not None)
+                elif word.partition("=")[0] not in known:
+                    yield from words  # which typer refuses, with the option's name
+            elif arguments_left:
+                arguments_left -= 1
+                yield word
+            elif "=" in word:
+                yield from (SET, word)
+            elif not ctx.resilient_parsing:  # which is set while a line is completed
+                names = [name for option in options for name in option.opts]
+                hint = did_you_mean(f"--{word}", names, cutoff=0.8, show=str)
+                ctx.fail(f"{word!r} is no setting: write KEY=VALUE, e.g. trainer.max_steps=20{hint}")
+
+    def collect_usage_pieces(self, ctx: Context) -> list[str]:
+        """Add the settings to the usage line."""
+        return [*super().collect_usage_pieces(ctx), "[KEY=VALUE]..."]
+
+    def format_epilog(self, ctx: Context, formatter: Any) -> None:
+        """Explain the settings at the end of `--help`."""
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text("KEY=VALUE overrides a setting as --set does. The last one wins.")
+
+    def shell_complete(self, ctx: Context, incomplete: str) -> list[Any]:
+        """Options, or settings after the arguments."""
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        (option,) = (param for param in self.params if SET in param.opts)
+        return option.shell_complete(ctx, incomplete)
+
+
+def complete_setting(incomplete: str) -> list[tuple[str, str]]:
+    """(word, meaning) of everything that an unfinished setting can become: keys up to the next dot or equals sign, and
+    after it the values of fields that have few."""
+    from mindgspo.config import ExperimentConfig
+    from mindgspo.config.messages import section_of
+
+    dotted, equals, _ = incomplete.partition("=")
+    *sections, key = dotted.split(".")
+    section = ExperimentConfig
+    for name in sections:
+        below = section_of(section, name) if name in section.model_fields else None
+        if below is None:
+            return []
+        section = below
+    prefix = "".join(f"{name}." for name in sections)
+    if equals:
+        field = section.model_fields.get(key)
+        return [] if field is None else [(f"{dotted}={value}", "") for value in _values(field.annotation)]
+    return [
+        (f"{prefix}{name}{'=' if section_of(section, name) is None else '.'}", _first_sentence(field.description or ""))
+        for name, field in section.model_fields.items()
+    ]
+
+
+def _values(annotation: Any) -> Iterator[str]:
+    """The spellings in YAML of a choice of words, a switch, or an alternative of these."""
+    if annotation is bool:
+        yield from ("true", "false")
+    elif get_origin(annotation) is Literal:
+        yield from map(str, get_args(annotation))
+    elif get_origin(annotation) not in (list, tuple, dict):
+        for option in get_args(annotation):
+            yield from _values(option)
+
+
+def _first_sentence(text: str) -> str:
+    return " ".join(text.split()).partition(". ")[0].rstrip(".")
 
 
 def _file_of_experiment(path: Path) -> Path:
@@ -24,7 +135,7 @@ ConfigArgument = Annotated[
     ),
 ]
 SetOption = Annotated[
-    Optional[list[str]],  # noqa: UP045  (typer reads the annotation at run time on Python 3.10)
+    list[str] | None,
     typer.Option(
         SET,
         metavar="KEY=VALUE",
@@ -34,8 +145,7 @@ SetOption = Annotated[
 ]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Move an existing run folder aside.")]
 WorkersOption = Annotated[
-    Optional[int],  # noqa: UP045
-    typer.Option("--workers", min=1, help="Stop unless the plans need exactly so many worker processes."),
+    int | None, typer.Option("--workers", min=1, help="Stop unless the plans need exactly so many worker processes.")
 ]
 NodesOption = Annotated[
     int, typer.Option("--nodes", min=1, help="Number of machines that the workers are spread over.")
@@ -45,11 +155,11 @@ NodeRankOption = Annotated[
 ]
 MasterAddrOption = Annotated[str, typer.Option("--master-addr", help="Address of the machine with --node-rank 0.")]
 MasterPortOption = Annotated[
-    Optional[int],  # noqa: UP045
+    int | None,
     typer.Option("--master-port", help="Port at that address. Several machines need one; else a free one is taken."),
 ]
 MemoryOption = Annotated[
-    Optional[float],  # noqa: UP045
+    float | None,
     typer.Option(
         "--memory-gb",
         min=0.1,
@@ -59,11 +169,11 @@ MemoryOption = Annotated[
     ),
 ]
 TokenizerOption = Annotated[
-    Optional[Path],  # noqa: UP045
+    Path | None,
     typer.Option("--tokenizer", metavar="DIR", help="Folder of the tokenizer, if the model's folder has none."),
 ]
 EosTokenOption = Annotated[
-    Optional[list[str]],  # noqa: UP045
+    list[str] | None,
     typer.Option(
         "--eos-token", help="Token that ends a response, instead of those that the folder names. May be repeated."
     ),

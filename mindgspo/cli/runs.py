@@ -1,4 +1,4 @@
-"""The command that lists runs."""
+"""Commands that look at runs: list, report, compare."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 
-def runs(
+def runs_command(
     folder: Annotated[Path, typer.Argument(help="Folder of runs, or one run.")] = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list, with all verdicts.")] = False,
 ) -> None:
@@ -26,3 +26,43 @@ def runs(
         return
     for line in run_table(found):
         print(line)
+
+
+def report_command(run_dir: Annotated[Path, typer.Argument(help="Run folder, e.g. runs/arithmetic-gspo.")]) -> None:
+    """Draw reward.png and report.html of a run again.
+
+    This also works while the run is going on.
+    """
+    from mindgspo.metrics import plot_run, write_report
+
+    print(f"plot: {plot_run(run_dir)}")
+    print(f"report: {write_report(run_dir)}")
+
+
+def compare_command(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN RUN...", help="Run folders, at least two; they may differ in length or go on."),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for comparison.png and comparison.html.")] = Path("comparison"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
+) -> None:
+    """Compare runs: settings, outcomes, curves.
+
+    Accuracy is printed with its 95 % interval; the curves are drawn into comparison.png and into a page that opens
+    anywhere, comparison.html.
+    """
+    from mindgspo.metrics.compare import compare_runs, comparison_lines, write_comparison
+
+    if len({run.resolve() for run in runs}) < max(2, len(runs)):
+        raise typer.BadParameter("name at least two run folders, each of them once")
+    comparison = compare_runs(runs)
+    picture, page = write_comparison(comparison, out)
+    if as_json:
+        names = ("outcomes", "settings", "environment")
+        parts = {name: [dataclasses.asdict(one) for one in getattr(comparison, name)] for name in names}
+        print(json.dumps({**parts, "picture": str(picture), "page": str(page)}, indent=2))
+        return
+    for line in comparison_lines(comparison):
+        print(line)
+    print(f"\npicture: {picture}\npage: {page}")

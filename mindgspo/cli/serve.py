@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import socket
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
 from mindgspo.cli.options import ConfigArgument, EmulateOption, SetOption, emulated_overrides
 
 
-def serve(
+def serve_command(
     config: ConfigArgument,
     set_: SetOption = None,
     host: Annotated[
@@ -20,18 +20,18 @@ def serve(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")] = 8000,
     cards: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(metavar="4,5", help="Cards of the replica, by default those that DEVICE_ID says, or the first."),
     ] = None,
     api_key_file: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             metavar="FILE",
             help="Sets rollout.servers.api_key_file: its only line is the key that every request must prove.",
         ),
     ] = None,
     weights_dir: Annotated[
-        Optional[list[Path]],  # noqa: UP045
+        list[Path] | None,
         typer.Option(
             metavar="FOLDER",
             help="Folder below which weights may be, beside the one that the experiment's own run hands them over in; "
@@ -39,8 +39,7 @@ def serve(
         ),
     ] = None,
     logs: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="Folder for the logs of several ranks; by default serve/<experiment>."),
+        Path | None, typer.Option(help="Folder for the logs of several ranks; by default serve/<experiment>.")
     ] = None,
     emulate_ascend: EmulateOption = False,
 ) -> None:

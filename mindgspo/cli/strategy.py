@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -26,8 +26,7 @@ def strategy_show(
     path: StrategyArgument,
     all_: AllEntriesOption = False,
     config: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="Experiment or file of model_configs/, for shapes; protobuf files have none."),
+        Path | None, typer.Option(help="Experiment or file of model_configs/, for shapes; protobuf files have none.")
     ] = None,
 ) -> None:
     """List how a strategy file cuts every parameter.

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from mindgspo.config.algorithm import POLICY_LOSSES, AlgorithmSection, ReferenceSection
 from mindgspo.config.algorithm_rules import default_kl_agg_mode
-from mindgspo.config.data import OVERALL, OVERALL_REWARD
+from mindgspo.config.data import OVERALL, OVERALL_REWARD, ColumnsSection
 from mindgspo.config.device_rules import compiler_problems, default_cache_dtype
 from mindgspo.config.messages import config_error, schema_problems
 from mindgspo.config.migrate import SCHEMA, SCHEMA_KEY, migrated
@@ -28,7 +28,7 @@ from mindgspo.config.section import Section
 from mindgspo.config.yaml_dialect import explain, parse_document, parse_value, write_document
 from mindgspo.errors import ConfigError
 from mindgspo.io import decoded, read_bytes
-from mindgspo.text import did_you_mean, shorten
+from mindgspo.text import did_you_mean, listed, shorten
 
 MOST_BYTES, _MOST_FILES, _MOST_KEYS = 1 << 18, 100, 10
 """Of a file; of a file with all that it includes; in the path to a setting. Real ones have 10 KB, 3 and 4."""
@@ -177,6 +177,30 @@ def load_config(path: str | PathLike[str], overrides: Iterable[str] = (), check_
     Raises ConfigError with every problem found, one per line.
     """
     return _checked(str(path), read_layers(Path(path), overrides), check_files=check_files)
+
+
+def load_columns(path: Path) -> ColumnsSection:
+    """The columns that a YAML file maps, keys `prompt`, `answer`, ... at its top level.
+
+    Raises ConfigError for a file that is missing or no such YAML, with every problem of its keys.
+    """
+    mapping, names = read_layers(path, ()), list(ColumnsSection.model_fields)
+    unknown = [key for key in mapping if key not in names]
+    problems = [
+        f"{key}: unknown key{did_you_mean(key, names, otherwise=f'; keys at the top here: {listed(names)}', show=str)}"
+        for key in unknown
+    ]
+    # As part of an experiment, so that the messages are the configuration's own.
+    place, known = "data.train.columns.", {key: value for key, value in mapping.items() if key in names}
+    try:
+        ExperimentConfig.model_validate_json(
+            json.dumps({"data": {"train": {"format": "columns", "columns": known}}}), strict=True
+        )
+    except ValidationError as error:
+        problems += [line.replace(place, "") for line in schema_problems(error) if line.startswith(place)]
+    if problems:
+        raise ConfigError("\n  ".join([f"{path}: wrong columns", *problems]))
+    return ColumnsSection.model_validate_json(json.dumps(known), strict=True)
 
 
 def load_mapping(

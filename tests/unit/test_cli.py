@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -71,7 +72,7 @@ def test_version_names_what_a_bug_report_needs(capsys: pytest.CaptureFixture) ->
     (["eval", "model", "--data", "gsm8k", "--config", "x.yaml"], "give either --data"),
     (["eval", "model", "--data", "gsm8k", "--pass-at-k", "1,x"], "expected whole numbers, e.g. 1,4,8, got '1,x'"),
     (["eval", "model", "--data", "gsm8k", "--pass-at-k", "9" * 5000], "expected whole numbers"),
-    (["convert", "weights", "model", "out", "--max-shard-size", "9" * 400], "is no size; write 5GB"),
+    (["convert", "weights", "model", "out", "--max-shard-size", "9" * 400], "is not a size; write 5GB"),
     (["eval", "model", "--config", "x.yaml", "--format", "math"], "--format and --columns go with --data"),
     (["logprobs", "model"], "Missing option '--input'"),
     (["data", "prepare", "--format", "csv", "--output", "x"], "'csv'"),
@@ -183,3 +184,23 @@ def test_putting_the_commands_together_reads_no_configuration_and_no_package_bes
     code = f"import sys; import mindgspo.cli.program; print(sorted({heavy} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(("points", "words", "said"), [
+    ([], ["conformance", "--x"], "mindgspo conformance is not installed: pip install 'mindgspo[conformance]'"),
+    ([], ["convert", "config", "verl.sh"], "mindgspo convert config is not installed: pip install 'mindgspo[migrate]'"),
+    (["broken = no_such_module:command"], ["broken", "x"],
+     "mindgspo broken cannot be imported (ModuleNotFoundError: No module named 'no_such_module')"),
+    (["broken = no_such_module:command"], ["runs", "nowhere"], "nowhere: no such folder"),
+])  # fmt: skip
+def test_a_command_that_is_not_there_is_one_line_and_breaks_no_other(
+    points: list[str], words: list[str], said: str, tmp_path: Path
+) -> None:
+    program = (
+        "import importlib.metadata as m, sys; before = m.entry_points\n"
+        f"m.entry_points = lambda group: [m.EntryPoint(*p.split(' = '), group) for p in {points}]\n"
+        f"import mindgspo.cli.program; m.entry_points = before; sys.exit(mindgspo.cli.main({words}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(PROJECT)},
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    assert done.returncode == 1 and done.stderr.startswith(f"error: {said}") and done.stderr.count("\n") == 1

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mindgspo.cli import main
-from mindgspo.cli.settings import complete_setting
+from mindgspo.cli.options import complete_setting
 
 PROJECT = Path(__file__).resolve().parents[2]
 QUICKSTART = str(PROJECT / "examples" / "arithmetic" / "gspo.yaml")
@@ -102,30 +102,21 @@ def test_bash_completes(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     program = tmp_path / "mindgspo"
     program.write_text(f'#!/bin/sh\nPYTHONPATH={PROJECT} exec {sys.executable} -m mindgspo.cli "$@"\n')
     program.chmod(0o755)
-    # As readline calls the function: words broken at =, the last one unfinished, and where the cursor is.
-    asked = [
-        ("mindgspo chec", ["mindgspo", "chec"], "check|checkpoint|"),
-        ("mindgspo run x.yaml", ["mindgspo", "run", "x.yaml"], ""),
-        ("mindgspo run x.yaml --set optimizer.l", ["mindgspo", "run", "x.yaml", "--set", "optimizer.l"],
-         "nospace optimizer.lr=|"),
-        ("mindgspo run x.yaml 'data.train={format: gsm8k}' algorithm.name=gs",
-         ["mindgspo", "run", "x.yaml", "'data.train={format: gsm8k}'", "algorithm.name", "=", "gs"],
-         "gspo|gspo_token|"),
-        ("mindgspo run x.yaml swap.enabled=", ["mindgspo", "run", "x.yaml", "swap.enabled", "="], "true|false|"),
-    ]  # fmt: skip
-    lines = ['source "$1"', "compopt() { printf 'nospace '; }"]
-    for line, words, _ in asked:
+    # As readline calls the function: words broken at COMP_WORDBREAKS, the last one unfinished.
+    asked = {
+        "mindgspo chec": "check|checkpoint|", "mindgspo run x.yaml": "",
+        "mindgspo run x.yaml --set optimizer.l": "nospace optimizer.lr=|",
+        "mindgspo run x.yaml seed=2 algorithm.name=gs": "algorithm.name=gspo|algorithm.name=gspo_token|",
+        "mindgspo run x.yaml swap.enabled=": "swap.enabled=true|swap.enabled=false|",
+    }  # fmt: skip
+    lines = ['source "$1"', "compopt() { printf 'nospace '; }", "[[ $COMP_WORDBREAKS != *=* ]] || exit 1"]
+    for line in asked:
         lines += [
-            f"COMP_LINE={quoted(line)} COMP_POINT={len(line)} COMP_CWORD={len(words) - 1}",
-            f"COMP_WORDS=({' '.join(map(quoted, words))})",
+            f"COMP_WORDS=({line}) COMP_CWORD={len(line.split()) - 1}",
             '_mindgspo_completion "$2"; for one in "${COMPREPLY[@]}"; do printf "%s|" "$one"; done; echo',
         ]
     done = subprocess.run(
         ["bash", "--norc", "-c", "\n".join(lines), "bash", tmp_path / "script", program],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert (done.stdout.splitlines(), done.stderr) == ([reply for *_, reply in asked], "")
-
-
-def quoted(word: str) -> str:
-    return '"' + word + '"'
+    assert (done.stdout.splitlines(), done.stderr) == (list(asked.values()), "")

@@ -195,8 +195,8 @@ def test_the_newest_step_of_a_run_is_taken_and_told(tmp_path: Path, step: Path, 
     (("shard", "x", "y"), "say how to cut"),
     (("shard", "x", "y", "--plan", "1x2x1"), "a plan is for a model"),
     (("shard", "x", "y", "--plan", "1x2x1", "--strategy", "s", "--config", "c"), "not both"),
-    (("transform", "x", "y", "--format", "bin"), "ckpt or safetensors"),
-    (("merge", "x", "y", "--verify", "maybe"), "written or deep"),
+    (("transform", "x", "y", "--format", "bin"), "'bin' is not one of 'ckpt', 'safetensors'"),
+    (("merge", "x", "y", "--verify", "maybe"), "'maybe' is not one of 'written', 'deep'"),
 ])  # fmt: skip
 def test_wrong_words(call: Call, words: tuple[str, ...], said: str):
     code, _, err = call(*words)

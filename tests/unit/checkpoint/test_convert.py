@@ -327,8 +327,8 @@ def test_the_command_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    (["--max-shard-size", "5 gigabytes"], "is no size; write 5GB"),
-    (["--max-shard-size", "0GB"], "is no size"),
+    (["--max-shard-size", "5 gigabytes"], "is not a size; write 5GB"),
+    (["--max-shard-size", "0GB"], "is not a size"),
     (["--format", "ckpt"], "ckpt goes with --layout mindformers"),
     (["--format", "ckpt", "--layout", "mindformers", "--max-shard-size", "1GB"], "nothing reads shards of ckpt"),
 ])  # fmt: skip

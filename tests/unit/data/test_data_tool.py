@@ -38,8 +38,6 @@ def test_prepares_and_prints_the_account(gsm8k_file: Path, tokenizer: Tokenizer,
 
 @pytest.mark.parametrize(("option", "message"), [
     ({"max_prompt_length": 0}, "max_prompt_length: .* got 0"),
-    ({"seed": -1}, "--seed: must be >= 0, got -1"),
-    ({"workers": 0}, "--workers: must be >= 1, got 0"),
     ({"format": "gsm8"}, "format: .* got 'gsm8'"),
     ({"format": "gsm8k", "input": Path("rows.jsonl")},
      "--tokenizer: missing; .* only the arithmetic task, but --format is gsm8k"),
@@ -81,12 +79,12 @@ def test_files_of_a_tokenizer_that_do_not_go_together(gsm8k_file: Path, tokenize
         (folder / "vocab.json", None, {}, "^--merges_file_path: missing; --vocab_path names one of"),
         (None, merges, {}, "^--vocab_path: missing; --merges_file_path names one of"),
         (folder / "vocab.json", tmp_path / "other" / "merges.txt", {},
-         "^--merges_file_path: .*other/merges.txt is not in the folder of --vocab_path, .*tok; put both in one$"),
+         "^--merges_file_path: .*other/merges.txt is not the file .*tok/merges.txt; put both into one folder$"),
         (folder / "vocab.json", merges, {"tokenizer": folder},
          "^--tokenizer: .*tok, but --vocab_path and --merges_file_path name a tokenizer too; drop one$"),
         (folder / "words.json", merges, {},
-         "^--vocab_path: .*words.json must be called vocab.json; rename it, or give the folder as --tokenizer$"),
-        (tmp_path / "none" / "vocab.json", merges, {}, "^--vocab_path: .*none/vocab.json does not exist$"),
+         "^--vocab_path: .*words.json is not the file .*tok/vocab.json; put both into one folder$"),
+        (tmp_path / "none" / "vocab.json", merges, {}, "^--vocab_path: .*none/vocab.json is not the file"),
     ):  # fmt: skip
         files = {"vocab_path": vocab, "merges_file_path": merges_file, **more}
         with pytest.raises(ConfigError, match=message):

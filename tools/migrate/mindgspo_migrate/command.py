@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -32,11 +32,11 @@ def convert_config(
         ),
     ],
     from_: Annotated[
-        Optional[Suite],  # noqa: UP045
+        Suite | None,
         typer.Option("--from", help="Whose configuration the first FILE is, by default what its keys say."),
     ] = None,
     out: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             help="YAML file to write; an existing one is never touched. By default it goes to standard output."
         ),
