@@ -152,8 +152,8 @@ def _compared(answer: str, value: JSONValue) -> Verification:
     """The symbolic comparison's result. A gold answer that it cannot read is one that only another way of typing can
     equal, and the normal forms have already said that the answer is none: WRONG, not an abstention, because otherwise
     only correct responses to such a row would count."""
-    assert isinstance(value, dict), f"{TASK} replied {value!r}"
-    return verified(answer, value["same"] is True)
+    assert isinstance(value, bool), f"{TASK} replied {value!r}"
+    return verified(answer, value)
 
 
 # ----- the formula in a line that announces it

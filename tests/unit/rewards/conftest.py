@@ -1,8 +1,9 @@
-"""What the tests of rewards need from the process they run in."""
+"""Fixtures of the tests of rewards."""
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 
 import pytest
 
@@ -12,3 +13,12 @@ def ctrl_c_interrupts() -> None:
     """SIGINT raises KeyboardInterrupt. MindSpore, where another test has imported it, puts a handler of its own there,
     unseen by Python, that ends the process."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def task() -> Callable:
+    """The symbolic comparison that runs in workers."""
+    pytest.importorskip("math_verify", reason="the symbolic comparison needs the package math-verify")
+    from mindgspo.rewards.workers.math_verify import are_symbolically_same
+
+    return are_symbolically_same

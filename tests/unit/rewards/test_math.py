@@ -22,7 +22,6 @@ from mindgspo.rewards import Scorer
 from mindgspo.rewards.answers.latex_tokens import MAX_EXPRESSION_CHARS, answer_tokens, safe_latex
 from mindgspo.rewards.functions.math import Math
 from mindgspo.rewards.verification import Candidate, RewardJob, Verification
-from mindgspo.rewards.workers.math_verify import load
 from mindgspo.types import Score, Verdict
 
 
@@ -97,11 +96,8 @@ def test_what_needs_algebra_is_a_job_of_plain_texts() -> None:
     job = Math().verify(candidate(r"Thus $\boxed{2\sqrt{2}}$.", r"It is $\boxed{\sqrt{8}}$."))
     assert isinstance(job, RewardJob) and job.task == "math_verify"
     assert job.arguments == {"answer": r"2\sqrt{2}", "gold": r"\sqrt{8}"}
-    for gold_parsed in (True, False):  # what is not shown to be the same is wrong
-        other = {"same": False, "gold_parsed": gold_parsed, "answer_parsed": True}
-        assert job.conclude(other).verdict is WRONG
-    same = {"same": True, "gold_parsed": True, "answer_parsed": True}
-    assert job.conclude(same) == Verification(value=1.0, verdict=CORRECT, extracted=r"2\sqrt{2}")
+    assert job.conclude(False).verdict is WRONG
+    assert job.conclude(True) == Verification(value=1.0, verdict=CORRECT, extracted=r"2\sqrt{2}")
 
 
 PIECES = [
@@ -120,7 +116,7 @@ soup = st.lists(st.sampled_from(PIECES), max_size=30).map("".join)
 def test_any_text_gets_a_verification_or_a_job(text: str, gold: str, mode: AnswerMode) -> None:
     found = Math(mode).verify(candidate(text, gold))
     if isinstance(found, RewardJob):
-        found = found.conclude({"same": False, "gold_parsed": False, "answer_parsed": False})
+        found = found.conclude(False)
     assert (found.value is None) == (found.verdict is Verdict.UNPARSEABLE_GOLD)
 
 
@@ -138,12 +134,6 @@ def test_an_answer_is_found_before_a_megabyte_of_tail() -> None:
     tail = "\nwords without meaning" * 50_000
     assert verdict(r"\boxed{\frac{3}{7}}" + tail, "3/7") is CORRECT
     assert verdict(r"The answer is $\{1,2\}$." + tail, "2,1") is CORRECT
-
-
-@pytest.fixture(scope="module")
-def task() -> Callable:
-    pytest.importorskip("math_verify", reason="the symbolic comparison needs the package math-verify")
-    return load()
 
 
 def at_once(text: str, gold: str) -> Verification | RewardJob:
@@ -186,7 +176,7 @@ def test_math500_answers_can_be_read_by_the_symbolic_comparison(shared_rows, tas
         ::2
     ]
     replies = [task({"answer": answer, "gold": answer}) for answer in answers]
-    assert [answer for answer, reply in zip(answers, replies, strict=True) if not reply["same"]] == []
+    assert [answer for answer, reply in zip(answers, replies, strict=True) if not reply] == []
 
 
 @pytest.mark.shared_data
@@ -200,15 +190,9 @@ def test_answers_to_other_problems_are_not_taken_for_right(shared_rows, task: Ca
     assert [pair for pair in same if pair[0] != pair[1]] == []
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def same(task: Callable) -> Callable[[str, str], bool]:
-    def compare(answer: str, gold: str) -> bool:
-        reply = task({"answer": answer, "gold": gold})
-        assert isinstance(reply, dict) and set(reply) == {"same", "gold_parsed", "answer_parsed"}
-        assert json.loads(json.dumps(reply)) == reply
-        return reply["same"] is True
-
-    return compare
+    return lambda answer, gold: task({"answer": answer, "gold": gold})
 
 
 EQUAL = [
@@ -238,13 +222,12 @@ def test_expressions(same: Callable[[str, str], bool], answer: str, gold: str, i
     assert same(answer, gold) == is_same
 
 
-def test_equations_sides_that_are_no_formula_and_no_alarm(same: Callable[[str, str], bool], task: Callable) -> None:
+def test_equations_sides_that_are_no_formula_and_no_alarm(same: Callable[[str, str], bool]) -> None:
     assert same("x^2 + y^2 = 4", "4")
     assert not same("4", "x^2 + y^2 = 4")
     with ThreadPoolExecutor(1) as threads:  # signal.alarm works in the main thread only
         assert threads.submit(same, "(x+1)^2", "x^2+2x+1").result()
-    assert task({"answer": "1", "gold": "}{"}) == {"same": False, "gold_parsed": False, "answer_parsed": False}
-    assert task({"answer": "}{", "gold": "1"}) == {"same": False, "gold_parsed": True, "answer_parsed": False}
+    assert not same("1", "}{") and not same("}{", "1")
 
 
 PAYLOADS = [
@@ -271,8 +254,7 @@ def test_hostile_text_is_never_executed(tmp_path: Path) -> None:
     program = dedent(
         """
         import json, sys
-        from mindgspo.rewards.workers.math_verify import load
-        task = load()
+        from mindgspo.rewards.workers.math_verify import are_symbolically_same as task
         texts = json.load(sys.stdin)
         for warm_up in ("x+1", "1.5", "(x+1)^2", "\\\\sqrt{2}", "5!", "x=2", "(1,2)"):
             task({"answer": warm_up, "gold": "x^2+2x+1"})
