@@ -11,7 +11,7 @@ from pathlib import Path
 from mindgspo.checkpoint.run_folder import is_open
 from mindgspo.errors import MindGSPOError, RunFolderError
 from mindgspo.launch.failures import read_failure
-from mindgspo.metrics.diagnosis import MOST_FINDINGS, Level, diagnose
+from mindgspo.metrics.diagnosis import MOST_FINDINGS, FindingLevel, diagnose
 from mindgspo.metrics.files import METRICS_FILE, RUN_FILE, read_records, read_summary
 from mindgspo.metrics.run_folder import (
     HELD_OUT_ACCURACY,
@@ -132,7 +132,7 @@ def _failure(folder: Path, *, since: float) -> str | None:
 
 
 def _verdicts(run: RunRecord) -> tuple[str, ...]:
-    found = [one for one in diagnose(run) if one.level is not Level.GOOD]
+    found = [one for one in diagnose(run) if one.level is not FindingLevel.GOOD]
     return tuple(f"{one.level.value}: {one.text}" for one in found[:MOST_FINDINGS]) or ("nothing needs attention",)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mindgspo.io import write_file
-from mindgspo.metrics.diagnosis_rules import CLIP_BAND, RECENT_STEPS
+from mindgspo.metrics.diagnosis import CLIP_BAND, RECENT_STEPS
 from mindgspo.metrics.files import PLOT_FILE
 from mindgspo.metrics.glossary import LOG_RATIO_BINS, LOG_RATIO_EDGES
 from mindgspo.metrics.plot_accuracy import draw_accuracy, sampled_panels

@@ -17,7 +17,7 @@ from mindgspo.metrics.plot_style import (
     not_recorded,
     step_limits,
 )
-from mindgspo.metrics.run_folder import Recorded, RunRecord, Series, accuracies, best_evaluation
+from mindgspo.metrics.run_folder import RecordedRun, RunRecord, Series, accuracies, best_evaluation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,7 +76,7 @@ def _draw_sampled(axes: Axes, run: RunRecord, part: str, names: Sequence[str], t
     _label_ends(axes, lines, theme)
 
 
-def _figures(run: Recorded, part: str) -> list[str]:
+def _figures(run: RecordedRun, part: str) -> list[str]:
     """The shares measured of a part, mean@1 first, then in the order of their k."""
     pattern = re.compile(re.escape(f"val-core/{part}/acc/") + r"(?P<kind>mean|pass|maj)@(?P<k>[0-9]+)")
     found = [match for name in run.names() if (match := pattern.fullmatch(name))]
@@ -84,7 +84,7 @@ def _figures(run: Recorded, part: str) -> list[str]:
     return [match[0] for match in sorted(found, key=lambda match: (order[match["kind"]], int(match["k"])))]
 
 
-def _line(run: Recorded, name: str, label: str, colour: str, dashes: str) -> _Line:
+def _line(run: RecordedRun, name: str, label: str, colour: str, dashes: str) -> _Line:
     low, high = run.series(f"{name}/low"), run.series(f"{name}/high")
     return _Line(label=label, series=run.series(name), low=low, high=high, colour=colour, dashes=dashes)
 

@@ -156,7 +156,7 @@ class Series:
         return sum(recent) / len(recent)
 
 
-class Recorded(Protocol):
+class RecordedRun(Protocol):
     """A run, finished or not. summary: {} while it goes on. config_text: the resolved YAML, "" if unknown."""
 
     @property
@@ -172,7 +172,7 @@ class Recorded(Protocol):
         """All values of a metric; empty if it was never written."""
 
 
-def accuracies(run: Recorded) -> dict[str, Series]:
+def accuracies(run: RecordedRun) -> dict[str, Series]:
     """Greedy accuracy by set or data source, in the order of first appearance."""
     found = {match["source"]: name for name in run.names() if (match := ACCURACY.fullmatch(name))}
     return {source: run.series(name) for source, name in found.items()}
@@ -198,13 +198,13 @@ class HeldOut:
             return f"{value * 100:+.1f}{' points' if unit else ''}"
         return ("+" if value >= 0 else "") + reward_text(value)
 
-    def series(self, run: Recorded, end: str = "") -> Series:
+    def series(self, run: RecordedRun, end: str = "") -> Series:
         """Over all problems; of the first set or data source in folders that do not have it. end: "/low" or "/high"."""
         tail = self.key.removeprefix("val-core/")
         names = (self.key, *(f"val-core/{part}/{tail}" for part in accuracies(run)))
         return run.series(next(filter(run.series, names), self.key) + end)
 
-    def span(self, run: Recorded) -> tuple[float | None, float | None]:
+    def span(self, run: RecordedRun) -> tuple[float | None, float | None]:
         """Before and after: from the summary, else the first and the last evaluation."""
         before, after = (run.summary.get(f"{self.name}_{when}") for when in ("before", "after"))
         series = self.series(run)
@@ -218,7 +218,7 @@ HELD_OUT_ACCURACY = HeldOut(name="accuracy", key=OVERALL, change=CHANGE, is_shar
 HELD_OUT_REWARD = HeldOut(name="reward", key=OVERALL_REWARD, change=REWARD_CHANGE, is_share=False)
 
 
-def held_out_figures(run: Recorded) -> tuple[HeldOut, ...]:
+def held_out_figures(run: RecordedRun) -> tuple[HeldOut, ...]:
     """The figures to show, first the one by which the run is judged (eval.best_metric): accuracy, and the reward where
     it is another number."""
     accuracy, reward = HELD_OUT_ACCURACY.series(run).values, HELD_OUT_REWARD.series(run).values
@@ -234,7 +234,7 @@ def reward_text(value: float) -> str:
     return f"{value:.3f}" if abs(value) >= 0.1 or abs(value) < 1e-12 else f"{value:.3g}"
 
 
-def latest(run: Recorded, key: str) -> float | None:
+def latest(run: RecordedRun, key: str) -> float | None:
     """The last value of a metric; None if it was never written."""
     series = run.series(key)
     return series.values[-1] if series else None
@@ -286,7 +286,7 @@ class RunSettings:
         return recipe.ratio_level in ("sequence", "sequence_token") and recipe.clip is not None
 
 
-def run_settings(run: Recorded) -> RunSettings:
+def run_settings(run: RecordedRun) -> RunSettings:
     """What the run's configuration says, if it can be read."""
     try:
         document = parse_document(run.config_text)
@@ -330,7 +330,7 @@ class BestEvaluation:
     is_only: bool
 
 
-def best_evaluation(run: Recorded) -> BestEvaluation | None:
+def best_evaluation(run: RecordedRun) -> BestEvaluation | None:
     """The evaluation with the highest eval.best_metric; of equals the first, of several at one step the last."""
     metric = run_settings(run).best_metric
     series = run.series(metric)

@@ -9,12 +9,19 @@ import pytest
 from mindgspo.config.data import CHANGE, OVERALL
 from mindgspo.config.messages import known_keys
 from mindgspo.metrics import diagnosis, unknown_names, verdict_lines
-from mindgspo.metrics.diagnosis_rules import Finding, Level
-from mindgspo.metrics.run_folder import HELD_OUT_ACCURACY, Recorded, RunHistory, RunRecord, accuracies, best_evaluation
+from mindgspo.metrics.diagnosis import ALARM, GOOD, WARN, FindingLevel, RunFinding
+from mindgspo.metrics.run_folder import (
+    HELD_OUT_ACCURACY,
+    RecordedRun,
+    RunHistory,
+    RunRecord,
+    accuracies,
+    best_evaluation,
+)
 from mindgspo.metrics.translation import chinese
 
 
-def diagnose(run: Recorded) -> list[Finding]:
+def diagnose(run: RecordedRun) -> list[RunFinding]:
     """The findings; each is also said in Chinese, with nothing but names and settings of the English left."""
     findings = diagnosis.diagnose(run)
     for finding in findings:
@@ -41,64 +48,64 @@ def run_with(
 
 
 @pytest.mark.parametrize(("name", "value", "level", "words"), [
-    ("response_length__clip_ratio", 0.6, Level.ALARM, "60.0% of the responses were cut"),
-    ("response_length__clip_ratio", 0.2, Level.WARN, "20.0% of the responses were cut"),
-    ("response_length__clip_ratio", 0.05, Level.GOOD, "5.0% of the responses were cut"),
-    ("reward__zero_signal_group_ratio", 0.95, Level.ALARM, "equal rewards"),
-    ("reward__zero_signal_group_ratio", 0.5, Level.GOOD, "equal rewards"),
-    ("reward__no_answer_ratio", 0.3, Level.WARN, "no recognisable answer"),
-    ("reward__invalid_ratio", 0.0, Level.GOOD, "could not be scored"),
-    ("reward__invalid_ratio", 0.01, Level.WARN, "could not be scored"),
-    ("reward__timeout_ratio", 0.05, Level.WARN, "5.0% of the responses ran out of time"),
-    ("reward__timeout_ratio", 0.3, Level.ALARM, "ran out of time"),
-    ("reward__error_ratio", 0.03, Level.WARN, "3.0% of the responses got no reward from a function that failed"),
-    ("reward__error_ratio", 0.5, Level.ALARM, "failed or abstained"),
-    ("actor__pg_clipfrac_seq", 0.0, Level.WARN, "clipped ratio"),
-    ("actor__pg_clipfrac_seq", 0.01, Level.WARN, "clipped ratio"),
-    ("actor__pg_clipfrac_seq", 0.3, Level.GOOD, "clipped ratio"),
-    ("actor__pg_clipfrac", 0.7, Level.WARN, "clipped ratio"),
-    ("actor__pg_clipfrac_lower", 0.0, Level.GOOD, "dual clip"),
-    ("actor__pg_clipfrac_lower", 0.01, Level.WARN, "1.0% of the tokens were capped by the dual clip"),
-    ("actor__kl", 0.05, Level.GOOD, "0.05 nat per token"), ("actor__kl", 0.5, Level.WARN, "0.5 nat per token"),
-    ("critic__kl", 3.0, Level.ALARM, "3 nat per token"), ("actor__kl", -0.001, Level.GOOD, "-0.001 nat per token"),
-    ("rollout_corr__ess", 0.97, Level.GOOD, "sample size of 97.0%"),
-    ("rollout_corr__ess", 0.4, Level.WARN, "sample size of 40.0%"),
-    ("rollout_corr__ess", 0.05, Level.ALARM, "sample size of 5.0%"),
-    ("actor__grad_share_length_decile__10", 0.1, Level.GOOD, "had 10% of the gradient"),
-    ("actor__grad_share_length_decile__10", 0.45, Level.WARN, "had 45% of the gradient"),
-    ("actor__first_ratio_error_max", 1e-6, Level.GOOD, "differed from 1"),
-    ("actor__first_ratio_error_max", 0.0, Level.GOOD, "was exactly 1"),
-    ("actor__first_ratio_error_max", 0.3, Level.ALARM, "differed from 1"),
+    ("response_length__clip_ratio", 0.6, ALARM, "60.0% of the responses were cut"),
+    ("response_length__clip_ratio", 0.2, WARN, "20.0% of the responses were cut"),
+    ("response_length__clip_ratio", 0.05, GOOD, "5.0% of the responses were cut"),
+    ("reward__zero_signal_group_ratio", 0.95, ALARM, "equal rewards"),
+    ("reward__zero_signal_group_ratio", 0.5, GOOD, "equal rewards"),
+    ("reward__no_answer_ratio", 0.3, WARN, "no recognisable answer"),
+    ("reward__invalid_ratio", 0.0, GOOD, "could not be scored"),
+    ("reward__invalid_ratio", 0.01, WARN, "could not be scored"),
+    ("reward__timeout_ratio", 0.05, WARN, "5.0% of the responses ran out of time"),
+    ("reward__timeout_ratio", 0.3, ALARM, "ran out of time"),
+    ("reward__error_ratio", 0.03, WARN, "3.0% of the responses got no reward from a function that failed"),
+    ("reward__error_ratio", 0.5, ALARM, "failed or abstained"),
+    ("actor__pg_clipfrac_seq", 0.0, WARN, "clipped ratio"),
+    ("actor__pg_clipfrac_seq", 0.01, WARN, "clipped ratio"),
+    ("actor__pg_clipfrac_seq", 0.3, GOOD, "clipped ratio"),
+    ("actor__pg_clipfrac", 0.7, WARN, "clipped ratio"),
+    ("actor__pg_clipfrac_lower", 0.0, GOOD, "dual clip"),
+    ("actor__pg_clipfrac_lower", 0.01, WARN, "1.0% of the tokens were capped by the dual clip"),
+    ("actor__kl", 0.05, GOOD, "0.05 nat per token"), ("actor__kl", 0.5, WARN, "0.5 nat per token"),
+    ("critic__kl", 3.0, ALARM, "3 nat per token"), ("actor__kl", -0.001, GOOD, "-0.001 nat per token"),
+    ("rollout_corr__ess", 0.97, GOOD, "sample size of 97.0%"),
+    ("rollout_corr__ess", 0.4, WARN, "sample size of 40.0%"),
+    ("rollout_corr__ess", 0.05, ALARM, "sample size of 5.0%"),
+    ("actor__grad_share_length_decile__10", 0.1, GOOD, "had 10% of the gradient"),
+    ("actor__grad_share_length_decile__10", 0.45, WARN, "had 45% of the gradient"),
+    ("actor__first_ratio_error_max", 1e-6, GOOD, "differed from 1"),
+    ("actor__first_ratio_error_max", 0.0, GOOD, "was exactly 1"),
+    ("actor__first_ratio_error_max", 0.3, ALARM, "differed from 1"),
 ])  # fmt: skip
-def test_a_steady_value(name: str, value: float, level: Level, words: str) -> None:
+def test_a_steady_value(name: str, value: float, level: FindingLevel, words: str) -> None:
     (finding,) = diagnose(run_with(**{name: [value] * 5}))
     assert finding.level is level
     assert words in finding.text
-    assert bool(finding.advice) == (level is not Level.GOOD)
+    assert bool(finding.advice) == (level is not GOOD)
 
 
 @pytest.mark.parametrize(("k3", "gap", "level"), [
-    (1e-9, 1e-6, Level.GOOD), (0.002, 0.004, Level.GOOD), (0.02, 0.004, Level.WARN), (0.002, 0.03, Level.WARN),
-    (0.5, 0.03, Level.ALARM), (0.0, 0.0, Level.GOOD),
+    (1e-9, 1e-6, GOOD), (0.002, 0.004, GOOD), (0.02, 0.004, WARN), (0.002, 0.03, WARN),
+    (0.5, 0.03, ALARM), (0.0, 0.0, GOOD),
 ])  # fmt: skip
-def test_a_sampler_that_disagrees_with_the_trainer(k3: float, gap: float, level: Level) -> None:
+def test_a_sampler_that_disagrees_with_the_trainer(k3: float, gap: float, level: FindingLevel) -> None:
     series = {"rollout_corr__k3_kl": [k3] * 5, "training__rollout_probs_diff_mean": [gap] * 5}
     (finding,) = diagnose(run_with(**series))
     words = f"{k3:.2g} nat per token" if k3 else "sampler and trainer agree exactly on the same tokens"
     assert finding.level is level and words in finding.text
-    assert bool(finding.advice) == (level is not Level.GOOD)
+    assert bool(finding.advice) == (level is not GOOD)
 
 
 @pytest.mark.parametrize(("algorithm", "series", "level", "words"), [
-    ("gspo", {"actor__pg_clipfrac_seq": 0.01}, Level.WARN, "1.0% of the responses"),
-    ("grpo", {"actor__pg_clipfrac_seq": 0.01, "actor__pg_clipfrac": 0.0012}, Level.GOOD, "0.12% of the tokens"),
-    ("dapo", {"actor__pg_clipfrac_seq": 0.3, "actor__pg_clipfrac": 0.2}, Level.WARN, "usual for dapo: below 5%"),
-    ("gspo", {"actor__pg_clipfrac_seq": 0.0, "actor__updates": 1}, Level.GOOD, "nothing can be clipped"),
-    ("gspo", {"actor__pg_clipfrac_seq": 0.0, "actor__updates": 4}, Level.WARN, "0.0% of the responses"),
-    ("unheard_of", {"actor__pg_clipfrac_seq": 0.3}, Level.GOOD, "healthy for gspo"),
+    ("gspo", {"actor__pg_clipfrac_seq": 0.01}, WARN, "1.0% of the responses"),
+    ("grpo", {"actor__pg_clipfrac_seq": 0.01, "actor__pg_clipfrac": 0.0012}, GOOD, "0.12% of the tokens"),
+    ("dapo", {"actor__pg_clipfrac_seq": 0.3, "actor__pg_clipfrac": 0.2}, WARN, "usual for dapo: below 5%"),
+    ("gspo", {"actor__pg_clipfrac_seq": 0.0, "actor__updates": 1}, GOOD, "nothing can be clipped"),
+    ("gspo", {"actor__pg_clipfrac_seq": 0.0, "actor__updates": 4}, WARN, "0.0% of the responses"),
+    ("unheard_of", {"actor__pg_clipfrac_seq": 0.3}, GOOD, "healthy for gspo"),
 ])  # fmt: skip
 def test_clipping_is_judged_by_the_algorithm(
-    algorithm: str, series: dict[str, float], level: Level, words: str
+    algorithm: str, series: dict[str, float], level: FindingLevel, words: str
 ) -> None:
     values = {name: [value] * 5 for name, value in series.items()}
     (finding,) = diagnose(run_with(algorithm=algorithm, **values))
@@ -108,20 +115,20 @@ def test_clipping_is_judged_by_the_algorithm(
 
 def test_only_the_last_steps_count_growing_memory_is_told_and_the_gravest_comes_first() -> None:
     (finding,) = diagnose(run_with(response_length__clip_ratio=[1.0] * 50 + [0.0] * 20))
-    assert finding.level is Level.GOOD
+    assert finding.level is GOOD
     (finding,) = diagnose(run_with(perf__cpu_memory_used_gb=[2.0 + 0.1 * step for step in range(20)]))
-    assert finding.level is Level.WARN
+    assert finding.level is WARN
     (finding,) = diagnose(run_with(perf__cpu_memory_used_gb=[1.0] * 5 + [3.0] * 15))
-    assert finding.level is Level.GOOD
+    assert finding.level is GOOD
     findings = diagnose(
         run_with(actor__pg_clipfrac_seq=[0.3] * 3, reward__no_answer_ratio=[0.9] * 3, reward__invalid_ratio=[0.01] * 3)
     )
-    assert [finding.level for finding in findings] == [Level.ALARM, Level.WARN, Level.GOOD]
+    assert [finding.level for finding in findings] == [ALARM, WARN, GOOD]
     assert diagnose(run_with(training__epoch=[1.0])) == []
 
 
-@pytest.mark.parametrize(("last", "level"), [(0.9, Level.GOOD), (0.1, Level.WARN)])
-def test_trends(last: float, level: Level) -> None:
+@pytest.mark.parametrize(("last", "level"), [(0.9, GOOD), (0.1, WARN)])
+def test_trends(last: float, level: FindingLevel) -> None:
     (finding,) = diagnose(run_with(critic__score__mean=[0.5] * 6 + [last] * 3))
     assert finding.level is level
     (finding,) = diagnose(run_with(summary={"accuracy_before": 0.5, "accuracy_after": last}, x=[1.0]))
@@ -136,10 +143,10 @@ def test_accuracy_timeouts_and_errors() -> None:
     assert HELD_OUT_ACCURACY.span(run_with(summary={"accuracy_after": 0.7}, **values)) == (0.2, 0.7)
     assert HELD_OUT_ACCURACY.span(run_with(x=[1.0])) == (None, None)
     rare = run_with(reward__invalid_ratio=[0.01], reward__timeout_ratio=[0.01], reward__error_ratio=[0.0])
-    assert [finding.level for finding in diagnose(rare)] == [Level.WARN]
+    assert [finding.level for finding in diagnose(rare)] == [WARN]
     often = run_with(reward__invalid_ratio=[0.5], reward__timeout_ratio=[0.2], reward__error_ratio=[0.3])
     overall, timeouts, errors = diagnose(often)
-    assert {overall.level, timeouts.level, errors.level} == {Level.ALARM}
+    assert {overall.level, timeouts.level, errors.level} == {ALARM}
     assert "reward.workers.timeout_s" in timeouts.advice
     assert all("samples.jsonl" in finding.advice for finding in (overall, timeouts, errors))
 
@@ -162,29 +169,31 @@ def moved(change: float, low: float, high: float, accuracy: float = 0.5) -> RunH
 
 
 @pytest.mark.parametrize(("change", "level", "words"), [
-    ((0.004, -0.019, 0.027), Level.WARN, "+0.4 points, 95 % interval -1.9 .. +2.7): no change can be claimed"),
-    ((0.1, 0.04, 0.16), Level.GOOD, "went from 40.0% to 50.0% (+10.0 points, 95 % interval +4.0 .. +16.0)"),
-    ((-0.1, -0.16, -0.04), Level.ALARM, "went from 60.0% to 50.0% (-10.0 points"),
-    ((0.0, 0.0, 0.0), Level.WARN, "no change can be claimed"),
+    ((0.004, -0.019, 0.027), WARN, "+0.4 points, 95 % interval -1.9 .. +2.7): no change can be claimed"),
+    ((0.1, 0.04, 0.16), GOOD, "went from 40.0% to 50.0% (+10.0 points, 95 % interval +4.0 .. +16.0)"),
+    ((-0.1, -0.16, -0.04), ALARM, "went from 60.0% to 50.0% (-10.0 points"),
+    ((0.0, 0.0, 0.0), WARN, "no change can be claimed"),
 ])  # fmt: skip
-def test_a_change_is_judged_by_its_interval(change: tuple[float, float, float], level: Level, words: str) -> None:
+def test_a_change_is_judged_by_its_interval(
+    change: tuple[float, float, float], level: FindingLevel, words: str
+) -> None:
     (finding,) = diagnose(moved(*change))
     assert finding.level is level and words in finding.text
-    if level is Level.WARN and change[0]:
+    if level is WARN and change[0]:
         assert "show changes of 2.3 points or more" in finding.advice
 
 
 @pytest.mark.parametrize(("aux", "level", "words"), [
-    ({"response_length__clip_ratio": 0.62}, Level.ALARM, "62% of the evaluation's answers to gsm8k were cut at 256 t"),
-    ({"response_length__clip_ratio": 0.2}, Level.WARN, "20% of the evaluation's answers"),
-    ({"no_answer_ratio": 0.9}, Level.ALARM, "no answer was recognised in 90%"),
-    ({"no_answer_ratio": 0.3}, Level.WARN, "no answer was recognised in 30%"),
-    ({"failed_ratio": 0.01}, Level.WARN, "1.0% of the evaluation's answers to gsm8k could not be scored"),
-    ({"failed_ratio": 0.2}, Level.ALARM, "20.0% of the evaluation's answers"),
-    ({"num_problems": 30, "accuracy": 0.0}, Level.WARN, "none of the 30 problems of gsm8k is solved"),
-    ({"num_problems": 30, "accuracy": 1.0}, Level.WARN, "all 30 problems of gsm8k are solved"),
+    ({"response_length__clip_ratio": 0.62}, ALARM, "62% of the evaluation's answers to gsm8k were cut at 256 t"),
+    ({"response_length__clip_ratio": 0.2}, WARN, "20% of the evaluation's answers"),
+    ({"no_answer_ratio": 0.9}, ALARM, "no answer was recognised in 90%"),
+    ({"no_answer_ratio": 0.3}, WARN, "no answer was recognised in 30%"),
+    ({"failed_ratio": 0.01}, WARN, "1.0% of the evaluation's answers to gsm8k could not be scored"),
+    ({"failed_ratio": 0.2}, ALARM, "20.0% of the evaluation's answers"),
+    ({"num_problems": 30, "accuracy": 0.0}, WARN, "none of the 30 problems of gsm8k is solved"),
+    ({"num_problems": 30, "accuracy": 1.0}, WARN, "all 30 problems of gsm8k are solved"),
 ])  # fmt: skip
-def test_an_evaluation_that_needs_attention(aux: dict[str, float], level: Level, words: str) -> None:
+def test_an_evaluation_that_needs_attention(aux: dict[str, float], level: FindingLevel, words: str) -> None:
     (finding,) = diagnose(evaluated(**aux))
     assert finding.level is level and words in finding.text and finding.advice
 

@@ -15,7 +15,7 @@ import yaml
 
 from mindgspo.config.messages import known_keys
 from mindgspo.metrics import unknown_names
-from mindgspo.metrics.diagnosis_rules import CLIP_BAND
+from mindgspo.metrics.diagnosis import CLIP_BAND
 from mindgspo.metrics.glossary import chinese_glossary, declarations, glossary, glossary_name, metrics
 
 ROOT = Path(__file__).resolve().parents[3]

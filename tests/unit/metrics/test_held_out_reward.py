@@ -17,8 +17,7 @@ from mindgspo.config import load_config
 from mindgspo.config.data import CHANGE, OVERALL, OVERALL_REWARD, REWARD_CHANGE
 from mindgspo.metrics import verdict_lines
 from mindgspo.metrics.compare import compare_runs, outcome_rows
-from mindgspo.metrics.diagnosis import diagnose
-from mindgspo.metrics.diagnosis_rules import Level
+from mindgspo.metrics.diagnosis import FindingLevel, diagnose
 from mindgspo.metrics.report import headlines
 from mindgspo.metrics.run_folder import RunHistory, best_evaluation, held_out_figures, read_run, reward_text
 from mindgspo.metrics.run_log import step_line
@@ -78,7 +77,7 @@ def test_the_verdict_on_a_form_that_is_learned() -> None:
         "nothing needs attention"
     ]
     judged, beside = diagnose(run)
-    assert (judged.level, beside.level) == (Level.GOOD, Level.GOOD)
+    assert (judged.level, beside.level) == (FindingLevel.GOOD, FindingLevel.GOOD)
     assert judged.text == "held-out reward went from 0.04 to 0.500 (+0.460, 95 % interval +0.260 .. +0.660)"
     assert beside.text.startswith("held-out accuracy went from 0.0% to 0.0% (+0.0 points")
     best = best_evaluation(run)
@@ -87,7 +86,7 @@ def test_the_verdict_on_a_form_that_is_learned() -> None:
 
 def test_a_verifier_of_ours_beside_it_still_judges_by_the_accuracy() -> None:
     changed, none, reward = diagnose(history(OURS))
-    assert (changed.level, none.level, reward.level) == (Level.WARN, Level.WARN, Level.GOOD)
+    assert (changed.level, none.level, reward.level) == (FindingLevel.WARN, FindingLevel.WARN, FindingLevel.GOOD)
     assert changed.advice.startswith("The held-out reward rose")
     assert none.text == "none of the 12 problems of own is solved, though the reward rose from 0.04 to 0.500"
     assert reward.text.startswith("held-out reward went from 0.04 to 0.500")
@@ -97,7 +96,7 @@ def test_a_verifier_of_ours_beside_it_still_judges_by_the_accuracy() -> None:
 def test_a_reward_that_says_what_the_accuracy_says_warns_once() -> None:
     """1 for a right answer, -1 for another, as math_dapo pays."""
     findings = diagnose(history(OURS, accuracies=(0.8, 0.3), rewards=(0.6, -0.4)))
-    assert [finding.level for finding in findings] == [Level.ALARM, Level.GOOD]
+    assert [finding.level for finding in findings] == [FindingLevel.ALARM, FindingLevel.GOOD]
 
 
 @pytest.mark.parametrize(("config", "figures", "words"), [
