@@ -33,7 +33,7 @@ import numpy as np
 from mindgspo.config import ExperimentConfig, load_config
 from mindgspo.errors import ConfigError, MindGSPOError, TrainingError
 from mindgspo.io import write_file
-from mindgspo.metrics.compare_plot import (
+from mindgspo.metrics.compare import (
     ACCURACY,
     CLIP_FRACTION,
     REWARD,

@@ -1,44 +1,59 @@
-"""Runs beside each other: which settings differ, what came out, curves over one another; also of unfinished runs."""
+"""Runs beside each other: which settings differ, what came out, curves over one another; also of unfinished runs.
+
+Curves are lines per variant: a run of its own, or the runs of one recipe with several seeds. The band of several runs
+goes from the smallest to the largest of them; that of one run is its 95 % interval where there is one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
 import yaml
+from numpy.typing import NDArray
 
 from mindgspo.config import config_mapping, flattened, load_config
+from mindgspo.config.algorithm import POLICY_LOSSES
 from mindgspo.config.yaml_dialect import parse_document
 from mindgspo.errors import ConfigError
 from mindgspo.io import make_folder, write_file
-from mindgspo.metrics.compare_plot import (
-    ACCURACY,
-    CLIP_FRACTION,
-    ENTROPY,
-    GRADIENT,
-    HELD_OUT,
-    LENGTH,
-    REWARD,
-    ComparedRun,
-    draw_curves,
-    draw_panel,
-)
 from mindgspo.metrics.files import CONFIG_FILE
 from mindgspo.metrics.pages import page, pictures
-from mindgspo.metrics.plot_style import DARK, LIGHT, draw_alone
+from mindgspo.metrics.plot_style import (
+    DARK,
+    LIGHT,
+    Theme,
+    add_legend,
+    draw_alone,
+    entitle,
+    label_x,
+    literal,
+    new_figure,
+    not_recorded,
+    png_bytes,
+    smooth,
+    style,
+    window_of,
+)
 from mindgspo.metrics.run_folder import (
     HELD_OUT_ACCURACY,
     HELD_OUT_REWARD,
     HeldOut,
     RunRecord,
+    Series,
     held_out_figures,
     read_run,
 )
 from mindgspo.text import aligned, shorten
 
-PANELS = (REWARD, ACCURACY, CLIP_FRACTION, ENTROPY, LENGTH, GRADIENT)
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 # How a run is called, where it lies and how it begins says nothing about what it computes.
 _NOT_COMPARED = ("schema", "experiment", "run_dir", "resume", "restore", "logging.progress")
 _ABSENT = "-"
@@ -47,7 +62,7 @@ PICTURE, PAGE = "comparison.png", "comparison.html"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredFigure:
     """An evaluation: accuracy or reward of one answer to each problem, ends of its 95 % interval (None: not recorded).
     text: of them."""
 
@@ -62,7 +77,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RunOutcome:
     """One run. last, best: accuracy; last_reward, best_reward: None where it says no more. steps: training steps done.
     seconds: of the whole run; of its steps alone while it goes on.
     tokens_per_second: of training steps. None: not recorded."""
@@ -71,16 +86,16 @@ class Outcome:
     folder: str
     is_finished: bool
     steps: int
-    last: Measured | None
-    best: Measured | None
-    last_reward: Measured | None
-    best_reward: Measured | None
+    last: MeasuredFigure | None
+    best: MeasuredFigure | None
+    last_reward: MeasuredFigure | None
+    best_reward: MeasuredFigure | None
     seconds: float | None
     tokens_per_second: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class SettingDifference:
     """A setting, or a fact of the environment, and its value in each run as text."""
 
     key: str
@@ -88,25 +103,25 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class RunComparison:
     """runs, outcomes and the values of differences in the order of the folders. environment: the same of versions and
     machines."""
 
     runs: tuple[ComparedRun, ...]
-    outcomes: tuple[Outcome, ...]
-    settings: tuple[Difference, ...]
-    environment: tuple[Difference, ...]
+    outcomes: tuple[RunOutcome, ...]
+    settings: tuple[SettingDifference, ...]
+    environment: tuple[SettingDifference, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(outcome.name for outcome in self.outcomes)
 
 
-def compare_runs(folders: Sequence[Path]) -> Comparison:
+def compare_runs(folders: Sequence[Path]) -> RunComparison:
     """Raises RunFolderError for a folder that holds no run with at least one step."""
     records = [read_run(folder, with_samples=False) for folder in folders]
     names = distinct_names(folders)
-    return Comparison(
+    return RunComparison(
         runs=tuple(ComparedRun(variant=name, seed=0, run=run) for name, run in zip(names, records, strict=True)),
         outcomes=tuple(_outcome(name, *one) for name, *one in zip(names, folders, records, strict=True)),
         settings=_differences([_settings(folder / CONFIG_FILE) for folder in folders]),
@@ -124,7 +139,7 @@ def distinct_names(folders: Sequence[Path]) -> list[str]:
     raise AssertionError(f"a folder is compared with itself: {folders}")
 
 
-def _outcome(name: str, folder: Path, run: RunRecord) -> Outcome:
+def _outcome(name: str, folder: Path, run: RunRecord) -> RunOutcome:
     seconds, speed = _number(run.summary.get("seconds")), _number(run.summary.get("tokens_per_second"))
     times, tokens = run.series("perf/time_per_step").values, run.series("perf/total_num_tokens").values
     if seconds is None and times:
@@ -133,7 +148,7 @@ def _outcome(name: str, folder: Path, run: RunRecord) -> Outcome:
         speed = sum(tokens) / sum(times)
     last, best = _last_and_best(run, HELD_OUT_ACCURACY)
     last_reward, best_reward = _last_and_best(run, HELD_OUT_REWARD)
-    return Outcome(
+    return RunOutcome(
         name=name,
         folder=str(folder),
         is_finished=run.summary.get("finished") is True,
@@ -147,7 +162,7 @@ def _outcome(name: str, folder: Path, run: RunRecord) -> Outcome:
     )
 
 
-def _last_and_best(run: RunRecord, figure: HeldOut) -> tuple[Measured | None, Measured | None]:
+def _last_and_best(run: RunRecord, figure: HeldOut) -> tuple[MeasuredFigure | None, MeasuredFigure | None]:
     """Of several evaluations at one step, around a warm-up, the last counts."""
     if figure not in held_out_figures(run):
         return None, None
@@ -159,7 +174,7 @@ def _last_and_best(run: RunRecord, figure: HeldOut) -> tuple[Measured | None, Me
         text = figure.text(value)
         if None not in ends:
             text += f" ({' .. '.join(figure.text(end).removesuffix('%') for end in ends)})"
-        found.append(Measured(step=step, value=value, low=ends[0], high=ends[1], text=text))
+        found.append(MeasuredFigure(step=step, value=value, low=ends[0], high=ends[1], text=text))
     return (found[-1], max(found, key=lambda one: one.value)) if found else (None, None)
 
 
@@ -194,31 +209,16 @@ def _environment(run: RunRecord) -> dict[str, object]:
     }
 
 
-def _differences(mappings: Sequence[Mapping[str, object]]) -> tuple[Difference, ...]:
+def _differences(mappings: Sequence[Mapping[str, object]]) -> tuple[SettingDifference, ...]:
     """Where one of them has nothing at all to say, it is not compared."""
-    mappings = [_folded(mapping, mappings) for mapping in mappings]
     keys = dict.fromkeys(key for mapping in mappings for key in mapping if key not in _NOT_COMPARED)
     found = []
     for key in keys:
         values = tuple(_text(mapping.get(key, _ABSENT)) if mapping else _ABSENT for mapping in mappings)
         known = {value for value, mapping in zip(values, mappings, strict=True) if mapping}
         if len(known) > 1:
-            found.append(Difference(key=key, values=values))
+            found.append(SettingDifference(key=key, values=values))
     return tuple(found)
-
-
-def _folded(mapping: Mapping[str, object], others: Sequence[Mapping[str, object]]) -> dict[str, object]:
-    """A section that is one value in another run, mostly null, is one value here, too."""
-    found: dict[str, object] = {}
-    for key, value in mapping.items():
-        heads = [key[: place + 1].rpartition(".")[0] for place, letter in enumerate(key) if letter == "."]
-        head = next((head for head in heads if any(head in other for other in others)), None)
-        if head is None:
-            found[key] = value
-        else:
-            text = str(found.get(head, "")).strip("{}")
-            found[head] = f"{{{text}{', ' if text else ''}{key.removeprefix(head + '.')}: {_text(value)}}}"
-    return found
 
 
 def _text(value: object) -> str:
@@ -230,7 +230,7 @@ def _text(value: object) -> str:
 # ----- what is printed and written
 
 
-def outcome_rows(comparison: Comparison) -> list[list[str]]:
+def outcome_rows(comparison: RunComparison) -> list[list[str]]:
     """Header and one row per run."""
     has_rewards = any(one.last_reward for one in comparison.outcomes)
     figures = ["accuracy, last (95 %), at step", "best", *(["reward, last", "best"] if has_rewards else [])]
@@ -249,7 +249,7 @@ def outcome_rows(comparison: Comparison) -> list[list[str]]:
     return rows
 
 
-def comparison_lines(comparison: Comparison) -> list[str]:
+def comparison_lines(comparison: RunComparison) -> list[str]:
     """For a terminal: the table, then the first setting that differs and the others."""
     lines = aligned(outcome_rows(comparison), left=1)
     if not comparison.settings:
@@ -263,7 +263,7 @@ def comparison_lines(comparison: Comparison) -> list[str]:
     return lines
 
 
-def write_comparison(comparison: Comparison, out: Path) -> tuple[Path, Path]:
+def write_comparison(comparison: RunComparison, out: Path) -> tuple[Path, Path]:
     """comparison.png and comparison.html in the folder `out`; returns their paths. Raises WriteError."""
     make_folder(out)
     panels = (*PANELS, HELD_OUT) if any(one.last_reward for one in comparison.outcomes) else PANELS
@@ -281,3 +281,171 @@ def write_comparison(comparison: Comparison, out: Path) -> tuple[Path, Path]:
     write_file(out / PICTURE, draw_curves(runs, LIGHT, panels, columns=3))
     write_file(out / PAGE, html)
     return out / PICTURE, out / PAGE
+
+
+# ----- curves
+
+SeriesOf = Callable[[RunRecord], Series]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedRun:
+    """One run of the comparison; variant: what it is compared under, e.g. "gspo"."""
+
+    variant: str
+    seed: int
+    run: RunRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One metric. unit: of its axis. interval: of a single run. is_smooth: a moving mean is drawn."""
+
+    title: str
+    unit: str
+    series: SeriesOf
+    interval: tuple[SeriesOf, SeriesOf] | None = None
+    is_smooth: bool = True
+    is_logarithmic: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Band:
+    """By step: the mean over a variant's runs, and what is shaded around it."""
+
+    steps: tuple[int, ...]
+    mean: NDArray[np.float64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+
+
+def metric(name: str, *others: str) -> SeriesOf:
+    """The series of a metric, or of the first of the others that a run has."""
+    return lambda run: next(filter(None, map(run.series, (name, *others))), run.series(name))
+
+
+REWARD = Panel(title="Reward", unit="mean reward", series=metric("critic/score/mean"))
+
+
+def _held_out(figure: HeldOut, unit: str) -> Panel:
+    return Panel(
+        title=f"Held-out {figure.name}",
+        unit=unit,
+        series=figure.series,
+        interval=(lambda run: figure.series(run, "/low"), lambda run: figure.series(run, "/high")),
+        is_smooth=False,
+    )
+
+
+ACCURACY = _held_out(HELD_OUT_ACCURACY, "share of problems solved")
+HELD_OUT = _held_out(HELD_OUT_REWARD, "mean reward")
+CLIP_FRACTION = Panel(
+    title="Tokens clipped",
+    unit="share of response tokens (log scale)",
+    series=metric("actor/pg_clipfrac"),
+    is_logarithmic=True,
+)
+ENTROPY = Panel(title="Entropy", unit="nats per token", series=metric("actor/entropy"))
+LENGTH = Panel(title="Response length", unit="tokens, mean", series=metric("response_length/mean"))
+GRADIENT = Panel(title="Gradient norm", unit="L2 norm before clipping", series=metric("actor/grad_norm"))
+ROUTING = Panel(title="Routing drift", unit="share of routers' choices", series=metric("router/drift"))
+PANELS = (REWARD, ACCURACY, CLIP_FRACTION, ENTROPY, LENGTH, GRADIENT)
+
+
+def by_variant(runs: Sequence[ComparedRun]) -> dict[str, list[ComparedRun]]:
+    """The runs of each variant, in the order in which they are given."""
+    found: dict[str, list[ComparedRun]] = {}
+    for one in runs:
+        found.setdefault(one.variant, []).append(one)
+    return found
+
+
+def display_name(variant: str) -> str:
+    """GSPO for gspo; names that are not an algorithm's stay as they are."""
+    return variant.upper().replace("_", "-") if variant in POLICY_LOSSES else variant
+
+
+def band_text(runs: Sequence[ComparedRun]) -> str:
+    """What the bands show, behind a semicolon; "" where every variant is one run."""
+    seeds = max(len(siblings) for siblings in by_variant(runs).values())
+    return f"; mean and range of {seeds} seeds" if seeds > 1 else ""
+
+
+def draw_curves(runs: Sequence[ComparedRun], theme: Theme, panels: Sequence[Panel], *, columns: int) -> bytes:
+    """PNG with a panel per metric, so many in a row."""
+    assert runs, "a comparison of no runs"
+    rows = math.ceil(len(panels) / columns)
+    figure = new_figure(theme, 13 * columns / 3, 3.9 * rows)
+    cells = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes, panel in zip(cells, panels, strict=False):
+        style(axes, theme)
+        draw_panel(axes, runs, theme, panel)
+        label_x(axes, theme)
+    for axes in cells[len(panels) :]:
+        axes.set_visible(False)
+    add_legend(figure, max(cells[: len(panels)], key=lambda axes: len(axes.get_legend_handles_labels()[1])), theme)
+    return png_bytes(figure, theme)
+
+
+def draw_panel(axes: Axes, runs: Sequence[ComparedRun], theme: Theme, panel: Panel) -> None:
+    """One metric of all runs."""
+    subtitle = "smoothed" if panel.is_smooth else "greedy answers"
+    shaded = band_text(runs) or ("; shaded: 95 % interval" if panel.interval else "")
+    entitle(axes, theme, panel.title, f"{panel.unit}; {subtitle}{shaded}")
+    bands = {variant: _band_of(panel, siblings) for variant, siblings in by_variant(runs).items()}
+    if not any(band.steps for band in bands.values()):
+        return not_recorded(axes, theme)
+    floor = _logarithmic_axis(axes, list(bands.values())) if panel.is_logarithmic else -math.inf
+    for index, (variant, band) in enumerate(bands.items()):
+        if not band.steps:
+            continue
+        colour, line = line_style(theme, index)
+        marker = {"marker": "o", "markersize": 4} if not panel.is_smooth or len(band.steps) == 1 else {}
+        low, high, mean = (np.maximum(values, floor) for values in (band.low, band.high, band.mean))
+        axes.fill_between(band.steps, low, high, color=colour, alpha=0.16, linewidth=0)
+        label = literal(display_name(variant))
+        axes.plot(band.steps, mean, color=colour, linestyle=line, linewidth=2.2, label=label, **marker)
+
+
+def line_style(theme: Theme, index: int) -> tuple[str, str]:
+    """Colour and dashes of the variant number `index`."""
+    turn, place = divmod(index, len(theme.series))
+    return theme.series[place], ("-", "--", ":")[turn % 3]
+
+
+def _logarithmic_axis(axes: Axes, bands: Sequence[_Band]) -> float:
+    """Whole decades around all positive values; returns the lower end, where zeros are drawn."""
+    positive = np.concatenate([band.low for band in bands] + [band.high for band in bands])
+    positive = positive[positive > 0]
+    if positive.size == 0:
+        axes.set_ylim(0, 1)
+        return -math.inf
+    floor = 10.0 ** math.floor(math.log10(positive.min()))
+    axes.set_yscale("log")
+    axes.set_ylim(floor * 0.8, 1.0)
+    axes.yaxis.set_major_formatter(lambda value, _: np.format_float_positional(value, 3, fractional=False, trim="-"))
+    axes.minorticks_off()
+    return floor
+
+
+def _band_of(panel: Panel, siblings: Sequence[ComparedRun]) -> _Band:
+    band = _band([panel.series(one.run) for one in siblings], is_smooth=panel.is_smooth)
+    if panel.interval is None or len(siblings) > 1:
+        return band
+    low, high = (end(siblings[0].run) for end in panel.interval)
+    if not low.steps == high.steps == panel.series(siblings[0].run).steps:
+        return band
+    ends = _band([low, low], is_smooth=False).mean, _band([high, high], is_smooth=False).mean
+    return _Band(band.steps, band.mean, *ends)
+
+
+def _band(series: Sequence[Series], *, is_smooth: bool) -> _Band:
+    """Over the steps that all runs recorded."""
+    shared = sorted(set.intersection(*(set(one.steps) for one in series)))
+    rows = []
+    for one in series:
+        values = smooth(one.values, window_of(len(one.values)))[0] if is_smooth else np.asarray(one.values, np.float64)
+        by_step = dict(zip(one.steps, values, strict=True))
+        rows.append([by_step[step] for step in shared])
+    table = np.array(rows, np.float64).reshape(len(series), len(shared))
+    return _Band(tuple(shared), table.mean(axis=0), table.min(axis=0), table.max(axis=0))

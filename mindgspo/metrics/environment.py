@@ -61,12 +61,12 @@ def versions() -> dict[str, str]:
             version = getattr(sys.modules.get(name), "__version__", None)
             if isinstance(version, str):
                 found[name] = version
-    cann = cann_version()
+    cann = installed_cann()
     return found if cann is None else {**found, "cann": cann}
 
 
-def cann_version(default: Path = _CANN_DEFAULT) -> str | None:
-    """Of the CANN toolkit that the environment names, else of the one in its usual place; None without one."""
+def installed_cann(default: Path = _CANN_DEFAULT) -> str | None:
+    """Version of the CANN toolkit that the environment names, else of the one in its usual place; None without one."""
     named = os.environ.get("ASCEND_HOME_PATH") or os.environ.get("ASCEND_TOOLKIT_HOME")
     root = Path(named) if named else default
     for name in ("compiler/version.info", "toolkit/version.info", "runtime/version.info", "version.info"):

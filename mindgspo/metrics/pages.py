@@ -7,15 +7,18 @@ prompts, responses and settings are untrusted: the templates escape all of them.
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import zip_longest
+from pathlib import Path
 
+import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from mindgspo.metrics.plot_style import PanelPicture
-from mindgspo.metrics.translation import chinese
 from mindgspo.text import printable
 
 
@@ -63,3 +66,93 @@ def _environment() -> Environment:
     )
     made.globals |= {"t": in_both, "chinese": chinese}
     return made
+
+
+# ----- Chinese, from pages_cn.yaml
+# English is what the code writes. `{}` of an entry stands for a part that changes (a number, a name), which is
+# translated itself where it has an entry; the parts come back in their order.
+
+
+_LONGEST = 2_000
+"""Characters of the longest text that is translated."""
+
+
+@cache
+def words() -> dict[str, str]:
+    """English and Chinese, as the file has them."""
+    return yaml.safe_load(Path(__file__).with_name("pages_cn.yaml").read_text(encoding="utf-8"))
+
+
+@cache
+def _forms() -> list[tuple[list[str], str]]:
+    """The texts around the parts that change, and the Chinese form; those with the most words of their own first."""
+    forms = [(english.split("{}"), chinese) for english, chinese in words().items() if "{}" in english]
+    return sorted(forms, key=lambda form: -sum(map(len, form[0])))
+
+
+def chinese(text: str) -> str | None:
+    """The text in Chinese; None where there is no entry for it."""
+    if text in words():
+        return words()[text]
+    if len(text) > _LONGEST:
+        return None
+    for pieces, form in _forms():
+        parts = _parts(text, pieces)
+        if parts:
+            return form.format(*(chinese(part) or part for part in parts))
+    return None
+
+
+def _parts(text: str, pieces: Sequence[str]) -> list[str]:
+    """What stands between the pieces, each part as short as can be; nothing where the text is another. Names in a text
+    come from data: no pattern that a hostile one could keep busy."""
+    end = len(text) - len(pieces[-1])
+    if not text.startswith(pieces[0]) or not text.endswith(pieces[-1]):
+        return []
+    parts, place = [], len(pieces[0])
+    for piece in pieces[1:-1]:
+        found = text.find(piece, place + 1, end)
+        if found < 0:
+            return []
+        parts.append(text[place:found])
+        place = found + len(piece)
+    return [*parts, text[place:end]] if place < end else []
+
+
+# ----- what a prompt asks, without its chat template: headings of samples would be all alike with it
+
+_USER = re.compile(
+    r"<[|\uff5c](?:im_start|turn)[|\uff5c]?>\s*user\n"
+    r"|<\|start_header_id\|>user<\|end_header_id\|>\s*"
+    r"|<start_of_turn>user\n"
+    r"|<[|\uff5c](?:user|User|USER_TOKEN)[|\uff5c]>\s*"
+    r"|\[INST\]\s*|<reserved_106>"
+    r"|(?:^|\n)(?:### )?(?:User|USER|Human|Instruction|Question)\s*:\s*"
+)
+_END = re.compile(
+    r"<[|\uff5c][^<>]{1,40}[|\uff5c]>|<turn\|>|<end_of_turn>|\[/INST\]|<reserved_107>|</s>"
+    r"|\n(?:### )?(?:Assistant|ASSISTANT|Response|Answer)\s*:\s*$"
+)
+
+
+def questions(prompts: Sequence[str]) -> list[str]:
+    """The last turn of the user in each prompt, without the lines with which all of them begin or end."""
+    turns = [_last_turn(prompt).splitlines(keepends=True) for prompt in prompts]
+    start = _shared(turns)
+    end = _shared([turn[start:][::-1] for turn in turns])
+    asked = ("".join(turn[start : len(turn) - end]).strip() for turn in turns)
+    return [text or prompt.strip() for text, prompt in zip(asked, prompts, strict=True)]
+
+
+def _shared(turns: Sequence[Sequence[str]]) -> int:
+    """With how many lines all of them begin; none where they are all the same."""
+    if all(turn == turns[0] for turn in turns):
+        return 0
+    return next(number for number, lines in enumerate(zip_longest(*turns)) if len(set(lines)) > 1)
+
+
+def _last_turn(prompt: str) -> str:
+    starts = [match.end() for match in _USER.finditer(prompt)]
+    turn = prompt[starts[-1] :] if starts else prompt
+    end = _END.search(turn)
+    return (turn[: end.start()] if end and turn[: end.start()].strip() else turn).strip()

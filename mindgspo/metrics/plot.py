@@ -7,18 +7,19 @@ matplotlib is imported only when something is drawn.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mindgspo.config.data import OVERALL
 from mindgspo.io import write_file
 from mindgspo.metrics.diagnosis import CLIP_BAND, RECENT_STEPS
 from mindgspo.metrics.files import PLOT_FILE
 from mindgspo.metrics.glossary import LOG_RATIO_BINS, LOG_RATIO_EDGES
-from mindgspo.metrics.plot_accuracy import draw_accuracy, sampled_panels
 from mindgspo.metrics.plot_style import (
     LIGHT,
     PanelPicture,
@@ -28,16 +29,29 @@ from mindgspo.metrics.plot_style import (
     entitle,
     label_x,
     label_y,
+    literal,
     new_figure,
     not_recorded,
     png_bytes,
     step_limits,
     style,
 )
-from mindgspo.metrics.run_folder import HELD_OUT_REWARD, RunRecord, held_out_figures, read_run, run_settings
+from mindgspo.metrics.run_folder import (
+    HELD_OUT_REWARD,
+    RunRecord,
+    accuracies,
+    best_evaluation,
+    held_out_figures,
+    read_run,
+    run_settings,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+MOST_PANELS = 6
+"""Sets or data sources with a panel of their sampled answers."""
 
 
 def plot_run(run_dir: Path) -> Path:
@@ -50,17 +64,12 @@ def plot_run(run_dir: Path) -> Path:
 def draw(run: RunRecord, theme: Theme) -> bytes:
     """The four panels as PNG bytes; a metric that was not recorded leaves its panel with a note."""
     figure = new_figure(theme, 11, 6.4)
-    (reward, accuracy), (clip, length) = figure.subplots(2, 2)
-    for axes in (reward, accuracy, clip, length):
+    for axes, panel in zip(figure.subplots(2, 2).flat, _CURVES, strict=True):
         style(axes, theme)
-    _draw_reward(reward, run, theme)
-    draw_accuracy(accuracy, run, theme)
-    _draw_clip_fraction(clip, run, theme)
-    _draw_length(length, run, theme)
-    limits = step_limits(run)
-    for axes in (reward, accuracy, clip, length):
-        axes.set_xlim(*limits)
-    for axes in (clip, length):
+        panel(axes, run, theme)
+        axes.set_xlim(*step_limits(run))
+        if axes.get_legend_handles_labels()[1]:
+            axes.legend(frameon=False, fontsize=9, labelcolor=theme.ink)
         label_x(axes, theme)
     return png_bytes(figure, theme)
 
@@ -182,27 +191,74 @@ def _draw_gradient_by_length(axes: Axes, run: RunRecord, theme: Theme) -> None:
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
 
 
-_Panel = Callable[["Axes", RunRecord, Theme], None]
+# ----- held-out accuracy
 
-_CURVES: tuple[_Panel, ...] = (_draw_reward, draw_accuracy, _draw_clip_fraction, _draw_length)
+
+def _draw_accuracy(axes: Axes, run: RunRecord, theme: Theme) -> None:
+    """Accuracy of one answer to each problem, by set or data source; of all together, too, where there are several."""
+    entitle(axes, theme, "Held-out accuracy", "one answer per problem; shaded: 95 % interval; \N{BLACK STAR} best step")
+    names = {f"val-core/{part}/acc/mean@1": part for part in accuracies(run)}
+    if len(names) > 1 and run.series(OVERALL):
+        names[OVERALL] = "all"
+    if not names:
+        return not_recorded(axes, theme)
+    _draw_shares(axes, run, names, theme)
+    best = best_evaluation(run)
+    if best is not None and not best.is_only:
+        axes.axvline(best.step, color=theme.ink, linewidth=0.9, linestyle=(0, (1, 2)), zorder=0.5)
+        words = {"color": theme.muted, "fontsize": 8, "xytext": (-4, 4), "textcoords": "offset points"}
+        axes.annotate(f"\N{BLACK STAR} {best.step}", xy=(best.step, 0.0), ha="right", **words)
+
+
+def _draw_shares(axes: Axes, run: RunRecord, names: Mapping[str, str], theme: Theme) -> None:
+    """A line per metric with its interval, its label and its last value in the legend."""
+    from matplotlib.ticker import PercentFormatter
+
+    top = 0.0
+    for number, (name, label) in enumerate(names.items()):
+        series, low, high = (run.series(name + end) for end in ("", "/low", "/high"))
+        colour, dashes = theme.series[(number + 2) % 4], "--" if number >= 4 else "-"
+        if low.steps == series.steps == high.steps:
+            axes.fill_between(series.steps, low.values, high.values, color=colour, alpha=0.1, linewidth=0)
+        top = max(top, *series.values, *high.values)
+        shown = f"{literal(label)} {series.values[-1]:.1%}"
+        points = {"marker": "o", "markersize": 6, "markeredgecolor": theme.surface, "clip_on": False}
+        axes.plot(series.steps, series.values, dashes, color=colour, linewidth=1.6, label=shown, **points)
+    axes.set_ylim(0, min(1.1, max(0.1, top * 1.15)))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    label_y(axes, theme, "problems solved")
+
+
+def _draw_samples(axes: Axes, run: RunRecord, theme: Theme, part: str) -> None:
+    """All shares of one set or data source: mean@1, mean@n, maj@k, pass@k."""
+    entitle(axes, theme, literal(part), "one answer per problem, and samples; shaded: 95 % interval")
+    _draw_shares(axes, run, {name: name.rpartition("/")[2] for name in _shares(run, part)}, theme)
+
+
+def _shares(run: RunRecord, part: str) -> list[str]:
+    """The shares measured of a part, mean@1 first, then in the order of their k."""
+    pattern = re.compile(re.escape(f"val-core/{part}/acc/") + r"(?P<kind>mean|maj|pass)@(?P<k>[0-9]+)")
+    found = [match for name in run.names() if (match := pattern.fullmatch(name))]
+    order = ("mean", "maj", "pass")
+    return [match[0] for match in sorted(found, key=lambda match: (order.index(match["kind"]), int(match["k"])))]
+
+
+_Panel = Callable[["Axes", RunRecord, Theme], None]
+_CURVES: tuple[_Panel, ...] = (_draw_reward, _draw_accuracy, _draw_clip_fraction, _draw_length)
+# Each panel with the metric without which it is left out.
 _POLICY: tuple[tuple[_Panel, str], ...] = (
     (_draw_clip_by_sign, "actor/pg_clipfrac_pos"),
     (_draw_log_ratio, "actor/log_ratio_mean"),
     (_draw_histogram, f"actor/log_ratio_hist/{LOG_RATIO_BINS[0]}"),
     (_draw_gradient_by_length, DECILES[0]),
 )
-"""Each panel with the metric without which it is left out."""
 
 
 def panel_pictures(run: RunRecord, theme: Theme) -> list[PanelPicture]:
     """The curves, the figures of sampled answers by set, and how the policy was updated, as far as they were
     recorded."""
-
-    def curve(panel: Callable[[Axes], None], axes: Axes) -> None:
-        panel(axes)
-        axes.set_xlim(*step_limits(run))
-
-    panels = [partial(curve, partial(panel, run=run, theme=theme)) for panel in _CURVES]
-    panels += [partial(curve, panel) for panel in sampled_panels(run, theme)]
+    panels = [partial(panel, run=run, theme=theme) for panel in _CURVES]
+    parts = [part for part in accuracies(run) if len(_shares(run, part)) > 1]
+    panels += [partial(_draw_samples, run=run, theme=theme, part=part) for part in parts[:MOST_PANELS]]
     panels += [partial(panel, run=run, theme=theme) for panel, key in _POLICY if run.series(key)]
     return [found for panel in panels if (found := draw_alone(panel, theme)) is not None]

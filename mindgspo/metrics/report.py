@@ -12,20 +12,16 @@ from pathlib import Path
 
 from mindgspo.io import write_file
 from mindgspo.metrics.diagnosis import diagnose
-from mindgspo.metrics.files import REPORT_FILE, SAMPLES_FILE, SAMPLES_PAGE, SUMMARY_FILE, VALIDATION_FILE
+from mindgspo.metrics.files import REPORT_FILE, SAMPLES_PAGE, SUMMARY_FILE, VALIDATION_FILE
 from mindgspo.metrics.glossary import MetricInfo, chinese_glossary, glossary, glossary_name, metrics
-from mindgspo.metrics.pages import page, pictures
+from mindgspo.metrics.pages import page, pictures, questions
 from mindgspo.metrics.plot import panel_pictures, plot_run
 from mindgspo.metrics.plot_style import DARK, LIGHT
-from mindgspo.metrics.questions import questions
 from mindgspo.metrics.run_folder import RunRecord, best_evaluation, held_out_figures, latest, read_run, reward_text
 from mindgspo.metrics.samples_page import write_samples_page
 from mindgspo.text import duration
 
 LAST_STEPS = 8
-MAX_GROUPS = 6
-MAX_TEXT_CHARS = 6_000
-"""Longer prompts and responses are shown cut; samples.jsonl has them whole."""
 MAX_PROBLEMS = 6
 """Held-out problems per set; validation.jsonl has the others."""
 MAX_ANSWER_CHARS = 2_000
@@ -49,31 +45,6 @@ class MetricRow:
     name: str
     info: MetricInfo | None
     cells: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class StartRow:
-    """One start of the run, as environment.jsonl has it."""
-
-    time: object
-    step: object
-    machine: str
-    versions: str
-    command: object
-
-
-@dataclass(frozen=True, slots=True)
-class SampleGroup:
-    """The logged responses of one prompt. question: what it asks, without the chat template. reward: their mean, ""
-    where it is the share of correct ones."""
-
-    prompt_index: object
-    question: str
-    prompt: str
-    answer: str
-    responses: tuple[Mapping[str, object], ...]
-    num_correct: int
-    reward: str
 
 
 def report_of_finished(run_dir: Path) -> Path:
@@ -106,14 +77,9 @@ def render(run: RunRecord, *, has_samples_page: bool = False) -> bytes:
         findings=diagnose(run),
         steps=steps,
         metric_rows=rows,
-        sample_steps=[
-            (samples[0].get("step"), group_samples(samples))
-            for samples in (run.first_samples, run.last_samples)
-            if samples
-        ],
         held_out=held_out_table(run),
         samples_page=SAMPLES_PAGE if has_samples_page else None,
-        starts=[start_row(start) for start in run.starts[-MAX_STARTS:]],
+        starts=run.starts[-MAX_STARTS:],
         glossary=glossary(),
         glossary_cn={name: info for named in chinese.values() for name, info in named.items()},
         chinese_titles=dict(zip(glossary(), chinese, strict=True)),
@@ -156,21 +122,6 @@ def _measured(summary: Mapping[str, object], key: str) -> float | None:
     return float(value) if isinstance(value, (int, float)) else None
 
 
-def start_row(start: Mapping[str, object]) -> StartRow:
-    """One line of environment.jsonl in words."""
-    versions, git = start.get("versions"), start.get("git")
-    named = [f"{name} {version}" for name, version in versions.items()] if isinstance(versions, Mapping) else []
-    if isinstance(git, Mapping):
-        named.append(f"commit {str(git.get('commit'))[:12]}{', with changes' if git.get('dirty') else ''}")
-    return StartRow(
-        time=start.get("time"),
-        step=start.get("step"),
-        machine=f"{start.get('host')}: {start.get('machine')}, device {start.get('device')}",
-        versions=", ".join(named),
-        command=start.get("command"),
-    )
-
-
 _DRAWN = ("actor/log_ratio_hist/", "actor/grad_share_length_decile/")
 
 
@@ -199,42 +150,12 @@ def _cell(value: object) -> str:
     return f"{value:.4g}" if 1e-4 <= abs(value) < 1e6 else f"{value:.2e}"
 
 
-def group_samples(samples: Sequence[Mapping[str, object]]) -> list[SampleGroup]:
-    """Samples of one step by prompt, in file order, at most MAX_GROUPS prompts, texts cut for display."""
-    by_prompt: dict[object, list[Mapping[str, object]]] = {}
-    for sample in samples:
-        by_prompt.setdefault(sample.get("prompt_index"), []).append(sample)
-    asked = questions([str(group[0].get("prompt") or "") for group in by_prompt.values()])
-    return [
-        SampleGroup(
-            prompt_index=index,
-            question=_shortened(question),
-            prompt=_shortened(group[0].get("prompt")),
-            answer=_shortened(group[0].get("answer")),
-            responses=tuple({**sample, "response": _shortened(sample.get("response"))} for sample in group),
-            num_correct=sum(sample.get("verdict") == "correct" for sample in group),
-            reward=_mean_reward(group),
-        )
-        for (index, group), question in list(zip(by_prompt.items(), asked, strict=True))[:MAX_GROUPS]
-    ]
-
-
-def _mean_reward(group: Sequence[Mapping[str, object]]) -> str:
-    """Empty where each reward is 1 for a correct response and 0 for another."""
-    scored = [sample for sample in group if _is_number(sample.get("score"))]
-    if all(sample["score"] == (sample.get("verdict") == "correct") for sample in scored):
+def _own_reward(line: Mapping[str, object]) -> str:
+    """The reward of an answer; "" where it is 1 for a correct one and 0 for another."""
+    score = line.get("score")
+    if isinstance(score, bool) or not isinstance(score, (int, float)) or score == (line.get("verdict") == "correct"):
         return ""
-    return reward_text(sum(sample["score"] for sample in scored) / len(scored))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _shortened(text: object, limit: int = MAX_TEXT_CHARS, file: str = SAMPLES_FILE) -> str:
-    text = "" if text is None else str(text)
-    hidden = len(text) - limit
-    return text if hidden <= 0 else f"{text[:limit]}\n[... {hidden:,} more characters in {file}]"
+    return reward_text(score)
 
 
 # ----- held-out problems: the answers of the first and of the last evaluation
@@ -245,7 +166,7 @@ _GREEDY = "greedy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class HeldOutAnswer:
     """The one answer to a problem, and how many of its samples are correct. reward: "" where the verdict says it."""
 
     verdict: str
@@ -265,8 +186,8 @@ class HeldOutProblem:
     set_name: str
     question: str
     gold: str
-    first: Answer | None
-    last: Answer | None
+    first: HeldOutAnswer | None
+    last: HeldOutAnswer | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,7 +211,15 @@ def held_out_table(run: RunRecord) -> HeldOutTable | None:
         shown[key[0]] = shown.get(key[0], 0) + 1
         if shown[key[0]] <= MAX_PROBLEMS:
             before = evaluations[0].get(key, ()) if len(evaluations) > 1 else ()
-            problems.append(_problem(question, lines, _answer(before), _answer(lines)))
+            problems.append(
+                HeldOutProblem(
+                    set_name=str(key[0]),
+                    question=_cut_text(question),
+                    gold=_cut_text(lines[0].get("answer")),
+                    first=_answer(before),
+                    last=_answer(lines),
+                )
+            )
     steps = tuple(lines[0].get("step") for lines in (run.first_validation, run.last_validation) if lines)
     is_greedy = any(line.get("sample") == _GREEDY for lines in evaluations[-1].values() for line in lines)
     return HeldOutTable(steps=steps, kind=_GREEDY if is_greedy else "drawn", problems=tuple(problems))
@@ -303,17 +232,7 @@ def _by_problem(lines: Sequence[_Record]) -> dict[tuple[object, object], list[_R
     return found
 
 
-def _problem(question: str, lines: Sequence[_Record], first: Answer | None, last: Answer | None) -> HeldOutProblem:
-    return HeldOutProblem(
-        set_name=str(lines[0].get("set")),
-        question=_cut_text(question),
-        gold=_cut_text(lines[0].get("answer")),
-        first=first,
-        last=last,
-    )
-
-
-def _answer(lines: Sequence[_Record]) -> Answer | None:
+def _answer(lines: Sequence[_Record]) -> HeldOutAnswer | None:
     """A warm-up's two evaluations share a step: the later line of an answer counts."""
     if not lines:
         return None
@@ -321,10 +240,10 @@ def _answer(lines: Sequence[_Record]) -> Answer | None:
     samples = {line.get("sample"): line for line in lines if line.get("sample") != _GREEDY}
     if not single:  # eval.do_sample: the only answer is a drawn one
         single, samples = list(lines), {}
-    return Answer(
+    return HeldOutAnswer(
         verdict=str(single[-1].get("verdict")),
         extracted=single[-1].get("extracted"),
-        reward=_mean_reward(single[-1:]),
+        reward=_own_reward(single[-1]),
         length=single[-1].get("length"),
         is_cut=single[-1].get("finish_reason") == "length",
         response=_cut_text(single[-1].get("response")),
@@ -333,5 +252,7 @@ def _answer(lines: Sequence[_Record]) -> Answer | None:
     )
 
 
-def _cut_text(text: object) -> str:
-    return _shortened(text, MAX_ANSWER_CHARS, VALIDATION_FILE)
+def _cut_text(value: object) -> str:
+    text = "" if value is None else str(value)
+    hidden = len(text) - MAX_ANSWER_CHARS
+    return text if hidden <= 0 else f"{text[:MAX_ANSWER_CHARS]}\n[... {hidden:,} more characters in {VALIDATION_FILE}]"

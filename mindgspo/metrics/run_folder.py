@@ -26,7 +26,6 @@ from mindgspo.metrics.files import (
     ENVIRONMENT_FILE,
     METRICS_FILE,
     RUN_FILE,
-    SAMPLES_FILE,
     VALIDATION_FILE,
     read_records,
     read_summary,
@@ -38,9 +37,9 @@ from mindgspo.text import printable
 class RunRecord:
     """What a run folder holds.
 
-    name: the folder's name, and whether its cards were emulated. metrics: lines of metrics.jsonl. first_samples,
-    last_samples: lines of samples.jsonl of the first and of the last logged step (the last is empty if there is one
-    step only). first_validation, last_validation: the same of validation.jsonl. summary: {} while the run goes on.
+    name: the folder's name, and whether its cards were emulated. metrics: lines of metrics.jsonl. first_validation,
+    last_validation: lines of validation.jsonl of the first and of the last evaluation (the last is empty if there is
+    only one). summary: {} while the run goes on.
     config_text: the resolved YAML, "" if absent. starts: lines of environment.jsonl.
     """
 
@@ -48,8 +47,6 @@ class RunRecord:
     metrics: tuple[Mapping[str, object], ...]
     summary: Mapping[str, object] = field(default_factory=dict)
     config_text: str = ""
-    first_samples: tuple[Mapping[str, object], ...] = ()
-    last_samples: tuple[Mapping[str, object], ...] = ()
     first_validation: tuple[Mapping[str, object], ...] = ()
     last_validation: tuple[Mapping[str, object], ...] = ()
     starts: tuple[Mapping[str, object], ...] = ()
@@ -67,7 +64,7 @@ class RunRecord:
 def read_run(run_dir: Path, *, with_samples: bool = True) -> RunRecord:
     """Read a run folder. RunFolderError if it does not exist or holds no metrics yet.
 
-    with_samples: also the files of samples, which are long.
+    with_samples: also the held-out answers, which are long.
     """
     run_dir = Path(run_dir)
     metrics_path = run_dir / METRICS_FILE
@@ -81,20 +78,15 @@ def read_run(run_dir: Path, *, with_samples: bool = True) -> RunRecord:
     if not metrics:
         raise RunFolderError(f"{metrics_path}: no complete line yet; wait for the first step to end")
     _check(metrics, metrics_path)
-    first = last = first_validation = last_validation = ()
-    if with_samples:
-        first, last = _first_and_last_samples(run_dir / SAMPLES_FILE)
-        first_validation, last_validation = _first_and_last_samples(run_dir / VALIDATION_FILE)
+    first, last = _first_and_last(run_dir / VALIDATION_FILE) if with_samples else ((), ())
     config = run_dir / CONFIG_FILE
     return RunRecord(
         name=run_dir.resolve().name + (" (emulated Ascend cards)" if _is_emulated(run_dir / RUN_FILE) else ""),
         metrics=metrics,
-        first_samples=first,
-        last_samples=last,
         summary=read_summary(run_dir),
         config_text=config.read_text(encoding="utf-8") if config.is_file() else "",
-        first_validation=first_validation,
-        last_validation=last_validation,
+        first_validation=first,
+        last_validation=last,
         starts=tuple(read_records(run_dir / ENVIRONMENT_FILE)),
     )
 
@@ -119,7 +111,7 @@ def _check(metrics: tuple[Mapping[str, object], ...], path: Path) -> None:
 _Samples = tuple[Mapping[str, object], ...]
 
 
-def _first_and_last_samples(path: Path) -> tuple[_Samples, _Samples]:
+def _first_and_last(path: Path) -> tuple[_Samples, _Samples]:
     """One pass that keeps two steps only: the file of a long run does not fit into memory."""
     first: list[Mapping[str, object]] = []
     last: list[Mapping[str, object]] = []

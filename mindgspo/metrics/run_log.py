@@ -140,29 +140,13 @@ class SilentLog(RunLog):
     def __init__(self) -> None:
         self.history = RunHistory()
 
-    def close(self, *, failed: bool = False) -> None:
-        pass
-
     def records(self) -> dict[Path, FileRecord]:
         return {}
 
-    def truncate_after(self, step: int, sizes: Mapping[str, int] | None = None) -> None:
+    def _ignore(self, *arguments: object, **options: object) -> None:
         pass
 
-    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        pass
-
-    def log_samples(self, step: int, groups: Sequence[Group], decode: Decode) -> None:
-        pass
-
-    def log_validation(self, step: int, set_name: str, groups: Sequence[ScoredGroup], decode: Decode) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        pass
-
-    def show_warm_up(self, done: int, total: int) -> None:
-        pass
+    close = truncate_after = log_metrics = log_samples = log_validation = note = show_warm_up = _ignore
 
 
 _COLUMNS = (  # (label, keys of which the first that is present is shown, format)

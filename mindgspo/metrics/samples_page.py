@@ -16,9 +16,7 @@ from pathlib import Path
 from mindgspo.errors import RunFolderError
 from mindgspo.io import write_file
 from mindgspo.metrics.files import SAMPLES_FILE, SAMPLES_PAGE, VALIDATION_FILE, read_records
-from mindgspo.metrics.pages import page
-from mindgspo.metrics.questions import questions
-from mindgspo.metrics.translation import words
+from mindgspo.metrics.pages import page, questions, words
 from mindgspo.text import printable
 
 MOST_CHARS = {SAMPLES_FILE: 12_000_000, VALIDATION_FILE: 4_000_000}

@@ -10,6 +10,7 @@ from mindgspo.config.data import CHANGE, OVERALL
 from mindgspo.config.messages import known_keys
 from mindgspo.metrics import diagnosis, unknown_names, verdict_lines
 from mindgspo.metrics.diagnosis import ALARM, GOOD, WARN, FindingLevel, RunFinding
+from mindgspo.metrics.pages import chinese
 from mindgspo.metrics.run_folder import (
     HELD_OUT_ACCURACY,
     RecordedRun,
@@ -18,7 +19,6 @@ from mindgspo.metrics.run_folder import (
     accuracies,
     best_evaluation,
 )
-from mindgspo.metrics.translation import chinese
 
 
 def diagnose(run: RecordedRun) -> list[RunFinding]:

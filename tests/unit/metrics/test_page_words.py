@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from mindgspo.metrics import pages
-from mindgspo.metrics.pages import in_both
-from mindgspo.metrics.questions import questions
-from mindgspo.metrics.translation import chinese, words
+from mindgspo.metrics.pages import chinese, in_both, questions, words
 
 METRICS = Path(pages.__file__).parent
 CJK = re.compile("[\u3000-\u9fff\uff00-\uffef]")

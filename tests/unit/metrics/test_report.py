@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import itertools
 import json
 import math
 import re
@@ -19,11 +18,10 @@ import pytest
 from rich.console import Console
 
 from mindgspo.errors import RunFolderError
-from mindgspo.metrics import RunLog, plot_run, unknown_names, write_report
+from mindgspo.metrics import RunLog, plot_run, write_report
 from mindgspo.metrics.plot import draw, panel_pictures
-from mindgspo.metrics.plot_accuracy import draw_accuracy, pushed_apart
 from mindgspo.metrics.plot_style import DARK, LIGHT, add_legend, new_figure, smooth
-from mindgspo.metrics.report import MAX_PROBLEMS, group_samples, held_out_table
+from mindgspo.metrics.report import MAX_PROBLEMS, held_out_table
 from mindgspo.metrics.run_folder import RunRecord, read_run, run_settings
 from mindgspo.text import duration
 from mindgspo.types import Group, ScoredGroup, Verdict
@@ -67,27 +65,12 @@ def test_the_plot_is_a_png_of_decent_size(run_folder: Path) -> None:
     assert plot_run(run_folder).read_bytes() == content  # the same run gives the same picture
 
 
-@pytest.mark.parametrize("values", [[0, 0, 0.004, 0.004, 0.004], [0, 0, 0, 0, 0], [0.5, 0.3, 0.6, 0.2, 0.0]])
-def test_labels_of_the_accuracy_keep_clear_of_the_axis_and_of_each_other(tmp_path: Path, values: list[float]) -> None:
-    lines = [{"step": step, "val-core/arithmetic/acc/mean@1": value} for step, value in enumerate(values)]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    figure = new_figure(LIGHT, 5.5, 3.2)
-    axes = figure.subplots()
-    draw_accuracy(axes, read_run(tmp_path), LIGHT)
-    figure.draw_without_rendering()
-    boxes = [text.get_window_extent() for text in axes.texts if text.get_text()]
-    assert len(boxes) >= 2 and min(box.y0 for box in boxes) >= axes.get_window_extent().y0
-    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
-
-
-def test_means_durations_cut_texts_and_the_summarys_algorithm() -> None:
+def test_means_durations_and_the_summarys_algorithm() -> None:
     mean, deviation = smooth((0.0, 3.0, 6.0, 0.0), 3)
     assert mean.tolist() == [1.5, 3.0, 3.0, 3.0]
     assert np.allclose(deviation, [1.5, np.sqrt(6), np.sqrt(6), 3.0])
     found = [duration(seconds) for seconds in (0.4, 59.6, 215, 7800)]
     assert found == ["0 s", "1 min 0 s", "3 min 35 s", "2 h 10 min"]
-    (group,) = group_samples([{"step": 1, "prompt_index": 0, "prompt": "p", "response": "x" * 10_000}])
-    assert group.responses[0]["response"].endswith("[... 4,000 more characters in samples.jsonl]")
     run = RunRecord(name="run", metrics=({"step": 1},), summary={"algorithm": "grpo"})
     assert run_settings(run).clips_responses is False
 
@@ -98,7 +81,7 @@ def test_the_report_holds_every_section(run_folder: Path) -> None:
         *("43.8% \u2192 87.3%", "+43.5 points", "3 min 35 s", "8,412", "2,310 MB"),
         *("Curves", "Diagnosis", "Samples", "Last steps", "Resolved configuration", "Glossary of metrics"),
         *("temperature: 1.0", "actor/pg_clipfrac_seq", "share of responses whose ratio is clipped"),
-        *("Step 1<", "Step 60<", "#### 85", "prefers-color-scheme", "\u8bca\u65ad"),
+        *("prefers-color-scheme", "\u8bca\u65ad"),
     ):
         assert words in text, words
     assert parsed.open == []
@@ -130,7 +113,9 @@ def test_hostile_text_is_shown_and_never_obeyed(tmp_path: Path, build_group: Cal
     run_dir.mkdir()
     with RunLog(run_dir, progress=False, console=Console(quiet=True)) as log:
         log.log_metrics(1, {"critic/score/mean": 0.5, HOSTILE_METRIC: 0.5, '"><script>': 1.0})
-        log.log_samples(1, [build_group(0, [Verdict.CORRECT, Verdict.WRONG], text=HOSTILE)], lambda ids: HOSTILE)
+        group = build_group(0, [Verdict.CORRECT], text=HOSTILE)
+        scored = ScoredGroup(prompt=group.prompt, responses=group.responses, scores=group.scores)
+        log.log_validation(1, HOSTILE, [scored], lambda ids: HOSTILE)
     (run_dir / "config.yaml").write_text("a: </pre><script>alert(3)</script>\n")
     plot_run(run_dir)
     text, parsed = page(run_dir)
@@ -140,14 +125,6 @@ def test_hostile_text_is_shown_and_never_obeyed(tmp_path: Path, build_group: Cal
     assert parsed.open == []
     assert not set("\x1b\u202e") & set(text) and "\\x1b[31m\\u202e" in text
     assert "{{ 7*7 }}" in text and "&lt;script&gt;alert(1)" in text and "&lt;script&gt;alert(3)" in text
-
-
-def test_a_forged_samples_line_does_not_break_the_page(run_folder: Path) -> None:
-    with (run_folder / "samples.jsonl").open("a") as file:
-        record = {"step": 61, "prompt": None, "verdict": '"><script>', "score": "x", "advantage": None}
-        file.write(json.dumps(record) + "\n")
-    _, parsed = page(run_folder)
-    assert "script" not in [tag for tag, _ in parsed.tags]
 
 
 def test_a_run_of_one_step_without_samples_or_summary_can_be_drawn(tmp_path: Path) -> None:
@@ -165,15 +142,6 @@ def test_a_running_run_can_be_drawn(tmp_path: Path, build_run: Callable[..., Pat
     plot_run(run_dir)
     text, _ = page(run_dir)
     assert "Steps" in text and ">3<" in text
-
-
-def test_the_first_and_the_last_logged_step_are_kept_with_known_names(run_folder: Path) -> None:
-    run = read_run(run_folder)
-    assert {row["step"] for row in run.first_samples} == {1}
-    assert {row["step"] for row in run.last_samples} == {60}
-    assert len(run.first_samples) == len(run.last_samples) == 24
-    run = read_run(run_folder)
-    assert unknown_names({name for row in run.metrics for name in row}) == []
 
 
 @pytest.mark.parametrize(("content", "message"), [
@@ -406,14 +374,3 @@ def test_intervals_and_the_best_step_change_the_picture(log: RunLog, tmp_path: P
     assert len({plain, shaded, marked}) == 3
     page = write_report(tmp_path).read_text(encoding="utf-8")
     assert "Best evaluation" in page and "75.0%" in page and "step 2" in page
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [([0.2, 0.8], [0.2, 0.8]), ([0.5, 0.5], [0.4625, 0.5375]), ([0.0, 0.0], [0.0, 0.075]), ([1.0, 1.0], [0.925, 1.0])],
-    ids=["apart already", "equal", "at the bottom", "at the top"],
-)
-def test_labels_are_pushed_apart(values: list[float], expected: list[float]) -> None:
-    assert pushed_apart(values, 1.0) == pytest.approx(expected)
-    places = pushed_apart([0.5] * 20, 1.0)
-    assert places == sorted(places) and places[0] >= 0 and places[-1] <= 1

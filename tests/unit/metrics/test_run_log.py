@@ -281,8 +281,9 @@ def test_names_from_a_users_dict_become_names_of_metrics(build_group: BuildGroup
 
 
 def test_the_log_of_other_ranks_takes_every_call_and_ends_as_the_first_ones() -> None:
-    for name, method in inspect.getmembers(RunLog, inspect.isfunction):
-        assert inspect.signature(getattr(SilentLog, name)) == inspect.signature(method) or name == "__init__", name
+    kept = {"__init__", "__enter__", "__exit__", "_tell"}  # and these call what is silent
+    own = {name for name, _ in inspect.getmembers(RunLog, inspect.isfunction)} - kept
+    assert own <= vars(SilentLog).keys()
     with SilentLog() as log:
         log.note("x")
     with pytest.raises(ValueError, match="inside"), SilentLog():
