@@ -381,8 +381,9 @@ def rules() -> tuple[Rule, ...]:
     """All rules, in the order in which findings of one level are shown."""
     table = thresholds()
     return (
-        *(_judged, _beside, _reward_trend, _no_signal),
+        *(_judged, _beside, _reward_trend),
         *table["training"],
+        _no_signal,
         *table["evaluation"],
         *(_no_answer, _all_or_none_solved, _longer_but_no_better),
         *(_clip_fraction, _first_ratio, _mismatch, _waiting, _expert_load, _entropy),
