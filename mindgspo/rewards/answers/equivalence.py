@@ -25,29 +25,20 @@ from functools import cached_property
 from itertools import pairwise
 
 from mindgspo.config.reward import Unevaluated
+from mindgspo.rewards.answers import relations
+from mindgspo.rewards.answers.answer_tokens import denies
 from mindgspo.rewards.answers.latex_reader import form_of_tokens
-from mindgspo.rewards.answers.latex_tokens import (
-    LINE_BREAK,
-    MAX_EXPRESSION_CHARS,
-    TRIGONOMETRIC,
-    Token,
-    TokenKind,
-    denies,
-    safe_latex,
-    tokens_of_pair,
-)
+from mindgspo.rewards.answers.latex_tokens import LINE_BREAK, MAX_EXPRESSION_CHARS, TRIGONOMETRIC, Token, TokenKind
 from mindgspo.rewards.answers.latex_values import CONSTANTS, NormalForm
-from mindgspo.rewards.answers.named import head_recurs, is_asked_for, names_a_value
 from mindgspo.rewards.answers.quantity import (
     Quantity,
-    contradict,
     is_number_in_prose,
     parse_number,
     read_quantity,
     same_quantity,
 )
-from mindgspo.rewards.answers.size import is_too_large
-from mindgspo.rewards.answers.text import plain
+from mindgspo.rewards.answers.symbolic_input import is_too_large, safe_latex
+from mindgspo.rewards.answers.text import plain, words
 
 
 class Equivalence(Enum):
@@ -65,8 +56,7 @@ _TYPED_AREA = re.compile(r"[^A-Za-z]*\s[kcdm]?m\s?[²³]")
 _TIME = re.compile(r"([0-9]{1,2}):([0-9]{2})\s?(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
 _BASED = re.compile(r"\+(?P<digits>[0-9]+)_\{(?P<base>[^{}]*)\}")
 _OPTION = re.compile(r"\(?([A-F])\)?\.?")
-_HEDGE_WORDS = "or maybe perhaps possibly negative not if least most plus minus times base mod between less"
-_HEDGES = frozenset(_HEDGE_WORDS.split())
+_HEDGES = words("or maybe perhaps possibly negative not if least most plus minus times base mod between less")
 _TIMES = re.compile(r"\btimes\W*\Z")  # "5 (times)" counts, "5 times two" is a product
 _TYPED_WORDS = ("cup", "cap", "pm")
 _ARTICLES = frozenset(("a", "an", "the"))
@@ -84,7 +74,7 @@ def compare_answers(answer: str, gold: str, unevaluated: Unevaluated = "refuse")
     """
     if max(len(answer), len(gold)) > MAX_EXPRESSION_CHARS:
         return Equivalence.SAME if answer.strip() == gold.strip() else Equivalence.DIFFERENT
-    pair = [_Reading(*each) for each in zip((answer, gold), values_of_pair(answer, gold), strict=True)]
+    pair = [_Reading(*each) for each in zip((answer, gold), relations.values_of_pair(answer, gold), strict=True)]
     if not all(reading.tokens for reading in pair):
         return Equivalence.DIFFERENT
     if answer.split() == gold.split():
@@ -92,7 +82,7 @@ def compare_answers(answer: str, gold: str, unevaluated: Unevaluated = "refuse")
     if _is_decimal_comma(pair[0], gold):
         return Equivalence.SAME
     is_denied = (_DENIED.match(answer) is None) != (_DENIED.match(gold) is None)
-    if is_denied or any(_contradicts_itself(reading.tokens) for reading in pair):
+    if is_denied or any(relations.contradicts_itself(reading.tokens) for reading in pair):
         return Equivalence.DIFFERENT
     if unevaluated == "refuse" and _is_left_to_compute(*pair):
         return Equivalence.DIFFERENT
@@ -102,7 +92,7 @@ def compare_answers(answer: str, gold: str, unevaluated: Unevaluated = "refuse")
             return found
     if pair[0].tokens == pair[1].tokens:
         return Equivalence.SAME  # what the reader of forms does not know, such as cases
-    if _is_to_be_solved(pair[0].tokens, pair[1].tokens):
+    if relations.is_to_be_solved(pair[0].tokens, pair[1].tokens):
         return Equivalence.DIFFERENT
     if any(is_too_large(reading.tokens) for reading in pair):
         return Equivalence.DIFFERENT
@@ -302,132 +292,6 @@ def _decided(same: bool) -> Equivalence:
     return Equivalence.SAME if same else Equivalence.DIFFERENT
 
 
-# ----- answers that hand the question back
-
-_OPERATION_NAMES = "sum prod int iint oint lim gcd lcm det lceil lfloor max min begin{vmatrix} bmod pmod mod"
-_OPERATIONS = frozenset(_OPERATION_NAMES.split())
-_OF_FUNCTIONS = frozenset(("int", "iint", "oint", "lim", "derivative", "sum", "prod"))
-_OF_INTEGERS = frozenset(("lfloor", "lceil", "gcd", "lcm", "bmod", "pmod", "mod"))
-_RELATION_NAMES = "= < > le ge ne in equiv approx"
-_RELATIONS = frozenset(_RELATION_NAMES.split())
-_ACCENTS = "angle measuredangle overline overrightarrow vec hat bar triangle widehat mathbf mathcal mathbb"
-_NAMING = (CONSTANTS - {"pi", "infty", "emptyset"}) | frozenset(_ACCENTS.split())
-_NAME_SYMBOLS = ("(", ")", "[", "]", "{", "}", ",", "_", "'")
-_NUMBER_LETTERS = frozenset("ei")
-_Side = list[Token]
-_OPENING, _CLOSING = ("(", "[", "{", r"\{"), (")", "]", "}", r"\}")
-
-
-def _is_to_be_solved(answer: Sequence[Token], gold: Sequence[Token]) -> bool:
-    """Whether `answer` has a relation that is not solved where `gold` is: sides that are neither names nor constants,
-    or a name that is also on the other side."""
-    return all(map(_is_plain, _elements(gold))) and any(map(_is_unsolved, _elements(answer)))
-
-
-def _contradicts_itself(tokens: Sequence[Token]) -> bool:
-    """Whether an equation has sides that are different numbers, as x = 71 = 72 has."""
-    return len(tokens) > 2 and any(
-        relations <= {"=", "approx"} and contradict(["".join(token.text for token in side) for side in sides])
-        for sides, relations in _elements(tokens)
-        if relations
-    )
-
-
-def _operations(tokens: Sequence[Token]) -> set[str]:
-    named = (TokenKind.COMMAND, TokenKind.TEXT)
-    found = {token.text.lower() for token in tokens if token.kind in named and token.text.lower() in _OPERATIONS}
-    return found | {"derivative"} if _DERIVATIVE in "".join(token.text for token in tokens) else found
-
-
-def values_of_pair(answer: str, gold: str) -> list[list[Token]]:
-    r"""The tokens of both, without a name that only one of them has, as in f'(x) = 2x and 2x, or that both have."""
-    pair = [_stated_value(_with_both_signs(tokens)) for tokens in tokens_of_pair(answer, gold)]
-    named = [_named_values(tokens) for tokens in pair]
-    (name, value), (gold_name, gold_value) = named
-    if name == gold_name and name:
-        return [value, gold_value]
-    if _is_calculation(pair[1]) and not _has_relation(pair[0]):
-        return [pair[0], _elements(pair[1])[0][0][-1]]
-    if name and not gold_name and not _has_relation(pair[1]):
-        return [value, pair[1]]
-    return [pair[0], gold_value] if gold_name and not name and not _has_relation(pair[0]) else pair
-
-
-_PLUS_MINUS, _COMMA = Token(TokenKind.COMMAND, "pm"), Token(TokenKind.SYMBOL, ",")
-
-
-def _with_both_signs(tokens: list[Token]) -> list[Token]:
-    r"""x = \frac{1 \pm \sqrt5}{2} as two equations; tuples and sets with a \pm, and what has two, as they are."""
-    if _PLUS_MINUS not in tokens:
-        return tokens
-    result: list[Token] = []
-    for sides, relations in _elements(tokens):
-        if not relations <= {"="}:
-            return tokens
-        element = [token for side in sides for token in (Token(TokenKind.SYMBOL, "="), *side)][1:]
-        at = element.index(_PLUS_MINUS) if element.count(_PLUS_MINUS) == 1 else 0
-        is_one = element[at : at + 1] == [_PLUS_MINUS] and not any(
-            token.is_symbol("(", "[", r"\{") for token in element[:at]
-        )
-        for sign in "+-" if is_one else "":
-            result += [_COMMA, *element[:at], Token(TokenKind.SYMBOL, sign), *element[at + 1 :]]
-        result += [] if is_one else [_COMMA, *element]
-    return result[1:]
-
-
-def _is_calculation(tokens: Sequence[Token]) -> bool:
-    r"""Whether this is one equation of numbers, such as \binom{10}{3} = 120."""
-    if not any(token.text == "=" for token in tokens):
-        return False
-    (sides, relations), *others = _elements(tokens)
-    return not others and relations == {"="} and all(map(_is_constant, sides))
-
-
-def _has_relation(tokens: Sequence[Token]) -> bool:
-    return any(relations for _, relations in _elements(tokens))
-
-
-def _named_values(tokens: list[Token]) -> tuple[list[Token], list[Token]]:
-    """The name and the values of f(1) = 3; f(1) = 3, f(1) = 5; f(1) = 3, 5. No name and `tokens` for any other."""
-    if not any(token.text == "=" for token in tokens) or _contradicts_itself(tokens):
-        return [], tokens
-    name: list[Token] = []
-    values: list[Token] = []
-    for sides, relations in _elements(tokens):
-        if relations == {"="}:
-            is_turned = len(sides) == 2 and not names_a_value(sides[0]) and names_a_value(sides[1])
-            own, value = (sides[1], sides[0]) if is_turned else (sides[0], sides[-1])
-            if (values and own != name) or not names_a_value(own) or head_recurs(own, value):
-                return [], tokens
-            name = own
-        else:
-            value = sides[0]
-            if relations or not name:
-                return [], tokens
-        values += [Token(TokenKind.SYMBOL, ","), *value] if values else value
-    return name, values
-
-
-def _stated_value(tokens: list[Token]) -> list[Token]:
-    r"""The last side of \lim a_n = 1 and 17 \bmod 5 = 2, which state what an operation comes to; all of any other."""
-    if not any(token.text == "=" for token in tokens):
-        return tokens
-    elements = _elements(tokens)
-    sides, relations = elements[0]
-    operations = _operations(sides[0])
-    if len(elements) > 1 or relations != {"="} or not operations:
-        return tokens
-    if operations & _OF_FUNCTIONS or (
-        _is_constant(sides[-1]) and not (operations & _OF_INTEGERS and any(map(_is_unknown, sides[0])))
-    ):
-        return sides[-1]
-    return tokens
-
-
-def _is_unknown(token: Token) -> bool:
-    return token.is_letter and token.text in "xyzt"
-
-
 # What tokens are to the patterns below: n a number, t the number 10, f a fraction, r a root, o a function, k a
 # constant, x a letter, c any other command.
 _SHAPES = {
@@ -435,7 +299,7 @@ _SHAPES = {
     **{";": ",", ":": ",", "&": ",", "cup": ",", LINE_BREAK: ",", r"\{": "(", r"\}": ")", r"\|": "|", "pm": "+"},
     **{"frac": "f", "sqrt": "r", "infty": "n", "begin{pmatrix}": "<", "end{pmatrix}": ">"},
     **dict.fromkeys(("binom", "choose", "log", "ln", "lg", "exp", *TRIGONOMETRIC), "o"),
-    **dict.fromkeys((*CONSTANTS - {"infty"}, *_NUMBER_LETTERS), "k"),
+    **dict.fromkeys((*CONSTANTS - {"infty"}, *relations.NUMBER_LETTERS), "k"),
     **dict.fromkeys(("ldots", "dots", "cdots"), ""),
 }
 _WRITTEN_NUMBER = re.compile(
@@ -448,7 +312,6 @@ _TO_COMPUTE = re.compile(
 )
 _NUMBERS_AND_NAMES = re.compile(r"(?:[-+]*N|x+)?(?:[,()<>\[\]{}](?:[-+]*N|x+)?)*")
 _DIVISION_SIGN = re.compile(r"\\div(?![A-Za-z])|÷")
-_DERIVATIVE = "frac{d}{d"
 _SIGNIFICANT = 6
 
 
@@ -459,8 +322,8 @@ def _is_left_to_compute(answer: _Reading, gold: _Reading) -> bool:
     stands for."""
     if len(answer.tokens) == 1:
         return False
-    values = [side for element in _elements(answer.tokens) for side in _value_sides(*element)]
-    if any(_operations(value) - _operations(gold.tokens) for value in values):
+    values = [side for element in relations.elements_of(answer.tokens) for side in relations.value_sides(*element)]
+    if any(relations.operations_in(value) - relations.operations_in(gold.tokens) for value in values):
         return True
     shapes = [_shape(value) for value in values]
     has_operation = _DIVISION_SIGN.search(answer.plain) or any(map(_TO_COMPUTE.search, shapes))
@@ -468,15 +331,8 @@ def _is_left_to_compute(answer: _Reading, gold: _Reading) -> bool:
         return False
     if "r" in "".join(shapes) and any("." in token.text and len(token.text) > _SIGNIFICANT for token in gold.tokens):
         return False
-    gold_shapes = [_shape(side) for sides, _ in _elements(gold.tokens) for side in sides]
+    gold_shapes = [_shape(side) for sides, _ in relations.elements_of(gold.tokens) for side in sides]
     return any("N" in shape for shape in gold_shapes) and all(map(_NUMBERS_AND_NAMES.fullmatch, gold_shapes))
-
-
-def _value_sides(sides: list[_Side], relations: set[str]) -> list[_Side]:
-    """The last side of an equation, the first where the last is a name; all sides of an inequality."""
-    if not relations <= {"=", "approx", "in", "equiv"}:
-        return sides
-    return [sides[0] if len(sides) > 1 and _is_name(sides[-1]) else sides[-1]]
 
 
 def _shape(tokens: Sequence[Token]) -> str:
@@ -493,66 +349,6 @@ def _shape_of(token: Token) -> str:
     if token.text in _SHAPES and not token.is_text:
         return _SHAPES[token.text]
     return {TokenKind.LETTER: "x", TokenKind.TEXT: ""}.get(token.kind, "c")
-
-
-def _elements(tokens: Sequence[Token]) -> list[tuple[list[_Side], set[str]]]:
-    """The sides and the relations of each element of a list; what brackets enclose is left whole."""
-    elements: list[tuple[list[_Side], set[str]]] = [([[]], set())]
-    depth = 0
-    for token in tokens:
-        depth += token.is_symbol(*_OPENING) - token.is_symbol(*_CLOSING)
-        sides, relations = elements[-1]
-        if depth == 0 and token.is_symbol(",", ";"):
-            elements.append(([[]], set()))
-        elif depth == 0 and token.kind in (TokenKind.SYMBOL, TokenKind.COMMAND) and token.text in _RELATIONS:
-            relations.add(token.text)
-            sides.append([])
-        else:
-            sides[-1].append(token)
-    return elements
-
-
-def _is_plain(element: tuple[list[_Side], set[str]]) -> bool:
-    """Whether this is a value, an interval, or a relation of names and constants."""
-    sides, _ = element
-    return len(sides) == 1 or all(_is_name(side) or _is_constant(side) for side in sides)
-
-
-def _is_unsolved(element: tuple[list[_Side], set[str]]) -> bool:
-    if _is_plain(element):
-        return False
-    sides, relations = element
-    if relations == {"="} and is_asked_for(sides[0]) and all(map(_is_constant, sides[1:])):
-        return False
-    if relations != {"="} or not _is_name(sides[0]):
-        return True
-    # y = 2x + 3 gives y, x = 2x - 5 does not give x. Of AB = 2 BC, B is no name.
-    name = sides[0][0]
-    is_single = len(sides[0]) == 1 or sides[0][1].is_symbol("_", "(")
-    return is_single and any(name in side for side in sides[1:])
-
-
-def _is_name(side: _Side) -> bool:
-    r"""x, x_1, f(2), AB, \angle ABC, (x, y), words."""
-    if side and (side[0].is_symbol("[", r"\{") or side[0] in side[1:2]):
-        return False  # the whole or the other part of x, and xx
-    depth = 0
-    has_name = False
-    for before, token in pairwise((None, *side)):
-        assert token is not None
-        depth += token.is_symbol("(", "{") - token.is_symbol(")", "}")
-        is_negative = token.is_symbol("-") and before is not None and before.is_symbol("(", ",", "{")
-        if token.is_letter or token.is_text or token.text in _NAMING:
-            has_name = True
-        elif not (token.is_symbol(*_NAME_SYMBOLS) or (depth > 0 and (token.is_number or is_negative))):
-            return False
-    return has_name
-
-
-def _is_constant(side: _Side) -> bool:
-    r"""Whether no variable is in it; \pi, e and i are none."""
-    letters = {token.text for token in side if token.is_letter}
-    return bool(side) and letters <= _NUMBER_LETTERS and not any(token.text in _NAMING for token in side)
 
 
 # ----- majority votes

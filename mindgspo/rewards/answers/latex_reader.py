@@ -23,7 +23,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from mindgspo.rewards.answers.latex_tokens import LINE_BREAK, Token, TokenKind, answer_tokens
+from mindgspo.rewards.answers.answer_tokens import answer_tokens
+from mindgspo.rewards.answers.latex_tokens import LINE_BREAK, Token, TokenKind
 from mindgspo.rewards.answers.latex_values import (
     CONSTANTS,
     PLUS_MINUS,
@@ -31,30 +32,31 @@ from mindgspo.rewards.answers.latex_values import (
     NormalForm,
     Sum,
     Term,
-    TermBuilder,
     Unreadable,
     as_factor,
     factor,
     flattened_sum,
     number,
+    over,
     parenthesis,
     relation_element,
     set_text,
     sum_is_name,
     sum_text,
+    times,
     union_text,
     value_element,
     with_sign,
 )
-from mindgspo.rewards.answers.named import head_recurs
 from mindgspo.rewards.answers.quantity import MAX_DIGITS
+from mindgspo.rewards.answers.relations import head_recurs
+from mindgspo.rewards.answers.text import words
 
 _CLOSERS = (")", "]", r"\}", "}")
-_RELATIONS = (
-    "le ge ne in notin approx equiv cup cap setminus subset subseteq to rightarrow Rightarrow implies mapsto sim "
-    "cong parallel perp wedge vee land lor iff Leftrightarrow"
+_RELATION_COMMANDS = words(
+    "le ge ne in notin approx equiv cup cap setminus subset subseteq to rightarrow Rightarrow implies mapsto sim cong "
+    "parallel perp wedge vee land lor iff Leftrightarrow"
 )
-_RELATION_COMMANDS = frozenset(_RELATIONS.split())
 _RELATION_SYMBOLS = frozenset("=<>:")
 _MAX_DEPTH = 30
 """Brackets within brackets."""
@@ -185,34 +187,34 @@ class _Reader:
             token = self._take()
             is_unsure = is_unsure or token.is_command
             sign = -sign if token.text == "-" else sign
-        product = TermBuilder(sign)
-        self._product(product)
-        return with_sign(product.done(), 0) if is_unsure else product.done()
+        product = self._product()
+        if is_unsure:
+            return with_sign(product, 0)
+        return product if sign > 0 else replace(product, sign=-product.sign, both=None)
 
-    def _product(self, product: TermBuilder, *, up_to_operator: bool = False) -> None:
+    def _product(self, *, up_to_operator: bool = False) -> Term:
+        product: Term | None = None
         operator = ""
         may_follow = True
-        while not self._ends_term(is_empty=product.is_empty or bool(operator)):
+        while not self._ends_term(is_empty=product is None or bool(operator)):
             if self._is("*", "/"):
-                if up_to_operator and not product.is_empty:
-                    return
-                if operator or product.is_empty:
+                if up_to_operator and product is not None:
+                    return product
+                if operator or product is None:
                     raise Unreadable
                 operator = self._take().text
                 continue
-            is_juxtaposed = not product.is_empty and not operator
+            is_juxtaposed = product is not None and not operator
             token = self._peek()
             if is_juxtaposed and (not may_follow or (token is not None and token.is_number)):
                 raise Unreadable  # 1/2x, x2, two numbers in a row
             found = self._factor(self._tokens[self._at - 1] if is_juxtaposed else None)
-            if operator == "/":
-                product.divide(found)
-            else:
-                product.multiply(found)
+            product = over(product, found) if operator == "/" and product is not None else times(product, found)
             may_follow = operator != "/"
             operator = ""
-        if operator or product.is_empty:
+        if operator or product is None:
             raise Unreadable
+        return product
 
     # -- factors -------------------------------------------------------------------------------------------------
 
@@ -355,12 +357,12 @@ class _Reader:
         return self._other(name)
 
     def _fraction(self) -> Term:
-        quotient = TermBuilder(1)
-        for take in (quotient.multiply, quotient.divide):
+        parts = []
+        for _ in range(2):
             self._expect("{")
-            take(as_factor(self._enclosed_sum()))
+            parts.append(as_factor(self._enclosed_sum()))
             self._expect("}")
-        return quotient.done()
+        return over(times(None, parts[0]), parts[1])
 
     def _root(self) -> Term:
         index = ""
@@ -396,16 +398,15 @@ class _Reader:
             text += mark if mark == "'" else f"{mark}{{{self._group()}}}"
         if self._ends_term(is_empty=False) or self._is("*", "/"):
             return factor(text, commutes=False)
-        argument = TermBuilder(1)
         if self._is("("):
-            argument.multiply(self._bracket(self._take().text, None))  # and no further: \sin(x)y is not \sin(xy)
+            argument = times(None, self._bracket(self._take().text, None))  # and no further: \sin(x)y is not \sin(xy)
             if self._is("^"):
                 raise Unreadable  # \sin(x)^2
         else:
-            self._product(argument, up_to_operator=True)
+            argument = self._product(up_to_operator=True)
             if self._is("*", "/"):
                 raise Unreadable  # \sin x/2
-        return factor(f"{text}[{argument.done().text}]", commutes=False)
+        return factor(f"{text}[{argument.text}]", commutes=False)
 
 
 def normal_form(text: str) -> NormalForm | None:

@@ -1,5 +1,7 @@
 r"""Values of LaTeX expressions: exact rational coefficients, everything else as canonical text.
 
+from mindgspo.rewards.answers.text import words
+
 The text is equal for equal products and sums however they were typed: -x/2, (-1/2)x and x(-1)/2; p - q and -q + p.
 Nothing is multiplied out, and no root is simplified: that is the symbolic comparison's work.
 """
@@ -8,16 +10,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
+
+from mindgspo.rewards.answers.text import words
 
 PLUS_MINUS = "±"
 
-_CONSTANTS = (
+CONSTANTS = words(
     "pi infty emptyset alpha beta gamma delta epsilon varepsilon zeta eta theta lambda mu nu xi rho sigma tau phi "
     "varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell hbar imath"
 )
-CONSTANTS = frozenset(_CONSTANTS.split())
 """Commands that stand for one symbol and take no argument."""
 
 UNKNOWNS = frozenset("abcklmnrstuvwxyz")
@@ -101,52 +104,27 @@ def with_sign(term: Term, sign: int) -> Term:
     return Term(sign, term.coefficient, term.factors, term.divisors, term.commutes, inner)
 
 
-@dataclass(slots=True)
-class TermBuilder:
-    """A product that grows factor by factor."""
+def times(product: Term | None, other: Term) -> Term:
+    """`product` times `other`; None stands for a product that has no factor yet. Raises Unreadable for a plus-minus,
+    which cannot be pulled out of a product."""
+    if other.sign == 0:
+        raise Unreadable
+    if product is None:
+        return other
+    return Term(
+        product.sign * other.sign,
+        product.coefficient * other.coefficient,
+        product.factors + other.factors,
+        product.divisors + other.divisors,
+        product.commutes and other.commutes,
+    )
 
-    sign: int
-    coefficient: Fraction = Fraction(1)
-    factors: list[str] = field(default_factory=list)
-    divisors: list[str] = field(default_factory=list)
-    commutes: bool = True
-    inner: Sum | None = None
-    both: tuple[str, str] | None = None
-    is_empty: bool = True
 
-    def multiply(self, other: Term) -> None:
-        """Times `other`, whose plus-minus cannot be pulled out of a product."""
-        self._take_sign(other)
-        self.coefficient *= other.coefficient
-        self.factors += other.factors
-        self.divisors += other.divisors
-        self._note(other)
-
-    def divide(self, other: Term) -> None:
-        """By `other`. Raises Unreadable for zero."""
-        if other.coefficient == 0:
-            raise Unreadable
-        self._take_sign(other)
-        self.coefficient /= other.coefficient
-        self.factors += other.divisors
-        self.divisors += other.factors
-        self._note(other)
-
-    def _take_sign(self, other: Term) -> None:
-        if other.sign == 0:
-            raise Unreadable
-        self.sign *= other.sign
-
-    def _note(self, other: Term) -> None:
-        self.commutes = self.commutes and other.commutes
-        self.inner = other.inner if self.is_empty and other.inner is not None else None
-        self.both = other.both if self.is_empty and self.sign == 1 else None
-        self.is_empty = False
-
-    def done(self) -> Term:
-        """The product."""
-        factors, divisors = tuple(self.factors), tuple(self.divisors)
-        return Term(self.sign, self.coefficient, factors, divisors, self.commutes, self.inner, self.both)
+def over(product: Term, other: Term) -> Term:
+    """`product` divided by `other`. Raises Unreadable for zero, and as `times` does."""
+    if other.coefficient == 0:
+        raise Unreadable
+    return times(product, Term(other.sign, 1 / other.coefficient, other.divisors, other.factors, other.commutes))
 
 
 def factor(text: str, *, commutes: bool = True) -> Term:

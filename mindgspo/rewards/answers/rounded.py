@@ -11,9 +11,10 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from mindgspo.rewards.answers.latex_tokens import Token, TokenKind, answer_tokens
-from mindgspo.rewards.answers.named import names_a_value
+from mindgspo.rewards.answers.answer_tokens import answer_tokens
+from mindgspo.rewards.answers.latex_tokens import Token, TokenKind
 from mindgspo.rewards.answers.quantity import MAX_CONTENT_CHARS, parse_number, read_quantity
+from mindgspo.rewards.answers.relations import names_a_value
 from mindgspo.rewards.answers.text import plain
 
 _ABOUT = re.compile(r"(?<!\\not)(?<!\\not )\\(?:approx(?:eq)?|simeq|thickapprox|(?:falling)?doteq)(?![A-Za-z])|[≃≈≐≒]")

@@ -166,6 +166,11 @@ def _without_open_braces(text: str) -> str:
     return text
 
 
+def words(text: str) -> frozenset[str]:
+    """The words of a table that is written as one text."""
+    return frozenset(text.split())
+
+
 # ----- boxes
 
 

@@ -11,6 +11,7 @@ import re
 from functools import partial
 
 from mindgspo.config.reward import AnswerMode, Unevaluated
+from mindgspo.rewards.answers.answer_tokens import answer_tokens
 from mindgspo.rewards.answers.equivalence import Equivalence, compare_answers
 from mindgspo.rewards.answers.extract import (
     USUAL_MARKERS,
@@ -23,7 +24,7 @@ from mindgspo.rewards.answers.extract import (
 )
 from mindgspo.rewards.answers.final_number import final_number
 from mindgspo.rewards.answers.latex_reader import normal_form
-from mindgspo.rewards.answers.latex_tokens import MAX_EXPRESSION_CHARS, TokenKind, answer_tokens
+from mindgspo.rewards.answers.latex_tokens import MAX_EXPRESSION_CHARS, TokenKind
 from mindgspo.rewards.answers.quantity import last_boxes, read_quantity
 from mindgspo.rewards.answers.rounded import alike
 from mindgspo.rewards.answers.text import boxed_spans, passages, same_text, single_backslashes, without_code

@@ -49,8 +49,9 @@ from sympy import (
 )
 from sympy.core.relational import Relational
 
-from mindgspo.rewards.answers.equivalence import values_of_pair
-from mindgspo.rewards.answers.latex_tokens import Token, safe_latex
+from mindgspo.rewards.answers.latex_tokens import Token
+from mindgspo.rewards.answers.relations import values_of_pair
+from mindgspo.rewards.answers.symbolic_input import safe_latex
 from mindgspo.rewards.verification import JSONValue
 
 RELATIVE_TOLERANCE = 1e-6

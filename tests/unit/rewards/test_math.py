@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 from mindgspo.config import RewardSection
 from mindgspo.config.reward import AnswerMode, RewardWorkersSection
 from mindgspo.rewards import Scorer
-from mindgspo.rewards.answers.latex_tokens import MAX_EXPRESSION_CHARS, answer_tokens, safe_latex
+from mindgspo.rewards.answers.answer_tokens import answer_tokens
+from mindgspo.rewards.answers.latex_tokens import MAX_EXPRESSION_CHARS
+from mindgspo.rewards.answers.symbolic_input import safe_latex
 from mindgspo.rewards.functions.math import Math
 from mindgspo.rewards.verification import Candidate, RewardJob, Verification
 from mindgspo.types import Score, Verdict

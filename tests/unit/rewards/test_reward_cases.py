@@ -15,9 +15,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mindgspo.rewards.answers.answer_tokens import answer_tokens
 from mindgspo.rewards.answers.equivalence import Equivalence, compare_answers
-from mindgspo.rewards.answers.latex_tokens import answer_tokens
-from mindgspo.rewards.answers.size import is_too_large
+from mindgspo.rewards.answers.symbolic_input import is_too_large
 from mindgspo.rewards.functions.math import Math
 from mindgspo.rewards.functions.multiple_choice import MultipleChoice
 from mindgspo.rewards.functions.numeric import Gsm8k, MathDapo, VerlGsm8k
