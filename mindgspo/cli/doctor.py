@@ -137,7 +137,7 @@ def replay_command(
     if emulate_ascend:
         emulated_overrides(emulate_ascend, None)
         device = "Ascend"
-    from mindgspo.config.device_rules import head_dim_problems
+    from mindgspo.config.deployment_rules import head_dim_problems
     from mindgspo.errors import ConfigError
     from mindgspo.parallel.platform.runtime import set_up_runtime
     from mindgspo.replay.dump import Dump

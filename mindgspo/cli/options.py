@@ -122,7 +122,7 @@ def _first_sentence(text: str) -> str:
 
 
 def _file_of_experiment(path: Path) -> Path:
-    from mindgspo.config.shipped import experiment_file
+    from mindgspo.config.paths import experiment_file
 
     return experiment_file(path)
 

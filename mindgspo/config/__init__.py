@@ -20,7 +20,6 @@ from mindgspo.config.load import (
     with_recipe,
 )
 from mindgspo.config.model import ModelSection
-from mindgspo.config.notes import notes
 from mindgspo.config.plan import ParallelPlan, check_infer_plan, check_train_plan
 from mindgspo.config.reward import RewardSection
 from mindgspo.config.schema import (
@@ -32,41 +31,4 @@ from mindgspo.config.schema import (
     TrainerSection,
     WarmupSection,
 )
-from mindgspo.config.summary import batch_table, planned_steps
-
-__all__ = [
-    "AdvantageSection",
-    "AlgorithmSection",
-    "ColumnsSection",
-    "DataSection",
-    "DataSourceSection",
-    "EvalSection",
-    "ExperimentConfig",
-    "FilterGroupsSection",
-    "KLSection",
-    "LoggingSection",
-    "ModelAndPlans",
-    "ModelSection",
-    "OptimizerSection",
-    "ParallelPlan",
-    "PlansSection",
-    "RewardSection",
-    "RolloutCorrectionSection",
-    "RolloutSection",
-    "TokenizerSection",
-    "TrainerSection",
-    "WarmupSection",
-    "batch_table",
-    "check_infer_plan",
-    "check_train_plan",
-    "config_mapping",
-    "dump_config",
-    "flattened",
-    "load_config",
-    "load_mapping",
-    "load_model_and_plans",
-    "notes",
-    "planned_steps",
-    "resolve",
-    "with_recipe",
-]
+from mindgspo.config.summary import batch_table, notes, planned_steps

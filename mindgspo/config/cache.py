@@ -1,11 +1,13 @@
-"""The paged key/value cache of one rank: its blocks and their bytes, from the configuration."""
+"""The paged key/value cache of one rank: its blocks and their bytes; and the configurations of the two sides of an
+experiment whose generation has cards of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from math import ceil
 
-from mindgspo.config.schema import ExperimentConfig
+from mindgspo.config.plan import ParallelPlan
+from mindgspo.config.schema import ExperimentConfig, PlansSection, ServersSection
 
 BLOCK = 128
 """Tokens per block, as PagedAttention has them on Ascend."""
@@ -65,3 +67,19 @@ def cache_budget_problems(config: ExperimentConfig) -> Iterator[str]:
         f"{config.data.max_prompt_length}, rounded up, + rollout.max_new_tokens {config.rollout.max_new_tokens}), "
         f"needs {needed}, with one for padding; smallest legal: {smallest:g}"
     )
+
+
+def replica_config(config: ExperimentConfig) -> ExperimentConfig:
+    """The same experiment on the cards of one replica of its infer plan, which does nothing but generate."""
+    infer = config.plans.infer.model_copy(update={"data_parallel": 1, "cards": None})
+    train = ParallelPlan(model_parallel=infer.model_parallel)
+    rollout = config.rollout.model_copy(update={"slots": slots_per_replica(config), "servers": ServersSection()})
+    trainer = config.trainer.model_copy(update={"schedule": "sync"})
+    plans = PlansSection(train=train, infer=infer)
+    return config.model_copy(update={"plans": plans, "rollout": rollout, "trainer": trainer})
+
+
+def training_config(config: ExperimentConfig) -> ExperimentConfig:
+    """The same experiment on the cards that train. Its infer plan is that of nobody, but as large as the train plan."""
+    plans = config.plans.model_copy(update={"infer": ParallelPlan(data_parallel=config.plans.train.world_size)})
+    return config.model_copy(update={"plans": plans})

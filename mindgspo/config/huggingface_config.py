@@ -1,4 +1,5 @@
-"""Hugging Face's config.json and generation_config.json, to and from the model section.
+"""Hugging Face's config.json and generation_config.json, to and from the model section; and what `model.path` alone
+says.
 
 Needs neither MindSpore nor numpy. An architecture detail that the cells do not implement is refused here, never
 ignored.
@@ -7,16 +8,18 @@ ignored.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from mindgspo.config.messages import config_error
 from mindgspo.config.model import FAMILIES, ModelSection, RopeScalingSection
 from mindgspo.errors import ConfigError, WeightsError
 from mindgspo.io import parse_json, read_bytes, unique_keys
-from mindgspo.text import hub_hint, shorten
+from mindgspo.text import hub_hint, listed, shorten
 
 # Fields that mean the same under the same name.
 _SHARED = (
@@ -262,3 +265,60 @@ def contradictions(configured: ModelSection, found: ModelSection, among: Collect
         for key in ours
         if ours[key] != theirs[key] and (among is None or key in among)
     ]
+
+
+_TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
+_SENTENCEPIECE = "*.model"
+_NEEDED = tuple(name for name, field in ModelSection.model_fields.items() if field.is_required())
+
+
+def with_model_folder(source: str, mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """The mapping of an experiment, or of a file of model_configs/, whose section `model` has all that config.json of
+    `model.path` says. As it is where the folder need not be read: no path, or no config.json and every size set.
+
+    source: what errors call it. Raises ConfigError: a value that is set and contradicts config.json, a model that is
+    not implemented, sizes that stand nowhere.
+    """
+    given = mapping.get("model")
+    path = given.get("path") if isinstance(given, Mapping) else None
+    if not isinstance(given, Mapping) or not isinstance(path, str):
+        return dict(mapping)
+    folder = Path(path)
+    if not os.path.isfile(folder / FILE):
+        missing = [name for name in _NEEDED if name not in given]
+        if missing:
+            what = f"has no {FILE}" if os.path.isdir(folder) else "is no folder"
+            fix = f"give {nearest_model(folder) or 'a Hugging Face folder'}, or set them"
+            raise config_error(
+                source, [f"model.path: {folder} {what}, and model.{listed(missing)} are read from there; {fix}"]
+            )
+        return dict(mapping)
+    try:
+        found = read_model_section(folder)
+    except WeightsError as error:
+        raise config_error(source, [f"model.path: {error}"]) from None
+    merged = {**found.model_dump(mode="json", exclude={"dtype", "backend"}), **given}
+    try:
+        configured = ModelSection.model_validate_json(json.dumps(merged), strict=True)
+    except ValidationError:
+        return {**mapping, "model": merged}  # for the whole configuration's validation to say
+    problems = contradictions(configured, found, given)
+    if problems:
+        raise config_error(source, problems)
+    return {**mapping, "model": merged}
+
+
+def with_tokenizer_folder(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """The mapping of an experiment whose tokenizer is that of `model.path`, where it sets no `tokenizer.path` and that
+    folder has one."""
+    model, tokenizer = mapping.get("model"), mapping.get("tokenizer", {})
+    path = model.get("path") if isinstance(model, Mapping) else None
+    if not isinstance(path, str) or not isinstance(tokenizer, Mapping) or "path" in tokenizer:
+        return dict(mapping)
+    return {**mapping, "tokenizer": {"path": path, **tokenizer}} if has_tokenizer(Path(path)) else dict(mapping)
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether files of a tokenizer lie in the folder."""
+    named = any(os.path.isfile(folder / name) for name in _TOKENIZER_FILES)
+    return named or (os.path.isdir(folder) and any(folder.glob(_SENTENCEPIECE)))

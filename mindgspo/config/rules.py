@@ -20,11 +20,10 @@ from mindgspo.config.algorithm_rules import (
 )
 from mindgspo.config.cache import cache_budget_problems
 from mindgspo.config.data import LEAST_TEMPERATURE, OVERALL, OVERALL_REWARD, DataSourceSection, EvalSection
-from mindgspo.config.device_rules import backend_problems, device_problems
+from mindgspo.config.deployment_rules import backend_problems, device_problems, schedule_problems
 from mindgspo.config.model import FAMILIES, ModelSection
 from mindgspo.config.plan import check_infer_plan, check_reference_plan, check_same_world, check_train_plan
 from mindgspo.config.reward import reward_problems
-from mindgspo.config.schedule_rules import schedule_problems
 from mindgspo.config.schema import ExperimentConfig, PlansSection
 from mindgspo.text import closest, divisors, either, nearest
 
@@ -67,18 +66,18 @@ def batch_problems(config: ExperimentConfig) -> Iterator[str]:
     if trainer.packing and tokens is None:
         yield (
             "trainer.packing: true needs trainer.max_tokens_per_micro_batch instead of samples_per_micro_batch, e.g. "
-            f"{2 * longest_row(config)}, two samples of full length"
+            f"{2 * longest_sample(config)}, two samples of full length"
         )
 
 
-def longest_row(config: ExperimentConfig) -> int:
+def longest_sample(config: ExperimentConfig) -> int:
     """Token slots of the longest prompt and response together, rounded up."""
     longest, multiple = config.data.max_prompt_length + config.rollout.max_new_tokens, config.trainer.length_multiple
     return -(-longest // multiple) * multiple
 
 
 def _budget_problems(config: ExperimentConfig, tokens: int) -> Iterator[str]:
-    needed = longest_row(config)
+    needed = longest_sample(config)
     if tokens < needed:
         yield (
             f"trainer.max_tokens_per_micro_batch: {tokens} slots do not hold the longest sample, "

@@ -14,7 +14,7 @@ from typing import Any
 from mindgspo.config import ExperimentConfig, ModelSection, ParallelPlan, load_mapping
 from mindgspo.config.load import merge
 from mindgspo.config.plan import legal_expert_parallel, legal_model_parallel
-from mindgspo.config.rules import longest_row
+from mindgspo.config.rules import longest_sample
 from mindgspo.errors import ConfigError
 from mindgspo.planner.cache_budget import SHARE, most_slots
 from mindgspo.planner.expected import CARD_BYTES, expected_memory, level_of
@@ -147,7 +147,7 @@ def _smallest_batch(base: Mapping[str, Any], replicas: int) -> dict[str, Any]:
 
 
 def _micro_batches(fit: Fit, machine: Machine) -> Iterator[dict[str, int]]:
-    longest, tokens = longest_row(fit.config), _MICRO_BATCH[machine.device]
+    longest, tokens = longest_sample(fit.config), _MICRO_BATCH[machine.device]
     while tokens > longest:
         yield {"max_tokens_per_micro_batch": tokens}
         tokens //= 2

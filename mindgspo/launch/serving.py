@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from mindgspo.config import ExperimentConfig
-from mindgspo.config.schedule_rules import infer_cards
+from mindgspo.config.deployment_rules import infer_cards
 from mindgspo.errors import ConfigError, MindGSPOError, RolloutError
 from mindgspo.io import make_folder
 from mindgspo.launch.failures import last_lines

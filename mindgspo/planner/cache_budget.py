@@ -11,10 +11,10 @@ from mindgspo.config.cache import (
     cache_blocks,
     cache_budget_problems,
     cache_columns,
+    replica_config,
     sequences_at_once,
     slots_per_replica,
 )
-from mindgspo.config.replica import replica_config
 from mindgspo.config.rules import joined_problems
 from mindgspo.config.schema import SwapSection
 from mindgspo.planner.expected import PHASES, expected_memory, level_of

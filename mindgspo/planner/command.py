@@ -20,8 +20,8 @@ from mindgspo.config.cache import (
     cache_columns,
     sequences_at_once,
     slots_per_replica,
+    training_config,
 )
-from mindgspo.config.replica import training_config
 from mindgspo.planner.ascend_memory import GRAPHS
 from mindgspo.planner.cache_budget import replica_with_cache_budget, with_cache_budget
 from mindgspo.planner.expected import PHASES, expected_memory, graph_memory

@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any
 
 from mindgspo.config import ExperimentConfig
-from mindgspo.config.rules import joined_problems, longest_row
+from mindgspo.config.rules import joined_problems, longest_sample
 from mindgspo.config.section import Section
 from mindgspo.planner.expected import expected_memory, level_of
 
@@ -142,7 +142,7 @@ def _micro_batch(config: ExperimentConfig) -> list[Rung]:
     if trainer.max_tokens_per_micro_batch is None:
         assert trainer.samples_per_micro_batch is not None
         return list(_halvings("trainer.samples_per_micro_batch", trainer.samples_per_micro_batch, _HALF_MICRO_BATCH))
-    key, lowest = "trainer.max_tokens_per_micro_batch", longest_row(config)
+    key, lowest = "trainer.max_tokens_per_micro_batch", longest_sample(config)
     rungs = _halvings(key, trainer.max_tokens_per_micro_batch, _HALF_MICRO_BATCH)
     return [rung for rung in rungs if rung[1][key] >= lowest]
 

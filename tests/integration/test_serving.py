@@ -61,7 +61,7 @@ class Served(Server):
 @pytest.fixture(scope="module")
 def weights(cpu_runtime: None, tmp_path_factory: pytest.TempPathFactory):
     """(engine in this process, folder of the same weights)"""
-    from mindgspo.config.replica import replica_config
+    from mindgspo.config.cache import replica_config
     from mindgspo.models.policy import build_model
     from mindgspo.models.weights import initialize_weights
     from mindgspo.rollout.build import native_engine

@@ -22,7 +22,7 @@ from mindgspo.config import FilterGroupsSection, load_config
 from mindgspo.config.algorithm import POLICY_LOSSES, AggregationMode, EstimatorName
 from mindgspo.config.algorithm_rules import LENGTH_FACTORS, READERS
 from mindgspo.config.data import CHANGE, OVERALL, EvalSection, EvalSources
-from mindgspo.config.device_rules import backend_problems
+from mindgspo.config.deployment_rules import backend_problems
 from mindgspo.config.messages import known_keys
 from mindgspo.config.reward import SHAPERS, VERIFIERS, AnswerMode, RewardSection, file_function
 from mindgspo.config.rules import evaluation_metrics

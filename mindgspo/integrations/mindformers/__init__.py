@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mindgspo.config import ModelSection
-from mindgspo.config.device_rules import mindformers_problems
+from mindgspo.config.deployment_rules import mindformers_problems
 from mindgspo.config.model import FAMILIES
 from mindgspo.errors import ConfigError
 from mindgspo.types import Float32Array, Int32Array

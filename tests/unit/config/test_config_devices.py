@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mindgspo.config import ModelSection, batch_table, load_config
-from mindgspo.config.device_rules import mindformers_problems
+from mindgspo.config.deployment_rules import mindformers_problems
 from mindgspo.errors import ConfigError
 
 # What suits Ascend: heads of 32, and as many prompts, samples and layers as plans may divide them by.

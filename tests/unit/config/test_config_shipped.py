@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mindgspo.config import load_config, shipped
+from mindgspo.config import load_config, paths
 from mindgspo.errors import ConfigError
 
 try:
@@ -37,15 +37,15 @@ def test_the_wheel_has_every_file_of_the_examples() -> None:
 def test_a_file_of_the_user_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     quickstart = PROJECT / "examples" / "arithmetic" / "gspo.yaml"
-    assert shipped.experiment_file(Path("quickstart")) == quickstart
-    assert shipped.experiment_file(Path("examples/arithmetic/gspo.yaml")) == quickstart
-    assert shipped.experiment_file(Path("nowhere.yaml")) == Path("nowhere.yaml")
+    assert paths.experiment_file(Path("quickstart")) == quickstart
+    assert paths.experiment_file(Path("examples/arithmetic/gspo.yaml")) == quickstart
+    assert paths.experiment_file(Path("nowhere.yaml")) == Path("nowhere.yaml")
     with pytest.raises(ConfigError, match=r"quickstrat: no such file; did you mean quickstart\?"):
         load_config(Path("quickstrat"))
     Path("quickstart").write_text("")
-    assert shipped.experiment_file(Path("quickstart")) == Path("quickstart")
+    assert paths.experiment_file(Path("quickstart")) == Path("quickstart")
 
 
 def test_installed_files_lie_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shipped, "__file__", str(tmp_path / "site-packages" / "mindgspo" / "config" / "shipped.py"))
-    assert shipped.shipped_folder() == Path(sysconfig.get_path("data"), "share", "mindgspo")
+    monkeypatch.setattr(paths, "__file__", str(tmp_path / "site-packages" / "mindgspo" / "config" / "paths.py"))
+    assert paths.shipped_folder() == Path(sysconfig.get_path("data"), "share", "mindgspo")

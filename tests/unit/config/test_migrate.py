@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mindgspo.config import config_mapping, dump_config, load_config
-from mindgspo.config.migrate import RENAMES, SCHEMA, migrated
+from mindgspo.config.load import RENAMES, SCHEMA, migrated
 from mindgspo.errors import ConfigError
 
 # An old value and what it is today, for every old name.

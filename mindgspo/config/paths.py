@@ -1,8 +1,10 @@
-"""Rules of the paths in a config: names that a file can have, inputs that exist, a run folder that can be made."""
+"""Paths in a config: names that a file can have, inputs that exist, a run folder that can be made; and the files that
+come with this package."""
 
 from __future__ import annotations
 
 import os
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from mindgspo.config.rules import data_sources
 from mindgspo.config.schema import ExperimentConfig
 from mindgspo.text import hub_hint, shorten
 
+_NAMED = {Path("quickstart"): Path("examples", "arithmetic", "gspo.yaml")}
 _LONGEST_NAME, _LONGEST_PATH = 255, 4095
 """In bytes, as Linux has them."""
 _ROWS = (".jsonl", ".parquet", ".json", ".csv", ".tsv")
@@ -85,3 +88,18 @@ def _wrong_kinds(config: ExperimentConfig) -> Iterator[str]:
     for key, source in data_sources(config):
         if source.format == "prepared" and source.path is not None and source.path.is_file():
             yield f"{key}.path: {source.path} is a file; give the prepared folder, or set {key}.format"
+
+
+def shipped_folder() -> Path:
+    """The folder with `examples` and `model_configs`: of the repository, or where pip has put them."""
+    repository = Path(__file__).resolve().parents[2]
+    if (repository / "examples").is_dir():
+        return repository
+    return Path(sysconfig.get_path("data"), "share", "mindgspo")
+
+
+def experiment_file(path: Path) -> Path:
+    """A file of the user's, by its path; else one that is shipped, by its path below `shipped_folder` or as
+    `quickstart`."""
+    shipped = shipped_folder() / _NAMED.get(path, path)
+    return shipped if not path.exists() and not path.is_absolute() and shipped.is_file() else path
