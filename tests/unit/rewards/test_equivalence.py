@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from mindgspo.config import RewardSection
 from mindgspo.rewards import Candidate, Scorer
-from mindgspo.rewards.answers.answer_tokens import answer_tokens
+from mindgspo.rewards.answers.answer_tokens import answer_tokens, spelled_out
 from mindgspo.rewards.answers.equivalence import RIGHT, Equivalence, compare_answers, votes_of
 from mindgspo.rewards.answers.latex_reader import normal_form
-from mindgspo.rewards.answers.latex_tokens import MAX_EXPRESSION_CHARS, spelled_out, tokens_of
+from mindgspo.rewards.answers.latex_tokens import MAX_EXPRESSION_CHARS, tokens_of
 from mindgspo.rewards.answers.symbolic_input import safe_latex
 from mindgspo.rewards.functions.math import expression_in
 from mindgspo.types import Verdict
