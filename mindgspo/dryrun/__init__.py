@@ -2,16 +2,16 @@
 
 Importing it needs no MindSpore: graphs are compiled in child processes, one per graph and rank.
 
-    runner       one graph of one rank in a process of its own (job, child), with CANN or with stand-ins
-    graph_text   MindSpore's text of a compiled graph -> facts
-    report       lines for people; messages where MindSpore refuses
+    runner       one graph of one rank in a process of its own (child), with CANN or with stand-ins
+    graph_text   MindSpore's text of a compiled graph -> `GraphFacts`
+    report       lines for people, also where MindSpore refuses
     graphs       the cells of training and rollout, wrapped as they are compiled; needs MindSpore
 
-`Answer` and `Failure` are in job, `GraphFacts` in facts. Nothing here runs a graph.
+Nothing here runs a graph.
 """
 
 from mindgspo.dryrun.command import DryRun, DryRunRequest
-from mindgspo.dryrun.runner import Result, run_child
+from mindgspo.dryrun.runner import GraphResult, run_child
 from mindgspo.parallel.platform.emulator import find_toolchain
 
-__all__ = ["DryRun", "DryRunRequest", "Result", "find_toolchain", "run_child"]
+__all__ = ["DryRun", "DryRunRequest", "GraphResult", "find_toolchain", "run_child"]

@@ -21,7 +21,15 @@ from typing import TYPE_CHECKING, Any
 
 from ascend_emulator.toolchain import install_stand_in_packages
 from mindgspo.dryrun.graph_text import GraphFacts, read_graph
-from mindgspo.dryrun.job import UNFINISHED, Answer, Failure, Job, Memory, read_job, write_record
+from mindgspo.dryrun.runner import (
+    UNFINISHED,
+    CallMemory,
+    ChildAnswer,
+    CompileFailure,
+    CompileJob,
+    read_message,
+    write_message,
+)
 from mindgspo.metrics.timers import peak_rss_mb
 from mindgspo.parallel.collectives.host import made_groups
 from mindgspo.parallel.platform.runtime import (
@@ -37,19 +45,19 @@ if TYPE_CHECKING:
     from mindgspo.config import ExperimentConfig
 
 
-def main() -> None:
+def compile_and_answer() -> None:
     """Compile, answer, end at once: stand-ins cannot be taken down in order."""
     die_with_parent()
-    job = read_job(Path(sys.argv[1]))
+    job = read_message(Path(sys.argv[1]), CompileJob)
     sys.path[:0] = job.import_folders
     if job.is_stand_in:
         install_stand_in_packages()
     compile_ = _Compile(job)
     answer, path = compile_.answer(), Path(job.result_path)
     if job.measures_memory and answer.failure is None:
-        write_record(path, replace(answer, memory=Memory(why_not=UNFINISHED)))  # in case the call ends the process
+        write_message(path, replace(answer, memory=CallMemory(why_not=UNFINISHED)))  # in case the call ends the process
         answer = replace(answer, memory=compile_.memory(answer.facts))
-    write_record(path, answer)
+    write_message(path, answer)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
@@ -58,22 +66,22 @@ def main() -> None:
 class _Compile:
     """One graph on its way; `phase` says how far it came, for the case that it does not arrive."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: CompileJob) -> None:
         self.job = job
         self.phase = "set-up"
         self.seconds = 0.0
         self.graph: Any = None
 
-    def answer(self) -> Answer:
+    def answer(self) -> ChildAnswer:
         failure, facts = None, GraphFacts()
         try:
             facts = self._compile()
         except Exception as error:
             traceback.print_exc()
-            failure = Failure(
+            failure = CompileFailure(
                 phase=self.phase, kind=type(error).__name__, text=str(error), place=_place(error.__traceback__)
             )
-        return Answer(seconds=self.seconds, peak_rss=round(peak_rss_mb() * 2**20), failure=failure, facts=facts)
+        return ChildAnswer(seconds=self.seconds, peak_rss=round(peak_rss_mb() * 2**20), failure=failure, facts=facts)
 
     def _compile(self) -> GraphFacts:
         job = self.job
@@ -91,20 +99,20 @@ class _Compile:
         self.phase = "reading the graph"
         return read_graph(compiled_text(graph.cell), job.world_size, made_groups())
 
-    def memory(self, facts: GraphFacts) -> Memory:
+    def memory(self, facts: GraphFacts) -> CallMemory:
         """Of one call of the graph that was compiled; nothing of it is executed. facts: of the graph."""
         try:
             give_untouched_zeros(self.graph.cell.get_parameters())
             allocated, reserved = call_for_memory(self.graph.cell, self.graph.inputs)
         except Exception as error:
             traceback.print_exc()
-            return Memory(why_not=f"{type(error).__name__}: {error}".strip().splitlines()[0])
+            return CallMemory(why_not=f"{type(error).__name__}: {error}".strip().splitlines()[0])
         held = {parameter.name for parameter in facts.parameters}
         beside = sum(parameter.nbytes for parameter in self.graph.resident if parameter.name not in held)
-        return Memory(allocated=allocated + beside, reserved=reserved + beside, beside=beside)
+        return CallMemory(allocated=allocated + beside, reserved=reserved + beside, beside=beside)
 
 
-def _config(job: Job) -> ExperimentConfig | None:
+def _config(job: CompileJob) -> ExperimentConfig | None:
     """The experiment, as the parent read it: weights and data need not be there."""
     if job.config is None:
         return None
@@ -133,4 +141,4 @@ def _place(trace: TracebackType | None) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    compile_and_answer()

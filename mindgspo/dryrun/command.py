@@ -14,7 +14,7 @@ from rich.console import Console
 
 from mindgspo.config import ExperimentConfig, ParallelPlan, dump_config, load_config
 from mindgspo.dryrun.report import block, summary
-from mindgspo.dryrun.runner import BUILDER, TIME_LIMIT_S, Result, run_child
+from mindgspo.dryrun.runner import BUILDER, TIME_LIMIT_S, GraphResult, run_child
 from mindgspo.errors import DryRunError
 from mindgspo.io import write_error
 from mindgspo.parallel.plans.placement import Placement
@@ -41,7 +41,7 @@ class DryRunRequest:
 
     graphs: those that a rank does not have are left out. ranks: of every graph; None: the first of each pipeline stage
     of its plan. folder: for logs and measurements; None: dryrun/<experiment>. measures_memory: see
-    `run_child`. builder: as in `Job`.
+    `run_child`. builder: as in `CompileJob`.
     """
 
     config: Path
@@ -64,7 +64,7 @@ class DryRun:
     config: ExperimentConfig
     toolchain: Toolchain
     folder: Path
-    done: list[Result] = field(default_factory=list)
+    done: list[GraphResult] = field(default_factory=list)
 
     @classmethod
     def prepare(cls, request: DryRunRequest) -> DryRun:
@@ -77,9 +77,13 @@ class DryRun:
         config = with_cache_budget(load_config(request.config, request.overrides, check_files=False))
         if request.is_all_ranks and request.ranks is not None:
             raise DryRunError("--ranks and --all: give one of them")
-        _check_graphs(request.graphs)
+        for graph in request.graphs:
+            if graph not in GRAPHS:
+                raise DryRunError(f"--graphs: {graph!r} is none of {', '.join(GRAPHS)}")
+        plan = config.plans.train
         for rank in request.ranks or ():
-            _check_rank(rank, config.plans.train)
+            if not 0 <= rank < plan.world_size:
+                raise DryRunError(f"--ranks: {rank}; plans.train {plan} has ranks 0 to {plan.world_size - 1}")
         if request.graphs == RUN_GRAPHS and config.plans.reference is not None:
             request = replace(request, graphs=(*RUN_GRAPHS, "old_policy"))
         toolchain = find_toolchain()
@@ -100,7 +104,7 @@ class DryRun:
         yield ""
         yield summary(self.done, seconds=time.monotonic() - started)
 
-    def results(self) -> Iterator[Result]:
+    def results(self) -> Iterator[GraphResult]:
         """Every graph and rank asked for, in order. Progress is shown on the terminal, if there is one."""
         jobs = self._jobs()
         console = Console(file=raw_stream(sys.stderr))
@@ -118,7 +122,7 @@ class DryRun:
             if has_graph(_plan(self.config, graph), graph, rank)
         ]
 
-    def _compile(self, graph: str, rank: int) -> Result:
+    def _compile(self, graph: str, rank: int) -> GraphResult:
         return run_child(
             self.toolchain,
             self.folder,
@@ -133,7 +137,7 @@ class DryRun:
             measures_memory=self.request.measures_memory,
         )
 
-    def _store_memory(self, result: Result) -> None:
+    def _store_memory(self, result: GraphResult) -> None:
         if result.memory is None or result.memory.why_not:
             return
         peak = MeasuredPeak(
@@ -178,17 +182,6 @@ def _plan(config: ExperimentConfig, graph: str) -> ParallelPlan:
     if graph in ("prefill", "decode"):
         return plans.infer
     return plans.scoring if graph == "reference" else plans.train
-
-
-def _check_graphs(graphs: Sequence[str]) -> None:
-    for graph in graphs:
-        if graph not in GRAPHS:
-            raise DryRunError(f"--graphs: {graph!r} is none of {', '.join(GRAPHS)}")
-
-
-def _check_rank(rank: int, plan: ParallelPlan) -> None:
-    if not 0 <= rank < plan.world_size:
-        raise DryRunError(f"--ranks: {rank}; plans.train {plan} has ranks 0 to {plan.world_size - 1}")
 
 
 def _folder(request: DryRunRequest, config: ExperimentConfig) -> Path:

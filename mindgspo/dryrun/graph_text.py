@@ -11,27 +11,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 
 # Fused operators of Ascend that our cells ask for; gradients carry the suffix Grad.
-_FUSED = (
-    "AdamW",
-    "AdamWeightDecay",
-    "Adam",
-    "FusedCastAdamWeightDecay",
-    "ApplyRotaryPosEmb",
-    "FlashAttentionScore",
-    "FusedInferAttentionScore",
-    "GroupedMatmul",
-    "IncreFlashAttention",
-    "PagedAttention",
-    "PromptFlashAttention",
-    "ReshapeAndCache",
-    "RmsNorm",
-    "RotaryPositionEmbedding",
-    "Swiglu",
+_FUSED = frozenset(
+    (
+        *("AdamW", "AdamWeightDecay", "Adam", "FusedCastAdamWeightDecay", "ApplyRotaryPosEmb", "FlashAttentionScore"),
+        *("FusedInferAttentionScore", "GroupedMatmul", "IncreFlashAttention", "PagedAttention"),
+        *("PromptFlashAttention", "ReshapeAndCache", "RmsNorm", "RotaryPositionEmbedding", "Swiglu"),
+    )
 )
 _BYTES = {"Float64": 8, "Int64": 8, "UInt64": 8, "Float32": 4, "Int32": 4, "UInt32": 4, "Complex64": 8}
 _BYTES |= {"Float16": 2, "BFloat16": 2, "Int16": 2, "UInt16": 2, "Int8": 1, "UInt8": 1, "Bool": 1}
@@ -39,10 +29,12 @@ _BYTES |= {"Float16": 2, "BFloat16": 2, "Int16": 2, "UInt16": 2, "Int8": 1, "UIn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorType:
-    """dtype: MindSpore's name, e.g. "BFloat16". shape: -1 stands for a size known only at run time."""
+    """Type of one tensor."""
 
     dtype: str
+    """MindSpore's name, e.g. "BFloat16"."""
     shape: tuple[int, ...]
+    """-1 stands for a size known only at run time."""
 
     @property
     def count(self) -> int:
@@ -57,71 +49,47 @@ class TensorType:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldParameter:
+class HeldParameter(TensorType):
     """A parameter as this rank holds it: weight, moment, accumulated gradient, cache, step counter."""
 
     name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def type(self) -> TensorType:
-        return TensorType(dtype=self.dtype, shape=self.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
-    """Collectives of one kind in one group, over one call of the graph.
-
-    kind: "AllReduce", "Send", ...; ranks: who takes part; bytes: what this rank hands in, all `count` of them together
-    (what it gets, for Receive); None if a shape is known only at run time.
-    """
+    """Collectives of one kind in one group, over one call of the graph."""
 
     kind: str
+    """E.g. "AllReduce", "Send"."""
     group: str
     ranks: tuple[int, ...]
+    """Ranks of the group."""
     count: int
     bytes: int | None
+    """Bytes that this rank sends in all of them together (receives, for Receive); None if a shape is known only at run
+    time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphFacts:
-    """operators: how often each one runs in one call of the graph, by name. products: matrix products by dtype."""
+    """Facts of one call of a compiled graph."""
 
     parameters: tuple[HeldParameter, ...] = ()
     collectives: tuple[Collective, ...] = ()
     operators: Mapping[str, int] = field(default_factory=dict)
+    """How often each operator runs, by name."""
     products: Mapping[str, int] = field(default_factory=dict)
+    """Matrix products by dtype."""
 
     @property
     def parameter_bytes(self) -> int:
         """Memory that this rank needs for all parameters."""
-        return sum(parameter.type.bytes or 0 for parameter in self.parameters)
+        return sum(parameter.bytes or 0 for parameter in self.parameters)
 
     @property
     def fused(self) -> dict[str, int]:
         """The fused ones among `operators`."""
         return {name: count for name, count in self.operators.items() if name.removesuffix("Grad") in _FUSED}
-
-
-def facts_from_json(content: Mapping) -> GraphFacts:
-    """What `dataclasses.asdict` and JSON made of a `GraphFacts`."""
-    return GraphFacts(
-        parameters=tuple(HeldParameter(**_with_tuples(entry, "shape")) for entry in content["parameters"]),
-        collectives=tuple(Collective(**_with_tuples(entry, "ranks")) for entry in content["collectives"]),
-        operators=content["operators"],
-        products=content["products"],
-    )
-
-
-def _with_tuples(entry: Mapping, *keys: str) -> dict:
-    return {key: tuple(value) if key in keys else value for key, value in entry.items()}
-
-
-def total_bytes(types: Iterable[TensorType]) -> int | None:
-    """Their sum; None if one is not known."""
-    sizes = [entry.bytes for entry in types]
-    return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
 COLLECTIVES = frozenset(
@@ -167,24 +135,25 @@ def read_graph(text: str, world_size: int, groups: Mapping[str, tuple[int, ...]]
     times = _times_called(entry, functions)
     operators: Counter[str] = Counter()
     products: Counter[str] = Counter()
-    counts: Counter[tuple[str, str]] = Counter()
-    sizes: dict[tuple[str, str], int | None] = {}
+    found: dict[tuple[str, str], list[tuple[int, int | None]]] = {}
     ranks = {_WORLD: tuple(range(world_size)), **(groups or {})}
     for name, function in functions.items():
-        for operator, count in function.operators.items():
-            operators[operator] += count * times[name]
-        for dtype, count in function.products.items():
-            products[dtype] += count * times[name]
+        for total, counts in ((operators, function.operators), (products, function.products)):
+            for key, count in counts.items():
+                total[key] += count * times[name]
         for (kind, group, size), count in function.collectives.items():
-            key = (kind, group)
-            counts[key] += count * times[name]
-            before = sizes.get(key, 0)
-            sizes[key] = None if before is None or size is None else before + size * count * times[name]
+            found.setdefault((kind, group), []).append((count * times[name], size))
     return GraphFacts(
         parameters=parameters,
         collectives=tuple(
-            Collective(kind=kind, group=group, ranks=ranks.get(group, ()), count=counts[kind, group], bytes=size)
-            for (kind, group), size in sorted(sizes.items(), key=lambda item: item[0])
+            Collective(
+                kind=kind,
+                group=group,
+                ranks=ranks.get(group, ()),
+                count=sum(count for count, _ in calls),
+                bytes=None if any(size is None for _, size in calls) else sum(count * size for count, size in calls),
+            )
+            for (kind, group), calls in sorted(found.items())
         ),
         operators=dict(sorted(operators.items())),
         products=dict(sorted(products.items())),
@@ -218,11 +187,12 @@ def _add_node(function: _Function, callee: str, line: str, types: str) -> None:
     function.operators[name] += 1
     before, _, after = types.partition(") -> (")
     if name in _PRODUCTS:
-        # A grouped product has its factors in tuples, behind the integers that say where the groups end.
+        # A grouped product has its factors in tuples, after the integers that say where the groups end.
         function.products[next(entry.dtype for entry in _tensors(before) if "Int" not in entry.dtype)] += 1
     if name in COLLECTIVES:
         group = match[1] if (match := _GROUP.search(line)) else _WORLD
-        size = total_bytes(_tensors(after if name == "Receive" else before))
+        sizes = [entry.bytes for entry in _tensors(after if name == "Receive" else before)]
+        size = None if None in sizes else sum(size for size in sizes if size is not None)
         function.collectives[name, group, size] += 1
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ascend_emulator.toolchain import Toolchain
-from mindgspo.dryrun import Result, find_toolchain, run_child
+from mindgspo.dryrun import GraphResult, find_toolchain, run_child
 from mindgspo.errors import DryRunUnavailable
 
 NUM_RANKS = 8
@@ -31,11 +31,11 @@ def toolchain(cache: Path) -> Toolchain:
 
 
 @pytest.fixture(scope="session")
-def compile_toy(toolchain: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Result]:
+def compile_toy(toolchain: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., GraphResult]:
     """compile_toy(graph, rank=0, module="toy_cells", ...): one graph of that module as one of 8 ranks."""
     folder = tmp_path_factory.mktemp("compiled")
 
-    def compile_(graph: str, rank: int = 0, module: str = "toy_cells", **options: float) -> Result:
+    def compile_(graph: str, rank: int = 0, module: str = "toy_cells", **options: float) -> GraphResult:
         return run_child(
             toolchain, folder, config=None, graph=graph, rank=rank, world_size=NUM_RANKS, builder=f"{module}:build",
             import_folders=(Path(__file__).parent,), **options,

@@ -14,13 +14,13 @@ import psutil
 import pytest
 
 from ascend_emulator.toolchain import Toolchain
-from mindgspo.dryrun import DryRun, DryRunRequest, Result
-from mindgspo.dryrun.messages import cut
+from mindgspo.dryrun import DryRun, DryRunRequest, GraphResult
+from mindgspo.dryrun.report import refusal_of
 from mindgspo.errors import ConfigError, DryRunError
 from mindgspo.planner.measured import stored_peaks
 
 HERE = Path(__file__).parent
-CompileToy = Callable[..., Result]
+CompileToy = Callable[..., GraphResult]
 
 
 def test_forward_graph_over_two_times_four_ranks(compile_toy: CompileToy) -> None:
@@ -55,7 +55,7 @@ def test_variables_of_a_real_cluster_are_not_passed_on(
 def test_what_mindspore_refuses(compile_toy: CompileToy) -> None:
     result = compile_toy("mistake")
     assert result.failure is not None and result.failure.phase == "compile"
-    refusal = cut(result.failure, result.log.read_text())
+    refusal = refusal_of(result.failure, result.log.read_text())
     assert "input1.shape and input2.shape need to broadcast" in refusal.message
     assert refusal.reasons == ()
 

@@ -12,7 +12,7 @@ from dryrun.shipped_experiment import NUM_RANKS, write_experiment
 
 from ascend_emulator.toolchain import Toolchain
 from mindgspo.config import load_config
-from mindgspo.dryrun import Result, run_child
+from mindgspo.dryrun import GraphResult, run_child
 from mindgspo.planner import MIB, graph_memory
 
 PLANS = {
@@ -27,12 +27,12 @@ WIDE = (
 
 
 @pytest.fixture
-def measured(toolchain: Toolchain, tmp_path: Path) -> Callable[..., tuple[Result, Callable[[], int]]]:
+def measured(toolchain: Toolchain, tmp_path: Path) -> Callable[..., tuple[GraphResult, Callable[[], int]]]:
     """measured(graph, rank, plans, overrides): the result, and what tells the plan's bytes for the same graph."""
 
     def measure(
         graph: str, rank: int, plans: dict[str, str] = PLANS, overrides: tuple[str, ...] = WIDE
-    ) -> tuple[Result, Callable[[], int]]:
+    ) -> tuple[GraphResult, Callable[[], int]]:
         path = write_experiment(tmp_path / "experiment.yaml", architecture="qwen2", **plans)
         result = run_child(
             toolchain, tmp_path, config=path, graph=graph, rank=rank, world_size=NUM_RANKS, overrides=overrides,
@@ -106,13 +106,15 @@ def test_chunks_of_logits_are_computed_one_after_the_other(measured: Callable) -
     ("deadly", "the process ended by signal 11"),
     ("front end alone", "no answer: the process ended by signal 11"),
 ])  # fmt: skip
-def test_memory_that_cannot_be_measured_says_why(compile_toy: Callable[..., Result], graph: str, reason: str) -> None:
+def test_memory_that_cannot_be_measured_says_why(
+    compile_toy: Callable[..., GraphResult], graph: str, reason: str
+) -> None:
     result = compile_toy(graph, measures_memory=True)
     assert result.failure is None and result.facts.products == {"BFloat16": 2}
     assert result.memory is not None and result.memory.why_not == reason
 
 
-def test_memory_is_measured_where_it_is_asked_for(compile_toy: Callable[..., Result]) -> None:
+def test_memory_is_measured_where_it_is_asked_for(compile_toy: Callable[..., GraphResult]) -> None:
     assert compile_toy("forward").memory is None
     memory = compile_toy("forward", measures_memory=True).memory
     # [64] and two of 64 x 256 numbers over 4 ranks, bfloat16.

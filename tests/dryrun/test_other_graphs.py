@@ -9,7 +9,7 @@ from dryrun.shipped_experiment import NUM_RANKS, write_experiment
 
 from ascend_emulator.toolchain import Toolchain
 from mindgspo.config import load_config
-from mindgspo.dryrun import Result, run_child
+from mindgspo.dryrun import GraphResult, run_child
 from mindgspo.trainer.batches import longest_batch
 
 PACKED = "trainer: {samples_per_micro_batch: null, max_tokens_per_micro_batch: 256, packing: true, length_multiple: 32}"
@@ -57,14 +57,14 @@ def compiled(toolchain: Toolchain, tmp_path_factory: pytest.TempPathFactory):
     """compiled(graph, rank): one graph of mindrlhf_cells as one of 8 ranks."""
     folder = tmp_path_factory.mktemp("compiled")
 
-    def compile_(graph: str, rank: int) -> Result:
+    def compile_(graph: str, rank: int) -> GraphResult:
         job = {"config": None, "world_size": 8, "builder": "mindrlhf_cells:build", "import_folders": FOLDERS}
         return run_child(toolchain, folder, graph=graph, rank=rank, **job)
 
     return compile_
 
 
-def weights(result: Result) -> dict[str, tuple[int, ...]]:
+def weights(result: GraphResult) -> dict[str, tuple[int, ...]]:
     assert result.failure is None, result.failure
     names = (NAME, f"adam_m.{NAME}")
     return {

@@ -18,7 +18,7 @@ from dryrun.shipped_experiment import NUM_RANKS, write_experiment
 
 from ascend_emulator.toolchain import Toolchain
 from mindgspo.config import ExperimentConfig, load_config
-from mindgspo.dryrun import Result, run_child
+from mindgspo.dryrun import GraphResult, run_child
 from mindgspo.models.names import parameter_shapes
 from mindgspo.parallel.plans.layout import Layout, Shape
 from mindgspo.parallel.plans.parameter_layouts import moment_layouts, parameter_layouts
@@ -100,7 +100,7 @@ def tiered(entries: list[tuple]) -> list:
     return [pytest.param(*entry, marks=pytest.mark.smoke if entry[:3] in SMOKE else ()) for entry in entries]
 
 
-Compiled = Callable[[str, str, int], Result]
+Compiled = Callable[[str, str, int], GraphResult]
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,7 @@ def compiled(toolchain: Toolchain, experiment: Callable[[str], Path]) -> Compile
     """compiled(case, graph, rank): that graph, compiled once."""
 
     @cache
-    def compile_(case: str, graph: str, rank: int) -> Result:
+    def compile_(case: str, graph: str, rank: int) -> GraphResult:
         path = experiment(case)
         result = run_child(
             toolchain, path.with_suffix(""), config=path, graph=graph, rank=rank, world_size=NUM_RANKS, time_limit_s=300
@@ -222,7 +222,7 @@ def test_whole_experts_of_a_replica_that_generates_are_summed(compiled: Compiled
     assert found["AllReduce", (4, 5, 6, 7)] == (5, 4 * 8 * 128 * 2 + 8 * 2 * 4), "as of a dense model"
 
 
-def collectives_of(result: Result) -> dict[tuple[str, tuple[int, ...]], tuple[int, int]]:
+def collectives_of(result: GraphResult) -> dict[tuple[str, tuple[int, ...]], tuple[int, int]]:
     return {(entry.kind, entry.ranks): (entry.count, entry.bytes) for entry in result.facts.collectives}
 
 

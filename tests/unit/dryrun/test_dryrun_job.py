@@ -10,17 +10,24 @@ import pytest
 
 from mindgspo.cli import main
 from mindgspo.dryrun.graph_text import Collective, GraphFacts, HeldParameter
-from mindgspo.dryrun.job import Answer, Failure, Job, Memory, read_answer, read_job, write_record
+from mindgspo.dryrun.runner import (
+    CallMemory,
+    ChildAnswer,
+    CompileFailure,
+    CompileJob,
+    read_message,
+    write_message,
+)
 
 
 def test_jobs_survive_their_file(tmp_path: Path) -> None:
-    job = Job(
+    job = CompileJob(
         config="a.yaml", overrides=("seed=2", "plans.train.model_parallel=4"), working_folder="/w", graph="train",
         rank=3, world_size=8, builder="m:f", import_folders=("/x",), result_path="/r", is_stand_in=True,
         measures_memory=True,
     )  # fmt: skip
-    write_record(tmp_path / "job.json", job)
-    assert read_job(tmp_path / "job.json") == job
+    write_message(tmp_path / "job.json", job)
+    assert read_message(tmp_path / "job.json", CompileJob) == job
     assert [entry.name for entry in tmp_path.iterdir()] == ["job.json"]
 
 
@@ -32,12 +39,14 @@ def test_answers_survive_their_file(tmp_path: Path) -> None:
         products={},
     )
     for answer in (
-        Answer(seconds=1.5, peak_rss=7, facts=facts),
-        Answer(seconds=1.5, peak_rss=7, facts=facts, memory=Memory(allocated=5, reserved=8, beside=2)),
-        Answer(seconds=0.0, peak_rss=7, failure=Failure(phase="build", kind="ValueError", text="x", place="y")),
+        ChildAnswer(seconds=1.5, peak_rss=7, facts=facts),
+        ChildAnswer(seconds=1.5, peak_rss=7, facts=facts, memory=CallMemory(allocated=5, reserved=8, beside=2)),
+        ChildAnswer(
+            seconds=0.0, peak_rss=7, failure=CompileFailure(phase="build", kind="ValueError", text="x", place="y")
+        ),
     ):
-        write_record(tmp_path / "answer.json", answer)
-        assert read_answer(tmp_path / "answer.json") == answer
+        write_message(tmp_path / "answer.json", answer)
+        assert read_message(tmp_path / "answer.json", ChildAnswer) == answer
 
 
 def test_packages_of_cann_are_empty_modules() -> None:
@@ -66,7 +75,7 @@ CONFIG = str(Path(__file__).parents[3] / "examples" / "gsm8k" / "gspo_qwen2_5_7b
 
 def test_ranks_are_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dryrun", CONFIG, "--ranks", "0,last"]) == 2
-    assert "'0,last' is no list of numbers such as 0,4" in capsys.readouterr().err
+    assert "'0,last' is not a list like 0,4" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("options, message", [

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,13 +12,10 @@ from mindgspo.dryrun.graph_text import (
     GraphFacts,
     HeldParameter,
     TensorType,
-    facts_from_json,
     read_graph,
 )
-from mindgspo.dryrun.job import Failure, Memory
-from mindgspo.dryrun.messages import Refusal, cut
-from mindgspo.dryrun.report import block, rank_text, size_text, summary
-from mindgspo.dryrun.runner import Result
+from mindgspo.dryrun.report import Refusal, block, rank_text, refusal_of, size_text, summary
+from mindgspo.dryrun.runner import CallMemory, CompileFailure, GraphResult
 
 FACTS = GraphFacts(
     parameters=(HeldParameter(name="w", dtype="BFloat16", shape=(1024, 1024)),
@@ -32,8 +27,8 @@ FACTS = GraphFacts(
 )  # fmt: skip
 
 
-def result(tmp_path: Path, graph: str = "train", rank: int = 0, failure: Failure | None = None) -> Result:
-    return Result(
+def result(tmp_path: Path, graph: str = "train", rank: int = 0, failure: CompileFailure | None = None) -> GraphResult:
+    return GraphResult(
         graph=graph,
         rank=rank,
         seconds=23.44,
@@ -58,14 +53,14 @@ def test_block_of_a_compiled_graph(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("memory, line", [
-    (Memory(allocated=37 << 30, reserved=48 << 30),
+    (CallMemory(allocated=37 << 30, reserved=48 << 30),
         "  memory       37.00 GiB peak on the device (MindSpore's allocator; without workspaces and HCCL buffers)"),
-    (Memory(allocated=37 << 30, reserved=48 << 30, beside=10 << 30),
+    (CallMemory(allocated=37 << 30, reserved=48 << 30, beside=10 << 30),
         "  memory       37.00 GiB peak on the device (MindSpore's allocator; without workspaces and HCCL buffers; "
         "10.00 GiB of it lie beside the graph)"),
-    (Memory(why_not="RuntimeError: no kernel"), "  memory       not measured: RuntimeError: no kernel"),
+    (CallMemory(why_not="RuntimeError: no kernel"), "  memory       not measured: RuntimeError: no kernel"),
 ])  # fmt: skip
-def test_block_of_a_graph_whose_memory_was_asked_for(tmp_path: Path, memory: Memory, line: str) -> None:
+def test_block_of_a_graph_whose_memory_was_asked_for(tmp_path: Path, memory: CallMemory, line: str) -> None:
     lines = list(block(replace(result(tmp_path), memory=memory), world_size=8))
     assert lines[-1] == line
 
@@ -75,7 +70,7 @@ def test_block_of_a_refused_graph_reads_the_log(tmp_path: Path) -> None:
         "[ERROR] DEVICE(1,7f,python):2026-11-22-00:15:00.1 [mindspore/ccsrc/a.cc:248] Select] no kernel for [4, 66]\n"
         "[ERROR] DEVICE(1,7f,python):2026-11-22-00:15:00.1 [mindspore/ccsrc/a.cc:99] Init] Init failed\n"
     )
-    failure = Failure(phase="compile", kind="RuntimeError", text="Failure:no MatMul\n\n" + "-" * 52 + "\n- C++")
+    failure = CompileFailure(phase="compile", kind="RuntimeError", text="Failure:no MatMul\n\n" + "-" * 52 + "\n- C++")
     lines = list(block(result(tmp_path, failure=failure), world_size=8))
     assert lines == [
         "train, rank 0 of 8: FAILED (compile)",
@@ -94,7 +89,7 @@ def test_a_graph_that_needs_nothing_says_so(tmp_path: Path) -> None:
 
 def test_last_line(tmp_path: Path) -> None:
     good = [result(tmp_path, graph, rank) for graph in ("train", "reference") for rank in (0, 4)]
-    bad = result(tmp_path, "decode", failure=Failure(phase="process", kind="no answer", text="killed"))
+    bad = result(tmp_path, "decode", failure=CompileFailure(phase="process", kind="no answer", text="killed"))
     assert summary(good, seconds=93.2) == "4 graphs of 2 ranks compiled for Ascend in 93 s"
     assert summary(good[:1], seconds=1.0).startswith("1 graph of 1 rank compiled")
     assert summary([*good, bad], seconds=93.2) == "1 of 5 failed, 4 compiled for Ascend, in 93 s"
@@ -126,24 +121,26 @@ def test_our_own_lines_are_shown_from_the_package_on() -> None:
         f"# In file {project}/mindgspo/parallel/layers.py:121, 8~9\n        return self.matmul(x)\n        ^~~~\n\n"
         "# In file /venv/site-packages/mindspore/ops/add.py:3, 8~9\n        return inner(x)\n               ^~~~\n"
     )
-    found = cut(Failure(phase="compile", kind="RuntimeError", text=text), "")
+    found = refusal_of(CompileFailure(phase="compile", kind="RuntimeError", text=text), "")
     assert found == Refusal(
         message="RuntimeError: operator MatMul init failed",
         reasons=(),
-        place="mindgspo/parallel/layers/linear.py:121: return self.matmul(x)",
+        place="mindgspo/parallel/layers.py:121: return self.matmul(x)",
     )
 
 
 def test_an_error_of_ours_is_shown_as_it_is_and_one_without_words_by_its_class() -> None:
-    failure = Failure(phase="build", kind="ConfigError", text="plans.train:\n  one\n  two", place="a.py:3: raise x")
-    assert cut(failure, "") == Refusal(message="plans.train:\n  one\n  two", reasons=(), place="a.py:3: raise x")
-    assert cut(Failure(phase="build", kind="AssertionError", text=""), "").message == "AssertionError"
+    failure = CompileFailure(
+        phase="build", kind="ConfigError", text="plans.train:\n  one\n  two", place="a.py:3: raise x"
+    )
+    assert refusal_of(failure, "") == Refusal(message="plans.train:\n  one\n  two", reasons=(), place="a.py:3: raise x")
+    assert refusal_of(CompileFailure(phase="build", kind="AssertionError", text=""), "").message == "AssertionError"
 
 
-def test_only_the_last_reasons_are_shown_and_long_ones_are_cut() -> None:
+def test_only_the_last_reasons_are_shown_and_long_ones_are_refusal_of() -> None:
     line = "[ERROR] DEVICE(1,7f0000000000,python):2026-11-22-00:15:00.398.201 [mindspore/ccsrc/a.cc:248] Check] "
     log = "".join(f"{line}Add: reason {number}{'!' * (1000 if number == 9 else 0)}\n" for number in range(10))
-    reasons = cut(Failure(phase="compile", kind="RuntimeError", text="refused"), log).reasons
+    reasons = refusal_of(CompileFailure(phase="compile", kind="RuntimeError", text="refused"), log).reasons
     assert reasons[:2] == ("Add: reason 7", "Add: reason 8")
     assert reasons[2].endswith("!!! ...") and len(reasons[2]) < 700
 
@@ -169,7 +166,6 @@ def test_parameters_are_those_of_the_stage_in_local_shapes(pipeline: GraphFacts)
         "learning_rate": ("Float32", ()),
     }
     assert pipeline.parameter_bytes == 4 * 4 * (16 * 64 + 16) + 4 + 4
-    assert facts_from_json(json.loads(json.dumps(dataclasses.asdict(pipeline)))) == pipeline
 
 
 def test_functions_count_as_often_as_they_are_called(pipeline: GraphFacts) -> None:
