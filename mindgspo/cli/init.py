@@ -51,9 +51,9 @@ def init_command(
     Sizes come from the model folder, lengths from the tokenized rows, plans and batches from the memory; five lines say
     what was chosen and why. Nothing that exists is overwritten.
     """
-    from mindgspo.init import SetupRequest, write_experiment
+    from mindgspo.init.command import InitRequest, write_new_experiment
 
-    request = SetupRequest(
+    request = InitRequest(
         model=model,
         data=data,
         eval=eval_,
@@ -67,5 +67,5 @@ def init_command(
         eos_tokens=tuple(eos_token or ()),
         out=out,
     )
-    for line in write_experiment(request):
+    for line in write_new_experiment(request):
         print(line)

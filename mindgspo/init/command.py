@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,22 +14,23 @@ from mindgspo.config.data import DataSourceSection
 from mindgspo.config.huggingface_config import read_model_section
 from mindgspo.config.load import MOST_BYTES
 from mindgspo.config.model import FAMILIES
+from mindgspo.config.yaml_dialect import parse_document, write_document
 from mindgspo.errors import DataError
-from mindgspo.init.document import commented_document
 from mindgspo.init.lengths import MULTIPLE, Lengths, measure
-from mindgspo.init.plans import UPDATES, Fit, Machine, fitting, prompts_per_step
+from mindgspo.init.plans import UPDATES, Fit, Hardware, fitting, prompts_per_step
 from mindgspo.init.rewarding import Rewarding, choose_reward
-from mindgspo.init.rows import AS_THEY_ARE, RowAccount, Unread, held_out_keys, rows_text, take_account, write_rows
+from mindgspo.init.rows import AS_THEY_ARE, RowAccount, Unread, account_for_rows, held_out_keys, rows_text, write_rows
 from mindgspo.io import check_is_new, write_new_file
 from mindgspo.planner.command import peak_text
 from mindgspo.planner.memory_plan import GIB
 from mindgspo.planner.rank_work import FLOAT, whole_bytes
 from mindgspo.planner.time.estimate import seconds_text
-from mindgspo.text import counted, either
+from mindgspo.text import counted, either, printable
 from mindgspo.tokenization import load_tokenizer
 from mindgspo.tokenization.tokenizer import tokenizer_section_of
 
 _GROUP = 8
+_WIDTH = 110
 _FEWEST_STEPS, _EVALUATIONS = 20, 4
 LEARNING_RATES = ((1_000_000_000, 1e-6), (100_000_000, 5e-6), (10_000_000, 1e-5), (0, 5e-5))
 """(parameters from, peak): 1e-6 is usual for billions, 5e-5 was measured with the smallest; those between go by the
@@ -37,7 +39,7 @@ _BFLOAT16_RATIO_ERROR = 2e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SetupRequest:
+class InitRequest:
     """Options of the command line. device: None: Ascend where cards are given, else CPU. memory_gb: of a card, on CPU
     of the machine; None: 64, or what it has. tokenizer: None: the model's. eos_tokens: instead of those that the
     folders name. out: None: <model>-<data>.yaml in the current folder."""
@@ -56,11 +58,11 @@ class SetupRequest:
     out: Path | None = None
 
     @property
-    def machine(self) -> Machine:
+    def machine(self) -> Hardware:
         """What the run gets."""
         device = self.device or ("CPU" if self.cards is None else "Ascend")
         capacity = None if self.memory_gb is None else int(self.memory_gb * GIB)
-        return Machine(device=device, cards=self.cards or 1, capacity=capacity)
+        return Hardware(device=device, cards=self.cards or 1, capacity=capacity)
 
     @property
     def name(self) -> str:
@@ -83,7 +85,7 @@ class _Data:
     shared: int
 
 
-def write_experiment(request: SetupRequest) -> Iterator[str]:
+def write_new_experiment(request: InitRequest) -> Iterator[str]:
     """Write the experiment, and the split rows beside it where no file of held-out rows is given; five lines about it.
 
     Raises the errors of `mindgspo.errors`; then nothing is written.
@@ -95,7 +97,9 @@ def write_experiment(request: SetupRequest) -> Iterator[str]:
     section = tokenizer_section_of(request.model, request.tokenizer or request.model, request.eos_tokens)
     tokenizer = load_tokenizer(section, model.vocab_size)
     accounts = [
-        take_account(path, question=request.question, answer=request.answer, keeps_others=request.reward is not None)
+        account_for_rows(
+            path, question=request.question, answer=request.answer, keeps_others=request.reward is not None
+        )
         for path in (request.data.absolute(), *([request.eval.absolute()] if request.eval else []))
     ]
     rewarding = choose_reward(accounts[0], request.reward)
@@ -164,7 +168,7 @@ def _data(accounts: list[RowAccount], out: Path) -> _Data:
 
 def _experiment(
     name: str,
-    machine: Machine,
+    machine: Hardware,
     model: ModelSection,
     tokenizer: TokenizerSection,
     data: _Data,
@@ -200,7 +204,7 @@ def _experiment(
         },
         "algorithm": {"name": "gspo"},
         "reward": {"functions": [rewarding.function]},
-        "optimizer": {"lr": learning_rate(model)},
+        "optimizer": {"lr": usual_learning_rate(model)},
         "trainer": {
             "epochs": epochs,
             "prompts_per_mini_batch": prompts // UPDATES,
@@ -213,7 +217,7 @@ def _experiment(
     }
 
 
-def learning_rate(model: ModelSection) -> float:
+def usual_learning_rate(model: ModelSection) -> float:
     """By the number of its parameters."""
     return next(lr for size, lr in LEARNING_RATES if whole_bytes(model) // FLOAT >= size)
 
@@ -224,8 +228,8 @@ def _source(source: DataSourceSection) -> dict[str, Any]:
 
 
 def _lines(
-    request: SetupRequest,
-    machine: Machine,
+    request: InitRequest,
+    machine: Hardware,
     model: ModelSection,
     account: RowAccount,
     data: _Data,
@@ -274,7 +278,7 @@ def _title(out: Path, lines: dict[str, str]) -> str:
 
 
 def _comments(
-    machine: Machine, model: ModelSection, data: _Data, rewarding: Rewarding, lengths: Lengths
+    machine: Hardware, model: ModelSection, data: _Data, rewarding: Rewarding, lengths: Lengths
 ) -> dict[str, str]:
     """Why each value, by key."""
     response = (
@@ -304,3 +308,23 @@ def _comments(
         "plans": "The fewest divisions of the model that fit; `mindgspo plan` shows the memory.",
         "swap": "Without it nothing that was tried fits.",
     }
+
+
+def commented_document(title: str, mapping: Mapping[str, Any], comments: Mapping[str, str]) -> str:
+    """YAML of the mapping with a title. comments: by dotted key, put above the line."""
+    lines, above = list(_comment(title, 0)), ["experiment"]
+    for line in write_document(dict(mapping)).splitlines():
+        indent, key = len(line) - len(line.lstrip()), line.strip().partition(":")[0]
+        above = [*above[: indent // 2], key]
+        is_section = indent == 0 and (line.endswith(":") or key == "experiment")
+        lines += [""] if is_section else []
+        lines += [*_comment(comments.get(".".join(above), ""), indent), line]
+    text = "\n".join(lines) + "\n"
+    assert parse_document(text) == mapping, "the file does not hold what was planned"
+    return text
+
+
+def _comment(text: str, indent: int) -> Iterator[str]:
+    prefix = " " * indent + "# "
+    for paragraph in printable(text).splitlines():
+        yield from textwrap.wrap(paragraph, _WIDTH, initial_indent=prefix, subsequent_indent=prefix)

@@ -35,7 +35,7 @@ _OTHER_CARDS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class Hardware:
     """What the run gets. capacity: bytes of a card, on CPU of the whole machine; None: 64 GiB, or what it has."""
 
     device: str
@@ -55,7 +55,7 @@ class Fit:
     padding: str = ""
 
 
-def prompts_per_step(machine: Machine, num_rows: int) -> int:
+def prompts_per_step(machine: Hardware, num_rows: int) -> int:
     """A number that every plan on these cards can share out: a multiple of the cards and of the updates, at most what
     is usual and what leaves a few steps per epoch. Raises ConfigError where there are too few rows."""
     step = lcm(UPDATES, machine.cards)
@@ -69,7 +69,7 @@ def prompts_per_step(machine: Machine, num_rows: int) -> int:
     return number
 
 
-def fitting(source: str, base: Mapping[str, Any], machine: Machine) -> Fit:
+def fitting(source: str, base: Mapping[str, Any], machine: Hardware) -> Fit:
     """The base experiment with plans that fit, and the most slots and largest micro-batch that fit then. Of several
     ways to generate, the one with which a step is expected to be the fastest.
 
@@ -91,7 +91,7 @@ def fitting(source: str, base: Mapping[str, Any], machine: Machine) -> Fit:
     return replace(fastest, seconds=seconds)
 
 
-def _fits_by_generation(source: str, base: Mapping[str, Any], machine: Machine, refused: list[Fit]) -> Iterator[Fit]:
+def _fits_by_generation(source: str, base: Mapping[str, Any], machine: Hardware, refused: list[Fit]) -> Iterator[Fit]:
     """For each way to generate the first plan of training that fits. refused: grows by what does not fit."""
     model = load_mapping(source, merge(base, _smallest_batch(base, 1)), check_files=False).model
     for is_swapped in (False, True) if machine.device == "Ascend" else (False,):
@@ -110,7 +110,7 @@ def _fits_by_generation(source: str, base: Mapping[str, Any], machine: Machine, 
                 refused.append(tried)
 
 
-def _tuned(source: str, fit: Fit, machine: Machine) -> Fit:
+def _tuned(source: str, fit: Fit, machine: Hardware) -> Fit:
     """With the most slots and the largest micro-batch that fit, too."""
     slots = {"slots": most_slots(fit.config, capacity=machine.capacity)}
     larger = _tried(source, merge(fit.mapping, {"rollout": slots}), machine)
@@ -122,7 +122,7 @@ def _tuned(source: str, fit: Fit, machine: Machine) -> Fit:
     return larger
 
 
-def _tried(source: str, mapping: Mapping[str, Any], machine: Machine) -> Fit | None:
+def _tried(source: str, mapping: Mapping[str, Any], machine: Hardware) -> Fit | None:
     """None where a rule refuses the plans."""
     try:
         config = load_mapping(source, mapping, check_files=False)
@@ -146,14 +146,14 @@ def _smallest_batch(base: Mapping[str, Any], replicas: int) -> dict[str, Any]:
     }
 
 
-def _micro_batches(fit: Fit, machine: Machine) -> Iterator[dict[str, int]]:
+def _micro_batches(fit: Fit, machine: Hardware) -> Iterator[dict[str, int]]:
     longest, tokens = longest_sample(fit.config), _MICRO_BATCH[machine.device]
     while tokens > longest:
         yield {"max_tokens_per_micro_batch": tokens}
         tokens //= 2
 
 
-def _slices(model: ModelSection, machine: Machine) -> list[int]:
+def _slices(model: ModelSection, machine: Hardware) -> list[int]:
     """Legal sizes of model_parallel within a server, ascending."""
     return [
         size for size in legal_model_parallel(ParallelPlan(), model) if machine.cards % size == 0 and size <= _SERVER
@@ -161,7 +161,7 @@ def _slices(model: ModelSection, machine: Machine) -> list[int]:
 
 
 def _train_plans(
-    model: ModelSection, machine: Machine, infer_slices: int, *, is_swapped: bool
+    model: ModelSection, machine: Hardware, infer_slices: int, *, is_swapped: bool
 ) -> Iterator[dict[str, Any]]:
     """From the fewest divisions to the most; pipelines where slices alone are not enough. Defaults are left out, and
     plans that cannot fit whatever the batch."""
@@ -191,7 +191,7 @@ def _savings(slices: int) -> list[dict[str, Any]]:
     return [{}, {"recompute": "full"}, *split]
 
 
-def _train_plan(model: ModelSection, machine: Machine, slices: int, stages: int) -> dict[str, Any]:
+def _train_plan(model: ModelSection, machine: Hardware, slices: int, stages: int) -> dict[str, Any]:
     replicas = machine.cards // slices // stages
     plan = _sizes(replicas, slices)
     if stages > 1:
@@ -211,32 +211,34 @@ def _sizes(replicas: int, slices: int) -> dict[str, Any]:
     return {key: size for key, size in sizes.items() if size > 1} | tables
 
 
-def _infer_plan(model: ModelSection, machine: Machine, slices: int) -> dict[str, Any]:
+def _infer_plan(model: ModelSection, machine: Hardware, slices: int) -> dict[str, Any]:
     plan = _sizes(machine.cards // slices, slices)
     if model.num_experts is not None and slices > 1 and model.num_experts % slices == 0:
         plan |= {"expert_parallel": slices, "expert_tensor_parallel": 1}
     return plan
 
 
-def _refusal(source: str, base: Mapping[str, Any], machine: Machine, refused: list[Fit]) -> str:
+def _refusal(source: str, base: Mapping[str, Any], machine: Hardware, refused: list[Fit]) -> str:
     smallest = min(refused, key=lambda fit: fit.memory.peak()[1], default=None)
     needs = ""
     if smallest is not None:
-        needed, capacity = smallest.memory.peak()[1] / GIB, smallest.memory.capacity / GIB
-        planned = f"{100 * SHARE:.0f} % of {capacity:.1f} may be planned"
+        needed, card = smallest.memory.peak()[1] / GIB, smallest.memory.capacity / GIB
+        planned = f"{100 * SHARE:.0f} % of {card:.1f} may be planned"
         needs = f": the least that was found needs {needed:.1f} GiB, and {planned}"
     where = counted(machine.cards, "card") if machine.device == "Ascend" else "this machine"
     on_cards = merge(base, {"device": "Ascend", "model": {"dtype": "bfloat16"}})
     for cards in _OTHER_CARDS:
         is_more = machine.device == "CPU" or cards > machine.cards
-        other = Machine(device="Ascend", cards=cards, capacity=machine.capacity if machine.device == "Ascend" else None)
+        other = Hardware(
+            device="Ascend", cards=cards, capacity=machine.capacity if machine.device == "Ascend" else None
+        )
         can_share = base["rollout"]["prompts_per_step"] % lcm(UPDATES, cards) == 0
         if is_more and can_share and any(True for _ in _fits_by_generation(source, on_cards, other, [])):
             return f"{source} does not fit on {where}{needs}; on {counted(cards, 'card')} it does: --cards {cards}"
     return f"{source} does not fit on {where}{needs}; take a smaller model, shorter responses or more cards"
 
 
-def _padded(source: str, base: Mapping[str, Any], machine: Machine) -> tuple[dict[str, Any], str] | None:
+def _padded(source: str, base: Mapping[str, Any], machine: Hardware) -> tuple[dict[str, Any], str] | None:
     """The experiment with tables that can be cut over more of the cards, and why; None where that is not so."""
     model = load_mapping(source, merge(base, _smallest_batch(base, 1)), check_files=False).model
     rows = -(-model.vocab_size // _TABLE_ROWS) * _TABLE_ROWS

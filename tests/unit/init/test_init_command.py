@@ -19,11 +19,10 @@ from mindgspo.config.yaml_dialect import parse_document
 from mindgspo.data.benchmarks import INSTRUCTIONS
 from mindgspo.data.source_rows import SourceRow, asks
 from mindgspo.errors import ConfigError
-from mindgspo.init.columns import find_columns
-from mindgspo.init.command import LEARNING_RATES, learning_rate
-from mindgspo.init.document import commented_document
+from mindgspo.init.command import LEARNING_RATES, commented_document, usual_learning_rate
 from mindgspo.init.lengths import Lengths, measure
-from mindgspo.init.plans import Fit, Machine, fitting, prompts_per_step
+from mindgspo.init.plans import Fit, Hardware, fitting, prompts_per_step
+from mindgspo.init.rows import find_columns
 from mindgspo.planner import GIB, expected_memory
 
 PROJECT = Path(__file__).resolve().parents[3]
@@ -134,7 +133,7 @@ def test_a_column_may_have_an_odd_name(name: str, brought: Path, tmp_path: Path,
     rows = [{name: f"What is {i} + {i}?", "answer": 2 * i} for i in range(40)]
     (tmp_path / "odd.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ["--model", str(folder), "--data", str(tmp_path / "odd.jsonl"), "--out", str(tmp_path / "new.yaml")]
-    assert main(["init", *words]) == 0
+    assert main(["init", *words, "--question", name]) == 0
     assert "\x1b" not in capsys.readouterr().out + (tmp_path / "new.yaml").read_text()
     assert load_config(tmp_path / "new.yaml").data.train.columns.prompt == name
 
@@ -174,7 +173,7 @@ def test_the_learning_rates_of_docs_and_examples_are_those_that_are_written() ->
     for path in (PROJECT / "examples").glob("*/gspo*.yaml"):
         config = load_config(path, check_files=False)
         of_chatlearn = config.experiment == "math-lighteval-gspo"
-        assert config.optimizer.lr == (2e-6 if of_chatlearn else learning_rate(config.model)), path
+        assert config.optimizer.lr == (2e-6 if of_chatlearn else usual_learning_rate(config.model)), path
 
 
 def lengths_of(
@@ -238,7 +237,7 @@ def planned(tmp_path: Path, name: str, cards: int, model: ModelSection | None = 
     if model is None:
         model = ModelSection(**read_layers(PROJECT / "model_configs" / f"{name}.yaml", ())["model"])
     (tmp_path / "config.json").write_text(json.dumps(huggingface_config(model, eos_ids=[1], pad_id=0)))
-    machine = Machine(device="Ascend", cards=cards, capacity=None)
+    machine = Hardware(device="Ascend", cards=cards, capacity=None)
     prompts = prompts_per_step(machine, 7473)
     source = {"format": "gsm8k", "path": str(tmp_path / "rows.jsonl")}
     base = {
@@ -275,4 +274,4 @@ def test_too_few_cards_are_told_the_number_that_fits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("cards", "rows", "prompts"), [(1, 7473, 32), (8, 7473, 256), (64, 7473, 512), (8, 90, 16),
                                                         (12, 7473, 384), (6, 20, 12)])  # fmt: skip
 def test_prompts_of_a_step_can_be_shared_out(cards: int, rows: int, prompts: int) -> None:
-    assert prompts_per_step(Machine(device="Ascend", cards=cards, capacity=None), rows) == prompts
+    assert prompts_per_step(Hardware(device="Ascend", cards=cards, capacity=None), rows) == prompts
