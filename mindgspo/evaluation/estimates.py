@@ -44,11 +44,12 @@ _VERIFIED = (Verdict.CORRECT, Verdict.WRONG)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """value: over the problems measured. low, high: where it would lie over all problems like these, in 95 of 100
-    evaluations; None where a single problem cannot say."""
+    """A figure with its 95 % interval, e.g. Estimate(value=0.5, low=0.33, high=0.67)."""
 
     value: float
+    """Figure over the problems measured."""
     low: float | None
+    """Lower end of the interval over all problems like these; None where a single problem cannot say."""
     high: float | None
 
 
@@ -65,7 +66,7 @@ def share_estimate(values_P: ArrayLike, draws_per_problem: int = 1) -> Estimate:
 
 
 def effective_number(values_P: np.ndarray, draws_per_problem: int) -> float:
-    """How many independent answers the problems' values are worth: between P and P * draws_per_problem."""
+    """Number of independent answers that the problems' values are worth: between P and P * draws_per_problem."""
     num_problems, mean = values_P.size, values_P.mean()
     binomial, variance = mean * (1 - mean), values_P.var()
     if binomial == 0 or num_problems == 1:  # no spread to estimate from: one answer per problem claims the least
@@ -223,16 +224,20 @@ class ScoredProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSummary:
-    """estimates: by name. cut, no_answer, failed: shares of the answers that reached the longest length, in which no
-    answer was found, and that could not be verified. mean_length: in tokens."""
+    """Figures of problems with equally many answers each."""
 
     num_problems: int
     num_correct: int
     estimates: Mapping[str, Estimate]
+    """Estimates by metric name, e.g. acc/pass@4."""
     cut: float
+    """Share of answers that reached the longest length."""
     no_answer: float
+    """Share of answers in which no answer was found."""
     failed: float
+    """Share of answers that could not be verified."""
     mean_length: float
+    """Mean length in tokens."""
 
 
 def summarize_problems(

@@ -34,39 +34,42 @@ _ROUNDS_PER_CALL = 8  # how often the slots are filled per call of the engine; s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateOptions:
-    """How answers are drawn. None: as the folder's generation_config.json says; where it says nothing, greedy (0), no
-    top-p, no top-k, and answers of up to 2,048 tokens.
-
-    num_samples: answers per prompt. batch: answers generated at the same time. tokenizer: a folder, if the model's has
-    none. eos_tokens: that end an answer, instead of those that the folder names. system_prompt: of every conversation
-    without one of its own. is_raw: prompts are text to go on with; no chat template.
-    """
+    """Options of generation. None: as the folder's generation_config.json says; where it says nothing, greedy (0), no
+    top-p, no top-k, and answers of up to 2,048 tokens."""
 
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     max_new_tokens: int | None = None
     num_samples: int = 1
+    """Answers per prompt."""
     seed: int = 1
     batch: int = 32
+    """Answers generated at the same time."""
     device: Literal["CPU", "Ascend"] = "CPU"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     tokenizer: Path | None = None
+    """Folder of the tokenizer, if the model's has none."""
     eos_tokens: tuple[str, ...] = ()
+    """Tokens that end an answer, instead of those that the folder names."""
     system_prompt: str | None = None
+    """System message of every conversation without one of its own."""
     is_raw: bool = False
+    """Whether prompts are text to go on with, without a chat template."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """One answer. text: without the token that ends it. ids: int32 [L], with it. logprobs: float32 [L], under
-    softmax(logits / temperature) before any cut; greedy: at temperature 1. finish_reason: stop, or length where it was
-    cut off."""
+    """One answer."""
 
     text: str
+    """Text without the token that ends it."""
     ids: Int32Array
+    """int32 [L], with the token that ends it."""
     logprobs: Float32Array
+    """float32 [L], under softmax(logits / temperature) before top-k and top-p; greedy: at temperature 1."""
     finish_reason: FinishReason
+    """STOP, or LENGTH where it was cut off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +81,7 @@ class Generated:
 
     @property
     def text(self) -> str:
-        """Of the first answer."""
+        """Text of the first answer."""
         return self.completions[0].text
 
 
@@ -141,7 +144,7 @@ class TextPieces:
         self._start = self._told = 0
 
     def of(self, ids: Int32Array, *, is_last: bool = False) -> str:
-        """What is new. ids: all tokens so far. is_last: broken characters come as U+FFFD."""
+        """Return the new text. ids: all tokens so far. is_last: broken characters come as U+FFFD."""
         before, whole = self._text(ids[self._start : self._told]), self._text(ids[self._start :])
         if len(whole) <= len(before) or (whole.endswith("\ufffd") and not is_last):
             return ""

@@ -39,7 +39,7 @@ from mindgspo.tokenization import Tokenizer, load_tokenizer
 from mindgspo.types import Prompt, ScoredGroup
 
 ROUNDS_PER_CALL = 8
-"""How often the slots are filled per call of the engine: few enough for progress and memory, many enough that slots
+"""Times that the slots are filled per call of the engine: few enough for progress and memory, many enough that slots
 left empty at the end of a call do not matter."""
 
 NOTEWORTHY = 0.05

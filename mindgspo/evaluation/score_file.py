@@ -30,7 +30,7 @@ from mindgspo.text import aligned
 from mindgspo.types import Score, Verdict
 
 TAIL_CHARS = 160
-"""How much of a response an example shows, from its end."""
+"""Most characters of a response that an example shows, from its end."""
 
 
 @dataclass(slots=True, kw_only=True)

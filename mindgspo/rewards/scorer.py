@@ -230,7 +230,7 @@ def _failed(name: str, verdict: Verdict, message: str) -> Verification:
 
 
 def _key(job: RewardJob) -> str:
-    """What identifies a job without its response."""
+    """Identity of a job without its response."""
     return json.dumps([job.task, dict(job.without_response)], sort_keys=True)
 
 

@@ -15,58 +15,63 @@ from typing import Protocol, Union
 from mindgspo.types import Verdict
 
 MAX_EXTRACTED_CHARS = 200
-"""How much of an answer is kept in the sample record."""
+"""Most characters of an answer that are kept in the sample record."""
 
 JSONValue = Union[None, bool, int, float, str, "list[JSONValue]", "dict[str, JSONValue]"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One response to score.
-
-    text: the response up to its EOS. gold, data_source, extra_info: of the data row. index: the row's number, for
-    messages. num_tokens: length of the response in tokens, None where nobody tokenized it (a file of texts). is_cut:
-    whether the response reached the longest length without an EOS.
-    """
+    """One response to score, e.g. Candidate(text="#### 72", gold="72", data_source="gsm8k", index=0)."""
 
     text: str
+    """Response up to its EOS."""
     gold: str
+    """Gold answer of the row."""
     data_source: str
     index: int
+    """Number of the row, for messages."""
     num_tokens: int | None = None
+    """Length of the response in tokens, None where nobody tokenized it (a file of texts)."""
     is_cut: bool = False
+    """Whether the response reached the longest length without an EOS."""
     extra_info: Mapping[str, object] = field(default_factory=dict)
+    """Further fields of the row, for users' functions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """value: reward before weighting; None abstains (ERROR, UNPARSEABLE_GOLD, most of TIMEOUT). extracted: the
-    answer that was found, at most MAX_EXTRACTED_CHARS. extras: further numbers that a user's function reports; they are
-    logged only. message: why a function failed, "" where it did not."""
+    """Result of a reward function for one response."""
 
     value: float | None
+    """Reward before weighting; None abstains (ERROR, UNPARSEABLE_GOLD, most of TIMEOUT)."""
     verdict: Verdict
     extracted: str | None = None
+    """Answer that was found, at most MAX_EXTRACTED_CHARS."""
     extras: Mapping[str, float] = field(default_factory=dict)
+    """Further numbers of a user's function; they are logged only."""
     message: str = ""
+    """Why the function failed, "" where it did not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardJob:
-    """Work for a worker process. task: "math_verify", or "/absolute/path/file.py:function" for a user's function.
-    arguments: JSON values only, because that is what crosses the pipe; never code. conclude: what the value that the
-    task returned says about the candidate. when_late: what it is where time ran out, if `without_response` is quick,
-    which asks the same of the row alone; None: time that ran out is the function's failure."""
+    """Work for a worker process."""
 
     task: str
+    """ "math_verify", or "/absolute/path/file.py:function" for a user's function."""
     arguments: Mapping[str, JSONValue]
+    """JSON values only, because they cross a pipe; never code."""
     conclude: Callable[[JSONValue], Verification] = field(compare=False)
+    """Turns the value that the task returned into a verification."""
     when_late: Verification | None = None
+    """Verification where time ran out though `without_response` is quick; None: running out of time is a failure."""
     without_response: Mapping[str, JSONValue] = field(default_factory=dict)
+    """Arguments that ask the same of the row alone."""
 
 
 class JobOutcome(str, Enum):
-    """How a job ended. FAILED: the task raised. DIED: its process ended (crash, out of memory, os._exit)."""
+    """End of a job. FAILED: the task raised. DIED: its process ended (crash, out of memory, os._exit)."""
 
     DONE = "done"
     FAILED = "failed"
@@ -76,12 +81,13 @@ class JobOutcome(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """value: what the task returned, of a DONE job. message: one line that says what went wrong; of a DONE job, what
-    was left out of its value."""
+    """Reply of a worker to a job."""
 
     outcome: JobOutcome
     value: JSONValue = None
+    """Value that the task of a DONE job returned."""
     message: str = ""
+    """One line on what went wrong; for a DONE job, on what was left out of its value."""
 
 
 class Verifier(Protocol):

@@ -216,7 +216,7 @@ def _without_units(tokens: Sequence[Token]) -> list[Token]:
 
 
 def denies(text: str, *, is_first: bool) -> bool:
-    """Whether words behind a value say that it is another one or none. is_first: whether they stand right behind it,
+    """Whether words after a value say that it is another one or none. is_first: whether they stand right after it,
     as those of "5 squared" do and those of "5 cm squared" do not."""
     words = text.lower().split()
     return bool(_DENIALS & set(words)) or (is_first and bool(words) and words[0] in _POWERS)
@@ -227,7 +227,7 @@ def _ends_value(token: Token) -> bool:
 
 
 def _unit_length(tokens: Sequence[Token], start: int) -> int:
-    """How many tokens from `start` on are the unit that ends an element; 0 if there is none."""
+    """Number of tokens from `start` on that are the unit at the end of an element; 0 if there is none."""
     at = start
     if tokens[start].is_symbol("("):  # (hours)
         end = next((i for i in range(start + 1, len(tokens)) if not tokens[i].is_text), start)
@@ -297,7 +297,7 @@ def tokens_of_pair(answer: str, gold: str) -> list[list[Token]]:
 
 
 def _without_repeats(tokens: list[Token]) -> list[Token]:
-    r"""Of "3, 5, and 7" one of the two separators; nor is there a line break behind the last row of a matrix."""
+    r"""`tokens` with one of the two separators of "3, 5, and 7", and no line break after the last row of a matrix."""
     kept: list[Token] = []
     for token in tokens:
         repeats_comma = token.is_symbol(",") and bool(kept) and kept[-1].is_symbol(",")

@@ -119,7 +119,7 @@ class _Reading:
             return Quantity(value=Fraction(self.form.body))
         if self.form is not None and self.form.is_percent:
             return Quantity(value=Fraction(self.form.body.removesuffix(" %")) / 100, percent=True)
-        # A literal may be in a notation that the form does not know, such as 1.5e3, and a unit's exponent behind it.
+        # A literal may be in a notation that the form does not know, such as 1.5e3, and a unit's exponent after it.
         if parse_number(self.plain) is not None or self._is_number_with_words():
             return read_quantity(self._text)
         kinds = [token.kind for token in self.tokens]
@@ -242,7 +242,7 @@ def _based(reading: _Reading) -> tuple[str, str | None] | None:
 
 
 def _compare_options(answer: _Reading, gold: _Reading) -> Equivalence:
-    r"""Of \textbf{(B)}\ 5 the letter of the option is the answer where the other one is such a letter."""
+    r"""Compare the letters of options: \textbf{(B)}\ 5 is B where the other answer is a letter alone."""
     option, gold_option = answer.option, gold.option
     is_one = [len(reading.tokens) == 1 for reading in (answer, gold)]
     return _decided(True) if option is not None and option == gold_option and any(is_one) else Equivalence.UNDECIDED

@@ -64,7 +64,7 @@ class Marker(str, Enum):
 
 
 class _Strength(Enum):
-    """How much an occurrence says. STATED: a value. VAGUE: perhaps an answer. SILENT: nothing."""
+    """Strength of an occurrence. STATED: a value. VAGUE: perhaps an answer. SILENT: nothing."""
 
     STATED = "stated"
     VAGUE = "vague"
@@ -82,7 +82,7 @@ class Occurrence(NamedTuple):
 
 
 MAX_OCCURRENCES = 300
-"""How many occurrences of one kind are looked at, from the end that decides: a bound on the work for a text that
+"""Most occurrences of one kind that are looked at, from the end that decides: a bound on the work for a text that
 consists of markers."""
 
 _LINE_START = r"^[ \t>*_#-]{0,12}"
@@ -133,7 +133,7 @@ def occurrences(text: str, markers: Sequence[Marker], *, from_start: bool) -> li
 
 
 def content_of(text: str, occurrence: Occurrence) -> str:
-    """What `occurrence` announces: of a box all of it, of the others their line, of "72, not 71" the 72; bounded."""
+    """Text that `occurrence` announces: all of a box, else the line, without the end of "72, not 71"; bounded."""
     if occurrence.marker is Marker.BOXED:
         # A box is one answer or none, so one character too many makes it unreadable; a line may go on and on
         # after its first sentence.
@@ -151,7 +151,7 @@ _CONTRAST = re.compile(
 
 
 def _strength_of(text: str, occurrence: Occurrence, content: str) -> _Strength:
-    """How much is said by `content`, which `occurrence` announces in `text`."""
+    """Strength of `content`, which `occurrence` announces in `text`."""
     if not _HAS_VALUE.search(content):
         return _Strength.SILENT
     if occurrence.marker is Marker.BOXED:
@@ -190,7 +190,7 @@ def _speaks_of_answers(text: str) -> bool:
 def _in_lines(
     text: str, pattern: re.Pattern[str], marker_of: Callable[[re.Match[str]], Marker], from_start: bool
 ) -> list[Occurrence]:
-    """What a marker announces ends where the next one of its kind begins."""
+    """Occurrences of a pattern; each announces the text up to the next one."""
     matches = list(_nearest(pattern.finditer(text), from_start))
     ends = [*(match.start() for match in matches[1:]), len(text)][: len(matches)]
     return [
@@ -275,7 +275,7 @@ def find_answer(
     own: the data set's markers, of equal rank. others: further ones, the most trusted first; those of `own` may be
     among them. is_cut: whether the response reached the longest length without an EOS. ending: what a text without any
     marker ends in, where FINAL_NUMBER is among the others.
-    A value that is stated is preferred to words behind a marker. Never raises.
+    A value that is stated is preferred to words after a marker. Never raises.
     """
     ranks = _ranks(own, others, mode)
     takes_number = Marker.FINAL_NUMBER in others and mode != "strict" and not is_cut
@@ -286,7 +286,7 @@ def find_answer(
             continue
         if not passage.is_block or _STATES_SOMETHING.search(answer.text):
             return answer
-        # Words in a block ("see below") are the answer unless a marker behind the block says more.
+        # Words in a block ("see below") are the answer unless a marker after the block says more.
         words, takes_number = answer, False
     return words
 
@@ -328,7 +328,7 @@ def _answer_in(
             if strength is _Strength.VAGUE and vague is None:
                 vague = (occurrence, content)
     if vague is not None:
-        # Words behind a marker, as in "Answer: She sold 72 clips.": the number is looked for in and behind them.
+        # Words after a marker, as in "Answer: She sold 72 clips.": the number is looked for in and after them.
         occurrence, content = vague
         number = _number_in_words(text[occurrence.start :], content) if ending else None
         return Announced(number if number is not None and read_quantity(number) is not None else content)
@@ -372,8 +372,8 @@ def withdrawal(text: str, occurrence: Occurrence) -> re.Match[str] | None:
 
 
 def _number_in_words(text: str, line: str) -> str | None:
-    """The number in a line of words behind a marker, with which `text` starts; of a line without any, the number
-    behind it. None where the line refuses to answer, bounds the answer or offers several."""
+    """The number in a line of words after a marker, with which `text` starts; of a line without any, the number
+    after it. None where the line refuses to answer, bounds the answer or offers several."""
     words = plain(line)
     if _REFUSES.match(words) or _COMPARES.search(words) or states_several(words):
         return None

@@ -17,10 +17,10 @@ from mindgspo.rewards.answers.quantity import number_places, read_quantity, with
 from mindgspo.rewards.answers.text import WRONG_MARKS, ascii_forms, plain, without_code
 
 MAX_LINE_CHARS = 1000
-"""How much of a line is read, counted back from its last digit; the answer's sentence is shorter."""
+"""Most characters of a line that are read, counted back from its last digit; the answer's sentence is shorter."""
 
 MAX_LINES = 1000
-"""How many lines with digits are looked at."""
+"""Most lines with digits that are looked at."""
 
 _DIGIT = re.compile(r"[0-9\uff10-\uff19\u00bc-\u00be\u2150-\u215e]")
 _LIST_LABEL = re.compile(r"[ \t>*_#-]{0,12}[0-9]{1,2}[.)][*_]{0,2}\s(?=.{0,20}\w)")
@@ -69,7 +69,7 @@ _CHANGED_FROM = re.compile(
     re.IGNORECASE,
 )
 
-# What stands behind it.
+# What stands after a number.
 _OPERATOR_AFTER = re.compile(
     r"\s?(?:[+*^×÷]|\\(?:times|cdot|div|pm)(?![A-Za-z])|x(?=\s?[0-9(]))\s?[\w(\\]"
     r"|\s-\s[A-Za-z](?![A-Za-z])|\s?\\?(?:sqrt|pi)\b|\s?\\frac|\}|/[0-9]"
@@ -180,7 +180,7 @@ def _is_passed_over(before: str) -> bool:
 
 
 def _subtracts(sign: re.Match[str]) -> bool:
-    """Whether plus or minus joins two operands; else it is the sign of the number, or a dash behind a word."""
+    """Whether plus or minus joins two operands; else it is the sign of the number, or a dash after a word."""
     word, char = sign["word"], sign["char"]
     if char:
         return char.isdigit() or char in ")]}%"

@@ -12,7 +12,7 @@ Nothing is multiplied out or simplified. The reader is a recursive descent, line
 
     elements   relation (, relation)*            sum    term (+ term)*
     relation   sum (= sum)*                      term   factor ([* /] factor)*
-    factor     number, letter, bracket, fraction, root, matrix or function, and the scripts behind it
+    factor     number, letter, bracket, fraction, root, matrix or function, and the scripts after it
 
 Whatever cannot be read without guessing (1/2x, x2, a bracket that never closes, absurd nesting) has no normal form.
 """

@@ -1,8 +1,7 @@
-r"""From what a model typed to LaTeX tokens that mean something, and back to LaTeX that is safe for a symbolic parser.
+r"""Text of an answer, as a model types it, to LaTeX tokens that mean something.
 
-`answer_tokens` leaves out fonts, spacing, sizes, delimiters and currency, writes the braces that TeX lets one leave out
-(\frac12, \sqrt2, x^2), and drops units behind a value (5 \text{ cm}^2, \sqrt{2} \text{ m/s}). A unit that differs is
-not noticed, as with plain numbers: the question names it. Linear in the text, no pattern that backtracks.
+`tokens_of` leaves out fonts, spacing, sizes, delimiters and currency, and reads the same symbol in all its notations as
+one: \le, \leq and <=, 0.\dot3 and \frac39. Linear in the text, no pattern that backtracks. `answer_tokens` goes on.
 """
 
 from __future__ import annotations
@@ -79,24 +78,24 @@ LINE_BREAK = "\\\\"
 OPEN, CLOSE = Token(TokenKind.SYMBOL, "{"), Token(TokenKind.SYMBOL, "}")
 FRACTION, BINOMIAL = Token(TokenKind.COMMAND, "frac"), Token(TokenKind.COMMAND, "binom")
 
-_CHARACTERS: dict[int, str] = dict(WIDTHS_AND_DASHES)
-_CHARACTERS |= {0x3001: ",", 0x3002: ".", 0x2236: ":", 0x2044: "/", 0x2215: "/", 0x2032: "'", 0x2019: "'"}
-_CHARACTERS |= {0xD7: r"\times ", 0xB7: r"\cdot ", 0x22C5: r"\cdot ", 0x2217: "*", 0xF7: "/", 0xB1: r"\pm "}
-_CHARACTERS |= {0x221A: r"\sqrt ", 0x221E: r"\infty ", 0x2205: r"\emptyset ", 0x2264: r"\le ", 0x2265: r"\ge "}
-_CHARACTERS |= {0x2260: r"\ne ", 0x223C: r"\sim ", 0x2245: r"\cong ", 0x2208: r"\in "}
-_CHARACTERS |= {0x222A: r"\cup ", 0x2229: r"\cap ", 0x2033: "''", 0x211D: r"\mathbb{R}", 0x2124: r"\mathbb{Z}"}
-_CHARACTERS |= dict.fromkeys((0xBA, 0x2DA), "°")
-_CHARACTERS |= dict.fromkeys((0x2243, 0x2248, 0x2250, 0x2252), r"\approx ")
-_CHARACTERS |= {0xBD: r"\frac{1}{2}", 0xBC: r"\frac{1}{4}", 0xBE: r"\frac{3}{4}"}
-_CHARACTERS |= {0xB2: "^{2}", 0xB3: "^{3}", 0xB9: "^{1}", 0x2070: "^{0}"}
-_CHARACTERS |= {point: f"^{{{point - 0x2070}}}" for point in range(0x2074, 0x207A)}
-_CHARACTERS |= {point: f"_{{{point - 0x2080}}}" for point in range(0x2080, 0x208A)}
-_CHARACTERS |= dict.fromkeys((0x20AC, 0xA3, 0xA5), "$")
-_GREEK = (
-    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi o pi rho - sigma tau upsilon phi chi psi "
+_CHARACTERS: dict[int, str] = WIDTHS_AND_DASHES | str.maketrans(
+    {
+        **{"、": ",", "。": ".", "∶": ":", "⁄": "/", "∕": "/", "÷": "/", "∗": "*", "′": "'", "’": "'", "″": "''"},
+        **{"×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "±": r"\pm ", "√": r"\sqrt ", "∞": r"\infty "},
+        **{"≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∼": r"\sim ", "≅": r"\cong ", "∈": r"\in ", "∅": r"\emptyset "},
+        **{"∪": r"\cup ", "∩": r"\cap ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "º": "°", "˚": "°"},
+        **{"½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}"},
+        **dict.fromkeys("≃≈≐≒", r"\approx "), **dict.fromkeys("€£¥", "$"),
+        **{character: f"^{{{digit}}}" for digit, character in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")},
+        **{character: f"_{{{digit}}}" for digit, character in enumerate("₀₁₂₃₄₅₆₇₈₉")},
+    }
+)  # fmt: skip
+_GREEK_NAMES = (
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi "
     "omega"
 )
-_CHARACTERS |= {0x3B1 + offset: rf"\{name} " for offset, name in enumerate(_GREEK.split()) if len(name) > 1}
+_GREEK = dict(zip("αβγδεζηθικλμνξπρστυφχψω", _GREEK_NAMES.split(), strict=True))
+_CHARACTERS |= str.maketrans({letter: rf"\{name} " for letter, name in _GREEK.items()})
 
 DEGREE = "°"
 _DEGREES = re.compile(

@@ -73,7 +73,7 @@ class Term:
 
     @property
     def base_text(self) -> str:
-        """What a script is written behind: a lone letter, number or bracket as it is, all else in parentheses."""
+        """Text before a script: a lone letter, number or bracket as it is, all else in parentheses."""
         if self.sign == 1 and not self.divisors:
             if len(self.factors) == 1 and self.coefficient == 1:
                 return self.factors[0]

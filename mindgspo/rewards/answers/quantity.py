@@ -199,7 +199,7 @@ def is_unit(rest: str) -> bool:
 
 
 def _without_explanation(rest: str) -> str:
-    """Of " clips (48 in April and 24 in May)" the part before the bracket, which must hold numbers and words."""
+    """The part of " clips (48 in April and 24 in May)" before the bracket, which must hold numbers and words."""
     explained = _EXPLANATION.fullmatch(rest)
     if explained is None or len(_UNIT_NUMBER.findall(explained[2])) < 2 or not re.search(_UNIT_WORD, explained[2]):
         return rest
@@ -285,7 +285,7 @@ def read_quantity(content: str) -> Quantity | None:
 
 
 def unboxed(content: str) -> str:
-    r"""What stands in the last box of `content`, as in "Answer: $\boxed{34}$."; all of it where nothing is boxed, or
+    r"""Content of the last box of `content`, as in "Answer: $\boxed{34}$."; all of it where nothing is boxed, or
     where a value is stated before."""
     boxes = joined_spans(content)
     if not boxes or _STATED_BEFORE.search(content, 0, min(boxes[0].start, MAX_CONTENT_CHARS)):
@@ -342,14 +342,14 @@ def _with_commas(content: str) -> str:
 
 
 def last_boxes(text: str) -> str | None:
-    r"""What the last box of `text` says, or the boxes that are listed up to it; None without any."""
+    r"""Content of the last box of `text`, or of the boxes that are listed up to it; None without any."""
     spans = joined_spans(text)
     return box_content(text, *spans[-1]).strip() if spans else None
 
 
 _PROSE = re.compile(r"(?:[\s,;:(—-](?:[^\W\d_]|[\s,;:().'!/—-])*)?")
 _WORDS = re.compile(r"[^\W\d_]+(?:[-/'][^\W\d_]+)*")
-# Short words that nobody means as a product of variables. In brackets, behind a comma and beside a longer word, any
+# Short words that nobody means as a product of variables. In brackets, after a comma and beside a longer word, any
 # with a vowel is one.
 _SHORT_WORDS = words(
     "I a all am an and are as at be by day do for has he her his in is it its my of on one our per she so the to two "
@@ -387,15 +387,15 @@ def starts_with_number(content: str) -> bool:
 
 
 def without_aside(text: str) -> str:
-    """`text` without the sum in brackets behind its number that says how it came about: "72 clips (48 + 24)"."""
+    """`text` without the sum in brackets after its number that says how it came about: "72 clips (48 + 24)"."""
     aside = _ASIDE.search(text)
     return text if aside is None or not _DIGIT.search(text, 0, aside.start()) else _ASIDE.sub("", text)
 
 
 def before_calculation(content: str) -> str:
-    """Of "35 + 70 = 105" what stands before the equals sign, which is no quantity; anything else as it is.
+    """The part of "35 + 70 = 105" before the equals sign, which is no quantity; anything else as it is.
 
-    "The answer is n" names a number; a calculation behind these words is one more step of the solution, and graders of
+    "The answer is n" names a number; a calculation after these words is one more step of the solution, and graders of
     GSM8K do not take it for an answer.
     """
     text = _after_lead_in(plain(content[:MAX_CONTENT_CHARS]))

@@ -37,7 +37,7 @@ class _Bracket:
     num_arguments: int = 0
 
     def take_use(self) -> str:
-        """What the part that begins here is used for."""
+        """Return the use of the part that begins here."""
         use, self.next_use = self.next_use, "part"
         if self.num_arguments:
             self.num_arguments -= 1
@@ -94,7 +94,7 @@ def safe_latex(tokens: Sequence[Token]) -> str | None:
 
     Whatever the parser does with names, these are letters only: no quotes, dots, underscores or calls survive. Products
     of numbers get their dot, because the parser takes 2(3) for the mixed number 2 + 3; so 2 3 has no place either. Nor
-    has a zero behind a word: "4 for 0" would be zero.
+    has a zero after a word: "4 for 0" would be zero.
     """
     written: list[str] = []
     scripts: list[bool] = []  # per open brace, whether it is a script
@@ -116,7 +116,7 @@ def safe_latex(tokens: Sequence[Token]) -> str | None:
         if token.is_symbol("{"):
             scripts.append(before is not None and before.is_symbol("^", "_"))
         elif token.is_symbol("}"):
-            # Within \frac{1}{2} no number can follow, and behind \log_{2} none is a factor.
+            # Within \frac{1}{2} no number can follow, and after \log_{2} none is a factor.
             is_operand = not (scripts and scripts.pop())
         before = token
     return " ".join(text for text in written if text)

@@ -23,18 +23,17 @@ WIDTHS_AND_DASHES: dict[int, str] = {0xFF01 + offset: chr(0x21 + offset) for off
 """Full-width forms, kinds of white space and of dashes -> their ASCII forms."""
 WIDTHS_AND_DASHES |= dict.fromkeys((0x00A0, 0x2007, 0x2009, 0x200A, 0x202F, 0x3000), " ")
 WIDTHS_AND_DASHES |= dict.fromkeys((0x200B, 0x200C, 0x200D, 0x2060, 0xFEFF), "")
-WIDTHS_AND_DASHES |= dict.fromkeys((0x2010, 0x2011, 0x2012, 0x2013, 0x2212, 0xFE63), "-")
-_CHARACTERS = dict(WIDTHS_AND_DASHES)
-_CHARACTERS |= dict.fromkeys((0x201C, 0x201D, 0x201E), '"') | dict.fromkeys((0x2018, 0x2019), "'")
-_CHARACTERS |= {0x2044: "/", 0x2215: "/", 0x3002: ". ", 0x3001: ",", 0xFF61: ". "}
-_CHARACTERS |= dict.fromkeys((0x223C, 0x2243, 0x2245, 0x2248, 0x2250, 0x2252), "=")  # about
-_CHARACTERS |= dict.fromkeys((0xA3, 0xA5, 0xFFE5, *range(0x20A0, 0x20C0)), "$")  # currency signs
-_VULGAR_FRACTIONS = {
-    **{0xBC: "1/4", 0xBD: "1/2", 0xBE: "3/4", 0x2150: "1/7", 0x2151: "1/9", 0x2152: "1/10", 0x2153: "1/3"},
-    **{0x2154: "2/3", 0x2155: "1/5", 0x2156: "2/5", 0x2157: "3/5", 0x2158: "4/5", 0x2159: "1/6", 0x215A: "5/6"},
-    **{0x215B: "1/8", 0x215C: "3/8", 0x215D: "5/8", 0x215E: "7/8"},
-}
-_CHARACTERS |= {point: f" {fraction}" for point, fraction in _VULGAR_FRACTIONS.items()}
+WIDTHS_AND_DASHES |= str.maketrans(dict.fromkeys("‐‑‒–−﹣", "-"))
+_FRACTIONS = "1/4 1/2 3/4 1/7 1/9 1/10 1/3 2/3 1/5 2/5 3/5 4/5 1/6 5/6 1/8 3/8 5/8 7/8"
+_CHARACTERS: dict[int, str] = WIDTHS_AND_DASHES | str.maketrans(
+    {
+        **dict.fromkeys("“”„", '"'), **dict.fromkeys("‘’", "'"), **dict.fromkeys("⁄∕", "/"),
+        **{"。": ". ", "｡": ". ", "、": ","},
+        **dict.fromkeys("∼≃≅≈≐≒", "="),  # about
+        **dict.fromkeys(("£", "¥", "￥", *map(chr, range(0x20A0, 0x20C0))), "$"),
+        **{sign: f" {value}" for sign, value in zip("¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞", _FRACTIONS.split(), strict=True)},
+    }
+)  # fmt: skip
 
 SIZES = r"tiny|(?:script|footnote|normal)size|small|[lL]arge|LARGE|[hH]uge"
 COLOUR = r"(?:fcolorbox\{[^{}]{0,30}\}|(?:text|math)?color(?:box)?)(?:\[[A-Za-z]{0,9}\])?\{[^{}]{0,30}\}"
@@ -47,7 +46,7 @@ _EMOJI = (
     "\U0001f6ac-\U0001f6ff\U0001f7e0-\U0001f7eb\U0001f900-\U0001faff∎\u25a0-\u25b1\u25c6-\u25d9◯\u25fb-\u25fe⬛⬜⬤"
 )
 WRONG_MARKS = "❌❎☒✗✘⛔\U0001f6ab\U0001f44e"
-"""Crosses and the like, for a pattern: what they stand behind is said to be wrong."""
+"""Crosses and the like, for a pattern: what stands before them is said to be wrong."""
 _SIGNS = (
     r"\\(?:checkmark|tick|cmark|ding\{5[12]\}|bigstar|(?:black)?(?:square|lozenge)|Box|QED|qed(?:symbol|here)?)"
     r"(?![A-Za-z])|(?<![A-Za-z])Q\.\s?E\.\s?D\b\.?"
@@ -314,7 +313,7 @@ def _answer_block(text: str, from_start: bool, is_cut: bool) -> tuple[int, int] 
 
 
 def _after_thinking(text: str, from_start: bool) -> str:
-    """What follows the last </think> (from_start: the first); empty where thinking is still going on."""
+    """Text after the last </think> (from_start: the first); empty where thinking is still going on."""
     ends = [tag.end() for tag in _THINK_TAG.finditer(text) if tag[1]]
     if ends:
         text = text[ends[0] if from_start else ends[-1] :]

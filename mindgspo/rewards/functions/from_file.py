@@ -71,7 +71,7 @@ def conclude(value: JSONValue) -> Verification:
 
 
 def _problem_of(value: JSONValue) -> str | None:
-    """What is wrong with a function's value, in one line; None where it is a reward or abstains."""
+    """Problem of a function's value, in one line; None where it is a reward or abstains."""
     if isinstance(value, dict):
         if "score" not in value:
             return f"returned a dict with the keys {_shown(list(value))}; {_EXPECTED}"

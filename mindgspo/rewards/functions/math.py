@@ -33,7 +33,7 @@ from mindgspo.types import Verdict
 
 TASK = "math_verify"
 MAX_ENDING_CHARS = 1000
-"""How much of a text without a marker is searched for a last formula."""
+"""Most characters of a text without a marker that are searched for a last formula."""
 
 _MAX_WORDS = 3
 _MAX_LINES = 20
@@ -96,7 +96,7 @@ class Math:
         )
 
     def _stated(self, text: str, gold: str, takes_words: bool) -> Announced | None:
-        r"""What is announced in a text without a box. `find_answer` looks for numbers and for formulas that start like
+        r"""The announcement in a text without a box. `find_answer` looks for numbers and for formulas that start like
         one, so that it would pass over "The answer is $\{1,2\}$." and "The answer is east." to the last number."""
         for occurrence in occurrences(text, _LINES, from_start=self._mode == "first")[:_MAX_LINES]:
             if self._mode != "first" and withdrawal(text, occurrence):
@@ -111,13 +111,13 @@ class Math:
 
 
 def _stated_gold(gold: str) -> str:
-    r"""What the last \boxed{} of a whole solution says, or the boxes that are listed there; else all of it."""
+    r"""Content of the last \boxed{} of a whole solution, or of the boxes that are listed there; else all of it."""
     boxed = last_boxes(gold)
     return gold.strip() if boxed is None else boxed
 
 
 def gold_answer(stated: str) -> str:
-    """Of a gold answer such as "The solution is: $k=4$." the formula, if nothing else is said; all of any other."""
+    """The formula of a gold answer such as "The solution is: $k=4$.", if nothing else is said; all of any other."""
     formulas = list(_FORMULA.finditer(stated)) if len(stated) <= MAX_EXPRESSION_CHARS else []
     if not formulas or not _ONLY_ANNOUNCES.fullmatch(stated, 0, formulas[0].start()):
         return stated
@@ -159,7 +159,7 @@ def _compared(answer: str, value: JSONValue) -> Verification:
 
 # ----- the formula in a line that announces it
 
-# A dollar sign that is no delimiter has a space on the inner side or a digit behind it: "$5 or $6".
+# A dollar sign that is no delimiter has a space on the inner side or a digit after it: "$5 or $6".
 _FORMULA = re.compile(
     r"\$\$(?P<display>[^$]+)\$\$|(?<!\\)\$(?=\S)(?P<inline>[^$]*[^$\s\\])\$(?![0-9])|\\[(\[](?P<bracket>[^$]+?)\\[)\]]"
 )
@@ -222,19 +222,19 @@ def expression_in(content: str, *, takes_all: bool = False) -> str:
     is_list = end is not None and takes_all and not is_reason and _NEXT_ANSWER.match(content, end.end()) is not None
     sentence = content if end is None or is_list else content[: end.start()]
     if _IS.search(sentence) and (formulas or not _is_formula(sentence)):
-        sentence = _behind_is(sentence) or sentence
+        sentence = _after_is(sentence) or sentence
     return sentence.strip() or content.strip()
 
 
-def _behind_is(sentence: str) -> str | None:
-    """Of "the largest $n$ is 34" the value, if it is a formula."""
+def _after_is(sentence: str) -> str | None:
+    """The value of "the largest $n$ is 34", if it is a formula."""
     *_, last = _IS.split(sentence)
     value = last.strip(" $.")
     return value if len(last) < len(sentence) and not _DENIES.search(sentence) and _is_formula(value) else None
 
 
 def _ending(text: str) -> str | None:
-    """What a text without any marker ends in: the last formulas as a whole, where words announce them or they are an
+    """End of a text without any marker: the last formulas as a whole, where words announce them or they are an
     equation; else the final number. A number within a formula that says something else is no answer."""
     text = without_code(text)
     sentence = text[-MAX_ENDING_CHARS:]
@@ -251,7 +251,7 @@ def _ending(text: str) -> str | None:
     number = final_number(text)
     if number is not None:
         line = text.rstrip().rpartition("\n")[2]
-        return number if read_quantity(number) is not None else _behind_is(line[-MAX_ENDING_CHARS:])
+        return number if read_quantity(number) is not None else _after_is(line[-MAX_ENDING_CHARS:])
     return None
 
 
@@ -265,7 +265,7 @@ def takes_back(content: str) -> bool:
 
 
 def _first_list(content: str, formulas: list[re.Match[str]], *, takes_all: bool = False) -> str | None:
-    """The first formula and those that are listed right behind it; None where nothing announces it,
+    """The first formula and those that are listed right after it; None where nothing announces it,
     where a list goes on without delimiters, and where the words around it take it back. takes_all: None also where
     another formula or number follows."""
     parts = [_inside(formulas[0])]

@@ -32,7 +32,7 @@ _WHOLE = re.compile(_PREFIX + _LIST + _SUFFIX)
 _HEAD = re.compile(_PREFIX + _LIST + r"(?![A-Za-z0-9])")
 _LOWER_CASE = re.compile(r"\(?([a-j])\)?")
 _LABEL = re.compile(r"(?<![A-Za-z0-9.])\(?([A-J])(?:[.):](?=\s|\S{2})|,(?=[\u4e00-\u9fff]))")
-# What may stand behind the letters of a line; another word behind them makes "A" an article and "BAD" a word.
+# What may stand after the letters of a line; another word after them makes "A" an article and "BAD" a word.
 _AFTER_LETTERS = re.compile(
     r"\s*(?:\Z|[.;:!?(—\u4e00-\u9fff]|,(?!\s?[A-J]\b)|-\s"
     r"|(?:because|since|as|is|are|which|with|given|due|options?|choices?)\b)"
@@ -101,7 +101,7 @@ def _gold_choices(gold: str) -> Choice | None:
 
 
 def read_choices(text: str) -> Choice | None:
-    """The letters that a box, a block or a gold answer consists of, with or without the text of the options behind
+    """The letters that a box, a block or a gold answer consists of, with or without the text of the options after
     them; None for anything else."""
     if len(text) > MAX_CHARS:
         return None
@@ -114,7 +114,7 @@ def read_choices(text: str) -> Choice | None:
 
 
 def find_choices(text: str, *, mode: AnswerMode, is_cut: bool) -> tuple[str, Choice | None] | None:
-    """What announces the choice and the letters in it; None where nothing does, no letters where it is unreadable.
+    """The announcement of the choice and the letters in it; None where nothing does, no letters where it is unreadable.
 
     Boxes count; in any mode but strict also lines such as "Answer: B", and a last line of nothing but letters. What can
     be read is preferred to what cannot. An <answer> block is searched first.
@@ -159,7 +159,7 @@ def _announced(text: str, mode: AnswerMode, is_cut: bool, is_block: bool) -> Ite
 
 
 def _stated(text: str, from_start: bool) -> list[str]:
-    """What stands behind announcements up to the end of their line or the next one; the decisive one first."""
+    """Texts after announcements, up to the end of their line or the next one; the decisive one first."""
     found = _STATED.finditer(text)
     matches = list(islice(found, MAX_OCCURRENCES) if from_start else deque(found, maxlen=MAX_OCCURRENCES))
     ends = [*(match.start() for match in matches[1:]), len(text)]
@@ -225,7 +225,7 @@ def _add_row(
 
 
 def _link(text: str, box: BoxSpan, following: BoxSpan) -> re.Match[str] | None:
-    """What makes a row of two boxes; None where they are apart, or one is within the other."""
+    """The link that makes a row of two boxes; None where they are apart, or one is within the other."""
     if not box.end < following.start <= box.end + _MAX_BETWEEN:
         return None
     return _BETWEEN_BOXES.fullmatch(text, box.end, following.start)
@@ -256,7 +256,7 @@ def _labels(flat: str) -> list[str]:
 
 
 def _labelled(flat: str) -> Choice | None:
-    """The letters of a text that starts with an option, with its text behind it: "B. Paris", "A) red, C) blue"."""
+    """The letters of a text that starts with an option, with its text after it: "B. Paris", "A) red, C) blue"."""
     labels = _labels(flat)
     if not labels or (len(labels) > 1 and _UNSURE.search(flat)):
         return None

@@ -16,7 +16,7 @@ from mindgspo.rewards.verification import Candidate, Verification, verified
 from mindgspo.types import Verdict
 
 VERL_TAIL_CHARS = 300
-"""How much of a response verl looks at."""
+"""Characters of a response, from its end, that verl looks at."""
 
 _VERL_MARKED = re.compile(r"#### (-?[0-9.,]+)")
 _VERL_NUMBER = re.compile(r"-?[0-9.,]+")

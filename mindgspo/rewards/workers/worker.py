@@ -30,7 +30,7 @@ from types import ModuleType
 
 MATH_VERIFY = "math_verify"
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
-"""What a user's function is called with, by keyword: the convention of verl's `custom_reward_function`."""
+"""Keyword arguments of a user's function: the convention of verl's `custom_reward_function`."""
 MODULE_PREFIX = "mindgspo_reward_"
 NEEDED_KEYS = ("score", "acc", "verdict")
 MAX_MESSAGE = 500
