@@ -31,10 +31,14 @@ def read(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+def score_rows(folder: Path, rows: list[dict], function: str = "gsm8k", **options: object) -> list[dict]:
+    rows_file, output = write(folder / "rows.jsonl", rows), folder / "scored.jsonl"
+    score_with_function(**{"function": function, "input": rows_file, "output": output, "keys": RowKeys(), **options})
+    return read(output)
+
+
 def test_every_row_keeps_its_keys_and_its_place(tmp_path: Path) -> None:
-    output = tmp_path / "scored.jsonl"
-    score_with_function(function="gsm8k", input=write(tmp_path / "rows.jsonl", ROWS), output=output, keys=RowKeys())
-    scored = read(output)
+    scored = score_rows(tmp_path, ROWS)
     assert [row["id"] for row in scored] == list(range(7))
     assert [row["score"] for row in scored] == [1.0, 0.0, 0.0, 1.0, 0.0, None, 1.0]
     assert [row["verdict"] for row in scored] == [
@@ -62,12 +66,10 @@ def test_labels_make_a_confusion_table_with_examples(tmp_path: Path, capsys: pyt
 
 
 def test_keys_may_have_other_names_and_modes_be_chosen(tmp_path: Path) -> None:
-    rows = write(tmp_path / "rows.jsonl", [{"output": "She has 72.", "answer": 72, "label": 1}])
+    rows = [{"output": "She has 72.", "answer": 72, "label": 1}]
     keys = RowKeys(response="output", gold="answer", label="label")
-    output = tmp_path / "scored.jsonl"
     for answer, verdict in (("flexible", "correct"), ("strict", "no_answer")):
-        score_with_function(function="gsm8k", input=rows, output=output, keys=keys, answer=answer)
-        assert read(output)[0]["verdict"] == verdict
+        assert score_rows(tmp_path, rows, keys=keys, answer=answer)[0]["verdict"] == verdict
 
 
 def test_a_function_of_your_own_scores_in_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,11 +81,9 @@ def test_a_function_of_your_own_scores_in_a_child(tmp_path: Path, monkeypatch: p
         "    return {'score': len(solution_str) / 10, 'acc': solution_str == ground_truth}\n"
     )
     responses = ["72", "hang", "1234567890"]
-    rows = write(tmp_path / "rows.jsonl", [{"response": text, "gold": "72"} for text in responses])
     monkeypatch.chdir(tmp_path)
-    output = tmp_path / "scored.jsonl"
-    score_with_function(function="mine.py:score", input=rows, output=output, keys=RowKeys(), timeout_s=0.5)
-    scored = read(output)
+    rows = [{"response": text, "gold": "72"} for text in responses]
+    scored = score_rows(tmp_path, rows, "mine.py:score", timeout_s=0.5)
     assert [row["score"] for row in scored] == [0.2, None, 1.0]
     assert [row["verdict"] for row in scored] == ["correct", "timeout", "wrong"]
     assert "0.5" in scored[1]["message"]
@@ -110,21 +110,15 @@ def test_a_function_that_fails_on_every_row_ends_with_exit_code_1(
     ({"response": "1", "gold": "1", "extra_info": 3}, r"rows.jsonl:2: extra_info: expected an object, got int"),
 ])  # fmt: skip
 def test_a_bad_row_is_named_and_no_file_is_left(tmp_path: Path, row: dict, message: str) -> None:
-    rows = write(tmp_path / "rows.jsonl", [{"response": "#### 1", "gold": "1"}, row])
     with pytest.raises(DataError, match=message):
-        score_with_function(function="gsm8k", input=rows, output=tmp_path / "scored.jsonl", keys=RowKeys())
+        score_rows(tmp_path, [{"response": "#### 1", "gold": "1"}, row])
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
-def test_lines_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+def test_a_row_without_a_function_is_named(tmp_path: Path) -> None:
     row = {"response": "#### 1", "gold": "1"}
-    rows = write(tmp_path / "rows.jsonl", [{**row, "data_source": "openai/gsm8k"}, row])
     with pytest.raises(DataError, match=r"rows.jsonl:2: no reward function for data_source ''.*instead of auto"):
-        score_with_function(function="auto", input=rows, output=tmp_path / "scored.jsonl", keys=RowKeys())
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"response": "1", "gold": "1"}\n{"response": \n')
-    with pytest.raises(DataError, match=r"rows.jsonl:2: not JSON"):
-        score_with_function(function="gsm8k", input=rows, output=tmp_path / "scored.jsonl", keys=RowKeys())
+        score_rows(tmp_path, [{**row, "data_source": "openai/gsm8k"}, row], "auto")
 
 
 @pytest.mark.parametrize(("function", "message"), [
@@ -132,24 +126,18 @@ def test_lines_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     ("overlong", r"--function overlong: scores a length in tokens, and a file of texts has none"),
     ("missing.py:f", r"--function: .*missing.py does not exist"),
 ])  # fmt: skip
-def test_an_impossible_function_is_refused_before_any_row_is_read(tmp_path: Path, function: str, message: str) -> None:
+def test_an_impossible_function_is_refused(tmp_path: Path, function: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        score_with_function(
-            function=function, input=tmp_path / "absent", output=tmp_path / "scored.jsonl", keys=RowKeys()
-        )
+        score_rows(tmp_path, [], function)
 
 
 def test_a_broken_file_and_an_impossible_output_are_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def scores(): pass\n")
     with pytest.raises(RewardError, match=r"mine.py.*score.*did you mean.*scores"):
-        score_with_function(
-            function=f"{tmp_path}/mine.py:score", input=tmp_path / "absent", output=tmp_path / "scored.jsonl",
-            keys=RowKeys(),
-        )  # fmt: skip
-    rows = write(tmp_path / "rows.jsonl", ROWS)
-    with pytest.raises(ConfigError, match="is the input; choose another file"):
-        score_with_function(function="gsm8k", input=rows, output=rows, keys=RowKeys())
-    with pytest.raises(ConfigError, match="is a folder; give the file to write"):
-        score_with_function(function="gsm8k", input=rows, output=tmp_path, keys=RowKeys())
-    with pytest.raises(ConfigError, match="there is no folder"):
-        score_with_function(function="gsm8k", input=rows, output=tmp_path / "no" / "scored.jsonl", keys=RowKeys())
+        score_rows(tmp_path, [], f"{tmp_path}/mine.py:score")
+    for output, message in (
+        ("rows.jsonl", "is the input; choose another file"), ("", "is a folder; give the file to write"),
+        ("no/scored.jsonl", "there is no folder"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=message):
+            score_rows(tmp_path, ROWS, output=tmp_path / output)
