@@ -22,7 +22,7 @@ from mindgspo.config.algorithm import POLICY_LOSSES
 from mindgspo.config.yaml_dialect import parse_document
 from mindgspo.errors import ConfigError
 from mindgspo.io import make_folder, write_file
-from mindgspo.metrics.files import CONFIG_FILE
+from mindgspo.metrics.files import CONFIG_FILE, recorded_number
 from mindgspo.metrics.pages import page, pictures
 from mindgspo.metrics.plot_style import (
     DARK,
@@ -140,7 +140,7 @@ def distinct_names(folders: Sequence[Path]) -> list[str]:
 
 
 def _outcome(name: str, folder: Path, run: RunRecord) -> RunOutcome:
-    seconds, speed = _number(run.summary.get("seconds")), _number(run.summary.get("tokens_per_second"))
+    seconds, speed = recorded_number(run.summary.get("seconds")), recorded_number(run.summary.get("tokens_per_second"))
     times, tokens = run.series("perf/time_per_step").values, run.series("perf/total_num_tokens").values
     if seconds is None and times:
         seconds = sum(times)
@@ -176,10 +176,6 @@ def _last_and_best(run: RunRecord, figure: HeldOut) -> tuple[MeasuredFigure | No
             text += f" ({' .. '.join(figure.text(end).removesuffix('%') for end in ends)})"
         found.append(MeasuredFigure(step=step, value=value, low=ends[0], high=ends[1], text=text))
     return (found[-1], max(found, key=lambda one: one.value)) if found else (None, None)
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 def _settings(path: Path) -> dict[str, object]:

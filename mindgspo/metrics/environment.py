@@ -61,11 +61,11 @@ def versions() -> dict[str, str]:
             version = getattr(sys.modules.get(name), "__version__", None)
             if isinstance(version, str):
                 found[name] = version
-    cann = installed_cann()
+    cann = cann_release()
     return found if cann is None else {**found, "cann": cann}
 
 
-def installed_cann(default: Path = _CANN_DEFAULT) -> str | None:
+def cann_release(default: Path = _CANN_DEFAULT) -> str | None:
     """Version of the CANN toolkit that the environment names, else of the one in its usual place; None without one."""
     named = os.environ.get("ASCEND_HOME_PATH") or os.environ.get("ASCEND_TOOLKIT_HOME")
     root = Path(named) if named else default
@@ -78,24 +78,15 @@ def installed_cann(default: Path = _CANN_DEFAULT) -> str | None:
 
 
 def git_state(root: Path) -> dict[str, object] | None:
-    """{"commit": ..., "dirty": whether tracked files differ from it}; None where root is no checkout of its own."""
+    """{"commit": ..., "dirty": whether tracked files differ from it}; None where root is no checkout of its own, and
+    where git cannot be asked: a run does not depend on it."""
     if not (root / ".git").exists():
         return None
-    commit = _git(root, "rev-parse", "HEAD")
-    changes = _git(root, "status", "--porcelain", "--untracked-files=no")
-    return None if commit is None else {"commit": commit, "dirty": bool(changes)}
-
-
-def _git(root: Path, *words: str) -> str | None:
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    quiet = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     try:
-        done = subprocess.run(
-            ["git", "-C", str(root), *words],
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
-            capture_output=True,
-            text=True,
-            timeout=_GIT_SECONDS,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):  # no git, or not ours to read: a run does not depend on it
+        done = subprocess.run(command, env=quiet, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
+    commit, dirty, _ = done.stdout.strip().partition("-dirty")
+    return {"commit": commit, "dirty": bool(dirty)}

@@ -178,3 +178,8 @@ def read_summary(run_dir: Path) -> dict[str, object]:
     if not isinstance(record, dict):
         raise RunFolderError(f"{path}: expected an object, got {type(record).__name__}")
     return record
+
+
+def recorded_number(value: object) -> int | float | None:
+    """A number as a run folder has it; None for anything else."""
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None

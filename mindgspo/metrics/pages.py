@@ -78,7 +78,7 @@ _LONGEST = 2_000
 
 
 @cache
-def words() -> dict[str, str]:
+def chinese_words() -> dict[str, str]:
     """English and Chinese, as the file has them."""
     return yaml.safe_load(Path(__file__).with_name("pages_cn.yaml").read_text(encoding="utf-8"))
 
@@ -86,14 +86,14 @@ def words() -> dict[str, str]:
 @cache
 def _forms() -> list[tuple[list[str], str]]:
     """The texts around the parts that change, and the Chinese form; those with the most words of their own first."""
-    forms = [(english.split("{}"), chinese) for english, chinese in words().items() if "{}" in english]
+    forms = [(english.split("{}"), chinese) for english, chinese in chinese_words().items() if "{}" in english]
     return sorted(forms, key=lambda form: -sum(map(len, form[0])))
 
 
 def chinese(text: str) -> str | None:
     """The text in Chinese; None where there is no entry for it."""
-    if text in words():
-        return words()[text]
+    if text in chinese_words():
+        return chinese_words()[text]
     if len(text) > _LONGEST:
         return None
     for pieces, form in _forms():

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mindgspo.io import write_file
 from mindgspo.metrics.diagnosis import diagnose
-from mindgspo.metrics.files import REPORT_FILE, SAMPLES_PAGE, SUMMARY_FILE, VALIDATION_FILE
+from mindgspo.metrics.files import REPORT_FILE, SAMPLES_PAGE, SUMMARY_FILE, VALIDATION_FILE, recorded_number
 from mindgspo.metrics.glossary import MetricInfo, chinese_glossary, glossary, glossary_name, metrics
 from mindgspo.metrics.pages import page, pictures, questions
 from mindgspo.metrics.plot import panel_pictures, plot_run
@@ -108,18 +108,13 @@ def headlines(run: RunRecord) -> list[Headline]:
         tiles.append(Headline("Mean reward", span, "first and last step"))
     steps = summary.get("steps", max(row["step"] for row in run.metrics))
     tiles.append(Headline("Steps", f"{steps}"))
-    if (seconds := _measured(summary, "seconds")) is not None:
+    if (seconds := recorded_number(summary.get("seconds"))) is not None:
         tiles.append(Headline("Time", duration(seconds)))
-    if (speed := _measured(summary, "tokens_per_second")) is not None:
+    if (speed := recorded_number(summary.get("tokens_per_second"))) is not None:
         tiles.append(Headline("Speed", f"{speed:,.0f}", "tokens per second"))
-    if (peak := _measured(summary, "peak_rss_mb")) is not None:
+    if (peak := recorded_number(summary.get("peak_rss_mb"))) is not None:
         tiles.append(Headline("Peak memory", f"{peak:,.0f} MB", "resident"))
     return tiles
-
-
-def _measured(summary: Mapping[str, object], key: str) -> float | None:
-    value = summary.get(key)
-    return float(value) if isinstance(value, (int, float)) else None
 
 
 _DRAWN = ("actor/log_ratio_hist/", "actor/grad_share_length_decile/")
@@ -152,10 +147,8 @@ def _cell(value: object) -> str:
 
 def _own_reward(line: Mapping[str, object]) -> str:
     """The reward of an answer; "" where it is 1 for a correct one and 0 for another."""
-    score = line.get("score")
-    if isinstance(score, bool) or not isinstance(score, (int, float)) or score == (line.get("verdict") == "correct"):
-        return ""
-    return reward_text(score)
+    score = recorded_number(line.get("score"))
+    return "" if score is None or score == (line.get("verdict") == "correct") else reward_text(score)
 
 
 # ----- held-out problems: the answers of the first and of the last evaluation

@@ -29,6 +29,7 @@ from mindgspo.metrics.files import (
     VALIDATION_FILE,
     read_records,
     read_summary,
+    recorded_number,
 )
 from mindgspo.text import printable
 
@@ -104,7 +105,7 @@ def _check(metrics: tuple[Mapping[str, object], ...], path: Path) -> None:
         if not isinstance(row.get("step"), int):
             raise RunFolderError(f"{path}, line {number}: has no integer 'step'")
         for key, value in row.items():
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
+            if recorded_number(value) is None:
                 raise RunFolderError(f"{path}, line {number}: {key!r} is not a number")
 
 
@@ -203,7 +204,7 @@ class HeldOut:
         if len(series.values) > 1:
             before = series.values[0] if before is None else before
             after = series.values[-1] if after is None else after
-        return _number(before), _number(after)
+        return recorded_number(before), recorded_number(after)
 
 
 HELD_OUT_ACCURACY = HeldOut(name="accuracy", key=OVERALL, change=CHANGE, is_share=True)
@@ -331,7 +332,3 @@ def best_evaluation(run: RecordedRun) -> BestEvaluation | None:
         return None
     step = max(by_step, key=by_step.__getitem__)
     return BestEvaluation(metric=metric, step=step, value=by_step[step], is_only=len(by_step) == 1)
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) else None

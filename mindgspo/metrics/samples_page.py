@@ -15,8 +15,8 @@ from pathlib import Path
 
 from mindgspo.errors import RunFolderError
 from mindgspo.io import write_file
-from mindgspo.metrics.files import SAMPLES_FILE, SAMPLES_PAGE, VALIDATION_FILE, read_records
-from mindgspo.metrics.pages import page, questions, words
+from mindgspo.metrics.files import SAMPLES_FILE, SAMPLES_PAGE, VALIDATION_FILE, read_records, recorded_number
+from mindgspo.metrics.pages import chinese_words, page, questions
 from mindgspo.text import printable
 
 MOST_CHARS = {SAMPLES_FILE: 12_000_000, VALIDATION_FILE: 4_000_000}
@@ -66,9 +66,9 @@ class _Content:
                 number,
                 _text(record.get("sample_index", record.get("sample"))),
                 _text(record.get("verdict")),
-                _number(record.get("score")),
-                _number(record.get("advantage")),
-                _number(record.get("length")),
+                recorded_number(record.get("score")),
+                recorded_number(record.get("advantage")),
+                recorded_number(record.get("length")),
                 record.get("finish_reason") == "length",
                 None if record.get("extracted") is None else _text(record["extracted"]),
                 None if record.get("message") is None else _text(record["message"]),
@@ -112,7 +112,7 @@ def write_samples_page(run_dir: Path, name: str, *, most_chars: Mapping[str, int
         name=name,
         notes=notes,
         data=content.json(),
-        words=_embedded(words()),
+        words=_embedded(chinese_words()),
         script=script,
         script_hash=f"sha256-{digest}",
     )
@@ -176,7 +176,3 @@ def _text(value: object) -> str:
     text = printable("" if value is None else str(value))
     hidden = len(text) - MOST_TEXT
     return text if hidden <= 0 else f"{text[:MOST_TEXT]}\n[... {hidden:,} more characters in the run folder]"
-
-
-def _number(value: object) -> float | int | None:
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None

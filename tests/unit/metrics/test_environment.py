@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from mindgspo.metrics import RunLog, write_report
-from mindgspo.metrics.environment import command_line, git_state, installed_cann, record_start
+from mindgspo.metrics.environment import cann_release, command_line, git_state, record_start
 
 
 def test_every_start_appends_a_line_that_the_report_shows(tmp_path: Path) -> None:
@@ -42,13 +42,13 @@ def test_a_command_line_keeps_no_secret(monkeypatch: pytest.MonkeyPatch) -> None
 def test_cann_is_found_where_the_toolkit_says_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ASCEND_TOOLKIT_HOME", raising=False)
     monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path / "cann"))
-    assert installed_cann() is None
+    assert cann_release() is None
     path = tmp_path / "cann" / "compiler" / "version.info"
     path.parent.mkdir(parents=True)
     path.write_text("Version=8.2.RC1\nversion_dir=8.2.RC1\n")
-    assert installed_cann() == "8.2.RC1"
+    assert cann_release() == "8.2.RC1"
     monkeypatch.delenv("ASCEND_HOME_PATH")
-    assert installed_cann(tmp_path / "cann") == "8.2.RC1", "in its usual place"
+    assert cann_release(tmp_path / "cann") == "8.2.RC1", "in its usual place"
 
 
 def test_the_commit_of_a_checkout_and_whether_files_differ_from_it(tmp_path: Path) -> None:

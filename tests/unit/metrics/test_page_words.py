@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mindgspo.metrics import pages
-from mindgspo.metrics.pages import chinese, in_both, questions, words
+from mindgspo.metrics.pages import chinese, chinese_words, in_both, questions
 
 METRICS = Path(pages.__file__).parent
 CJK = re.compile("[\u3000-\u9fff\uff00-\uffef]")
@@ -27,7 +27,7 @@ def test_every_label_of_the_templates_is_translated() -> None:
 
 
 def test_entries_keep_the_parts_and_have_chinese() -> None:
-    for english, translated in words().items():
+    for english, translated in chinese_words().items():
         assert english.count("{}") == len(re.findall(r"\{\d*\}", translated)), english
         assert CJK.search(translated) or len(translated) < 12, english
         assert not CJK.search(english)
