@@ -214,17 +214,6 @@ def test_the_configuration_is_checked_first(config: Path) -> None:
         DryRun.prepare(request(config, overrides=("plans.train.model_parallel=3",)))
 
 
-@pytest.mark.parametrize("options, message", [
-    ({"ranks": (0, 8)}, "--ranks: 8; plans.train 1 x 4 x 2 has ranks 0 to 7"),
-    ({"ranks": (-1,)}, "--ranks: -1; plans.train 1 x 4 x 2 has ranks 0 to 7"),
-    ({"graphs": ("train", "draw")}, "--graphs: 'draw' is none of train, forward, sum, step, gather, "),
-])  # fmt: skip
-def test_what_does_not_exist_is_refused_at_once(config: Path, options: dict, message: str) -> None:
-    with pytest.raises(DryRunError, match=message):
-        DryRun.prepare(request(config, **options))
-    assert not (config.parent / "out").exists()
-
-
 def test_the_device_of_the_file_is_of_no_concern(cached: None, config: Path) -> None:
     """What CPU has no kernels for is compiled."""
     assert DryRun.prepare(request(config, overrides=("model.dtype=bfloat16",))).config.device == "Ascend"

@@ -80,13 +80,6 @@ def test_block_of_a_refused_graph_reads_the_log(tmp_path: Path) -> None:
     ]
 
 
-def test_a_graph_that_needs_nothing_says_so(tmp_path: Path) -> None:
-    empty = replace(result(tmp_path, "decode"), facts=GraphFacts())
-    lines = list(block(empty, world_size=1))
-    nothing = ["collectives  none", "fused        none", "products     none"]
-    assert lines[2:] == [f"  {line}" for line in ("parameters   0 tensors, 0 numbers, 0 B", *nothing)]
-
-
 def test_last_line(tmp_path: Path) -> None:
     good = [result(tmp_path, graph, rank) for graph in ("train", "reference") for rank in (0, 4)]
     bad = result(tmp_path, "decode", failure=CompileFailure(phase="process", kind="no answer", text="killed"))
@@ -137,7 +130,7 @@ def test_an_error_of_ours_is_shown_as_it_is_and_one_without_words_by_its_class()
     assert refusal_of(CompileFailure(phase="build", kind="AssertionError", text=""), "").message == "AssertionError"
 
 
-def test_only_the_last_reasons_are_shown_and_long_ones_are_refusal_of() -> None:
+def test_only_the_last_reasons_are_shown_and_long_ones_are_cut() -> None:
     line = "[ERROR] DEVICE(1,7f0000000000,python):2026-11-22-00:15:00.398.201 [mindspore/ccsrc/a.cc:248] Check] "
     log = "".join(f"{line}Add: reason {number}{'!' * (1000 if number == 9 else 0)}\n" for number in range(10))
     reasons = refusal_of(CompileFailure(phase="compile", kind="RuntimeError", text="refused"), log).reasons

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import math
 import re
 import subprocess
@@ -20,7 +19,7 @@ from rich.console import Console
 from mindgspo.errors import RunFolderError
 from mindgspo.metrics import RunLog, plot_run, write_report
 from mindgspo.metrics.plot import draw, panel_pictures
-from mindgspo.metrics.plot_style import DARK, LIGHT, add_legend, new_figure, smooth
+from mindgspo.metrics.plot_style import DARK, LIGHT, smooth
 from mindgspo.metrics.report import MAX_PROBLEMS, held_out_table
 from mindgspo.metrics.run_folder import RunRecord, read_run, run_settings
 from mindgspo.text import duration
@@ -165,12 +164,6 @@ def run_tool(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_tool_prints_both_paths(run_folder: Path) -> None:
-    done = run_tool(str(run_folder))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.split() == [str(run_folder / "reward.png"), str(run_folder / "report.html")]
-
-
 def test_the_tool_explains_a_wrong_folder_and_imports_are_light(tmp_path: Path) -> None:
     done = run_tool(str(tmp_path))
     assert done.returncode == 2 and done.stdout == ""
@@ -231,15 +224,6 @@ def test_each_panel_is_a_picture_and_one_without_its_metric_is_left_out(run_fold
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_run_of_few_steps(tmp_path: Path, build_run: Callable[..., Path], steps: int) -> None:
     assert titles(read_run(build_run(tmp_path / "run", steps=steps, end=False))) == [*CURVES, *POLICY]
-
-
-def test_a_legend_lies_below_the_curves() -> None:
-    figure = new_figure(LIGHT, 5.6, 3.0)
-    axes = figure.subplots()
-    axes.plot([1, 2], [3, 4], label="A > 0")
-    add_legend(figure, axes, LIGHT)
-    figure.draw_without_rendering()
-    assert figure.legends[0].get_window_extent().y1 <= axes.get_window_extent().y0
 
 
 @pytest.mark.parametrize(("text", "algorithm", "clips_responses", "log_range"), [
@@ -328,20 +312,6 @@ def test_one_drawn_answer_is_shown_as_such(log: RunLog, scored, decode_ids, tmp_
     assert "drawn, step 0" in write_report(tmp_path).read_text(encoding="utf-8")
 
 
-def test_an_old_run_without_answers_still_has_a_report(run_folder: Path) -> None:
-    assert held_out_table(read_run(run_folder)) is None
-    assert "Held-out problems" not in write_report(run_folder).read_text(encoding="utf-8")
-    path = run_folder / "metrics.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    prefixes = (*NEW, *OLD)
-    path.write_text(
-        "".join(json.dumps({k: v for k, v in row.items() if not k.startswith(prefixes)}) + "\n" for row in rows)
-    )
-    (run_folder / "config.yaml").unlink()
-    assert titles(read_run(run_folder)) == CURVES
-    assert "Last steps" in write_report(run_folder).read_text(encoding="utf-8")
-
-
 def test_names_and_answers_of_sets_are_shown_and_never_obeyed(log: RunLog, scored, tmp_path: Path) -> None:
     for step in (0, 1):
         log.log_metrics(step, figures(HOSTILE_NAME, 0.5, 0.5) | figures("other", 0.25) | {"val-core/acc/mean@1": 0.4})
@@ -357,20 +327,3 @@ def test_sampled_figures_have_a_picture_and_greedy_ones_alone_have_none(log: Run
         log.log_metrics(step, figures("eval", value, value, value, value, value))
     assert titles(read_run(tmp_path)) == ["Held-out accuracy", "eval"]
     assert "Best evaluation" not in write_report(tmp_path).read_text(encoding="utf-8"), "no accuracy over all sets"
-
-
-def test_intervals_and_the_best_step_change_the_picture(log: RunLog, tmp_path: Path) -> None:
-    for step, value in ((0, 0.25), (2, 0.75), (4, 0.5)):
-        log.log_metrics(step, figures("eval", value))
-    plain = draw(read_run(tmp_path), LIGHT)
-    for step, value in ((0, 0.25), (2, 0.75), (4, 0.5)):
-        log.log_metrics(
-            step, {f"val-core/eval/acc/mean@1/{end}": value + by for end, by in (("low", -0.1), ("high", 0.1))}
-        )
-    shaded = draw(read_run(tmp_path), LIGHT)
-    for step, value in ((0, 0.25), (2, 0.75), (4, 0.5)):
-        log.log_metrics(step, {"val-core/acc/mean@1": value})
-    marked = draw(read_run(tmp_path), LIGHT)
-    assert len({plain, shaded, marked}) == 3
-    page = write_report(tmp_path).read_text(encoding="utf-8")
-    assert "Best evaluation" in page and "75.0%" in page and "step 2" in page

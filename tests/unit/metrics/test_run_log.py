@@ -151,18 +151,6 @@ def test_the_console_shows_one_line_per_step(tmp_path: Path) -> None:
     assert step_line(1, None, {"critic/score/mean": 1.0}) == "step       1  score 1.000"
 
 
-def test_a_terminal_gets_a_progress_bar_and_other_outputs_do_not(tmp_path: Path) -> None:
-    shown = {}
-    for is_terminal in (True, False):
-        screen = io.StringIO()
-        console = Console(file=screen, force_terminal=is_terminal, width=100)
-        with open_log(tmp_path, console=console, progress=True, total_steps=5) as log:
-            log.log_metrics(3, {"critic/score/mean": 1.0})
-        shown[is_terminal] = screen.getvalue()
-    assert "training" in shown[True] and "3/5" in shown[True]
-    assert shown[False] == "step     3/5  score 1.000\n"
-
-
 def test_timers_and_memory_figures() -> None:
     ticks = iter([0.0, 10.0, 11.5, 20.0, 30.0, 32.0])
     timers = Timers(clock=lambda: next(ticks))
