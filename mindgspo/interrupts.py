@@ -53,7 +53,7 @@ def caught(*, at_end_of_process: bool = True) -> Iterator[None]:
 
 
 @contextmanager
-def counted() -> Iterator[Callable[[], int]]:
+def counting() -> Iterator[Callable[[], int]]:
     """Within it, Ctrl-C is counted and raises nothing; the function tells how often it came. For work that looks at it
     between two of its steps. The third one, for work that does not, is answered as outside.
 

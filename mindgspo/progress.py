@@ -28,7 +28,7 @@ from rich.text import Text
 
 from mindgspo.text import duration, printable, raw_stream
 
-Row = TypeVar("Row")
+_Row = TypeVar("_Row")
 
 
 def _bars(*columns: ProgressColumn, is_wanted: bool) -> Progress:
@@ -64,7 +64,7 @@ class RowProgress(AbstractContextManager["RowProgress"]):
         task = self._bars.add_task(name, total=count())
         return lambda rows: self._bars.advance(task, rows)
 
-    def watched(self, name: str, rows: Iterable[Row], count: int) -> Iterator[Row]:
+    def watched(self, name: str, rows: Iterable[_Row], count: int) -> Iterator[_Row]:
         """`rows`, with a bar of their own."""
         advance = self.stage(name, lambda: count)
         for row in rows:

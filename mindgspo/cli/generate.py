@@ -140,7 +140,7 @@ def _chat(model: Path, options: GenerateOptions) -> None:
 def _say(chat: Chat, text: str) -> None:
     from mindgspo import interrupts
 
-    with interrupts.counted() as count:
+    with interrupts.counting() as count:
         for piece in chat.say(text, count):
             print(piece, end="", flush=True)
         print(" [stopped]" if count() else "")

@@ -350,11 +350,11 @@ def config_mapping(config: ExperimentConfig) -> dict[str, Any]:
     return config.model_dump(mode="json")
 
 
-def flattened(mapping: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+def dotted_items(mapping: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
     """(dotted key, value) of nested mappings, in their order."""
     for key, value in mapping.items():
         if isinstance(value, Mapping):
-            yield from flattened(value, f"{prefix}{key}.")
+            yield from dotted_items(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 

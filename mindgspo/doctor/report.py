@@ -97,8 +97,8 @@ def facts(machine: Machine, needs: Needs) -> list[tuple[str, str]]:
         ("npu", listed(known, most=16) or ("npu-smi does not answer" if machine.has_cards() else "none here")),
     ]
     if machine.has_cards() or needs.device == "Ascend":
-        installed = {"driver": software.installed_driver, "firmware": software.installed_firmware,
-                     "CANN": software.installed_cann}  # fmt: skip
+        installed = {"driver": software.driver_of_machine, "firmware": software.firmware_of_machine,
+                     "CANN": software.cann_of_machine}  # fmt: skip
         rows.append(("versions", listed([f"{name} {of(machine) or 'unknown'}" for name, of in installed.items()])))
     free = [f"{path} {machine.disk(path).free / 2**30:.1f} GB free" for path in ("/dev/shm", str(needs.run_dir))]
     limits = [f"{name} {'unlimited' if value is None else value}" for name, value in machine.limits.items()]

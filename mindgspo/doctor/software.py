@@ -100,14 +100,14 @@ def _library_path(machine: Machine, home: str, set_env: str) -> Iterator[Machine
 
 
 def _cann_versions(machine: Machine) -> Iterator[MachineProblem]:
-    version = installed_cann(machine)
+    version = cann_of_machine(machine)
     series, built = _series(version or ""), _built_with(machine)
     if version is not None and series not in CANN_SERIES:
         yield problem("cann_version", f"CANN {version}", taken=listed(CANN_SERIES))
     elif built not in (None, series):
         what = f"CANN {version}; MindSpore's own kernels were built with CANN {built}"
         yield problem("cann_other_kernels", what, built=built)
-    driver, least = installed_driver(machine), DRIVER_OF_CANN.get(series)
+    driver, least = driver_of_machine(machine), DRIVER_OF_CANN.get(series)
     if driver is not None and least is not None and _numbers(driver)[:2] < least:
         what = f"driver {driver} under CANN {version}"
         yield problem("driver_old", what, series=series, least=f"{least[0]}.{least[1]}")
@@ -138,19 +138,19 @@ def driver(machine: Machine, needs: Needs) -> Iterator[MachineProblem]:
             yield problem("driver_library_path", what, driver=DRIVER)
 
 
-def installed_cann(machine: Machine) -> str | None:
+def cann_of_machine(machine: Machine) -> str | None:
     """Version of the CANN of ASCEND_HOME_PATH, as its files say."""
     home = _cann_home(machine)
     files = [f"{home}/{name}" for name in _CANN_VERSION_FILES] if home else []
     return next(filter(None, (_version_in(machine, file) for file in files)), None)
 
 
-def installed_driver(machine: Machine) -> str | None:
+def driver_of_machine(machine: Machine) -> str | None:
     """Version of the driver, as its file says."""
     return _version_in(machine, f"{DRIVER}/version.info")
 
 
-def installed_firmware(machine: Machine) -> str | None:
+def firmware_of_machine(machine: Machine) -> str | None:
     """Version of the firmware, as its file says; a container has none."""
     return _version_in(machine, "/usr/local/Ascend/firmware/version.info")
 

@@ -27,7 +27,7 @@ from mindgspo.io import MOST_LINE_BYTES, atomic_file, decoded, json_items, make_
 from mindgspo.rewards.registry import build_function, gold_is_readable
 from mindgspo.text import did_you_mean, hub_hint, listed, shorten
 
-Row = Mapping[str, object]
+TableRow = Mapping[str, object]
 AS_THEY_ARE = (JSONL, PARQUET)
 """Kinds of file that a run reads itself."""
 READERS = ("gsm8k", "multiple_choice", "math")
@@ -80,7 +80,7 @@ _SAMPLE_WIDTH, _MOST_SHOWN, _MOST_DEPTH = 40, 12, 3
 
 
 def find_columns(
-    path: Path, rows: Sequence[Row], *, question: str | None, answer: str | None, name: str
+    path: Path, rows: Sequence[TableRow], *, question: str | None, answer: str | None, name: str
 ) -> ColumnsSection:
     """The columns of the first rows of a file, by their names and by what they hold. question, answer: as the user
     says; name: that all rows get as their data source. Raises DataError that shows the columns, where names leave a
@@ -136,7 +136,7 @@ def _is_needed(key: str) -> bool:
     return _plain_name(key) in _NEEDED.split()
 
 
-def _flat(row: Row, prefix: str = "", depth: int = 1) -> dict[str, object]:
+def _flat(row: TableRow, prefix: str = "", depth: int = 1) -> dict[str, object]:
     """The row's values by dotted names."""
     found: dict[str, object] = {}
     for key, value in row.items():
@@ -160,7 +160,7 @@ def _are_answers(values: Sequence[object]) -> bool:
     return bool(given) and all(isinstance(value, (str, int, float)) and not isinstance(value, bool) for value in given)
 
 
-def _missing_columns(row: Row, asked: str, taken: Collection[str]) -> Iterator[str]:
+def _missing_columns(row: TableRow, asked: str, taken: Collection[str]) -> Iterator[str]:
     """Columns that the question may need and that hold something it does not say. What holds the whole question is
     another form of it."""
     flat, asked = _flat(row), _one_line(asked)

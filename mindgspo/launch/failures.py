@@ -1,4 +1,5 @@
-"""Which rank failed first, and what to say about it: failure records, exit codes, heartbeats, logs."""
+"""The files of one launch, and what they tell of a failure: which rank failed first, and why, by failure records, exit
+codes, heartbeats and logs."""
 
 from __future__ import annotations
 
@@ -15,9 +16,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mindgspo.errors import MindGSPOError
-from mindgspo.io import make_folder, read_json, write_file
+from mindgspo.io import make_folder, read_json, scratch_folder, write_file
 from mindgspo.launch.error_codes import find, told
-from mindgspo.launch.folder import SCHEDULER, LaunchFolder, failure_file
 from mindgspo.parallel.platform import runtime
 from mindgspo.parallel.platform.heartbeat import Record, State
 
@@ -34,17 +34,90 @@ _SIGNAL_HINTS = {
 }
 
 
+SCHEDULER = -1
+"""Stands for MindSpore's scheduler where ranks are numbered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchFolder:
+    """log_dir stays. state_dir is on this machine and is removed when the launcher ends."""
+
+    log_dir: Path
+    state_dir: Path
+
+    def log(self, rank: int) -> Path:
+        """What a rank, or the scheduler, prints."""
+        return log_file(self.log_dir, rank)
+
+    def failure(self, rank: int) -> Path:
+        """See `failure_file`."""
+        return failure_file(self.log_dir, rank)
+
+    def failure_beside_logs(self, rank: int) -> Path:
+        """The same where log_dir is on a disk that is full: the launcher still tells it in one message."""
+        return failure_file(self.state_dir, rank)
+
+    def stack(self, rank: int) -> Path:
+        """Where a rank is whenever it is asked, during a stall."""
+        return self.state_dir / f"stack_{rank}"
+
+    def waits(self, rank: int) -> Path:
+        """The collectives that a rank has waited in for long, a line each; written on emulated cards."""
+        return self.state_dir / f"waits_{rank}"
+
+    def heartbeat(self, rank: int) -> Path:
+        """See `heartbeat`."""
+        return self.state_dir / f"heartbeat_{rank}"
+
+
+def log_file(log_dir: Path, rank: int) -> Path:
+    """What a rank, or the scheduler, prints."""
+    return log_dir / ("scheduler.log" if rank == SCHEDULER else f"rank_{rank}.log")
+
+
+def failure_file(log_dir: Path, rank: int) -> Path:
+    """Why a rank failed, see `failures.FailureRecord`."""
+    return log_dir / f"failure_{rank}.json"
+
+
+@contextmanager
+def open_folder(log_dir: Path, members: Iterable[int]) -> Iterator[LaunchFolder]:
+    """The folders, made. What an earlier launch logged for these ranks is moved to `log_dir`/earlier_<n>."""
+    make_folder(log_dir)
+    with scratch_folder("launch") as state_dir:
+        folder = LaunchFolder(log_dir=log_dir.resolve(), state_dir=state_dir.resolve())
+        move_earlier_aside(folder.log_dir, members)
+        yield folder
+
+
+def move_earlier_aside(log_dir: Path, members: Iterable[int]) -> None:
+    """Move what an earlier launch logged for these ranks to `log_dir`/earlier_<n>."""
+    paths = [file(log_dir, rank) for rank in members for file in (log_file, failure_file)]
+    paths = [path for path in paths if path.exists()]
+    if not paths:
+        return
+    number = 1
+    while (aside := log_dir / f"earlier_{number}").exists():
+        number += 1
+    aside.mkdir()
+    for path in paths:
+        path.rename(aside / path.name)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureRecord:
-    """time: seconds since the epoch. error: name of the exception's class. is_user_error: a `MindGSPOError`, shown
-    without its traceback. log_bytes: length of the worker's log then, without the traceback that follows."""
+    """Why a process failed, as it wrote it down itself."""
 
     time: float
+    """Seconds since the epoch."""
     error: str
+    """Name of the exception's class."""
     message: str
     traceback: str
     is_user_error: bool
+    """A `MindGSPOError`, shown without its traceback."""
     log_bytes: int
+    """Length of the worker's log at that moment, without the traceback that follows."""
 
     @classmethod
     def of(cls, error: BaseException, *, log_bytes: int) -> FailureRecord:
@@ -201,14 +274,16 @@ def _at(place: str, ranks: list[int]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """time: seconds since the epoch, at the earliest. record: what the rank wrote. exit_code: of a rank that wrote
-    nothing, negative for a signal."""
+class RankFailure:
+    """A rank that failed."""
 
     rank: int
     time: float
+    """Seconds since the epoch, at the earliest."""
     record: FailureRecord | None = None
+    """What the rank wrote down."""
     exit_code: int | None = None
+    """Of a rank that wrote nothing; negative for a signal."""
 
     @property
     def log_bytes(self) -> int:
@@ -223,12 +298,12 @@ class Failure:
         return 128 - self.exit_code if self.exit_code < 0 else self.exit_code
 
 
-def first_failure(failures: Iterable[Failure]) -> Failure | None:
+def first_failure(failures: Iterable[RankFailure]) -> RankFailure | None:
     """The earliest; of failures at the same time a worker's before the scheduler's, which lost that worker."""
     return min(failures, key=lambda failure: (failure.time, failure.rank == SCHEDULER, failure.rank), default=None)
 
 
-def explain(failure: Failure, records: Mapping[int, Record | None], folder: LaunchFolder) -> list[str]:
+def failure_lines(failure: RankFailure, records: Mapping[int, Record | None], folder: LaunchFolder) -> list[str]:
     """What the user reads: a user's error as the command line shows it, else who failed where, how, and the others."""
     if failure.record is not None and failure.record.is_user_error:
         return [f"error: {failure.record.message}"]
@@ -242,7 +317,7 @@ def explain(failure: Failure, records: Mapping[int, Record | None], folder: Laun
     ]
 
 
-def _meaning(failure: Failure, records: Mapping[int, Record | None], folder: LaunchFolder) -> list[str]:
+def _meaning(failure: RankFailure, records: Mapping[int, Record | None], folder: LaunchFolder) -> list[str]:
     """What error codes of CANN, HCCL and MindSpore mean, by the log that says most: the rank that was first to end may
     only have waited for the one that failed."""
     own = _tail(folder.log(failure.rank))
@@ -254,7 +329,7 @@ def _meaning(failure: Failure, records: Mapping[int, Record | None], folder: Lau
     return told(seen, where=f"{name(rank)}: ")
 
 
-def _cause(failure: Failure) -> str:
+def _cause(failure: RankFailure) -> str:
     if failure.record is not None:
         first_line = next(iter(failure.record.message.strip().splitlines()), "")
         return f"{failure.record.error}: {first_line}" if first_line else failure.record.error
@@ -276,7 +351,7 @@ def _signal_text(number: int) -> str:
     return f"ended by {known.name}{f', {hint}' if hint else ''}"
 
 
-def _evidence(failure: Failure, folder: LaunchFolder) -> list[str]:
+def _evidence(failure: RankFailure, folder: LaunchFolder) -> list[str]:
     if failure.record is not None:
         return failure.record.traceback.rstrip("\n").splitlines()
     log = folder.log(failure.rank)
@@ -292,6 +367,6 @@ def _evidence(failure: Failure, folder: LaunchFolder) -> list[str]:
     )
 
 
-def _others(failure: Failure, records: Mapping[int, Record | None]) -> list[str]:
+def _others(failure: RankFailure, records: Mapping[int, Record | None]) -> list[str]:
     others = {rank: record for rank, record in records.items() if rank != failure.rank}
     return [f"the others: {positions(others)}"] if others else []

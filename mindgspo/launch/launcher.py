@@ -20,8 +20,17 @@ from pathlib import Path
 
 from mindgspo.config.schema import WatchSection
 from mindgspo.interrupts import advice
-from mindgspo.launch.failures import Failure, explain, first_failure, names, read_failure, standard_output
-from mindgspo.launch.folder import SCHEDULER, LaunchFolder, open_folder
+from mindgspo.launch.failures import (
+    SCHEDULER,
+    LaunchFolder,
+    RankFailure,
+    failure_lines,
+    first_failure,
+    names,
+    open_folder,
+    read_failure,
+    standard_output,
+)
 from mindgspo.launch.processes import ClusterPlan, Processes, children_now, plan_cluster, start_processes
 from mindgspo.launch.watch import STALLED, RemoteScheduler, Watch
 from mindgspo.parallel.platform import runtime
@@ -108,7 +117,7 @@ class _Launch:
                 break  # Ctrl-C in a terminal reaches the ranks too: that they end is no failure
             if failure is not None:
                 self._copy_output(size if failure.rank != 0 else failure.log_bytes)
-                self._tell(explain(failure, watch.records(), self._folder))
+                self._tell(failure_lines(failure, watch.records(), self._folder))
                 return failure.launcher_exit_code
             # Looked at before the failures were: what is copied here holds no traceback, which is printed after the
             # failure was recorded. So it is not shown twice.
@@ -128,7 +137,7 @@ class _Launch:
         self._tell([f"stopped by {number.name}; {names(self._plan.ranks)} ended{advice()}"])
         return 128 + number
 
-    def _failure(self) -> Failure | None:
+    def _failure(self) -> RankFailure | None:
         """The first of the failures since the last call. Of a rank that recorded nothing the time of that call is
         taken: whoever then failed because of it has recorded a later one."""
         ended = self._processes.poll()
@@ -137,9 +146,9 @@ class _Launch:
             paths = (self._folder.failure(rank), self._folder.failure_beside_logs(rank))
             record = next(filter(None, map(read_failure, paths)), None)
             if record is not None:
-                failures.append(Failure(rank=rank, time=record.time, record=record))
+                failures.append(RankFailure(rank=rank, time=record.time, record=record))
             elif rank in ended and self._is_failure(rank, ended[rank]):
-                failures.append(Failure(rank=rank, time=self._last_poll, exit_code=ended[rank]))
+                failures.append(RankFailure(rank=rank, time=self._last_poll, exit_code=ended[rank]))
         self._last_poll = time.time()
         return first_failure(failures)
 

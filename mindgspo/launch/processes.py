@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from mindgspo.errors import ConfigError
-from mindgspo.launch.folder import SCHEDULER, LaunchFolder
+from mindgspo.launch.failures import SCHEDULER, LaunchFolder
 from mindgspo.parallel.platform import runtime
 from mindgspo.text import counted, divisors, either, nearest
 
@@ -79,10 +79,6 @@ def plan_cluster(
 
 
 def _check_sizes(num_workers: int, nodes: int, node_rank: int) -> None:
-    if nodes < 1:
-        raise ConfigError(f"--nodes {nodes}: there is at least 1")
-    if num_workers < 1:
-        raise ConfigError(f"num_workers: {num_workers}; there is at least 1")
     if num_workers % nodes:
         raise ConfigError(
             f"--nodes {nodes}: the plans need {counted(num_workers, 'worker')}, the same number on every node; the "
@@ -123,19 +119,8 @@ def _master_port(family: int, host: str, port: int) -> int:
     try:
         return listen_once(family, host, port)
     except OSError as error:
-        raise ConfigError(_refusal(host, port, error)) from error
-
-
-def _refusal(host: str, port: int, error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return (
-            f"--master-port: another process already listens at {host}:{port}; choose another port, or end that process"
-        )
-    if error.errno == errno.EADDRNOTAVAIL:
-        return (
-            f"--master-addr {host}: is not an address of this machine; it must be that of node 0, where node_rank is 0"
-        )
-    return f"--master-port: cannot listen at {host}:{port} ({error.strerror}); choose another port"
+        fix = "choose another port" if error.errno != errno.EADDRNOTAVAIL else "--master-addr must be node 0's own"
+        raise ConfigError(f"--master-port: cannot listen at {host}:{port} ({error.strerror}); {fix}") from error
 
 
 def start_processes(

@@ -17,8 +17,7 @@ from statistics import median
 import psutil
 
 from mindgspo.config.schema import WatchSection
-from mindgspo.launch.failures import names, position, positions
-from mindgspo.launch.folder import LaunchFolder
+from mindgspo.launch.failures import LaunchFolder, names, position, positions
 from mindgspo.launch.processes import ClusterPlan, Processes
 from mindgspo.launch.worker import end_process
 from mindgspo.parallel.platform import heartbeat
@@ -27,7 +26,7 @@ from mindgspo.parallel.platform.heartbeat import MEETING, Heartbeat, Record, Sta
 _NUM_STEP_TIMES = 50  # of the last steps the median is taken, so that the limit follows growing responses
 REPORT_MEETING_S = 30.0
 _MAX_STACKS = 4
-_CALLS_GRAPHS = ("/mindspore/", "/mindgspo/parallel/runtime.py", "/mindgspo/parallel/collectives.py")
+_CALLS_GRAPHS = ("/mindspore/", "/mindgspo/parallel/platform/runtime.py", "/mindgspo/parallel/collectives/")
 MAX_STACK_LINES = 12
 _STACK_WAIT_S = 1.0
 _NOTABLE_STATUS = {

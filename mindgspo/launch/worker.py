@@ -24,8 +24,7 @@ from typing import Any, NoReturn, TextIO
 import psutil
 
 from mindgspo.errors import MindGSPOError
-from mindgspo.launch.failures import FailureRecord
-from mindgspo.launch.folder import LaunchFolder, log_file
+from mindgspo.launch.failures import FailureRecord, LaunchFolder, log_file
 from mindgspo.parallel.platform import heartbeat, runtime
 from mindgspo.text import error_text, raw_stream
 

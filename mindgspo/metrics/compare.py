@@ -17,7 +17,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from mindgspo.config import config_mapping, flattened, load_config
+from mindgspo.config import config_mapping, dotted_items, load_config
 from mindgspo.config.algorithm import POLICY_LOSSES
 from mindgspo.config.yaml_dialect import parse_document
 from mindgspo.errors import ConfigError
@@ -183,13 +183,13 @@ def _settings(path: Path) -> dict[str, object]:
     if not path.is_file():
         return {}
     try:
-        return dict(flattened(config_mapping(load_config(path, check_files=False))))
+        return dict(dotted_items(config_mapping(load_config(path, check_files=False))))
     except ConfigError:
         try:
             document = parse_document(path.read_text(encoding="utf-8"))
         except (yaml.YAMLError, ValueError) as error:
             raise ConfigError(f"{path}: {error}") from None
-        return dict(flattened(document if isinstance(document, Mapping) else {}))
+        return dict(dotted_items(document if isinstance(document, Mapping) else {}))
 
 
 def _environment(run: RunRecord) -> dict[str, object]:

@@ -26,8 +26,7 @@ from mindgspo.config.rules import data_sources
 from mindgspo.errors import TrainingError
 from mindgspo.evaluation.evaluator import logged_groups
 from mindgspo.io import make_folder, write_file
-from mindgspo.launch.failures import noted_failure
-from mindgspo.launch.folder import move_earlier_aside
+from mindgspo.launch.failures import move_earlier_aside, noted_failure
 from mindgspo.launch.worker import copy_output
 from mindgspo.metrics import RunLog, SilentLog, peak_rss_mb, report_of_finished, write_summary
 from mindgspo.metrics.environment import record_start

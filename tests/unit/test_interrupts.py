@@ -102,7 +102,7 @@ def test_a_clearing_up_that_hangs_is_ended_by_a_later_signal() -> None:
 def test_counted_signals_raise_nothing_until_the_third() -> None:
     body = """
         interrupts.begin_work()
-        with interrupts.counted() as count:
+        with interrupts.counting() as count:
             print("ready", flush=True)
             while count() < {most}:
                 time.sleep(0.01)

@@ -8,8 +8,7 @@ import pytest
 
 from mindgspo.launch import error_codes
 from mindgspo.launch.error_codes import Kind, find, find_in_file, table, told
-from mindgspo.launch.failures import Failure, FailureRecord, explain
-from mindgspo.launch.folder import LaunchFolder
+from mindgspo.launch.failures import FailureRecord, LaunchFolder, RankFailure, failure_lines
 
 LOGS = sorted((Path(__file__).resolve().parents[2] / "data" / "ascend_logs").glob("*.log"))
 
@@ -82,10 +81,10 @@ def test_a_launcher_explains_by_the_rank_that_says_most(tmp_path: Path) -> None:
         time=1.0, error="RuntimeError", message="Launch failed", traceback="RuntimeError: Launch failed\n",
         is_user_error=False, log_bytes=0,
     )  # fmt: skip
-    lines = explain(Failure(rank=0, time=1.0, record=record), {0: None, 1: None}, folder)
+    lines = failure_lines(RankFailure(rank=0, time=1.0, record=record), {0: None, 1: None}, folder)
     assert lines[0] == "rank 0 failed first: RuntimeError: Launch failed"
     assert "  seen   rank 1: EL0004: [PID: 7] Failed to allocate memory." in lines
     assert any("mindgspo plan" in line for line in lines)
     folder.log(1).write_text("fine\n")
-    lines = explain(Failure(rank=0, time=1.0, record=record), {0: None, 1: None}, folder)
+    lines = failure_lines(RankFailure(rank=0, time=1.0, record=record), {0: None, 1: None}, folder)
     assert lines[-4].startswith("EI0006: ") and lines[-3].startswith("  seen   rank 0: EI0006")
