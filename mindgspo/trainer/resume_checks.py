@@ -15,7 +15,7 @@ from typing import Any
 from mindgspo.checkpoint.manifest import verify
 from mindgspo.checkpoint.run_folder import RunFolder, RunStatus
 from mindgspo.checkpoint.store import steps_newest_first
-from mindgspo.config import ExperimentConfig, config_mapping, flattened, load_config
+from mindgspo.config import ExperimentConfig, config_mapping, dotted_items, load_config
 from mindgspo.config.reward import file_function
 from mindgspo.data.dataset import PromptDataset
 from mindgspo.errors import CheckpointError, ConfigError, RunFolderError
@@ -85,8 +85,8 @@ def check_same_experiment(
     keys that may differ, too; of the latter the warnings are returned."""
     if not saved.is_file():
         return []
-    ours = dict(flattened(config_mapping(config)))
-    theirs = dict(flattened(config_mapping(load_config(saved, check_files=False))))
+    ours = dict(dotted_items(config_mapping(config)))
+    theirs = dict(dotted_items(config_mapping(load_config(saved, check_files=False))))
     differing = {
         key: f"{key}: {ours.get(key)!r}, the run has {theirs.get(key)!r}"
         for key in sorted(ours.keys() | theirs.keys())
