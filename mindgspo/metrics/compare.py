@@ -315,9 +315,9 @@ class _Band:
     high: NDArray[np.float64]
 
 
-def metric(name: str, *others: str) -> SeriesOf:
-    """The series of a metric, or of the first of the others that a run has."""
-    return lambda run: next(filter(None, map(run.series, (name, *others))), run.series(name))
+def metric(name: str) -> SeriesOf:
+    """The series of a metric."""
+    return lambda run: run.series(name)
 
 
 REWARD = Panel(title="Reward", unit="mean reward", series=metric("critic/score/mean"))
@@ -362,7 +362,7 @@ def display_name(variant: str) -> str:
 
 
 def band_text(runs: Sequence[ComparedRun]) -> str:
-    """What the bands show, behind a semicolon; "" where every variant is one run."""
+    """What the bands show, after a semicolon; "" where every variant is one run."""
     seeds = max(len(siblings) for siblings in by_variant(runs).values())
     return f"; mean and range of {seeds} seeds" if seeds > 1 else ""
 
@@ -391,37 +391,22 @@ def draw_panel(axes: Axes, runs: Sequence[ComparedRun], theme: Theme, panel: Pan
     bands = {variant: _band_of(panel, siblings) for variant, siblings in by_variant(runs).items()}
     if not any(band.steps for band in bands.values()):
         return not_recorded(axes, theme)
-    floor = _logarithmic_axis(axes, list(bands.values())) if panel.is_logarithmic else -math.inf
+    if panel.is_logarithmic:
+        axes.set_yscale("symlog", linthresh=1e-4)  # runs without a clipped token have zeros
     for index, (variant, band) in enumerate(bands.items()):
         if not band.steps:
             continue
         colour, line = line_style(theme, index)
         marker = {"marker": "o", "markersize": 4} if not panel.is_smooth or len(band.steps) == 1 else {}
-        low, high, mean = (np.maximum(values, floor) for values in (band.low, band.high, band.mean))
-        axes.fill_between(band.steps, low, high, color=colour, alpha=0.16, linewidth=0)
+        axes.fill_between(band.steps, band.low, band.high, color=colour, alpha=0.16, linewidth=0)
         label = literal(display_name(variant))
-        axes.plot(band.steps, mean, color=colour, linestyle=line, linewidth=2.2, label=label, **marker)
+        axes.plot(band.steps, band.mean, color=colour, linestyle=line, linewidth=2.2, label=label, **marker)
 
 
 def line_style(theme: Theme, index: int) -> tuple[str, str]:
     """Colour and dashes of the variant number `index`."""
     turn, place = divmod(index, len(theme.series))
     return theme.series[place], ("-", "--", ":")[turn % 3]
-
-
-def _logarithmic_axis(axes: Axes, bands: Sequence[_Band]) -> float:
-    """Whole decades around all positive values; returns the lower end, where zeros are drawn."""
-    positive = np.concatenate([band.low for band in bands] + [band.high for band in bands])
-    positive = positive[positive > 0]
-    if positive.size == 0:
-        axes.set_ylim(0, 1)
-        return -math.inf
-    floor = 10.0 ** math.floor(math.log10(positive.min()))
-    axes.set_yscale("log")
-    axes.set_ylim(floor * 0.8, 1.0)
-    axes.yaxis.set_major_formatter(lambda value, _: np.format_float_positional(value, 3, fractional=False, trim="-"))
-    axes.minorticks_off()
-    return floor
 
 
 def _band_of(panel: Panel, siblings: Sequence[ComparedRun]) -> _Band:

@@ -13,7 +13,7 @@ from pathlib import Path
 from mindgspo.io import write_file
 from mindgspo.metrics.diagnosis import diagnose
 from mindgspo.metrics.files import REPORT_FILE, SAMPLES_PAGE, SUMMARY_FILE, VALIDATION_FILE, recorded_number
-from mindgspo.metrics.glossary import MetricInfo, chinese_glossary, glossary, glossary_name, metrics
+from mindgspo.metrics.glossary import chinese_glossary, glossary
 from mindgspo.metrics.pages import page, pictures, questions
 from mindgspo.metrics.plot import panel_pictures, plot_run
 from mindgspo.metrics.plot_style import DARK, LIGHT
@@ -21,7 +21,6 @@ from mindgspo.metrics.run_folder import RunRecord, best_evaluation, held_out_fig
 from mindgspo.metrics.samples_page import write_samples_page
 from mindgspo.text import duration
 
-LAST_STEPS = 8
 MAX_PROBLEMS = 6
 """Held-out problems per set; validation.jsonl has the others."""
 MAX_ANSWER_CHARS = 2_000
@@ -36,15 +35,6 @@ class Headline:
     label: str
     value: str
     remark: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class MetricRow:
-    """One metric over the last steps: name, glossary entry (None: unknown), one cell per step."""
-
-    name: str
-    info: MetricInfo | None
-    cells: tuple[str, ...]
 
 
 def report_of_finished(run_dir: Path) -> Path:
@@ -67,7 +57,6 @@ def write_report(run_dir: Path) -> Path:
 
 def render(run: RunRecord, *, has_samples_page: bool = False) -> bytes:
     """The page's HTML. has_samples_page: it links to the one beside it."""
-    steps, rows = last_steps_table(run)
     chinese = chinese_glossary()
     return page(
         "report.jinja",
@@ -75,8 +64,6 @@ def render(run: RunRecord, *, has_samples_page: bool = False) -> bytes:
         headlines=headlines(run),
         pictures=pictures(*(panel_pictures(run, theme) for theme in (LIGHT, DARK))),
         findings=diagnose(run),
-        steps=steps,
-        metric_rows=rows,
         held_out=held_out_table(run),
         samples_page=SAMPLES_PAGE if has_samples_page else None,
         starts=run.starts[-MAX_STARTS:],
@@ -115,34 +102,6 @@ def headlines(run: RunRecord) -> list[Headline]:
     if (peak := recorded_number(summary.get("peak_rss_mb"))) is not None:
         tiles.append(Headline("Peak memory", f"{peak:,.0f} MB", "resident"))
     return tiles
-
-
-_DRAWN = ("actor/log_ratio_hist/", "actor/grad_share_length_decile/")
-
-
-def last_steps_table(run: RunRecord) -> tuple[tuple[int, ...], list[MetricRow]]:
-    """The last steps' numbers, one row per metric: an evaluation's line is merged into its step. Families of metrics
-    that only a picture can show are left to the picture."""
-    merged: dict[int, dict[str, object]] = {}
-    for row in run.metrics:
-        merged.setdefault(row["step"], {}).update(row)
-    steps = tuple(sorted(merged)[-LAST_STEPS:])
-    found = {name for step in steps for name in merged[step]} - {"step"}
-    names = sorted(name for name in found if not name.startswith(_DRAWN))
-    rows = []
-    for name in names:
-        known = glossary_name(name)
-        cells = tuple(_cell(merged[step].get(name)) for step in steps)
-        rows.append(MetricRow(name, metrics()[known] if known else None, cells))
-    return steps, rows
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, int) or float(value).is_integer():
-        return f"{value:,.0f}"
-    return f"{value:.4g}" if 1e-4 <= abs(value) < 1e6 else f"{value:.2e}"
 
 
 def _own_reward(line: Mapping[str, object]) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from mindgspo.cli import main
+from mindgspo.config import load_config
 from mindgspo.dryrun.graph_text import Collective, GraphFacts, HeldParameter
 from mindgspo.dryrun.runner import (
     CallMemory,
@@ -18,6 +19,7 @@ from mindgspo.dryrun.runner import (
     read_message,
     write_message,
 )
+from mindgspo.errors import ConfigError
 
 
 def test_jobs_survive_their_file(tmp_path: Path) -> None:
@@ -70,6 +72,9 @@ assert importlib.util.find_spec("terminal_of_nobody") is None
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+ARITHMETIC = Path(__file__).parents[3] / "examples" / "arithmetic" / "gspo.yaml"
+PLANS_OF_8 = ["plans.train.data_parallel=8", "plans.infer.data_parallel=8"]
+PLANS_OF_24 = ["plans.train.data_parallel=24", "plans.infer.data_parallel=24"]
 CONFIG = str(Path(__file__).parents[3] / "examples" / "gsm8k" / "gspo_qwen2_5_7b.yaml")
 
 
@@ -87,3 +92,15 @@ def test_ranks_are_numbers(capsys: pytest.CaptureFixture[str]) -> None:
 def test_mistakes_are_one_line(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dryrun", CONFIG, *options]) == 1
     assert capsys.readouterr().err == f"{message}\n"
+
+
+@pytest.mark.parametrize(("overrides", "said", "fix"), [
+    (["trainer.samples_per_micro_batch=16"], "16 makes 4 micro-batches per update, which data_parallel 8 x",
+        "nearest legal trainer.samples_per_micro_batch: 8"),
+    (["trainer.samples_per_micro_batch=1", "trainer.prompts_per_mini_batch=32", *PLANS_OF_24],
+        "24 replicas do not share rollout.prompts_per_step 32 evenly", "nearest legal: 16 or 32"),
+])  # fmt: skip
+def test_batches_that_replicas_cannot_share_are_refused_first(overrides: list[str], said: str, fix: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(ARITHMETIC, [*PLANS_OF_8, *overrides], check_files=False)
+    assert said in str(caught.value) and fix in str(caught.value)

@@ -78,7 +78,7 @@ def test_the_report_holds_every_section(run_folder: Path) -> None:
     text, parsed = page(run_folder)
     for words in (
         *("43.8% \u2192 87.3%", "+43.5 points", "3 min 35 s", "8,412", "2,310 MB"),
-        *("Curves", "Diagnosis", "Samples", "Last steps", "Resolved configuration", "Glossary of metrics"),
+        *("Curves", "Diagnosis", "Samples", "Resolved configuration", "Glossary of metrics"),
         *("temperature: 1.0", "actor/pg_clipfrac_seq", "share of responses whose ratio is clipped"),
         *("prefers-color-scheme", "\u8bca\u65ad"),
     ):
