@@ -17,7 +17,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from mindgspo.algorithms.optim.backend import UpdateBackend
+from mindgspo.algorithms.optim.updater import Updater
 from mindgspo.batches.micro_batches import BatchLayout, largest_shape, micro_batches
 from mindgspo.batches.rows import TrainingSample, packed_tokens
 from mindgspo.models.scoring import PolicyScorer
@@ -59,7 +59,7 @@ def _drawn(random: np.random.Generator, mean: float, deviation: float, shortest:
 
 
 def compare_layouts(
-    updater: UpdateBackend, scorer: PolicyScorer, samples: Sequence[TrainingSample], *, rounds: int, is_packed: bool
+    updater: Updater, scorer: PolicyScorer, samples: Sequence[TrainingSample], *, rounds: int, is_packed: bool
 ) -> dict[str, object]:
     """Figures by layout, and the speed-ups over rows of one sample. is_packed: the model computes tokens alone."""
     batches = {
@@ -70,7 +70,7 @@ def compare_layouts(
     graphs: dict[str, int] = {}
     for name, of_layout in batches.items():  # compiles
         before = updater.compiled_graphs
-        updater.update(of_layout, 1e-6)
+        updater.step(of_layout, 1e-6)
         graphs[name] = updater.compiled_graphs - before
     for _ in range(rounds):
         for name, of_layout in batches.items():
@@ -120,9 +120,9 @@ _TIMES = ("update_s", "update_cpu_s", "log_probs_s", "log_probs_cpu_s")
 """Of the clock, and of all processor cores together: on a busy machine the latter is steadier."""
 
 
-def _timed(updater: UpdateBackend, scorer: PolicyScorer, batches: Sequence[Batch]) -> tuple[float, ...]:
+def _timed(updater: Updater, scorer: PolicyScorer, batches: Sequence[Batch]) -> tuple[float, ...]:
     points = [(time.perf_counter(), time.process_time())]
-    updater.update(batches, 1e-6)
+    updater.step(batches, 1e-6)
     points.append((time.perf_counter(), time.process_time()))
     scorer.score(batches)
     points.append((time.perf_counter(), time.process_time()))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench_reshard_child import model_section
 
-from mindgspo.algorithms.optim.backend import UpdateBackend
+from mindgspo.algorithms.optim.updater import Updater
 from mindgspo.launch.worker import run_worker
 from mindgspo.parallel.collectives.host import exchange, open_shared_memory, wait_for_ranks, world_ranks
 from mindgspo.parallel.platform import runtime
@@ -42,7 +42,7 @@ def body(checkpoint: Path, way: str, section_sizes: tuple[int, int], result: Pat
     model = build_model(section, Placement(plan=plan, rank=runtime.rank()))
     algorithm = with_recipe(AlgorithmSection(), max_new_tokens=8)
     policy = PolicyLogProbs(model, temperature=1.0, with_entropy=False)
-    updater = UpdateBackend(policy, build_policy_loss(algorithm), OptimizerSection(), policy.model.place)
+    updater = Updater(policy, build_policy_loss(algorithm), OptimizerSection(), policy.model.place)
     wait_for_ranks(world_ranks())
     before, started = _forget_peak(), time.perf_counter()
     if way == "whole":

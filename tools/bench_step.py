@@ -38,7 +38,7 @@ from bench_limit import step_limit
 from mindspore import Tensor, nn, ops
 
 from mindgspo.algorithms.losses.registry import build_policy_loss
-from mindgspo.algorithms.optim.backend import UpdateBackend
+from mindgspo.algorithms.optim.updater import Updater
 from mindgspo.batches.micro_batches import BatchLayout, largest_shape, micro_batches
 from mindgspo.batches.rows import TrainingSample, scattered
 from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection, with_recipe
@@ -167,7 +167,7 @@ class StepBench:
             self.native if is_alone else ReplicatedEngine(self.native, place, lambda version: None)
         )
         self.old_policy = PolicyScorer(self.model, temperature=1.0)
-        self.updater = UpdateBackend(
+        self.updater = Updater(
             PolicyLogProbs(self.model, temperature=1.0, with_entropy=not recomputes_old),
             build_policy_loss(ALGORITHM),
             OptimizerSection(lr=1e-6),
@@ -210,7 +210,7 @@ class StepBench:
         times.append(clock())
         for batches in self.mini_batches:
             self.shapes |= {batch.ids_RT.shape + batch.mask_NK.shape for batch in batches}
-            self.updater.update(batches, 1e-6)
+            self.updater.step(batches, 1e-6)
             self.version += 1
         times.append(clock())
         return {

@@ -21,7 +21,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from mindgspo.algorithms.losses.registry import build_policy_loss
-from mindgspo.algorithms.optim.backend import UpdateBackend
+from mindgspo.algorithms.optim.updater import Updater
 from mindgspo.batches.rows import TrainingSample, lay_out, scattered
 from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection, with_recipe
 from mindgspo.config.schema import SwapSection
@@ -173,7 +173,7 @@ class SwapBench:
         self.scorers = [PolicyScorer(model, temperature=1.0) for model in (self.model, self.reference)]
 
     def _build_updater(self) -> None:
-        self.updater = UpdateBackend(
+        self.updater = Updater(
             PolicyLogProbs(self.model, temperature=1.0, with_entropy=False),
             build_policy_loss(with_recipe(AlgorithmSection(), max_new_tokens=NEW_TOKENS)),
             OptimizerSection(lr=1e-4),
@@ -247,7 +247,7 @@ class SwapBench:
         ]
 
     def _update(self, batches: Sequence[Batch]) -> None:
-        self.updater.update(batches, 1e-4)
+        self.updater.step(batches, 1e-4)
         self.version += 1
 
     def _reshard(self) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn
 
 from mindgspo.algorithms.losses.registry import build_policy_loss
-from mindgspo.algorithms.optim.backend import UpdateBackend
+from mindgspo.algorithms.optim.updater import Updater
 from mindgspo.config import ExperimentConfig
 from mindgspo.config.plan import ParallelPlan
 from mindgspo.models.policy import PolicyLogProbs, build_model
@@ -62,9 +62,9 @@ def _of_update(config: ExperimentConfig, graph: str, rank: int) -> CompilableGra
         with_entropy=config.algorithm.entropy_coef > 0,
         replays_experts=config.algorithm.router_replay != "none",
     )
-    update = UpdateBackend(policy, build_policy_loss(config.algorithm), config.optimizer, place)
+    update = Updater(policy, build_policy_loss(config.algorithm), config.optimizer, place)
     if graph in ("train", "forward"):
-        of_batch = update.accumulation.graphs_for(longest_batch(config))
+        of_batch = update.graphs_for(longest_batch(config))
         cell, inputs = of_batch[0 if graph == "forward" else -1]
     else:
         cell, inputs = update.over_ranks.graphs()[graph]

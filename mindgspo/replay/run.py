@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from mindspore import nn
 
-from mindgspo.algorithms.optim.backend import UpdateBackend
+from mindgspo.algorithms.optim.updater import Updater
 from mindgspo.errors import CheckpointError
 from mindgspo.models.policy import build_model
 from mindgspo.models.trace import trace_forward
@@ -27,7 +27,7 @@ from mindgspo.replay.dump import Dump, UpdateFacts
 from mindgspo.rollout.weight_transfer import weights_as_numpy
 from mindgspo.tensor_files.reader import open_tensors
 from mindgspo.text import aligned, counted
-from mindgspo.trainer.build import build_backend
+from mindgspo.trainer.build import build_updater
 from mindgspo.trainer.dump import MOMENT, gradients_between
 from mindgspo.types import Batch
 
@@ -174,7 +174,7 @@ class _Replay:
         self._of_module = tolerance or _MODULE[config.model.dtype]
         self._of_pass = tolerance or _PASS[config.model.dtype]
         model = build_model(config.model)
-        self._backend: UpdateBackend = build_backend(config, model)
+        self._backend: Updater = build_updater(config, model)
         self._model: nn.Cell = model
         load_weights(model, config.model, dump.tensors("weights"), where=dump.path("weights"))
         with open_tensors(dump.path("optimizer")) as state:
@@ -217,7 +217,7 @@ class _Replay:
     def _update(self, number: int, update: UpdateFacts) -> None:
         stage, batches = f"update {number}", [self._laid_out(batch) for batch in self._dump.batches(number)]
         before = self._backend.state()
-        result = self._backend.update(batches, update.lr, kl_coef=update.kl_coef)
+        result = self._backend.step(batches, update.lr, kl_coef=update.kl_coef)
         recorded = self._dump.tensors(f"update_{number}_found")
         for index, (batch, found) in enumerate(zip(batches, result.logp_NK, strict=True)):
             if not _are_alike(recorded.get(f"logp/{index}"), found):

@@ -18,7 +18,7 @@ from mindspore import nn
 from mindgspo import faults, progress
 from mindgspo.algorithms.kl_control import KLController
 from mindgspo.algorithms.losses.registry import build_policy_loss
-from mindgspo.algorithms.optim.backend import UpdateBackend
+from mindgspo.algorithms.optim.updater import Updater
 from mindgspo.batches.rows import round_up
 from mindgspo.config import ExperimentConfig, planned_steps
 from mindgspo.data.stream import PromptStream, StreamState
@@ -117,7 +117,7 @@ def build_experiment(
     replay, records = config.algorithm.router_replay, bool(config.rollout.record_experts)
     returns_routing = records or replay == "old"
     old_log_probs = resolved_old_log_probs(config, model)
-    backend = build_backend(config, model)
+    backend = build_updater(config, model)
     fill_model(model, config.model, config.seed)
     # Before any graph is compiled, and part by part: on CPU a parameter that is swapped gets memory of its own.
     swap = open_swap(config.swap, swap_dir)
@@ -198,12 +198,12 @@ def build_experiment(
     )
 
 
-def build_backend(config: ExperimentConfig, model: nn.Cell) -> UpdateBackend:
+def build_updater(config: ExperimentConfig, model: nn.Cell) -> Updater:
     """What applies the updates of an experiment to its model."""
     place, replay = model.place, config.algorithm.router_replay
     # Where nothing is scored the updates report the entropy, if it costs next to nothing.
     is_free = resolved_old_log_probs(config, model) == "sampler" and takes_packed(model)
-    return UpdateBackend(
+    return Updater(
         PolicyLogProbs(
             model,
             temperature=config.rollout.temperature,

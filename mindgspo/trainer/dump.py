@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from mindgspo.algorithms.optim.backend import UpdateBackend, UpdateResult
+from mindgspo.algorithms.optim.updater import Updater, UpdateResult
 from mindgspo.io import make_folder, publish_folder, temporary_path, write_file
 from mindgspo.metrics.environment import versions
 from mindgspo.models.trace import is_traceable, trace_forward
@@ -43,7 +43,7 @@ MOMENT = "adamw.m."
 class StepDump:
     """Of one step. All ranks call each method, `close` last; rank 0 writes, into a hidden folder until then."""
 
-    def __init__(self, folder: Path, backend: UpdateBackend, *, step: int, beta1: float) -> None:
+    def __init__(self, folder: Path, backend: Updater, *, step: int, beta1: float) -> None:
         """beta1: of AdamW."""
         self._folder, self._hidden, self._backend, self._beta1 = folder, temporary_path(folder), backend, beta1
         self._updates: list[dict[str, Any]] = []

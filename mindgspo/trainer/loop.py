@@ -298,7 +298,7 @@ def _write_results(
         best_value=None if progress.best is None else progress.best.value,
         eval_problems=sum(len(rows) for rows in experiment.validation.sets.values()),
         steps=progress.step,
-        updates=trainer.backend.updates,
+        updates=trainer.updater.updates,
         updates_skipped=trainer.skipped.total,
         seconds=progress.seconds(time.perf_counter()),
         training_seconds=progress.training_seconds,

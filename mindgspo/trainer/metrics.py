@@ -188,7 +188,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mindgspo.algorithms.loss_metrics import batch_mismatch, telemetry_metrics
-from mindgspo.algorithms.optim.backend import UpdateResult
+from mindgspo.algorithms.optim.updater import UpdateResult
 from mindgspo.algorithms.rollout_correction import step_correction_metrics
 from mindgspo.batches.micro_batches import BatchLayout, batch_metrics
 from mindgspo.batches.routing import RoutingDifference, load_metrics

@@ -180,7 +180,7 @@ class Resume:
         with trainer.swap.phase(Phase.SAVE):
             load_tensors(trainer.model, trainer.model.config, saved.parameters)
             if with_optimizer:
-                trainer.backend.load_tensors(saved.optimizer)
+                trainer.updater.load_tensors(saved.optimizer)
 
     def _check_inputs(self, saved: OpenCheckpoint, *, weights_only: bool) -> None:
         there = saved.state.get("inputs")

@@ -125,7 +125,7 @@ class Saver:
         trainer, settings = self._trainer, self._trainer.settings
         with trainer.swap.phase(Phase.SAVE):
             parameters = weights_as_numpy(trainer.model, trainer.model.config)
-            optimizer = trainer.backend.state()
+            optimizer = trainer.updater.state()
         state = {
             "progress": progress.state(time.perf_counter()),
             "weight_version": trainer.weight_version,

@@ -50,8 +50,8 @@ from mindspore import nn
 
 from mindgspo import progress
 from mindgspo.algorithms.kl_control import KLController
-from mindgspo.algorithms.optim.backend import UpdateBackend, UpdateResult
 from mindgspo.algorithms.optim.learning_rate import learning_rate
+from mindgspo.algorithms.optim.updater import Updater, UpdateResult
 from mindgspo.algorithms.rollout_correction import correction_weights
 from mindgspo.batches.micro_batches import BatchLayout
 from mindgspo.batches.rows import scattered
@@ -121,7 +121,7 @@ class Trainer:
     old_policy: PolicyScorer
     reference: ReferencePolicy | None
     kl: KLController
-    backend: UpdateBackend
+    backend: Updater
     train_set: PromptDataset
     stream: PromptStream
     leftovers: LeftoverBuffer

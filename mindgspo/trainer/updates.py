@@ -19,7 +19,7 @@ import numpy as np
 
 from mindgspo import faults
 from mindgspo.algorithms.loss_metrics import batch_mismatch
-from mindgspo.algorithms.optim.backend import UpdateBackend, UpdateResult
+from mindgspo.algorithms.optim.updater import Updater, UpdateResult
 from mindgspo.config import TrainerSection
 from mindgspo.errors import NonFiniteError, TrainingError
 from mindgspo.io import atomic_file
@@ -54,7 +54,7 @@ class SkippedUpdates:
 
 
 def apply_update(
-    backend: UpdateBackend,
+    backend: Updater,
     batches: Sequence[Batch],
     *,
     lr: float,
@@ -74,7 +74,7 @@ def apply_update(
         faults.reach("update.inside")
     batches = _with_injected_nan(batches)
     try:
-        result = backend.update(batches, lr, kl_coef=kl_coef)
+        result = backend.step(batches, lr, kl_coef=kl_coef)
     except NonFiniteError as error:
         message = f"{name}: {error}; {save_batches(failures_dir, name, batches)}"
         _require_skip(message, error, settings, skipped)

@@ -37,8 +37,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mindgspo.algorithms.losses.supervised import SupervisedLoss
-from mindgspo.algorithms.optim.backend import UpdateBackend, UpdateResult
 from mindgspo.algorithms.optim.learning_rate import learning_rate
+from mindgspo.algorithms.optim.updater import Updater, UpdateResult
 from mindgspo.batches.micro_batches import BatchLayout, largest_shape, micro_batches
 from mindgspo.batches.rows import TrainingSample
 from mindgspo.config import ModelSection, WarmupSection
@@ -77,7 +77,7 @@ def warm_up(trainer: Trainer, warmup: Warmup, evaluator: Evaluator, log: RunLog)
     own = {"lr": section.lr, "schedule": "cosine", "warmup_ratio": 0.05, "warmup_steps": None, "schedule_steps": None}
     optimizer = trainer.optimizer.model_copy(update=own)
     policy = PolicyLogProbs(trainer.model, temperature=1.0, with_entropy=False)
-    backend = UpdateBackend(policy, SupervisedLoss(), optimizer, policy.model.place)
+    backend = Updater(policy, SupervisedLoss(), optimizer, policy.model.place)
     stream = PromptStream(len(warmup.samples), trainer.seed ^ _WARMUP_STREAM)
     layout = _layout(trainer.layout, section, warmup.samples)
     log.show_warm_up(0, section.max_steps)
@@ -86,7 +86,7 @@ def warm_up(trainer: Trainer, warmup: Warmup, evaluator: Evaluator, log: RunLog)
         lr = learning_rate(number - 1, section.max_steps, optimizer)
         update_phase = trainer.swap.phase(Phase.UPDATE)
         with update_phase, saved_on_failure(trainer.failures_dir, f"warmup_{number:08d}", batches):
-            result = backend.update(batches, lr)
+            result = backend.step(batches, lr)
         trainer.weight_version += 1
         log.show_warm_up(number, section.max_steps)
         if number % section.check_every and number != section.max_steps:

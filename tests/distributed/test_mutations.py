@@ -56,7 +56,7 @@ MUTATIONS = {
         "is Split.WHOLE and not plan.use_seq_parallel", "in (Split.WHOLE, Split.INPUT_TABLE)"),
     "a whole table that every rank of a replica counts": Mutation("parallel/layers/linear.py", {"model_parallel": 2},
         "not self.is_split and self.parts == 1 and place.at.model > 0", "False"),
-    "a micro-batch that is lost": Mutation("algorithms/optim/accumulation.py", STAGES,
+    "a micro-batch that is lost": Mutation("algorithms/optim/updater.py", STAGES,
         "Tensor([int(number > 0)], ms.int32)", "Tensor([int(number > 1)], ms.int32)"),
     "gradients that do not reach the stage before": Mutation("parallel/pipeline/stage.py", STAGES,
         "send(returned.pop(number),", "send(returned.pop(number) * 0,"),

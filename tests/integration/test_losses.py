@@ -72,7 +72,7 @@ def trainer(cpu_runtime: None, tmp_path_factory: pytest.TempPathFactory):
 @pytest.mark.parametrize("name", POLICY_LOSSES)
 def test_a_step_trains_with_every_loss(name: str, trainer, tmp_path: Path) -> None:
     from mindgspo.algorithms.losses.registry import build_policy_loss
-    from mindgspo.algorithms.optim.backend import UpdateBackend
+    from mindgspo.algorithms.optim.updater import Updater
     from mindgspo.models.policy import PolicyLogProbs
     from mindgspo.models.weights import initialize_weights
     from mindgspo.rollout.weight_transfer import weights_as_numpy
@@ -82,13 +82,13 @@ def test_a_step_trains_with_every_loss(name: str, trainer, tmp_path: Path) -> No
     before = weights_as_numpy(trainer.model, config.model)
     policy = PolicyLogProbs(trainer.model, temperature=1.0, with_entropy=False)
     trainer.algorithm, trainer.optimizer = config.algorithm, config.optimizer
-    trainer.backend = UpdateBackend(policy, build_policy_loss(config.algorithm), config.optimizer)
+    trainer.updater = Updater(policy, build_policy_loss(config.algorithm), config.optimizer)
     trainer.weight_version += 1
     trainer.engine.load_weights(trainer.weight_version)
     metrics = trainer.train_step(1).metrics
     assert unknown_names(metrics) == []
     assert [key for key, value in metrics.items() if not math.isfinite(value)] == []
-    assert (metrics["samples/trained"], metrics["actor/updates"], trainer.backend.updates) == (12, 2, 2)
+    assert (metrics["samples/trained"], metrics["actor/updates"], trainer.updater.updates) == (12, 2, 2)
     assert metrics["actor/grad_norm"] > 0 and metrics["critic/advantages/max"] > 0 > metrics["critic/advantages/min"]
     assert metrics["actor/first_ratio_error_max"] < 1e-5 < metrics["actor/ratio_error_max"]
     assert ("actor/pg_clipfrac_lower" in metrics) == (name == "ppo"), "only PPO's recipe has the dual clip"
@@ -100,7 +100,7 @@ def test_a_step_trains_with_every_loss(name: str, trainer, tmp_path: Path) -> No
 def test_by_default_old_log_probs_are_the_samplers_and_the_step_is_the_same(trainer, tmp_path: Path) -> None:
     """Bit for bit, on kernels, from the same prompts."""
     from mindgspo.algorithms.losses.registry import build_policy_loss
-    from mindgspo.algorithms.optim.backend import UpdateBackend
+    from mindgspo.algorithms.optim.updater import Updater
     from mindgspo.models.policy import PolicyLogProbs
     from mindgspo.models.weights import initialize_weights
     from mindgspo.rollout.weight_transfer import weights_as_numpy
@@ -112,7 +112,7 @@ def test_by_default_old_log_probs_are_the_samplers_and_the_step_is_the_same(trai
     for old_log_probs in (resolved_old_log_probs(config, trainer.model), "recompute"):
         initialize_weights(trainer.model, config.model, seed=1)
         policy = PolicyLogProbs(trainer.model, temperature=1.0, with_entropy=True)
-        trainer.backend = UpdateBackend(policy, build_policy_loss(config.algorithm), config.optimizer)
+        trainer.updater = Updater(policy, build_policy_loss(config.algorithm), config.optimizer)
         trainer.weight_version += 1
         trainer.engine.load_weights(trainer.weight_version)
         trainer.old_log_probs = old_log_probs

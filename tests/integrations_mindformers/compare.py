@@ -17,7 +17,7 @@ import numpy as np
 from mindspore import Tensor, nn
 
 from mindgspo.algorithms.losses.registry import build_policy_loss
-from mindgspo.algorithms.optim.backend import UpdateBackend
+from mindgspo.algorithms.optim.updater import Updater
 from mindgspo.batches.rows import TrainingSample, lay_out, scattered
 from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection
 from mindgspo.config.huggingface_config import read_model_section
@@ -70,8 +70,8 @@ def measured(model: nn.Cell, section: ModelSection) -> dict[str, np.ndarray]:
     loss = build_policy_loss(with_recipe(AlgorithmSection(**WIDE_CLIP), max_new_tokens=16))
     # eps: of a gradient that is rounding noise Adam would otherwise make a step as long as any.
     optimizer = OptimizerSection(lr=1e-4, beta1=0.5, eps=1e-6, weight_decay=0.1, max_grad_norm=0.5)
-    updater = UpdateBackend(PolicyLogProbs(model, temperature=TEMPERATURE, with_entropy=False), loss, optimizer)
-    result = updater.update(batches, lr=1e-4)
+    updater = Updater(PolicyLogProbs(model, temperature=TEMPERATURE, with_entropy=False), loss, optimizer)
+    result = updater.step(batches, lr=1e-4)
     found |= {"loss": np.array(result.loss), "grad_norm": np.array(result.grad_norm)}
     found["clipped"] = np.array(result.metrics["pg_clipfrac_seq"])
     moments = updater.state()

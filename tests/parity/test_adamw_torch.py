@@ -18,7 +18,7 @@ def test_ten_steps_equal_torch(gradient_scale, beta2):
     from mindspore import Parameter, ParameterTuple, Tensor
 
     from mindgspo.algorithms.optim.adamw import AdamW
-    from mindgspo.algorithms.optim.gradients import GradientNorm, OptimizerStep
+    from mindgspo.algorithms.optim.gradients import GradientNorm
 
     rng = np.random.default_rng(0)
     section = OptimizerSection(lr=1e-3, beta2=beta2)
@@ -26,7 +26,7 @@ def test_ten_steps_equal_torch(gradient_scale, beta2):
     weights = ParameterTuple([Parameter(Tensor(value), name=name) for name, value in initial.items()])
     gradients = weights.clone(prefix="gradient", init="zeros")
     global_norm = GradientNorm(gradients)
-    step = OptimizerStep(AdamW(weights, section), gradients)
+    step = AdamW(weights, gradients, section)
     # float64, so that torch's own rounding does not hide ours.
     theirs = {name: torch.tensor(value, dtype=torch.float64, requires_grad=True) for name, value in initial.items()}
     optimizer = torch.optim.AdamW(
@@ -42,7 +42,7 @@ def test_ten_steps_equal_torch(gradient_scale, beta2):
             parameter.set_data(Tensor(gradient))
             theirs[name].grad = torch.tensor(gradient, dtype=torch.float64)
         norm = float(global_norm().asnumpy())
-        step(*step.optimizer.scalars(number, section.lr, norm))
+        step(*step.scalars(number, section.lr, norm))
         torch_norm = torch.nn.utils.clip_grad_norm_(list(theirs.values()), section.max_grad_norm)
         optimizer.step()
         assert norm == pytest.approx(float(torch_norm), rel=1e-6)

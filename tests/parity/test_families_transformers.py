@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mindgspo.algorithms.optim.backend import UpdateBackend
+from mindgspo.algorithms.optim.updater import Updater
 from mindgspo.checkpoint.export import export_huggingface
 from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection
 from mindgspo.config.huggingface_config import generation_config, huggingface_config, read_model_section
@@ -241,9 +241,9 @@ def test_gradients_of_the_gspo_loss(pair: Pair) -> None:
     optimizer = OptimizerSection(lr=1e-5, beta1=0.0, max_grad_norm=1e9)
     loss_cell = build_policy_loss(with_recipe(AlgorithmSection(**clip, allow_wide_clip=True), max_new_tokens=16))
     policy = PolicyLogProbs(pair.model, temperature=temperature, with_entropy=False)
-    updater = UpdateBackend(policy, loss_cell, optimizer)
+    updater = Updater(policy, loss_cell, optimizer)
     try:
-        result = updater.update(batches, lr=1e-5)
+        result = updater.step(batches, lr=1e-5)
     finally:
         load_huggingface(pair.model, pair.section, pair.folder)  # the other tests use this model too
     state = updater.state()

@@ -34,13 +34,24 @@ class AdamW(nn.Cell):
     The second line is `ops.Adam` with step_size = lr sqrt(1 - b2^t) / (1 - b1^t) and
     root_eps = eps sqrt(1 - b2^t): the same fraction, multiplied by sqrt(1 - b2^t) above and below.
 
-    weights: what is trained. section: betas, eps, weight decay, max_grad_norm; its schedule is not read here.
-    Moments are float32 Parameters named adamw.m.<weight>, adamw.v.<weight>; names: other names for <weight>.
+    weights: what is trained. gradients: float32, in the order of the weights. section: betas, eps, weight decay,
+    max_grad_norm; its schedule is not read here. names: of the weights, in place of their own. accumulated: gradients
+    that the applied ones were summed from over ranks, if those are others; zeroed for the next update where
+    `GradientAccumulator` adds to them. Moments are float32 Parameters named adamw.m.<weight>, adamw.v.<weight>.
     """
 
-    def __init__(self, weights: ParameterTuple, section: OptimizerSection, names: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        weights: ParameterTuple,
+        gradients: ParameterTuple,
+        section: OptimizerSection,
+        *,
+        names: Sequence[str] | None = None,
+        accumulated: ParameterTuple | None = None,
+    ) -> None:
         super().__init__(auto_prefix=False)
-        self.weights = weights
+        self.weights, self.gradients = weights, gradients
+        self.accumulated = gradients if accumulated is None else accumulated
         self.first_moments = zeros_beside(weights, "adamw.m", names=names, requires_grad=False)
         self.second_moments = zeros_beside(weights, "adamw.v", names=names, requires_grad=False)
         self.count = len(weights)
@@ -80,28 +91,28 @@ class AdamW(nn.Cell):
 
     def construct(
         self,
-        gradients: tuple[Tensor, ...],
         clip_scale: Tensor,
         step_size: Tensor,
         root_eps: Tensor,
         decay: Tensor,
     ) -> Tensor:
-        """Update every weight from `gradients` (float32, in the order of `weights`); returns what to wait for.
+        """Update every weight from its gradient; inputs as `scalars`. Return what to wait for.
 
         There is no branch on the norm in here: MindSpore 2.10 may drop a run-time branch that only changes
         Parameters, without a word. Whoever calls looks at the norm first.
         """
         if self.kernel is not None:
-            return self.kernel(clip_scale, step_size, root_eps, decay, *gradients)
+            return self.kernel(clip_scale, step_size, root_eps, decay, *self.gradients)
         for first, last in self.runs:
-            clip_scale = self.update_run(first, last, gradients, clip_scale, step_size, root_eps, decay)
+            clip_scale = self.update_run(first, last, clip_scale, step_size, root_eps, decay)
+        for first, last in self.runs:
+            self.clear_run(first, last)
         return clip_scale
 
     def update_run(
         self,
         first: int,
         last: int,
-        gradients: tuple[Tensor, ...],
         clip_scale: Tensor,
         step_size: Tensor,
         root_eps: Tensor,
@@ -109,7 +120,7 @@ class AdamW(nn.Cell):
     ) -> Tensor:
         """Weights number `first` to `last` - 1 of `construct`; clip_scale, once they are updated."""
         for i in range(first, last):
-            clip_scale = self.update_one(i, gradients[i], clip_scale, step_size, root_eps, decay)
+            clip_scale = self.update_one(i, self.gradients[i], clip_scale, step_size, root_eps, decay)
         return clip_scale
 
     def update_one(
@@ -136,6 +147,13 @@ class AdamW(nn.Cell):
             gradient,
         )
         return ops.depend(clip_scale, updated[0])
+
+    def clear_run(self, first: int, last: int) -> None:
+        """Zero the accumulated gradients number `first` to `last` - 1."""
+        for i in range(first, last):
+            # Finite, as the norm has shown, so that the difference is 0. Zeros would be compiled in as constants, as
+            # large as all weights together.
+            ops.assign_sub(self.accumulated[i], self.accumulated[i])
 
 
 def decays(weight: Parameter) -> bool:

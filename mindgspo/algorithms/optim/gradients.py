@@ -1,8 +1,9 @@
-"""Graphs of one update: gradient of a micro-batch, global norm, optimizer step."""
+"""Graphs of one update: the gradients of a micro-batch, and their global norm."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import mindspore as ms
 import numpy as np
@@ -18,41 +19,46 @@ from mindgspo.parallel.plans.ranks import Ranks
 from mindgspo.parallel.platform.parameter_memory import set_values, zeros_beside
 from mindgspo.types import Batch
 
+
+class ObjectiveInputs(NamedTuple):
+    """The inputs of `Objective` in the order of its `construct`: MindSpore passes tensors to a graph by position."""
+
+    probe_NK: np.ndarray
+    ids_RT: np.ndarray
+    positions_RT: np.ndarray
+    segments_RT: np.ndarray
+    predict_P: np.ndarray
+    targets_P: np.ndarray
+    place_NK: np.ndarray
+    old_logp_NK: np.ndarray
+    ref_logp_NK: np.ndarray
+    advantages_NK: np.ndarray
+    correction_NK: np.ndarray
+    mask_NK: np.ndarray
+    num_sequences: np.float32
+    num_tokens: np.float32
+    kl_coef: np.float32
+
+    @classmethod
+    def of(cls, batch: Batch, kl_coef: float = 0.0) -> ObjectiveInputs:
+        """Lay out a batch; the probe is zeros."""
+        arrays = {name: getattr(batch, name) for name in cls._fields if name not in ("probe_NK", "kl_coef")}
+        arrays |= {name: np.float32(arrays[name]) for name in ("num_sequences", "num_tokens")}
+        return cls(probe_NK=np.zeros(batch.mask_NK.shape, np.float32), kl_coef=np.float32(kl_coef), **arrays)
+
+
+NUM_INPUTS = len(ObjectiveInputs._fields) - 1
+"""Inputs without the probe."""
 NUM_POLICY_INPUTS = 6
-"""ids_RT, positions_RT, segments_RT, predict_P, targets_P, place_NK."""
-_MASK = NUM_POLICY_INPUTS + 4
-NUM_INPUTS = NUM_POLICY_INPUTS + 8
-"""They, and the loss's: old_logp_NK, ref_logp_NK, advantages_NK, correction_NK, mask_NK and three scalars."""
-
-
-def inputs_of(batch: Batch, kl_coef: float = 0.0) -> tuple[np.ndarray, ...]:
-    """A batch as the inputs of `Objective`: the probe, NUM_POLICY_INPUTS for the policy, and the loss's in the order of
-    `PolicyLoss.construct` behind log-probs and entropies."""
-    return (
-        np.zeros(batch.mask_NK.shape, np.float32),
-        batch.ids_RT,
-        batch.positions_RT,
-        batch.segments_RT,
-        batch.predict_P,
-        batch.targets_P,
-        batch.place_NK,
-        batch.old_logp_NK,
-        batch.ref_logp_NK,
-        batch.advantages_NK,
-        batch.correction_NK,
-        batch.mask_NK,
-        np.float32(batch.num_sequences),
-        np.float32(batch.num_tokens),
-        np.float32(kl_coef),
-    )
+"""ids_RT to place_NK, which the policy takes."""
 
 
 def tensors_of(
     batch: Batch, kl_coef: float, *, is_packed: bool, replays: bool = False, place: Placement = ALONE
 ) -> tuple[tuple[Tensor, ...], RoutedTokens]:
-    """The same as the graph of one micro-batch takes them on this device, and where the tokens of recorded routing
-    stand in it. replays: the batch's experts are taken; they come last."""
-    probe, *inputs = inputs_of(batch, kl_coef)
+    """Return `ObjectiveInputs` as the graph of one micro-batch takes them on this device, and where the tokens of
+    recorded routing stand in it. replays: the batch's experts come last."""
+    probe, *inputs = ObjectiveInputs.of(batch, kl_coef)
     of_policy = policy_inputs(batch, is_packed=is_packed, place=place)
     given = (of_policy.given(batch),) if replays else ()
     arrays = (probe, *of_policy.arrays, *inputs[NUM_POLICY_INPUTS:], *given)
@@ -63,10 +69,10 @@ _NUM_MEASURED = 5
 
 
 class Objective(nn.Cell):
-    """policy -> loss, in one forward graph.
+    """One micro-batch: log-probs of the policy -> ratio -> clip -> aggregate, in one forward graph.
 
-    policy: construct(*the policy's inputs) -> (logp_NK, entropy_NK). loss: see `PolicyLoss.construct`; `loss.metrics`
-    is the table of its metrics vector.
+    policy: construct(*the policy's inputs) -> (logp_NK, entropy_NK, *routing). loss: a `PolicyLoss`, or another cell
+    with its inputs and outputs; `loss.metrics` is the table of its metrics vector.
     """
 
     def __init__(self, policy: nn.Cell, loss: nn.Cell) -> None:
@@ -74,22 +80,51 @@ class Objective(nn.Cell):
         self.policy = policy
         self.loss = loss
 
-    def construct(self, probe_NK: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Loss, metrics vector, log-ratios, entropy summed over real tokens, log-probs [N, K], and what else the policy
-        returns; only the loss is differentiated.
+    def construct(
+        self,
+        probe_NK: Tensor,
+        ids_RT: Tensor,
+        positions_RT: Tensor,
+        segments_RT: Tensor,
+        predict_P: Tensor,
+        targets_P: Tensor,
+        place_NK: Tensor,
+        old_logp_NK: Tensor,
+        ref_logp_NK: Tensor,
+        advantages_NK: Tensor,
+        correction_NK: Tensor,
+        mask_NK: Tensor,
+        num_sequences: Tensor,
+        num_tokens: Tensor,
+        kl_coef: Tensor,
+        *replayed: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """Return the loss, its metrics vector, log-ratios, entropy summed over real tokens, log-probs [N, K], and what
+        else the policy returns; only the loss is differentiated.
 
-        probe_NK: zeros, added to the log-probs. The gradient with respect to it is d loss / d logp as it flowed.
-        inputs: see `inputs_of`; behind them, where experts are given, given_RTX.
+        probe_NK: zeros, added to the log-probs: the gradient by it is d loss / d logp. replayed: recorded experts
+        [R, T, X], where routing is replayed. The other inputs are those of the policy and of `PolicyLoss.construct`.
         """
-        found = self.policy(*inputs[:NUM_POLICY_INPUTS], *inputs[NUM_INPUTS:])
+        found = self.policy(ids_RT, positions_RT, segments_RT, predict_P, targets_P, place_NK, *replayed)
         logp_NK, entropy_NK = found[0], found[1]
-        loss, metrics, log_ratio = self.loss(logp_NK + probe_NK, entropy_NK, *inputs[NUM_POLICY_INPUTS:NUM_INPUTS])
-        entropy = ops.where(inputs[_MASK], ops.stop_gradient(entropy_NK), 0.0).sum()
+        loss, metrics, log_ratio = self.loss(
+            logp_NK + probe_NK,
+            entropy_NK,
+            old_logp_NK,
+            ref_logp_NK,
+            advantages_NK,
+            correction_NK,
+            mask_NK,
+            num_sequences,
+            num_tokens,
+            kl_coef,
+        )
+        entropy = ops.where(mask_NK, ops.stop_gradient(entropy_NK), 0.0).sum()
         return loss, metrics, log_ratio, entropy, ops.stop_gradient(logp_NK), *found[2:]
 
 
 class Accumulator(nn.Cell):
-    """Adds to `gradients`. Composed, they are zero before the first micro-batch, as `OptimizerStep` leaves them; the
+    """Adds to `gradients`. Without the kernel they are zero before the first micro-batch, as `AdamW` leaves them; the
     kernel replaces what the update before has left."""
 
     def __init__(self, gradients: ParameterTuple) -> None:
@@ -235,33 +270,3 @@ class GradientNorm(nn.Cell):
         for i in range(first, last):
             rows += (squared_rows(gradients[i]),)
         return rows
-
-
-class OptimizerStep(nn.Cell):
-    """Applies gradients and, where `GradientAccumulator` wants it, zeroes the accumulated ones for the next update.
-
-    accumulated: where they are not what is applied, but what that was found from.
-    """
-
-    def __init__(
-        self, optimizer: nn.Cell, gradients: ParameterTuple, accumulated: ParameterTuple | None = None
-    ) -> None:
-        super().__init__(auto_prefix=False)
-        self.optimizer = optimizer
-        self.gradients = gradients
-        self.accumulated = gradients if accumulated is None else accumulated
-        self.runs = () if has_kernels() else short_runs(len(gradients))
-
-    def construct(self, clip_scale: Tensor, step_size: Tensor, root_eps: Tensor, decay: Tensor) -> Tensor:
-        """Inputs as `AdamW.scalars`."""
-        done = self.optimizer(self.gradients, clip_scale, step_size, root_eps, decay)
-        for first, last in self.runs:
-            self.clear_run(first, last)
-        return done
-
-    def clear_run(self, first: int, last: int) -> None:
-        """Zero the gradients number `first` to `last` - 1."""
-        for i in range(first, last):
-            # Finite, as the norm has shown, so that the difference is 0. Zeros would be compiled in as constants, as
-            # large as all weights together.
-            ops.assign_sub(self.accumulated[i], self.accumulated[i])

@@ -20,7 +20,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindgspo.algorithms.optim.adamw import AdamW
-from mindgspo.algorithms.optim.gradients import GradientNorm, OptimizerStep
+from mindgspo.algorithms.optim.gradients import GradientNorm
 from mindgspo.config.model import ModelSection
 from mindgspo.config.schema import OptimizerSection
 from mindgspo.models.names import parameter_shapes
@@ -138,7 +138,8 @@ class StepOverRanks:
         """Of the whole mini-batch, once `norm` has added them up: of every weight, or of this rank's rows of it."""
         self.own = tuple(one.summed for one in everything.values() if one.summed is not one.gradient)
         """This rank's rows of gradients, beside the whole ones; they mean nothing between two updates."""
-        self.optimizer = AdamW(ParameterTuple([one.rows for one in everything.values()]), section, names)
+        rows = ParameterTuple([one.rows for one in everything.values()])
+        self.optimizer = AdamW(rows, self.gradients, section, names=names, accumulated=gradients)
         buckets = list(buckets_of(everything, shares, bucket_bytes))
         scattered = [bucket for bucket in buckets if bucket[1].shard_ranks]
         # Of the ranks that hold the same numbers, the first one counts them.
@@ -151,7 +152,7 @@ class StepOverRanks:
         self._ranks = world = (rank,) if self._is_alone else world_ranks()
         self._sum = GraphOfRanks(_Chain([_Sum(*bucket) for bucket in buckets]), world)
         self._norm = GraphOfRanks(GradientNorm(counted, others, world), world)
-        self.apply = GraphOfRanks(OptimizerStep(self.optimizer, self.gradients, gradients), world)
+        self.apply = GraphOfRanks(self.optimizer, world)
         """Takes `AdamW.scalars`."""
         self._gather = GraphOfRanks(_Chain([_Gather(*bucket) for bucket in scattered]), world)
         self._has_rows = plan.optimizer_shard and plan.token_parts > 1

@@ -54,7 +54,7 @@ def figures(case: Mapping, device: str) -> Arrays:
     from plan_sampling import PlanSampler
 
     from mindgspo.algorithms.losses.clipped import GSPOLoss
-    from mindgspo.algorithms.optim.backend import UpdateBackend
+    from mindgspo.algorithms.optim.updater import Updater
     from mindgspo.batches.rows import gathered
     from mindgspo.config import ModelSection, OptimizerSection, ParallelPlan
     from mindgspo.config.schema import SwapSection
@@ -77,7 +77,7 @@ def figures(case: Mapping, device: str) -> Arrays:
     replays = bool(case.get("replays"))
     policy = PolicyLogProbs(model, temperature=1.0, with_entropy=False, replays_experts=replays)
     optimizer = OptimizerSection(lr=LEARNING_RATE, eps=EPS, max_grad_norm=case.get("max_grad_norm", 1.0))
-    updater = UpdateBackend(policy, GSPOLoss(definition()), optimizer, place)
+    updater = Updater(policy, GSPOLoss(definition()), optimizer, place)
     packed_for = plan.data_parallel if case.get("is_packed") else None
     layout = {"in_one_row": device == "Ascend", "in_rounds": plan.couples_replicas, "round_size": plan.micro_batch_num}
     batches = batches_of(section, packed_for=packed_for, **layout if packed_for else {})
@@ -122,7 +122,7 @@ def figures(case: Mapping, device: str) -> Arrays:
                 if batch.experts_RTX is not None:
                     arrays[f"told/{number}/{place_}"] = batch.experts_RTX
         with swap.phase(Phase.UPDATE):
-            results.append(updater.update(batches, LEARNING_RATE))
+            results.append(updater.step(batches, LEARNING_RATE))
     arrays["loss"] = np.array([result.loss for result in results])
     arrays["grad_norm"] = np.array([result.grad_norm for result in results])
     with swap.phase(Phase.RESHARD):

@@ -16,7 +16,7 @@ from plan_sampling import PlanSampler
 
 from mindgspo.algorithms.kl_control import reward_penalty
 from mindgspo.algorithms.losses.clipped import GSPOLoss
-from mindgspo.algorithms.optim.backend import UpdateBackend
+from mindgspo.algorithms.optim.updater import Updater
 from mindgspo.batches.rows import gathered
 from mindgspo.config import ModelSection, OptimizerSection, ParallelPlan
 from mindgspo.config.algorithm import KLSection, ReferenceSection
@@ -61,7 +61,7 @@ def results_of_plan(
     policy_model = build_model(section, place)
     initialize_weights(policy_model, section, seed=3)
     policy = PolicyLogProbs(policy_model, temperature=1.0, with_entropy=False)
-    updater = UpdateBackend(policy, GSPOLoss(definition()), OptimizerSection(lr=LEARNING_RATE), place)
+    updater = Updater(policy, GSPOLoss(definition()), OptimizerSection(lr=LEARNING_RATE), place)
     scorer = PolicyScorer(policy_model, temperature=1.0)
     gradients = _first_gradients(updater)
     batches = batches_of(section, packed_for=place.plan.data_parallel if is_packed else None)
@@ -78,7 +78,7 @@ def results_of_plan(
             arrays[f"logp/{name}/{number}"] = np.concatenate(rows)
         if place.plan.world_size > 1 and number == REFUSED_BEFORE:
             _refused(updater, batches)
-        results.append(updater.update(batches, LEARNING_RATE))
+        results.append(updater.step(batches, LEARNING_RATE))
     arrays |= {
         "loss/loss": np.array([result.loss for result in results]),
         "loss/grad_norm": np.array([result.grad_norm for result in results]),
@@ -110,13 +110,13 @@ def _replayed(model: nn.Cell, section: ModelSection, batches: Sequence[Batch]) -
     }
 
 
-def _refused(updater: UpdateBackend, batches: Sequence[Batch]) -> None:
+def _refused(updater: Updater, batches: Sequence[Batch]) -> None:
     """An update with a NaN in its last micro-batch, which one replica has: every rank must refuse it and change
     nothing."""
     last = batches[-1]
     broken = replace(last, advantages_NK=np.where(last.mask_NK, np.float32(np.nan), last.advantages_NK))
     try:
-        updater.update([*batches[:-1], broken], LEARNING_RATE)
+        updater.step([*batches[:-1], broken], LEARNING_RATE)
     except NonFiniteError:
         assert updater.updates == REFUSED_BEFORE and updater.gradients_are_zero
         assert not any(gradient.asnumpy().any() for gradient in updater.gradients)
@@ -143,7 +143,7 @@ def _mean_kl(policy: list[TokenScores], reference: list[TokenScores], batches: l
     return np.array([mean(KLSection(placement="reward", estimator=name)) for name in ("k1", "k3")])
 
 
-def _first_gradients(updater: UpdateBackend) -> Arrays:
+def _first_gradients(updater: Updater) -> Arrays:
     """Filled, at the first update, with the gradients as the optimizer sees them."""
     over_ranks, found = updater.over_ranks, {}
     apply = over_ranks.apply

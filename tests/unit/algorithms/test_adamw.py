@@ -27,11 +27,11 @@ class Rig(NamedTuple):
         for name, gradient in gradients.items():
             self.gradients[name].set_data(Tensor(gradient))
         norm = float(self.norm().asnumpy())
-        self.step(*self.step.optimizer.scalars(number, lr, norm))
+        self.step(*self.step.scalars(number, lr, norm))
         return norm
 
     def everything(self) -> dict[str, np.ndarray]:
-        optimizer = self.step.optimizer
+        optimizer = self.step
         parameters = (*self.weights.values(), *optimizer.first_moments, *optimizer.second_moments)
         return {parameter.name: parameter.asnumpy().copy() for parameter in parameters}
 
@@ -40,11 +40,11 @@ def make_rig(section: OptimizerSection, initial: dict[str, np.ndarray]) -> Rig:
     from mindspore import Parameter, ParameterTuple, Tensor
 
     from mindgspo.algorithms.optim.adamw import AdamW
-    from mindgspo.algorithms.optim.gradients import GradientNorm, OptimizerStep
+    from mindgspo.algorithms.optim.gradients import GradientNorm
 
     weights = ParameterTuple([Parameter(Tensor(value), name=name) for name, value in initial.items()])
     gradients = weights.clone(prefix="gradient", init="zeros")
-    step = OptimizerStep(AdamW(weights, section), gradients)
+    step = AdamW(weights, gradients, section)
     return Rig(
         GradientNorm(gradients), step, dict(zip(initial, weights, strict=True)),
         dict(zip(initial, gradients, strict=True)),

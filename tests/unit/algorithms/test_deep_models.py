@@ -19,7 +19,7 @@ def test_gradients_norm_and_step_of_many_weights(cpu_runtime: None, form: str) -
     from mindspore import Parameter, ParameterTuple, Tensor, nn
 
     from mindgspo.algorithms.optim.adamw import AdamW, short_runs
-    from mindgspo.algorithms.optim.gradients import GradientAccumulator, GradientNorm, OptimizerStep, gradients_of
+    from mindgspo.algorithms.optim.gradients import GradientAccumulator, GradientNorm, gradients_of
     from mindgspo.parallel.ops.device import composed_ops, has_kernels
     from mindgspo.parallel.platform.parameter_memory import values_of
 
@@ -48,8 +48,7 @@ def test_gradients_norm_and_step_of_many_weights(cpu_runtime: None, form: str) -
     with composed_ops() if form == "composed" else nullcontext():
         assert has_kernels() == (form == "kernels")
         accumulate = GradientAccumulator(Slope(weights), weights, gradients)
-        adamw = AdamW(weights, section)
-        step = OptimizerStep(adamw, gradients)
+        step = AdamW(weights, gradients, section)
     norm = GradientNorm(gradients)
     expected, m, v = 1.0, 0.0, 0.0
     # The second update has two micro-batches and must know nothing of the gradient that the first one had.
@@ -59,7 +58,7 @@ def test_gradients_norm_and_step_of_many_weights(cpu_runtime: None, form: str) -
             accumulate(is_added, Tensor(np.zeros(1, np.float32)), Tensor(np.float32(slope)))[0].asnumpy()
         found = float(norm().asnumpy())
         assert found == pytest.approx(abs(sum(slopes)) * (4 * NUM_WEIGHTS) ** 0.5, rel=1e-6)
-        step(*adamw.scalars(number, LR, found)).asnumpy()
+        step(*step.scalars(number, LR, found)).asnumpy()
         m, v = BETA1 * m + (1 - BETA1) * sum(slopes), BETA2 * v + (1 - BETA2) * sum(slopes) ** 2
         expected -= LR * (m / (1 - BETA1**number)) / (v / (1 - BETA2**number)) ** 0.5
         for weight in (weights[0], weights[NUM_WEIGHTS - 1]):

@@ -108,10 +108,10 @@ def cut(batch: Batch, size: int) -> list[Batch]:
 
 def make_updater(section=WIDE, loss=None):
     from mindgspo.algorithms.losses.registry import build_policy_loss
-    from mindgspo.algorithms.optim.backend import UpdateBackend
+    from mindgspo.algorithms.optim.updater import Updater
 
     policy = make_policy()
-    return UpdateBackend(policy, loss or build_policy_loss(section), SECTION), policy
+    return Updater(policy, loss or build_policy_loss(section), SECTION), policy
 
 
 def assert_same(found, expected) -> None:
@@ -161,7 +161,7 @@ def test_one_update_equals_numpy():
     updater, policy = make_updater()
     batch = make_batch()
     twin, gradients, entropy = numpy_update(batch, initial_weights())
-    result = updater.update([batch], lr=1e-2)
+    result = updater.step([batch], lr=1e-2)
     assert result.loss == pytest.approx(twin.loss, rel=1e-5)
     norm = np.sqrt(sum((gradient**2).sum() for gradient in gradients.values()))
     assert result.grad_norm == pytest.approx(norm, rel=1e-4)
@@ -183,9 +183,9 @@ def test_one_update_equals_numpy():
 def test_an_update_does_not_remember_the_gradients_of_the_one_before():
     """The same batch twice at lr 0: equal gradients, so m = 0.1 g, then 0.19 g."""
     updater, policy = make_updater()
-    updater.update([make_batch()], lr=0.0)
+    updater.step([make_batch()], lr=0.0)
     first = updater.state()
-    updater.update([make_batch()], lr=0.0)
+    updater.step([make_batch()], lr=0.0)
     second = updater.state()
     for name in initial_weights():
         np.testing.assert_allclose(second[f"adamw.m.{name}"], 1.9 * first[f"adamw.m.{name}"], rtol=1e-5, atol=1e-8)
@@ -199,19 +199,19 @@ def test_an_update_does_not_remember_the_gradients_of_the_one_before():
 def test_a_non_finite_update_is_refused_and_leaves_no_trace(field, value, message):
     updater, policy = make_updater()
     good, poisoned = cut(make_batch(), 2), cut(make_batch(), 2)
-    updater.update(good, lr=1e-3)
+    updater.step(good, lr=1e-3)
     before, state = weights_of(policy), updater.state()
     poisoned[1] = replace(poisoned[1], **{field: np.full(poisoned[1].mask_NK.shape, value, np.float32)})
     with pytest.raises(TrainingError, match=message):
-        updater.update(poisoned, lr=1e-3)
+        updater.step(poisoned, lr=1e-3)
     assert updater.updates == 1
     assert_same(weights_of(policy), before)
     assert_same(updater.state(), state)
     # The next update must be as if the refused one had never been: no nan left in the gradients.
     twin, policy_twin = make_updater()
     for each in (updater, twin):
-        each.update(good, lr=1e-3)
-    twin.update(good, lr=1e-3)
+        each.step(good, lr=1e-3)
+    twin.step(good, lr=1e-3)
     assert_same(updater.state(), twin.state())
     assert_same(weights_of(policy), weights_of(policy_twin))
 
@@ -220,7 +220,7 @@ def test_micro_batches_with_different_denominators_are_refused():
     updater, _ = make_updater()
     parts = cut(make_batch(), 3)
     with pytest.raises(AssertionError, match="denominators"):
-        updater.update([parts[0], replace(parts[1], num_sequences=3)], lr=1e-3)
+        updater.step([parts[0], replace(parts[1], num_sequences=3)], lr=1e-3)
 
 
 def test_a_loaded_state_continues_bit_for_bit():
@@ -228,15 +228,15 @@ def test_a_loaded_state_continues_bit_for_bit():
 
     straight, policy_straight = make_updater()
     for _ in range(2):
-        straight.update([make_batch()], lr=1e-3)
+        straight.step([make_batch()], lr=1e-3)
     saved_state, saved_weights = straight.state(), weights_of(policy_straight)
-    straight.update([make_batch(seed=2)], lr=1e-3)
+    straight.step([make_batch(seed=2)], lr=1e-3)
     resumed, policy_resumed = make_updater()
     for parameter in policy_resumed.get_parameters():
         parameter.set_data(Tensor(saved_weights[parameter.name]))
     resumed.load_state(saved_state)
     assert resumed.updates == 2
-    resumed.update([make_batch(seed=2)], lr=1e-3)
+    resumed.step([make_batch(seed=2)], lr=1e-3)
     assert_same(resumed.state(), straight.state())
     assert_same(weights_of(policy_resumed), weights_of(policy_straight))
 
@@ -245,7 +245,7 @@ def test_state_has_documented_names_and_does_not_alias():
     updater, _ = make_updater()
     state = updater.state()
     assert set(state) == {"adamw.updates"} | {f"adamw.{m}.{name}" for m in "mv" for name in initial_weights()}
-    updater.update([make_batch()], lr=1e-3)
+    updater.step([make_batch()], lr=1e-3)
     assert state["adamw.updates"] == 0 and not state["adamw.m.head"].any()
 
 
@@ -272,10 +272,10 @@ def test_supervised_loss_is_the_mean_negative_log_likelihood():
     mask = batch.mask_NK
     tokens, targets = batch.ids_RT.reshape(-1)[batch.predict_NK[mask]], batch.targets_NK[mask]
     logp = bigram_log_probs(initial_weights(), tokens)[np.arange(len(tokens)), targets]
-    result = updater.update(cut(batch, 2), lr=1e-2)
+    result = updater.step(cut(batch, 2), lr=1e-2)
     assert result.loss == pytest.approx(-logp.mean(), rel=1e-5)
     assert result.metrics["token_probability"] == pytest.approx(np.exp(logp).mean(), rel=1e-5)
-    assert [updater.update([batch], lr=1e-1).loss for _ in range(30)][-1] < 0.5 * result.loss
+    assert [updater.step([batch], lr=1e-1).loss for _ in range(30)][-1] < 0.5 * result.loss
 
 
 def test_gspo_updates_raise_the_probability_of_what_was_better():
@@ -293,7 +293,7 @@ def test_gspo_updates_raise_the_probability_of_what_was_better():
 
     before = mean_logp()
     for _ in range(10):
-        updater.update([batch], lr=1e-2)
+        updater.step([batch], lr=1e-2)
     rise = mean_logp() - before
     assert rise[0] > 0.01 > -0.01 > rise[1]
 
@@ -324,7 +324,7 @@ def test_other_losses_with_all_their_inputs_equal_numpy(section, size):
     updater, _ = make_updater(section)
     batch = dressed(make_batch(extra_slots=1, fillers=2))
     twin, gradients, entropy = numpy_update(batch, initial_weights(), section, kl_coef=0.4)
-    result = updater.update(cut(batch, size), lr=1e-2, kl_coef=0.4)
+    result = updater.step(cut(batch, size), lr=1e-2, kl_coef=0.4)
     assert result.loss == pytest.approx(twin.loss, rel=1e-5)
     assert result.loss == pytest.approx(result.metrics["pg_loss"] + 0.4 * result.metrics["kl_loss"], rel=1e-5)
     assert result.metrics["kl_loss"] > 1e-3 and result.metrics["pg_clipfrac"] > 0, "the example shows too little"
@@ -341,7 +341,7 @@ def test_the_kl_coefficient_may_change_from_update_to_update():
     """At lr 0 the weights stay, so the loss is linear in the coefficient."""
     updater, _ = make_updater(algorithm("gspo", kl=KL))
     batch = dressed(make_batch())
-    results = [updater.update([batch], lr=0.0, kl_coef=coef) for coef in (0.0, 0.5, 2.0)]
+    results = [updater.step([batch], lr=0.0, kl_coef=coef) for coef in (0.0, 0.5, 2.0)]
     kl_losses = [result.metrics["kl_loss"] for result in results]
     assert kl_losses[0] == kl_losses[1] == kl_losses[2] > 0
     assert results[0].loss == pytest.approx(results[0].metrics["pg_loss"], rel=1e-6)
@@ -358,8 +358,8 @@ def test_telemetry_tells_the_gradient_that_flowed(name):
     twin, _, _ = numpy_update(batch, initial_weights(), section, kl_coef=0.4)
     length_N = batch.mask_NK.sum(axis=1)
     expected_L = np.bincount(length_N, weights=np.abs(twin.grad_logp_NK).sum(axis=1), minlength=6)
-    whole = updater.update([batch], lr=0.0, kl_coef=0.4)
-    parts = updater.update(cut(batch, 2), lr=0.0, kl_coef=0.4)
+    whole = updater.step([batch], lr=0.0, kl_coef=0.4)
+    parts = updater.step(cut(batch, 2), lr=0.0, kl_coef=0.4)
     assert (len(whole.telemetry), len(parts.telemetry)) == (1, 4)
     for result in (whole, parts):
         gradient_L = np.sum([micro.gradient_L for micro in result.telemetry], axis=0)
@@ -377,7 +377,7 @@ def test_the_entropy_bonus_has_the_gradient_of_the_entropy(mode):
     updater, _ = make_updater(algorithm("grpo", entropy_coef=0.25, loss_agg_mode=mode))
     batch = make_batch(fillers=2)
     batch = replace(batch, advantages_NK=np.zeros_like(batch.advantages_NK))
-    result = updater.update(cut(batch, 4), lr=1e-2)
+    result = updater.step(cut(batch, 4), lr=1e-2)
     mask, weights = batch.mask_NK, initial_weights()
     length_N1 = np.maximum(mask.sum(axis=1, keepdims=True), 1)
     share_NK = mask / length_N1 / 6 if mode == "seq-mean-token-mean" else mask / batch.num_tokens

@@ -64,12 +64,12 @@ def model_of(family: str):
 def updated(family: str, algorithm: str, layout: BatchLayout, old: list[np.ndarray]):
     """(result, gradient by weight) of one update."""
     from mindgspo.algorithms.losses.registry import build_policy_loss
-    from mindgspo.algorithms.optim.backend import UpdateBackend
+    from mindgspo.algorithms.optim.updater import Updater
     from mindgspo.models.policy import PolicyLogProbs
 
     section = with_recipe(AlgorithmSection(name=algorithm, entropy_coef=0.01), max_new_tokens=22)
     policy = PolicyLogProbs(model_of(family), temperature=0.9, with_entropy=True)
-    updater = UpdateBackend(policy, build_policy_loss(section), OPTIMIZER)
+    updater = Updater(policy, build_policy_loss(section), OPTIMIZER)
     step, gradients = updater.over_ranks.apply, {}
 
     def looked_at(*scalars):
@@ -85,7 +85,7 @@ def updated(family: str, algorithm: str, layout: BatchLayout, old: list[np.ndarr
         replace(batch, old_logp_NK=scattered(batch, old), advantages_NK=scattered(batch, advantages))
         for batch in micro_batches(samples(), layout)
     ]
-    return updater.update(batches, lr=1e-3), gradients
+    return updater.step(batches, lr=1e-3), gradients
 
 
 def log_probs(scorer, batches: list[Batch]) -> tuple[list[np.ndarray], list[np.ndarray]]:

@@ -116,11 +116,11 @@ def test_entropy_and_log_prob_are_of_the_softmax_at_the_temperature(scorer) -> N
 def updater(cpu_runtime):
     """One updater for all layouts; `update_once` puts weights and optimizer back before it runs."""
     from mindgspo.algorithms.losses.registry import build_policy_loss
-    from mindgspo.algorithms.optim.backend import UpdateBackend
+    from mindgspo.algorithms.optim.updater import Updater
     from mindgspo.models.policy import PolicyLogProbs
 
     policy = PolicyLogProbs(make_model(), temperature=TEMPERATURE, with_entropy=False)
-    return UpdateBackend(policy, build_policy_loss(ALGORITHM), OPTIMIZER), policy.model
+    return Updater(policy, build_policy_loss(ALGORITHM), OPTIMIZER), policy.model
 
 
 def update_once(updater, samples, **layout: int):
@@ -140,7 +140,7 @@ def update_once(updater, samples, **layout: int):
         replace(b, old_logp_NK=b.rollout_logp_NK, advantages_NK=scattered(b, advantages))
         for b in lay_out(samples, pad_id=0, **layout)
     ]
-    result = optimizer.update(batches, lr=1e-3)
+    result = optimizer.step(batches, lr=1e-3)
     names = [parameter.name for parameter in model.trainable_params()]
     first = dict(list({name: array for name, array in optimizer.state().items() if array.ndim}.items())[: len(names)])
     assert result.grad_norm == pytest.approx(

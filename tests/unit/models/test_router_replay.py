@@ -102,12 +102,12 @@ def log_probs(model, batches: list[Batch], num_samples: int, **kinds) -> np.ndar
 def updated(model, batches: list[Batch], **kinds):
     """(result, gradient by weight) of one update of GSPO with every advantage 1 or -1."""
     from mindgspo.algorithms.losses.registry import build_policy_loss
-    from mindgspo.algorithms.optim.backend import UpdateBackend
+    from mindgspo.algorithms.optim.updater import Updater
     from mindgspo.models.policy import PolicyLogProbs
 
     section = with_recipe(AlgorithmSection(name="gspo"), max_new_tokens=MAX_NEW)
     policy = PolicyLogProbs(model, temperature=1.0, with_entropy=False, **kinds)
-    updater = UpdateBackend(policy, build_policy_loss(section), OPTIMIZER)
+    updater = Updater(policy, build_policy_loss(section), OPTIMIZER)
     step, gradients = updater.over_ranks.apply, {}
 
     def looked_at(*scalars):
@@ -125,7 +125,7 @@ def updated(model, batches: list[Batch], **kinds):
     filled = [
         replace(batch, old_logp_NK=batch.rollout_logp_NK, advantages_NK=scattered(batch, rows)) for batch in batches
     ]
-    return updater.update(filled, lr=1e-3), gradients
+    return updater.step(filled, lr=1e-3), gradients
 
 
 def choices_of_whole_rows(model, response: Response) -> np.ndarray:

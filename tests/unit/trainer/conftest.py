@@ -100,7 +100,7 @@ class FakeBackend:
         self._kls = dict(enumerate(kls))
 
     def update(self, batches: Sequence[Batch], lr: float, *, kl_coef: float = 0.0):
-        from mindgspo.algorithms.optim.backend import UpdateResult
+        from mindgspo.algorithms.optim.updater import UpdateResult
 
         self.calls += 1
         if self.calls in self._nonfinite:

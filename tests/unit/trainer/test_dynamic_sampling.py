@@ -59,7 +59,7 @@ def test_a_step_trains_full_mini_batches_and_accounts_for_everything(make_traine
     assert unknown_names(metrics) == []
     names = ("generated", "trained", "filtered", "filtered/zero_signal", "dropped", "dropped/surplus")
     assert [metrics[f"samples/{name}"] for name in names] == [12, 8, 2, 2, 2, 2]
-    assert [len(batches[0].samples_N) and batches[0].num_sequences for batches in trainer.backend.batches] == [4, 4]
+    assert [len(batches[0].samples_N) and batches[0].num_sequences for batches in trainer.updater.batches] == [4, 4]
     assert (metrics["sampling/num_gen_batches"], metrics["sampling/prompts"]) == (2, 6)
     assert metrics["sampling/signal_share"] == pytest.approx(5 / 6)
     assert (metrics["sampling/all_correct_share"], metrics["sampling/none_correct_share"]) == (pytest.approx(1 / 6), 0)
@@ -146,7 +146,7 @@ def test_a_batch_that_stays_short_is_kept_or_stops_the_run(make_trainer, mixed) 
     with pytest.raises(TrainingError, match="step 1: after 2 draws 2 of 4 groups have a signal in reward") as raised:
         trainer.train_step(1)
     assert "when_short=train" in str(raised.value)
-    assert trainer.backend.batches == []
+    assert trainer.updater.batches == []
 
 
 def test_the_filter_compares_what_it_is_told_to(make_trainer, answer) -> None:
@@ -173,10 +173,10 @@ def test_the_rollout_is_gone_through_several_times(make_trainer, mixed) -> None:
     trainer = make_trainer(mixed(*range(8)), "trainer.epochs_per_rollout=3")
     metrics = trainer.train_step(1).metrics
     assert (metrics["actor/updates"], metrics["samples/trained"], trainer.weight_version) == (6, 8, 6)
-    first, second = trainer.backend.batches[:2], trainer.backend.batches[2:4]
+    first, second = trainer.updater.batches[:2], trainer.updater.batches[2:4]
     assert all(one is other for one, other in zip(first, second, strict=True))
     # 3 steps of 6 updates: the rate rises over 9 of 18.
-    assert trainer.backend.rates == pytest.approx([1e-3 * number / 9 for number in range(1, 7)])
+    assert trainer.updater.rates == pytest.approx([1e-3 * number / 9 for number in range(1, 7)])
 
 
 def test_waiting_groups_survive_a_stop(make_trainer, mixed, prompts, tmp_path) -> None:

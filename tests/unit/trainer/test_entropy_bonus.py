@@ -9,7 +9,7 @@ import pytest
 from mindspore import Tensor
 
 from mindgspo.algorithms.losses.registry import build_policy_loss
-from mindgspo.algorithms.optim.backend import UpdateBackend
+from mindgspo.algorithms.optim.updater import Updater
 from mindgspo.batches.rows import TrainingSample, lay_out
 from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection
 from mindgspo.config.load import with_recipe
@@ -52,7 +52,7 @@ def make_updater(policy, *, lr: float = 1e-3):
     """beta1 = 0 and no clipping of the norm: the first moment after an update is its gradient."""
     section = with_recipe(AlgorithmSection(entropy_coef=COEF), max_new_tokens=8)
     optimizer = OptimizerSection(lr=lr, beta1=0.0, max_grad_norm=1e9, weight_decay=0.0)
-    return UpdateBackend(policy, build_policy_loss(section), optimizer)
+    return Updater(policy, build_policy_loss(section), optimizer)
 
 
 def mean_entropy(scorer, batches: list[Batch]) -> float:
@@ -68,7 +68,7 @@ def test_its_gradient_is_that_of_the_entropy_by_central_differences(policy, batc
     """One weight matrix at a time, along its own gradient, where the derivative is the gradient's norm."""
     scorer, updater = PolicyScorer(policy.model, temperature=TEMPERATURE), make_updater(policy)
     before = mean_entropy(scorer, batches)
-    result = updater.update(batches, lr=0.0)
+    result = updater.step(batches, lr=0.0)
     assert result.loss == pytest.approx(-COEF * before, rel=1e-5), "advantages are 0: nothing else is in the loss"
     assert result.metrics["pg_loss"] == 0
     weights = policy.model.trainable_params()
@@ -95,6 +95,6 @@ def test_it_makes_the_policy_less_certain(policy, batches) -> None:
     scorer, updater = PolicyScorer(policy.model, temperature=TEMPERATURE), make_updater(policy)
     entropies = [mean_entropy(scorer, batches)]
     for _ in range(5):
-        updater.update(batches, lr=3e-3)
+        updater.step(batches, lr=3e-3)
         entropies.append(mean_entropy(scorer, batches))
     assert entropies == sorted(entropies) and entropies[-1] > entropies[0] + 0.1

@@ -68,13 +68,13 @@ def test_skips_are_bounded(make_trainer, one_of_two_right, fakes, limit: str, no
     with pytest.raises(TrainingError, match=said):
         for step in (1, 2, 3):
             trainer.train_step(step)
-    assert trainer.backend.calls == nonfinite[-1] and trainer.skipped.total == 2
+    assert trainer.updater.calls == nonfinite[-1] and trainer.skipped.total == 2
 
 
 def test_only_so_many_batches_are_saved(make_trainer, one_of_two_right, tmp_path: Path) -> None:
     trainer = make_trainer(one_of_two_right)
     trainer.train_step(1)
-    batches, folder = trainer.backend.batches[0], tmp_path / "many"
+    batches, folder = trainer.updater.batches[0], tmp_path / "many"
     said = [save_batches(folder, f"update_{number}", batches) for number in range(MAX_SAVED_UPDATES + 2)]
     assert [text.startswith("the batch is saved as") for text in said] == [True] * MAX_SAVED_UPDATES + [False] * 2
     assert f"holds those of {MAX_SAVED_UPDATES} updates already" in said[-1]
@@ -99,6 +99,6 @@ def test_the_fault_nan_is_in_every_micro_batch_of_its_update(make_trainer, one_o
         trainer.train_step(1)
     finally:
         faults.arm(0, "")
-    first, second = trainer.backend.batches
+    first, second = trainer.updater.batches
     assert not any(np.isnan(batch.advantages_NK).any() for batch in first)
     assert all((np.isnan(batch.advantages_NK) == batch.mask_NK).all() and batch.mask_NK.any() for batch in second)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mindgspo.algorithms.losses.registry import build_policy_loss
-from mindgspo.algorithms.optim.backend import UpdateBackend
+from mindgspo.algorithms.optim.updater import Updater
 from mindgspo.config import WarmupSection
 from mindgspo.errors import DataError, TrainingError
 from mindgspo.metrics import RunLog, unknown_names
@@ -28,7 +28,7 @@ def compiled(cpu_runtime: None, load):
     config = load()
     model = build_model(config.model)
     policy = PolicyLogProbs(model, temperature=1.0, with_entropy=False)
-    return model, UpdateBackend(policy, build_policy_loss(config.algorithm), config.optimizer)
+    return model, Updater(policy, build_policy_loss(config.algorithm), config.optimizer)
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_the_warm_up_learns_and_reports_its_last_update(warm_up, one_of_two_righ
     assert line["sft/loss"] < 2 < math.log(384), "it was trained"
     assert math.exp(-line["sft/loss"]) < line["sft/token_probability"] < 1, "by Jensen's inequality"
     assert "sft/accuracy" not in line
-    assert trainer.stream.epochs == 0 and trainer.backend.updates == 0, "reinforcement learning has not begun"
+    assert trainer.stream.epochs == 0 and trainer.updater.updates == 0, "reinforcement learning has not begun"
 
 
 def test_the_warm_up_stops_at_its_accuracy(warm_up, answer) -> None:

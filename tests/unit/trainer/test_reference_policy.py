@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mindgspo.algorithms.losses.registry import build_policy_loss
-from mindgspo.algorithms.optim.backend import UpdateBackend
+from mindgspo.algorithms.optim.updater import Updater
 from mindgspo.batches.rows import TrainingSample, lay_out
 from mindgspo.config.algorithm import ReferenceSection
 from mindgspo.errors import CheckpointError
@@ -101,7 +101,7 @@ def test_the_kl_starts_at_zero_and_grows(
         "trainer.prompts_per_mini_batch=4", model=model, old_policy=PolicyScorer(model, temperature=1.0),
     )  # fmt: skip
     policy = PolicyLogProbs(model, temperature=1.0, with_entropy=False)
-    trainer.backend = UpdateBackend(policy, build_policy_loss(trainer.algorithm), trainer.optimizer)
+    trainer.updater = Updater(policy, build_policy_loss(trainer.algorithm), trainer.optimizer)
     trainer.reference = ReferencePolicy(load().model, ALONE, temperature=1.0)
     trainer.reference.freeze(model, tmp_path / "reference", version=0)
     before = log_probs(trainer.reference.scorer, batch)

@@ -54,7 +54,7 @@ def trained(trainer) -> list[tuple]:
     return [
         tuple(getattr(batch, name).tolist() for name in batch.__slots__ if getattr(batch, name) is not None
               and isinstance(getattr(batch, name), np.ndarray))
-        for batches in trainer.backend.batches for batch in batches
+        for batches in trainer.updater.batches for batch in batches
     ]  # fmt: skip
 
 

@@ -82,7 +82,7 @@ def test_filtered_groups_leave_the_rows_and_the_denominators(make_trainer, by_pr
     names = ("generated", "trained", "filtered", "filtered/zero_signal")
     assert [metrics[f"samples/{name}"] for name in names] == [8, 4, 4, 4]
     assert (metrics["critic/score/mean"], metrics["reward/zero_signal_group_ratio"]) == (0.5, 0.5)
-    for group, batches, numbers in zip(result.groups[::2], trainer.backend.batches, ([0, 1], [4, 5]), strict=True):
+    for group, batches, numbers in zip(result.groups[::2], trainer.updater.batches, ([0, 1], [4, 5]), strict=True):
         num_tokens = sum(response.length for response in group.responses)
         assert {(batch.num_sequences, batch.num_tokens) for batch in batches} == {(2, num_tokens)}
         assert sorted(number for batch in batches for number in batch.samples_N if number >= 0) == numbers
@@ -96,7 +96,7 @@ def test_groups_without_signal_count_unfiltered_and_make_no_update_filtered(make
     metrics = trainer.train_step(1).metrics
     assert (metrics["samples/trained"], metrics["samples/filtered"], metrics["actor/updates"]) == (8, 0, 2)
     assert metrics["reward/zero_signal_group_ratio"] == 0.5
-    for batches in trainer.backend.batches:
+    for batches in trainer.updater.batches:
         assert {batch.num_sequences for batch in batches} == {4}
         found = {
             int(number): batch.advantages_NK[row] for batch in batches for row, number in enumerate(batch.samples_N)
@@ -105,7 +105,7 @@ def test_groups_without_signal_count_unfiltered_and_make_no_update_filtered(make
     trainer = make_trainer(by_prompt({0: 0, 1: 2, 2: 1, 3: 1}), "algorithm.filter_groups.metric=reward")
     metrics = trainer.train_step(1).metrics
     assert (metrics["actor/updates"], metrics["training/updates"], trainer.weight_version) == (1, 1, 1)
-    numbers = {int(number) for batch in trainer.backend.batches[0] for number in batch.samples_N}
+    numbers = {int(number) for batch in trainer.updater.batches[0] for number in batch.samples_N}
     assert numbers == {4, 5, 6, 7}
 
 
@@ -123,7 +123,7 @@ def test_a_step_in_which_nothing_is_left_trains_nothing_and_says_so(
         reference=fakes.reference(lambda ids: -0.5 - 0.01 * ids) if "kl" in "".join(settings) else None,
     )  # fmt: skip
     result = trainer.train_step(1)
-    assert trainer.backend.batches == [] and trainer.weight_version == 0
+    assert trainer.updater.batches == [] and trainer.weight_version == 0
     metrics = result.metrics
     assert unknown_names(metrics) == []
     assert [name for name, value in metrics.items() if not math.isfinite(value)] == []

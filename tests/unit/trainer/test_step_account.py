@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mindgspo.algorithms.loss_metrics import collect_telemetry
-from mindgspo.algorithms.optim.backend import UpdateResult
+from mindgspo.algorithms.optim.updater import UpdateResult
 from mindgspo.batches.rows import TrainingSample, lay_out
 from mindgspo.config import AlgorithmSection, KLSection
 from mindgspo.metrics import unknown_names

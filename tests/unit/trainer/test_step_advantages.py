@@ -70,7 +70,7 @@ def test_remax_alone_subtracts_the_reward_of_a_greedy_response(make_trainer, one
     assert engine.asked == [(1.0, 2, 16, 4), (0.0, 1, 16, 4)]
     values = [0, -1, 1, 0, 1, 0, 0, -1]
     expected = [np.full(length, value) for length, value in zip(lengths_of(result), values, strict=True)]
-    assert_advantages(result, trainer.backend, expected)
+    assert_advantages(result, trainer.updater, expected)
     metrics = result.metrics
     assert unknown_names(metrics) == []
     assert (metrics["samples/generated"], metrics["samples/trained"]) == (8, 8), "greedy answers are no samples"
@@ -95,8 +95,8 @@ def test_a_prompt_whose_greedy_response_has_no_reward_is_left_out(
     values = [1, 0, None, None, 1, None, 1, 0]
     lengths = lengths_of(result)
     expected = [None if v is None else np.full(length, v) for length, v in zip(lengths, values, strict=True)]
-    assert_advantages(result, trainer.backend, expected)
-    assert [batches[0].num_sequences for batches in trainer.backend.batches] == [2, 3]
+    assert_advantages(result, trainer.updater, expected)
+    assert [batches[0].num_sequences for batches in trainer.updater.batches] == [2, 3]
 
 
 REINFORCE = (
@@ -115,7 +115,7 @@ def test_discounted_returns_reach_the_rows_whitened_or_not(make_trainer, one_of_
     lengths = lengths_of(result)
     assert len(set(lengths)) > 1 and min(lengths) > 2, "the example shows too little"
     expected = [discounted(length, reward) for length, reward in zip(lengths, [1, 0] * 4, strict=True)]
-    assert_advantages(result, trainer.backend, expected, rtol=1e-6)
+    assert_advantages(result, trainer.updater, expected, rtol=1e-6)
     # Over both mini-batches, without the response whose reward abstained.
     scorer = fakes.abstaining_scorer(lambda one: one.index == 1 and "999" not in one.text)
     trainer = make_trainer(one_of_two_right, *REINFORCE, reward_scorer=scorer)
@@ -127,7 +127,7 @@ def test_discounted_returns_reach_the_rows_whitened_or_not(make_trainer, one_of_
     ]
     tokens = np.concatenate([array for array in returns if array is not None])
     expected = [None if array is None else (array - tokens.mean()) / tokens.std(ddof=1) for array in returns]
-    assert_advantages(result, trainer.backend, expected, rtol=1e-5, atol=1e-6)
+    assert_advantages(result, trainer.updater, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_several_reward_functions_are_normalised_each_by_itself(make_trainer, tokenizer) -> None:
@@ -155,4 +155,4 @@ def test_several_reward_functions_are_normalised_each_by_itself(make_trainer, to
     sums = np.array([0.75, -0.75, 1.25, -1.25, 1.0, -1.0, 0, 0]) * math.sqrt(0.5)
     values = sums / math.sqrt(np.square(sums).sum() / 7)
     expected = [np.full(length, value) for length, value in zip(lengths_of(result), values, strict=True)]
-    assert_advantages(result, trainer.backend, expected, rtol=1e-4)
+    assert_advantages(result, trainer.updater, expected, rtol=1e-4)

@@ -31,7 +31,7 @@ def make(make_trainer, one_of_two_right, fakes):
 
 def rows_of(trainer) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """(ids, correction weights) of every response in the updater's rows; padding must weigh 1."""
-    for batch in (batch for batches in trainer.backend.batches for batch in batches):
+    for batch in (batch for batches in trainer.updater.batches for batch in batches):
         assert (batch.correction_NK[~batch.mask_NK] == 1).all()
         for mask, ids, weights in zip(batch.mask_NK, batch.targets_NK, batch.correction_NK, strict=True):
             if mask.any():
@@ -46,7 +46,7 @@ def test_token_weights_are_truncated(rows: tuple[str, ...], make) -> None:
     trainer = make(f"{CORRECTION}.level=token", f"{CORRECTION}.max=1.5", *rows)
     metrics = trainer.train_step(1).metrics
     if rows:
-        batches = [batch for batches in trainer.backend.batches for batch in batches]
+        batches = [batch for batches in trainer.updater.batches for batch in batches]
         assert any(batch.segments_RT.max() > 1 for batch in batches), "nothing is packed"
     found = list(rows_of(trainer))
     assert len(found) == 8
@@ -81,7 +81,7 @@ def test_responses_far_off_are_masked_and_without_a_correction_weigh_one(make) -
     assert 0 < sum(kept) < 8, "the example shows too little"
     assert metrics["rollout_corr/clipped_share"] == pytest.approx(1 - sum(kept) / 8)
     assert (metrics["rollout_corr/weight_min"], metrics["samples/trained"]) == (0, 8)
-    assert {batch.num_sequences for batches in trainer.backend.batches for batch in batches} == {4}
+    assert {batch.num_sequences for batches in trainer.updater.batches for batch in batches} == {4}
     trainer = make()
     metrics = trainer.train_step(1).metrics
     assert all((weights == 1).all() for _, weights in rows_of(trainer))

@@ -48,7 +48,7 @@ def assert_advantages(result: StepResult, trainer, expected: list[np.ndarray]) -
     found = [advantages for group in result.groups for advantages in group.advantages]
     for one, array in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, array, rtol=1e-5, atol=1e-6)
-    for batch in (batch for batches in trainer.backend.batches for batch in batches):
+    for batch in (batch for batches in trainer.updater.batches for batch in batches):
         for row, number in enumerate(batch.samples_N):
             np.testing.assert_array_equal(batch.advantages_NK[row, batch.mask_NK[row]], found[number])
 
@@ -73,7 +73,7 @@ def test_the_penalty_of_all_tokens_is_taken_from_the_reward(estimator: str, valu
     assert found == pytest.approx([rewards.mean(), rewards.max(), rewards.min()], rel=1e-5)
     assert (metrics["critic/score/mean"], metrics["critic/score/max"]) == (0.5, 1), "scores are what was judged"
     assert metrics["actor/kl_coef"] == 0.05
-    assert not metrics.keys() & {"actor/kl", "actor/kl_loss"} and trainer.backend.kl_coefs == [0, 0], "not twice"
+    assert not metrics.keys() & {"actor/kl", "actor/kl_loss"} and trainer.updater.kl_coefs == [0, 0], "not twice"
     assert [score.value for group in result.groups for score in group.scores] == [1, 0] * 4
 
 
@@ -111,8 +111,8 @@ def test_responses_that_are_not_trained_are_not_measured(make, fakes) -> None:
 def test_the_loss_gets_the_coefficient_and_the_reference_or_nothing(make, fakes) -> None:
     trainer = make(*KL_IN_LOSS, backend=fakes.backend(kls=[0.25, 0.75]))
     result = trainer.train_step(1)
-    assert trainer.backend.kl_coefs == [0.05, 0.05]
-    for batch in (batch for batches in trainer.backend.batches for batch in batches):
+    assert trainer.updater.kl_coefs == [0.05, 0.05]
+    for batch in (batch for batches in trainer.updater.batches for batch in batches):
         ids = np.where(batch.mask_NK, batch.targets_NK, 0)
         np.testing.assert_allclose(batch.ref_logp_NK, -0.03 * ids, rtol=1e-6)
         np.testing.assert_allclose(batch.old_logp_NK, -0.02 * ids, rtol=1e-6)
@@ -125,8 +125,8 @@ def test_the_loss_gets_the_coefficient_and_the_reference_or_nothing(make, fakes)
     trainer = make("algorithm.kl.coef=0.05", reference=None, backend=fakes.backend(kls=[0.25, 0.75]))
     metrics = trainer.train_step(1).metrics
     assert not metrics.keys() & {"actor/kl", "actor/kl_loss", "actor/kl_coef", "critic/kl"}
-    assert trainer.backend.kl_coefs == [0, 0]
-    assert not any(batch.ref_logp_NK.any() for batches in trainer.backend.batches for batch in batches)
+    assert trainer.updater.kl_coefs == [0, 0]
+    assert not any(batch.ref_logp_NK.any() for batches in trainer.updater.batches for batch in batches)
 
 
 ADAPTIVE = ("algorithm.kl.target=0.1", "algorithm.kl.horizon=80", "algorithm.kl.coef=0.5")
@@ -138,7 +138,7 @@ def test_an_adaptive_coefficient_answers_to_trained_responses_and_survives(make,
     coefs = [trainer.train_step(step).metrics["actor/kl_coef"] for step in (1, 2, 3)]
     rising, falling = 0.5 * (1 + 0.1 * 8 / 80), 0.5 * (1 + 0.1 * 8 / 80) * (1 - 0.2 * 8 / 80)
     assert coefs == pytest.approx([0.5, rising, falling])
-    assert trainer.backend.kl_coefs == pytest.approx([0.5, 0.5, rising, rising, falling, falling])
+    assert trainer.updater.kl_coefs == pytest.approx([0.5, 0.5, rising, rising, falling, falling])
     abstains = [1]
     scorer = fakes.abstaining_scorer(lambda candidate: candidate.index in abstains and "999" in candidate.text)
     settings = (*KL_IN_LOSS, *ADAPTIVE, "algorithm.filter_groups.metric=reward")

@@ -33,7 +33,7 @@ def make(make_trainer, one_of_two_right, fakes):
 def test_old_log_probs_and_mismatch_are_the_samplers(make) -> None:
     trainer = make()
     metrics = trainer.train_step(1).metrics
-    for batch in (batch for batches in trainer.backend.batches for batch in batches):
+    for batch in (batch for batches in trainer.updater.batches for batch in batches):
         np.testing.assert_array_equal(batch.old_logp_NK, np.where(batch.mask_NK, np.float32(-1), 0))
         assert (batch.correction_NK == 1).all()
     assert unknown_names(metrics) == []
@@ -64,7 +64,7 @@ def test_skipped_updates_entropy_and_reference(make, fakes) -> None:
     assert metrics["actor/entropy"] == 0.25
     trainer = make("algorithm.kl.placement=reward", reference=fakes.reference(lambda ids: -0.03 * ids))
     metrics = trainer.train_step(1).metrics
-    assert "critic/kl" in metrics and trainer.backend.batches[0][0].ref_logp_NK.any()
+    assert "critic/kl" in metrics and trainer.updater.batches[0][0].ref_logp_NK.any()
 
 
 @pytest.mark.parametrize(("overrides", "said"), [

@@ -40,8 +40,8 @@ def test_a_step_by_hand(make_trainer, one_of_two_right, prompts) -> None:
     assert (metrics["perf/total_num_tokens"], metrics["training/epoch"]) == (response_tokens + prompt_tokens, 0.5)
     assert metrics["response/aborted_ratio"] == 0 and "perf/mfu/actor" not in metrics
     # The updater got every sample once, with its old log-probs.
-    assert len(trainer.backend.batches) == 2
-    for first_prompt, batches in zip((0, 2), trainer.backend.batches, strict=True):
+    assert len(trainer.updater.batches) == 2
+    for first_prompt, batches in zip((0, 2), trainer.updater.batches, strict=True):
         groups = result.groups[first_prompt : first_prompt + 2]
         assert {batch.num_sequences for batch in batches} == {4}
         assert {batch.num_tokens for batch in batches} == {
@@ -95,7 +95,7 @@ def test_the_learning_rate_the_version_and_the_prompts_follow_the_updates(make_t
     for step in (1, 2, 3):
         result = trainer.train_step(step)
     # 6 updates in all, the rise takes half of them.
-    assert trainer.backend.rates == pytest.approx([1e-3 / 3, 2e-3 / 3, 1e-3, 1e-3, 1e-3, 1e-3])
+    assert trainer.updater.rates == pytest.approx([1e-3 / 3, 2e-3 / 3, 1e-3, 1e-3, 1e-3, 1e-3])
     assert (result.metrics["actor/lr"], result.metrics["training/updates"], trainer.weight_version) == (1e-3, 6, 6)
     assert [response.weight_version for response in result.groups[0].responses] == [4, 4]
     trainer = make_trainer(one_of_two_right)
@@ -113,10 +113,10 @@ def test_responses_without_a_reward_are_filtered_and_counted_by_reason(make_trai
     assert result.metrics["reward/invalid_ratio"] == 1 / 8
     # A sibling left alone has nothing to be compared with.
     assert not np.concatenate(result.groups[0].advantages).any()
-    assert trainer.backend.batches[0][0].num_sequences == 3
-    numbers = sorted(number for batch in trainer.backend.batches[0] for number in batch.samples_N if number >= 0)
+    assert trainer.updater.batches[0][0].num_sequences == 3
+    numbers = sorted(number for batch in trainer.updater.batches[0] for number in batch.samples_N if number >= 0)
     assert numbers == [0, 2, 3], "the filtered response must not be a row"
-    rows = sum(int(batch.mask_NK.any(axis=1).sum()) for batch in trainer.backend.batches[0])
+    rows = sum(int(batch.mask_NK.any(axis=1).sum()) for batch in trainer.updater.batches[0])
     assert rows == 3
 
 
@@ -129,7 +129,7 @@ def test_mini_batches_and_steps_without_any_reward(make_trainer, one_of_two_righ
     trainer = make_trainer(one_of_two_right, reward_scorer=fakes.abstaining_scorer(lambda one: True))
     with pytest.raises(TrainingError, match=r"step 7: none of the 8 responses has a reward \(8 timeout\)"):
         trainer.train_step(7)
-    assert trainer.backend.batches == [] and trainer.weight_version == 0
+    assert trainer.updater.batches == [] and trainer.weight_version == 0
 
     class Raising:
         def verify(self, candidate: Candidate) -> Verification:
