@@ -6,15 +6,17 @@ N  responses of the step    F  reward functions    L  tokens of the longest resp
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mindgspo.algorithms import AdvantageInputs, estimate_advantages
 from mindgspo.algorithms.kl_control import reward_penalty
-from mindgspo.batches.rows import gathered
-from mindgspo.config import AlgorithmSection, KLSection
+from mindgspo.algorithms.rollout_correction import correction_weights
+from mindgspo.batches.rows import gathered, scattered
+from mindgspo.config import AlgorithmSection, KLSection, RolloutCorrectionSection
+from mindgspo.trainer.batches import MiniBatches
 from mindgspo.trainer.dynamic_sampling import StepSamples
 from mindgspo.types import Batch, Float32Array, Group, ScoredGroup
 
@@ -86,6 +88,24 @@ def _reward_kl(
     for number, row in enumerate(gathered(batches, estimates, lengths_N.size)):
         kl_NL[number, : row.size] = row
     return kl_NL
+
+
+def with_advantages(
+    mini_batches: MiniBatches, advantages: Sequence[Float32Array], section: RolloutCorrectionSection
+) -> MiniBatches:
+    """Return the batches with the advantages of their responses, by number, and the weights that correct the mismatch
+    of sampler and trainer."""
+    return [
+        [
+            replace(
+                batch,
+                advantages_NK=scattered(batch, advantages),
+                correction_NK=correction_weights(section, batch.old_logp_NK, batch.rollout_logp_NK, batch.mask_NK),
+            )
+            for batch in batches
+        ]
+        for batches in mini_batches
+    ]
 
 
 def _with_advantages(groups: Sequence[ScoredGroup], advantages: Sequence[Float32Array]) -> tuple[Group, ...]:

@@ -21,6 +21,7 @@ from mindgspo.algorithms.losses.registry import build_policy_loss
 from mindgspo.algorithms.optim.updater import Updater
 from mindgspo.batches.rows import round_up
 from mindgspo.config import ExperimentConfig, planned_steps
+from mindgspo.data.dataset import PromptDataset
 from mindgspo.data.stream import PromptStream, StreamState
 from mindgspo.evaluation.datasets import (
     HELD_OUT_SEED,
@@ -47,13 +48,16 @@ from mindgspo.swap.swap import open_swap
 from mindgspo.tokenization import Tokenizer, load_tokenizer
 from mindgspo.trainer.batches import batch_layout
 from mindgspo.trainer.dynamic_sampling import LeftoverBuffer
-from mindgspo.trainer.metrics import Speed
+from mindgspo.trainer.metrics import Speed, StepReport
+from mindgspo.trainer.policies import PolicyScores
 from mindgspo.trainer.reference import ReferencePolicy
 from mindgspo.trainer.resume_checks import fingerprints, rows_digest
+from mindgspo.trainer.rollouts import Rollouts, WeightSync
 from mindgspo.trainer.routing_transfer import RoutingTransfer
 from mindgspo.trainer.saving import JSONState, Stateful
-from mindgspo.trainer.schedules import build_generation
+from mindgspo.trainer.schedules import FedRollouts, build_generation
 from mindgspo.trainer.step import Trainer
+from mindgspo.trainer.updates import UpdateGuard
 from mindgspo.trainer.validation import Validation
 from mindgspo.trainer.warmup import Warmup, supervised_sample
 
@@ -68,6 +72,7 @@ class Experiment:
     by name. inputs: fingerprints of what the run learns from."""
 
     tokenizer: Tokenizer
+    train_set: PromptDataset
     scorer: Scorer
     service: HTTPService | None
     trainer: Trainer
@@ -77,7 +82,13 @@ class Experiment:
 
 
 def build_experiment(
-    config: ExperimentConfig, *, data_dir: Path, failures_dir: Path, swap_dir: Path, new_run: bool = True
+    config: ExperimentConfig,
+    *,
+    data_dir: Path,
+    failures_dir: Path,
+    swap_dir: Path,
+    new_run: bool = True,
+    only_warm_up: bool = False,
 ) -> Experiment:
     """Everything, with initial weights.
 
@@ -97,7 +108,7 @@ def build_experiment(
     if scoring_place(config).is_replica_leader:
         scorer.try_out([trial_candidate(prompt, tokenizer) for prompt in itertools.islice(train_set, NUM_TRIAL_ROWS)])
     train_digest = rows_digest(train_set)
-    total_steps = planned_steps(config, len(train_set))
+    total_steps = 0 if only_warm_up else planned_steps(config, len(train_set))
     assert total_steps is not None
     require_agreement(
         "data and batch counts",
@@ -117,7 +128,7 @@ def build_experiment(
     replay, records = config.algorithm.router_replay, bool(config.rollout.record_experts)
     returns_routing = records or replay == "old"
     old_log_probs = resolved_old_log_probs(config, model)
-    backend = build_updater(config, model)
+    updater = build_updater(config, model)
     fill_model(model, config.model, config.seed)
     # Before any graph is compiled, and part by part: on CPU a parameter that is swapped gets memory of its own.
     swap = open_swap(config.swap, swap_dir)
@@ -135,41 +146,63 @@ def build_experiment(
             swap=swap,
         )
         swap.register(Holding.REFERENCE_WEIGHTS, reference.parameters)
-    swap.register(Holding.GRADIENTS, backend.scratch, keeps_content=False, is_zero=lambda: backend.gradients_are_zero)
-    swap.register(Holding.MOMENTS, backend.moments)
+    swap.register(Holding.GRADIENTS, updater.scratch, keeps_content=False, is_zero=lambda: updater.gradients_are_zero)
+    swap.register(Holding.MOMENTS, updater.moments)
     routing = RoutingTransfer(place, config.model) if records or replay == "old" else None
     response_scorer = ResponseScorer(scorer, tokenizer, Replicas(scoring_place(config)))
+    timers = Timers(on_enter=_stage_begins, on_exit=_stage_ends)
+    leftovers = LeftoverBuffer(
+        config.algorithm.filter_groups.keep_surplus_steps, train_set, routing if records else None
+    )
+    layout = batch_layout(config, pad_id=tokenizer.pad_id)
     trainer = Trainer(
+        rollouts=Rollouts(
+            source=generation.source,
+            reward=response_scorer,
+            timers=timers,
+            swap=swap,
+            may_draw_again=config.algorithm.filter_groups.refill,
+        ),
+        scorer=PolicyScores(
+            policy=model,
+            scorer=PolicyScorer(
+                model, temperature=temperature, replays_experts=replay == "rollout", returns_routing=returns_routing
+            ),
+            old_log_probs=old_log_probs,
+            reference=reference,
+            routing=routing,
+            records_experts=records,
+            replays_old=replay == "old",
+        ),
+        updater=updater,
+        weights=WeightSync(source=generation.source, swap=swap),
         algorithm=config.algorithm,
-        old_log_probs=old_log_probs,
         rollout=config.rollout,
         settings=config.trainer,
         optimizer=config.optimizer,
         reward_functions=config.reward.functions,
         reward_weights=config.reward.weights,
         seed=config.seed,
-        layout=batch_layout(config, pad_id=tokenizer.pad_id),
+        layout=layout,
         model=model,
-        engine=generation.engine,
-        feed=generation.fed,
-        scorer=response_scorer,
-        old_policy=PolicyScorer(
-            model, temperature=temperature, replays_experts=replay == "rollout", returns_routing=returns_routing
-        ),
-        reference=reference,
-        kl=KLController(config.algorithm.kl),
-        backend=backend,
-        train_set=train_set,
-        stream=stream,
-        leftovers=LeftoverBuffer(
-            config.algorithm.filter_groups.keep_surplus_steps, train_set, routing if records else None
-        ),
-        routing=routing,
-        failures_dir=failures_dir,
-        dumps_dir=failures_dir.with_name("dumps"),
         total_steps=total_steps,
-        speed=Speed.of(config.model, config.plans.train, config.logging.peak_tflops),
-        timers=Timers(on_enter=_stage_begins, on_exit=_stage_ends),
+        kl=KLController(config.algorithm.kl),
+        leftovers=leftovers,
+        guard=UpdateGuard(settings=config.trainer, failures_dir=failures_dir),
+        report=StepReport(
+            algorithm=config.algorithm,
+            rollout=config.rollout,
+            settings=config.trainer,
+            layout=layout,
+            speed=Speed.of(config.model, config.plans.train, config.logging.peak_tflops),
+            timers=timers,
+            source=generation.source,
+            stream=stream,
+            leftovers=leftovers,
+            scores_old=old_log_probs == "recompute",
+        ),
+        dumps_dir=failures_dir.with_name("dumps"),
+        timers=timers,
         swap=swap,
     )
     validation = Validation(
@@ -189,11 +222,12 @@ def build_experiment(
     )
     return Experiment(
         tokenizer=tokenizer,
+        train_set=train_set,
         scorer=scorer,
         service=generation.service,
         trainer=trainer,
         validation=validation,
-        stateful=stateful_parts(trainer, validation),
+        stateful=stateful_parts(trainer, stream, validation),
         inputs=fingerprints(config, tokenizer, train_set, digest=train_digest),
     )
 
@@ -240,9 +274,10 @@ def resolved_old_log_probs(config: ExperimentConfig, model: nn.Cell) -> Literal[
     return "sampler" if is_exact else "recompute"
 
 
-def stateful_parts(trainer: Trainer, validation: Validation) -> dict[str, Stateful]:
+def stateful_parts(trainer: Trainer, stream: PromptStream, validation: Validation) -> dict[str, Stateful]:
     """What must survive a stop beside weights, optimizer and progress, by its name in checkpoints."""
-    stream, baseline = trainer.stream, validation.baseline
+    baseline, skipped = validation.baseline, trainer.guard.skipped
+    source, reference = trainer.rollouts.source, trainer.scorer.reference
 
     def stream_state() -> dict[str, Any]:
         state = stream.state()
@@ -254,14 +289,14 @@ def stateful_parts(trainer: Trainer, validation: Validation) -> dict[str, Statef
     parts: dict[str, Stateful] = {
         "stream": JSONState(stream_state, restore_stream),
         "kl": JSONState(trainer.kl.state, trainer.kl.load_state),
-        "skipped_updates": JSONState(trainer.skipped.state, trainer.skipped.load_state),
+        "skipped_updates": JSONState(skipped.state, skipped.load_state),
         "surplus": trainer.leftovers,
         "baseline": JSONState(baseline.state, baseline.load_state),
     }
-    if trainer.feed is not None:
-        parts["feed"] = trainer.feed
-    if trainer.reference is not None and not trainer.reference.is_frozen:
-        parts["reference"] = trainer.reference
+    if isinstance(source, FedRollouts):
+        parts["feed"] = source
+    if reference is not None and not reference.is_frozen:
+        parts["reference"] = reference
     return parts
 
 
@@ -300,9 +335,7 @@ def build_warmup(
         )
     budget, multiple = config.trainer.max_tokens_per_micro_batch, config.trainer.length_multiple
     longest = None if budget is None else budget // multiple * multiple
-    samples = tuple(
-        supervised_sample(row, tokenizer, config.model, max_tokens=longest) for row in experiment.trainer.train_set
-    )
+    samples = tuple(supervised_sample(row, tokenizer, config.model, max_tokens=longest) for row in experiment.train_set)
     return Warmup(section=section, samples=samples, check_set=check_set)
 
 

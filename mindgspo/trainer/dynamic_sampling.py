@@ -71,6 +71,7 @@ from mindgspo.evaluation.evaluator import score_from_json, score_to_json
 from mindgspo.parallel.platform.cluster import is_first
 from mindgspo.rollout.protocol import RolloutCounters
 from mindgspo.tensor_files.tensors import TensorSource
+from mindgspo.trainer.rollouts import SampledGroup
 from mindgspo.trainer.routing_transfer import RoutingTransfer, Wanted
 from mindgspo.types import ExpertArray, FinishReason, Prompt, Response, Routing, Score, ScoredGroup, Verdict
 
@@ -78,15 +79,6 @@ SURPLUS, SHORT, KEPT = "surplus", "short", "kept"
 """Why whole groups with a signal are not trained: beyond the full batch; in a step that found too few of them and is
 skipped; put aside for a later step."""
 _PROMPTS = "prompt_experts"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampledGroup:
-    """A scored group. baseline: reward of the greedy response, None where there is none. step: that generated it."""
-
-    group: ScoredGroup
-    baseline: float | None
-    step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,45 +117,65 @@ class StepSamples:
 MarkedGroup = tuple[SampledGroup, str | None]
 """A group with the reason why it is left out as a whole, None for one that is trained."""
 LeftOutRule = Callable[[SampledGroup], str | None]
-Draw = Callable[[int, int], tuple[list[SampledGroup], RolloutCounters]]
-"""(number of prompts, number of the draw in the step) -> scored groups of the next prompts."""
 
 
-def draw_samples(
-    draw: Draw,
-    *,
-    section: FilterGroupsSection,
-    batch_size: int,
-    left_out: LeftOutRule,
-    leftovers: LeftoverBuffer,
-    step: int,
-    has_baselines: bool = False,
-) -> StepSamples:
-    """The groups of step `step`. batch_size: groups of a full batch. Raises TrainingError if the batch cannot be filled
-    and that is to end the run."""
-    found = leftovers.take(batch_size, step=step)
-    num_earlier = len(found)
-    drawn: list[MarkedGroup] = []
-    counters: list[RolloutCounters] = []
-    while not drawn or (section.refill and len(found) < batch_size and len(counters) < section.max_num_gen_batches):
-        num_prompts = prompts_to_draw(section, batch_size, missing=batch_size - len(found), drawn=drawn)
-        if not num_prompts:
-            break
-        groups, of_draw = draw(num_prompts, len(counters))
-        marked = [(sampled, left_out(sampled)) for sampled in groups]
-        drawn += marked
-        counters.append(of_draw)
-        found += [sampled for sampled, reason in marked if reason is None]
-    marked = _fill_batch(section, batch_size, found, drawn, leftovers, step) if section.refill else drawn
-    return StepSamples(
-        groups=tuple(sampled.group for sampled, _ in marked),
-        selection=select(marked),
-        baselines=tuple(sampled.baseline for sampled, _ in marked) if has_baselines else None,
-        num_earlier=num_earlier,
-        num_with_signal=sum(reason is None for _, reason in drawn),
-        num_draws=len(counters),
-        counters=RolloutCounters.total(counters),
-    )
+class StepBatch:
+    """The groups of one step while it draws them: ask `missing` how many prompts to roll out, `add` what they gave, and
+    `close` once nothing is missing."""
+
+    def __init__(
+        self,
+        section: FilterGroupsSection,
+        *,
+        batch_size: int,
+        left_out: LeftOutRule,
+        leftovers: LeftoverBuffer,
+        step: int,
+        has_baselines: bool = False,
+    ) -> None:
+        """batch_size: groups of a full batch. leftovers: groups of earlier steps, which come first."""
+        self._section, self._batch_size, self._left_out = section, batch_size, left_out
+        self._leftovers, self._step, self._has_baselines = leftovers, step, has_baselines
+        self._found = leftovers.take(batch_size, step=step)
+        self._num_earlier = len(self._found)
+        self._drawn: list[MarkedGroup] = []
+        self._counters: list[RolloutCounters] = []
+
+    @property
+    def num_draws(self) -> int:
+        """Rollouts so far."""
+        return len(self._counters)
+
+    @property
+    def missing(self) -> int:
+        """Prompts of the next rollout; 0 once the batch is full, or may draw no more."""
+        section, batch_size, found = self._section, self._batch_size, len(self._found)
+        may_draw = section.refill and found < batch_size and self.num_draws < section.max_num_gen_batches
+        if self._drawn and not may_draw:
+            return 0
+        return prompts_to_draw(section, batch_size, missing=batch_size - found, drawn=self._drawn)
+
+    def add(self, groups: Sequence[SampledGroup], counters: RolloutCounters) -> None:
+        """Take the groups of one rollout."""
+        marked = [(sampled, self._left_out(sampled)) for sampled in groups]
+        self._drawn += marked
+        self._counters.append(counters)
+        self._found += [sampled for sampled, reason in marked if reason is None]
+
+    def close(self) -> StepSamples:
+        """Return the samples of the step. Raises TrainingError if the batch is not full and that is to end the run."""
+        marked = self._drawn
+        if self._section.refill:
+            marked = _fill_batch(self._section, self._batch_size, self._found, self._drawn, self._leftovers, self._step)
+        return StepSamples(
+            groups=tuple(sampled.group for sampled, _ in marked),
+            selection=select(marked),
+            baselines=tuple(sampled.baseline for sampled, _ in marked) if self._has_baselines else None,
+            num_earlier=self._num_earlier,
+            num_with_signal=sum(reason is None for _, reason in self._drawn),
+            num_draws=self.num_draws,
+            counters=RolloutCounters.total(self._counters),
+        )
 
 
 def prompts_to_draw(

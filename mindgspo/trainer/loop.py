@@ -43,7 +43,6 @@ from mindgspo.trainer.progress import Progress
 from mindgspo.trainer.resume import Resume
 from mindgspo.trainer.resume_checks import check_config
 from mindgspo.trainer.saving import Saver
-from mindgspo.trainer.step import Trainer
 from mindgspo.trainer.warmup import Warmup, warm_up
 
 
@@ -101,10 +100,9 @@ def _run(
         failures_dir=folder.root / "failures",
         swap_dir=folder.root / "swap",
         new_run=new_run,
+        only_warm_up=only_warm_up,
     )
     trainer, service = experiment.trainer, experiment.service
-    if only_warm_up:
-        trainer.total_steps = 0
     with experiment.scorer, closing(trainer.swap), nullcontext() if service is None else closing(service):
         warmup = build_warmup(config, experiment, data_dir=folder.data, new_run=new_run)
         with (
@@ -120,7 +118,7 @@ def _run(
                 log=log,
                 saver=saver,
                 started=started,
-                learning_rates=partial(_learning_rates, config, before, trainer),
+                learning_rates=partial(_learning_rates, config, before, experiment),
             ).restore()
             # From here on the folder holds a run. Whatever was wrong with the inputs has been said before.
             first_rank_first(lambda: _begin(config, folder, log, start.progress))
@@ -142,12 +140,13 @@ def _run(
 
 
 def _learning_rates(
-    config: ExperimentConfig, before: ExperimentConfig | None, trainer: Trainer, step: int
+    config: ExperimentConfig, before: ExperimentConfig | None, experiment: Experiment, step: int
 ) -> str | None:
     """Of the new steps of a run that has become longer; step: those that it has behind it."""
+    trainer = experiment.trainer
     if before is None or trainer.total_steps == 0:
         return None
-    rows, updates = len(trainer.train_set), trainer.updates_per_rollout
+    rows, updates = len(experiment.train_set), trainer.updates_per_rollout
     return new_learning_rates(config, before, step=step, num_rows=rows, updates_per_step=updates)
 
 
@@ -177,7 +176,7 @@ def _open_log(config: ExperimentConfig, folder: RunFolder, total_steps: int) -> 
 
 
 def _print_banner(config: ExperimentConfig, experiment: Experiment, log: RunLog) -> None:
-    train_set = experiment.trainer.train_set
+    train_set = experiment.train_set
     rows = batch_table(config, len(train_set))
     if runtime.is_emulated():
         rows.insert(0, ("device", "emulated Ascend cards: MindSpore's Ascend backend, operators computed on this CPU"))
@@ -207,18 +206,19 @@ def _prepare(
 ) -> None:
     """A new run up to its first step: warm-up, reference policy, the accuracy before."""
     trainer, validation = experiment.trainer, experiment.validation
-    trainer.load_engine_weights()
+    trainer.weights.push()
     if config.eval.before and trainer.total_steps == 0:
-        validation.run(log, progress, weight_version=trainer.weight_version)
+        validation.run(log, progress, weight_version=trainer.weights.version)
     if warmup is not None:
         with trainer.timers("warm_up"):
             warm_up(trainer, warmup, validation.evaluator, log)
-        trainer.load_engine_weights()
-    if trainer.reference is not None:
+        trainer.weights.push()
+    reference = trainer.scorer.reference
+    if reference is not None:
         with trainer.swap.phase(Phase.SCORE):
-            trainer.reference.freeze(trainer.model, folder.reference, version=trainer.weight_version)
+            reference.freeze(trainer.model, folder.reference, version=trainer.weights.version)
     if config.eval.before or trainer.total_steps == 0:
-        validation.run(log, progress, weight_version=trainer.weight_version)
+        validation.run(log, progress, weight_version=trainer.weights.version)
 
 
 def _train(config: ExperimentConfig, experiment: Experiment, log: RunLog, saver: Saver, progress: Progress) -> None:
@@ -237,7 +237,7 @@ def _train(config: ExperimentConfig, experiment: Experiment, log: RunLog, saver:
         progress.advance(result.metrics)
         is_last = progress.step == trainer.total_steps
         if is_last or _is_due(progress.step, config.eval.every):
-            experiment.validation.run(log, progress, weight_version=trainer.weight_version)
+            experiment.validation.run(log, progress, weight_version=trainer.weights.version)
         # After the evaluation: a run that is resumed here has it behind it.
         is_best = config.trainer.keep_best > 0 and progress.is_at_best
         if is_last or is_best or _is_due(progress.step, config.trainer.save_every):
@@ -299,7 +299,7 @@ def _write_results(
         eval_problems=sum(len(rows) for rows in experiment.validation.sets.values()),
         steps=progress.step,
         updates=trainer.updater.updates,
-        updates_skipped=trainer.skipped.total,
+        updates_skipped=trainer.guard.skipped.total,
         seconds=progress.seconds(time.perf_counter()),
         training_seconds=progress.training_seconds,
         tokens=progress.tokens,

@@ -22,6 +22,9 @@ Metrics:
       meaning: global L2 norm of the gradient before clipping
       healthy: steady; mostly below a few times optimizer.max_grad_norm
       action: 'spikes: lower optimizer.lr, or use fewer updates per rollout; exactly 0: no group had any signal'
+    actor/lr:
+      meaning: learning rate of the last update
+      healthy: the schedule you set; large models 1e-6, the tiny quickstart 5e-5
   Loss, KL and entropy:
     actor/loss:
       meaning: 'what is differentiated: policy loss plus KL penalty minus entropy bonus'
@@ -41,6 +44,17 @@ Metrics:
       unit: nat
       healthy: falls slowly
       action: 'a collapse towards 0 ends exploration: lower lr, raise clip_high; a rise without end: lower entropy_coef'
+    critic/reference_version:
+      meaning: version of the reference policy's weights, counted in updates; of a moving average the average
+        version
+      unit: updates
+      healthy: constant where the reference is frozen, else rising
+    critic/reference_age:
+      meaning: updates by which the reference policy lags behind the policy that is scored
+      unit: updates
+      healthy: grows with the run where the reference is frozen; else at most algorithm.kl.reference.every times
+        the updates per step, of a moving average about updates per step / (1 - decay)
+      action: 'large while actor/kl presses against the reward: let the reference follow (algorithm.kl.reference.mode)'
   Routing of a mixture of experts:
     router/mismatch:
       meaning: experts that tokens are trained with and the sampler did not choose for them
@@ -176,6 +190,17 @@ Metrics:
       meaning: largest resident memory of this process so far
       unit: MB
       healthy: below the machine's memory
+    training/global_step:
+      meaning: 'training steps done: one rollout with all its updates'
+      unit: steps
+    training/epoch:
+      meaning: passes over the prompts
+      unit: epochs
+      healthy: a few
+      action: 'many on few prompts: compare with held-out accuracy'
+    training/updates:
+      meaning: optimizer updates done since the start
+      unit: updates
 """
 
 from __future__ import annotations
@@ -193,57 +218,131 @@ from mindgspo.algorithms.rollout_correction import step_correction_metrics
 from mindgspo.batches.micro_batches import BatchLayout, batch_metrics
 from mindgspo.batches.routing import RoutingDifference, load_metrics
 from mindgspo.config import AlgorithmSection, KLSection, ModelSection, ParallelPlan, RolloutSection, TrainerSection
+from mindgspo.data.stream import PromptStream
 from mindgspo.metrics import Timers, group_metrics, peak_rss_mb, rss_gb
 from mindgspo.models.operations import Operations
 from mindgspo.models.scoring import TokenScores
 from mindgspo.rollout.protocol import RolloutCounters
 from mindgspo.trainer.advantages import StepAdvantages
 from mindgspo.trainer.batches import MiniBatches, flattened
-from mindgspo.trainer.dynamic_sampling import KEPT, SHORT, SURPLUS, Selection, StepSamples
+from mindgspo.trainer.dynamic_sampling import (
+    KEPT,
+    SHORT,
+    SURPLUS,
+    LeftoverBuffer,
+    Selection,
+    StepSamples,
+    sampling_metrics,
+)
+from mindgspo.trainer.rollouts import ResponseSource
 from mindgspo.types import Group
 
 
-def step_metrics(
-    samples: StepSamples,
-    all_groups: Sequence[Group],
-    mini_batches: MiniBatches,
-    results: Sequence[UpdateResult | None],
-    algorithm: AlgorithmSection,
-    rollout: RolloutSection,
-    settings: TrainerSection,
-    timers: Timers,
-    *,
-    layout: BatchLayout,
-    speed: Speed,
-    scores_old: bool,
-) -> dict[str, float]:
-    """What follows from a step's records. all_groups: of `samples`, with advantages. results: of the updates in their
-    order, None where one was skipped. layout: of `mini_batches`. scores_old: whether a scoring pass found the old
-    log-probs."""
-    batches = flattened(mini_batches)
-    # Of this step's own rollouts; where the batch was full without any, of what it trains.
-    groups = all_groups[samples.num_earlier :] or all_groups
-    num_earlier = sum(len(group.responses) for group in samples.groups[: samples.num_earlier])
-    num_nonfinite = num_lost(mini_batches, results)
-    metrics = {
-        **group_metrics(groups),
-        **account(
-            samples.selection,
-            num_earlier=num_earlier,
-            num_asked=len(samples.generated) * rollout.num_generations,
-            num_trained=sum(micro_batches[0].num_sequences for micro_batches in mini_batches) - num_nonfinite,
-            num_nonfinite=num_nonfinite,
-        ),
-        **rollout_metrics(samples.counters),
-        **update_metrics([result for result in results if result is not None], algorithm, scores_old=scores_old),
-        **({"actor/updates_skipped": list(results).count(None)} if settings.on_nonfinite == "skip" else {}),
-        **perf_metrics(groups, timers, speed, trained_lengths(samples) * settings.epochs_per_rollout),
-        **batch_metrics(mini_batches, layout),
-    }
-    metrics |= step_mismatch(mini_batches, results, scores_old=scores_old, first_number=num_earlier)
-    if batches and algorithm.rollout_correction.level != "none":
-        correction = step_correction_metrics(algorithm.rollout_correction, batches)
-        metrics |= {f"rollout_corr/{name}": value for name, value in correction.items()}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """Facts of one training step, from which its metrics are computed."""
+
+    step: int
+    samples: StepSamples
+    estimated: StepAdvantages
+    mini_batches: MiniBatches
+    results: Sequence[UpdateResult | None]
+    """Updates in their order, pass by pass over the mini-batches; None where one was skipped."""
+    old_scores: Sequence[TokenScores]
+    """Scores of the old policy, by micro-batch; empty where the sampler's log-probs stand for them."""
+    version: int
+    """Version of the weights that sampled and scored, counted in updates."""
+    reference_version: float | None
+    expert_loads: np.ndarray | None
+    """Tokens of the step's responses by layer and expert, [L, E]; None where no routing was recorded."""
+    kl_coef: float
+    learning_rate: float
+    """Of the last update."""
+    updates: int
+    """Updates applied since the start of the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """Computes the metrics of a step from its record, once the step is done."""
+
+    algorithm: AlgorithmSection
+    rollout: RolloutSection
+    settings: TrainerSection
+    layout: BatchLayout
+    speed: Speed
+    timers: Timers
+    source: ResponseSource
+    stream: PromptStream
+    leftovers: LeftoverBuffer
+    scores_old: bool
+    """Whether a scoring pass finds the old log-probs."""
+
+    def metrics(self, record: StepRecord) -> dict[str, float]:
+        """Return all metrics of the step by name; empties the timers."""
+        samples, section = record.samples, self.algorithm
+        scored = scoring_metrics(record)
+        metrics = {
+            **self._sample_metrics(record),
+            **sampling_metrics(section.filter_groups, samples, self.leftovers),
+            **reward_metrics(record.estimated, section.kl, record.kl_coef),
+            **scored,
+            **router_metrics(record.results, section.router_replay, scored, record.expert_loads),
+            "actor/lr": record.learning_rate,
+            "training/epoch": self.stream.epochs,
+            "training/updates": record.updates,
+            "training/global_step": record.step,
+        }
+        selection = samples.selection
+        trained = [selection.responses[number] for number in selection.trained(0, len(selection.responses))]
+        metrics |= self.source.metrics(trained, seconds=metrics["timing_s/step"])
+        return finite_metrics(metrics, num_skipped=record.results.count(None))
+
+    def _sample_metrics(self, record: StepRecord) -> dict[str, float]:
+        """Groups, account of samples, updates, performance, mismatch of sampler and trainer."""
+        samples, mini_batches, results, section = record.samples, record.mini_batches, record.results, self.algorithm
+        batches = flattened(mini_batches)
+        # Of this step's own rollouts; where the batch was full without any, of what it trains.
+        groups = record.estimated.groups[samples.num_earlier :] or record.estimated.groups
+        num_earlier = sum(len(group.responses) for group in samples.groups[: samples.num_earlier])
+        num_nonfinite = num_lost(mini_batches, results)
+        applied = [result for result in results if result is not None]
+        lengths = trained_lengths(samples) * self.settings.epochs_per_rollout
+        metrics = {
+            **group_metrics(groups),
+            **account(
+                samples.selection,
+                num_earlier=num_earlier,
+                num_asked=len(samples.generated) * self.rollout.num_generations,
+                num_trained=sum(micro_batches[0].num_sequences for micro_batches in mini_batches) - num_nonfinite,
+                num_nonfinite=num_nonfinite,
+            ),
+            **rollout_metrics(samples.counters),
+            **update_metrics(applied, section, scores_old=self.scores_old),
+            **({"actor/updates_skipped": results.count(None)} if self.settings.on_nonfinite == "skip" else {}),
+            **perf_metrics(groups, self.timers, self.speed, lengths),
+            **batch_metrics(mini_batches, self.layout),
+            **step_mismatch(mini_batches, results, scores_old=self.scores_old, first_number=num_earlier),
+        }
+        if batches and section.rollout_correction.level != "none":
+            correction = step_correction_metrics(section.rollout_correction, batches)
+            metrics |= {f"rollout_corr/{name}": value for name, value in correction.items()}
+        return metrics
+
+
+def scoring_metrics(record: StepRecord) -> dict[str, float]:
+    """Entropy and routing of the scoring pass, and the age of the reference policy."""
+    metrics: dict[str, float] = {}
+    if not record.mini_batches:
+        return metrics
+    if record.old_scores:
+        entropy = sum(float(found.entropy_NK.sum(dtype=np.float64)) for found in record.old_scores)
+        num_tokens = sum(micro_batches[0].num_tokens for micro_batches in record.mini_batches)
+        metrics["actor/entropy"] = entropy / num_tokens
+        metrics |= sampler_mismatch(record.old_scores)
+    if record.reference_version is not None:
+        metrics["critic/reference_version"] = record.reference_version
+        metrics["critic/reference_age"] = record.version - record.reference_version
     return metrics
 
 

@@ -156,13 +156,13 @@ class Resume:
                     part.load(saved.stateful[name], saved.arrays_of(name))
                 else:
                     self.log.note(f"note: {path} holds no state of `{name}`, which starts anew")
-            trainer.weight_version = int(saved.state["weight_version"])
+            trainer.weights.version = int(saved.state["weight_version"])
             progress = Progress.from_state(saved.state["progress"], started=self.started)
-            if progress.step != saved.step or step_of(path) not in (None, saved.step) or trainer.weight_version < 0:
+            if progress.step != saved.step or step_of(path) not in (None, saved.step) or trainer.weights.version < 0:
                 raise ValueError(
-                    f"step {progress.step}, {saved.step} in its manifest, weight version {trainer.weight_version}"
+                    f"step {progress.step}, {saved.step} in its manifest, weight version {trainer.weights.version}"
                 )
-        trainer.load_engine_weights()
+        trainer.weights.push()
         return progress, sizes
 
     def _check_tokens(self, saved: OpenCheckpoint) -> None:
@@ -194,9 +194,9 @@ class Resume:
         return intact
 
     def _restore_reference(self) -> None:
-        if self.trainer.reference is not None:
+        if self.trainer.scorer.reference is not None:
             with self.trainer.swap.phase(Phase.SCORE):
-                self.trainer.reference.restore(self.folder.reference)
+                self.trainer.scorer.reference.restore(self.folder.reference)
 
 
 @contextmanager

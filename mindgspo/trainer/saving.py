@@ -128,7 +128,7 @@ class Saver:
             optimizer = trainer.updater.state()
         state = {
             "progress": progress.state(time.perf_counter()),
-            "weight_version": trainer.weight_version,
+            "weight_version": trainer.weights.version,
             "inputs": self._inputs,
             "kept": {name: part.state() for name, part in self._stateful.items()},
         }

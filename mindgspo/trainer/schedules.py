@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from mindgspo.tensor_files.tensors import TensorSource
 from mindgspo.tokenization import Tokenizer
 from mindgspo.trainer.feed import Feed
 from mindgspo.trainer.partial_responses import PartialGroup, arrays_of, describe, restore
+from mindgspo.trainer.rollouts import EngineSource, ResponseSource
 from mindgspo.types import Prompt, Response
 
 if TYPE_CHECKING:
@@ -57,8 +59,11 @@ class FedRollouts:
         self._feed, self._weights, self._engine = feed, weights, engine
         self._prompts, self._sampling = prompts, sampling
 
-    def draw(self, num_prompts: int, *, step: int) -> tuple[list[Prompt], Rollout]:
-        """The next prompts that step `step` trains, and their responses, on all ranks; routing stays on rank 0."""
+    def sample(
+        self, num_prompts: int, *, step: int, draw: int, weight_version: int
+    ) -> tuple[list[Prompt], Rollout, Rollout | None]:
+        """See `ResponseSource`; routing stays on rank 0. draw and weight_version are not read: the feed knows which
+        weights drew what."""
         groups = [] if self._feed is None else self._feed.draw(num_prompts, step=step)
         if runtime.world_size() > 1:
             message = b"" if self._feed is None else _message(groups)
@@ -66,7 +71,8 @@ class FedRollouts:
             if self._feed is None:
                 groups = self._told(message)
         responses = tuple(group.responses(self._sampling.temperature) for group in groups)
-        return [group.prompt for group in groups], Rollout(responses=responses, counters=tokens_counted(responses))
+        sampled = Rollout(responses=responses, counters=tokens_counted(responses))
+        return [group.prompt for group in groups], sampled, None
 
     def load_weights(self, version: int) -> None:
         """Let generation go on with the trained weights."""
@@ -121,13 +127,13 @@ def _message(groups: Sequence[PartialGroup]) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """engine: of the trainer. evaluation_engine: of evaluations. fed: what the trainer draws from where its schedule is
-    not sync. service: of rank 0, where servers generate."""
+    """How an experiment generates."""
 
-    engine: RolloutEngine
+    source: ResponseSource
+    """Training responses."""
     evaluation_engine: RolloutEngine
-    fed: FedRollouts | None = None
     service: HTTPService | None = None
+    """Connection to the servers that generate, on rank 0 where there are any."""
 
 
 def build_generation(
@@ -140,11 +146,19 @@ def build_generation(
     total_steps: int,
 ) -> Generation:
     """Generation on the cards that train, or by servers. stream: the order in which `train_set` is trained."""
+    engine_source = partial(
+        EngineSource,
+        prompts=train_set,
+        stream=stream,
+        rollout=config.rollout,
+        seed=config.seed,
+        needs_greedy=config.algorithm.advantage.estimator == "remax",
+    )
     if not config.has_servers:
         built = build_engine(config, model, tokenizer, swap)
         swap.register(Holding.ROLLOUT_WEIGHTS, built.model.get_parameters())
         swap.register(Holding.KV_CACHE, built.cache, keeps_content=False)
-        return Generation(engine=built.engine, evaluation_engine=built.engine)
+        return Generation(source=engine_source(engine=built.engine), evaluation_engine=built.engine)
     from mindgspo.rollout.http_service import open_service  # the HTTP library is not needed otherwise
 
     service = open_service(config, tokenizer) if is_first() else None
@@ -152,7 +166,7 @@ def build_generation(
     told = None if service is None else ServiceEngine(service)
     if config.trainer.schedule == "sync":
         engine = remote_engine(told, lambda version: weights.push_weights(version, service.load_weights))
-        return Generation(engine=engine, evaluation_engine=engine, service=service)
+        return Generation(source=engine_source(engine=engine), evaluation_engine=engine, service=service)
     sampling = training_sampling(config.rollout, config.seed, step=0)
     engine, feed = remote_engine(told, lambda version: None), None
     if service is not None:
@@ -166,8 +180,7 @@ def build_generation(
             total_steps=total_steps,
         )
     return Generation(
-        engine=engine,
+        source=FedRollouts(feed, weights, engine, train_set, sampling),
         evaluation_engine=EvaluationEngine(engine, feed),
-        fed=FedRollouts(feed, weights, engine, train_set, sampling),
         service=service,
     )

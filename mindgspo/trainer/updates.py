@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ import numpy as np
 
 from mindgspo import faults
 from mindgspo.algorithms.loss_metrics import batch_mismatch
-from mindgspo.algorithms.optim.updater import Updater, UpdateResult
-from mindgspo.config import TrainerSection
+from mindgspo.algorithms.optim.updater import UpdateResult
+from mindgspo.config import AlgorithmSection, TrainerSection
 from mindgspo.errors import NonFiniteError, TrainingError
 from mindgspo.io import atomic_file
 from mindgspo.parallel.platform.cluster import is_first as is_first_rank
@@ -53,53 +53,51 @@ class SkippedUpdates:
         self.total, self.in_a_row = int(state.get("total", 0)), int(state.get("in_a_row", 0))
 
 
-def apply_update(
-    backend: Updater,
-    batches: Sequence[Batch],
-    *,
-    lr: float,
-    kl_coef: float,
-    settings: TrainerSection,
-    skipped: SkippedUpdates,
-    failures_dir: Path,
-    is_first: bool,
-    name: str,
-) -> UpdateResult | None:
-    """Apply one update; None if it was skipped, as trainer.on_nonfinite may say.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateGuard:
+    """Decides what becomes of an update whose loss or gradient is not finite (trainer.on_nonfinite)."""
 
-    is_first: of its step. name: of the files that a broken batch is saved in. Raises TrainingError where the run must
-    stop.
-    """
-    if not is_first:
-        faults.reach("update.inside")
-    batches = _with_injected_nan(batches)
-    try:
-        result = backend.step(batches, lr, kl_coef=kl_coef)
-    except NonFiniteError as error:
-        message = f"{name}: {error}; {save_batches(failures_dir, name, batches)}"
-        _require_skip(message, error, settings, skipped)
-        skipped.count()
-        if is_first_rank():
-            _log.warning("%s; the update is skipped, number %d of this run", message, skipped.total)
-        return None
-    skipped.in_a_row = 0
-    return result
+    settings: TrainerSection
+    failures_dir: Path
+    """Folder for the batches of such updates."""
+    skipped: SkippedUpdates = field(default_factory=SkippedUpdates)
 
+    @contextmanager
+    def __call__(self, batches: Sequence[Batch], name: str, *, is_first: bool) -> Iterator[Sequence[Batch]]:
+        """Guard one update of these micro-batches; where it is skipped, the block ends without a result.
 
-def _require_skip(message: str, error: NonFiniteError, settings: TrainerSection, skipped: SkippedUpdates) -> None:
-    if settings.on_nonfinite == "stop":
-        raise TrainingError(
-            f"{message}. trainer.on_nonfinite=skip would go on without such updates; the run can be resumed with it"
-        ) from error
-    for key, limit, done in (
-        ("max_nonfinite_skips_in_a_row", settings.max_nonfinite_skips_in_a_row, skipped.in_a_row),
-        ("max_nonfinite_skips", settings.max_nonfinite_skips, skipped.total),
-    ):
-        if done >= limit:
+        name: of the files that a broken batch is saved in. is_first: of its step. Raises TrainingError where the run
+        must stop.
+        """
+        if not is_first:
+            faults.reach("update.inside")
+        batches = _with_injected_nan(batches)
+        try:
+            yield batches
+        except NonFiniteError as error:
+            message = f"{name}: {error}; {save_batches(self.failures_dir, name, batches)}"
+            self._require_skip(message, error)
+            self.skipped.count()
+            if is_first_rank():
+                _log.warning("%s; the update is skipped, number %d of this run", message, self.skipped.total)
+        else:
+            self.skipped.in_a_row = 0
+
+    def _require_skip(self, message: str, error: NonFiniteError) -> None:
+        settings, skipped = self.settings, self.skipped
+        if settings.on_nonfinite == "stop":
             raise TrainingError(
-                f"{message}. trainer.{key} = {limit} updates were skipped before: look at the weights of the newest "
-                "checkpoint, optimizer.lr and the saved batches; the limit may be raised in a resumed run"
+                f"{message}. trainer.on_nonfinite=skip would go on without such updates; the run can be resumed with it"
             ) from error
+        for key, limit, done in (
+            ("max_nonfinite_skips_in_a_row", settings.max_nonfinite_skips_in_a_row, skipped.in_a_row),
+            ("max_nonfinite_skips", settings.max_nonfinite_skips, skipped.total),
+        ):
+            if done >= limit:
+                raise TrainingError(
+                    f"{message}. trainer.{key} = {limit} updates were skipped before: look at the weights of the "
+                    "newest checkpoint, optimizer.lr and the saved batches; the limit may be raised in a resumed run"
+                ) from error
 
 
 def _with_injected_nan(batches: Sequence[Batch]) -> Sequence[Batch]:
@@ -161,6 +159,22 @@ def require_rewards(groups: Sequence[ScoredGroup], step: int) -> None:
             f"step {step}: none of the {verdicts.total()} responses has a reward ({counted}), so nothing can be "
             "trained; the first error of a reward function is logged above with its traceback"
         )
+
+
+def check_first_update(
+    batches: Sequence[Batch],
+    result: UpdateResult,
+    step: int,
+    settings: TrainerSection,
+    algorithm: AlgorithmSection,
+    *,
+    temperature: float,
+) -> None:
+    """Require importance ratios of 1 of the first update after a rollout. Raises TrainingError."""
+    if algorithm.old_log_probs != "sampler":
+        check_ratio(result, step, limit=settings.max_ratio_error, temperature=temperature)
+    elif settings.schedule == "sync" or settings.max_staleness == 0:  # earlier weights drew with other log-probs
+        check_mismatch(batches, result, step, limit=settings.max_rollout_mismatch, temperature=temperature)
 
 
 def check_ratio(result: UpdateResult, step: int, *, limit: float, temperature: float) -> None:

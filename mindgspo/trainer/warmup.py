@@ -77,7 +77,7 @@ def warm_up(trainer: Trainer, warmup: Warmup, evaluator: Evaluator, log: RunLog)
     own = {"lr": section.lr, "schedule": "cosine", "warmup_ratio": 0.05, "warmup_steps": None, "schedule_steps": None}
     optimizer = trainer.optimizer.model_copy(update=own)
     policy = PolicyLogProbs(trainer.model, temperature=1.0, with_entropy=False)
-    backend = Updater(policy, SupervisedLoss(), optimizer, policy.model.place)
+    updater = Updater(policy, SupervisedLoss(), optimizer, policy.model.place)
     stream = PromptStream(len(warmup.samples), trainer.seed ^ _WARMUP_STREAM)
     layout = _layout(trainer.layout, section, warmup.samples)
     log.show_warm_up(0, section.max_steps)
@@ -85,16 +85,16 @@ def warm_up(trainer: Trainer, warmup: Warmup, evaluator: Evaluator, log: RunLog)
         batches = micro_batches([warmup.samples[index] for index in stream.take(section.batch_size)], layout)
         lr = learning_rate(number - 1, section.max_steps, optimizer)
         update_phase = trainer.swap.phase(Phase.UPDATE)
-        with update_phase, saved_on_failure(trainer.failures_dir, f"warmup_{number:08d}", batches):
-            result = backend.step(batches, lr)
-        trainer.weight_version += 1
+        with update_phase, saved_on_failure(trainer.guard.failures_dir, f"warmup_{number:08d}", batches):
+            result = updater.step(batches, lr)
+        trainer.weights.version += 1
         log.show_warm_up(number, section.max_steps)
         if number % section.check_every and number != section.max_steps:
             continue
         accuracy, shown = None, ""
         if warmup.check_set is not None:
-            trainer.load_engine_weights()
-            accuracy, reward = evaluator.greedy_figures(list(warmup.check_set), weight_version=trainer.weight_version)
+            trainer.weights.push()
+            accuracy, reward = evaluator.greedy_figures(list(warmup.check_set), weight_version=trainer.weights.version)
             is_other = reward is not None and not math.isclose(accuracy, reward, abs_tol=1e-9)
             beside = f", reward {reward_text(reward)}" if is_other else ""
             shown = f"  accuracy {accuracy:.3f}{beside} on {len(warmup.check_set)} problems"

@@ -11,6 +11,7 @@ import math
 import shutil
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -65,26 +66,39 @@ def trainer(cpu_runtime: None, tmp_path_factory: pytest.TempPathFactory):
     experiment = build_experiment(
         load(folder), data_dir=folder / "data", failures_dir=folder / "failures", swap_dir=folder / "swap"
     )
-    experiment.trainer.scorer = ResponseScorer(EvenIds(), experiment.tokenizer)
-    return experiment.trainer
+    trainer = experiment.trainer
+    reward = ResponseScorer(EvenIds(), experiment.tokenizer)
+    return replace(trainer, rollouts=replace(trainer.rollouts, reward=reward))
 
 
-@pytest.mark.parametrize("name", POLICY_LOSSES)
-def test_a_step_trains_with_every_loss(name: str, trainer, tmp_path: Path) -> None:
+def with_algorithm(trainer, config: ExperimentConfig, old_log_probs: str = "recompute", *, with_entropy: bool = False):
+    """The trainer as if it had been built for this configuration, with fresh weights."""
     from mindgspo.algorithms.losses.registry import build_policy_loss
     from mindgspo.algorithms.optim.updater import Updater
     from mindgspo.models.policy import PolicyLogProbs
     from mindgspo.models.weights import initialize_weights
+
+    initialize_weights(trainer.model, config.model, seed=1)
+    policy = PolicyLogProbs(trainer.model, temperature=1.0, with_entropy=with_entropy)
+    trainer.weights.version += 1
+    trainer.rollouts.source.load_weights(trainer.weights.version)
+    return replace(
+        trainer,
+        algorithm=config.algorithm,
+        optimizer=config.optimizer,
+        updater=Updater(policy, build_policy_loss(config.algorithm), config.optimizer),
+        scorer=replace(trainer.scorer, old_log_probs=old_log_probs),
+        report=replace(trainer.report, algorithm=config.algorithm, scores_old=old_log_probs == "recompute"),
+    )
+
+
+@pytest.mark.parametrize("name", POLICY_LOSSES)
+def test_a_step_trains_with_every_loss(name: str, trainer, tmp_path: Path) -> None:
     from mindgspo.rollout.weight_transfer import weights_as_numpy
 
     config = load(tmp_path, f"algorithm.name={name}")
-    initialize_weights(trainer.model, config.model, seed=1)
+    trainer = with_algorithm(trainer, config)
     before = weights_as_numpy(trainer.model, config.model)
-    policy = PolicyLogProbs(trainer.model, temperature=1.0, with_entropy=False)
-    trainer.algorithm, trainer.optimizer = config.algorithm, config.optimizer
-    trainer.updater = Updater(policy, build_policy_loss(config.algorithm), config.optimizer)
-    trainer.weight_version += 1
-    trainer.engine.load_weights(trainer.weight_version)
     metrics = trainer.train_step(1).metrics
     assert unknown_names(metrics) == []
     assert [key for key, value in metrics.items() if not math.isfinite(value)] == []
@@ -99,25 +113,15 @@ def test_a_step_trains_with_every_loss(name: str, trainer, tmp_path: Path) -> No
 
 def test_by_default_old_log_probs_are_the_samplers_and_the_step_is_the_same(trainer, tmp_path: Path) -> None:
     """Bit for bit, on kernels, from the same prompts."""
-    from mindgspo.algorithms.losses.registry import build_policy_loss
-    from mindgspo.algorithms.optim.updater import Updater
-    from mindgspo.models.policy import PolicyLogProbs
-    from mindgspo.models.weights import initialize_weights
     from mindgspo.rollout.weight_transfer import weights_as_numpy
     from mindgspo.trainer.build import resolved_old_log_probs
 
     config = load(tmp_path)
-    trainer.algorithm, trainer.optimizer = config.algorithm, config.optimizer
-    position, found = trainer.stream.state(), {}
+    position, found = trainer.report.stream.state(), {}
     for old_log_probs in (resolved_old_log_probs(config, trainer.model), "recompute"):
-        initialize_weights(trainer.model, config.model, seed=1)
-        policy = PolicyLogProbs(trainer.model, temperature=1.0, with_entropy=True)
-        trainer.updater = Updater(policy, build_policy_loss(config.algorithm), config.optimizer)
-        trainer.weight_version += 1
-        trainer.engine.load_weights(trainer.weight_version)
-        trainer.old_log_probs = old_log_probs
-        trainer.stream.restore(position)
-        metrics = trainer.train_step(1).metrics
+        one = with_algorithm(trainer, config, old_log_probs, with_entropy=True)
+        trainer.report.stream.restore(position)
+        metrics = one.train_step(1).metrics
         found[old_log_probs] = (metrics, weights_as_numpy(trainer.model, config.model))
     (sampled, ours), (scored, theirs) = found["sampler"], found["recompute"]
     assert sampled["actor/first_ratio_error_max"] == scored["actor/first_ratio_error_max"] == 0

@@ -44,7 +44,7 @@ from mindgspo.parallel.plans.layout import Layout, Shape
 from mindgspo.parallel.plans.placement import ALONE, Placement
 from mindgspo.parallel.platform.parameter_memory import set_values, values_of
 from mindgspo.reshard.resharder import gather_to_first_rank
-from mindgspo.tensor_files import ArraySource, TensorSource
+from mindgspo.tensor_files.tensors import ArraySource, TensorSource
 from mindgspo.types import Batch, Float32Array
 
 UPDATES_KEY = "adamw.updates"

@@ -77,7 +77,7 @@ class FakeReference:
         pass
 
 
-class FakeBackend:
+class FakeUpdater:
     """Remembers batches, learning rates and KL coefficients. Update number n reports the ratio error
     `ratio_errors[n]`, or 0, and the mean KL `kls[n]`, or 0. The calls numbered `nonfinite` (from 1) are refused.
     All tokens have the log-prob `logp`; `entropy` is their mean entropy."""
@@ -99,7 +99,7 @@ class FakeBackend:
         self._ratio_errors = dict(enumerate(ratio_errors))
         self._kls = dict(enumerate(kls))
 
-    def update(self, batches: Sequence[Batch], lr: float, *, kl_coef: float = 0.0):
+    def step(self, batches: Sequence[Batch], lr: float, *, kl_coef: float = 0.0):
         from mindgspo.algorithms.optim.updater import UpdateResult
 
         self.calls += 1
@@ -199,31 +199,54 @@ def make_trainer(cpu_runtime: None, load, prompts, tokenizer, tmp_path: Path, co
     def make(script: Callable[[Prompt, int], Sequence[int]], *overrides: str, **changed: object):
         from scripted_engine import ScriptedEngine
 
+        from mindgspo.config.schema import SwapSection
         from mindgspo.evaluation.evaluator import ResponseScorer
+        from mindgspo.swap.swap import Swap
         from mindgspo.trainer.batches import batch_layout
         from mindgspo.trainer.dynamic_sampling import LeftoverBuffer
+        from mindgspo.trainer.metrics import Speed, StepReport
+        from mindgspo.trainer.policies import PolicyScores
+        from mindgspo.trainer.rollouts import EngineSource, Rollouts, WeightSync
         from mindgspo.trainer.step import Trainer
+        from mindgspo.trainer.updates import UpdateGuard
 
         config = load(*overrides)
-        reward_scorer = changed.pop("reward_scorer", None) or Scorer(config.reward)
-        fields = {
-            "algorithm": config.algorithm, "rollout": config.rollout, "settings": config.trainer,
-            "old_log_probs": config.algorithm.old_log_probs.replace("auto", "recompute"),
-            "optimizer": config.optimizer, "reward_functions": config.reward.functions,
-            "reward_weights": config.reward.weights, "seed": config.seed,
-            "layout": batch_layout(config, pad_id=tokenizer.pad_id), "model": None, "engine": ScriptedEngine(script),
-            "scorer": ResponseScorer(reward_scorer, tokenizer), "old_policy": FakeScorer(), "reference": None,
-            "kl": KLController(config.algorithm.kl), "backend": FakeBackend(), "train_set": prompts,
-            "stream": PromptStream(len(prompts), config.seed, shuffle=False),
-            "leftovers": LeftoverBuffer(config.algorithm.filter_groups.keep_surplus_steps, prompts), "routing": None,
-            "timers": Timers(),
-            "total_steps": config.trainer.max_steps, "failures_dir": tmp_path / "failures",
-            "dumps_dir": tmp_path / "dumps", **changed,
-        }  # fmt: skip
-        made = Trainer(**fields)
+        section, stream = (
+            config.algorithm,
+            changed.get("stream", PromptStream(len(prompts), config.seed, shuffle=False)),
+        )
+        old_log_probs = section.old_log_probs.replace("auto", "recompute")
+        leftovers = LeftoverBuffer(section.filter_groups.keep_surplus_steps, prompts)
+        timers, swap, model = Timers(), Swap(SwapSection(), None), changed.get("model")
+        reward = ResponseScorer(changed.get("reward_scorer") or Scorer(config.reward), tokenizer)
+        source = changed.get("source") or EngineSource(
+            engine=changed.get("engine") or ScriptedEngine(script), prompts=prompts, stream=stream,
+            rollout=config.rollout, seed=config.seed, needs_greedy=section.advantage.estimator == "remax",
+        )  # fmt: skip
+        layout = batch_layout(config, pad_id=tokenizer.pad_id)
+        sections = {"algorithm": section, "rollout": config.rollout, "settings": config.trainer, "layout": layout}
+        made = Trainer(
+            rollouts=Rollouts(
+                source=source, reward=reward, timers=timers, swap=swap, may_draw_again=section.filter_groups.refill
+            ),
+            scorer=PolicyScores(
+                policy=model, scorer=changed.get("old_policy") or FakeScorer(), old_log_probs=old_log_probs,
+                reference=changed.get("reference"), routing=None, records_experts=False, replays_old=False,
+            ),
+            updater=changed.get("updater") or FakeUpdater(),
+            weights=WeightSync(source=source, swap=swap),
+            optimizer=config.optimizer, reward_functions=config.reward.functions, reward_weights=config.reward.weights,
+            seed=config.seed, model=model, total_steps=config.trainer.max_steps, kl=KLController(section.kl),
+            leftovers=leftovers, guard=UpdateGuard(settings=config.trainer, failures_dir=tmp_path / "failures"),
+            report=StepReport(
+                speed=changed.get("speed") or Speed(), timers=timers, source=source, stream=stream, leftovers=leftovers,
+                scores_old=old_log_probs == "recompute", **sections,
+            ),
+            dumps_dir=tmp_path / "dumps", timers=timers, swap=swap, **sections,
+        )  # fmt: skip
         configs[id(made)] = config
         alive.append(made)
-        made.engine.load_weights(0)
+        source.load_weights(0)
         return made
 
     return make
@@ -241,8 +264,9 @@ def validation_of(configs: dict, prompts, tokenizer):
         if id(trainer) not in made:
             config = configs[id(trainer)]
             evaluator = Evaluator(
-                trainer.engine, trainer.scorer, config.eval, max_new_tokens=config.rollout.max_new_tokens,
-                seed=config.seed, names_sets=config.data.names_eval_sets, swap=trainer.swap,
+                trainer.rollouts.source.engine, trainer.rollouts.reward, config.eval,
+                max_new_tokens=config.rollout.max_new_tokens, seed=config.seed,
+                names_sets=config.data.names_eval_sets, swap=trainer.swap,
             )  # fmt: skip
             sets = {"eval": prompts}
             made[id(trainer)] = Validation(evaluator, sets, config.eval, timers=trainer.timers, decode=tokenizer.decode)
@@ -255,7 +279,7 @@ def validation_of(configs: dict, prompts, tokenizer):
 def evaluate(validation_of):
     """evaluate(trainer, sets, step=...)"""
     return lambda trainer, sets, step: validation_of(trainer).evaluator.evaluate(
-        sets, step, weight_version=trainer.weight_version
+        sets, step, weight_version=trainer.weights.version
     )
 
 
@@ -263,7 +287,7 @@ def evaluate(validation_of):
 def validate(validation_of):
     """validate(trainer, log, progress)"""
     return lambda trainer, log, progress: validation_of(trainer).run(
-        log, progress, weight_version=trainer.weight_version
+        log, progress, weight_version=trainer.weights.version
     )
 
 
@@ -278,7 +302,7 @@ def fakes():
     """The fakes' classes: test modules cannot import a conftest."""
 
     class Fakes:
-        scorer, reference, backend, abstaining_scorer = FakeScorer, FakeReference, FakeBackend, AbstainingScorer
+        scorer, reference, updater, abstaining_scorer = FakeScorer, FakeReference, FakeUpdater, AbstainingScorer
 
     return Fakes
 

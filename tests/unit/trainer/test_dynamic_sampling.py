@@ -31,6 +31,14 @@ def mixed(answer) -> Callable[..., object]:
     )
 
 
+def draw_samples(trainer, step: int):
+    """The samples of a step that is not trained."""
+    batch = trainer.open_batch(step)
+    while num_prompts := batch.missing:
+        batch.add(*trainer.rollouts.sample(num_prompts, step=step, draw=batch.num_draws, weight_version=0))
+    return batch.close()
+
+
 def indices(groups) -> list[int]:
     return [group.prompt.index for group in groups]
 
@@ -39,17 +47,17 @@ def test_prompts_are_drawn_until_the_batch_is_full_and_no_more_than_that_asks_fo
     # 4 groups are wanted. 0..3 give one; a share of 1/4 asks for 3 / (1/4) = 12, at most 4: 4..7 give one more; then
     # 2 / (2/8) = 8, at most 4: 0..3 once more; then 4..7.
     trainer = make_trainer(mixed(1, 6), *REFILL)
-    samples = trainer.draw_samples(1)
+    samples = draw_samples(trainer, 1)
     assert (samples.num_draws, samples.num_with_signal, samples.num_earlier) == (4, 4, 0)
     assert indices(samples.groups[:4]) == [1, 6, 1, 6]
     assert sorted(indices(samples.groups)) == sorted([*range(8), *range(8)])
     assert (samples.selection.reasons, samples.counters.prefilled_prompts) == ((*[None] * 8, *["zero_signal"] * 24), 16)
     # The first 4 give 3, so one is missing: 1 / (3/4) = 1.3, two are drawn, and the second of them is beyond.
     trainer = make_trainer(mixed(0, 1, 2, 4, 5), *REFILL)
-    samples = trainer.draw_samples(1)
+    samples = draw_samples(trainer, 1)
     assert indices(samples.groups) == [0, 1, 2, 4, 5, 3]
     assert samples.selection.reasons == (*[None] * 8, "surplus", "surplus", "zero_signal", "zero_signal")
-    assert trainer.stream.take(1) == [6]
+    assert trainer.report.stream.take(1) == [6]
 
 
 def test_a_step_trains_full_mini_batches_and_accounts_for_everything(make_trainer, mixed) -> None:
@@ -81,7 +89,7 @@ def test_earlier_groups_come_first_fill_a_batch_and_expire(make_trainer, mixed, 
     assert [metrics[f"samples/{name}"] for name in ("generated", "earlier", "trained")] == [6, 2, 8]
     assert (metrics["sampling/groups_earlier"], metrics["samples/filtered"]) == (1, 0)
     trainer = make_trainer(mixed(0, 1, 2, 4, 5), *REFILL, "algorithm.filter_groups.keep_surplus_steps=2")
-    trainer.draw_samples(1)
+    draw_samples(trainer, 1)
     assert (len(trainer.leftovers), trainer.leftovers.num_expired) == (1, 0)
     assert trainer.leftovers.take(4, step=4) == []
     assert (len(trainer.leftovers), trainer.leftovers.num_expired) == (0, 1)
@@ -99,19 +107,17 @@ def test_earlier_groups_come_first_fill_a_batch_and_expire(make_trainer, mixed, 
 
 
 def test_a_prompt_that_comes_twice_in_a_step_is_answered_anew(make_trainer, mixed) -> None:
-    asked = []
+    from scripted_engine import ScriptedEngine
 
-    class Listening:
-        def __init__(self, engine) -> None:
-            self._engine = engine
+    asked, script = [], mixed(1, 6)
 
+    class Listening(ScriptedEngine):
         def generate(self, prompts, settings, *, weight_version):
             asked.append(([prompt.index for prompt in prompts], settings.stream))
-            return self._engine.generate(prompts, settings, weight_version=weight_version)
+            return super().generate(prompts, settings, weight_version=weight_version)
 
-    trainer = make_trainer(mixed(1, 6), *REFILL)
-    trainer.engine = Listening(trainer.engine)
-    trainer.draw_samples(1)
+    trainer = make_trainer(script, *REFILL, engine=Listening(script))
+    draw_samples(trainer, 1)
     assert [drawn for drawn, _ in asked] == [[0, 1, 2, 3], [4, 5, 6, 7]] * 2
     draws = [stream.uniforms(1, 0, 4).tolist() for _, stream in asked]
     assert len({tuple(draw) for draw in draws}) == 4, "four draws, four streams"
@@ -162,7 +168,7 @@ def test_the_filter_compares_what_it_is_told_to(make_trainer, answer) -> None:
     found = {}
     for metric in ("reward", "accuracy", "gsm8k", "length"):
         trainer = make_trainer(script, f"algorithm.filter_groups.metric={metric}", *functions)
-        reasons = trainer.draw_samples(1).selection.reasons
+        reasons = draw_samples(trainer, 1).selection.reasons
         found[metric] = [reasons[2 * place] is None for place in range(4)]
     assert found["accuracy"] == found["gsm8k"] == [False, False, True, True]
     assert found["length"][:2] == found["reward"][:2] == [True, True]
@@ -172,7 +178,7 @@ def test_the_filter_compares_what_it_is_told_to(make_trainer, answer) -> None:
 def test_the_rollout_is_gone_through_several_times(make_trainer, mixed) -> None:
     trainer = make_trainer(mixed(*range(8)), "trainer.epochs_per_rollout=3")
     metrics = trainer.train_step(1).metrics
-    assert (metrics["actor/updates"], metrics["samples/trained"], trainer.weight_version) == (6, 8, 6)
+    assert (metrics["actor/updates"], metrics["samples/trained"], trainer.weights.version) == (6, 8, 6)
     first, second = trainer.updater.batches[:2], trainer.updater.batches[2:4]
     assert all(one is other for one, other in zip(first, second, strict=True))
     # 3 steps of 6 updates: the rate rises over 9 of 18.
@@ -182,7 +188,7 @@ def test_the_rollout_is_gone_through_several_times(make_trainer, mixed) -> None:
 def test_waiting_groups_survive_a_stop(make_trainer, mixed, prompts, tmp_path) -> None:
     settings = (*REFILL, "algorithm.filter_groups.prompts_per_draw=8", "algorithm.filter_groups.keep_surplus_steps=2")
     trainer = make_trainer(mixed(0, 1, 2, 4, 5, 6, 7), *settings)
-    trainer.draw_samples(1)
+    draw_samples(trainer, 1)
     state, arrays = trainer.leftovers.state(), trainer.leftovers.arrays()
     assert json.loads(json.dumps(state, allow_nan=False)) == state
     other = LeftoverBuffer(2, prompts)
@@ -201,7 +207,7 @@ def test_waiting_groups_survive_a_stop(make_trainer, mixed, prompts, tmp_path) -
 def test_routing_waits_with_its_group(make_trainer, mixed, prompts, tmp_path) -> None:
     settings = (*REFILL, "algorithm.filter_groups.prompts_per_draw=8", "algorithm.filter_groups.keep_surplus_steps=2")
     trainer = make_trainer(mixed(0, 1, 2, 4, 5, 6, 7), *settings)
-    trainer.draw_samples(1)
+    draw_samples(trainer, 1)
     mixture = ModelSection(
         architecture="qwen3_moe", vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=3,
         num_attention_heads=4, num_key_value_heads=2, num_experts=256, num_experts_per_tok=2, moe_intermediate_size=16,
@@ -226,10 +232,10 @@ def test_routing_waits_with_its_group(make_trainer, mixed, prompts, tmp_path) ->
 
 def test_the_stream_goes_on_where_draws_ended_and_no_draw_exceeds_the_data(make_trainer, mixed, prompts, load) -> None:
     trainer = make_trainer(mixed(1, 6), *REFILL, stream=PromptStream(len(prompts), 3))
-    trainer.draw_samples(1)
+    draw_samples(trainer, 1)
     whole = PromptStream(len(prompts), 3)
-    whole.take(trainer.stream.state().position + 8 * trainer.stream.state().epoch)
-    assert trainer.stream.take(3) == whole.take(3)
+    whole.take(trainer.report.stream.state().position + 8 * trainer.report.stream.state().epoch)
+    assert trainer.report.stream.take(3) == whole.take(3)
     config = load(*REFILL, "algorithm.filter_groups.prompts_per_draw=9")
     check_distinct_prompts(config, 9)
     with pytest.raises(ConfigError, match=r"prompts_per_draw: 9 different prompts cannot be drawn from 8 rows"):

@@ -40,8 +40,8 @@ def test_no_cell_of_a_step_is_called_as_it_is(pynative, tmp_path: Path, monkeypa
     monkeypatch.setattr(nn.Cell, "__call__", refuse)
     trainer = experiment.trainer
     with experiment.scorer, closing(trainer.swap):
-        trainer.load_engine_weights()
-        trainer.reference.freeze(trainer.model, tmp_path / "reference", version=0)
+        trainer.weights.push()
+        trainer.scorer.reference.freeze(trainer.model, tmp_path / "reference", version=0)
         metrics = trainer.train_step(1).metrics
     assert metrics["training/updates"] == 2
     assert metrics["training/rollout_logprob_diff_max"] < 1e-4

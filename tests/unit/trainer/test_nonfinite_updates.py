@@ -19,22 +19,22 @@ SKIP = "trainer.on_nonfinite=skip"
 
 
 def test_the_run_stops_and_says_where_the_batch_is(make_trainer, one_of_two_right, fakes) -> None:
-    trainer = make_trainer(one_of_two_right, backend=fakes.backend(nonfinite=[2]))
+    trainer = make_trainer(one_of_two_right, updater=fakes.updater(nonfinite=[2]))
     with pytest.raises(
         TrainingError, match="step_00000001_update_2: update 2: the loss of micro-batch 1 of 2"
     ) as error:
         trainer.train_step(1)
-    saved = sorted(trainer.failures_dir.iterdir())
+    saved = sorted(trainer.guard.failures_dir.iterdir())
     assert [path.name for path in saved] == [f"step_00000001_update_2_micro_batch_{index}.npz" for index in (0, 1)]
     assert f"{saved[0]} and 1 more beside it" in str(error.value) and "trainer.on_nonfinite=skip" in str(error.value)
     with np.load(saved[1], allow_pickle=False) as arrays:
         assert arrays["num_sequences"] == 4 and arrays["mask_NK"].any()
-    assert (trainer.weight_version, trainer.skipped.total) == (1, 0)
+    assert (trainer.weights.version, trainer.guard.skipped.total) == (1, 0)
 
 
 def test_a_skipped_update_leaves_the_books_right(make_trainer, one_of_two_right, fakes, caplog) -> None:
-    updater = fakes.backend(nonfinite=[1, 4])
-    trainer = make_trainer(one_of_two_right, SKIP, backend=updater)
+    updater = fakes.updater(nonfinite=[1, 4])
+    trainer = make_trainer(one_of_two_right, SKIP, updater=updater)
     with caplog.at_level(logging.WARNING):
         metrics = [trainer.train_step(step).metrics for step in (1, 2, 3)]
     assert [(one["actor/updates"], one["actor/updates_skipped"]) for one in metrics] == [(1, 1), (1, 1), (2, 0)]
@@ -44,19 +44,19 @@ def test_a_skipped_update_leaves_the_books_right(make_trainer, one_of_two_right,
     assert all(unknown_names(one) == [] for one in metrics)
     # The first update that is applied sees the weights of the rollout, whether or not one was skipped before it.
     assert metrics[0]["actor/first_ratio_error_max"] == 0
-    assert (trainer.weight_version, trainer.skipped) == (4, SkippedUpdates(total=2, in_a_row=0))
+    assert (trainer.weights.version, trainer.guard.skipped) == (4, SkippedUpdates(total=2, in_a_row=0))
     # The schedule goes by updates tried: 6 in all, the rise takes half of them, and tries 1 and 4 were refused.
     assert (updater.rates, metrics[1]["actor/lr"]) == (pytest.approx([2e-3 / 3, 1e-3, 1e-3, 1e-3]), 1e-3)
     assert "the update is skipped, number 2 of this run" in caplog.text
 
 
 def test_a_step_may_lose_all_its_updates(make_trainer, one_of_two_right, fakes) -> None:
-    trainer = make_trainer(one_of_two_right, SKIP, backend=fakes.backend(nonfinite=[1, 2]))
+    trainer = make_trainer(one_of_two_right, SKIP, updater=fakes.updater(nonfinite=[1, 2]))
     metrics = trainer.train_step(1).metrics
     assert (metrics["samples/trained"], metrics["samples/dropped"], metrics["actor/updates"]) == (0, 8, 0)
-    assert trainer.weight_version == 0 and trainer.skipped.in_a_row == 2
+    assert trainer.weights.version == 0 and trainer.guard.skipped.in_a_row == 2
     assert trainer.train_step(2).metrics["actor/updates"] == 2
-    assert trainer.skipped == SkippedUpdates(total=2, in_a_row=0)
+    assert trainer.guard.skipped == SkippedUpdates(total=2, in_a_row=0)
 
 
 @pytest.mark.parametrize(("limit", "nonfinite", "said"), [
@@ -64,11 +64,11 @@ def test_a_step_may_lose_all_its_updates(make_trainer, one_of_two_right, fakes) 
     ("trainer.max_nonfinite_skips=2", [1, 3, 5], "max_nonfinite_skips = 2 updates were skipped before"),
 ])  # fmt: skip
 def test_skips_are_bounded(make_trainer, one_of_two_right, fakes, limit: str, nonfinite: list[int], said: str) -> None:
-    trainer = make_trainer(one_of_two_right, SKIP, limit, backend=fakes.backend(nonfinite=nonfinite))
+    trainer = make_trainer(one_of_two_right, SKIP, limit, updater=fakes.updater(nonfinite=nonfinite))
     with pytest.raises(TrainingError, match=said):
         for step in (1, 2, 3):
             trainer.train_step(step)
-    assert trainer.updater.calls == nonfinite[-1] and trainer.skipped.total == 2
+    assert trainer.updater.calls == nonfinite[-1] and trainer.guard.skipped.total == 2
 
 
 def test_only_so_many_batches_are_saved(make_trainer, one_of_two_right, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_old_log_probs_at_another_temperature_are_found_out(
     temperature: float, make_trainer, model, updater, one_of_two_right
 ) -> None:
     trainer = make_trainer(
-        one_of_two_right, model=model, backend=updater, old_policy=PolicyScorer(model, temperature=temperature)
+        one_of_two_right, model=model, updater=updater, old_policy=PolicyScorer(model, temperature=temperature)
     )
     if temperature == 1.0:
         metrics = trainer.train_step(1).metrics
@@ -66,7 +66,7 @@ def test_telemetry_of_a_real_update(make_trainer, model, updater, answer) -> Non
     """One update, so nothing is clipped. The right answer is long, the wrong one short: in gspo both weigh the same."""
     trainer = make_trainer(
         lambda prompt, sample: answer(f"000000{prompt.answer}" if sample == 0 else "9"),
-        "trainer.prompts_per_mini_batch=4", model=model, backend=updater,
+        "trainer.prompts_per_mini_batch=4", model=model, updater=updater,
         old_policy=PolicyScorer(model, temperature=1.0),
     )  # fmt: skip
     metrics = trainer.train_step(1).metrics
@@ -81,7 +81,7 @@ def test_telemetry_covers_all_updates_of_the_step(make_trainer, model, updater, 
     """After a first update with a rate that moves this model far, the ratios of the second one have left 1."""
     settings = ("optimizer.lr=1e-2", "optimizer.warmup_ratio=0")
     old_policy = PolicyScorer(model, temperature=1.0)
-    trainer = make_trainer(one_of_two_right, *settings, model=model, backend=updater, old_policy=old_policy)
+    trainer = make_trainer(one_of_two_right, *settings, model=model, updater=updater, old_policy=old_policy)
     metrics = trainer.train_step(1).metrics
     histogram = {name: metrics[f"actor/log_ratio_hist/{name}"] for name in LOG_RATIO_BINS}
     assert histogram["within_1e-4"] == 0.5, "the four responses of the first mini-batch, and no other"
@@ -115,12 +115,12 @@ def warm_up(make_trainer, validation_of, model, prompts, tokenizer, load, tmp_pa
 def test_the_warm_up_learns_and_reports_its_last_update(warm_up, one_of_two_right) -> None:
     trainer, (line,) = warm_up(one_of_two_right, stop_at=None)
     assert unknown_names(line) == []
-    assert (line["step"], line["sft/updates"], trainer.weight_version) == (0, 30, 30)
+    assert (line["step"], line["sft/updates"], trainer.weights.version) == (0, 30, 30)
     assert 0 < line["sft/lr"] <= 1e-2
     assert line["sft/loss"] < 2 < math.log(384), "it was trained"
     assert math.exp(-line["sft/loss"]) < line["sft/token_probability"] < 1, "by Jensen's inequality"
     assert "sft/accuracy" not in line
-    assert trainer.stream.epochs == 0 and trainer.updater.updates == 0, "reinforcement learning has not begun"
+    assert trainer.report.stream.epochs == 0 and trainer.updater.updates == 0, "reinforcement learning has not begun"
 
 
 def test_the_warm_up_stops_at_its_accuracy(warm_up, answer) -> None:
@@ -132,7 +132,7 @@ def test_the_warm_up_stops_at_its_accuracy(warm_up, answer) -> None:
         return answer("9" if len(asked) <= 8 else prompt.answer)
 
     trainer, (line,) = warm_up(script, stop_at=1.0)
-    assert (line["sft/updates"], line["sft/accuracy"], trainer.weight_version) == (20, 1.0, 20)
+    assert (line["sft/updates"], line["sft/accuracy"], trainer.weights.version) == (20, 1.0, 20)
     assert asked == [*range(8), *range(8)], "greedy, one answer per problem"
 
 

@@ -96,15 +96,15 @@ def test_the_kl_starts_at_zero_and_grows(
 ) -> None:
     """Three steps of real updates with a learning rate that moves this model well away from where it began."""
     settings = (f"algorithm.kl.placement={placement}", "optimizer.warmup_ratio=0", "optimizer.lr=3e-3")
+    settings += ("trainer.prompts_per_mini_batch=4",)
+    config, policy = load(*settings), PolicyLogProbs(model, temperature=1.0, with_entropy=False)
     trainer = make_trainer(
-        one_of_two_right, *settings,
-        "trainer.prompts_per_mini_batch=4", model=model, old_policy=PolicyScorer(model, temperature=1.0),
+        one_of_two_right, *settings, model=model, old_policy=PolicyScorer(model, temperature=1.0),
+        updater=Updater(policy, build_policy_loss(config.algorithm), config.optimizer),
+        reference=ReferencePolicy(config.model, ALONE, temperature=1.0),
     )  # fmt: skip
-    policy = PolicyLogProbs(model, temperature=1.0, with_entropy=False)
-    trainer.updater = Updater(policy, build_policy_loss(trainer.algorithm), trainer.optimizer)
-    trainer.reference = ReferencePolicy(load().model, ALONE, temperature=1.0)
-    trainer.reference.freeze(model, tmp_path / "reference", version=0)
-    before = log_probs(trainer.reference.scorer, batch)
+    trainer.scorer.reference.freeze(model, tmp_path / "reference", version=0)
+    before = log_probs(trainer.scorer.reference.scorer, batch)
     name = {"loss": "actor/kl", "reward": "critic/kl"}[placement]
     found = []
     for step in (1, 2, 3):
@@ -113,8 +113,8 @@ def test_the_kl_starts_at_zero_and_grows(
         found.append(metrics[name])
     assert 0 <= found[0] < 1e-9, "one update per step: the first one starts at the reference"
     assert found[2] > found[1] > 1e-5
-    np.testing.assert_array_equal(log_probs(trainer.reference.scorer, batch), before)
-    moved = log_probs(trainer.old_policy, batch)
+    np.testing.assert_array_equal(log_probs(trainer.scorer.reference.scorer, batch), before)
+    moved = log_probs(trainer.scorer.scorer, batch)
     assert np.abs(moved - before).max() > 1e-2
 
 

@@ -123,7 +123,7 @@ def test_there_is_one_only_where_a_penalty_needs_it(placement: str, cpu_runtime:
     )
     trainer, held = experiment.trainer, experiment.trainer.swap.ledger.held
     if placement == "none":
-        assert trainer.reference is None and "reference" not in experiment.stateful
+        assert trainer.scorer.reference is None and "reference" not in experiment.stateful
         assert held[Holding.REFERENCE_WEIGHTS] == 0
     else:
         assert "reference" in experiment.stateful

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +21,14 @@ class NoWeights:
 
 @pytest.fixture
 def feed_it(load, prompts):
-    """feed_it(trainer, script, schedule, staleness): let its responses come from a service on a virtual clock."""
+    """feed_it(trainer, script, schedule, staleness): the trainer with responses from a service on a virtual clock, and
+    the service."""
 
     def change(trainer, script, schedule: str, staleness: int, **service):
         from mindgspo.rollout.protocol import training_sampling
         from mindgspo.rollout.service import ServiceEngine
         from mindgspo.trainer.feed import Feed
+        from mindgspo.trainer.rollouts import WeightSync
         from mindgspo.trainer.schedules import FedRollouts
 
         clock = VirtualClock()
@@ -33,7 +36,7 @@ def feed_it(load, prompts):
         sampling = training_sampling(trainer.rollout, trainer.seed, step=0)
         feed = Feed(
             timed,
-            lambda number: [prompts[index] for index in trainer.stream.take(number)],
+            lambda number: [prompts[index] for index in trainer.report.stream.take(number)],
             sampling,
             batch_size=trainer.rollout.prompts_per_step,
             max_staleness=staleness,
@@ -41,10 +44,16 @@ def feed_it(load, prompts):
             total_steps=trainer.total_steps,
             clock=clock,
         )
-        trainer.feed = FedRollouts(feed, NoWeights(), ServiceEngine(timed), prompts, sampling)
-        trainer.settings = load(f"trainer.schedule={schedule}", f"trainer.max_staleness={staleness}").trainer
-        trainer.load_engine_weights()
-        return timed
+        source = FedRollouts(feed, NoWeights(), ServiceEngine(timed), prompts, sampling)
+        fed = replace(
+            trainer,
+            rollouts=replace(trainer.rollouts, source=source),
+            weights=WeightSync(source=source, swap=trainer.swap),
+            report=replace(trainer.report, source=source),
+            settings=load(f"trainer.schedule={schedule}", f"trainer.max_staleness={staleness}").trainer,
+        )
+        fed.weights.push()
+        return fed, timed
 
     return change
 
@@ -76,11 +85,8 @@ def test_without_staleness_every_step_is_that_of_sync(make_trainer, feed_it, ans
     found = []
     for fed in (False, True):
         trainer = make_trainer(script, *overrides)
-        trainer.weight_version = 0
         if fed:
-            feed_it(trainer, script, schedule, 0, token_s=1.5)
-        else:
-            trainer.engine.load_weights(0)
+            trainer, _ = feed_it(trainer, script, schedule, 0, token_s=1.5)
         results = [trainer.train_step(step) for step in (1, 2, 3)]
         assert [unknown_names(result.metrics) for result in results] == [[], [], []]
         indexes = [[group.prompt.index for group in result.groups] for result in results]
@@ -105,7 +111,7 @@ def test_one_step_behind(make_trainer, feed_it, one_of_two_right, schedule, behi
     """Training takes no time on this clock: bounded cuts the third batch before its first token, so that the weights
     after the second step draw all of it."""
     trainer = make_trainer(one_of_two_right)
-    service = feed_it(trainer, one_of_two_right, schedule, 1, slots=100)
+    trainer, service = feed_it(trainer, one_of_two_right, schedule, 1, slots=100)
     results = [trainer.train_step(step) for step in (1, 2, 3)]
     assert [result.metrics["staleness/token_mean"] for result in results] == behind
     assert [result.metrics["samples/waiting"] for result in results] == [8, 8, 0]
@@ -121,9 +127,9 @@ def test_an_evaluation_while_the_feed_runs(make_trainer, feed_it, one_of_two_rig
     from mindgspo.trainer.schedules import EvaluationEngine
 
     trainer = make_trainer(one_of_two_right)
-    service = feed_it(trainer, one_of_two_right, "bounded", 1, slots=3, token_s=2.0)
+    trainer, service = feed_it(trainer, one_of_two_right, "bounded", 1, slots=3, token_s=2.0)
     trainer.train_step(1)
-    engine = EvaluationEngine(trainer.feed._engine, trainer.feed._feed)
+    engine = EvaluationEngine(trainer.rollouts.source._engine, trainer.rollouts.source._feed)
     stream = RandomStream(seed=1, purpose=Purpose.EVALUATION, step=1)
     settings = SamplingSettings(num_samples=1, temperature=0.0, max_new_tokens=16, stream=stream)
     rollout = engine.generate(prompts[:3], settings, weight_version=2)

@@ -104,7 +104,7 @@ def test_groups_without_signal_count_unfiltered_and_make_no_update_filtered(make
         assert [bool(found[number].any()) for number in sorted(found)] == [True, True, False, False]
     trainer = make_trainer(by_prompt({0: 0, 1: 2, 2: 1, 3: 1}), "algorithm.filter_groups.metric=reward")
     metrics = trainer.train_step(1).metrics
-    assert (metrics["actor/updates"], metrics["training/updates"], trainer.weight_version) == (1, 1, 1)
+    assert (metrics["actor/updates"], metrics["training/updates"], trainer.weights.version) == (1, 1, 1)
     numbers = {int(number) for batch in trainer.updater.batches[0] for number in batch.samples_N}
     assert numbers == {4, 5, 6, 7}
 
@@ -123,7 +123,7 @@ def test_a_step_in_which_nothing_is_left_trains_nothing_and_says_so(
         reference=fakes.reference(lambda ids: -0.5 - 0.01 * ids) if "kl" in "".join(settings) else None,
     )  # fmt: skip
     result = trainer.train_step(1)
-    assert trainer.updater.batches == [] and trainer.weight_version == 0
+    assert trainer.updater.batches == [] and trainer.weights.version == 0
     metrics = result.metrics
     assert unknown_names(metrics) == []
     assert [name for name, value in metrics.items() if not math.isfinite(value)] == []

@@ -109,7 +109,7 @@ def test_responses_that_are_not_trained_are_not_measured(make, fakes) -> None:
 
 
 def test_the_loss_gets_the_coefficient_and_the_reference_or_nothing(make, fakes) -> None:
-    trainer = make(*KL_IN_LOSS, backend=fakes.backend(kls=[0.25, 0.75]))
+    trainer = make(*KL_IN_LOSS, updater=fakes.updater(kls=[0.25, 0.75]))
     result = trainer.train_step(1)
     assert trainer.updater.kl_coefs == [0.05, 0.05]
     for batch in (batch for batches in trainer.updater.batches for batch in batches):
@@ -122,7 +122,7 @@ def test_the_loss_gets_the_coefficient_and_the_reference_or_nothing(make, fakes)
     assert "critic/kl" not in metrics and metrics["critic/rewards/mean"] == 0.5, "the reward is left alone"
     for group in result.groups:
         assert [advantages[0] for advantages in group.advantages] == pytest.approx([HALF, -HALF], rel=1e-5)
-    trainer = make("algorithm.kl.coef=0.05", reference=None, backend=fakes.backend(kls=[0.25, 0.75]))
+    trainer = make("algorithm.kl.coef=0.05", reference=None, updater=fakes.updater(kls=[0.25, 0.75]))
     metrics = trainer.train_step(1).metrics
     assert not metrics.keys() & {"actor/kl", "actor/kl_loss", "actor/kl_coef", "critic/kl"}
     assert trainer.updater.kl_coefs == [0, 0]
@@ -134,7 +134,7 @@ ADAPTIVE = ("algorithm.kl.target=0.1", "algorithm.kl.horizon=80", "algorithm.kl.
 
 def test_an_adaptive_coefficient_answers_to_trained_responses_and_survives(make, fakes) -> None:
     # 8 responses at a horizon of 80. Step 1: mean KL 0.11, 10 % above the target; step 2: 0, bounded at 20 %.
-    trainer = make(*KL_IN_LOSS, *ADAPTIVE, backend=fakes.backend(kls=[0.10, 0.12, 0.0, 0.0]))
+    trainer = make(*KL_IN_LOSS, *ADAPTIVE, updater=fakes.updater(kls=[0.10, 0.12, 0.0, 0.0]))
     coefs = [trainer.train_step(step).metrics["actor/kl_coef"] for step in (1, 2, 3)]
     rising, falling = 0.5 * (1 + 0.1 * 8 / 80), 0.5 * (1 + 0.1 * 8 / 80) * (1 - 0.2 * 8 / 80)
     assert coefs == pytest.approx([0.5, rising, falling])
@@ -142,14 +142,14 @@ def test_an_adaptive_coefficient_answers_to_trained_responses_and_survives(make,
     abstains = [1]
     scorer = fakes.abstaining_scorer(lambda candidate: candidate.index in abstains and "999" in candidate.text)
     settings = (*KL_IN_LOSS, *ADAPTIVE, "algorithm.filter_groups.metric=reward")
-    trainer = make(*settings, reward_scorer=scorer, backend=fakes.backend(kls=[0.11, 0.11]))
+    trainer = make(*settings, reward_scorer=scorer, updater=fakes.updater(kls=[0.11, 0.11]))
     assert trainer.train_step(1).metrics["samples/trained"] == 6
     moved = 0.5 * (1 + 0.1 * 6 / 80)
     assert trainer.kl.coef == pytest.approx(moved)
     abstains += [4, 5, 6, 7]
     assert trainer.train_step(2).metrics["samples/trained"] == 0
     assert trainer.kl.coef == pytest.approx(moved)
-    trainer = make(*KL_IN_LOSS, *ADAPTIVE, backend=fakes.backend(kls=[0.5, 0.5]))
+    trainer = make(*KL_IN_LOSS, *ADAPTIVE, updater=fakes.updater(kls=[0.5, 0.5]))
     trainer.train_step(1)
     saved = json.loads(json.dumps(trainer.kl.state()))
     resumed = KLController(trainer.algorithm.kl)

@@ -23,11 +23,11 @@ class NeverAsked:
 
 @pytest.fixture
 def make(make_trainer, one_of_two_right, fakes):
-    def with_backend(*overrides: str, logp: float = -1.05, **changed: object):
-        fields = {"backend": fakes.backend(ratio_errors=[0.5], logp=logp), **changed}
+    def with_updater(*overrides: str, logp: float = -1.05, **changed: object):
+        fields = {"updater": fakes.updater(ratio_errors=[0.5], logp=logp), **changed}
         return make_trainer(one_of_two_right, SAMPLER, *overrides, old_policy=NeverAsked(), **fields)
 
-    return with_backend
+    return with_updater
 
 
 def test_old_log_probs_and_mismatch_are_the_samplers(make) -> None:
@@ -56,11 +56,11 @@ def test_a_mismatch_beyond_its_limit_or_not_finite_stops_the_run(make) -> None:
 
 
 def test_skipped_updates_entropy_and_reference(make, fakes) -> None:
-    updater = fakes.backend(nonfinite=[1], logp=-1.05)
-    metrics = make("trainer.on_nonfinite=skip", backend=updater).train_step(1).metrics
+    updater = fakes.updater(nonfinite=[1], logp=-1.05)
+    metrics = make("trainer.on_nonfinite=skip", updater=updater).train_step(1).metrics
     assert metrics["actor/updates_skipped"] == 1
     assert metrics["training/rollout_logprob_diff_mean"] == pytest.approx(0.05, rel=1e-5)
-    metrics = make(backend=fakes.backend(ratio_errors=[0.5], logp=-1.05, entropy=0.25)).train_step(1).metrics
+    metrics = make(updater=fakes.updater(ratio_errors=[0.5], logp=-1.05, entropy=0.25)).train_step(1).metrics
     assert metrics["actor/entropy"] == 0.25
     trainer = make("algorithm.kl.placement=reward", reference=fakes.reference(lambda ids: -0.03 * ids))
     metrics = trainer.train_step(1).metrics

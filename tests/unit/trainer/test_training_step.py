@@ -96,7 +96,7 @@ def test_the_learning_rate_the_version_and_the_prompts_follow_the_updates(make_t
         result = trainer.train_step(step)
     # 6 updates in all, the rise takes half of them.
     assert trainer.updater.rates == pytest.approx([1e-3 / 3, 2e-3 / 3, 1e-3, 1e-3, 1e-3, 1e-3])
-    assert (result.metrics["actor/lr"], result.metrics["training/updates"], trainer.weight_version) == (1e-3, 6, 6)
+    assert (result.metrics["actor/lr"], result.metrics["training/updates"], trainer.weights.version) == (1e-3, 6, 6)
     assert [response.weight_version for response in result.groups[0].responses] == [4, 4]
     trainer = make_trainer(one_of_two_right)
     drawn = [[group.prompt.index for group in trainer.train_step(step).groups] for step in (1, 2, 3)]
@@ -125,11 +125,11 @@ def test_mini_batches_and_steps_without_any_reward(make_trainer, one_of_two_righ
     trainer = make_trainer(one_of_two_right, reward_scorer=scorer)
     metrics = trainer.train_step(1).metrics
     assert (metrics["actor/updates"], metrics["samples/trained"], metrics["samples/filtered"]) == (1, 4, 4)
-    assert trainer.weight_version == 1
+    assert trainer.weights.version == 1
     trainer = make_trainer(one_of_two_right, reward_scorer=fakes.abstaining_scorer(lambda one: True))
     with pytest.raises(TrainingError, match=r"step 7: none of the 8 responses has a reward \(8 timeout\)"):
         trainer.train_step(7)
-    assert trainer.updater.batches == [] and trainer.weight_version == 0
+    assert trainer.updater.batches == [] and trainer.weights.version == 0
 
     class Raising:
         def verify(self, candidate: Candidate) -> Verification:
@@ -142,14 +142,14 @@ def test_mini_batches_and_steps_without_any_reward(make_trainer, one_of_two_righ
 
 
 def test_ratios_off_one_and_a_stale_engine(make_trainer, one_of_two_right, fakes) -> None:
-    trainer = make_trainer(one_of_two_right, backend=fakes.backend(ratio_errors=[2e-5]))
+    trainer = make_trainer(one_of_two_right, updater=fakes.updater(ratio_errors=[2e-5]))
     with pytest.raises(TrainingError, match=r"step 1: .* off 1 by 2e-05, allowed is trainer.max_ratio_error = 1e-05"):
         trainer.train_step(1)
-    trainer = make_trainer(one_of_two_right, backend=fakes.backend(ratio_errors=[1e-6, 0.5]))
+    trainer = make_trainer(one_of_two_right, updater=fakes.updater(ratio_errors=[1e-6, 0.5]))
     metrics = trainer.train_step(1).metrics
     assert (metrics["actor/first_ratio_error_max"], metrics["actor/ratio_error_max"]) == (1e-6, 0.5)
     assert (metrics["actor/log_ratio_max"], metrics["actor/log_ratio_min"]) == (0.5, -0.5)
     trainer = make_trainer(one_of_two_right)
-    trainer.weight_version = 1
+    trainer.weights.version = 1
     with pytest.raises(AssertionError):
         trainer.train_step(1)

@@ -64,13 +64,13 @@ def test_the_reward_is_the_weighted_sum_that_training_uses(make_trainer, answer,
 def test_samples_of_an_evaluation_depend_on_nothing_but_seed_and_step(make_trainer, prompts, evaluate) -> None:
     trainer = make_trainer(lambda prompt, sample: [sample + 1], "eval.num_samples=2")
     asked = []
-    generate = trainer.engine.generate
+    generate = trainer.rollouts.source.engine.generate
 
     def remembered(prompts, settings, **kept):
         asked.append(settings)
         return generate(prompts, settings, **kept)
 
-    trainer.engine.generate = remembered
+    trainer.rollouts.source.engine.generate = remembered
     evaluate(trainer, {"eval": prompts}, step=3)
     greedy, sampled = asked
     assert (greedy.temperature, greedy.num_samples) == (0.0, 1)
@@ -82,13 +82,13 @@ def test_one_drawn_answer_per_problem(make_trainer, answer, prompts, log: RunLog
     settings = ("eval={do_sample: true, temperature: 0.7, top_p: 0.7, logged_problems: 1}", "rollout.top_k=20")
     trainer = make_trainer(lambda prompt, sample: answer(prompt.answer), *settings)
     asked = []
-    generate = trainer.engine.generate
+    generate = trainer.rollouts.source.engine.generate
 
     def remembered(prompts, settings, **kept):
         asked.append(settings)
         return generate(prompts, settings, **kept)
 
-    trainer.engine.generate = remembered
+    trainer.rollouts.source.engine.generate = remembered
     evaluation = evaluate(trainer, {"eval": prompts}, step=3)
     (drawn,) = asked
     assert (drawn.temperature, drawn.num_samples, drawn.stream.purpose) == (0.7, 1, Purpose.EVALUATION)
