@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import tokenizers
+from weight_files import write_safetensors
 
 from mindgspo.config.huggingface_config import read_model_section
 from mindgspo.models.names import weight_shapes
-from mindgspo.tensor_files.writer import write_safetensors
 
 _SIZES = {
     "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,

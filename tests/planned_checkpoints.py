@@ -5,21 +5,24 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from reshard_in_numpy import scatter
+from small_plans import compiled_layouts
 
-from mindgspo.checkpoint.store import Retention, save_checkpoint
+from mindgspo.checkpoint.manifest import verify
+from mindgspo.checkpoint.store import CHECKPOINT_FILES, Retention, read_state, save_checkpoint
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.models.names import weight_shapes
 from mindgspo.parallel.plans.layout import Layout
 from mindgspo.parallel.plans.parameter_layouts import moment_layouts, parameter_layouts
 from mindgspo.strategy.file import merge_strategies, save_strategy, write_strategies
-from mindgspo.strategy.layouts import compiled_layouts, compiled_strategy
-from mindgspo.tensor_files.safetensors_format import library_order
+from mindgspo.strategy.layouts import compiled_strategy
+from mindgspo.tensor_files.formats import library_order
 from mindgspo.tensor_files.tensors import TensorInfo, info_of
-from mindgspo.tensor_files.writer import write_tensors
+from mindgspo.tensor_files.writer import read_safetensors, write_tensors
 
 # Weights of more than 64 KB, below which MindSpore's compiler cuts nothing.
 MODEL = ModelSection(
@@ -96,6 +99,13 @@ def write_step(
         stateful=kept,
         keep=Retention(last=9),
     )
+
+
+def load_checkpoint(path: Path) -> SimpleNamespace:
+    """step, parameters, optimizer and state of a checkpoint, its content verified."""
+    manifest = verify(path, required=CHECKPOINT_FILES)
+    parameters, optimizer = (read_safetensors(path / f"{name}.safetensors") for name in ("parameters", "optimizer"))
+    return SimpleNamespace(step=manifest.step, parameters=parameters, optimizer=optimizer, state=read_state(path))
 
 
 def rank_tensors(tensors: Mapping[str, np.ndarray], layouts: Mapping[str, Layout]) -> dict[int, dict[str, np.ndarray]]:

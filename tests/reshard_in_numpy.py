@@ -131,3 +131,19 @@ class _World:
     def _note(self, rank: int, *, buffers: int) -> None:
         self.cost.peak_buffers[rank] = max(self.cost.peak_buffers[rank], buffers)
         self.cost.peak_total[rank] = max(self.cost.peak_total[rank], self.resident[rank] + buffers)
+
+
+def received_bytes(plan: ReshardPlan) -> Counter[int]:
+    """{rank: bytes it receives}; ranks that receive nothing are left out."""
+    received: Counter[int] = Counter()
+    for bucket in plan.buckets():
+        received.update(dict.fromkeys(bucket.receivers, bucket.num_bytes))
+    return received
+
+
+def sent_bytes(plan: ReshardPlan) -> Counter[int]:
+    """{rank: bytes it sends}, a broadcast counted once; ranks that send nothing are left out."""
+    sent: Counter[int] = Counter()
+    for bucket in plan.buckets():
+        sent[bucket.sender] += bucket.num_bytes
+    return sent

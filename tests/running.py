@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 from torture_runs import TINY_MODEL
+from weight_files import write_safetensors
 
 from mindgspo.config import TokenizerSection, load_config
 from mindgspo.config.huggingface_config import huggingface_config
 from mindgspo.models.names import weight_shapes
-from mindgspo.tensor_files.writer import write_safetensors
 from mindgspo.tokenization import load_tokenizer
 
 PROJECT = Path(__file__).resolve().parents[1]

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.models.names import weight_shapes
 from mindgspo.parallel.plans.layout import Layout
 from mindgspo.parallel.plans.parameter_layouts import moment_layouts, parameter_layouts
+from mindgspo.parallel.plans.ranks import RankGrid
+from mindgspo.strategy.file import save_strategy
+from mindgspo.strategy.layouts import compiled_strategy, stage_strategy, strategy_layouts
+from mindgspo.strategy.record import Strategy
 
 TINY = ModelSection(
     vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=8,
@@ -37,3 +43,17 @@ def weights_and_moments(parallel_plan: ParallelPlan, model: ModelSection = TINY)
     """Weights, and one moment of each."""
     of_moments = {f"adam_m.{name}": layout for name, layout in moments(parallel_plan, model).items()}
     return {**weights(parallel_plan, model), **of_moments}
+
+
+def write_strategy(path: Path, layouts: Mapping[str, Layout], *, plan: ParallelPlan, rank: int) -> None:
+    """The file of one rank: the parameters of its pipeline stage."""
+    save_strategy(path, stage_strategy(layouts, plan=plan, rank=rank))
+
+
+def compiled_layouts(layouts: Mapping[str, Layout], *, plan: ParallelPlan) -> dict[str, Layout]:
+    """The layouts with the cuts of `compiled_strategy` in them: what every rank of a compiled graph really holds."""
+    stages = range(plan.pipeline_stage)
+    ranks = [RankGrid.of(plan).stage_ranks(stage)[0] for stage in stages]
+    records = [compiled_strategy(layouts, plan=plan, rank=rank) for rank in ranks]
+    merged = Strategy(stages={stage: entries for record in records for stage, entries in record.stages.items()})
+    return strategy_layouts(merged, {name: layout.shape for name, layout in layouts.items()})

@@ -40,7 +40,7 @@ from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.models.names import weight_shapes
 from mindgspo.parallel.plans.parameter_layouts import parameter_layouts
 from mindgspo.strategy.file import merge_strategies, read_strategy, save_strategy, write_strategies
-from mindgspo.tensor_files.safetensors_format import library_order
+from mindgspo.tensor_files.formats import library_order
 from mindgspo.tensor_files.tensors import TensorInfo
 from mindgspo.tensor_files.writer import write_tensors
 

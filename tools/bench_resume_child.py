@@ -30,12 +30,13 @@ def body(checkpoint: Path, way: str, section_sizes: tuple[int, int], result: Pat
     join_other_ranks()
     open_shared_memory()
     from mindgspo.algorithms.losses.registry import build_policy_loss
-    from mindgspo.checkpoint.store import load_checkpoint, open_checkpoint
+    from mindgspo.checkpoint.store import OPTIMIZER_FILE, PARAMETERS_FILE, open_checkpoint
     from mindgspo.config import AlgorithmSection, OptimizerSection, ParallelPlan
     from mindgspo.config.load import with_recipe
     from mindgspo.models.policy import PolicyLogProbs, build_model
     from mindgspo.models.weights import load_tensors, load_weights
     from mindgspo.parallel.plans.placement import Placement
+    from mindgspo.tensor_files.writer import read_safetensors
 
     section = model_section(*section_sizes)
     plan = ParallelPlan(data_parallel=2, model_parallel=2)
@@ -46,10 +47,8 @@ def body(checkpoint: Path, way: str, section_sizes: tuple[int, int], result: Pat
     wait_for_ranks(world_ranks())
     before, started = _forget_peak(), time.perf_counter()
     if way == "whole":
-        whole = load_checkpoint(checkpoint)
-        load_weights(model, section, whole.parameters, where=checkpoint)
-        updater.load_state(whole.optimizer)
-        del whole
+        load_weights(model, section, read_safetensors(checkpoint / PARAMETERS_FILE), where=checkpoint)
+        updater.load_state(read_safetensors(checkpoint / OPTIMIZER_FILE))
     else:
         with open_checkpoint(checkpoint) as saved:
             load_tensors(model, section, saved.parameters)

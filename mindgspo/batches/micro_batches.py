@@ -70,42 +70,51 @@ _Samples = Sequence[TrainingSample]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLayout:
-    """How samples are laid out.
-
-    samples_per_micro_batch, max_tokens_per_micro_batch: one of them, the other is None. packing: several samples per
-    row, with max_tokens_per_micro_batch. in_one_row: a packed micro-batch is one row; else its rows are little
-    longer than the longest sample, since composed attention looks at all pairs of a row's slots. costly_row: slots of a
-    row from which on that costs more than all the rest. length_multiple: row lengths are multiples of it. replicas:
-    data-parallel ones. round_size: where a budget cuts, of what each of them gets a multiple. in_rounds: they compute
-    as many together, which should have one shape. balanced: replicas get equal shares of the work, instead of what
-    comes by turns. one_shape: see `rows.in_one_row`; None: batches have the shapes that their samples ask for.
-    """
+    """How the samples of a mini-batch are laid out in micro-batches."""
 
     samples_per_micro_batch: int | None = None
+    """Samples per micro-batch; None: `max_tokens_per_micro_batch` decides. Exactly one of the two is set."""
     max_tokens_per_micro_batch: int | None = None
+    """Token slots of a micro-batch, padding included."""
     packing: bool = False
+    """Several samples per row; goes with `max_tokens_per_micro_batch`."""
     in_one_row: bool = False
+    """A packed micro-batch is one row. Otherwise its rows are little longer than the longest sample, since composed
+    attention looks at all pairs of a row's slots."""
     costly_row: int = 640
+    """Slots of a row from which on attention costs more than all the rest."""
     length_multiple: int
+    """Row lengths are multiples of it, so that few graphs are compiled."""
     pad_id: int
+    """Token id of slots without a token."""
     replicas: int = 1
+    """Data-parallel replicas that share the micro-batches."""
     in_rounds: bool = False
+    """Replicas compute as many micro-batches together as they are, which should have one shape."""
     round_size: int = 1
+    """Where a budget cuts: each replica gets a multiple of so many micro-batches."""
     balanced: bool = False
+    """Replicas get equal shares of the work, instead of samples by turns."""
     one_shape: BatchSize | None = None
+    """The shape of all batches, see `rows.in_one_row`; None: as their samples ask for."""
 
 
 def micro_batches(samples: _Samples, layout: BatchLayout) -> list[Batch]:
-    """Every sample in one of them. Longest samples first where they are not packed and padding is computed. Raises
-    nothing: a sample longer than the budget is a mistake of ours, for `config.rules` refuses the budget."""
+    """Return micro-batches that hold every sample once, longest samples first where padding is computed.
+
+    A sample longer than the budget is a mistake of ours: `config.rules` refuses such a budget.
+    """
     batches = _packed(samples, layout) if layout.packing else _unpacked(samples, layout)
     return batches if layout.one_shape is None else [in_one_row(batch, layout.one_shape) for batch in batches]
 
 
 def largest_shape(layout: BatchLayout, *, num_samples: int, longest: int, slots: int) -> BatchSize:
-    """For `BatchLayout.one_shape`: of micro-batches of a mini-batch of `num_samples` samples, whose longest one has
-    `longest` tokens and `slots` response tokens. It costs memory in the inputs of graphs, and what the loss takes for
-    its N * K slots: under a token budget N is that of samples of a quarter of the longest."""
+    """Return the value of `BatchLayout.one_shape` for micro-batches of a mini-batch of `num_samples` samples, whose
+    longest one has `longest` tokens and `slots` response tokens.
+
+    It costs memory in the inputs of graphs, and what the loss takes for its N * K slots: under a token budget N is that
+    of samples of a quarter of the longest.
+    """
     rows, row_length = layout.samples_per_micro_batch, round_up(longest, layout.length_multiple)
     slots = round_up(slots, layout.length_multiple)
     if rows is not None:
@@ -288,13 +297,11 @@ def batch_metrics(mini_batches: Sequence[Sequence[Batch]], layout: BatchLayout) 
     if not mini_batches:
         return {}
     replicas = layout.replicas
-    plain = [_extremes(_in_order(batches, replicas)) for batches in mini_batches]
-    found = [_extremes(tokens_of_replicas(batches, replicas)) for batches in mini_batches]
     batches = [batch for batches in mini_batches for batch in batches]
-    tokens = sum(num_tokens(batch) for batch in batches)
+    tokens = sum(map(num_tokens, batches))
     computed = tokens if layout.one_shape is not None else sum(batch.ids_RT.size for batch in batches)
-    smallest, largest = np.mean(plain, axis=0)
-    balanced = np.mean(found, axis=0)
+    smallest, largest = np.mean([_extremes(_in_order(batches, replicas)) for batches in mini_batches], axis=0)
+    balanced = np.mean([_extremes(tokens_of_replicas(batches, replicas)) for batches in mini_batches], axis=0)
     return {
         "global_seqlen/min": float(smallest),
         "global_seqlen/max": float(largest),
@@ -314,7 +321,7 @@ def num_tokens(batch: Batch) -> int:
 
 def tokens_of_replicas(batches: Sequence[Batch], replicas: int) -> list[int]:
     """Real tokens of each replica in one update."""
-    return [sum(num_tokens(batch) for batch in batches[replica::replicas]) for replica in range(replicas)]
+    return [sum(map(num_tokens, batches[replica::replicas])) for replica in range(replicas)]
 
 
 def sample_lengths(batch: Batch) -> dict[int, int]:
@@ -326,11 +333,10 @@ def sample_lengths(batch: Batch) -> dict[int, int]:
 
 
 def _in_order(batches: Sequence[Batch], replicas: int) -> list[int]:
-    lengths: dict[int, int] = {}
-    for batch in batches:
-        lengths |= sample_lengths(batch)
-    in_order = np.array([lengths[number] for number in sorted(lengths)])
-    return [int(part.sum()) for part in np.array_split(in_order, replicas)]
+    """Tokens of each replica if each took as many samples, in the order of the step."""
+    lengths = {number: length for batch in batches for number, length in sample_lengths(batch).items()}
+    parts = np.array_split([lengths[number] for number in sorted(lengths)], replicas)
+    return [int(part.sum()) for part in parts]
 
 
 def _extremes(tokens: Sequence[int]) -> tuple[int, int]:

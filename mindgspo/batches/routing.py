@@ -1,4 +1,4 @@
-"""Which experts a mixture's routers chose, as numpy sees it: how recorded routing stands in the tokens of a graph, how
+"""The experts that a mixture's routers chose, in numpy: how recorded routing stands in the tokens of a graph, how
 far two routings differ, and how evenly experts are used.
 
 Legend: R rows, T token slots, M tokens of a graph, J tokens whose routing is recorded, L layers, K experts per token,
@@ -67,14 +67,12 @@ def with_experts(batch: Batch, routing: Mapping[int, Routing], *, like: ExpertAr
 
 
 class RoutedTokens(NamedTuple):
-    """The tokens of a batch whose routing is recorded: not padding, nor the last of a sample.
-
-    source_J: where they stand among the batch's R * T tokens. place_J: where among those of the graph; samples may
-    share the places of a prompt.
-    """
+    """The tokens of a batch whose routing is recorded: not padding, nor the last of a sample."""
 
     source_J: np.ndarray
+    """Where they stand among the batch's R * T tokens."""
     place_J: np.ndarray
+    """Where they stand among those of the graph; samples may share the places of a prompt."""
 
     @classmethod
     def unpacked(cls, batch: Batch) -> RoutedTokens:
@@ -98,7 +96,7 @@ class RoutedTokens(NamedTuple):
         return given
 
     def in_rows(self, batch: Batch, chosen_MX: ExpertArray) -> ExpertArray:
-        """What a graph has found, as `Batch.experts_RTX`. chosen_MX: as `PolicyLogProbs` tells it."""
+        """The routing that a graph has found, as `Batch.experts_RTX`. chosen_MX: as `PolicyLogProbs` tells it."""
         experts_RTX = np.zeros((*batch.ids_RT.shape, chosen_MX.shape[1]), chosen_MX.dtype)
         _flat(experts_RTX)[self.source_J] = chosen_MX[self.place_J]
         return experts_RTX
@@ -121,11 +119,12 @@ def _flat(experts_RTX: ExpertArray) -> ExpertArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingDifference:
-    """differing: by layer, how many choices of one routing are not among the other's of the same token. total: choices
-    per layer."""
+    """How far two routings of the same tokens differ."""
 
     differing: tuple[int, ...]
+    """By layer, how many choices of one routing are not among the other's of the same token."""
     total: int
+    """Choices per layer."""
 
     @staticmethod
     def sum(parts: Sequence[RoutingDifference]) -> RoutingDifference:
@@ -146,7 +145,7 @@ class RoutingDifference:
 
     @classmethod
     def of(cls, array: np.ndarray) -> RoutingDifference:
-        """The reverse."""
+        """The difference that `array` was made of."""
         *differing, total = array.tolist()
         return cls(differing=tuple(differing), total=total)
 

@@ -20,13 +20,14 @@ from mindgspo.types import Batch, ExpertArray, Float32Array, Int32Array
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSample:
-    """One response to be trained on. rollout_logp: float32, the sampler's log-probs of `response_ids`. number: >= 0,
-    the caller's own, kept in `Batch.samples_N`."""
+    """One response to be trained on."""
 
     prompt_ids: Int32Array
     response_ids: Int32Array
     rollout_logp: Float32Array
+    """The sampler's log-probs of `response_ids`."""
     number: int
+    """>= 0, the caller's own, kept in `Batch.samples_N`."""
 
     @property
     def length(self) -> int:
@@ -138,22 +139,22 @@ def batch_of(rows: Sequence[Sequence[TrainingSample]], size: BatchSize, pad_id: 
 
 
 class PackedTokens(NamedTuple):
-    """What of a batch's tokens is computed, without padding, and where its predictions are made.
+    """The tokens of a batch that are computed, without padding, and where its predictions are made.
 
     Samples with equal prompts share one, if their experts are equal, too; the last token of a response, which predicts
     nothing, is left out.
-
-    ids_1M, positions_1M: int32, as many slots as the batch has; tokens in use stand in front. segments_E2: int32; by
-    sequence, an earlier one that it continues, -1 for none, and where it ends among the tokens; E = 2 N, the end of the
-    last one again for sequences that are not there. predict_P: as of `Batch`, -1 where nobody reads the prediction.
-    place_M: int64 [R * T], where each of the batch's tokens stands among those in use, -1 for what is left out.
     """
 
     ids_1M: Int32Array
+    """As many slots as the batch has; tokens in use stand in front."""
     positions_1M: Int32Array
     segments_E2: Int32Array
+    """By sequence an earlier one that it continues, -1 for none, and where it ends among the tokens; E = 2 N, the end
+    of the last one again for sequences that are not there."""
     predict_P: Int32Array
+    """As of `Batch`; -1 where nobody reads the prediction."""
     place_M: np.ndarray
+    """int64 [R * T], where each of the batch's tokens stands among those in use; -1 for what is left out."""
 
 
 def packed_tokens(batch: Batch) -> PackedTokens:
@@ -247,19 +248,14 @@ def evened(batches: Sequence[Batch]) -> list[Batch]:
     rows, width = np.max([batch.ids_RT.shape for batch in batches], axis=0)
     samples, slots = np.max([batch.mask_NK.shape for batch in batches], axis=0)
     predictions = max(batch.predict_P.size for batch in batches)
-    return [
-        _padded(
-            batch,
-            {
-                "_RT": (rows, width),
-                "_RTX": (rows, width),
-                "_NK": (samples, slots),
-                "_P": (predictions,),
-                "_N": (samples,),
-            },
-        )
-        for batch in batches
-    ]
+    shapes = {
+        "_RT": (rows, width),
+        "_RTX": (rows, width),
+        "_NK": (samples, slots),
+        "_P": (predictions,),
+        "_N": (samples,),
+    }
+    return [_padded(batch, shapes) for batch in batches]
 
 
 def filler_like(batch: Batch) -> Batch:
@@ -281,12 +277,14 @@ def in_rounds(batches: Sequence[Batch], replicas: int, experts: ExpertArray | No
 
 
 class PredictionParts(NamedTuple):
-    """Predictions by the part of the tokens in which they are made. predict, targets: int32 [parts, P], `predict` among
-    the own part's tokens. place_NK: where a slot's prediction stands among all parts'."""
+    """Predictions by the part of the tokens in which they are made."""
 
     predict: Int32Array
+    """[parts, P], among the own part's tokens."""
     targets: Int32Array
+    """[parts, P]."""
     place_NK: Int32Array
+    """Where a slot's prediction stands among all parts'."""
 
 
 def predictions_in_parts(batch: Batch, predict_P: Int32Array, count: int, *, unread: int = 0) -> PredictionParts:

@@ -31,7 +31,7 @@ from mindgspo.metrics.files import CONFIG_FILE
 from mindgspo.models.names import hugging_face_name, mindformers_name
 from mindgspo.models.weight_check import require_weights
 from mindgspo.progress import byte_progress
-from mindgspo.tensor_files.file_bytes import titled_names
+from mindgspo.tensor_files.formats import titled_names
 from mindgspo.tensor_files.reader import INDEX_FILE, SINGLE_FILE, open_tensors
 from mindgspo.tensor_files.tensors import FILE_DTYPES, TensorSource
 from mindgspo.tensor_files.writer import WeightDtype
@@ -55,19 +55,22 @@ _DTYPE_KEYS = ("dtype", "torch_dtype")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """A model without its weights. config: the bytes of config.json. files: the others, by name."""
+    """A model without its weights."""
 
     section: ModelSection
     config: bytes
+    """The content of config.json."""
     files: Mapping[str, bytes]
+    """The other files, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """tensors: open files. stored_names: {Hugging Face name: name there} of every weight, in the table's order."""
+    """A model to be converted, its files open."""
 
     tensors: TensorSource
     stored_names: Mapping[str, str]
+    """{Hugging Face name: name there} of every weight, in the table's order."""
     description: Description
 
 
@@ -84,12 +87,8 @@ def open_model_source(source: Path, *, model_folder: Path | None) -> Iterator[Mo
         is_checkpoint = (source / MANIFEST_FILE).is_file()
     except OSError as error:
         raise WeightsError(f"{source}: cannot be read ({error.strerror}); give a folder that you may read") from error
-    if model_folder is not None:
-        description = _read_description(model_folder)
-    elif is_checkpoint:
-        description = _describe_run(source)
-    else:
-        description = _read_description(source)
+    in_run = is_checkpoint and model_folder is None
+    description = _describe_run(source) if in_run else _read_description(model_folder or source)
     if is_checkpoint:
         verify(source, required=CHECKPOINT_FILES)
     with open_tensors(_weights_path(source, is_checkpoint=is_checkpoint)) as tensors:
@@ -171,26 +170,33 @@ def _translated(names: Iterable[str], where: Path) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversion:
-    """source, model_folder: as `open_model_source` takes them. out: a folder that is absent or empty. dtype: of all
-    weights, None keeps each as it is. max_shard_bytes: None writes one file."""
+    """One conversion of a model."""
 
     source: Path
+    """As `open_model_source` takes it."""
     out: Path
+    """A folder that is absent or empty."""
     model_folder: Path | None = None
+    """As `open_model_source` takes it."""
     layout: WeightNaming = "huggingface"
     dtype: WeightDtype | None = None
+    """Of all weights; None keeps each as it is."""
     file_format: WeightFormat = "safetensors"
     max_shard_bytes: int | None = None
+    """None writes one file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Converted:
-    """files: with weights. num_bytes: of all weights. travelled: names of the other files."""
+    """The outcome of a conversion."""
 
     files: tuple[Path, ...]
+    """Files with weights."""
     num_weights: int
     num_bytes: int
+    """Of all weights."""
     travelled: tuple[str, ...]
+    """Names of the other files."""
 
 
 def convert_model(conversion: Conversion, *, shows_progress: bool = False) -> Converted:
@@ -235,18 +241,16 @@ def convert_model(conversion: Conversion, *, shows_progress: bool = False) -> Co
 def _weights(source: ModelSource, conversion: Conversion) -> list[Weight]:
     """Every weight under its new name, with its new dtype."""
     rename: Callable[[str], str] = mindformers_name if conversion.layout == "mindformers" else str
-    weights = []
-    for name, stored_name in source.stored_names.items():
-        stored = source.tensors.tensors[stored_name]
-        weights.append(
-            Weight(
-                name=rename(name),
-                stored=stored,
-                dtype=stored.dtype if conversion.dtype is None else FILE_DTYPES[conversion.dtype],
-                chunks=partial(source.tensors.chunks, stored_name, _CHUNK_BYTES),
-            )
+    stored = {name: source.tensors.tensors[stored_name] for name, stored_name in source.stored_names.items()}
+    return [
+        Weight(
+            name=rename(name),
+            stored=info,
+            dtype=info.dtype if conversion.dtype is None else FILE_DTYPES[conversion.dtype],
+            chunks=partial(source.tensors.chunks, source.stored_names[name], _CHUNK_BYTES),
         )
-    return weights
+        for name, info in stored.items()
+    ]
 
 
 def _config(description: Description, dtype: WeightDtype | None) -> bytes:

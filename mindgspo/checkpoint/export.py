@@ -26,9 +26,9 @@ from mindgspo.io import (
     write_error,
     write_json,
 )
+from mindgspo.tensor_files.formats import library_order
 from mindgspo.tensor_files.reader import INDEX_FILE
-from mindgspo.tensor_files.safetensors_format import library_order
-from mindgspo.tensor_files.tensors import FILE_DTYPES, FLOAT_DTYPES, TensorInfo, info_of, rounded
+from mindgspo.tensor_files.tensors import FILE_DTYPES, FLOAT_DTYPES, ArraySource, TensorInfo, rounded
 from mindgspo.tensor_files.writer import WeightDtype, write_tensors
 from mindgspo.tokenization import Tokenizer
 
@@ -40,21 +40,21 @@ _MARKER = "mindgspo_export.json"
 _TOKENIZER_BYTES = 48 << 20  # the largest ones
 # Without it transformers refuses a file.
 METADATA = {"format": "pt"}
-_CHUNK_ELEMENTS = 1 << 20
+_CHUNK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weight:
-    """A weight on its way into a file.
-
-    name: in the file. stored: what it is where it comes from, a float. dtype: what it becomes. chunks: its bits as they
-    are stored there, flat, in pieces, in order.
-    """
+    """A weight on its way into a file."""
 
     name: str
+    """In the file."""
     stored: TensorInfo
+    """As it is where it comes from; a float."""
     dtype: str
+    """As files name it, of the weight in the file."""
     chunks: Callable[[], Iterator[np.ndarray]]
+    """Its bits as they are stored there, flat, in pieces, in order."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be rounded."""
@@ -62,7 +62,7 @@ class Weight:
 
     @property
     def info(self) -> TensorInfo:
-        """What it will be in the file."""
+        """The weight in the file."""
         return TensorInfo(dtype=self.dtype, shape=self.stored.shape)
 
     def pieces(self, path: Path) -> Iterator[np.ndarray]:
@@ -72,7 +72,7 @@ class Weight:
 
 
 def num_bytes(weights: Sequence[Weight]) -> int:
-    """Of all weights in their files, headers aside."""
+    """Bytes of all weights in their files, headers aside."""
     return sum(weight.info.num_bytes for weight in weights)
 
 
@@ -167,12 +167,10 @@ def _refuse_foreign(folder: Path, run_id: str | None) -> None:
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     marker = folder / _MARKER
-    owner: object = None
-    if marker.is_file():
-        try:
-            owner = read_json(marker)["run_id"]
-        except (ValueError, KeyError, TypeError):
-            owner = None
+    try:
+        owner = read_json(marker)["run_id"]
+    except (OSError, ValueError, KeyError, TypeError):
+        owner = None
     if owner is None or owner != run_id:
         what = "already there" if run_id is None else "already there and no export of this run"
         raise CheckpointError(f"{folder}: {what}, so it is not replaced; move it away or choose another folder")
@@ -199,18 +197,13 @@ def export_huggingface(
     """
     for key in ("dtype", "torch_dtype"):
         assert model_config.get(key, dtype) == dtype, f"config.json says {model_config[key]}, the file {dtype}"
+    arrays = ArraySource(tensors, path=folder)
     weights = [
-        Weight(name=name, stored=info_of(tensor), dtype=FILE_DTYPES[dtype], chunks=partial(_chunks, tensor))
-        for name, tensor in tensors.items()
+        Weight(name=name, stored=info, dtype=FILE_DTYPES[dtype], chunks=partial(arrays.chunks, name, _CHUNK_BYTES))
+        for name, info in arrays.tensors.items()
     ]
     with filled_folder(folder, run_id=run_id, num_bytes=num_bytes(weights)) as filled:
         write_model_files(filled, weights, max_shard_bytes=max_shard_bytes, metadata=METADATA)
         write_json(filled / "config.json", dict(model_config))
         write_json(filled / "generation_config.json", dict(generation_config))
         tokenizer.save(filled)
-
-
-def _chunks(tensor: np.ndarray) -> Iterator[np.ndarray]:
-    flat = np.ascontiguousarray(tensor).reshape(-1)
-    for start in range(0, flat.size, _CHUNK_ELEMENTS):
-        yield flat[start : start + _CHUNK_ELEMENTS]

@@ -20,6 +20,7 @@ from mindgspo.tensor_files.tensors import TensorInfo
 MANIFEST_FILE = "manifest.json"
 FORMAT_VERSION = 2
 _HASH_OF_VERSION = {1: "sha256", 2: "xxh3_128"}
+_HASH_NAME = _HASH_OF_VERSION[FORMAT_VERSION]
 _CHUNK_BYTES = 1 << 22
 _REMEDY = "restore the file from a copy, or move this checkpoint away to continue from an older one"
 
@@ -30,19 +31,22 @@ class NewerFormatError(CheckpointError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """step: training steps done when the checkpoint was taken. hash_name: sha256 or xxh3_128. files: by plain file
-    name. logs: what the run's logs held then, by file name; None where that was not recorded."""
+    """The content of `manifest.json`."""
 
     step: int
+    """Training steps done when the checkpoint was taken."""
     hash_name: str
+    """sha256 or xxh3_128."""
     files: dict[str, FileRecord]
+    """By plain file name."""
     logs: dict[str, FileRecord] | None
+    """Content of the run's logs at that time, by file name; None where that was not recorded."""
 
 
 class FileDigest:
     """The digest of a file, or of a tensor, whose bytes come in order."""
 
-    def __init__(self, hash_name: str = _HASH_OF_VERSION[FORMAT_VERSION]) -> None:
+    def __init__(self, hash_name: str = _HASH_NAME) -> None:
         self._hash = hashlib.sha256() if hash_name == "sha256" else xxhash.xxh3_128()
 
     def update(self, content: memoryview | bytes) -> None:
@@ -61,32 +65,26 @@ def write_manifest(
     digests: Mapping[str, str] | None = None,
     logs: Mapping[str, FileRecord] | None = None,
 ) -> None:
-    """Record every file of `folder`. digests: {name: digest} of files that need not be read again. logs: see
+    """Record every file of `folder`. digests: {name: digest} of files that need not be read again. logs: as in
     `Manifest`."""
     known = digests or {}
-    hash_name = _HASH_OF_VERSION[FORMAT_VERSION]
-    write_json(
-        folder / MANIFEST_FILE,
-        {
-            "format_version": FORMAT_VERSION,
-            "step": step,
-            "files": {
-                path.name: {
-                    "size": path.stat().st_size,
-                    hash_name: known.get(path.name) or _digest(path),
-                }
-                for path in sorted(folder.iterdir())
-            },
-            **({} if logs is None else {"logs": {name: _record_json(log, hash_name) for name, log in logs.items()}}),
-        },
-    )
+    records = {
+        path.name: FileRecord(size=path.stat().st_size, digest=known.get(path.name) or _digest(path))
+        for path in sorted(folder.iterdir())
+    }
+    content = {"format_version": FORMAT_VERSION, "step": step, "files": records_as_json(records)}
+    write_json(folder / MANIFEST_FILE, content | ({} if logs is None else {"logs": records_as_json(logs)}))
 
 
-def _record_json(record: FileRecord, hash_name: str) -> dict[str, int | str]:
-    return {"size": record.size, hash_name: record.digest}
+def records_as_json(records: Mapping[str, FileRecord]) -> dict[str, dict[str, int | str]]:
+    """{name: {"size", digest}} as manifests hold it."""
+    return {name: {"size": record.size, _HASH_NAME: record.digest} for name, record in records.items()}
 
 
-def _records(content: Mapping[str, Mapping[str, object]], hash_name: str) -> dict[str, FileRecord]:
+def records_from_json(
+    content: Mapping[str, Mapping[str, object]], hash_name: str = _HASH_NAME
+) -> dict[str, FileRecord]:
+    """The reverse. Raises LookupError, TypeError, ValueError or AttributeError for anything else."""
     return {
         str(name): FileRecord(size=int(str(record["size"])), digest=str(record[hash_name]))
         for name, record in content.items()
@@ -102,17 +100,22 @@ def verify(folder: Path, *, required: tuple[str, ...], hashes: bool = True) -> M
     manifest = _read_manifest(folder, required)
     for name, record in manifest.files.items():
         path = folder / name
-        if not path.is_file():
-            raise CheckpointError(f"{path}: missing, though {MANIFEST_FILE} names it; {_REMEDY}")
-        size = path.stat().st_size
-        if size != record.size:
-            what = "truncated" if size < record.size else "too long"
-            raise CheckpointError(f"{path}: {what}, {size:,} bytes instead of {record.size:,}; {_REMEDY}")
+        check_size(path, record, MANIFEST_FILE, _REMEDY)
         if hashes and _digest(path, manifest.hash_name) != record.digest:
             raise CheckpointError(
                 f"{path}: its content changed after it was saved ({manifest.hash_name} differs); {_REMEDY}"
             )
     return manifest
+
+
+def check_size(path: Path, record: FileRecord, named_by: str, remedy: str) -> None:
+    """Raises CheckpointError where a recorded file is missing or has another size. named_by: what records it."""
+    if not path.is_file():
+        raise CheckpointError(f"{path}: missing, though {named_by} names it; {remedy}")
+    size = path.stat().st_size
+    if size != record.size:
+        what = "truncated" if size < record.size else "too long"
+        raise CheckpointError(f"{path}: {what}, {size:,} bytes instead of {record.size:,}; {remedy}")
 
 
 def _read_manifest(folder: Path, required: tuple[str, ...]) -> Manifest:
@@ -128,8 +131,8 @@ def _read_manifest(folder: Path, required: tuple[str, ...]) -> Manifest:
                 "version that wrote it, or move this checkpoint away to continue from an older one"
             )
         hash_name = _HASH_OF_VERSION[version]
-        files = _records(content["files"], hash_name)
-        logs = _records(content["logs"], hash_name) if "logs" in content else None
+        files = records_from_json(content["files"], hash_name)
+        logs = records_from_json(content["logs"], hash_name) if "logs" in content else None
         manifest = Manifest(step=int(content["step"]), hash_name=hash_name, files=files, logs=logs)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: damaged ({type(error).__name__}: {error}); {_REMEDY}") from error
@@ -140,7 +143,7 @@ def _read_manifest(folder: Path, required: tuple[str, ...]) -> Manifest:
     return manifest
 
 
-def _digest(path: Path, hash_name: str = _HASH_OF_VERSION[FORMAT_VERSION]) -> str:
+def _digest(path: Path, hash_name: str = _HASH_NAME) -> str:
     digest = FileDigest(hash_name)
     with path.open("rb", buffering=0) as file:
         while chunk := file.read(_CHUNK_BYTES):

@@ -18,8 +18,7 @@ from typing import Literal
 
 import psutil
 
-from mindgspo.checkpoint.origin import CHECKPOINTS, Origin, Restore, find_origin
-from mindgspo.checkpoint.rollback import finish_rollback
+from mindgspo.checkpoint.origin import CHECKPOINTS, Origin, Restore, find_origin, finish_rollback
 from mindgspo.errors import RunFolderError
 from mindgspo.io import make_folder, read_json, unused_name, write_error, write_json
 from mindgspo.metrics.files import (
@@ -38,7 +37,6 @@ from mindgspo.parallel.platform.runtime import is_emulated
 from mindgspo.text import listed
 
 _LOCK = ".lock"
-_IDENTITY = RUN_FILE
 # Any of these says that a run has begun here. Prepared data and the configuration are written before a run does
 # anything that could be lost.
 _RUN_MARKS = (METRICS_FILE, SAMPLES_FILE, SUMMARY_FILE, CHECKPOINTS, "export")
@@ -46,7 +44,7 @@ _OWN_NAMES = (
     *_RUN_MARKS,
     CONFIG_FILE,
     ENVIRONMENT_FILE,
-    _IDENTITY,
+    RUN_FILE,
     VALIDATION_FILE,
     "data",
     "dumps",
@@ -133,82 +131,57 @@ class RunStatus(str, Enum):
     FINISHED = "finished"
 
 
+class _Inside:
+    """A path below the root of a `RunFolder`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: RunFolder, owner: type | None = None) -> Path:
+        return folder.root / self._name
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFolder:
     """An open run folder. The process holds its lock until `close()` or its end; the other ranks of a run see it
-    without one.
-
-    root: absolute path. run_id: made once per run, kept on resume. moved_aside: where the former run of
-    this name went, None if there was none. origin: where its state comes from: of a new run its beginning, of a resumed
-    one the step to go back to, or what it began with and must begin with again as long as it has no checkpoint.
-    """
+    without one."""
 
     root: Path
+    """Absolute."""
     status: RunStatus
     run_id: str
+    """Made once per run, kept on resume."""
     moved_aside: Path | None = None
+    """Where the former run of this name went; None if there was none."""
     origin: Origin | None = None
+    """Where its state comes from: of a new run its beginning, of a resumed one the step to go back to, or what it began
+    with and must begin with again as long as it has no checkpoint."""
     _lock: RunLock | None = field(default=None, repr=False, compare=False)
 
-    @property
-    def config(self) -> Path:
-        """The resolved configuration (YAML)."""
-        return self.root / CONFIG_FILE
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON line of metrics per step."""
-        return self.root / METRICS_FILE
-
-    @property
-    def samples(self) -> Path:
-        """Prompts, responses and rewards as JSON lines."""
-        return self.root / SAMPLES_FILE
-
-    @property
-    def summary(self) -> Path:
-        """The run in a few numbers; `"finished": true` marks a complete run."""
-        return self.root / SUMMARY_FILE
-
-    @property
-    def plot(self) -> Path:
-        """The reward curve."""
-        return self.root / PLOT_FILE
-
-    @property
-    def report(self) -> Path:
-        """The report for people."""
-        return self.root / REPORT_FILE
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of checkpoints."""
-        return self.root / CHECKPOINTS
-
-    @property
-    def reference(self) -> Path:
-        """The weights of the reference policy, where a KL term has one."""
-        return self.root / "reference"
-
-    @property
-    def export(self) -> Path:
-        """The trained model as a Hugging Face folder."""
-        return self.root / "export"
-
-    @property
-    def data(self) -> Path:
-        """Folder of data sets prepared for this run."""
-        return self.root / "data"
-
-    @property
-    def logs(self) -> Path:
-        """Folder of the workers' logs."""
-        return self.root / "logs"
-
-    @property
-    def tensorboard(self) -> Path:
-        """Folder of TensorBoard event files."""
-        return self.root / "tensorboard"
+    config = _Inside(CONFIG_FILE)
+    """The resolved configuration (YAML)."""
+    metrics = _Inside(METRICS_FILE)
+    """One JSON line of metrics per step."""
+    samples = _Inside(SAMPLES_FILE)
+    """Prompts, responses and rewards as JSON lines."""
+    summary = _Inside(SUMMARY_FILE)
+    """The run in a few numbers; `"finished": true` marks a complete run."""
+    plot = _Inside(PLOT_FILE)
+    """The reward curve."""
+    report = _Inside(REPORT_FILE)
+    """The report for people."""
+    checkpoints = _Inside(CHECKPOINTS)
+    """Folder of checkpoints."""
+    reference = _Inside("reference")
+    """The weights of the reference policy, where a KL term has one."""
+    export = _Inside("export")
+    """The trained model as a Hugging Face folder."""
+    data = _Inside("data")
+    """Folder of data sets prepared for this run."""
+    logs = _Inside("logs")
+    """Folder of the workers' logs."""
+    tensorboard = _Inside("tensorboard")
+    """Folder of TensorBoard event files."""
 
     def close(self) -> None:
         """Let another process open the folder."""
@@ -296,7 +269,7 @@ def _refuse_foreign(root: Path) -> None:
         raise RunFolderError(f"{root}: is a file; choose a folder with `--set run_dir=...`")
     names = sorted(entry.name for entry in root.iterdir())
     foreign = [name for name in names if not _is_ours(name)]
-    if CONFIG_FILE in names and _IDENTITY not in names:
+    if CONFIG_FILE in names and RUN_FILE not in names:
         foreign.append(CONFIG_FILE)
     if foreign and not _run_marks(root):
         raise RunFolderError(
@@ -316,13 +289,11 @@ def _run_marks(root: Path) -> list[str]:
 
 def _is_finished(root: Path) -> bool:
     summary = root / SUMMARY_FILE
-    if not summary.is_file():
-        return False
-    return _read_object(summary).get("finished") is True
+    return summary.is_file() and _read_object(summary).get("finished") is True
 
 
 def _identity(root: Path) -> str:
-    path = root / _IDENTITY
+    path = root / RUN_FILE
     if not path.is_file():
         return _new_identity(root)
     run_id = _read_object(path).get("run_id")
@@ -337,7 +308,7 @@ def seen_run_id(root: Path, expected: str, wait_s: float = _VISIBLE_WITHIN_S) ->
     give_up = time.monotonic() + wait_s
     while True:
         try:
-            found = str(read_json(root / _IDENTITY).get("run_id"))
+            found = str(read_json(root / RUN_FILE).get("run_id"))
         except (OSError, ValueError, AttributeError):
             found = f"no run at {root} on {socket.gethostname()}"
         if found == expected or time.monotonic() >= give_up:
@@ -349,13 +320,13 @@ def _new_identity(root: Path, origin: Origin | None = None) -> str:
     run_id = uuid.uuid4().hex
     begins = {} if origin is None else {"started_from": {"path": str(origin.path), "restore": origin.restore}}
     device = {"emulated": True} if is_emulated() else {}
-    write_json(root / _IDENTITY, {"run_id": run_id, **begins, **device})
+    write_json(root / RUN_FILE, {"run_id": run_id, **begins, **device})
     return run_id
 
 
 def _beginning(root: Path) -> Origin | None:
     """The other run's checkpoint that this run began with."""
-    path = root / _IDENTITY
+    path = root / RUN_FILE
     begun = _read_object(path).get("started_from") if path.is_file() else None
     if not isinstance(begun, dict):
         return None

@@ -1,4 +1,4 @@
-"""What lies in a folder of runs: how far each one is, how well it does, and what its diagnosis says."""
+"""Overview of a folder of runs: how far each one is, how well it does, what its diagnosis says."""
 
 from __future__ import annotations
 
@@ -41,21 +41,25 @@ class RunState(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOverview:
-    """One run. step: of the last line of its metrics. total_steps: None where its data set decides. accuracy: of the
-    latest evaluation, a share. reward: of the same answers, None where it says no more than the accuracy. best: the
-    best value of eval.best_metric, best_step: of that evaluation. verdicts: the gravest findings of the diagnosis, or
-    why it failed or cannot be read. age_s: seconds since it wrote something."""
+    """One run."""
 
     name: str
     state: RunState
     step: int | None = None
+    """Of the last line of its metrics."""
     total_steps: int | None = None
+    """None where its data set decides."""
     accuracy: float | None = None
+    """Of the latest evaluation, a share."""
     reward: float | None = None
+    """Of the same answers; None where it says no more than the accuracy."""
     best: float | None = None
+    """The best value of eval.best_metric."""
     best_step: int | None = None
     verdicts: tuple[str, ...] = ()
+    """The gravest findings of the diagnosis, or why it failed or cannot be read."""
     age_s: float
+    """Seconds since it wrote something."""
 
 
 def overviews(folder: Path) -> list[RunOverview]:

@@ -37,7 +37,7 @@ from mindgspo.io import (
 from mindgspo.metrics.files import FileRecord
 from mindgspo.tensor_files.reader import open_tensors
 from mindgspo.tensor_files.tensors import ArraySource, TensorSource
-from mindgspo.tensor_files.writer import read_safetensors, write_tensor_file
+from mindgspo.tensor_files.writer import write_tensor_file
 
 PARAMETERS_FILE = "parameters.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
@@ -145,13 +145,12 @@ def _last_step(checkpoints_dir: Path) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """last: newest checkpoints that stay. best: of those that were evaluated at their step, the best that stay."""
+    """Which complete checkpoints stay."""
 
     last: int
+    """So many of the newest, at least 1."""
     best: int = 0
-
-    def __post_init__(self) -> None:
-        assert self.last >= 1 and self.best >= 0, f"{self}"
+    """So many of the best, of those that were evaluated at their step."""
 
 
 def evaluation_of(step: Path) -> float | None:
@@ -191,20 +190,6 @@ def remove_others(checkpoints_dir: Path, keep: Retention, *, just_written: Path)
             faults.reach("save.remove")
             remove_folder(path)
     fsync(checkpoints_dir)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
-    """What a run needs to go on.
-
-    step: training steps done. parameters, optimizer: arrays by name, dtypes and shapes as saved. state:
-    JSON values (data cursor, counters, weight version, ...) as saved.
-    """
-
-    step: int
-    parameters: Mapping[str, np.ndarray]
-    optimizer: Mapping[str, np.ndarray]
-    state: Mapping[str, object]
 
 
 def save_checkpoint(
@@ -274,29 +259,22 @@ def _flush_logs(paths: Iterable[Path]) -> None:
         fsync(path)
 
 
-def load_checkpoint(path: Path) -> Checkpoint:
-    """Read one checkpoint whole. Raises CheckpointError naming the file that is absent, truncated or changed."""
-    manifest = verify(path, required=CHECKPOINT_FILES)
-    return Checkpoint(
-        step=manifest.step,
-        parameters=read_safetensors(path / PARAMETERS_FILE),
-        optimizer=read_safetensors(path / OPTIMIZER_FILE),
-        state=read_state(path),
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenCheckpoint:
-    """step: training steps done. logs: as in `Manifest`. parameters: under Hugging Face names. state: JSON as saved.
-    stateful: {name: state} of what the run keeps by name; `arrays_of` gives their arrays."""
+    """A checkpoint whose files are open; made by `open_checkpoint`."""
 
     path: Path
     step: int
+    """Training steps done."""
     logs: Mapping[str, FileRecord] | None
+    """As in `Manifest`."""
     state: Mapping[str, Any]
+    """JSON as saved."""
     parameters: TensorSource
+    """Weights under Hugging Face names."""
     optimizer: TensorSource
     stateful: Mapping[str, Mapping[str, Any]]
+    """{name: state} of what else the run keeps; `arrays_of` gives their arrays."""
     _arrays: Mapping[str, TensorSource]
 
     def arrays_of(self, name: str) -> TensorSource:

@@ -1,4 +1,4 @@
-"""What a path holds: a tensor file, a model's folder, a run's step folder, or the files of ranks.
+"""Find the checkpoint at a path: a tensor file, a model's folder, a run's step folder, or the files of ranks.
 
 Only names are looked at here; `whole_checkpoint` opens the files. MindSpore takes the last name of a rank's folder by
 spelling, so that 9 comes after 10 and ranks may come from different saves; here the newest save that all ranks have is
@@ -8,14 +8,15 @@ taken, by number.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from mindgspo.checkpoint.manifest import MANIFEST_FILE, verify
+from mindgspo.checkpoint.manifest import MANIFEST_FILE, records_as_json, records_from_json, verify
 from mindgspo.checkpoint.store import CHECKPOINT_FILES, OPTIMIZER_FILE, PARAMETERS_FILE, STATE_FILE, steps_newest_first
 from mindgspo.errors import CheckpointError
 from mindgspo.io import read_json, write_json
+from mindgspo.metrics.files import FileRecord
 from mindgspo.tensor_files.reader import INDEX_FILE, SINGLE_FILE
 from mindgspo.text import counted, listed
 
@@ -24,7 +25,7 @@ _FORMAT_VERSION = 1
 SUFFIXES = (".safetensors", ".ckpt")
 _RANK_FOLDER = re.compile(r"rank_(\d+)")
 _RANK_IN_NAME = re.compile(r"rank_?(\d+)")
-# What MindSpore puts behind a name: <epoch>_<step>.
+# What MindSpore puts after a name: <epoch>_<step>.
 _SAVE = re.compile(r"-(\d+)_(\d+)$")
 _LISTED = 3
 # A run keeps its steps here.
@@ -32,25 +33,19 @@ _STEPS = "checkpoints"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedFile:
-    """size: in bytes. digest: `manifest.file_digest` of its tensors."""
-
-    size: int
-    digest: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRecord:
-    """order: names of all tensors as the whole checkpoint had them. step: of the training run, None for mere tensors.
-    files: by path within the folder."""
+    """The content of `checkpoint.json`, which stands beside the ranks' folders."""
 
     order: tuple[str, ...]
+    """Names of all tensors as the whole checkpoint had them."""
     step: int | None
-    files: Mapping[str, RecordedFile]
+    """Training step of the run; None for mere tensors."""
+    files: Mapping[str, FileRecord]
+    """By path within the folder; digests are those of `manifest.file_digest`."""
 
     @property
     def stateful(self) -> tuple[str, ...]:
-        """Files with what the run keeps beside weights and optimizer: those that belong to no rank."""
+        """Files of what the run keeps beside weights and optimizer: those that belong to no rank."""
         return tuple(name for name in self.files if "/" not in name)
 
 
@@ -61,30 +56,25 @@ def write_shard_record(folder: Path, record: ShardRecord) -> None:
         {
             "format_version": _FORMAT_VERSION,
             "step": record.step,
-            "files": {name: {"size": file.size, "xxh3_128": file.digest} for name, file in record.files.items()},
+            "files": records_as_json(record.files),
             "order": list(record.order),
         },
     )
 
 
 def read_shard_record(folder: Path) -> ShardRecord:
-    """Read it. Raises CheckpointError where it is damaged or names files outside of its folder."""
+    """Read `checkpoint.json`. Raises CheckpointError where it is damaged or names files outside of its folder."""
     path = folder / RECORD_FILE
     try:
         content = read_json(path)
         if content["format_version"] != _FORMAT_VERSION:
             raise ValueError(f"format version {content['format_version']}, this mindgspo reads {_FORMAT_VERSION}")
-        files = {
-            str(name): RecordedFile(size=int(file["size"]), digest=str(file["xxh3_128"]))
-            for name, file in content["files"].items()
-        }
+        files = records_from_json(content["files"])
         outside = [name for name in files if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts]
         if outside:
             raise ValueError(f"it names {outside[0]!r}")
-        step = content["step"]
-        return ShardRecord(
-            order=tuple(str(name) for name in content["order"]), step=None if step is None else int(step), files=files
-        )
+        step = None if content["step"] is None else int(content["step"])
+        return ShardRecord(order=tuple(map(str, content["order"])), step=step, files=files)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"{path}: damaged ({type(error).__name__}: {error}); remove this file to go without it: tensors are then "
@@ -92,24 +82,16 @@ def read_shard_record(folder: Path) -> ShardRecord:
         ) from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankFiles:
-    """files: by rank, from 0 up without a gap. notes: what was taken and what was passed over, for people."""
-
-    files: Mapping[int, Path]
-    notes: tuple[str, ...]
-
-
 def is_sharded(folder: Path) -> bool:
     """Whether files of ranks lie here."""
     return any(_rank_of(entry) is not None for entry in folder.iterdir())
 
 
-def pick_rank_files(folder: Path, *, prefix: str = "", used: Collection[str] = ()) -> RankFiles:
-    """The files of all ranks. prefix: only files whose names begin with it. used: other files that are not passed over.
+def pick_rank_files(folder: Path, *, prefix: str = "") -> tuple[dict[int, Path], list[str]]:
+    """The files of all ranks, by rank from 0 up without a gap, and notes for people on what was taken and passed over.
 
-    Raises CheckpointError: a rank between others is missing or has no file, no save that all ranks have, several kinds
-    of files between which nothing decides.
+    prefix: only files whose names begin with it. Raises CheckpointError: a rank between others is missing or has no
+    file, no save that all ranks have, several kinds of files between which nothing decides.
     """
     by_rank = _tensor_files(folder, prefix)
     ranks = sorted(by_rank)
@@ -122,8 +104,9 @@ def pick_rank_files(folder: Path, *, prefix: str = "", used: Collection[str] = (
     keys = {rank: {key: path for path in paths for key in _keys(path, rank)} for rank, paths in by_rank.items()}
     common = sorted(set.intersection(*(set(keyed) for keyed in keys.values())), key=_by_save)
     if not common:
+        example = ", ".join(f"rank {rank} has {by_rank[rank][-1].name}" for rank in ranks[:2])
         raise CheckpointError(
-            f"{folder}: no file name is common to the ranks 0 to {ranks[-1]}, e.g. {_example(by_rank)}; all ranks must "
+            f"{folder}: no file name is common to the ranks 0 to {ranks[-1]}, e.g. {example}; all ranks must "
             "come from one save: move what does not belong here away"
         )
     families = sorted({_family(key) for key in common})
@@ -133,7 +116,7 @@ def pick_rank_files(folder: Path, *, prefix: str = "", used: Collection[str] = (
             "away, or name it with --prefix"
         )
     chosen = {rank: keyed[common[-1]] for rank, keyed in sorted(keys.items())}
-    return RankFiles(files=chosen, notes=tuple(_notes(folder, common[-1], chosen, by_rank, used)))
+    return chosen, list(_notes(folder, common[-1], chosen, by_rank))
 
 
 def _tensor_files(folder: Path, prefix: str) -> dict[int, list[Path]]:
@@ -180,26 +163,12 @@ def _family(key: str) -> str:
     return re.sub(r"(\*|\d+)$", "*", _SAVE.sub("", path.stem)) + path.suffix
 
 
-def _notes(
-    folder: Path, key: str, chosen: Mapping[int, Path], by_rank: Mapping[int, list[Path]], used: Collection[str]
-) -> Iterable[str]:
+def _notes(folder: Path, key: str, chosen: Mapping[int, Path], by_rank: Mapping[int, list[Path]]) -> Iterator[str]:
     where = "rank_*/" if any(path.parent != folder for path in chosen.values()) else ""
     yield f"source   {folder}: {counted(len(chosen), 'rank')}, {where}{key}"
-    others = [path for rank, paths in by_rank.items() for path in paths if path != chosen[rank]]
+    others = [path.relative_to(folder) for rank, paths in by_rank.items() for path in paths if path != chosen[rank]]
     if others:
-        names = listed([path.relative_to(folder) for path in others], _LISTED)
-        yield f"ignored  {counted(len(others), 'older or incomplete save file')}: {names}"
-    rest = [
-        str(path.relative_to(folder))
-        for path in sorted({one for rank in chosen.values() for one in (*rank.parent.iterdir(), *folder.iterdir())})
-        if path.is_file() and path.suffix not in SUFFIXES and path.name not in used
-    ]
-    if rest:
-        yield f"ignored  {counted(len(rest), 'other file')}: {listed(rest, _LISTED)}"
-
-
-def _example(by_rank: Mapping[int, list[Path]]) -> str:
-    return ", ".join(f"rank {rank} has {by_rank[rank][-1].name}" for rank in sorted(by_rank)[:2])
+        yield f"ignored  {counted(len(others), 'older or incomplete save file')}: {listed(others, _LISTED)}"
 
 
 def _kinds(prefix: str) -> str:
@@ -208,21 +177,22 @@ def _kinds(prefix: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredCheckpoint:
-    """Files by rank; what is whole has rank 0 alone.
-
-    path: what was found, e.g. the step folder of a run that was named. files: what `open_tensors` takes, by rank; names
-    in several files of one rank are read as one. notes: how they were picked, for people. step, state: of a training
-    run, with its `state.json`; None for mere tensors. stateful: files of the run's other
-    stateful parts, whole whatever the plan. record: `checkpoint.json` of folders written here.
-    """
+    """What was found at a path, by names alone."""
 
     path: Path
+    """What was found, e.g. the step folder of a run that was named."""
     files: Mapping[int, tuple[Path, ...]]
+    """What `open_tensors` takes, by rank; several files of one rank are read as one. What is whole has rank 0 alone."""
     notes: tuple[str, ...]
+    """How they were picked, for people."""
     step: int | None = None
+    """Of a training run; None for mere tensors."""
     state: Path | None = None
+    """The run's `state.json`."""
     stateful: tuple[Path, ...] = ()
+    """Files of the run's other stateful parts, whole whatever the plan."""
     record: ShardRecord | None = None
+    """`checkpoint.json` of folders written here."""
 
     @property
     def num_ranks(self) -> int:
@@ -283,11 +253,11 @@ def _sharded(path: Path, prefix: str) -> StoredCheckpoint:
     has_state = record is not None and record.step is not None and (path / STATE_FILE).is_file()
     stateful = record.stateful if record is not None and has_state else ()
     used = (() if record is None else (RECORD_FILE,)) + ((STATE_FILE, *stateful) if has_state else ())
-    picked = pick_rank_files(path, prefix=prefix, used=used)
+    files, notes = pick_rank_files(path, prefix=prefix)
     return StoredCheckpoint(
         path=path,
-        files={rank: (file,) for rank, file in picked.files.items()},
-        notes=(*picked.notes, *(f"with     {path / name}" for name in used)),
+        files={rank: (file,) for rank, file in files.items()},
+        notes=(*notes, *(f"with     {path / name}" for name in used)),
         step=record.step if record is not None and has_state else None,
         state=path / STATE_FILE if has_state else None,
         stateful=tuple(path / name for name in stateful),
@@ -300,7 +270,8 @@ def _newest_step(path: Path) -> Path:
     folder = steps_folder(path)
     if folder is None:
         files = sorted(entry.name for entry in path.iterdir() if entry.suffix in SUFFIXES)
-        hint = f"give the file, e.g. {path / files[0]}" if files else f"there is {_names(path)}"
+        there = listed(sorted(entry.name for entry in path.iterdir()), 5) or "nothing"
+        hint = f"give the file, e.g. {path / files[0]}" if files else f"there is {there}"
         raise CheckpointError(
             f"{path}: no checkpoint: neither rank_0, rank_1, ... nor files *rank_0*, no {SINGLE_FILE} and no step of a "
             f"run; {hint}"
@@ -312,7 +283,3 @@ def _newest_step(path: Path) -> Path:
             continue
         return step
     raise CheckpointError(f"{folder}: none of its steps is complete; `mindgspo checkpoint list {path}` says why")
-
-
-def _names(path: Path) -> str:
-    return ", ".join(sorted(entry.name for entry in path.iterdir())[:5]) or "nothing"

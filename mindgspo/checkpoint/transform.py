@@ -1,61 +1,103 @@
 """Convert a checkpoint of one plan to another: a new file or folder with the same tensors, cut anew.
 
 find files -> open headers, compare with the strategy -> check the destination and the space -> write every file to a
-temporary name -> read it back -> compare with the source (deep) -> rename
+temporary name, in threads -> read it back -> compare with the source (deep) -> rename
 """
 
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from mindgspo.checkpoint.new_checkpoint import (
-    NewCheckpoint,
-    NewFile,
-    is_one_file,
-    rank_files_to_write,
-    require_absent,
-    whole_files_to_write,
+import numpy as np
+
+from mindgspo.checkpoint.manifest import FileDigest, file_digest, write_manifest
+from mindgspo.checkpoint.store import OPTIMIZER_FILE, PARAMETERS_FILE, STATE_FILE
+from mindgspo.checkpoint.stored_files import (
+    SUFFIXES,
+    ShardRecord,
+    StoredCheckpoint,
+    find_checkpoint,
+    write_shard_record,
 )
-from mindgspo.checkpoint.placement import without_entry
-from mindgspo.checkpoint.store import STATE_FILE
-from mindgspo.checkpoint.stored_files import StoredCheckpoint, find_checkpoint
-from mindgspo.checkpoint.verify import verify_checkpoint
-from mindgspo.checkpoint.whole_checkpoint import WholeCheckpoint, open_whole
+from mindgspo.checkpoint.verify import (
+    CHUNK_BYTES,
+    Advance,
+    check_replicas,
+    recorded_file,
+    tensor_digest,
+    verify_checkpoint,
+    whole_digest,
+)
+from mindgspo.checkpoint.whole_checkpoint import (
+    OPTIMIZER_PREFIX,
+    WholeCheckpoint,
+    WholeTensor,
+    num_ranks,
+    open_whole,
+    placed_layouts,
+    without_entry,
+)
 from mindgspo.errors import CheckpointError
-from mindgspo.io import check_free_space
+from mindgspo.io import (
+    check_free_space,
+    fsync,
+    fsync_tree,
+    publish_folder,
+    remove_leftovers,
+    temporary_path,
+    write_error,
+)
+from mindgspo.metrics.files import FileRecord
+from mindgspo.parallel.plans.layout import Layout, TensorSlice
+from mindgspo.progress import byte_progress
 from mindgspo.strategy.record import Strategy
+from mindgspo.tensor_files.formats import library_order
+from mindgspo.tensor_files.reader import open_tensors
+from mindgspo.tensor_files.tensors import TensorInfo
+from mindgspo.tensor_files.writer import write_tensors
 from mindgspo.text import counted, listed
 
+_REMEDY = "the disk or the memory is failing: write to another one"
 _LISTED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformRequest:
-    """source, destination: paths. The strategies: None for whole. suffix: of ranks' files; None: as the source's.
-    prefix: of the names of ranks' files that are written; source_prefix: of those that are read. weights_only: leave
-    optimizer state out. jobs: files that are written at a time; None: one per processor. deep: compare the source with
-    the hashes that are known of it, and prove in the end that source and destination hold the same. sync: end when
-    everything is on the disk; otherwise, as `cp` does, when the kernel has it."""
+    """One conversion from plan to plan."""
 
     source: Path
     destination: Path
     source_strategy: Strategy | None = None
+    """None: the source is whole."""
     destination_strategy: Strategy | None = None
+    """None: the destination is whole."""
     suffix: str | None = None
+    """Of ranks' files, .ckpt or .safetensors; None: as the source's."""
     prefix: str = "checkpoint_"
+    """Of the names of ranks' files that are written."""
     source_prefix: str = ""
+    """Of the names of ranks' files that are read."""
     weights_only: bool = False
+    """Leave optimizer state out."""
     jobs: int | None = None
+    """Files that are written at a time; None: one per processor."""
     deep: bool = False
+    """Compare the source with the hashes that are known of it, and prove in the end that both sides hold the same."""
     sync: bool = True
+    """End when everything is on the disk; otherwise, as `cp` does, when the kernel has it."""
 
 
 def transform(request: TransformRequest, *, note: Callable[[str], None], shows_bar: bool = True) -> None:
-    """Do it, and tell by `note` what was picked and done.
+    """Convert a checkpoint, and report by `note` what was picked and done.
 
     Raises CheckpointError or WeightsError: the source is not whole or not of its strategy, the destination's strategy
     is of another model, something stands at the destination, there is no room, writing fails. Nothing is then left at
@@ -73,15 +115,7 @@ def transform(request: TransformRequest, *, note: Callable[[str], None], shows_b
         files = _files_to_write(source, request)
         for line in _plan_notes(source, files, request):
             note(line)
-        NewCheckpoint(
-            source,
-            files,
-            request.destination,
-            strategy=request.destination_strategy,
-            jobs=request.jobs or os.cpu_count() or 1,
-            sync=request.sync,
-            shows_bar=shows_bar,
-        ).write(deep=request.deep)
+        _write(source, files, request, shows_bar=shows_bar)
     seconds = time.perf_counter() - started
     num_bytes = sum(new.num_bytes for new in files)
     proof = "; every tensor compared with the source" if request.deep else ""
@@ -102,18 +136,18 @@ def _files_to_write(source: WholeCheckpoint, request: TransformRequest) -> tuple
     """The files, once it is known that they fit and that nothing stands in their place."""
     strategy = request.destination_strategy
     if strategy is None:
-        files = whole_files_to_write(source, request.destination)
+        files = _whole_files(source, request.destination)
     else:
         suffix = request.suffix or source.stored.suffix
-        files = rank_files_to_write(source, strategy, suffix=suffix, prefix=request.prefix)
-    require_absent(request.destination)
+        files = _rank_files(source, strategy, suffix=suffix, prefix=request.prefix)
+    _require_absent(request.destination)
     needed = sum(new.num_bytes for new in files)
     check_free_space(request.destination, needed, CheckpointError, "make room, or give a place on a larger disk")
     return files
 
 
 def _plan_notes(source: WholeCheckpoint, files: Sequence[NewFile], request: TransformRequest) -> Iterator[str]:
-    """What will be done, for people."""
+    """Lines for people on what will be done."""
     strategy = request.destination_strategy
     names = "" if len(files) == 1 else f": {files[0].name} to {files[-1].name}"
     by = "" if strategy is None else f" by {strategy.source}"
@@ -123,6 +157,235 @@ def _plan_notes(source: WholeCheckpoint, files: Sequence[NewFile], request: Tran
         if whole:
             names = listed(whole, _LISTED)
             yield f"whole    {counted(len(whole), 'tensor')} without an entry in the {side}'s strategy: {names}"
-    if source.stored.state is not None and is_one_file(request.destination, strategy):
+    if source.stored.state is not None and _is_one_file(request.destination, strategy):
         names = [STATE_FILE, *(path.name for path in source.stored.stateful)]
         yield f"left out {', '.join(names)}, for which a single file has no room"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewFile:
+    """One file to be written."""
+
+    name: str
+    """Path within the folder of the checkpoint."""
+    rank: int
+    """The rank that it is for; 0 for what is whole."""
+    infos: Mapping[str, TensorInfo]
+    """Its tensors, in its order."""
+    slices: Mapping[str, TensorSlice]
+    """The part of the whole tensor that each of them is."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tensors."""
+        return sum(info.num_bytes for info in self.infos.values())
+
+
+def _rank_files(source: WholeCheckpoint, strategy: Strategy, *, suffix: str, prefix: str) -> tuple[NewFile, ...]:
+    """One file per rank. Raises WeightsError or CheckpointError where the strategy does not fit the checkpoint."""
+    layouts = placed_layouts({name: tensor.info.shape for name, tensor in source.tensors.items()}, strategy)
+    return tuple(
+        _new_file(f"rank_{rank}/{prefix}{rank}{suffix}", rank, source.tensors, layouts, source.tensors)
+        for rank in range(num_ranks(strategy))
+    )
+
+
+def _whole_files(source: WholeCheckpoint, path: Path) -> tuple[NewFile, ...]:
+    """One file where `path` ends as one does, else the two files of a step folder.
+
+    Raises CheckpointError for a folder where the checkpoint comes from no run.
+    """
+    layouts = placed_layouts({name: tensor.info.shape for name, tensor in source.tensors.items()}, None)
+    if path.suffix in SUFFIXES:
+        return (_new_file(path.name, 0, source.tensors, layouts, source.tensors),)
+    if source.stored.state is None:
+        raise CheckpointError(
+            f"{path}: without a strategy the checkpoint becomes one file; end its name in {' or '.join(SUFFIXES)} (a "
+            "folder is made only of a run's step with its state.json and all optimizer state)"
+        )
+    state = [name for name in source.tensors if name.startswith(OPTIMIZER_PREFIX)]
+    weights = [name for name in source.tensors if not name.startswith(OPTIMIZER_PREFIX)]
+    return tuple(
+        _new_file(file, 0, source.tensors, layouts, names)
+        for file, names in ((PARAMETERS_FILE, weights), (OPTIMIZER_FILE, state))
+    )
+
+
+def _new_file(
+    name: str, rank: int, tensors: Mapping[str, WholeTensor], layouts: Mapping[str, Layout], names: Iterable[str]
+) -> NewFile:
+    held = {one: part for one in names if (part := layouts[one].slice_of(rank)) is not None}
+    infos = {one: TensorInfo(dtype=tensors[one].info.dtype, shape=part.shape) for one, part in held.items()}
+    if name.endswith(".safetensors"):  # as the library orders them, so that files written by it come back as they were
+        infos = library_order(infos)
+    return NewFile(name=name, rank=rank, infos=infos, slices=held)
+
+
+def _write(source: WholeCheckpoint, files: Sequence[NewFile], request: TransformRequest, *, shows_bar: bool) -> None:
+    """Write aside, read back, rename; `deep` first checks that source and destination hold the same.
+
+    Raises CheckpointError where the file system refuses, or something else is read than was written.
+    """
+    target, strategy, sync = request.destination, request.destination_strategy, request.sync
+    filled = temporary_path(target)
+    threads = _Threads(request.jobs or os.cpu_count() or 1)
+    num_bytes = 2 * sum(new.num_bytes for new in files)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(target.parent, target.name)
+        for new in files:
+            (filled / new.name).parent.mkdir(parents=True, exist_ok=True)
+        # The bar's lock would hold threads up, so that there is none unless somebody sees it.
+        with byte_progress("writing", num_bytes, is_wanted=shows_bar and sys.stderr.isatty()) as threads.report:
+            digests = threads.map(partial(write_file_of, source, filled, sync=sync, advance=threads.advance), files)
+        is_file = _is_one_file(target, strategy)
+        if not is_file:
+            _add_other_files(source, filled, zip(files, digests, strict=True), strategy)
+        written = filled / files[0].name if is_file else filled
+        if request.deep:
+            with open_whole(find_checkpoint(written), strategy) as destination:
+                _compare(source, destination, threads)
+        _require_absent(target)  # what appeared there in the meantime stays
+        if is_file:
+            os.rename(written, target)
+            if sync:
+                fsync(target.parent)
+        else:
+            if sync:
+                fsync_tree(filled)
+            publish_folder(filled, target)
+    except OSError as error:
+        raise CheckpointError(
+            f"{write_error(target, error)}; nothing is left there, the source is untouched"
+        ) from error
+    finally:
+        shutil.rmtree(filled, ignore_errors=True)
+
+
+def write_file_of(
+    source: WholeCheckpoint, folder: Path, new: NewFile, *, sync: bool, advance: Advance
+) -> dict[str, str]:
+    """Write one file below `folder` and read it back; returns the digests of its tensors. sync: flush it to disk.
+
+    Raises OSError where the file system refuses, CheckpointError where something else is read than was written.
+    """
+    digests: dict[str, str] = {}
+    path = folder / new.name
+    write_tensors(path, new.infos, _parts(source, new, digests, advance), metadata=source.metadata, sync=sync)
+    read_back(path, new, digests, advance=advance)
+    return digests
+
+
+def _parts(
+    source: WholeCheckpoint, new: NewFile, digests: dict[str, str], advance: Advance
+) -> Iterator[tuple[str, memoryview]]:
+    """(name, bytes) in the order of the file; a piece is gone when the next one comes."""
+    buffer = np.empty(CHUNK_BYTES, dtype=np.uint8)
+    for name, info in new.infos.items():
+        digest, blocks = FileDigest(), source.blocks(name, near=new.rank)
+        for block in new.slices[name].blocks(CHUNK_BYTES // info.bits.itemsize):
+            piece = buffer[: block.size * info.bits.itemsize]
+            blocks.fill(block, piece.view(info.bits).reshape(block.shape))
+            digest.update(memoryview(piece))
+            yield name, memoryview(piece)
+            advance(piece.nbytes)
+        digests[name] = digest.hexdigest()
+
+
+def read_back(path: Path, new: NewFile, digests: Mapping[str, str], *, advance: Advance) -> None:
+    """Read a written file. Raises CheckpointError where it holds anything else than was written."""
+    with open_tensors(path) as file:
+        if list(file.tensors.items()) != list(new.infos.items()):
+            raise CheckpointError(f"{path}: its header, read back, is not what was written; {_REMEDY}")
+        for name, expected in digests.items():
+            found = tensor_digest(file, name, advance=advance)
+            if found != expected:
+                raise CheckpointError(
+                    f"{path}: {name}, read back, differs from what was written (XXH3 {found} instead of {expected}); "
+                    f"{_REMEDY}"
+                )
+
+
+def _add_other_files(
+    source: WholeCheckpoint,
+    folder: Path,
+    written: Iterable[tuple[NewFile, Mapping[str, str]]],
+    strategy: Strategy | None,
+) -> None:
+    """Add the record of ranks' files or the manifest of a run's, and a run's state and other files unchanged."""
+    stored = source.stored
+    if stored.state is not None:
+        for path in (stored.state, *stored.stateful):
+            shutil.copyfile(path, folder / path.name)
+    if strategy is None:
+        assert stored.step is not None, "only a run's step becomes a folder"
+        write_manifest(folder, step=stored.step)
+        return
+    files = {
+        new.name: FileRecord(size=(folder / new.name).stat().st_size, digest=file_digest(new.infos, digests))
+        for new, digests in written
+    }
+    files |= {path.name: recorded_file(folder / path.name) for path in stored.stateful}
+    write_shard_record(folder, ShardRecord(order=tuple(source.tensors), step=stored.step, files=files))
+
+
+def _compare(left: WholeCheckpoint, right: WholeCheckpoint, threads: _Threads) -> None:
+    """Raises CheckpointError where the two do not hold the same tensors, or replicas of a slice differ in one."""
+    if left.tensors.keys() != right.tensors.keys():
+        names = sorted(left.tensors.keys() ^ right.tensors.keys())
+        raise CheckpointError(f"{right.stored.path}: {names[0]} is only in one of source and destination")
+    names = list(left.tensors)
+    for side in (left, right):
+        threads.map(partial(check_replicas, side, advance=threads.advance), names)
+    digests = [threads.map(partial(whole_digest, side, advance=threads.advance), names) for side in (left, right)]
+    differing = [name for name, one, other in zip(names, *digests, strict=True) if one != other]
+    if differing:
+        raise CheckpointError(
+            f"{right.stored.path}: {len(differing)} of {len(names)} tensors differ from the source, first "
+            f"{', '.join(differing[:3])}; nothing was put in place"
+        )
+
+
+class _Threads:
+    """Threads of one conversion; after an error, or Ctrl-C, all of them stop at their next chunk."""
+
+    def __init__(self, number: int) -> None:
+        self.report: Advance = lambda num_bytes: None
+        self._number = number
+        self._is_stopped = False
+
+    def map(self, work: Callable[[Any], Any], arguments: Sequence[Any]) -> list[Any]:
+        """[work(one) for one in arguments], several at a time."""
+        with ThreadPoolExecutor(self._number) as pool:
+            futures = [pool.submit(work, one) for one in arguments]
+            try:
+                for future in wait(futures, return_when=FIRST_EXCEPTION).done:
+                    future.result()
+            except BaseException:
+                self._is_stopped = True
+                pool.shutdown(cancel_futures=True)
+                raise
+        return [future.result() for future in futures]
+
+    def advance(self, num_bytes: int) -> None:
+        """Called by the threads after every chunk."""
+        if self._is_stopped:
+            raise _StoppedError
+        self.report(num_bytes)
+
+
+class _StoppedError(Exception):
+    """Another thread has failed."""
+
+
+def _is_one_file(target: Path, strategy: Strategy | None) -> bool:
+    """Whether a single file is written instead of a folder."""
+    return strategy is None and target.suffix in SUFFIXES
+
+
+def _require_absent(path: Path) -> None:
+    """Raises CheckpointError where anything but an empty folder exists."""
+    if path.is_dir() and not any(path.iterdir()):
+        return
+    if path.exists() or path.is_symlink():
+        raise CheckpointError(f"{path}: already there, and nothing is replaced; move it away or give another name")

@@ -1,10 +1,10 @@
-"""Whether a checkpoint is still what was written, whether two hold the same, and tables of what is there."""
+"""Verify that checkpoints are what was written, and list what is there."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -12,22 +12,22 @@ from pathlib import Path
 
 import numpy as np
 
-from mindgspo.checkpoint.manifest import FileDigest, file_digest, verify
+from mindgspo.checkpoint.manifest import FileDigest, check_size, file_digest, verify
 from mindgspo.checkpoint.store import CHECKPOINT_FILES, best_first, complete_steps, evaluation_text, steps_newest_first
 from mindgspo.checkpoint.stored_files import (
     RECORD_FILE,
-    RecordedFile,
     StoredCheckpoint,
     find_checkpoint,
     is_sharded,
     read_shard_record,
     steps_folder,
 )
-from mindgspo.checkpoint.whole_checkpoint import WholeCheckpoint, open_whole
+from mindgspo.checkpoint.whole_checkpoint import WholeCheckpoint, compare_replicas, open_whole
 from mindgspo.errors import CheckpointError, MindGSPOError
+from mindgspo.metrics.files import FileRecord
 from mindgspo.parallel.plans.layout import TensorSlice
 from mindgspo.strategy.record import Strategy
-from mindgspo.tensor_files.reader import TensorFile, open_tensor_file, open_tensors
+from mindgspo.tensor_files.reader import OpenTensors, open_tensors
 from mindgspo.text import aligned
 
 CHUNK_BYTES = 1 << 20
@@ -37,14 +37,14 @@ Advance = Callable[[int], None]
 _HEADER = ("folder", "step", "size", "saved", "evaluated", "state")
 
 
-def recorded_file(path: Path) -> RecordedFile:
+def recorded_file(path: Path) -> FileRecord:
     """Size and digest of a written file, by its tensors. Raises WeightsError where it is damaged."""
-    with open_tensor_file(path) as file:
+    with open_tensors(path) as file:
         digests = {name: tensor_digest(file, name, advance=lambda num_bytes: None) for name in file.tensors}
-        return RecordedFile(size=path.stat().st_size, digest=file_digest(file.tensors, digests))
+        return FileRecord(size=path.stat().st_size, digest=file_digest(file.tensors, digests))
 
 
-def tensor_digest(file: TensorFile, name: str, *, advance: Advance) -> str:
+def tensor_digest(file: OpenTensors, name: str, *, advance: Advance) -> str:
     """The digest of a stored tensor."""
     digest, size = FileDigest(), file.tensors[name].num_bytes
     buffer = memoryview(bytearray(min(CHUNK_BYTES, size)))
@@ -56,57 +56,14 @@ def tensor_digest(file: TensorFile, name: str, *, advance: Advance) -> str:
     return digest.hexdigest()
 
 
-def check_equal(
-    left: WholeCheckpoint,
-    right: WholeCheckpoint,
-    *,
-    run: Callable[[Callable, Sequence[tuple]], list],
-    advance: Advance,
-) -> None:
-    """run(work, arguments): [work(*one) for one in arguments], in threads. Raises CheckpointError."""
-    if left.tensors.keys() != right.tensors.keys():
-        names = sorted(left.tensors.keys() ^ right.tensors.keys())
-        raise CheckpointError(f"{right.stored.path}: {names[0]} is only in one of source and destination")
-    names = list(left.tensors)
-    for side in (left, right):
-        for problems in run(lambda name, of=side: _replica_problems(of, name, advance), [(name,) for name in names]):
-            for problem in problems:
-                raise CheckpointError(problem)
-    pairs = run(
-        lambda name: (whole_digest(left, name, advance=advance), whole_digest(right, name, advance=advance)),
-        [(name,) for name in names],
-    )
-    differing = [name for name, (one, other) in zip(names, pairs, strict=True) if one != other]
-    if differing:
-        raise CheckpointError(
-            f"{right.stored.path}: {len(differing)} of {len(names)} tensors differ from the source, first "
-            f"{', '.join(differing[:3])}; nothing was put in place"
-        )
-
-
-def comparison_bytes(left: WholeCheckpoint, right: WholeCheckpoint) -> int:
-    """How many bytes `check_equal` reads."""
-    whole = sum(tensor.info.num_bytes for side in (left, right) for tensor in side.tensors.values())
-    slices = sum(
-        tensors[name].tensors[name].num_bytes
-        for side in (left, right)
-        for tensors in side.ranks.values()
-        for name in tensors
-        if side.tensors[name].layout.replicas > 1
-    )
-    return whole + slices
-
-
 def whole_digest(checkpoint: WholeCheckpoint, name: str, *, advance: Advance) -> str:
     """The digest of a whole tensor, its bytes in row-major order and preceded by dtype and shape."""
-    tensor = checkpoint.tensors[name]
-    info = tensor.info
+    info = checkpoint.tensors[name].info
     digest = FileDigest()
     digest.update(memoryview(f"{info.dtype} {info.shape}\0".encode()))
     buffer = np.empty(CHUNK_BYTES, dtype=np.uint8)
-    whole = TensorSlice((0,) * len(info.shape), info.shape)
     blocks = checkpoint.blocks(name)
-    for block in whole.blocks(CHUNK_BYTES // info.bits.itemsize):
+    for block in TensorSlice((0,) * len(info.shape), info.shape).blocks(CHUNK_BYTES // info.bits.itemsize):
         piece = buffer[: block.size * info.bits.itemsize]
         blocks.fill(block, piece.view(info.bits).reshape(block.shape))
         digest.update(memoryview(piece))
@@ -114,61 +71,45 @@ def whole_digest(checkpoint: WholeCheckpoint, name: str, *, advance: Advance) ->
     return digest.hexdigest()
 
 
-def _replica_problems(checkpoint: WholeCheckpoint, name: str, advance: Advance) -> list[str]:
-    """One line where ranks that should hold the same slice do not."""
-    layout = checkpoint.tensors[name].layout
-    for index in layout.slice_indices():
-        holders = layout.holders(index)
-        if len(holders) == 1:
-            continue
-        digests = {rank: tensor_digest(checkpoint.ranks[rank][name], name, advance=advance) for rank in holders}
-        first = digests[holders[0]]
-        for rank, digest in digests.items():
-            if digest != first:
-                return [
-                    f"{checkpoint.ranks[rank][name].path}: {name} differs from that of rank {holders[0]}, and the "
-                    "strategy says that both hold the same part of it; one of the two is damaged"
-                ]
-    return []
+def check_replicas(checkpoint: WholeCheckpoint, name: str, *, advance: Advance) -> None:
+    """Raises CheckpointError where ranks that should hold the same slice of a tensor do not."""
+    why = "the strategy says that both hold the same part of it; one of the two is damaged"
+    digest = partial(tensor_digest, advance=advance)
+    compare_replicas(name, checkpoint.tensors[name].layout, checkpoint.ranks, digest, why)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileReport:
-    """What was found of one part. line: to print."""
+    """The verdict on one part of a checkpoint."""
 
     line: str
+    """To print."""
     is_sound: bool
 
 
 def verify_checkpoint(path: Path, *, strategy: Strategy | None = None, prefix: str = "") -> Iterator[FileReport]:
-    """One finding after the other. Raises CheckpointError for what is no checkpoint at all."""
+    """Report on one part after the other. Raises CheckpointError for what is no checkpoint at all."""
     steps = steps_folder(path)
     if steps is not None:
         for step in reversed(steps_newest_first(steps)):
-            yield _finding(partial(_step, step))
+            yield _report(partial(_step, step))
         return
     if path.is_dir() and (path / RECORD_FILE).is_file() and is_sharded(path):
         yield from _recorded(path)
         if strategy is not None:
-            yield _finding(lambda: _agreement(find_checkpoint(path, prefix=prefix), strategy))
+            yield _report(lambda: _agreement(find_checkpoint(path, prefix=prefix), strategy))
         return
-    try:
-        stored = find_checkpoint(path, prefix=prefix)
-    except CheckpointError as error:
-        if not (path / CHECKPOINT_FILES[0]).is_file():
-            raise
-        yield FileReport(line=f"damaged  {error}", is_sound=False)  # a step folder whose sizes are wrong
+    if (path / CHECKPOINT_FILES[0]).is_file() and path.is_dir():
+        yield _report(partial(_step, path))
         return
-    if stored.step is not None:
-        yield _finding(partial(_step, stored.path))
-        return
+    stored = find_checkpoint(path, prefix=prefix)
     for rank, paths in stored.files.items():
-        yield from (_finding(partial(_header, file), where=f"rank {rank}: ") for file in paths)
+        yield from (_report(partial(_header, file), where=f"rank {rank}: ") for file in paths)
     if strategy is not None:
-        yield _finding(partial(_agreement, stored, strategy))
+        yield _report(partial(_agreement, stored, strategy))
 
 
-def _finding(check: Callable[[], str], where: str = "") -> FileReport:
+def _report(check: Callable[[], str], where: str = "") -> FileReport:
     """Sound with what `check` returns, or damaged with the error that it raises."""
     try:
         return FileReport(line=f"sound    {check()}", is_sound=True)
@@ -188,19 +129,14 @@ def _recorded(path: Path) -> Iterator[FileReport]:
     record = read_shard_record(path)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         checks = (partial(_recorded_file, path / name, file) for name, file in record.files.items())
-        yield from pool.map(_finding, checks)
+        yield from pool.map(_report, checks)
 
 
-def _recorded_file(path: Path, expected: RecordedFile) -> str:
-    if not path.is_file():
-        raise CheckpointError(f"{path}: missing, though {RECORD_FILE} names it")
-    size = path.stat().st_size
-    if size != expected.size:
-        what = "truncated" if size < expected.size else "too long"
-        raise CheckpointError(f"{path}: {what}, {size:,} bytes instead of {expected.size:,}")
+def _recorded_file(path: Path, expected: FileRecord) -> str:
+    check_size(path, expected, RECORD_FILE, "restore the file from a copy")
     if recorded_file(path) != expected:
         raise CheckpointError(f"{path}: its content changed after it was written (XXH3 differs)")
-    return f"{path}: {_mib(size)}, XXH3 as written"
+    return f"{path}: {_mib(expected.size)}, XXH3 as written"
 
 
 def _header(path: Path) -> str:

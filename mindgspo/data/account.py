@@ -135,14 +135,15 @@ GoldCheck = Callable[[str, str], "bool | None"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """reasons: row number in the source -> why it is dropped. counts, duplicates, lengths: as in dataset.json.
-    unchecked: data sources whose gold answers nothing was known to read, in the order of their first rows."""
+    """What becomes of every row of a source."""
 
     reasons: dict[int, str]
+    """{row number in the source: why it is dropped}."""
     counts: RowCounts
     duplicates: DuplicateFacts
     lengths: LengthFacts
     unchecked: tuple[str, ...]
+    """Data sources whose gold answers nothing was known to read, in the order of their first rows."""
 
     def prompts(self, rows: Iterable[RenderedRow | DroppedRow]) -> Iterator[Prompt]:
         """The prompts that are kept, numbered from 0 on. Raises DataError for a row too big for the file."""
@@ -206,7 +207,9 @@ def judge_rows(
     if dedup:
         reasons |= index.superfluous()
     if len(reasons) == len(lengths):
-        raise DataError(f"{label}: {_why_empty(reasons, facts, longest)}, so the data set would be empty")
+        counts = ", ".join(f"{number}: {reason}" for reason, number in Counter(reasons.values()).items())
+        why = f"all {len(reasons)} rows are dropped ({counts}; the longest prompt has {longest} tokens)"
+        raise DataError(f"{label}: {why if reasons else 'no rows'}, so the data set would be empty")
     kept = [number for number in range(len(lengths)) if number not in reasons]
     cut = sum(lengths[number] < full_lengths[number] for number in kept)
     return Account(
@@ -227,18 +230,6 @@ def judge_rows(
             max_before_truncation=longest,
         ),
     )
-
-
-def _why_empty(reasons: dict[int, str], facts: PromptFacts, longest: int) -> str:
-    if not reasons:
-        return "no rows"
-    counts = Counter(reasons.values())
-    if set(counts) == {OVERLONG}:
-        return (
-            f"all {len(reasons)} prompts are longer than data.max_prompt_length = {facts.max_prompt_length} (the "
-            f"longest has {longest} tokens)"
-        )
-    return f"all {len(reasons)} rows are dropped ({', '.join(f'{n}: {reason}' for reason, n in counts.items())})"
 
 
 def _check_size(prompt: Prompt, where: str) -> None:

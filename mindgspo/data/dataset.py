@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from itertools import zip_longest
 from pathlib import Path
@@ -21,14 +20,12 @@ from mindgspo.data.rendering import FORMATS_WITH_INSTRUCTION
 from mindgspo.data.sources import sha256_of
 from mindgspo.errors import DataError, WriteError
 from mindgspo.io import parse_json, restore_umask
-from mindgspo.text import listed, printable
-from mindgspo.tokenization import RENDERING, Tokenizer
+from mindgspo.text import printable
+from mindgspo.tokenization import Tokenizer
 from mindgspo.types import Prompt
 
 if TYPE_CHECKING:
     from mindgspo.config.data import DataSection
-
-logger = logging.getLogger(__name__)
 
 SCHEMA = {
     "index": {"type": "int64"},
@@ -130,16 +127,14 @@ def verify_files(folder: Path, info: DatasetInfo, *, hashes: bool = False) -> No
     for facts in info.files:
         path = folder / facts.name
         if not path.is_file():
-            raise DataError(
-                f"{path}: missing, though dataset.json names it; copy it again or prepare again with --force"
-            )
-        size = path.stat().st_size
-        if size != facts.size:
-            raise DataError(
-                f"{path}: {size} bytes, dataset.json says {facts.size}; copy it again or prepare again with --force"
-            )
-        if hashes and sha256_of(path) != facts.sha256:
-            raise DataError(f"{path}: sha256 differs from dataset.json's; copy it again or prepare again with --force")
+            problem = "missing, though dataset.json names it"
+        elif path.stat().st_size != facts.size:
+            problem = f"{path.stat().st_size} bytes, dataset.json says {facts.size}"
+        elif hashes and sha256_of(path) != facts.sha256:
+            problem = "sha256 differs from dataset.json's"
+        else:
+            continue
+        raise DataError(f"{path}: {problem}; copy it again or prepare again with --force")
 
 
 def verify_records(folder: Path, written: Iterable[Prompt], num_rows: int) -> None:
@@ -148,20 +143,14 @@ def verify_records(folder: Path, written: Iterable[Prompt], num_rows: int) -> No
         if prompt is None or read is None:
             which = "fewer" if read is None else "more"
             raise DataError(f"{folder}: {which} rows are read back than the {number} that were written; try again")
-        for field in ("index", "text", "answer", "data_source", "solution"):
-            if getattr(prompt, field) != getattr(read, field):
-                raise DataError(_not_as_written(number, field, getattr(prompt, field), getattr(read, field)))
-        if prompt.ids.tolist() != read.ids.tolist():
-            raise DataError(_not_as_written(number, "ids", prompt.ids.size, read.ids.size))
-        if json.dumps(dict(prompt.extra_info)) != json.dumps(dict(read.extra_info)):
-            raise DataError(_not_as_written(number, "extra_info", prompt.extra_info, read.extra_info))
-
-
-def _not_as_written(number: int, field: str, written: object, read: object) -> str:
-    return (
-        f"row {number} of the data set is not read back as it was written: {field} was {_end(written)}, is "
-        f"{_end(read)}. A MindRecord file cannot hold a text that ends in NUL characters; else the disk is at fault"
-    )
+        was, now = ({**_to_record(one), "prompt_ids": one.ids.tolist()} for one in (prompt, read))
+        for column in SCHEMA:
+            if was[column] != now[column]:
+                raise DataError(
+                    f"row {number} of the data set is not read back as it was written: {column} was "
+                    f"{_end(was[column])}, is {_end(now[column])}. A MindRecord file cannot hold a text that ends in "
+                    "NUL characters; else the disk is at fault"
+                )
 
 
 def _end(value: object) -> str:
@@ -224,22 +213,9 @@ def check_folder(folder: Path, tokenizer: Tokenizer, data: DataSection | None = 
             f"than this run's, {tokenizer.name} ({tokenizer.fingerprint[:12]}; files and EOS/pad choice count). Use "
             "that tokenizer, or prepare the data again"
         )
-    warn_of_rendering(folder, info, tokenizer)
     if data is not None:
         _check_settings(folder, info, data)
     return info
-
-
-def warn_of_rendering(folder: Path, info: DatasetInfo, tokenizer: Tokenizer) -> None:
-    """Say what an earlier release left out of the prompts of a folder, which stay as they are."""
-    changed = tokenizer.changed_since_rendering_1 if info.tokenizer.rendering < RENDERING else []
-    if changed:
-        logger.warning(
-            "%s: its prompts were made by an earlier release, without %s; runs that began with them go on so. For a "
-            "new run prepare the data again with --force",
-            folder,
-            listed(changed, 5),
-        )
 
 
 def _check_settings(folder: Path, info: DatasetInfo, data: DataSection) -> None:

@@ -21,7 +21,6 @@ from mindgspo.data.source_rows import (
     checked_text,
     first_key,
     is_blank,
-    json_object,
     messages_of,
     optional_text,
     present,
@@ -91,15 +90,13 @@ def parse_math(row: Mapping[str, object], where: str) -> SourceRow | DroppedRow:
     answer = last_box(solution) if given is None else answer_text(given, f"{where}: answer")
     if answer is None:
         return DroppedRow(where=where, reason=r"the solution has no \boxed{} answer", answer="")
-    extra_info, nulled = json_object(present(row, ("level", "type", "subject", "unique_id")))
     return SourceRow(
         where=where,
         messages=asks(problem),
         answer=answer,
         solution=solution,
         data_source="math",
-        extra_info=extra_info,
-        nulled=nulled,
+        extra_info=present(row, ("level", "type", "subject", "unique_id")),
     )
 
 
@@ -127,14 +124,12 @@ def parse_aime(row: Mapping[str, object], where: str) -> SourceRow | DroppedRow:
     if integer is None:
         reason = "the answer is no integer from 0 to 999, as every answer of AIME is"
         return DroppedRow(where=where, reason=reason, answer=given)
-    extra_info, nulled = json_object(present(fields, ("id", "year", "source")))
     return SourceRow(
         where=where,
         messages=asks(checked_text(fields[question], f"{where}: {question}")),
         answer=str(int(integer.group(1))),
         data_source="aime",
-        extra_info=extra_info,
-        nulled=nulled,
+        extra_info=present(fields, ("id", "year", "source")),
     )
 
 
@@ -204,15 +199,12 @@ def _with_ground_truth(
     extra = row.get("extra_info") or {}
     if not isinstance(extra, Mapping):
         raise DataError(f"{where}: extra_info: expected an object, got {value_text(extra)}")
-    ability = {} if row.get("ability") is None else {"ability": row["ability"]}
-    extra_info, nulled = json_object({**ability, **extra})
     return SourceRow(
         where=where,
         messages=messages,
         answer=answer,
         data_source=source,
-        extra_info=extra_info,
-        nulled=nulled,
+        extra_info={**present(row, ("ability",)), **extra},
     )
 
 
@@ -241,7 +233,6 @@ def parser_for(section: DataSourceSection) -> Parser:
 def parse_columns(columns: ColumnsSection, row: Mapping[str, object], where: str) -> SourceRow:
     """The row as `columns` reads it; the keys of extra_info are the names as they are written there."""
     found = {key: _value(row, name, key, where) for key, name in _mapped(columns)}
-    extra_info, nulled = json_object({name: _value(row, name, "extra_info", where) for name in columns.extra_info})
     prompt = found["prompt"]
     place = f"{where}: {columns.prompt}"
     if columns.data_source is None:
@@ -255,8 +246,7 @@ def parse_columns(columns: ColumnsSection, row: Mapping[str, object], where: str
         answer=answer_text(found["answer"], f"{where}: {columns.answer}"),
         solution=optional_text(found.get("solution"), f"{where}: {columns.solution}"),
         data_source=data_source,
-        extra_info=extra_info,
-        nulled=nulled,
+        extra_info={name: _value(row, name, "extra_info", where) for name in columns.extra_info},
     )
 
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 import fcntl
 import glob
 import os
-import re
 import shutil
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,22 +57,15 @@ def named_os_errors(out_dir: Path) -> Iterator[None]:
 _LOCK = "lock"
 _READY = "ready"
 _CHUNK = "chunk-{:05d}.jsonl"
-_PRIVATE = re.compile(r"\.partial-[0-9a-f]+-[0-9a-f]{8}\Z")
 
 
 class PartialFolder:
-    """Chunk files, the finished data set before it gets its name, and a lock.
-
-    Where another process holds the folder, or the file system knows no locks, the folder is this process's own, under a
-    name that no other will look for: `is_private`.
-    """
+    """Chunk files, the finished data set before it gets its name, and a lock."""
 
     def __init__(self, out_dir: Path, key: str) -> None:
-        shared = partial_path(out_dir, key)
-        self._descriptor = _locked(shared)
-        self.is_private = self._descriptor is None
-        self.path = shared.with_name(f"{shared.name}-{uuid.uuid4().hex[:8]}") if self.is_private else shared
-        self.path.mkdir(parents=True, exist_ok=True)
+        """Raises OutputError where another process has the folder, or the file system knows no locks."""
+        self.path = partial_path(out_dir, key)
+        self._descriptor: int | None = _locked(self.path)
 
     def chunk(self, index: int) -> Path:
         """Where chunk `index` is, or is to be written."""
@@ -88,8 +79,8 @@ class PartialFolder:
         return ready
 
     def close(self, *, keep: bool) -> None:
-        """Give the folder up. keep: leave it for the next process, unless it is private."""
-        if self.is_private or not keep:
+        """Give the folder up. keep: leave it for the next process."""
+        if not keep:
             shutil.rmtree(self.path, ignore_errors=True)
         if self._descriptor is not None:
             os.close(self._descriptor)
@@ -101,45 +92,25 @@ def partial_path(out_dir: Path, key: str) -> Path:
     return out_dir.with_name(f"{out_dir.name}.partial-{key}")
 
 
-def other_partials(out_dir: Path) -> list[Path]:
-    """Folders with chunks that interrupted processes left beside `out_dir`, whatever their inputs were: neither private
-    ones nor those that a process holds."""
+def partials_of_others(out_dir: Path, own: Path) -> list[Path]:
+    """Folders with chunks of other inputs beside `out_dir`."""
     chunks = out_dir.parent.glob(f"{glob.escape(out_dir.name)}.partial-*/{_CHUNK.format(0)}")
-    shared = (chunk.parent for chunk in chunks if _PRIVATE.search(chunk.parent.name) is None)
-    return sorted(folder for folder in shared if not _is_held(folder))
+    return sorted({chunk.parent for chunk in chunks} - {own})
 
 
-def _is_held(folder: Path) -> bool:
-    """Whether a process has the folder's lock, or that cannot be told."""
-    try:
-        descriptor = os.open(folder / _LOCK, os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
-def _locked(folder: Path) -> int | None:
-    """The descriptor of the folder's lock, held; None if it cannot be had."""
-    make_folder(folder)
-    path = folder / _LOCK
-    try:
+def _locked(folder: Path) -> int:
+    """The descriptor of the folder's lock, held."""
+    while True:
+        make_folder(folder)
+        path = folder / _LOCK
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    except FileNotFoundError:
-        return None  # its holder has just removed the folder
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Between open and lock the holder may have removed the folder: then this locks a file without a name.
-        if os.path.samestat(os.fstat(descriptor), path.stat()):
-            return descriptor
-    except OSError:
-        pass
-    os.close(descriptor)
-    return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Between open and lock the holder may have removed the folder: then this locks a file without a name.
+            if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+        except OSError as error:
+            os.close(descriptor)
+            why = "another process is preparing this data set" if isinstance(error, BlockingIOError) else str(error)
+            raise OutputError(f"{folder}: {why}; wait for it, or choose another folder") from error
+        os.close(descriptor)

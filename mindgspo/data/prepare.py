@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindgspo.data.account import GoldCheck, judge_rows
-from mindgspo.data.dataset import verify_files, verify_records, warn_of_rendering, write_prompt_records
+from mindgspo.data.dataset import verify_files, verify_records, write_prompt_records
 from mindgspo.data.dataset_info import (
     COLUMNS,
     DROPPED_NAME,
@@ -41,11 +41,10 @@ from mindgspo.data.output_folder import (
     check_out_dir,
     is_taken,
     named_os_errors,
-    other_partials,
     partial_path,
+    partials_of_others,
 )
-from mindgspo.data.render_workers import Chunk, WorkerDiedError, write_chunks
-from mindgspo.data.rendering import is_whole_chunk, prompt_facts, read_chunks, render_row, write_chunk
+from mindgspo.data.rendering import Chunk, is_whole_chunk, prompt_facts, read_chunks, write_chunks
 from mindgspo.data.sources import Source, open_source, sha256_of
 from mindgspo.errors import DataError, TokenizerError
 from mindgspo.io import check_free_space, fsync, fsync_tree
@@ -101,8 +100,8 @@ def prepare_dataset(
     where a row has none. seed: draws generated rows; files do not depend on it. force: an existing `out_dir`
     is moved aside to `<out_dir>.old-<n>` once the new one is complete. is_readable: rows whose gold answer it calls
     unreadable are dropped, as are those whose answer its own repetition does not meet. The result does not depend on
-    the others: workers, processes that tokenize (None: one per processor; small data needs none); chunk_rows, as many
-    rows as an interruption can cost each of them; show_progress, a bar on stderr if that is a terminal.
+    the others: workers, child processes that tokenize (None: one per processor; small data needs one); chunk_rows, as
+    many rows as an interruption can cost each of them; show_progress, a bar on stderr if that is a terminal.
 
     Raises DataError: a source that is missing, malformed, empty or has a row without an answer; prompts
     longer than allowed under truncation "error"; an `out_dir` that holds something else. What was tokenized is kept for
@@ -119,7 +118,6 @@ def prepare_dataset(
     key = inputs.key(chunk_rows)
     if is_taken(out_dir) and not force:
         info = _reuse(out_dir, inputs)
-        warn_of_rendering(out_dir, info, tokenizer)
         if partial_path(out_dir, key).is_dir():
             PartialFolder(out_dir, key).close(keep=False)
         return info
@@ -145,11 +143,10 @@ def prepare_dataset(
             info = _write(opened, inputs, paths, ready, progress, seed=seed, is_readable=is_readable)
             info = _put_in_place(ready, out_dir, inputs, info, force=force)
         keep = False
-        for path in other_partials(out_dir):
-            if path != partial.path:
-                why = "left by an interrupted preparation of other inputs"
-                progress.note(f"{path}: {why}; remove it unless that one is to go on")
-    except (WorkerDiedError, OutputError):
+        for path in partials_of_others(out_dir, partial.path):
+            why = "left by an interrupted preparation of other inputs"
+            progress.note(f"{path}: {why}; remove it unless that one is to go on")
+    except OutputError:
         raise
     except (DataError, TokenizerError):
         keep = False
@@ -196,13 +193,9 @@ def _render_chunks(
         progress.note(f"going on with {partial.path}: {rows_found} rows were tokenized before")
     advance = progress.stage("tokenize", opened.count)
     advance(rows_found)
-    if workers == 1 or len(first) < _WORKERS_FROM_CHUNKS:
-        for chunk in all_chunks:
-            write_chunk(chunk.path, (render_row(row, facts, tokenizer) for row in chunk.rows))
-            advance(len(chunk.rows))
-    else:
-        for rows in write_chunks(all_chunks, facts, tokenizer, count=workers, folder=partial.path):
-            advance(rows)
+    count = 1 if len(first) < _WORKERS_FROM_CHUNKS else workers
+    for rows in write_chunks(all_chunks, facts, tokenizer, count=count):
+        advance(rows)
     return paths
 
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,22 +31,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedRow:
-    """A row that states an answer, tokenized.
-
-    where: file and row. prompt_key: equal for rows that ask the same. full_length: tokens before truncation.
-    ids: int32 [L], after it; text: what they stand for. nulled as in `SourceRow`, the others as in `Prompt`.
-    """
+    """A row that states an answer, tokenized; fields without a text of their own are those of `Prompt`."""
 
     where: str
+    """File and row."""
     prompt_key: str
+    """Equal for rows that ask the same."""
     full_length: int
+    """Tokens before truncation."""
     ids: Int32Array
+    """[L], after truncation."""
     text: str
     answer: str
     data_source: str
     solution: str
     extra_info: Mapping[str, object]
     nulled: Sequence[str]
+    """As in `SourceRow`."""
 
     def as_prompt(self, index: int) -> Prompt:
         """The prompt that becomes row `index` of the data set."""
@@ -132,12 +136,48 @@ def render_row(row: SourceRow | DroppedRow, facts: PromptFacts, tokenizer: Token
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Rows of a source and the file that they are to be written to."""
+
+    path: Path
+    rows: list[SourceRow | DroppedRow]
+
+
 def write_chunk(path: Path, rows: Iterable[RenderedRow | DroppedRow]) -> None:
     """Write `rows` aside, then put the file in its place."""
     lines = [_to_line(row) for row in rows]
     content = b"".join(lines)
     footer = {"rows": len(lines), "sha256": hashlib.sha256(content).hexdigest()}
     write_file(path, content + json.dumps(footer).encode() + b"\n", sync=False)
+
+
+def write_chunks(chunks: Iterable[Chunk], facts: PromptFacts, tokenizer: Tokenizer, *, count: int) -> Iterator[int]:
+    """Have every chunk written by `count` threads; yields the number of rows of each, in order.
+
+    Each thread has the tokenizer in a child process of its own, where most of the time goes. At most two chunks per
+    thread are under way. Raises what rendering a row raises, the first one in the order of chunks.
+    """
+    of_thread = threading.local()
+
+    def write(chunk: Chunk) -> int:
+        if not hasattr(of_thread, "tokenizer"):
+            of_thread.tokenizer = tokenizer.in_own_process()
+        write_chunk(chunk.path, (render_row(row, facts, of_thread.tokenizer) for row in chunk.rows))
+        return len(chunk.rows)
+
+    pending: deque[Future[int]] = deque()
+    with ThreadPoolExecutor(count, thread_name_prefix="render") as threads:
+        try:
+            for chunk in chunks:
+                pending.append(threads.submit(write, chunk))
+                if len(pending) == 2 * count:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def is_whole_chunk(path: Path, num_rows: int) -> bool:

@@ -21,23 +21,28 @@ from mindgspo.tokenization import ChatMessage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRow:
-    r"""where: file and row for messages, e.g. "train.jsonl:17". messages: the conversation that asks.
-
-    answer: gold answer as text, never empty. solution: worked solution that ends in the answer ("#### 72", \boxed{72}),
-    "" where the source has none. data_source: the name that chooses the reward. extra_info: JSON values only. nulled:
-    what stood in there that JSON has nothing for, one kind per value, which is null now.
-    """
+    """A question and its gold answer."""
 
     where: str
+    """File and row for messages, e.g. "train.jsonl:17"."""
     messages: tuple[ChatMessage, ...]
+    """The conversation that asks."""
     answer: str
+    """Gold answer as text, never empty."""
     data_source: str
+    """The name that chooses the reward."""
     solution: str = ""
+    """Worked solution that ends in the answer ("#### 72", a box); "" where the source has none."""
     extra_info: Mapping[str, object] = field(default_factory=dict)
-    nulled: Sequence[str] = ()
+    """JSON values only; whatever else is given is converted by `json_object`."""
+    nulled: Sequence[str] = field(default=(), init=False)
+    """The kinds of the values of extra_info that JSON has nothing for, which are null now."""
 
     def __post_init__(self) -> None:
         assert self.messages and self.answer, f"{self.where}: a source row needs a question and an answer"
+        extra_info, nulled = json_object(self.extra_info)
+        object.__setattr__(self, "extra_info", extra_info)
+        object.__setattr__(self, "nulled", nulled)
 
     @property
     def prompt_key(self) -> str:
@@ -48,11 +53,13 @@ class SourceRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DroppedRow:
-    """A row that is left out. reason: counted in dataset.json. answer: what its gold answer says, as far as known."""
+    """A row that is left out."""
 
     where: str
     reason: str
+    """Counted in dataset.json."""
     answer: str
+    """What its gold answer says, as far as known."""
 
 
 ROLES = ("system", "user", "assistant", "tool")

@@ -9,17 +9,18 @@ import codecs
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from mindgspo.config.rules import source_problems
 from mindgspo.data.arithmetic import generate_rows
 from mindgspo.data.formats import check_schema, parser_for
-from mindgspo.data.source_rows import DroppedRow, SourceRow, checked_text, shortest
+from mindgspo.data.mindrlhf import read_mindrlhf
+from mindgspo.data.record_index import num_records
+from mindgspo.data.source_rows import DroppedRow, SourceRow, checked_text
 from mindgspo.errors import DataError
 from mindgspo.io import check_is_fetched, parse_json, read_lines
 from mindgspo.text import hub_hint
@@ -113,71 +114,50 @@ def _read_parquet(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
     try:
         number = 0
         with pyarrow.parquet.ParquetFile(path) as file:
-            readers = {field.name: reader for field in file.schema_arrow if (reader := _reader(field.type))}
             for batch in map(_plain, file.iter_batches(batch_size=_ROWS_PER_BATCH)):
                 if batch.nbytes > _MOST_BATCH_BYTES:
                     rows = f"rows {number + 1} to {number + batch.num_rows}"
                     raise DataError(f"{path} {rows}: more than {_MOST_BATCH_BYTES:,} bytes; remove the longest")
                 for row in _row_values(batch, path, number):
                     number += 1
-                    for name, read in readers.items():
-                        row[name] = read(row[name])
                     yield f"{path} row {number}", row
     except (pyarrow.ArrowException, OSError, MemoryError, UnicodeDecodeError) as error:  # the last: of column names
         raise DataError(f"{path}: not a readable parquet file ({error or 'too large'})") from error
 
 
 def _plain(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
-    """The batch with the values of its dictionaries written out, so that its size is that of its rows, and times as
-    text: Python has no nanoseconds and no year 10000."""
+    """The batch with the values of its dictionaries written out, so that its size is that of its rows; times as text,
+    for Python has no nanoseconds and no year 10000; and float32 as the float64 of the same shortest decimals."""
     import pyarrow
+    from pyarrow import types
 
-    columns = [one.dictionary_decode() if pyarrow.types.is_dictionary(one.type) else one for one in batch.columns]
-    columns = [one if (kind := _with_text(one.type)) == one.type else one.cast(kind) for one in columns]
+    columns = []
+    for column in batch.columns:
+        plain = column.dictionary_decode() if types.is_dictionary(column.type) else column
+        as_text = _plain_type(plain.type, pyarrow.string())
+        if as_text != plain.type:
+            plain = plain.cast(as_text).cast(_plain_type(plain.type, pyarrow.float64()))
+        columns.append(plain)
     return pyarrow.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
-def _with_text(kind: pyarrow.DataType) -> pyarrow.DataType:
-    """The type with text in place of times, also inside."""
+def _plain_type(kind: pyarrow.DataType, floats: pyarrow.DataType) -> pyarrow.DataType:
+    """The type with text in place of times, and `floats` in place of float32, also inside."""
     import pyarrow
     from pyarrow import types
 
     if types.is_date(kind) or types.is_time(kind) or types.is_timestamp(kind):
         return pyarrow.string()
+    if types.is_float32(kind):
+        return floats
     if types.is_struct(kind):
-        return pyarrow.struct([one.with_type(_with_text(one.type)) for one in kind])
+        return pyarrow.struct([one.with_type(_plain_type(one.type, floats)) for one in kind])
     if types.is_map(kind):
-        return pyarrow.map_(_with_text(kind.key_type), _with_text(kind.item_type))
-    if types.is_list(kind):
-        return pyarrow.list_(kind.value_field.with_type(_with_text(kind.value_type)))
+        return pyarrow.map_(_plain_type(kind.key_type, floats), _plain_type(kind.item_type, floats))
+    if types.is_list(kind) or types.is_large_list(kind):
+        build = pyarrow.list_ if types.is_list(kind) else pyarrow.large_list
+        return build(kind.value_field.with_type(_plain_type(kind.value_type, floats)))
     return kind
-
-
-def _reader(kind: pyarrow.DataType) -> Callable[[Any], Any] | None:
-    """Gives values of a type with float16 or float32 inside, which Python has as float64, their shortest decimals; None
-    for other types."""
-    from pyarrow import types
-
-    if types.is_float16(kind) or types.is_float32(kind):
-        own = np.float16 if types.is_float16(kind) else np.float32
-        return lambda value: None if value is None else shortest(own(value))
-    if types.is_struct(kind):
-        inside = {one.name: read for one in kind if (read := _reader(one.type))}
-        return inside and (
-            lambda value: value and {k: inside[k](one) if k in inside else one for k, one in value.items()}
-        )
-    if types.is_map(kind):
-        key, item = (_reader(one) or _same for one in (kind.key_type, kind.item_type))
-        is_needed = key is not _same or item is not _same
-        return (lambda value: value and [(key(k), item(one)) for k, one in value]) if is_needed else None
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        read = _reader(kind.value_type)
-        return read and (lambda value: value and [read(one) for one in value])
-    return _reader(kind.value_type) if types.is_dictionary(kind) else None
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def _row_values(batch: pyarrow.RecordBatch, path: Path, rows_before: int) -> list[dict[str, object]]:
@@ -198,16 +178,16 @@ def _row_values(batch: pyarrow.RecordBatch, path: Path, rows_before: int) -> lis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A source that exists.
-
-    section: as configured. seed: what generated rows are drawn with; None for files, which need none.
-    sha256: of the file's bytes, or of the generated rows. tokenizer: makes text of rows that are ids.
-    """
+    """A source that exists; made by `open_source`."""
 
     section: DataSourceSection
+    """As configured."""
     seed: int | None
+    """What generated rows are drawn with; None for files, which need none."""
     sha256: str
-    tokenizer: Tokenizer | None = None
+    """Of the file's bytes, or of the generated rows."""
+    _rows: Callable[[], Iterable[SourceRow | DroppedRow]] = field(compare=False, repr=False)
+    _count: Callable[[], int] = field(compare=False, repr=False)
 
     @property
     def label(self) -> str:
@@ -216,32 +196,12 @@ class Source:
 
     def parsed(self) -> Iterator[SourceRow | DroppedRow]:
         """At most `max_rows` rows in order, those left out for want of an answer among them. Raises as `read_file`."""
-        if self.seed is not None:
-            yield from _generated(self.section, self.seed)
-            return
-        assert self.section.path is not None
-        if self.section.format == "mindrlhf":
-            from mindgspo.data.mindrlhf import read_mindrlhf
-
-            assert self.tokenizer is not None, "rows of ids need a tokenizer"
-            yield from itertools.islice(read_mindrlhf(self.section.path, self.tokenizer), self.section.max_rows)
-            return
-        parse = parser_for(self.section)
-        for where, row in itertools.islice(read_file(self.section.path), self.section.max_rows):
-            yield parse(row, where)
+        return itertools.islice(self._rows(), self.section.max_rows)
 
     def count(self) -> int:
         """About how many rows there are; the rows need not be readable as such."""
-        if self.seed is not None:
-            return len(_generated(self.section, self.seed))
-        assert self.section.path is not None
-        if self.section.format == "mindrlhf":
-            from mindgspo.data.record_index import num_records
-
-            rows = num_records(self.section.path)
-        else:
-            rows = count_rows(self.section.path)
-        return rows if self.section.max_rows is None else min(rows, self.section.max_rows)
+        rows, most = self._count(), self.section.max_rows
+        return rows if most is None else min(rows, most)
 
 
 def open_source(section: DataSourceSection, seed: int, tokenizer: Tokenizer | None = None) -> Source:
@@ -257,26 +217,30 @@ def open_source(section: DataSourceSection, seed: int, tokenizer: Tokenizer | No
         raise DataError(problem)
     if section.columns is not None and section.columns.data_source is None:
         checked_text(section.columns.data_source_name, "data source.columns.data_source_name")
+    path = section.path
     if section.format == "arithmetic":
-        if section.path is not None:
-            raise DataError(f"data source {section.path}: format 'arithmetic' is generated and takes no path (--input)")
-        return Source(section=section, seed=seed, sha256=_hash_rows(section, seed))
-    if section.path is None:
+        if path is not None:
+            raise DataError(f"data source {path}: format 'arithmetic' is generated and takes no path (--input)")
+        rows = generate_rows(section.split, section.max_rows, seed, section.forgotten_carries)
+        digest = hashlib.sha256(json.dumps([asdict(row) for row in rows]).encode()).hexdigest()
+        return Source(section=section, seed=seed, sha256=digest, _rows=lambda: rows, _count=lambda: len(rows))
+    if path is None:
         raise DataError(f"data source: format {section.format!r} needs a path (--input) to a *.jsonl or *.parquet file")
+    read, count = _readers(section, path, tokenizer)
+    return Source(section=section, seed=None, sha256=sha256_of(path), _rows=read, _count=count)
+
+
+def _readers(
+    section: DataSourceSection, path: Path, tokenizer: Tokenizer | None
+) -> tuple[Callable[[], Iterable[SourceRow | DroppedRow]], Callable[[], int]]:
+    """Functions that read the rows of a file, and that count them."""
     if section.format == "mindrlhf":
-        if not section.path.is_file():
-            raise DataError(f"{section.path}: no such file; MindRLHF's --output_path is a file with a *.db beside it")
-        return Source(section=section, seed=None, sha256=sha256_of(section.path), tokenizer=tokenizer)
-    check_source_file(section.path)
-    if section.columns is not None and section.path.suffix == PARQUET:
-        check_schema(section.path, read_schema(section.path), section.columns)
-    return Source(section=section, seed=None, sha256=sha256_of(section.path))
-
-
-def _generated(section: DataSourceSection, seed: int) -> list[SourceRow]:
-    return generate_rows(section.split, section.max_rows, seed, section.forgotten_carries)
-
-
-def _hash_rows(section: DataSourceSection, seed: int) -> str:
-    rows = _generated(section, seed)
-    return hashlib.sha256(json.dumps([asdict(row) for row in rows]).encode()).hexdigest()
+        if not path.is_file():
+            raise DataError(f"{path}: no such file; MindRLHF's --output_path is a file with a *.db beside it")
+        assert tokenizer is not None, "rows of ids need a tokenizer"
+        return partial(read_mindrlhf, path, tokenizer), partial(num_records, path)
+    check_source_file(path)
+    if section.columns is not None and path.suffix == PARQUET:
+        check_schema(path, read_schema(path), section.columns)
+    parse = parser_for(section)
+    return lambda: (parse(row, where) for where, row in read_file(path)), partial(count_rows, path)

@@ -17,7 +17,7 @@ from mindgspo.parallel.plans.layout import Layout
 from mindgspo.parallel.plans.parameter_layouts import parameter_layouts
 from mindgspo.parallel.plans.ranks import RankGrid
 from mindgspo.strategy.file import read_source, write_strategies
-from mindgspo.strategy.layouts import compiled_strategy, hsdp_call
+from mindgspo.strategy.layouts import compiled_strategy, hsdp_size
 from mindgspo.strategy.record import NOT_SPLIT, Strategy
 
 GRAPHS = ("train", "reference", "rollout")
@@ -50,8 +50,8 @@ class WrittenFolder:
     seconds: float
 
     def __str__(self) -> str:
-        call = hsdp_call(self.plan)
-        shards = "" if call is None else f", optimizer shards over {call.shard_size}"
+        size = hsdp_size(self.plan)
+        shards = "" if size is None else f", optimizer shards over {size}"
         return (
             f"{self.graph:<9}  {self.plan} (data x model x pipeline){shards}: {self.num_files} files, "
             f"{self.num_parameters} parameters, {self.seconds:.1f} s  {self.folder}"

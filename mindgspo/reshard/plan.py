@@ -90,14 +90,6 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalCopy:
-    """The block that a rank needs and already holds, in its source and in its destination slice."""
-
-    source: TensorSlice
-    destination: TensorSlice
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ReshardPlan:
     """All of a reshard, equal on every rank."""
 
@@ -122,13 +114,14 @@ class ReshardPlan:
         needed = self.destination[parameter].slice_of(rank)
         return needed is not None and needed == self.source[parameter].slice_of(rank)
 
-    def local_copy(self, parameter: str, rank: int) -> LocalCopy | None:
-        """What the rank copies from its old slice to its new one; None where there is nothing or the slice is kept."""
+    def local_copy(self, parameter: str, rank: int) -> tuple[TensorSlice, TensorSlice] | None:
+        """The block that a rank needs and already holds, in its old and in its new slice; None where there is none or
+        the slice is kept."""
         held, needed = self.source[parameter].slice_of(rank), self.destination[parameter].slice_of(rank)
         common = held.intersection(needed) if held and needed and held != needed else None
         if held is None or needed is None or common is None:
             return None
-        return LocalCopy(source=common.relative_to(held.starts), destination=common.relative_to(needed.starts))
+        return common.relative_to(held.starts), common.relative_to(needed.starts)
 
     def lacking_bytes(self) -> Counter[int]:
         """{rank: bytes of its new slices that its old slices do not hold}: the lower bound of what it receives.
@@ -143,20 +136,6 @@ class ReshardPlan:
                 common = held.intersection(needed) if held else None
                 lacking[rank] += (needed.size - (common.size if common else 0)) * self.item_bytes[name]
         return +lacking
-
-    def received_bytes(self) -> Counter[int]:
-        """{rank: bytes it receives}; ranks that receive nothing are left out."""
-        received: Counter[int] = Counter()
-        for bucket in self.buckets():
-            received.update(dict.fromkeys(bucket.receivers, bucket.num_bytes))
-        return received
-
-    def sent_bytes(self) -> Counter[int]:
-        """{rank: bytes it sends}, a broadcast counted once; ranks that send nothing are left out."""
-        sent: Counter[int] = Counter()
-        for bucket in self.buckets():
-            sent[bucket.sender] += bucket.num_bytes
-        return sent
 
     def digest(self) -> str:
         """SHA-256 over every step, for ranks to compare before they start."""

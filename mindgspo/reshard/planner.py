@@ -16,7 +16,7 @@ from itertools import product, zip_longest
 from math import prod
 
 from mindgspo.errors import ConfigError, WeightsError
-from mindgspo.parallel.plans.layout import Layout, Shape, SliceIndex, TensorSlice
+from mindgspo.parallel.plans.layout import NOT_SPLIT, Layout, Shape, SliceIndex, TensorSlice
 from mindgspo.parallel.plans.ranks import Ranks
 from mindgspo.reshard.plan import BlockTransfer, Bucket, ReshardPlan, Step, runs_within
 from mindgspo.text import listed
@@ -83,6 +83,17 @@ def _of_destination_slice(source: Layout, destination: Layout, index: SliceIndex
         )
 
 
+def whole_layout(name: str, shape: Shape, ranks: Ranks) -> Layout:
+    """The layout of a tensor that each of these ranks holds whole."""
+    return Layout(
+        parameter=name,
+        shape=shape,
+        device_matrix=(len(ranks),),
+        tensor_map=(NOT_SPLIT,) * len(shape),
+        rank_list=ranks,
+    )
+
+
 def touching_slices(slice_shape: Shape, block: TensorSlice) -> Iterator[SliceIndex]:
     """The numbers of the slices of this shape that have elements of `block`."""
     return product(
@@ -94,32 +105,32 @@ def touching_slices(slice_shape: Shape, block: TensorSlice) -> Iterator[SliceInd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """A block to be sent once."""
+class UnsentBlock:
+    """A block cut to size, to be sent once, without its sender."""
 
+    piece: BlockTransfer
     holders: Ranks
     receivers: Ranks
-    num_bytes: int
 
 
-def choose_senders(loads: Sequence[Load], *, grain_bytes: int) -> list[int]:
-    """The sender of every load, in the order of `loads`.
+def choose_senders(blocks: Sequence[UnsentBlock], *, grain_bytes: int) -> list[int]:
+    """The sender of every block, in the order of `blocks`.
 
     The holder that has least to send is taken; amounts that differ by less than `grain_bytes` count as equal, and then
     a group of ranks that is in use already is preferred (groups cost memory and time to create), then the holder whose
-    rank is nearest to a receiver's, then the lowest. Loads with few holders choose first, large ones before small ones,
-    so that those with a choice even out the others (the longest-processing-time rule of scheduling).
+    rank is nearest to a receiver's, then the lowest. Blocks with few holders choose first, large ones before small
+    ones, so that those with a choice even out the others (the longest-processing-time rule of scheduling).
     """
     sent: Counter[int] = Counter()
     groups: set[Ranks] = set()
-    senders = [-1] * len(loads)
-    for i in sorted(range(len(loads)), key=lambda i: (len(loads[i].holders), -loads[i].num_bytes, i)):
-        load = loads[i]
-        least = min(sent[rank] // grain_bytes for rank in load.holders)
-        candidates = [rank for rank in load.holders if sent[rank] // grain_bytes == least]
-        senders[i] = min(candidates, key=lambda rank: _preference(rank, load.receivers, groups))
-        sent[senders[i]] += load.num_bytes
-        groups.add(_group(senders[i], load.receivers))
+    senders = [-1] * len(blocks)
+    for i in sorted(range(len(blocks)), key=lambda i: (len(blocks[i].holders), -blocks[i].piece.num_bytes, i)):
+        block = blocks[i]
+        least = min(sent[rank] // grain_bytes for rank in block.holders)
+        candidates = [rank for rank in block.holders if sent[rank] // grain_bytes == least]
+        senders[i] = min(candidates, key=lambda rank: _preference(rank, block.receivers, groups))
+        sent[senders[i]] += block.piece.num_bytes
+        groups.add(_group(senders[i], block.receivers))
     return senders
 
 
@@ -158,24 +169,13 @@ def plan_reshard(
         )
     order = _order(names, source, destination)
     blocks = [block for name in order for block in _cut_blocks(name, source, destination, bucket_bytes, sizes[name])]
-    loads = [
-        Load(holders=p.overlap.holders, receivers=p.overlap.receivers, num_bytes=p.piece.num_bytes) for p in blocks
-    ]
-    senders = choose_senders(loads, grain_bytes=max(1, bucket_bytes // _GRAINS_PER_BUCKET))
+    senders = choose_senders(blocks, grain_bytes=max(1, bucket_bytes // _GRAINS_PER_BUCKET))
     streams = _streams(blocks, senders)
     steps = tuple(
         Step(parameters=parameters, buckets=_buckets(parameters, streams, bucket_bytes))
         for parameters in _step_parameters(order, source, destination, sizes, bucket_bytes)
     )
     return ReshardPlan(source=source, destination=destination, item_bytes=sizes, bucket_bytes=bucket_bytes, steps=steps)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Block:
-    """A block cut to size, without its sender."""
-
-    overlap: Overlap
-    piece: BlockTransfer
 
 
 def _common_names(source: Mapping[str, Layout], destination: Mapping[str, Layout]) -> list[str]:
@@ -214,7 +214,7 @@ def _order(names: list[str], source: Mapping[str, Layout], destination: Mapping[
 
 def _cut_blocks(
     name: str, source: Mapping[str, Layout], destination: Mapping[str, Layout], bucket_bytes: int, item_bytes: int
-) -> Iterator[_Block]:
+) -> Iterator[UnsentBlock]:
     for overlap in missing_overlaps(source[name], destination[name]):
         for block in overlap.block.blocks(bucket_bytes // item_bytes):
             piece = BlockTransfer(
@@ -223,15 +223,15 @@ def _cut_blocks(
                 destination=block.relative_to(overlap.destination_origin),
                 num_bytes=block.size * item_bytes,
             )
-            yield _Block(overlap=overlap, piece=piece)
+            yield UnsentBlock(piece=piece, holders=overlap.holders, receivers=overlap.receivers)
 
 
-def _streams(blocks: Sequence[_Block], senders: Sequence[int]) -> dict[str, dict[Link, list[BlockTransfer]]]:
+def _streams(blocks: Sequence[UnsentBlock], senders: Sequence[int]) -> dict[str, dict[Link, list[BlockTransfer]]]:
     """{parameter: {link: its pieces}}, in order."""
     streams: dict[str, dict[Link, list[BlockTransfer]]] = {}
     for block, sender in zip(blocks, senders, strict=True):
         links = streams.setdefault(block.piece.parameter, {})
-        links.setdefault((sender, block.overlap.receivers), []).append(block.piece)
+        links.setdefault((sender, block.receivers), []).append(block.piece)
     return streams
 
 

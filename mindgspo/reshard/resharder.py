@@ -18,7 +18,7 @@ from mindgspo.parallel.collectives.host import broadcast_buffer, exchange, make_
 from mindgspo.parallel.plans.layout import Layout
 from mindgspo.parallel.platform import runtime
 from mindgspo.reshard.plan import BlockTransfer, Bucket, ReshardPlan
-from mindgspo.reshard.planner import plan_reshard
+from mindgspo.reshard.planner import plan_reshard, whole_layout
 
 _FLOAT = np.dtype(np.float32)
 Types = Mapping[str, np.dtype]
@@ -30,7 +30,7 @@ Residency = Callable[[tuple[str, ...]], AbstractContextManager[None]]
 def pack(bucket: Bucket, old: Mapping[str, np.ndarray], buffer: np.ndarray, types: Types | None = None) -> None:
     """Fill the sender's buffer, int32 [ceil(bytes / 4)], from its old slices by parameter name. types: those that are
     sent; None: the slices' own."""
-    buffer[-1:] = 0  # bytes behind the last piece
+    buffer[-1:] = 0  # bytes after the last piece
     for piece, raw in _views(bucket, buffer):
         block = old[piece.parameter][piece.source.index]
         raw.view(block.dtype if types is None else types[piece.parameter]).reshape(block.shape)[...] = block
@@ -48,8 +48,9 @@ def copy_local(plan: ReshardPlan, parameter: str, rank: int, old: np.ndarray, ne
     copy = plan.local_copy(parameter, rank)
     if copy is None:
         return 0
-    new[copy.destination.index] = old[copy.source.index]
-    return copy.source.size * new.itemsize
+    source, destination = copy
+    new[destination.index] = old[source.index]
+    return source.size * new.itemsize
 
 
 def _views(bucket: Bucket, buffer: np.ndarray) -> Iterator[tuple[BlockTransfer, np.ndarray]]:
@@ -67,14 +68,18 @@ def everything_stays(names: tuple[str, ...]) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReshardReport:
-    """What one rank did. Bytes: received over collectives, sent (a broadcast once), copied locally, and the largest
-    buffer. seconds: from the first to the last step, waiting included."""
+    """What one rank moved."""
 
     received: int
+    """Bytes over collectives."""
     sent: int
+    """Bytes, a broadcast counted once."""
     copied: int
+    """Bytes, locally."""
     peak_buffer: int
+    """Bytes of the largest buffer."""
     seconds: float
+    """From the first to the last step, waiting included."""
 
 
 class Resharder:
@@ -166,20 +171,10 @@ class Resharder:
 
 def gather_to_first_rank(layouts: Mapping[str, Layout], slices: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Whole tensors on rank 0, nothing on the others; e.g. for a checkpoint that any plan can read."""
-    whole = {name: _on_first_rank(layout) for name, layout in layouts.items()}
+    whole = {name: whole_layout(name, layout.shape, (0,)) for name, layout in layouts.items()}
     new = {name: np.empty(layout.shape, np.float32) for name, layout in whole.items()} if runtime.rank() == 0 else {}
     Resharder(layouts, whole, bucket_bytes=64 << 20).run(slices, new)
     return new
-
-
-def _on_first_rank(layout: Layout) -> Layout:
-    return Layout(
-        parameter=layout.parameter,
-        shape=layout.shape,
-        device_matrix=(1,),
-        tensor_map=(-1,) * len(layout.shape),
-        rank_list=(0,),
-    )
 
 
 def _compare_digests(plan: ReshardPlan) -> None:

@@ -20,8 +20,8 @@ from mindgspo.config.huggingface_config import huggingface_config
 from mindgspo.errors import WeightsError
 from mindgspo.io import make_folder, publish_folder, read_json, remove_folder, temporary_path, write_file
 from mindgspo.models.names import compute_type
+from mindgspo.tensor_files.formats import library_order
 from mindgspo.tensor_files.reader import SINGLE_FILE, open_tensors
-from mindgspo.tensor_files.safetensors_format import library_order
 from mindgspo.tensor_files.tensors import FILE_DTYPES, TensorInfo, TensorSource, info_of, rounded
 from mindgspo.tensor_files.writer import write_tensors
 

@@ -1,1 +1,1 @@
-"""MindSpore strategy files by the layout algebra alone. Public: `file`, `layouts`, `compare`, `fit`."""
+"""MindSpore strategy files by the layout algebra alone. Public: `file`, `layouts`, `commands`."""

@@ -1,4 +1,4 @@
-"""`mindgspo strategy show | diff | merge`: paths in, lines out."""
+"""Compare strategies, and `mindgspo strategy show | diff | merge`: paths in, lines out."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from math import lcm
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from mindgspo.errors import CheckpointError
 from mindgspo.parallel.plans.layout import Layout, Shape
-from mindgspo.strategy.compare import check_fits, compare_strategies
 from mindgspo.strategy.file import SINGLE, read_folder, read_source, save_strategy
-from mindgspo.strategy.record import ALL_REPLICAS, StoredLayout, Strategy, device_axes
+from mindgspo.strategy.layouts import check_fits
+from mindgspo.strategy.record import ALL_REPLICAS, StoredLayout, Strategy, splits_of, without_prefixes
 from mindgspo.text import aligned, counted
 
 _LAYER = re.compile(r"(?<=\blayers\.)\d+(?=\.)")
@@ -38,7 +39,7 @@ def without_state(pairs: Sequence[tuple[str, Rest]]) -> tuple[list[tuple[str, Re
     said = set(pairs)
     kept, left_out = [], {}
     for name, rest in pairs:
-        prefix = next((name[: -len(short)] for short in _shorter(name) if (short, rest) in said), None)
+        prefix = next((name[: -len(short)] for short in without_prefixes(name) if (short, rest) in said), None)
         if prefix is None:
             kept.append((name, rest))
         else:
@@ -57,13 +58,6 @@ def ranges(numbers: Iterable[int]) -> str:
 
 def _layers(layers: list[int]) -> str:
     return str(layers[0]) if len(layers) == 1 else f"{{{ranges(layers)}}}"
-
-
-def _shorter(name: str) -> Iterable[str]:
-    """`a.b.c` gives `b.c` and `c`."""
-    while "." in name:
-        name = name.split(".", 1)[1]
-        yield name
 
 
 class _Cells(NamedTuple):
@@ -110,23 +104,15 @@ def _cells(strategy: Strategy, stage: int, stored: StoredLayout, shape: Shape | 
 
 
 def _shape(name: str, stored: StoredLayout, shapes: Mapping[str, Shape]) -> Shape | None:
-    """Of the parameter, or of the one whose state it is (adamw.m.<parameter>)."""
+    """The shape of the parameter, or of the one whose state it is (adamw.m.<parameter>)."""
     if stored.shape is not None:
         return stored.shape
-    while name not in shapes and "." in name:
-        name = name.split(".", 1)[1]
-    return shapes.get(name)
+    return next((shapes[one] for one in (name, *without_prefixes(name)) if one in shapes), None)
 
 
 def _slice(stored: StoredLayout, shape: Shape | None) -> str:
-    """What a rank computes with: its shape, or the share of every axis where the shape is not known."""
-    last = len(stored.device_matrix) - 1
-    splits = []
-    for entry in stored.tensor_map:
-        split = 1
-        for axis in device_axes(entry):
-            split *= stored.device_matrix[last - axis]
-        splits.append(split)
+    """The part that a rank computes with: its shape, or the share of every axis where the shape is not known."""
+    splits = splits_of(stored.device_matrix, stored.tensor_map)
     if shape is None or len(shape) != len(splits):
         return " x ".join("1" if split == 1 else f"1/{split}" for split in splits)
     return _spelled(tuple(length // split for length, split in zip(shape, splits, strict=True)))
@@ -147,12 +133,12 @@ def _spelled(numbers: tuple[object, ...]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Differences:
-    """What `strategy diff` found."""
+    """The outcome of `strategy diff`."""
 
     lines: list[str]
     """To print, the sum last."""
     number: int
-    """Of differences; 0: the two are equal."""
+    """How many there are; 0: the two are equal."""
 
 
 def show_lines(path: Path, *, shows_all: bool = False, layouts: Mapping[str, Layout] | None = None) -> Iterator[str]:
@@ -228,3 +214,75 @@ def _common(left: Strategy, right: Strategy) -> tuple[Strategy, Strategy]:
         return replace(one, stages=kept)
 
     return cut(left, right), cut(right, left)
+
+
+def compare_strategies(left: Strategy, right: Strategy, *, spelling: bool = False) -> list[str]:
+    """Everything in which the two differ, one line each, by stage and parameter; empty where they place alike.
+
+    Two spellings of one placement, e.g. device matrix (4, 1) with map (1, -1) and (4,) with (0, -1), are no difference;
+    `spelling` reports them as such. Shapes are compared where both records hold them.
+    """
+    lines = []
+    for stage in sorted({*left.stages, *right.stages}):
+        if stage not in left.stages or stage not in right.stages:
+            missing, present = ("left", right) if stage not in left.stages else ("right", left)
+            lines.append(f"stage {stage}: missing in {missing} ({len(present.stages[stage])} parameters)")
+            continue
+        lines += _stage_lines(left, right, stage, spelling)
+    return lines
+
+
+def same_placement(one: StoredLayout, other: StoredLayout) -> bool:
+    """Whether every rank of the stage holds the same part under both; shapes are not looked at."""
+    if one.num_devices != other.num_devices or len(one.tensor_map) != len(other.tensor_map):
+        return False
+    if one.placement == other.placement:
+        return True
+    # Slices depend on the shape by scale only: any shape that divides under both shows whether they are the same.
+    shape = tuple(lcm(*splits) for splits in zip(one.splits, other.splits, strict=True))
+    return _layout(one, shape).same_placement(_layout(other, shape))
+
+
+def _stage_lines(left: Strategy, right: Strategy, stage: int, spelling: bool) -> Iterator[str]:
+    here, there = left.stages[stage], right.stages[stage]
+    where = f" (stage {stage})" if len(left.stages) > 1 or len(right.stages) > 1 or stage else ""
+    for name in dict.fromkeys((*here, *there)):
+        if name not in here or name not in there:
+            yield f"{name}{where}: missing in {'left' if name not in here else 'right'}"
+            continue
+        yield from (f"{name}{where}: {line}" for line in _entry_lines(here[name], there[name], spelling))
+
+
+def _entry_lines(left: StoredLayout, right: StoredLayout, spelling: bool) -> Iterator[str]:
+    if left.shape is not None and right.shape is not None and left.shape != right.shape:
+        yield f"shape {left.shape} in left, {right.shape} in right"
+    uneven = [(stored.field, stored.param_split_shape, stored.indices_offset) for stored in (left, right)]
+    if (left.uneven or right.uneven) and uneven[0] != uneven[1]:
+        yield "uneven slices: field, param_split_shape, indices_offset {} in left, {} in right".format(*uneven)
+    if not same_placement(left, right):
+        yield f"{_described(left, right)} in left, {_described(right, left)} in right"
+    elif spelling and _spelling(left) != _spelling(right):
+        yield f"same placement, spelled as {_described(left, right)} in left, {_described(right, left)} in right"
+
+
+def _described(stored: StoredLayout, other: StoredLayout) -> str:
+    """A placement as the file spells it; the optimizer-shard fields only where one of the two has them."""
+    text = f"device matrix {stored.device_matrix}, tensor map {stored.tensor_map}"
+    if stored.opt_weight_shard_size or other.opt_weight_shard_size:
+        text += f", opt_weight_shard step {stored.opt_weight_shard_step} size {stored.opt_weight_shard_size}"
+    return text
+
+
+def _spelling(stored: StoredLayout) -> tuple[object, ...]:
+    return stored.device_matrix, stored.tensor_map, stored.opt_weight_shard_step, stored.opt_weight_shard_size
+
+
+def _layout(stored: StoredLayout, shape: Shape) -> Layout:
+    matrix, tensor_map = stored.placement
+    return Layout(
+        parameter="",
+        shape=shape,
+        device_matrix=matrix,
+        tensor_map=tensor_map,
+        rank_list=tuple(range(stored.num_devices)),
+    )

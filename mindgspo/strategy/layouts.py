@@ -1,4 +1,4 @@
-"""Layouts of a plan as a strategy record, as MindSpore's compiler writes it, and back. Pure Python.
+"""Layouts of a plan as a strategy record, as MindSpore's compiler writes it, and back; does a record fit a model?
 
 Which weights the compiler cuts over their replicas under `AutoParallel(...).hsdp()`, and in how many parts:
 The rule, established with MindSpore 2.10.0 by compiling small networks for Ascend (2 to 512 ranks, all three optimizer
@@ -15,8 +15,9 @@ levels) and reading files and inserted collectives:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 
 from mindgspo.config.plan import ParallelPlan
@@ -30,51 +31,49 @@ from mindgspo.strategy.record import (
     StoredLayout,
     Strategy,
     TensorMap,
+    axis_length,
     device_axes,
+    free_axes,
     map_entry,
-    with_fields,
+    stride,
+    without_prefixes,
 )
+from mindgspo.text import closest, listed
 
 THRESHOLD = 64
 """KB; MindSpore's default, with which norms and biases stay whole."""
 _FLOAT_BYTES = 4
+# How many names of one kind a message shows.
+_LISTED = 3
+_LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HsdpCall:
-    """What decides about the cuts."""
-
-    shard_size: int = ALL_REPLICAS
-    """Argument of hsdp(): parts at most; -1: as many as there are replicas."""
-    threshold: int = THRESHOLD
-    """Argument of hsdp(): KB from which on a tensor is cut."""
-    element_bytes: int = _FLOAT_BYTES
-    """Of the parameters, not of what they are cast to."""
+def hsdp_size(plan: ParallelPlan) -> int | None:
+    """The shard_size of `hsdp()` that files of this plan follow; None: nothing is cut."""
+    return plan.token_parts if plan.optimizer_shard and plan.token_parts > 1 else None
 
 
-def hsdp_call(plan: ParallelPlan) -> HsdpCall | None:
-    """The call that says what files of this plan have cut; None: nothing."""
-    if not plan.optimizer_shard or plan.token_parts == 1:
-        return None
-    return HsdpCall(shard_size=plan.token_parts)
-
-
-def hsdp_shards(stored: StoredLayout, call: HsdpCall) -> StoredLayout:
+def hsdp_shards(
+    stored: StoredLayout, shard_size: int, *, threshold: int = THRESHOLD, element_bytes: int = _FLOAT_BYTES
+) -> StoredLayout:
     """The layout with the fields that the compiler writes for a parameter that requires a gradient.
 
+    shard_size, threshold: arguments of hsdp(), parts at most (-1: as many as there are replicas) and KB from which on a
+    tensor is cut. element_bytes: of the parameters, not of what they are cast to.
     Example: a norm of 65536 elements on 2 x 4 ranks with shard_size 2: step 1, size 2; ranks 0 and 1 have its halves.
     """
     assert stored.shape is not None and not stored.opt_weight_shard_size, stored
-    free = _free_axes(stored)
-    replicas = prod(stored.device_matrix[position] for position in free)
-    wanted = ALL_REPLICAS if call.shard_size == 1 else call.shard_size
+    matrix = stored.device_matrix
+    free = free_axes(matrix, stored.tensor_map)
+    replicas = prod(axis_length(matrix, axis) for axis in free)
+    wanted = ALL_REPLICAS if shard_size == 1 else shard_size
     parts = replicas if wanted == ALL_REPLICAS else min(wanted, replicas)
-    small = prod(stored.shape) * call.element_bytes < call.threshold * 1024
-    if not stored.shape or small or parts == 1 or replicas % parts or _rows(stored) % parts:
+    small = prod(stored.shape) * element_bytes < threshold * 1024
+    if not stored.shape or small or parts == 1 or replicas % parts or stored.shape[0] // stored.splits[0] % parts:
         return stored
     return replace(
         stored,
-        opt_weight_shard_step=prod(stored.device_matrix[free[-1] + 1 :]),
+        opt_weight_shard_step=stride(matrix, free[0]),
         opt_weight_shard_size=wanted if wanted == ALL_REPLICAS else parts,
     )
 
@@ -95,45 +94,40 @@ def without_single_devices(stored: StoredLayout) -> StoredLayout:
     return replace(stored, device_matrix=tuple(matrix[position] for position in kept), tensor_map=tensor_map)
 
 
-def _free_axes(stored: StoredLayout) -> list[int]:
-    """Positions in the device matrix, ascending, of the axes of more than one device that split nothing."""
-    last = len(stored.device_matrix) - 1
-    used = {last - axis for entry in stored.tensor_map for axis in device_axes(entry)}
-    return [position for position, size in enumerate(stored.device_matrix) if size > 1 and position not in used]
-
-
-def _rows(stored: StoredLayout) -> int:
-    """Length of axis 0 of the slice."""
-    assert stored.shape
-    return stored.shape[0] // stored.splits[0]
-
-
 def stage_strategy(layouts: Mapping[str, Layout], *, plan: ParallelPlan, rank: int) -> Strategy:
-    """What the file of a rank says: the parameters of its pipeline stage, in the order of `layouts`.
-
-    layouts: of this plan; weights and, under names of their own, optimizer moments. Under `optimizer_shard` a split of
-    axis 0 over the replicas is written into the optimizer-shard fields where MindSpore reads the same placement from
-    them, and into the tensor map where not (key/value heads shared by several ranks, norms under model_parallel).
-    """
-    return _stage_record(layouts, plan, rank, plan.optimizer_shard)
+    """The record of a rank's file: the parameters of its pipeline stage, in the order of `layouts`, which are of this
+    plan; weights and, under names of their own, optimizer moments."""
+    grid = RankGrid.of(plan)
+    if not 0 <= rank < grid.world_size:
+        raise ConfigError(f"rank {rank}: the plan {plan} has the ranks 0 to {grid.world_size - 1}")
+    stage = grid.coordinates(rank).stage
+    ranks = grid.stage_ranks(stage)
+    entries = {
+        name: StoredLayout(device_matrix=_stage_matrix(layout, ranks), tensor_map=layout.tensor_map, shape=layout.shape)
+        for name, layout in layouts.items()
+        if rank in layout.rank_list
+    }
+    if not entries:
+        raise ConfigError(f"rank {rank}: none of the {len(layouts)} layouts has a parameter on stage {stage} of {plan}")
+    return Strategy(stages={stage: entries}, source=f"stage {stage} of {plan}")
 
 
 def compiled_strategy(
     layouts: Mapping[str, Layout], *, plan: ParallelPlan, rank: int, uncut: Collection[str] = ()
 ) -> Strategy:
-    """What the compiler's own file for a rank of a graph of this plan says, letter for letter but for the order and the
-    device matrices of whole norms: behind a sequence split over model_parallel it has one axis for both, and that of
+    """The record of the compiler's own file for a rank of a graph of this plan, letter for letter but for the order and
+    the device matrices of whole norms: after a sequence split over model_parallel it has one axis for both, and that of
     key heads shared by several ranks is divided as the heads are.
 
     layouts: without optimizer shards, of this plan; weights and, under names of their own, what is kept beside them and
     laid out alike. Under `optimizer_shard` they are cut by the rule above. uncut: parameters whose `parallel_optimizer`
     is False.
     """
-    record = _stage_record(layouts, plan, rank, False)
-    call = hsdp_call(plan)
+    record = stage_strategy(layouts, plan=plan, rank=rank)
+    size = hsdp_size(plan)
     stages = {
         stage: {
-            name: without_single_devices(stored if call is None or name in uncut else hsdp_shards(stored, call))
+            name: without_single_devices(stored if size is None or name in uncut else hsdp_shards(stored, size))
             for name, stored in entries.items()
         }
         for stage, entries in record.stages.items()
@@ -141,34 +135,16 @@ def compiled_strategy(
     return replace(record, stages=stages)
 
 
-def compiled_layouts(layouts: Mapping[str, Layout], *, plan: ParallelPlan) -> dict[str, Layout]:
-    """The layouts with the cuts of `compiled_strategy` in them: what every rank of a compiled graph really holds."""
-    grid = RankGrid.of(plan)
-    records = [
-        compiled_strategy(layouts, plan=plan, rank=grid.stage_ranks(stage)[0]) for stage in range(grid.pipeline_stage)
-    ]
-    merged = Strategy(stages={stage: entries for record in records for stage, entries in record.stages.items()})
-    return strategy_layouts(merged, {name: layout.shape for name, layout in layouts.items()})
-
-
-def strategy_layouts(
-    strategy: Strategy,
-    shapes: Mapping[str, Shape] | None = None,
-    *,
-    rank_lists: Mapping[int, Ranks] | None = None,
-) -> dict[str, Layout]:
+def strategy_layouts(strategy: Strategy, shapes: Mapping[str, Shape] | None = None) -> dict[str, Layout]:
     """{parameter: Layout} of a record.
 
     shapes: full shapes by name; only these parameters are returned, in this order, those of them that the record holds
     (`check_fits` tells what is missing). Not needed for a JSON file, which holds shapes: None returns all in its order.
-    rank_lists: {stage: its ranks}, by default MindSpore's order: stages are equal runs of consecutive ranks.
-    A parameter on several stages gets the stage as outermost device axis.
+    Stages are equal runs of consecutive ranks. A parameter on several stages gets the stage as outermost device axis.
     Raises WeightsError where the shape is unknown, contradicts the file or does not divide, CheckpointError for what no
     Layout can say.
     """
-    ranks = rank_lists or {
-        stage: tuple(range(stage * strategy.stage_size, (stage + 1) * strategy.stage_size)) for stage in strategy.stages
-    }
+    size = strategy.stage_size
     parameters = strategy.parameters
     layouts = {}
     for name in parameters if shapes is None else shapes:
@@ -183,35 +159,11 @@ def strategy_layouts(
                 shape=shape,
                 device_matrix=matrix,
                 tensor_map=tensor_map,
-                rank_list=sum((ranks[stage] for stage in by_stage), ()),
+                rank_list=tuple(rank for stage in by_stage for rank in range(stage * size, (stage + 1) * size)),
             )
         except ConfigError as error:
             raise WeightsError(f"{strategy.source}: {error}") from error
     return layouts
-
-
-def _stage_record(layouts: Mapping[str, Layout], plan: ParallelPlan, rank: int, optimizer_shard: bool) -> Strategy:
-    grid = RankGrid.of(plan)
-    if not 0 <= rank < grid.world_size:
-        raise ConfigError(f"rank {rank}: the plan {plan} has the ranks 0 to {grid.world_size - 1}")
-    stage = grid.coordinates(rank).stage
-    ranks = grid.stage_ranks(stage)
-    entries = {
-        name: _stored(layout, ranks, optimizer_shard) for name, layout in layouts.items() if rank in layout.rank_list
-    }
-    if not entries:
-        raise ConfigError(f"rank {rank}: none of the {len(layouts)} layouts has a parameter on stage {stage} of {plan}")
-    return Strategy(stages={stage: entries}, source=f"stage {stage} of {plan}")
-
-
-def _stored(layout: Layout, ranks: Ranks, optimizer_shard: bool) -> StoredLayout:
-    matrix = _stage_matrix(layout, ranks)
-    stored = StoredLayout(device_matrix=matrix, tensor_map=layout.tensor_map, shape=layout.shape)
-    fields = with_fields(matrix, stored.tensor_map) if optimizer_shard else None
-    if fields is None:
-        return stored
-    tensor_map, step, size = fields
-    return replace(stored, tensor_map=tensor_map, opt_weight_shard_step=step, opt_weight_shard_size=size)
 
 
 def _stage_matrix(layout: Layout, ranks: Ranks) -> DeviceMatrix:
@@ -255,3 +207,100 @@ def _placement(strategy: Strategy, name: str, by_stage: Mapping[int, StoredLayou
         )
     matrix, tensor_map = first.placement
     return ((len(by_stage), *matrix) if others else matrix), tensor_map
+
+
+def check_fits(strategy: Strategy, layouts: Mapping[str, Layout]) -> None:
+    """Refuse a strategy of another model: names and shapes, not placement.
+
+    layouts: of the whole model under any plan. Where the record's stages are as large as the plan's, only what lives on
+    the stages of the record is expected, else all of it. Scalars and, under a prefix such as `adam_m.`, the optimizer
+    state of the model's parameters may stand in the file as well.
+    Raises WeightsError with counts, the first names and the nearest fix.
+    """
+    found = strategy.parameters
+    expected = _expected(strategy, layouts)
+    missing = [name for name in expected if name not in found]
+    extra = [name for name in found if not _is_known(name, found, layouts)]
+    other = [
+        f"{name} ({problem})"
+        for name, by_stage in found.items()
+        if name in layouts
+        for problem in _shape_problems(layouts[name], by_stage)
+    ]
+    if not missing and not extra and not other:
+        return
+    counts = [
+        f"{len(names)} of {total} {kind}: {listed(names, _LISTED)}"
+        for names, total, kind in (
+            (missing, len(expected), "parameters of the model are not in it"),
+            (extra, len(found), "names in it are not the model's"),
+            (other, len(expected), "have another shape"),
+        )
+        if names
+    ]
+    raise WeightsError(
+        f"{strategy.source}: the strategy does not fit the model; {'; '.join(counts)}; "
+        f"{_fix(strategy, expected, missing, extra)}"
+    )
+
+
+def _expected(strategy: Strategy, layouts: Mapping[str, Layout]) -> list[str]:
+    """The parameters that must be there."""
+    size = strategy.stage_size
+    if min((len(layout.rank_list) for layout in layouts.values()), default=0) != size:
+        return list(layouts)
+    return [
+        name for name, layout in layouts.items() if any(rank // size in strategy.stages for rank in layout.rank_list)
+    ]
+
+
+def _is_known(name: str, found: Mapping[str, Mapping[int, StoredLayout]], layouts: Mapping[str, Layout]) -> bool:
+    """Whether the model has it: a parameter, a scalar (step, learning rate), or state of a parameter beside it."""
+    if name in layouts or not any(stored.tensor_map for stored in found[name].values()):
+        return True
+    return any(parameter in layouts and parameter in found for parameter in without_prefixes(name))
+
+
+def _shape_problems(layout: Layout, by_stage: Mapping[int, StoredLayout]) -> Iterator[str]:
+    """The first reason why the stored layout is not one of this parameter."""
+    for stored in by_stage.values():
+        if stored.shape is not None and stored.shape != layout.shape:
+            yield f"{stored.shape} in the file, {layout.shape} in the model"
+            return
+        if len(stored.tensor_map) != len(layout.shape):
+            yield f"{len(stored.tensor_map)} axes in the file, {len(layout.shape)} in the model"
+            return
+        splits = stored.splits
+        if any(length % split for length, split in zip(layout.shape, splits, strict=True)):
+            yield f"{layout.shape} in the model does not divide into {splits} slices"
+            return
+
+
+def _fix(strategy: Strategy, expected: Sequence[str], missing: Sequence[str], extra: Sequence[str]) -> str:
+    prefix = _common_prefix(missing, extra)
+    if prefix:
+        return f"its names begin with {prefix!r}: give the file of the network without that wrapper"
+    here, wanted = _num_layers(strategy.parameters), _num_layers(expected)
+    if here < wanted and missing and not extra:
+        stages = ", ".join(map(str, strategy.stages))
+        return (
+            f"it has {here} of {wanted} layers: if it is of one pipeline stage (it says {stages}), merge the files of "
+            "all stages first; if not, it is of a smaller model"
+        )
+    if here != wanted:
+        return f"it has {here} layers, the model {wanted}: give the file of the model in use"
+    close = closest(extra[0], missing) if extra else None
+    if close:
+        return f"{extra[0]} is nearest to {close}: give the file of the model in use"
+    return "give the file of the model in use, or write one from its plan"
+
+
+def _common_prefix(missing: Sequence[str], extra: Sequence[str]) -> str:
+    """What all unknown names have in front of a name that is missing; empty if it is not the same for all."""
+    lacking = set(missing)
+    prefixes = {next((name[: -len(rest)] for rest in without_prefixes(name) if rest in lacking), "") for name in extra}
+    return prefixes.pop() if len(prefixes) == 1 else ""
+
+
+def _num_layers(names: Iterable[str]) -> int:
+    return len({match[1] for match in map(_LAYER.search, names) if match})

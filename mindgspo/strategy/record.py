@@ -1,8 +1,9 @@
-"""What a strategy file says: per pipeline stage and parameter a stored layout; its optimizer-shard fields. Pure Python.
+"""The content of a strategy file: per pipeline stage and parameter a stored layout. Pure Python.
 
-MindSpore's rule: of the ranks that hold equal slices, every run of `size` consecutive ones (-1: all of them) splits
-axis 0 of the slice once more, in the order of the ranks. So the free device axes, those that split nothing, are taken
-from the right end until their product is `size`; the last one may be taken in part, its inner part first.
+MindSpore's rule for the optimizer-shard fields: of the ranks that hold equal slices, every run of `size` consecutive
+ones (-1: all of them) splits axis 0 of the slice once more, in the order of the ranks. So the free device axes, those
+that split nothing, are taken from the right end until their product is `size`; the last one may be taken in part, its
+inner part first.
 """
 
 from __future__ import annotations
@@ -29,6 +30,18 @@ def device_axes(entry: int | tuple[int, ...]) -> tuple[int, ...]:
     return () if entry == NOT_SPLIT else (entry,)
 
 
+def splits_of(matrix: DeviceMatrix, tensor_map: TensorMap) -> tuple[int, ...]:
+    """Slices per tensor axis."""
+    return tuple(prod(axis_length(matrix, axis) for axis in device_axes(entry)) for entry in tensor_map)
+
+
+def without_prefixes(name: str) -> Iterator[str]:
+    """`a.b.c` gives `b.c` and `c`: the parameters whose optimizer state this may be."""
+    while "." in name:
+        name = name.split(".", 1)[1]
+        yield name
+
+
 def map_entry(axes: tuple[int, ...]) -> int | tuple[int, ...]:
     """The shortest entry of a tensor map for these device axes."""
     return NOT_SPLIT if not axes else axes[0] if len(axes) == 1 else axes
@@ -42,8 +55,8 @@ def without_fields(matrix: DeviceMatrix, tensor_map: TensorMap, step: int, size:
     """
     if step == 0 or size == 0:
         return matrix, tensor_map
-    free = _free_axes(matrix, tensor_map)
-    available = prod(_length(matrix, axis) for axis in free)
+    free = free_axes(matrix, tensor_map)
+    available = prod(axis_length(matrix, axis) for axis in free)
     wanted = available if size == ALL_REPLICAS else size
     if wanted == 1:
         return matrix, tensor_map
@@ -52,31 +65,12 @@ def without_fields(matrix: DeviceMatrix, tensor_map: TensorMap, step: int, size:
             f"opt_weight_shard_size {size} does not fit device matrix {matrix} and tensor map {tensor_map}: equal "
             f"slices are held by {available} ranks; legal: {ALL_REPLICAS}, 0 or a divisor of {available}"
         )
-    if len(free) == 1 and step != _stride(matrix, free[0]):
+    if len(free) == 1 and step != stride(matrix, free[0]):
         raise ValueError(
             f"opt_weight_shard_step {step} contradicts device matrix {matrix} and tensor map {tensor_map}: replicas "
-            f"are {_stride(matrix, free[0])} ranks apart"
+            f"are {stride(matrix, free[0])} ranks apart"
         )
     return _take(matrix, tensor_map, free, wanted)
-
-
-def with_fields(matrix: DeviceMatrix, tensor_map: TensorMap) -> tuple[TensorMap, int, int] | None:
-    """(tensor map, step, size) of the same placement, with the outermost device axis moved from tensor axis 0 into the
-    two fields; None where that axis is not the last to split axis 0, or where MindSpore would read another placement.
-    """
-    outermost = len(matrix) - 1
-    axes = device_axes(tensor_map[0]) if tensor_map else ()
-    if not axes or axes[-1] != outermost or matrix[0] == 1:
-        return None
-    base = (map_entry(axes[:-1]), *tensor_map[1:])
-    used = [axis for entry in base for axis in device_axes(entry) if _length(matrix, axis) > 1]
-    # MindSpore's Python readers take the tensor axes to be split in the order of the device axes here.
-    in_order = used == sorted(used, reverse=True)
-    if any(isinstance(entry, tuple) for entry in base) or not in_order:
-        return None
-    if _free_axes(matrix, base) != [outermost]:
-        return None
-    return base, prod(matrix[1:]), matrix[0]
 
 
 def _take(matrix: DeviceMatrix, tensor_map: TensorMap, free: list[int], size: int) -> tuple[DeviceMatrix, TensorMap]:
@@ -84,7 +78,7 @@ def _take(matrix: DeviceMatrix, tensor_map: TensorMap, free: list[int], size: in
     taken: list[int] = []
     rest = size
     for axis in free:
-        length = _length(matrix, axis)
+        length = axis_length(matrix, axis)
         if rest % length and length % rest:
             raise ValueError(f"opt_weight_shard_size {size} cuts across the axes of device matrix {matrix}")
         if rest % length:
@@ -108,17 +102,18 @@ def _cut_axis(matrix: DeviceMatrix, tensor_map: TensorMap, axis: int, inner: int
     return longer, renumbered
 
 
-def _free_axes(matrix: DeviceMatrix, tensor_map: TensorMap) -> list[int]:
+def free_axes(matrix: DeviceMatrix, tensor_map: TensorMap) -> list[int]:
     """The device axes of more than one device that split nothing, innermost first."""
     used = {axis for entry in tensor_map for axis in device_axes(entry)}
-    return [axis for axis in range(len(matrix)) if axis not in used and _length(matrix, axis) > 1]
+    return [axis for axis in range(len(matrix)) if axis not in used and axis_length(matrix, axis) > 1]
 
 
-def _length(matrix: DeviceMatrix, axis: int) -> int:
+def axis_length(matrix: DeviceMatrix, axis: int) -> int:
+    """Devices along a device axis, which is counted from the right."""
     return matrix[len(matrix) - 1 - axis]
 
 
-def _stride(matrix: DeviceMatrix, axis: int) -> int:
+def stride(matrix: DeviceMatrix, axis: int) -> int:
     """How many ranks apart two neighbours on a device axis are."""
     return prod(matrix[len(matrix) - axis :])
 
@@ -170,7 +165,7 @@ class StoredLayout:
     def splits(self) -> Shape:
         """Slices per tensor axis, the optimizer-shard fields worked in."""
         matrix, tensor_map = self.placement
-        return tuple(prod(matrix[len(matrix) - 1 - axis] for axis in device_axes(entry)) for entry in tensor_map)
+        return splits_of(matrix, tensor_map)
 
     @property
     def uneven(self) -> bool:

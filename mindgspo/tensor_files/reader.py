@@ -10,6 +10,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,17 @@ from numpy.typing import NDArray
 
 from mindgspo.errors import WeightsError
 from mindgspo.io import Closing, check_is_fetched, read_json, unique_keys
-from mindgspo.tensor_files.ckpt_format import looks_like_ckpt, read_ckpt
-from mindgspo.tensor_files.file_bytes import LISTED, FileContent, PlacedBytes, damaged, titled_names
-from mindgspo.tensor_files.safetensors_format import looks_like_safetensors, read_header
+from mindgspo.tensor_files.formats import (
+    LISTED,
+    FileContent,
+    PlacedBytes,
+    damaged,
+    looks_like_ckpt,
+    looks_like_safetensors,
+    read_ckpt,
+    read_header,
+    titled_names,
+)
 from mindgspo.tensor_files.tensors import CHUNK_BYTES, TensorInfo
 
 # Fill an array with the tensor's bytes from this byte on.
@@ -34,7 +43,7 @@ INDEX_FILE = "model.safetensors.index.json"
 _SHARD_NAME = re.compile(r"[^/\\\x00-\x1f\x7f]{1,200}\.safetensors")
 
 
-def read_runs(
+def _read_runs(
     info: TensorInfo, index: tuple[slice, ...], read_into: ReadInto, out: np.ndarray | None = None
 ) -> np.ndarray:
     """The part of a tensor that `index` names, its bits as stored. out: a contiguous array to read it into."""
@@ -44,10 +53,10 @@ def read_runs(
     assert part.shape == shape and part.dtype == info.bits and part.flags.c_contiguous, (part.shape, part.dtype, shape)
     if part.size == 0:
         return part
-    # Behind the last axis that is cut, elements lie side by side.
+    # After the last axis that is cut, elements lie side by side.
     cut = [axis for axis, bounds in enumerate(ranges) if bounds != (0, info.shape[axis])]
     last = cut[-1] if cut else 0
-    if part.ndim == 0 or last == 0 or part[(0,) * last].nbytes >= _SHORT_RUN_BYTES:
+    if part.ndim == 0 or part[(0,) * last].nbytes >= min(_SHORT_RUN_BYTES, part.nbytes):
         _read_each(info, ranges, last, part, read_into)
     else:
         _read_blocks(info, ranges, part, read_into)
@@ -87,25 +96,22 @@ def _read_blocks(info: TensorInfo, ranges: list[tuple[int, int]], part: np.ndarr
         part[row - first : row - first + len(block)] = block[(slice(None), *wanted)]
 
 
-class TensorFile(Closing):
-    """An open file; made by `open_tensor_file`. A context manager."""
+class OpenTensors(Closing):
+    """Open files whose tensors have one set of names, read on demand; made by `open_tensors`. A context manager."""
 
     def __init__(
-        self, path: Path, content: FileContent, placed: Mapping[str, PlacedBytes], metadata: Mapping[str, str]
+        self, path: Path, files: Sequence[FileContent], placed: Mapping[str, PlacedBytes], metadata: Mapping[str, str]
     ) -> None:
-        """placed: the tensors in the file's order."""
+        """placed: the tensors in the order in which they are listed. metadata: text that all files have."""
         self.path = path
         self.metadata = metadata
         self.tensors: Mapping[str, TensorInfo] = {name: place.info for name, place in placed.items()}
-        self._content = content
+        self._files = files
         self._placed = placed
 
     def read(self, name: str) -> np.ndarray:
         """A whole tensor, its bits as stored: bfloat16 comes as uint16."""
-        info = self.tensors[name]
-        array = np.empty(info.shape, dtype=info.bits)
-        self.read_into(name, 0, _bytes_of(array))
-        return array
+        return self.read_slice(name, ())
 
     def read_slice(self, name: str, index: tuple[slice, ...], out: np.ndarray | None = None) -> np.ndarray:
         """A part of a tensor, its bits as stored; only the rows that it needs are read.
@@ -116,7 +122,7 @@ class TensorFile(Closing):
         def read_into(start: int, array: np.ndarray) -> None:
             self.read_into(name, start, _bytes_of(array))
 
-        return read_runs(self.tensors[name], index, read_into, out)
+        return _read_runs(self.tensors[name], index, read_into, out)
 
     def read_into(self, name: str, start: int, buffer: memoryview) -> None:
         """Fill `buffer` with the tensor's bytes from byte `start` on."""
@@ -124,7 +130,7 @@ class TensorFile(Closing):
         for extent in self._placed[name].extents:
             if start < extent.length and buffer.nbytes:
                 count = min(extent.length - start, buffer.nbytes)
-                self._content.fill(buffer[:count], extent.start + start)
+                extent.file.fill(buffer[:count], extent.start + start)
                 buffer, start = buffer[count:], 0
             else:
                 start -= extent.length
@@ -139,28 +145,26 @@ class TensorFile(Closing):
             yield chunk
 
     def close(self) -> None:
-        """Let the file go; nothing can be read any more."""
-        self._content.close()
+        """Close the files; nothing can be read any more."""
+        for file in self._files:
+            file.close()
 
 
-def open_tensor_file(path: Path) -> TensorFile:
-    """Open one file; what it is says its content, not its name.
-
-    Raises WeightsError: no such file, truncated or damaged, neither of the two formats, dtypes that numpy has not.
-    """
+def _open_file(path: Path) -> OpenTensors:
+    """Open one file. Its content decides which format it has, not its name."""
     content = FileContent(path)
     try:
         check_is_fetched(path, bytes(content.at_most(0, 64)), WeightsError)
         if looks_like_safetensors(content) or path.suffix == ".safetensors":
-            placed, metadata = read_header(path, content)
+            placed, metadata = read_header(content)
         elif looks_like_ckpt(content) or path.suffix == ".ckpt":
-            placed, metadata = read_ckpt(path, content)
+            placed, metadata = read_ckpt(content)
         else:
             raise damaged(path, "neither safetensors nor a MindSpore checkpoint; pickled weights are never loaded")
     except BaseException:
         content.close()
         raise
-    return TensorFile(path, content, placed, metadata)
+    return OpenTensors(path, [content], placed, metadata)
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:
@@ -168,46 +172,16 @@ def _bytes_of(array: np.ndarray) -> memoryview:
     return memoryview(array.reshape(-1).view(np.uint8))
 
 
-class TensorFolder(Closing):
-    """Open files that share one set of names; made by `open_tensors`. A context manager."""
-
-    def __init__(self, path: Path, files: Sequence[TensorFile]) -> None:
-        """files: in the order in which their tensors are listed."""
-        self.path = path
-        self.files = tuple(files)
-        self.file_of: Mapping[str, TensorFile] = {name: file for file in files for name in file.tensors}
-        self.tensors: Mapping[str, TensorInfo] = {name: file.tensors[name] for name, file in self.file_of.items()}
-        pairs = [set(file.metadata.items()) for file in files]
-        self.metadata: Mapping[str, str] = dict(sorted(set.intersection(*pairs)))
-
-    def read(self, name: str) -> np.ndarray:
-        """A whole tensor, its bits as stored."""
-        return self.file_of[name].read(name)
-
-    def read_slice(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-        """A part of a tensor, its bits as stored."""
-        return self.file_of[name].read_slice(name, index)
-
-    def chunks(self, name: str, chunk_bytes: int = CHUNK_BYTES) -> Iterator[NDArray]:
-        """A whole tensor, flat, in pieces."""
-        return self.file_of[name].chunks(name, chunk_bytes)
-
-    def close(self) -> None:
-        """Let the files go."""
-        for file in self.files:
-            file.close()
-
-
-def open_tensors(path: Path) -> TensorFolder:
-    """One file, a folder's `model.safetensors`, or the shards that its index names.
+def open_tensors(path: Path) -> OpenTensors:
+    """Open one file, a folder's `model.safetensors`, or the shards that its index names.
 
     Raises WeightsError: nothing to read, a truncated or damaged file, a missing shard, an index that contradicts its
     shards, a dtype that numpy has not.
     """
-    if path.is_file():
-        return TensorFolder(path, [open_tensor_file(path)])
-    if not path.is_dir():
+    if not path.exists():
         raise WeightsError(f"{path}: no such file or folder; give a folder with {SINGLE_FILE}")
+    if not path.is_dir():
+        return _open_file(path)
     single, index = path / SINGLE_FILE, path / INDEX_FILE
     if single.is_file() and index.is_file():
         raise WeightsError(
@@ -215,13 +189,13 @@ def open_tensors(path: Path) -> TensorFolder:
             "are meant; remove the one that is out of date"
         )
     if single.is_file():
-        return TensorFolder(path, [open_tensor_file(single)])
+        return _open_file(single)
     if index.is_file():
-        return TensorFolder(path, _open_shards(index))
+        return _open_shards(index)
     raise WeightsError(f"{path}: neither {SINGLE_FILE} nor {INDEX_FILE} is there; {_what_is_there(path)}")
 
 
-def _open_shards(index: Path) -> list[TensorFile]:
+def _open_shards(index: Path) -> OpenTensors:
     """The shards of an index, by name; index and shards must agree on every name."""
     shard_of = _read_index(index)
     shards = sorted(set(shard_of.values()))
@@ -231,19 +205,24 @@ def _open_shards(index: Path) -> list[TensorFile]:
             f"{index}: {len(absent)} of {len(shards)} shards are not there: {', '.join(absent[:LISTED])}; "
             "copy or download them into the same folder"
         )
-    files: list[TensorFile] = []
-    try:
-        for shard in shards:
-            files.append(open_tensor_file(index.parent / shard))
-            _compare(files[-1], {name for name, owner in shard_of.items() if owner == shard})
-    except BaseException:
-        for file in files:
-            file.close()
-        raise
-    return files
+    with ExitStack() as opened:
+        files = [opened.enter_context(_open_file(index.parent / shard)) for shard in shards]
+        for shard, file in zip(shards, files, strict=True):
+            _compare(file, {name for name, owner in shard_of.items() if owner == shard})
+        opened.pop_all()
+    return joined(index.parent, files)
 
 
-def _compare(file: TensorFile, expected: set[str]) -> None:
+def joined(path: Path, files: Sequence[OpenTensors]) -> OpenTensors:
+    """The tensors of several open files, of which no two have a name in common."""
+    metadata = dict(sorted(set.intersection(*(set(file.metadata.items()) for file in files))))
+    contents = [content for file in files for content in file._files]
+    return OpenTensors(
+        path, contents, {name: place for file in files for name, place in file._placed.items()}, metadata
+    )
+
+
+def _compare(file: OpenTensors, expected: set[str]) -> None:
     problems = [
         *titled_names("named by the index but not in the shard", sorted(expected - file.tensors.keys())),
         *titled_names("in the shard but not placed there by the index", sorted(file.tensors.keys() - expected)),

@@ -1,4 +1,4 @@
-"""What a file says about a tensor, dtypes, rounding between them, and sources of tensors.
+"""Tensors as files describe them: dtypes, rounding between them, sources of tensors.
 
 numpy has no bfloat16: its bits are held as uint16. 8-bit and 4-bit floats are refused by the readers.
 """
@@ -16,22 +16,24 @@ from numpy.typing import NDArray
 
 from mindgspo.errors import WeightsError
 
-# How the bits of each dtype are held; files are little-endian.
-STORED_BITS: Mapping[str, np.dtype] = {
-    "F64": np.dtype("<f8"),
-    "F32": np.dtype("<f4"),
-    "F16": np.dtype("<f2"),
-    "BF16": np.dtype("<u2"),
-    "I64": np.dtype("<i8"),
-    "U64": np.dtype("<u8"),
-    "I32": np.dtype("<i4"),
-    "U32": np.dtype("<u4"),
-    "I16": np.dtype("<i2"),
-    "U16": np.dtype("<u2"),
-    "I8": np.dtype("i1"),
-    "U8": np.dtype("u1"),
-    "BOOL": np.dtype("?"),
-}
+# Name in safetensors; how the bits are held (files are little-endian); name in MindSpore's checkpoints.
+_DTYPES = (
+    ("F64", "<f8", "Float64"),
+    ("F32", "<f4", "Float32"),
+    ("F16", "<f2", "Float16"),
+    ("BF16", "<u2", "BFloat16"),
+    ("I64", "<i8", "Int64"),
+    ("U64", "<u8", "UInt64"),
+    ("I32", "<i4", "Int32"),
+    ("U32", "<u4", "UInt32"),
+    ("I16", "<i2", "Int16"),
+    ("U16", "<u2", "UInt16"),
+    ("I8", "i1", "Int8"),
+    ("U8", "u1", "UInt8"),
+    ("BOOL", "?", "Bool"),
+)
+STORED_BITS: Mapping[str, np.dtype] = {name: np.dtype(bits) for name, bits, _ in _DTYPES}
+MINDSPORE_NAMES: Mapping[str, str] = {name: theirs for name, _, theirs in _DTYPES}
 FLOAT_DTYPES = frozenset(["F64", "F32", "F16", "BF16"])
 
 # More is damage or an attack on time: numpy has at most 64.

@@ -8,12 +8,10 @@ from typing import BinaryIO, Literal
 
 import numpy as np
 
-from mindgspo.errors import WeightsError
 from mindgspo.io import atomic_file
-from mindgspo.tensor_files.ckpt_format import PART_BYTES, part_header, text_record
+from mindgspo.tensor_files.formats import PART_BYTES, header_bytes, library_order, part_header, text_record
 from mindgspo.tensor_files.reader import open_tensors
-from mindgspo.tensor_files.safetensors_format import header_bytes, library_order
-from mindgspo.tensor_files.tensors import FILE_DTYPES, TensorInfo, info_of, rounded, widen_bfloat16
+from mindgspo.tensor_files.tensors import TensorInfo, info_of, widen_bfloat16
 
 # A piece of a tensor: bytes, or an array whose memory is taken in C order, little-endian.
 TensorBytes = bytes | bytearray | memoryview | np.ndarray
@@ -58,7 +56,7 @@ def write_ckpt(
     """The records of a ckpt: each tensor as one, or as several of part_bytes at most."""
     room = 0  # bytes that the open record still takes
     left: dict[str, int] = {name: info.num_bytes for name, info in infos.items()}
-    for name, piece in _checked(infos, parts, with_empty=True):
+    for name, piece in _checked(infos, parts):
         while True:
             if room == 0:
                 room = min(left[name], part_bytes)
@@ -71,12 +69,10 @@ def write_ckpt(
 
 
 def _checked(
-    infos: Mapping[str, TensorInfo], parts: Iterable[tuple[str, TensorBytes]], *, with_empty: bool = False
+    infos: Mapping[str, TensorInfo], parts: Iterable[tuple[str, TensorBytes]]
 ) -> Iterator[tuple[str, memoryview]]:
-    """The pieces as bytes, once they are known to be in order and to fill every tensor.
-
-    with_empty: an empty tensor comes as one empty piece; other empty pieces never come.
-    """
+    """The pieces as bytes, once they are known to be in order and to fill every tensor. An empty tensor comes as one
+    empty piece; other empty pieces never come."""
     names = iter(infos)
     current, missing = "", 0
     for name, piece in parts:
@@ -85,7 +81,7 @@ def _checked(
             current = next(names, "")
             assert current, f"{name} is not the next tensor"
             missing = infos[current].num_bytes
-            if missing == 0 and with_empty:
+            if missing == 0:
                 yield current, memoryview(b"")
         content = _bytes_of(piece)
         missing -= content.nbytes
@@ -95,8 +91,7 @@ def _checked(
     assert missing == 0, f"{current}: {missing} bytes are missing"
     for name in names:
         assert infos[name].num_bytes == 0, f"{name} is missing"
-        if with_empty:
-            yield name, memoryview(b"")
+        yield name, memoryview(b"")
 
 
 def _bytes_of(piece: TensorBytes) -> memoryview:
@@ -119,33 +114,6 @@ def read_safetensors(folder_or_file: Path) -> dict[str, np.ndarray]:
             name: widen_bfloat16(source.read(name)) if info.dtype == "BF16" else source.read(name)
             for name, info in source.tensors.items()
         }
-
-
-def write_safetensors(
-    path: Path,
-    tensors: Mapping[str, np.ndarray],
-    *,
-    metadata: Mapping[str, str] | None = None,
-    dtype: WeightDtype = "float32",
-) -> None:
-    """Write float tensors as one file of a single dtype; `path` is the old or the new file, never part of it.
-
-    metadata: text pairs of the header; None: {"format": "pt"}, without which transformers refuses a file.
-    Raises WeightsError: a tensor that is not floating point, or a finite value that overflows `dtype`.
-    """
-    for name, tensor in tensors.items():
-        if tensor.dtype.kind != "f":
-            raise WeightsError(f"{path}: weight {name} is {tensor.dtype}; only floating-point weights are written")
-    target = FILE_DTYPES[dtype]
-    write_tensor_file(
-        path,
-        {
-            name: rounded(tensor, source=info_of(tensor).dtype, target=target, name=name, path=path)
-            for name, tensor in tensors.items()
-        },
-        metadata={"format": "pt"} if metadata is None else metadata,
-        bfloat16_bits=dtype == "bfloat16",
-    )
 
 
 def write_tensor_file(

@@ -7,7 +7,7 @@ Qwen2's form: NFC, then its own splitting pattern (every digit stands alone), th
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import sentencepiece
@@ -23,7 +23,6 @@ from mindgspo.tokenization.files import (
     MERGES,
     TOKENIZER_JSON,
     VOCAB,
-    AddedToken,
     TokenizerFiles,
     family_of,
     read_added_tokens,
@@ -170,24 +169,11 @@ def _add_tokens(inner: tokenizers.Tokenizer, files: TokenizerFiles) -> None:
     """Add what is missing, in order of id, and insist on the ids that the configuration states. What it calls a special
     token and the vocabulary has becomes one."""
     tokens, known = read_added_tokens(files), inner.get_added_tokens_decoder()
-    inner.add_tokens(
-        [
-            tokenizers.AddedToken(
-                token.content,
-                special=token.special,
-                lstrip=token.lstrip,
-                rstrip=token.rstrip,
-                single_word=token.single_word,
-                normalized=token.normalized,
-            )
-            for token in tokens
-            if token.id not in known
-        ]
-    )
-    for token in tokens:
-        if inner.token_to_id(token.content) != token.id:
+    inner.add_tokens([token for number, token in tokens.items() if number not in known])
+    for number, token in tokens.items():
+        if inner.token_to_id(token.content) != number:
             raise TokenizerError(
-                f"{files.where(_table_name(files))} gives {token.content!r} the id {token.id}, but the vocabulary "
+                f"{files.where(_table_name(files))} gives {token.content!r} the id {number}, but the vocabulary "
                 f"beside it gives it {inner.token_to_id(token.content)}"
             )
     added = {token.content for token in inner.get_added_tokens_decoder().values()}
@@ -213,7 +199,13 @@ class SentencePieceBackend:
     """
 
     def __init__(
-        self, model: bytes, added: list[AddedToken], special: Sequence[str], *, blanks: str, llama: bool
+        self,
+        model: bytes,
+        added: Mapping[int, tokenizers.AddedToken],
+        special: Sequence[str],
+        *,
+        blanks: str,
+        llama: bool,
     ) -> None:
         proto = sentencepiece_model_pb2.ModelProto.FromString(model)
         self._start = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -225,20 +217,20 @@ class SentencePieceBackend:
 
         kinds = sentencepiece_model_pb2.ModelProto.SentencePiece
         named = {i: p.piece for i, p in enumerate(proto.pieces) if p.type in (kinds.CONTROL, kinds.USER_DEFINED)}
-        named |= {token.id: token.content for token in added}
+        named |= {number: token.content for number, token in added.items()}
         ids = {p.piece: i for i, p in enumerate(proto.pieces)}
         marked = {ids[text]: text for text in special if text in ids and text not in named.values()}
         named |= marked
         self._name_of = named
         self._id_of = {name: i for i, name in named.items()}
         self._skipped = {i for i, p in enumerate(proto.pieces) if p.type == kinds.CONTROL}
-        self._skipped |= {*marked, *(token.id for token in added if token.special)}
+        self._skipped |= {*marked, *(number for number, token in added.items() if token.special)}
         self._num_pieces = len(proto.pieces)
         self.num_ids = max([self._num_pieces - 1, *named]) + 1
         longest_first = sorted(self._id_of, key=len, reverse=True)
         self._blanks, self._doubles_blanks = blanks, blanks == "always" and not llama
         user_defined = {i for i, p in enumerate(proto.pieces) if p.type == kinds.USER_DEFINED}
-        self._inside = set() if llama else user_defined - {token.id for token in added}
+        self._inside = set() if llama else user_defined - added.keys()
         self._names = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
     def encode(self, text: str) -> list[int]:
@@ -304,10 +296,10 @@ def load_sentencepiece(files: TokenizerFiles) -> SentencePieceBackend:
         backend = SentencePieceBackend(model, added, _all_special(files), blanks=blanks(files), llama=llama)
     except (RuntimeError, DecodeError) as error:
         raise TokenizerError(f"{files.where(names[0])}: not a sentencepiece model ({error})") from error
-    for token in added:
-        if (piece := backend.piece_at(token.id)) not in (None, token.content):
+    for number, token in added.items():
+        if (piece := backend.piece_at(number)) not in (None, token.content):
             raise TokenizerError(
-                f"{files.where(_table_name(files))} gives {token.content!r} the id {token.id}, but {names[0]} "
+                f"{files.where(_table_name(files))} gives {token.content!r} the id {number}, but {names[0]} "
                 f"gives that id to {piece!r}"
             )
     return backend

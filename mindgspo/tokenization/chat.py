@@ -19,14 +19,13 @@ import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mindgspo.errors import TokenizerError
-from mindgspo.tokenization.confined import ConfinedError, confined
+from mindgspo.tokenization.confined import ConfinedError, ConfinedTokenizer, confined
 from mindgspo.tokenization.files import (
     CHAT_TEMPLATE,
     CONFIG,
     TokenizerFiles,
     is_built_in,
     special_tokens,
-    token_text,
 )
 
 HELPERS = ("range", "dict", "namespace", "cycler", "joiner")
@@ -36,21 +35,16 @@ LONGEST_TEXT = 16 << 20
 class ChatTemplate:
     """A template's source; without chat needs, nobody meets its faults."""
 
-    def __init__(self, source: str, *, where: str, files: TokenizerFiles) -> None:
+    def __init__(
+        self, source: str, *, where: str, files: TokenizerFiles, child: ConfinedTokenizer | None = None
+    ) -> None:
+        """child: renders it; None: the one that all templates of these files share."""
         self._source = source
         self._where = where
         self._files = files
         self._special_tokens = special_tokens(files)
         # This project's own template runs here, any other in a child process with limits.
-        self._confined = None if is_built_in(files) else confined(files)
-
-    def newly_written(self) -> list[str]:
-        """The special tokens that the template uses and releases of rendering 1 left empty."""
-        config = self._files.config()
-        before = {name: token_text(config.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
-        return [
-            name for name, text in self._special_tokens.items() if name in self._source and before.get(name) != text
-        ]
+        self._confined = None if is_built_in(files) else child or confined(files)
 
     def check_tokens(self, id_of: Callable[[str], int | None]) -> None:
         """Raises TokenizerError where the template may write a special token that the vocabulary lacks, which would be
@@ -104,15 +98,14 @@ def _compiled(source: str) -> jinja2.Template:
     return _environment().from_string(source)
 
 
-def read_chat_template(files: TokenizerFiles) -> ChatTemplate | None:
+def read_chat_template(files: TokenizerFiles, child: ConfinedTokenizer | None = None) -> ChatTemplate | None:
     """The folder's template: chat_template.jinja if there is one, else the field of tokenizer_config.json.
 
     A list of named templates gives its entry "default". None where the folder has no template. Raises
-    TokenizerError where the field is neither text nor such a list.
+    TokenizerError where the field is neither text nor such a list. child: as of `ChatTemplate`.
     """
     if CHAT_TEMPLATE in files:
-        where = files.where(CHAT_TEMPLATE)
-        return ChatTemplate(files.text(CHAT_TEMPLATE), where=where, files=files)
+        return ChatTemplate(files.text(CHAT_TEMPLATE), where=files.where(CHAT_TEMPLATE), files=files, child=child)
     source = files.config().get("chat_template")
     where = f"{files.where(CONFIG)}: chat_template"
     if isinstance(source, list):
@@ -124,7 +117,7 @@ def read_chat_template(files: TokenizerFiles) -> ChatTemplate | None:
         return None
     if not isinstance(source, str):
         raise TokenizerError(f"{where}: expected text, got {type(source).__name__}")
-    return ChatTemplate(source, where=where, files=files)
+    return ChatTemplate(source, where=where, files=files, child=child)
 
 
 class _Generation(jinja2.ext.Extension):
@@ -136,7 +129,7 @@ class _Generation(jinja2.ext.Extension):
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
         line = next(parser.stream).lineno
         content = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        # What is set inside does not hold behind it.
+        # What is set inside does not hold after it.
         return jinja2.nodes.Scope(content, lineno=line)
 
 

@@ -12,12 +12,14 @@ import base64
 import hashlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import cache
 from typing import Any
 from weakref import WeakValueDictionary, finalize
 
@@ -29,8 +31,9 @@ REQUEST_S, LOADING_S = 3, 120
 _CHARACTERS_PER_S = 200_000
 """A long text gets this much longer; usual tokenizers are ten times as fast."""
 MEMORY_BYTES = 4 << 30
+_LONGEST_FAULT = 500
 
-_START = "import sys; sys.path[:] = sys.argv[1:]; import mindgspo.tokenization.confined_child as c; c.serve_requests()"
+_START = "import sys; sys.path[:] = sys.argv[1:]; import mindgspo.tokenization.confined as c; c.serve_requests()"
 # One thread, whose processor time is the child's; a panic's backtrace would be printed nobody knows where.
 _ENVIRONMENT = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"}
 
@@ -88,7 +91,7 @@ class ConfinedTokenizer:
             raise TokenizerError(f"{self._files.origin}: {what}: {error}") from error
 
     def ask(self, service: str, *, seconds: float | None = None, **fields: object) -> Any:
-        """What a service of `confined_child` returns. Raises ConfinedError, or the service's own TokenizerError."""
+        """Return what a service of the child returns. Raises ConfinedError, or the service's own TokenizerError."""
         seconds = self._request_s if seconds is None else seconds
         with self._lock:
             if self._child is None:
@@ -165,3 +168,62 @@ def confined(files: TokenizerFiles) -> ConfinedTokenizer:
     for name, content in sorted(files.contents.items()):
         digest.update(f"{name} {len(content)}\n".encode() + content)
     return _IN_USE.setdefault((files.origin, digest.hexdigest()), ConfinedTokenizer(files))
+
+
+def _service(files: TokenizerFiles) -> Callable[..., Any]:
+    """The function that answers requests: a service's name and its fields give JSON."""
+    from mindgspo.tokenization.backends import load_here  # these modules import this one
+    from mindgspo.tokenization.chat import render_here
+
+    backend = cache(lambda: load_here(files))
+
+    def answer(service: str, **fields: Any) -> Any:
+        if service == "render":
+            return render_here(**fields)
+        if service == "load":
+            return {"num_ids": backend().num_ids, "special_names": backend().special_names()}
+        assert service in ("encode", "decode", "id_of"), service
+        return getattr(backend(), service)(**fields)
+
+    return answer
+
+
+def serve_requests() -> None:
+    """The program of the child process: one JSON line of setup, then one line per request, until the input ends.
+
+    The processor time of a request is bounded by a timer of the system, whose signal ends the process also in the
+    middle of a library's call; memory by a limit of the system.
+    """
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever a library prints must not get between the replies
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    setup = json.loads(sys.stdin.buffer.readline())
+    contents = {name: base64.b64decode(content) for name, content in setup["contents"].items()}
+    answer = _service(TokenizerFiles(origin=setup["origin"], contents=contents))
+    for limit, value in ((resource.RLIMIT_AS, setup["memory_bytes"]), (resource.RLIMIT_CORE, 0)):
+        resource.setrlimit(limit, (value, value))
+    _say(replies, {})
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, request.pop("seconds"))
+        reply = _reply(answer, request)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        _say(replies, reply)
+
+
+def _reply(answer: Callable[..., Any], request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return {"value": answer(**request)}
+    except TokenizerError as error:
+        return {"error": str(error)}
+    except MemoryError:
+        return {"fault": "it needs too much memory"}
+    except BaseException as error:  # whatever a template or a library raises; a panic of Rust is no Exception
+        return {"fault": f"{type(error).__name__}: {error}"[:_LONGEST_FAULT]}
+
+
+def _say(replies: Any, reply: Mapping[str, Any]) -> None:
+    try:
+        print(json.dumps(reply), file=replies, flush=True)
+    except BrokenPipeError:
+        os._exit(0)  # the parent was killed

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from tokenizers import pre_tokenizers
+from tokenizers import AddedToken, pre_tokenizers
 
 from mindgspo.errors import TokenizerError
 from mindgspo.io import check_is_fetched, decoded, parse_json, read_bytes, unique_keys
@@ -30,10 +30,12 @@ SENTENCEPIECE_SUFFIX = ".model"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerFiles:
-    """origin: the folder's path, or a phrase for the built-in one. contents: file name -> bytes."""
+    """The files of one tokenizer, in memory."""
 
     origin: str
+    """The folder's path, or a phrase for the built-in one."""
     contents: Mapping[str, bytes]
+    """{file name: bytes}."""
 
     def __contains__(self, name: str) -> bool:
         return name in self.contents
@@ -84,19 +86,6 @@ def read_files(folder: Path) -> TokenizerFiles:
 
 
 FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AddedToken:
-    """One entry: its id, its text, and Hugging Face's five flags."""
-
-    id: int
-    content: str
-    special: bool
-    lstrip: bool
-    rstrip: bool
-    single_word: bool
-    normalized: bool
 
 
 # What transformers' classes take where no file names a token.
@@ -155,8 +144,8 @@ def _token_sources(files: TokenizerFiles) -> list[dict[str, object]]:
     return [config, files.json_object(SPECIAL_TOKENS_MAP)] if is_read else [config]
 
 
-def read_added_tokens(files: TokenizerFiles) -> list[AddedToken]:
-    """Entries of added_tokens_decoder, or without it of added_tokens.json, sorted by id; empty where both are absent.
+def read_added_tokens(files: TokenizerFiles) -> dict[int, AddedToken]:
+    """{id: token} of added_tokens_decoder, or without it of added_tokens.json, by id; empty where both are absent.
     Raises TokenizerError if malformed."""
     where = f"{files.where(CONFIG)}: added_tokens_decoder"
     table = files.config().get("added_tokens_decoder")
@@ -170,10 +159,10 @@ def read_added_tokens(files: TokenizerFiles) -> list[AddedToken]:
     table = {} if table is None else table
     if not isinstance(table, dict):
         raise TokenizerError(f"{where}: expected an object of id -> token, got {type(table).__name__}")
-    return sorted((_entry(where, key, value) for key, value in table.items()), key=lambda token: token.id)
+    return dict(sorted(_entry(where, key, value) for key, value in table.items()))
 
 
-def _entry(where: str, key: str, value: object) -> AddedToken:
+def _entry(where: str, key: str, value: object) -> tuple[int, AddedToken]:
     if not key.isascii() or not key.isdigit():
         raise TokenizerError(f"{where}: the key {key!r} is not a token id")
     if not isinstance(value, dict) or not isinstance(value.get("content"), str) or not value["content"]:
@@ -182,7 +171,7 @@ def _entry(where: str, key: str, value: object) -> AddedToken:
     wrong = [flag for flag, setting in flags.items() if not isinstance(setting, bool)]
     if wrong:
         raise TokenizerError(f"{where}.{key}.{wrong[0]}: expected true or false, got {flags[wrong[0]]!r}")
-    return AddedToken(id=int(key), content=value["content"], **flags)
+    return int(key), AddedToken(value["content"], **flags)
 
 
 ORIGIN = "the built-in arithmetic tokenizer"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypedDict
 
@@ -18,13 +18,12 @@ from mindgspo.config.data import TokenizerSection
 from mindgspo.errors import TokenizerError
 from mindgspo.io import read_json, unique_keys, write_file
 from mindgspo.text import did_you_mean, listed
-from mindgspo.tokenization.backends import blanks, is_llama, load_here
+from mindgspo.tokenization.backends import load_here
 from mindgspo.tokenization.chat import ChatTemplate, read_chat_template
-from mindgspo.tokenization.confined import confined
+from mindgspo.tokenization.confined import ConfinedTokenizer, confined
 from mindgspo.tokenization.files import (
     CHAT_TEMPLATE,
     CONFIG,
-    TOKENIZER_JSON,
     TokenizerFiles,
     arithmetic_files,
     is_built_in,
@@ -33,8 +32,8 @@ from mindgspo.tokenization.files import (
 )
 
 RENDERING = 2
-"""Which way of making prompts of messages this is. 1: only the bos, eos, pad and unk tokens of tokenizer_config.json
-were known to chat templates, and sentencepiece's `legacy` was not."""
+"""The way of making prompts of messages, recorded in dataset.json. 1: only the bos, eos, pad and unk tokens of
+tokenizer_config.json were known to chat templates, and sentencepiece's `legacy` was not."""
 
 
 class ChatMessage(TypedDict):
@@ -45,9 +44,10 @@ class ChatMessage(TypedDict):
 
 
 class Backend(Protocol):
-    """What a library must offer. num_ids: highest id + 1; special_names: the tokens matched in text."""
+    """The interface to a library. special_names: the tokens matched in text."""
 
     num_ids: int
+    """Highest id + 1."""
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -60,15 +60,14 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokenizer:
-    """Ids of text, text of ids, and the few ids that others must know. Made by `load_tokenizer`.
-
-    name: where it came from, for messages. eos_ids: tokens that end a response; the first one is appended to
-    supervised answers. pad_id: written into padded slots, never searched for (it may also be in eos_ids).
-    """
+    """Ids of text, text of ids, and the few ids that others must know. Made by `load_tokenizer`."""
 
     name: str
+    """Where it came from, for messages."""
     eos_ids: tuple[int, ...]
+    """Tokens that end a response; the first one is appended to supervised answers."""
     pad_id: int
+    """Written into padded slots, never searched for; it may also be in eos_ids."""
     backend: Backend
     files: TokenizerFiles
     template: ChatTemplate | None
@@ -102,16 +101,6 @@ class Tokenizer:
         return self.template.render(messages, add_generation_prompt=add_generation_prompt)
 
     @property
-    def changed_since_rendering_1(self) -> list[str]:
-        """What prompts have otherwise than releases made them whose dataset.json states no rendering."""
-        names = [] if self.template is None else self.template.newly_written()
-        if TOKENIZER_JSON in self.files:
-            has_moved = is_llama(self.files) and b'"Prepend"' in self.files.contents[TOKENIZER_JSON]
-        else:
-            has_moved = bool(self.files.sentencepiece_names()) and blanks(self.files) != "first"
-        return [*names, *(["the blanks where transformers 5 puts them"] if has_moved else [])]
-
-    @property
     def fingerprint(self) -> str:
         """sha256 (hex) over the files' names and bytes and the EOS and pad ids; not over the path."""
         digest = hashlib.sha256()
@@ -120,6 +109,13 @@ class Tokenizer:
             digest.update(content)
         digest.update(json.dumps({"eos_ids": self.eos_ids, "pad_id": self.pad_id}).encode())
         return digest.hexdigest()
+
+    def in_own_process(self) -> Tokenizer:
+        """The same tokenizer in a child process that nobody else asks; itself where it needs none."""
+        if is_built_in(self.files):
+            return self
+        child = ConfinedTokenizer(self.files)
+        return replace(self, backend=child, template=read_chat_template(self.files, child))
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer's files into `folder`, so that transformers' AutoTokenizer can load it.

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mindgspo import faults
-from mindgspo.checkpoint.origin import Origin
-from mindgspo.checkpoint.rollback import roll_back
+from mindgspo.checkpoint.origin import Origin, roll_back
 from mindgspo.checkpoint.run_folder import RunFolder, RunStatus
 from mindgspo.checkpoint.store import OpenCheckpoint, newest_checkpoint, open_checkpoint, step_of
 from mindgspo.errors import CheckpointError, MindGSPOError, TrainingError

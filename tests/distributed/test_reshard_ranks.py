@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from reshard_in_numpy import received_bytes, sent_bytes
 
 from mindgspo.config.schema import WatchSection
 from mindgspo.launch.launcher import launch
@@ -96,7 +97,7 @@ def test_every_rank_gets_its_slices_bit_for_bit(outcome: Outcome, pair: Pair):
 @by_name(PAIRS)
 def test_no_byte_too_many_and_no_buffer_too_large(outcome: Outcome, pair: Pair):
     plan = pair.plan()
-    received, sent, lacking = plan.received_bytes(), plan.sent_bytes(), plan.lacking_bytes()
+    received, sent, lacking = received_bytes(plan), sent_bytes(plan), plan.lacking_bytes()
     for rank, told in enumerate(outcome.of(pair.name)):
         for report in (told["first"], told["second"]):
             assert report["received"] == lacking[rank] == received[rank]

@@ -17,7 +17,7 @@ from running import MODEL, mindgspo, sets
 from torture_runs import at_the_end
 
 from mindgspo.checkpoint.store import read_state, step_folder
-from mindgspo.tensor_files.reader import open_tensor_file
+from mindgspo.tensor_files.reader import open_tensors
 
 STEPS = 4
 # The reward of every third answer is always the same: those groups have no signal.
@@ -134,7 +134,7 @@ def test_in_the_middle_of_everything(whole_run, tmp_path: Path) -> None:
 def test_with_routing_that_waits(whole_run, tmp_path: Path) -> None:
     whole = whole_run("routed")
     step = next(step for step in range(1, STEPS) if whole.kept(step, "surplus")["groups"])
-    with open_tensor_file(whole.checkpoint(step) / "surplus.safetensors") as waiting:
+    with open_tensors(whole.checkpoint(step) / "surplus.safetensors") as waiting:
         assert {"experts", "prompt_experts"} <= waiting.tensors.keys()
     begin_at(whole, step, tmp_path / "run")
     assert at_the_end(tmp_path / "run", whole.root) == []

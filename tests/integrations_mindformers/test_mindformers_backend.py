@@ -10,11 +10,12 @@ from subprocess import CompletedProcess
 
 import numpy as np
 import pytest
+from weight_files import write_safetensors
 
 from mindgspo.config import ModelSection
 from mindgspo.config.huggingface_config import huggingface_config
 from mindgspo.models.names import weight_shapes
-from mindgspo.tensor_files.writer import read_safetensors, write_safetensors
+from mindgspo.tensor_files.writer import read_safetensors
 
 Run = Callable[..., CompletedProcess[str]]
 SHAPE = {

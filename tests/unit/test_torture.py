@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from torture_runs import REQUIRED, Kill, Life, Pace, Torture, _Moment, after_kill, at_the_end, planned_kills
+from weight_files import write_safetensors
 
 from mindgspo import faults
 from mindgspo.checkpoint.store import Retention, save_checkpoint
 from mindgspo.metrics import write_summary
-from mindgspo.tensor_files.writer import write_safetensors
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -167,7 +167,7 @@ def folder_of(work: Path, config: str) -> Path:
 
 
 def write(work: Path, done: dict) -> None:
-    from mindgspo.parallel.strategy.file import read_strategy
+    from mindgspo.strategy.file import read_strategy
 
     with tarfile.open(HERE / "compiled.tar.xz", "w:xz") as archive:
         for config in done:

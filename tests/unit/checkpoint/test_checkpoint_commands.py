@@ -30,7 +30,7 @@ from mindgspo.errors import CheckpointError
 from mindgspo.metrics.files import CONFIG_FILE
 from mindgspo.models.names import weight_shapes
 from mindgspo.planner.strategy_files import write_plan_files
-from mindgspo.tensor_files.reader import open_tensor_file
+from mindgspo.tensor_files.reader import open_tensors
 
 TOOL = Path(__file__).resolve().parents[3] / "tools" / "transform_checkpoint.py"
 CONFIG = """
@@ -173,7 +173,7 @@ def test_the_folder_of_generate_strategy(tmp_path: Path, step: Path, config: Pat
     assert code == 1 and "--weights-only" in err
     words = ("--strategy", tmp_path / "strategies" / "rollout", "--weights-only", "--jobs", "1")
     assert call("shard", step, tmp_path / "a", *words)[0] == 0
-    with open_tensor_file(tmp_path / "a" / "rank_7" / "checkpoint_7.safetensors") as file:
+    with open_tensors(tmp_path / "a" / "rank_7" / "checkpoint_7.safetensors") as file:
         assert not any(name.startswith("adamw.") for name in file.tensors)
         assert file.tensors["model.layers.1.mlp.up_proj.weight"].shape == (MODEL.intermediate_size // 2, 256)
     assert call("shard", step, tmp_path / "b", "--strategy", tmp_path / "strategies" / "train")[0] == 0
@@ -205,7 +205,7 @@ def test_wrong_words(call: Call, words: tuple[str, ...], said: str):
 
 def test_the_tool_with_its_own_option_names(tmp_path: Path, step: Path):
     train = plan(2, 2, 1, optimizer_shard=True, vocab_emb_dp=False)
-    strategy = write_strategy_files(tmp_path / "s", train, suffix=".json")
+    strategy = write_strategy_files(tmp_path / "s", train, suffix=".json", compiled=True)
 
     def tool(*words: object) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(TOOL), *map(str, words)]
@@ -235,7 +235,7 @@ def test_more_ranks_than_files_may_be_open(tmp_path: Path):
 
     ended = subprocess.run(command, preexec_fn=limit, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
-    with open_tensor_file(tmp_path / "w.safetensors") as file:
+    with open_tensors(tmp_path / "w.safetensors") as file:
         assert all(file.read(name).tobytes() == array.tobytes() for name, array in weights.items())
 
 
@@ -250,7 +250,7 @@ def test_record_that_is_damaged(tmp_path: Path, step: Path, call: Call):
     assert code == 1 and "checkpoint.json: damaged" in err and "outside" in err and "remove this file" in err
     record.unlink()
     assert call("merge", tmp_path / "a", tmp_path / "w.safetensors", "--strategy", strategy)[0] == 0
-    with open_tensor_file(tmp_path / "w.safetensors") as file:
+    with open_tensors(tmp_path / "w.safetensors") as file:
         np.testing.assert_array_equal(file.read("adamw.updates"), 7)
 
 
@@ -269,7 +269,7 @@ def test_export_of_the_newest_step(tmp_path: Path, call: Call):
     assert (code, err) == (0, "") and "step 2 of a run" in out and f"{len(shapes)} weights" in out
     written = {path.name for path in (tmp_path / "model").iterdir()}
     assert {"config.json", "generation_config.json", "model.safetensors"} <= written
-    with open_tensor_file(tmp_path / "model" / "model.safetensors") as file:
+    with open_tensors(tmp_path / "model" / "model.safetensors") as file:
         assert file.tensors.keys() == shapes.keys()
         assert file.read("model.norm.weight")[0] == 0x4000  # 2.0 in bfloat16
     ranks = write_ranks(tmp_path / "in", random_tensors(), layouts_of(plan(1, 2, 1)))
@@ -287,7 +287,7 @@ def touch(folder: Path, *paths: str) -> Path:
 
 
 def picked(folder: Path, prefix: str = "") -> list[str]:
-    files = pick_rank_files(folder, prefix=prefix).files
+    files, _ = pick_rank_files(folder, prefix=prefix)
     assert list(files) == list(range(len(files)))
     return [str(path.relative_to(folder)) for path in files.values()]
 
@@ -304,11 +304,10 @@ def test_saves_are_ordered_by_number_not_by_spelling(tmp_path: Path):
 
 def test_a_save_that_not_all_ranks_have_is_passed_over_and_told(tmp_path: Path):
     touch(tmp_path, "rank_0/w-1_10.ckpt", "rank_0/w-1_20.ckpt", "rank_1/w-1_10.ckpt", "rank_1/w-graph.meta")
-    found = pick_rank_files(tmp_path)
-    assert found.files[0].name == "w-1_10.ckpt"
-    assert found.notes == (f"source   {tmp_path}: 2 ranks, rank_*/w-1_10.ckpt",
-                           "ignored  1 older or incomplete save file: rank_0/w-1_20.ckpt",
-                           "ignored  1 other file: rank_1/w-graph.meta")  # fmt: skip
+    files, notes = pick_rank_files(tmp_path)
+    assert files[0].name == "w-1_10.ckpt"
+    assert tuple(notes) == (f"source   {tmp_path}: 2 ranks, rank_*/w-1_10.ckpt",
+                           "ignored  1 older or incomplete save file: rank_0/w-1_20.ckpt")  # fmt: skip
 
 
 def test_names_that_bear_the_rank(tmp_path: Path):

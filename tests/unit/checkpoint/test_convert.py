@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from weight_files import write_safetensors
 
 from mindgspo.checkpoint.convert import Conversion, convert_model
 from mindgspo.checkpoint.export import export_huggingface
@@ -20,7 +21,7 @@ from mindgspo.errors import CheckpointError, WeightsError
 from mindgspo.models.names import weight_shapes
 from mindgspo.tensor_files.reader import open_tensors
 from mindgspo.tensor_files.tensors import bfloat16_bits
-from mindgspo.tensor_files.writer import read_safetensors, write_safetensors
+from mindgspo.tensor_files.writer import read_safetensors
 from mindgspo.tokenization import load_tokenizer
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mindgspo.checkpoint.rollback import roll_back
+from mindgspo.checkpoint.origin import roll_back
 from mindgspo.checkpoint.run_folder import RunFolder, RunStatus, open_run_folder, seen_run_id
 from mindgspo.checkpoint.store import Retention, newest_checkpoint, save_checkpoint
 from mindgspo.errors import CheckpointError, RunFolderError

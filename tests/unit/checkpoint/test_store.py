@@ -21,12 +21,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
+from planned_checkpoints import load_checkpoint
 
 from mindgspo.checkpoint.store import (
     Retention,
     best_first,
     evaluation_of,
-    load_checkpoint,
     newest_checkpoint,
     open_checkpoint,
     save_checkpoint,

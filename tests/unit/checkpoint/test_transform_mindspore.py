@@ -24,7 +24,7 @@ from mindgspo.config import ParallelPlan
 from mindgspo.planner.strategy_files import single_source
 from mindgspo.strategy.file import save_strategy
 from mindgspo.strategy.record import StoredLayout, Strategy
-from mindgspo.tensor_files.reader import open_tensor_file
+from mindgspo.tensor_files.reader import open_tensors
 from mindgspo.tensor_files.tensors import TensorInfo
 from mindgspo.tensor_files.writer import write_tensors
 
@@ -54,7 +54,7 @@ def assert_same_files(left: Path, right: Path) -> None:
 
 def differing(left: Path, right: Path) -> list[str]:
     """Names of tensors whose bytes differ; both files must have the same tensors."""
-    with open_tensor_file(left) as one, open_tensor_file(right) as other:
+    with open_tensors(left) as one, open_tensors(right) as other:
         assert dict(one.tensors) == dict(other.tensors), (left, right)
         return [name for name in one.tensors if one.read(name).tobytes() != other.read(name).tobytes()]
 
@@ -117,7 +117,7 @@ def test_whole_to_ranks_and_back_with_scalars_and_bfloat16(tmp_path: Path):
     ms.transform_checkpoints(str(tmp_path / "ours"), str(tmp_path / "merged"), "w", str(tmp_path / "s.ckpt"), None)
     ours(tmp_path / "theirs", tmp_path / "merged.ckpt", tmp_path / "s.ckpt", None)
     (theirs,) = files_of(tmp_path / "merged").values()
-    with open_tensor_file(theirs) as one, open_tensor_file(tmp_path / "merged.ckpt") as other:
+    with open_tensors(theirs) as one, open_tensors(tmp_path / "merged.ckpt") as other:
         assert dict(one.tensors) == dict(other.tensors)
         assert all(one.read(name).tobytes() == other.read(name).tobytes() for name in infos)
         np.testing.assert_array_equal(other.read("w"), finite)
@@ -133,7 +133,7 @@ def test_merge_sliced_parameter_joins_what_we_join(tmp_path: Path):
     write_ranks(tmp_path / "in", random_tensors(), layouts_of(train))
     ours(tmp_path / "in", tmp_path / "w.safetensors", path, None)
     strategy = ms.build_searched_strategy(str(path))
-    with open_tensor_file(tmp_path / "w.safetensors") as file:
+    with open_tensors(tmp_path / "w.safetensors") as file:
         for name in [*SHAPES, *(f"adamw.m.{name}" for name in SHAPES)]:
             parts = [Parameter(Tensor(slices[rank][name]), name=name) for rank in range(train.world_size)]
             # It takes every entry of a tensor map to be the stage's own; one entry at a time keeps it quick.
@@ -151,7 +151,7 @@ def test_load_distributed_checkpoint_loads_what_we_cut(tmp_path: Path, train: Pa
     write_tensors(tmp_path / "in.ckpt",
                   {name: TensorInfo(dtype="F32", shape=array.shape) for name, array in tensors.items()},
                   tensors.items())  # fmt: skip
-    path = write_strategy_files(tmp_path / "s", train)
+    path = write_strategy_files(tmp_path / "s", train, compiled=train.optimizer_shard)
     ours(tmp_path / "in.ckpt", tmp_path / "ranks", None, path)
 
     class Whole(nn.Cell):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
 import shutil
@@ -25,23 +26,16 @@ from planned_checkpoints import (
     write_whole,
 )
 
-from mindgspo.checkpoint.new_checkpoint import (
-    NewCheckpoint,
-    rank_files_to_write,
-    read_back,
-    whole_files_to_write,
-    write_rank_file,
-)
-from mindgspo.checkpoint.stored_files import find_checkpoint
-from mindgspo.checkpoint.transform import TransformRequest, transform
-from mindgspo.checkpoint.whole_checkpoint import TensorBlocks, WholeCheckpoint, open_whole
+from mindgspo.checkpoint.transform import NewFile, TransformRequest, read_back, transform
+from mindgspo.checkpoint.verify import tensor_digest
+from mindgspo.checkpoint.whole_checkpoint import TensorBlocks, WholeCheckpoint
 from mindgspo.errors import CheckpointError, WeightsError
 from mindgspo.models.names import weight_shapes
 from mindgspo.parallel.plans.parameter_layouts import parameter_layouts
 from mindgspo.planner.strategy_files import single_source
 from mindgspo.strategy.file import merge_strategies, write_strategies
 from mindgspo.strategy.record import StoredLayout, Strategy
-from mindgspo.tensor_files.reader import open_tensor_file
+from mindgspo.tensor_files.reader import open_tensors
 
 TOOL = Path(__file__).resolve().parents[3] / "tools" / "transform_checkpoint.py"
 TRAIN = plan(2, 2, 2)
@@ -180,7 +174,7 @@ def test_the_strategy_of_another_model(tmp_path: Path, whole: Path, changes: dic
     before = names(tmp_path)
     if said is None:  # the output table has no entry and no kin: it is whole, which the notes say
         run(whole, tmp_path / "out", destination_strategy=wrong, weights_only=True)
-        assert "lm_head.weight" in open_tensor_file(tmp_path / "out" / "rank_1" / "checkpoint_1.safetensors").tensors
+        assert "lm_head.weight" in open_tensors(tmp_path / "out" / "rank_1" / "checkpoint_1.safetensors").tensors
         return
     with pytest.raises((WeightsError, CheckpointError), match=said):
         run(whole, tmp_path / "out", destination_strategy=wrong, weights_only=True)
@@ -243,29 +237,23 @@ def test_a_source_that_is_not_what_its_manifest_says(tmp_path: Path, strategy: S
     assert names(tmp_path) == {"run", "s"}
 
 
-def test_ctrl_c_while_files_are_written(tmp_path: Path, whole: Path, strategy: Strategy):
-    class Interrupted(WholeCheckpoint):
-        """Every thread's third tensor brings the interrupt."""
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_ctrl_c_while_files_are_written(
+    tmp_path: Path, whole: Path, strategy: Strategy, monkeypatch: pytest.MonkeyPatch, jobs: int
+):
+    calls = itertools.count()
+    blocks = WholeCheckpoint.blocks
 
-        count = 0
+    def interrupted(self: WholeCheckpoint, name: str, *, near: int = 0) -> TensorBlocks:
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return blocks(self, name, near=near)
 
-        def blocks(self, name: str, *, near: int = 0) -> TensorBlocks:
-            self.count += 1
-            if self.count == 3:
-                raise KeyboardInterrupt
-            return super().blocks(name, near=near)
-
+    monkeypatch.setattr(WholeCheckpoint, "blocks", interrupted)
     before = names(tmp_path)
-    for jobs in (2, 20):  # 20: tensors are read in a thread of their own
-        with open_whole(find_checkpoint(whole), None) as opened:
-            source = Interrupted(opened.stored, opened.ranks, opened.tensors)
-            files = rank_files_to_write(source, strategy, suffix=".ckpt", prefix="w")
-            new = NewCheckpoint(
-                source, files, tmp_path / "out", strategy=strategy, jobs=jobs, sync=True, shows_bar=False
-            )
-            with pytest.raises(KeyboardInterrupt):
-                new.write(deep=False)
-        assert names(tmp_path) == before
+    with pytest.raises(KeyboardInterrupt):
+        run(whole, tmp_path / "out", destination_strategy=strategy, jobs=jobs)
+    assert names(tmp_path) == before
 
 
 def test_too_little_room_is_seen_before(tmp_path: Path):
@@ -318,11 +306,11 @@ def test_leftovers_of_a_killed_process_are_cleared(tmp_path: Path, whole: Path):
 # ----- reading back
 def test_a_file_that_reads_back_differently(tmp_path: Path, whole: Path):
     path = tmp_path / "out.safetensors"
-    with open_whole(find_checkpoint(whole), None) as source:
-        (new,) = whole_files_to_write(source, path)
-        how = {"metadata": None, "reads_ahead": True, "sync": True}
-        digests = write_rank_file(source, new, path, advance=lambda count: None, **how)
-    read_back(path, new, digests, new.infos, advance=lambda count: None)
+    run(whole, path)
+    with open_tensors(path) as file:
+        digests = {name: tensor_digest(file, name, advance=lambda count: None) for name in file.tensors}
+        new = NewFile(name=path.name, rank=0, infos=file.tensors, slices={})
+    read_back(path, new, digests, advance=lambda count: None)
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
@@ -330,4 +318,4 @@ def test_a_file_that_reads_back_differently(tmp_path: Path, whole: Path):
     with pytest.raises(
         CheckpointError, match=rf"{last}, read back, differs from what was written \(XXH3 [0-9a-f]{{32}}"
     ):
-        read_back(path, new, digests, new.infos, advance=lambda count: None)
+        read_back(path, new, digests, advance=lambda count: None)

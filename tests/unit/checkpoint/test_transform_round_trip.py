@@ -22,14 +22,13 @@ from planned_checkpoints import (
     write_whole,
 )
 
-from mindgspo.checkpoint.store import load_checkpoint
 from mindgspo.checkpoint.transform import TransformRequest, transform
-from mindgspo.checkpoint.whole_checkpoint import TensorBlocks, first_element
+from mindgspo.checkpoint.whole_checkpoint import TensorBlocks
 from mindgspo.parallel.plans.layout import Layout, TensorSlice
 from mindgspo.planner.strategy_files import single_source
 from mindgspo.strategy.file import read_strategy
 from mindgspo.strategy.record import StoredLayout, Strategy
-from mindgspo.tensor_files.reader import open_tensor_file, open_tensors
+from mindgspo.tensor_files.reader import open_tensors
 from mindgspo.tensor_files.tensors import TensorInfo
 from mindgspo.tensor_files.writer import read_safetensors, write_tensors
 
@@ -46,7 +45,7 @@ def assert_ranks(folder: Path, expected: dict[int, dict[str, np.ndarray]]) -> No
     assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == sorted(f"rank_{r}" for r in expected)
     for rank, tensors in expected.items():
         (path,) = (folder / f"rank_{rank}").iterdir()
-        with open_tensor_file(path) as file:
+        with open_tensors(path) as file:
             assert file.tensors.keys() == tensors.keys(), rank
             for name, array in tensors.items():
                 found = file.read(name)
@@ -77,7 +76,6 @@ def test_one_to_eight_to_other_eight_to_one_is_the_same(tmp_path: Path, suffix: 
     run(tmp_path / "b", tmp_path / "d", source_strategy=two, destination_strategy=one, weights_only=True)
     assert not list((tmp_path / "d").glob("*.safetensors")), "they belong to a run that goes on"
     assert contents(tmp_path / "c") == contents(step)
-    assert load_checkpoint(tmp_path / "c").state == {"cursor": 3}
 
 
 @pytest.mark.parametrize("suffix", [".ckpt", ".safetensors"])
@@ -140,11 +138,11 @@ def test_what_was_cut_elsewhere_merges_in_the_order_of_the_ranks(tmp_path: Path)
     for suffix in (".safetensors", ".ckpt"):
         source = write_ranks(tmp_path / f"in{suffix}", tensors, layouts_of(train), name=f"w{suffix}")
         run(source, tmp_path / f"w{suffix}", source_strategy=strategy)
-        with open_tensor_file(tmp_path / f"w{suffix}") as file:
+        with open_tensors(tmp_path / f"w{suffix}") as file:
             assert file.tensors.keys() == tensors.keys()
             assert [name for name, array in tensors.items() if file.read(name).tobytes() != array.tobytes()] == []
-    first_rank = open_tensor_file(tmp_path / "in.ckpt" / "rank_0" / "w.ckpt").tensors
-    assert list(open_tensor_file(tmp_path / "w.ckpt").tensors)[: len(first_rank)] == list(first_rank)
+    first_rank = open_tensors(tmp_path / "in.ckpt" / "rank_0" / "w.ckpt").tensors
+    assert list(open_tensors(tmp_path / "w.ckpt").tensors)[: len(first_rank)] == list(first_rank)
 
 
 # ----- what tensors may be
@@ -214,24 +212,12 @@ def test_a_hugging_face_folder_of_shards_and_its_metadata(tmp_path: Path):
     (folder / "model.safetensors.index.json").write_text(f'{{"weight_map": {{{places}}}}}')
     entries = {name: StoredLayout(device_matrix=(2,), tensor_map=(0, -1)) for name in arrays}
     run(folder, tmp_path / "out", destination_strategy=Strategy(stages={0: entries}))
-    with open_tensor_file(tmp_path / "out" / "rank_1" / "checkpoint_1.safetensors") as file:
+    with open_tensors(tmp_path / "out" / "rank_1" / "checkpoint_1.safetensors") as file:
         assert file.metadata == {"format": "pt"}
         assert file.read("c").tolist() == [[2.0] * 4] * 4
 
 
 # ----- blocks
-@pytest.mark.parametrize(("first", "last", "shape", "element"), [
-    ((2, 0), (5, 3), (8, 3), 6),
-    ((2, 0), (5, 2), (8, 3), None),
-    ((2, 1), (3, 2), (8, 3), 7),
-    ((1, 0, 0), (2, 2, 4), (2, 3, 4), 12),
-    ((0, 1, 0), (2, 2, 4), (2, 3, 4), None),
-    ((), (), (), 0),
-])  # fmt: skip
-def test_first_element_by_hand(first, last, shape, element):
-    assert first_element(TensorSlice(first, last), shape) == element
-
-
 @st.composite
 def layouts(draw: st.DrawFn, shape: tuple[int, ...]) -> Layout:
     """Any layout of a shape whose axes are multiples of 12."""
@@ -256,11 +242,11 @@ def test_any_block_of_any_layout(tmp_path: Path, data: st.DataObject, shape: tup
     whole = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     files = {}
     for rank, slices in rank_tensors({"w": whole}, {"w": layout}).items():
-        files[rank] = {"w": open_tensor_file(write_whole(tmp_path / f"{rank}.safetensors", slices))}
+        files[rank] = open_tensors(write_whole(tmp_path / f"{rank}.safetensors", slices))
     bounds = [sorted(data.draw(st.lists(st.integers(0, n), min_size=2, max_size=2, unique=True))) for n in shape]
     block = TensorSlice(tuple(start for start, _ in bounds), tuple(stop for _, stop in bounds))
     out = np.full(block.shape, -1, np.float32)
     TensorBlocks("w", layout, files, near=data.draw(st.integers(0, 30))).fill(block, out)
     np.testing.assert_array_equal(out, whole[block.index])
-    for tensors in files.values():
-        tensors["w"].close()
+    for file in files.values():
+        file.close()

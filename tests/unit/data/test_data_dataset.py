@@ -38,25 +38,13 @@ def test_another_tokenizer_is_refused_by_name(folder: Path, tokenizer: Tokenizer
         assert part in str(raised.value)
 
 
-def test_a_folder_of_an_earlier_rendering_is_read_and_named(prepare, settings, gsm8k, tmp_path: Path, caplog):
-    """Its template wrote sep_token as the empty text: what was prepared stays, and whoever uses it is told."""
-    tokenizer = load_tokenizer(TokenizerSection())
-    tokenizer.save(tmp_path / "own")
-    path = tmp_path / "own" / "tokenizer_config.json"
-    fields = {"sep_token": "<|im_start|>", "chat_template": "{{ sep_token }}{{ messages[0].content }}"}
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-    tokenizer = load_tokenizer(TokenizerSection(path=tmp_path / "own"))
-    info = prepare(gsm8k, using=tokenizer)
-    assert info.tokenizer.rendering == 2
-    assert open_dataset(tmp_path / "out", tokenizer)[0].text.startswith("<|im_start|>Tom") and not caplog.text
+def test_a_folder_of_an_earlier_rendering_is_read(prepare, gsm8k, tokenizer: Tokenizer, tmp_path: Path):
+    assert prepare(gsm8k).tokenizer.rendering == 2
     facts = json.loads((tmp_path / "out" / "dataset.json").read_text())
     del facts["tokenizer"]["rendering"]
     (tmp_path / "out" / "dataset.json").write_text(json.dumps(facts))
     assert len(open_dataset(tmp_path / "out", tokenizer)) == 3
-    assert "made by an earlier release, without sep_token" in caplog.text and "--force" in caplog.text
-    caplog.clear()
-    assert prepare(gsm8k, using=tokenizer).tokenizer.rendering == 1, "a run goes on with what it has"
-    assert "without sep_token" in caplog.text
+    assert prepare(gsm8k).tokenizer.rendering == 1, "a run goes on with what it has"
 
 
 def test_what_json_has_not_is_counted_and_an_older_folder_without_the_count_is_read(

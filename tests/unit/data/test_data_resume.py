@@ -14,8 +14,7 @@ import pytest
 
 from mindgspo.config.data import DataSourceSection, TokenizerSection
 from mindgspo.data.dataset import open_dataset
-from mindgspo.data.output_folder import PartialFolder, other_partials, partial_path
-from mindgspo.data.render_workers import WorkerDiedError
+from mindgspo.data.output_folder import OutputError, PartialFolder, partial_path, partials_of_others
 from mindgspo.data.rendering import is_whole_chunk, read_chunks
 from mindgspo.errors import DataError, TokenizerError
 from mindgspo.tokenization import Tokenizer, load_tokenizer
@@ -127,22 +126,17 @@ def test_chunks_of_other_inputs_are_not_taken_over(prepare, source, tokenizer, t
     assert not list(tmp_path.glob("out.partial-*")) and len(open_dataset(out, tokenizer)) == NUM_ROWS
 
 
-def test_a_held_folder_is_not_shared_and_no_leftover(tmp_path: Path):
-    """Two preparations of the same inputs at once: the second one works in a folder of its own."""
+def test_a_held_folder_is_refused_and_a_left_one_is_taken_over(tmp_path: Path):
     out = tmp_path / "out"
-    left, held, private = (PartialFolder(out, key) for key in ("a" * 12, "b" * 12, "b" * 12))
-    assert (held.is_private, private.is_private) == (False, True) and held.path != private.path
-    for folder in (left, held, private):
+    held, other = PartialFolder(out, "a" * 12), PartialFolder(out, "b" * 12)
+    for folder in (held, other):
         folder.chunk(0).write_bytes(b"")
-    assert other_partials(out) == []
-    left.close(keep=True)
-    assert other_partials(out) == [left.path]
+    with pytest.raises(OutputError, match=r"out.partial-a+: another process is preparing this data set; wait for it"):
+        PartialFolder(out, "a" * 12)
+    assert partials_of_others(out, held.path) == [other.path]
     held.close(keep=True)
-    assert other_partials(out) == [left.path, held.path]
-    private.close(keep=True)
-    assert not private.path.exists() and held.path.is_dir()
-    again = PartialFolder(out, "b" * 12)
-    assert again.path == held.path == partial_path(out, "b" * 12) and not again.is_private
+    again = PartialFolder(out, "a" * 12)
+    assert again.path == held.path == partial_path(out, "a" * 12)
     again.close(keep=False)
     assert not held.path.exists()
 
@@ -164,18 +158,6 @@ def test_errors_of_rows_are_the_same_from_workers(prepare, source, tokenizer, tm
             found.append(str(raised.value))
         assert found[0] == found[1] and str(folder) in found[0]
     assert not list(tmp_path.glob("out*")), "the settings are at fault, so nothing is kept"
-
-
-def test_a_worker_that_dies_is_told_and_costs_nothing(prepare, source, tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "mindgspo.data.render_workers._START", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    with pytest.raises(WorkerDiedError, match=r"exit code -9 .* What is done is kept"):
-        prepare(source, workers=2, chunk_rows=20)
-    assert len(list(tmp_path.glob("out.partial-*"))) == 1
-    monkeypatch.undo()
-    prepare(source, workers=2, chunk_rows=20)
-    assert not list(tmp_path.glob("out.partial-*")) and len(open_dataset(tmp_path / "out", tokenizer)) == 390
 
 
 def test_reusing_a_folder_clears_what_a_kill_left_after_the_rename(prepare, source: DataSourceSection, tmp_path: Path):
@@ -210,8 +192,3 @@ def test_a_text_that_mindrecord_cannot_hold_is_found_by_reading_back(prepare, tm
     with pytest.raises(DataError, match="row 0 of the data set is not read back as it was written: solution was"):
         prepare(DataSourceSection(format="math", path=path), is_readable=lambda source, gold: None)
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
-
-
-def test_a_worker_does_not_import_mindspore():
-    code = "import sys, mindgspo.data.render_workers; assert 'mindspore' not in sys.modules"
-    subprocess.run([sys.executable, "-c", f"import sys; sys.path[:] = sys.argv[1:]; {code}", *sys.path], check=True)

@@ -6,7 +6,6 @@ import datetime
 import json
 from pathlib import Path
 
-import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -73,11 +72,10 @@ SHORT = [0.1, 3.14, None, 72.0]
 @pytest.mark.parametrize(("column", "expected"), [
     (FLOATS, SHORT),
     (FLOATS.dictionary_encode(), SHORT),
-    (pyarrow.array(np.array([0.1, 1e-7, 6e-8, np.inf], np.float16)), [0.1, 1e-7, 6e-8, float("inf")]),
     (pyarrow.array([16777216.0, 1e10, 3e10, 1 / 3], pyarrow.float32()), [16777216.0, 1e10, 3e10, 0.33333334]),
     (pyarrow.StructArray.from_arrays([FLOATS], ["ground_truth"]), [{"ground_truth": value} for value in SHORT]),
     (pyarrow.array([[0.1], None, [], [None, 3.14]], pyarrow.list_(pyarrow.float32())), [[0.1], None, [], [None, 3.14]]),
-    (pyarrow.array([[{"x": [0.1]}]], pyarrow.large_list(pyarrow.struct({"x": pyarrow.list_(pyarrow.float32(), 1)}))),
+    (pyarrow.array([[{"x": [0.1]}]], pyarrow.large_list(pyarrow.struct({"x": pyarrow.list_(pyarrow.float32())}))),
      [[{"x": [0.1]}]]),
     (pyarrow.array([[("a", 0.1)], None], pyarrow.map_(pyarrow.string(), pyarrow.float32())), [[("a", 0.1)], None]),
     (pyarrow.array([0.1, 0.10000000149011612, 1 / 3]), [0.1, 0.10000000149011612, 1 / 3]),

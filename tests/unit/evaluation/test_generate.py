@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from planned_checkpoints import write_step
 from running import write_experiment
+from weight_files import write_safetensors
 
 from mindgspo.cli import main
 from mindgspo.config import TokenizerSection, load_config
@@ -19,7 +20,6 @@ from mindgspo.evaluation.generate import Chat, Generated, GenerateOptions, TextP
 from mindgspo.evaluation.inputs import encode_prompt, find_model, read_prompts
 from mindgspo.evaluation.log_probs import log_probs_by_native_model
 from mindgspo.models.names import weight_shapes
-from mindgspo.tensor_files.writer import write_safetensors
 from mindgspo.tokenization import load_tokenizer
 from mindgspo.types import FinishReason
 

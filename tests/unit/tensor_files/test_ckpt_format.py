@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from mindgspo.errors import WeightsError
-from mindgspo.tensor_files.ckpt_format import part_header
-from mindgspo.tensor_files.reader import open_tensor_file
+from mindgspo.tensor_files.formats import part_header
+from mindgspo.tensor_files.reader import open_tensors
 from mindgspo.tensor_files.tensors import TensorInfo, info_of
 from mindgspo.tensor_files.writer import write_ckpt, write_tensors
 
@@ -37,7 +37,7 @@ def test_the_bytes_are_those_of_the_schema(tmp_path: Path) -> None:
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     tensors = some_tensors() | {"empty": np.zeros((0, 4), np.float32), "behind": np.ones(2, np.int8)}
     write(tmp_path / "m.ckpt", tensors, metadata={"note": "Grüße"})
-    with open_tensor_file(tmp_path / "m.ckpt") as file:
+    with open_tensors(tmp_path / "m.ckpt") as file:
         assert list(file.tensors) == list(tensors) and file.metadata == {"note": "Grüße"}
         for name, array in tensors.items():
             assert file.tensors[name] == info_of(array)
@@ -69,7 +69,7 @@ def test_mindspore_reads_an_empty_tensor_and_its_crc_at_the_end_is_passed_over(t
     write(path, {"none": np.zeros((0, 4), np.float32), "w": MATRIX})
     assert mindspore.load_checkpoint(str(path))["none"].shape == (0, 4)
     mindspore.save_checkpoint([{"name": "w", "data": mindspore.Tensor(MATRIX)}], str(path), crc_check=True)
-    with open_tensor_file(path) as file:
+    with open_tensors(path) as file:
         assert list(file.tensors) == ["w"]
         np.testing.assert_array_equal(file.read("w"), MATRIX)
 
@@ -78,7 +78,7 @@ def test_parts_under_one_name_are_one_tensor(tmp_path: Path) -> None:
     info, content = info_of(MATRIX), MATRIX.tobytes()
     parts = (content[:10], content[10:20], content[20:])  # they end inside a number
     (tmp_path / "m.ckpt").write_bytes(b"".join(part_header("w", info, len(part)) + part for part in parts))
-    with open_tensor_file(tmp_path / "m.ckpt") as file:
+    with open_tensors(tmp_path / "m.ckpt") as file:
         np.testing.assert_array_equal(file.read("w"), MATRIX)
         np.testing.assert_array_equal(file.read_slice("w", (slice(1, 2), slice(0, 2))), [[3, 4]])
         assert b"".join(chunk.tobytes() for chunk in file.chunks("w", 8)) == content
@@ -98,7 +98,7 @@ def test_a_scalar_of_older_files_has_dims_zero(tmp_path: Path) -> None:
     number = np.float32(2.5)
     header = part_header("s", TensorInfo(dtype="F32", shape=(0,)), 4)
     (tmp_path / "m.ckpt").write_bytes(header + number.tobytes())
-    with open_tensor_file(tmp_path / "m.ckpt") as file:
+    with open_tensors(tmp_path / "m.ckpt") as file:
         assert file.read("s").shape == () and file.read("s") == number
 
 
@@ -109,7 +109,7 @@ def test_an_encrypted_file_is_refused(tmp_path: Path, mode: str) -> None:
     path = tmp_path / "m.ckpt"
     mindspore.save_checkpoint(listed, str(path), enc_key=b"0123456789ABCDEF", enc_mode=mode)
     with pytest.raises(WeightsError, match=r"m\.ckpt: is encrypted.*dec_key"):
-        open_tensor_file(path)
+        open_tensors(path)
 
 
 def test_every_truncation_is_named(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_every_truncation_is_named(tmp_path: Path) -> None:
         path.write_bytes(whole[:kept])
         if kept != between:
             with pytest.raises(WeightsError, match=rf"m\.ckpt: truncated.*its size is {kept} bytes"):
-                open_tensor_file(path)
+                open_tensors(path)
 
 
 def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
@@ -140,4 +140,4 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
     ):
         path.write_bytes(content)
         with pytest.raises(WeightsError, match=message):
-            open_tensor_file(path)
+            open_tensors(path)

@@ -14,12 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
+from weight_files import write_safetensors
 
 from mindgspo.errors import WeightsError
-from mindgspo.tensor_files.reader import open_tensor_file
-from mindgspo.tensor_files.safetensors_format import library_order
+from mindgspo.tensor_files.formats import library_order
+from mindgspo.tensor_files.reader import open_tensors
 from mindgspo.tensor_files.tensors import TensorInfo, bfloat16_bits, info_of, widen_bfloat16
-from mindgspo.tensor_files.writer import read_safetensors, write_safetensors, write_tensors
+from mindgspo.tensor_files.writer import read_safetensors, write_tensors
 
 
 def some_weights() -> dict[str, np.ndarray]:
@@ -83,8 +84,6 @@ def test_a_rewrite_replaces_the_file_and_a_failed_one_keeps_it(tmp_path: Path) -
     finally:
         os.umask(old)
     assert stat.S_IMODE(path.stat().st_mode) == 0o640, "by the umask"
-    with pytest.raises(WeightsError, match="w is int32"):
-        write_safetensors(path, {"w": np.zeros(2, np.int32)})
     with pytest.raises(WeightsError, match="1 values of w are too large for float16.*70000"):
         write_safetensors(path, {"w": np.array([1, 70000.0, np.inf], np.float32)}, dtype="float16")
     assert read_safetensors(path)["w"].shape == (3,)
@@ -254,7 +253,7 @@ def test_tensors_come_in_pieces_of_any_kind(tmp_path: Path, suffix: str) -> None
     infos = {"w": TensorInfo(dtype="F32", shape=(2, 2)), "none": TensorInfo(dtype="F32", shape=(0,))}
     parts = [("w", b"\0\0\x80\x3f\0"), ("w", b""), ("w", memoryview(b"\0\x80\x3f")), ("w", np.array([1, 1], ">f4"))]
     write_tensors(tmp_path / f"m{suffix}", infos, parts)
-    with open_tensor_file(tmp_path / f"m{suffix}") as file:
+    with open_tensors(tmp_path / f"m{suffix}") as file:
         np.testing.assert_array_equal(file.read("w"), np.ones((2, 2)))
         assert file.read("none").shape == (0,)
 
@@ -305,7 +304,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, suffix: str) -> None:
 COPY = """
 import re, sys
 from pathlib import Path
-from mindgspo.tensor_files.reader import open_tensor_file
+from mindgspo.tensor_files.reader import open_tensors
 from mindgspo.tensor_files.writer import write_tensors
 
 def peak_kib() -> int:
@@ -313,7 +312,7 @@ def peak_kib() -> int:
 
 source, target = map(Path, sys.argv[1:])
 before = peak_kib()
-with open_tensor_file(source) as file:
+with open_tensors(source) as file:
     parts = ((name, chunk) for name in file.tensors for chunk in file.chunks(name, 1 << 20))
     write_tensors(target, file.tensors, parts)
 print(peak_kib() - before)
@@ -329,5 +328,5 @@ def test_a_large_tensor_is_copied_in_little_memory(tmp_path: Path, formats: tupl
     child = subprocess.run([sys.executable, "-c", COPY, source, target], capture_output=True, text=True, timeout=120)
     assert child.returncode == 0, child.stderr
     assert int(child.stdout) < 12 << 10, f"{child.stdout} KiB more for a copy in chunks of 1 MiB"
-    with open_tensor_file(source) as first, open_tensor_file(target) as second:
+    with open_tensors(source) as first, open_tensors(target) as second:
         assert np.array_equal(first.read("w"), second.read("w"))

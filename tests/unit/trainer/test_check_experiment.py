@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from weight_files import write_safetensors
 
 from mindgspo.cli.data import data_prepare
 from mindgspo.config.huggingface_config import huggingface_config
@@ -14,7 +15,6 @@ from mindgspo.errors import ConfigError, DataError, RewardError, TokenizerError,
 from mindgspo.evaluation.datasets import open_checked_dataset
 from mindgspo.models.names import weight_shapes
 from mindgspo.rewards import Scorer
-from mindgspo.tensor_files.writer import write_safetensors
 from mindgspo.trainer.check import check_experiment
 
 ROWS = [{"question": f"Tom has {n} pens.", "answer": f"{n}+0={n}\n#### {n}"} for n in range(10, 15)]

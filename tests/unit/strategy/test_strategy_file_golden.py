@@ -16,16 +16,16 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from small_plans import compiled_layouts
 
 from mindgspo.cli import main
 from mindgspo.config import ModelSection, ParallelPlan, load_model_and_plans
 from mindgspo.config.schema import PlansSection
 from mindgspo.parallel.plans.ranks import RankGrid
 from mindgspo.planner.strategy_files import GRAPHS, graph_layouts, write_plan_files
-from mindgspo.strategy.commands import collapse_layers, diff_lines
-from mindgspo.strategy.compare import compare_strategies
+from mindgspo.strategy.commands import collapse_layers, compare_strategies, diff_lines
 from mindgspo.strategy.file import read_strategy, save_strategy
-from mindgspo.strategy.layouts import compiled_layouts, compiled_strategy, strategy_layouts
+from mindgspo.strategy.layouts import compiled_strategy, strategy_layouts
 from mindgspo.strategy.record import StoredLayout, Strategy
 
 ROOT = Path(__file__).resolve().parents[3]

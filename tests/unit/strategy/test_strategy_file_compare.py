@@ -8,21 +8,20 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_plans import TINY, plan, weights, weights_and_moments
+from small_plans import TINY, compiled_layouts, plan, weights, weights_and_moments
 
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.errors import WeightsError
 from mindgspo.models.names import parameter_shapes
 from mindgspo.parallel.plans.layout import Layout, TensorSlice
 from mindgspo.parallel.plans.parameter_layouts import moment_layouts, parameter_layouts
-from mindgspo.strategy.compare import check_fits, compare_strategies, same_placement
+from mindgspo.strategy.commands import compare_strategies, same_placement
 from mindgspo.strategy.file import merge_strategies, read_strategy, write_strategies
 from mindgspo.strategy.layouts import (
-    HsdpCall,
-    compiled_layouts,
+    check_fits,
     compiled_strategy,
-    hsdp_call,
     hsdp_shards,
+    hsdp_size,
     stage_strategy,
     without_single_devices,
 )
@@ -236,18 +235,16 @@ COMPILED = [
 @pytest.mark.parametrize("row", COMPILED, ids=lambda row: "-".join(map(str, row[:5])))
 def test_the_compiler_s_entries(row):
     matrix, tensor_map, shape, shard_size, threshold, *written = row
-    call = HsdpCall(shard_size=shard_size, threshold=threshold)
-    found = without_single_devices(hsdp_shards(of(matrix, tensor_map, shape), call))
+    found = without_single_devices(hsdp_shards(of(matrix, tensor_map, shape), shard_size, threshold=threshold))
     fields = (found.opt_weight_shard_step, found.opt_weight_shard_size)
     assert [found.device_matrix, found.tensor_map, *fields] == written
 
 
 def test_bfloat16_a_scalar_and_a_stage_of_one_rank():
     for rows, size in ((512, 2), (256, 0)):  # bfloat16 parameters count two bytes
-        call = HsdpCall(shard_size=2, element_bytes=2)
-        assert hsdp_shards(of((2, 4), (0, -1), (rows, 64)), call).opt_weight_shard_size == size
+        assert hsdp_shards(of((2, 4), (0, -1), (rows, 64)), 2, element_bytes=2).opt_weight_shard_size == size
     scalar = of((2, 4), (), ())
-    assert hsdp_shards(scalar, HsdpCall(threshold=0)) == scalar
+    assert hsdp_shards(scalar, -1, threshold=0) == scalar
     assert without_single_devices(of((1, 1), (0, -1), (4, 4))) == of((1,), (-1, -1), (4, 4))
     # Two device axes on one tensor axis keep their order.
     found = without_single_devices(of((2, 1, 4, 2), ((3, 0), 1), (8, 8)))
@@ -286,8 +283,8 @@ LAYER = "model.layers.0."
 
 
 def test_which_plans_call_hsdp():
-    assert hsdp_call(plan(4, 2, optimizer_shard=True)) == HsdpCall(shard_size=4, threshold=64)
-    assert hsdp_call(plan(4, 2)) is None and hsdp_call(plan(1, 2, optimizer_shard=True)) is None
+    assert hsdp_size(plan(4, 2, optimizer_shard=True)) == 4
+    assert hsdp_size(plan(4, 2)) is None and hsdp_size(plan(1, 2, optimizer_shard=True)) is None
 
 
 def test_what_ranks_hold_of_a_compiled_plan():

@@ -12,13 +12,11 @@ import zlib
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from mindgspo.parallel.plans.layout import Layout, TensorSlice
 from mindgspo.strategy.file import read_strategy
 from mindgspo.strategy.layouts import strategy_layouts
-from mindgspo.strategy.record import StoredLayout, Strategy, with_fields, without_fields
+from mindgspo.strategy.record import StoredLayout, Strategy, without_fields
 
 # Column-, row- and head-parallel weights, a bias, a norm and a table, with both moments of each; 2 x 4.
 SHARDED = (
@@ -137,44 +135,3 @@ def test_the_fields_spelled_out_by_hand(matrix, tensor_map, step, size, expected
 def test_fields_that_contradict_the_matrix_are_refused(matrix, tensor_map, step, size, said):
     with pytest.raises(ValueError, match=said):
         without_fields(matrix, tensor_map, step, size)
-
-
-@st.composite
-def spread_layouts(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int | tuple[int, ...], ...]]:
-    """A device matrix and a tensor map whose first axis is split by the outermost device axis last."""
-    matrix = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)))
-    inner = draw(st.permutations(range(len(matrix) - 1)))
-    first = draw(st.integers(0, len(inner)))
-    second = draw(st.integers(first, len(inner)))
-    return matrix, ((*inner[:first], len(matrix) - 1), tuple(inner[first:second]))
-
-
-@given(spread_layouts())
-@settings(max_examples=300)
-def test_what_is_moved_into_the_fields_comes_out_again(spread):
-    matrix, tensor_map = (spread[0], StoredLayout(device_matrix=spread[0], tensor_map=spread[1]).tensor_map)
-    fields = with_fields(matrix, tensor_map)
-    if fields is None:
-        # Only where MindSpore could read something else: another axis is free, or the axes are not in order.
-        return
-    base, step, size = fields
-    assert (step, size) != (0, 0) and all(isinstance(entry, int) for entry in base)
-    assert without_fields(matrix, base, step, size) == (matrix, tensor_map)
-
-
-def test_the_fields_are_used_where_they_can_be():
-    assert with_fields((2, 4), ((0, 1), -1)) == ((0, -1), 4, 2)
-    assert with_fields((2, 4), (1, 0)) == ((-1, 0), 4, 2)
-    assert with_fields((2, 1), (1,)) == ((-1,), 1, 2)
-    assert with_fields((2, 2, 1), ((1, 2), -1)) == ((1, -1), 2, 2)
-    # Not split by replicas, split by them first, replicas beside them, two axes in the other order.
-    for matrix, tensor_map in [
-        ((2, 4), (0, -1)),
-        ((2, 4), ((1, 0), -1)),
-        ((2, 4), (1, -1)),
-        ((2, 2, 2), ((1, 2), -1)),
-        ((2, 2, 2), ((0, 2), 1)),
-        ((1, 4), ((0, 1), -1)),
-        ((2,), ()),
-    ]:
-        assert with_fields(matrix, tensor_map) is None
