@@ -100,7 +100,7 @@ class _Compile:
         return read_graph(compiled_text(graph.cell), job.world_size, made_groups())
 
     def memory(self, facts: GraphFacts) -> CallMemory:
-        """Of one call of the graph that was compiled; nothing of it is executed. facts: of the graph."""
+        """Memory of one call of the compiled graph; no kernel is executed. facts: of the graph."""
         try:
             give_untouched_zeros(self.graph.cell.get_parameters())
             allocated, reserved = call_for_memory(self.graph.cell, self.graph.inputs)

@@ -37,7 +37,7 @@ _CONFIG_FILE = "config.yaml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRunRequest:
-    """What to compile: the experiment as it is on Ascend, whatever device its file names.
+    """A dry run to make: the experiment as it is on Ascend, whatever device its file names.
 
     graphs: those that a rank does not have are left out. ranks: of every graph; None: the first of each pipeline stage
     of its plan. folder: for logs and measurements; None: dryrun/<experiment>. measures_memory: see
@@ -91,7 +91,7 @@ class DryRun:
 
     @property
     def num_failed(self) -> int:
-        """Of `done`."""
+        """Number of failures in `done`."""
         return sum(result.failure is not None for result in self.done)
 
     def lines(self) -> Iterator[str]:

@@ -77,7 +77,7 @@ class GraphFacts:
     parameters: tuple[HeldParameter, ...] = ()
     collectives: tuple[Collective, ...] = ()
     operators: Mapping[str, int] = field(default_factory=dict)
-    """How often each operator runs, by name."""
+    """Runs of each operator, by name."""
     products: Mapping[str, int] = field(default_factory=dict)
     """Matrix products by dtype."""
 
@@ -118,7 +118,7 @@ _GROUP = re.compile(r'[{ ]group: "([^"]*)"')
 
 @dataclass
 class _Function:
-    """What stands in one function: operators, matrix products by dtype, collectives with bytes, calls."""
+    """Content of one function: operators, matrix products by dtype, collectives with bytes, calls."""
 
     operators: Counter[str] = field(default_factory=Counter)
     products: Counter[str] = field(default_factory=Counter)
@@ -213,7 +213,7 @@ def _shape(text: str) -> tuple[int, ...]:
 
 
 def _times_called(entry: str, functions: dict[str, _Function]) -> Counter[str]:
-    """How often each function runs in one call of `entry`; 1 for those that are only handed around."""
+    """Number of runs of each function in one call of `entry`; 1 for those that are only handed around."""
     times: Counter[str] = Counter()
 
     def call(name: str, count: int, callers: tuple[str, ...]) -> None:

@@ -50,7 +50,7 @@ class CompileJob:
     builder: str
     """"module:function", called as builder(config, graph, rank); returns a `graphs.CompilableGraph`."""
     import_folders: tuple[str, ...]
-    """Where else the builder's module is looked for."""
+    """Further folders to look for the builder's module."""
     result_path: str
     is_stand_in: bool
     measures_memory: bool = False

@@ -63,14 +63,15 @@ PICTURE, PAGE = "comparison.png", "comparison.html"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredFigure:
-    """An evaluation: accuracy or reward of one answer to each problem, ends of its 95 % interval (None: not recorded).
-    text: of them."""
+    """Accuracy or reward of one evaluation, one answer per problem."""
 
     step: int
     value: float
     low: float | None
     high: float | None
+    """Ends of the 95 % interval; None: not recorded."""
     text: str
+    """E.g. "80.0% (70.0 .. 90.0)"."""
 
     def __str__(self) -> str:
         return f"{self.text} at {self.step}"
@@ -78,20 +79,23 @@ class MeasuredFigure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """One run. last, best: accuracy; last_reward, best_reward: None where it says no more. steps: training steps done.
-    seconds: of the whole run; of its steps alone while it goes on.
-    tokens_per_second: of training steps. None: not recorded."""
+    """The result of one run; None: not recorded."""
 
     name: str
     folder: str
     is_finished: bool
     steps: int
+    """Training steps done."""
     last: MeasuredFigure | None
     best: MeasuredFigure | None
+    """Held-out accuracy."""
     last_reward: MeasuredFigure | None
     best_reward: MeasuredFigure | None
+    """Held-out reward, where it is another number than the accuracy."""
     seconds: float | None
+    """Seconds of the whole run; of its steps alone while it goes on."""
     tokens_per_second: float | None
+    """Tokens per second of training steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,13 +108,13 @@ class SettingDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunComparison:
-    """runs, outcomes and the values of differences in the order of the folders. environment: the same of versions and
-    machines."""
+    """Runs beside each other, in the order of their folders."""
 
     runs: tuple[ComparedRun, ...]
     outcomes: tuple[RunOutcome, ...]
     settings: tuple[SettingDifference, ...]
     environment: tuple[SettingDifference, ...]
+    """Versions and machines that differ."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -163,7 +167,7 @@ def _outcome(name: str, folder: Path, run: RunRecord) -> RunOutcome:
 
 
 def _last_and_best(run: RunRecord, figure: HeldOut) -> tuple[MeasuredFigure | None, MeasuredFigure | None]:
-    """Of several evaluations at one step, around a warm-up, the last counts."""
+    """The last and the best evaluation; of several at one step, around a warm-up, the last counts."""
     if figure not in held_out_figures(run):
         return None, None
     all_three = (figure.series(run, end) for end in ("", "/low", "/high"))
@@ -179,7 +183,7 @@ def _last_and_best(run: RunRecord, figure: HeldOut) -> tuple[MeasuredFigure | No
 
 
 def _settings(path: Path) -> dict[str, object]:
-    """By dotted key, in the schema's order. What this version cannot read any more is taken as it stands there."""
+    """Settings by dotted key, in the schema's order. A file that this version cannot load is taken as it is written."""
     if not path.is_file():
         return {}
     try:
@@ -193,7 +197,7 @@ def _settings(path: Path) -> dict[str, object]:
 
 
 def _environment(run: RunRecord) -> dict[str, object]:
-    """Of the last start."""
+    """Machine, versions and commit of the last start."""
     if not run.starts:
         return {}
     last = run.starts[-1]
@@ -206,7 +210,7 @@ def _environment(run: RunRecord) -> dict[str, object]:
 
 
 def _differences(mappings: Sequence[Mapping[str, object]]) -> tuple[SettingDifference, ...]:
-    """Where one of them has nothing at all to say, it is not compared."""
+    """Keys with different values; a run without any entry is not compared."""
     keys = dict.fromkeys(key for mapping in mappings for key in mapping if key not in _NOT_COMPARED)
     found = []
     for key in keys:
@@ -246,7 +250,7 @@ def outcome_rows(comparison: RunComparison) -> list[list[str]]:
 
 
 def comparison_lines(comparison: RunComparison) -> list[str]:
-    """For a terminal: the table, then the first setting that differs and the others."""
+    """Lines for a terminal: the table, then the first setting that differs and the others."""
     lines = aligned(outcome_rows(comparison), left=1)
     if not comparison.settings:
         lines += ["", "no setting differs"]
@@ -307,7 +311,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class _Band:
-    """By step: the mean over a variant's runs, and what is shaded around it."""
+    """Mean over a variant's runs and the band around it, by step."""
 
     steps: tuple[int, ...]
     mean: NDArray[np.float64]
@@ -362,7 +366,7 @@ def display_name(variant: str) -> str:
 
 
 def band_text(runs: Sequence[ComparedRun]) -> str:
-    """What the bands show, after a semicolon; "" where every variant is one run."""
+    """The meaning of the bands, after a semicolon; "" where every variant is one run."""
     seeds = max(len(siblings) for siblings in by_variant(runs).values())
     return f"; mean and range of {seeds} seeds" if seeds > 1 else ""
 

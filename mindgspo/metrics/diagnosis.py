@@ -58,9 +58,9 @@ class RunFinding:
 
     level: FindingLevel
     text: str
-    """What was seen, with its number."""
+    """The observation, with its number."""
     advice: str = ""
-    """What to do; "" where nothing needs doing."""
+    """The remedy; "" where nothing needs doing."""
 
 
 Rule = Callable[[RecordedRun], "RunFinding | None"]
@@ -89,7 +89,7 @@ class Threshold:
     keys: Sequence[str]
     """The first one that was recorded counts; with `<part>` in it, the set or data source with the highest value."""
     text: str
-    """With {value}, {part} and {limit}, the longest response."""
+    """Format with {value}, {part} and {limit}, the longest response."""
     warn: float
     alarm: float = math.inf
     advice: str
@@ -143,7 +143,7 @@ def _interval_text(figure: HeldOut, low: float, high: float) -> str:
 
 
 def _movement(run: RecordedRun, figure: HeldOut) -> tuple[str, float, float] | None:
-    """How a figure moved, as text, and the interval of the change: twice the change where none was recorded."""
+    """The movement of a figure as text, and the interval of the change: twice the change where none was recorded."""
     value, since = latest(run, figure.key), _since_first(run, figure)
     if value is not None and since is not None:
         change, low, high = since

@@ -26,7 +26,7 @@ _GIT_SECONDS = 10
 
 
 def record_start(run_dir: Path, *, step: int, device: str) -> None:
-    """Append a line. step: training steps that the run has behind it. Raises WriteError."""
+    """Append a line. step: training steps done so far. Raises WriteError."""
     LogFile(run_dir / ENVIRONMENT_FILE).append([{"step": step, "device": device, **environment()}])
 
 
@@ -43,7 +43,7 @@ def environment() -> dict[str, object]:
 
 
 def command_line(words: list[str]) -> str:
-    """As it would be typed, without what may be a secret. words: as in sys.argv."""
+    """The command line as it would be typed, without what may be a secret. words: as in sys.argv."""
     if words[0].endswith(("/mindgspo", "/__main__.py")):
         words = ["mindgspo", *words[1:]]
     return shlex.join(redacted_words(words))

@@ -54,7 +54,7 @@ class LogFile:
             file.write(data)
 
     def record(self) -> FileRecord:
-        """What the file holds, with its XXH3 digest of 128 bits. Reads only what came since the last call."""
+        """Size and 128-bit XXH3 digest of the file. Reads only what was appended since the last call."""
         size = self.path.stat().st_size if self.path.exists() else 0
         if size < self._hashed:
             self._hash, self._hashed = xxhash.xxh3_128(), 0

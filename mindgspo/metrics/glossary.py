@@ -79,7 +79,7 @@ class MetricInfo:
     healthy: str = ""
     """The range to expect."""
     action: str = ""
-    """What to do outside of it."""
+    """The remedy outside of it."""
 
 
 Glossary = Mapping[str, Mapping[str, MetricInfo]]
@@ -164,5 +164,5 @@ def glossary_name(metric: str) -> str | None:
 
 
 def unknown_names(names: Iterable[str]) -> list[str]:
-    """Those of the names (e.g. the keys of a line of metrics.jsonl) that the glossary lacks, sorted."""
+    """Names that the glossary lacks, sorted. names: e.g. the keys of a line of metrics.jsonl."""
     return sorted({name for name in names if name != "step" and glossary_name(name) is None})

@@ -33,7 +33,7 @@ class Picture:
 
 
 def pictures(light: Sequence[PanelPicture], dark: Sequence[PanelPicture]) -> list[Picture]:
-    """The same panels in both themes, as a page has them."""
+    """Pictures of the same panels in both themes."""
     return [
         Picture(one.title, one.subtitle, *(base64.b64encode(each.png).decode("ascii") for each in (one, other)))
         for one, other in zip(light, dark, strict=True)
@@ -104,7 +104,7 @@ def chinese(text: str) -> str | None:
 
 
 def _parts(text: str, pieces: Sequence[str]) -> list[str]:
-    """What stands between the pieces, each part as short as can be; nothing where the text is another. Names in a text
+    """Texts between the pieces, each as short as can be; none where the text does not match. Names in a text
     come from data: no pattern that a hostile one could keep busy."""
     end = len(text) - len(pieces[-1])
     if not text.startswith(pieces[0]) or not text.endswith(pieces[-1]):
@@ -145,7 +145,7 @@ def questions(prompts: Sequence[str]) -> list[str]:
 
 
 def _shared(turns: Sequence[Sequence[str]]) -> int:
-    """With how many lines all of them begin; none where they are all the same."""
+    """Number of lines with which all of them begin; 0 where they are all the same."""
     if all(turn == turns[0] for turn in turns):
         return 0
     return next(number for number, lines in enumerate(zip_longest(*turns)) if len(set(lines)) > 1)

@@ -1,4 +1,4 @@
-"""What the pictures of a run share: colours, axes, titles, smoothing, PNG output.
+"""Parts that the pictures of a run share: colours, axes, titles, smoothing, PNG output.
 
 matplotlib is imported only when something is drawn.
 """
@@ -78,8 +78,8 @@ class PanelPicture:
 
 
 def draw_alone(panel: Callable[[Axes], object], theme: Theme) -> PanelPicture | None:
-    """What `panel` draws on empty axes; None where its metric was not recorded. A legend stands below the axes, where
-    no line is."""
+    """Picture of what `panel` draws on empty axes; None where its metric was not recorded. The legend
+    stands below the axes, where no line is."""
     figure = new_figure(theme, 5.6, 3.0)
     axes = figure.subplots()
     style(axes, theme)

@@ -1,4 +1,4 @@
-"""Text without secrets: known forms of keys, what stands behind a name that means a secret, what looks drawn at random,
+"""Text without secrets: known forms of keys, values after a name that means a secret, words that look random,
 and every value of a variable that may hold a secret, wherever it occurs."""
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def redacted(text: str, environment: Mapping[str, str] = os.environ) -> str:
 
 
 def redacted_words(words: Iterable[str], environment: Mapping[str, str] = os.environ) -> Iterator[str]:
-    """The same of the words of a command line, of which one may be an option and the next one its secret."""
+    """The words of a command line, redacted; one may be an option and the next one its secret."""
     is_value = False
     for word in words:
         yield HIDDEN if is_value and not _PLAIN.fullmatch(word) else redacted(word, environment)
@@ -95,7 +95,7 @@ def may_be_secret(name: str) -> bool:
 
 
 def secret_values(environment: Mapping[str, str]) -> list[str]:
-    """What stands in variables that may hold a secret, and the logins in addresses of all: whole, in parts, and as
+    """Values of variables that may hold a secret, and logins in addresses of all: whole, in parts, and as
     other formats write it; the longest first. Paths that exist are none."""
     found: set[str] = set()
     for name, value in environment.items():

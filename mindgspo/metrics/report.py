@@ -152,7 +152,7 @@ class HeldOutTable:
 
 
 def held_out_table(run: RunRecord) -> HeldOutTable | None:
-    """None where no answers were written down."""
+    """Answers of the first and the last evaluation; None where none were logged."""
     evaluations = [_by_problem(lines) for lines in (run.first_validation, run.last_validation) if lines]
     if not evaluations:
         return None

@@ -1,4 +1,4 @@
-"""What a run has recorded, as the diagnosis, the plots and the report read it.
+"""The records of a run, as the diagnosis, the plots and the report read them.
 
 `RunHistory` is a run that is going on, filled by `RunLog`; `RunRecord` is one read from its folder. Text in a run
 folder comes from models and data sets and is untrusted.
@@ -36,21 +36,21 @@ from mindgspo.text import printable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """What a run folder holds.
-
-    name: the folder's name, and whether its cards were emulated. metrics: lines of metrics.jsonl. first_validation,
-    last_validation: lines of validation.jsonl of the first and of the last evaluation (the last is empty if there is
-    only one). summary: {} while the run goes on.
-    config_text: the resolved YAML, "" if absent. starts: lines of environment.jsonl.
-    """
+    """The content of a run folder."""
 
     name: str
+    """The folder's name, and whether its cards were emulated."""
     metrics: tuple[Mapping[str, object], ...]
+    """Lines of metrics.jsonl."""
     summary: Mapping[str, object] = field(default_factory=dict)
+    """Fields of summary.json; {} while the run goes on."""
     config_text: str = ""
+    """The resolved YAML; "" if absent."""
     first_validation: tuple[Mapping[str, object], ...] = ()
     last_validation: tuple[Mapping[str, object], ...] = ()
+    """Lines of validation.jsonl of the first and the last evaluation; the last is empty if there is only one."""
     starts: tuple[Mapping[str, object], ...] = ()
+    """Lines of environment.jsonl."""
 
     def names(self) -> Iterable[str]:
         """Every metric that was written, in the order of first appearance."""
@@ -93,7 +93,7 @@ def read_run(run_dir: Path, *, with_samples: bool = True) -> RunRecord:
 
 
 def _is_emulated(path: Path) -> bool:
-    """Whether the run began on emulated cards. A damaged file is an error for whoever continues the run."""
+    """Whether the run began on emulated cards. A damaged file is an error only when the run is continued."""
     try:
         return read_json(path).get("emulated") is True
     except (OSError, ValueError, AttributeError):
@@ -173,20 +173,22 @@ def accuracies(run: RecordedRun) -> dict[str, Series]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOut:
-    """What one answer to each held-out problem comes to. key, change: metrics of it and of its change since the first
-    evaluation; each has /low and /high. is_share: a share of the problems, shown in percent."""
+    """A figure over all held-out problems, with one answer to each."""
 
     name: str
     key: str
+    """Metric of the figure; <key>/low and <key>/high are the ends of its interval."""
     change: str
+    """Metric of its change since the first evaluation, with ends of its own."""
     is_share: bool
+    """Whether it is a share of the problems, shown in percent."""
 
     def text(self, value: float) -> str:
         """The figure as people read it."""
         return f"{value:.1%}" if self.is_share else reward_text(value)
 
     def difference(self, value: float, *, unit: bool = True) -> str:
-        """The same of a change."""
+        """A change of the figure as people read it."""
         if self.is_share:
             return f"{value * 100:+.1f}{' points' if unit else ''}"
         return ("+" if value >= 0 else "") + reward_text(value)
@@ -260,15 +262,18 @@ class RunHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """algorithm: name of the policy loss, None if unknown. log_clip_range: lowest and highest log ratio that is not
-    clipped, None where unknown or where the loss clips no ratio from both sides. max_new_tokens: the longest response.
-    max_steps: None where the data set decides. best_metric: by which the best evaluation is chosen."""
+    """Settings that change how metrics are read; None: unknown."""
 
     algorithm: str | None
+    """Name of the policy loss."""
     log_clip_range: tuple[float, float] | None
+    """Lowest and highest log ratio that is not clipped; None also where the loss does not clip from both sides."""
     max_new_tokens: int | None = None
+    """The longest response."""
     max_steps: int | None = None
+    """None also where the data set decides."""
     best_metric: str = OVERALL
+    """The metric by which the best evaluation is chosen."""
 
     @property
     def clips_responses(self) -> bool | None:
@@ -280,7 +285,7 @@ class RunSettings:
 
 
 def run_settings(run: RecordedRun) -> RunSettings:
-    """What the run's configuration says, if it can be read."""
+    """Settings of the run's configuration, as far as it can be read."""
     try:
         document = parse_document(run.config_text)
     except yaml.YAMLError:
@@ -315,12 +320,13 @@ def _log_clip_range(algorithm: str | None, low: object, high: object) -> tuple[f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestEvaluation:
-    """metric: by which it was chosen. value: of it. is_only: there was no other to choose from."""
+    """The evaluation with the highest eval.best_metric."""
 
     metric: str
     step: int
     value: float
     is_only: bool
+    """Whether there was no other to choose from."""
 
 
 def best_evaluation(run: RecordedRun) -> BestEvaluation | None:

@@ -87,7 +87,7 @@ class RunLog:
                 )
 
     def records(self) -> dict[Path, FileRecord]:
-        """What the logs hold: what a checkpoint that is taken here covers."""
+        """Size and digest of the logs, as a checkpoint taken now records them."""
         return {log.path: log.record() for log in (self._metrics, self._samples, self._validation)}
 
     def truncate_after(self, step: int, sizes: Mapping[str, int] | None = None) -> None:
@@ -194,7 +194,7 @@ class StepPrinter:
         self._bar = RunBar(console) if progress and total_steps is not None and console.is_terminal else None
 
     def show(self, stage: str, done: int, total: int) -> None:
-        """So many steps of a stage on the bar."""
+        """Show the steps of a stage on the bar."""
         if self._bar is not None:
             self._bar.show(stage, done, total)
 
@@ -223,7 +223,7 @@ Decode = Callable[[Int32Array], str]
 
 
 def training_records(step: int, group: Group, decode: Decode) -> Iterator[dict[str, object]]:
-    """What was trained on, with advantages."""
+    """Lines of samples.jsonl: trained responses with their advantages."""
     for response, score, advantages in zip(group.responses, group.scores, group.advantages, strict=True):
         yield {
             "step": step,

@@ -20,7 +20,7 @@ from mindgspo.metrics.pages import chinese_words, page, questions
 from mindgspo.text import printable
 
 MOST_CHARS = {SAMPLES_FILE: 12_000_000, VALIDATION_FILE: 4_000_000}
-"""Of each file; browsers open a page of that size at once."""
+"""Characters taken from each file; browsers open a page of that size at once."""
 MOST_TEXT = 20_000
 """Characters of a prompt or a response; the file has the rest."""
 _OTHER_CHARS = 150  # of a sample, beside its texts
@@ -30,16 +30,18 @@ _SCRIPT = Path(__file__).with_name("samples.js")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chosen:
-    """Steps of a file that the page has. num_steps: of the file. is_cut: not even the newest step fits as a whole."""
+    """Steps of a file that the page shows."""
 
     steps: frozenset[int]
     num_steps: int
+    """Steps in the file."""
     is_cut: bool
+    """Whether not even the newest step fits as a whole."""
 
 
 @dataclass(slots=True)
 class _Content:
-    """What the page's script reads; columns of samples as it names them. Prompts and sets are numbered as they come."""
+    """Data of the page's script; columns of samples as it names them. Prompts and sets are numbered as they come."""
 
     prompts: list[dict[str, str]] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
@@ -121,7 +123,7 @@ def write_samples_page(run_dir: Path, name: str, *, most_chars: Mapping[str, int
 
 
 def choose_steps(path: Path, most: int) -> _Chosen:
-    """As many steps as fit, evenly spread, the newest among them. Reads the file once, and keeps a number per step."""
+    """Choose as many steps as fit, evenly spread, the newest among them. Reads the file once."""
     sizes: dict[int, int] = {}
     for step, size, _ in _records(path):
         sizes[step] = sizes.get(step, 0) + size
@@ -138,7 +140,7 @@ def choose_steps(path: Path, most: int) -> _Chosen:
 
 
 def _spread(steps: Sequence[int], count: int) -> list[int]:
-    """So many of the steps, at equal distances; the last one always."""
+    """`count` of the steps, at equal distances; always the last one."""
     if count <= 1 or not steps:
         return list(steps[-1:]) if count else []
     return [steps[round(number * (len(steps) - 1) / (count - 1))] for number in range(min(count, len(steps)))]

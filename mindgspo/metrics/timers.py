@@ -25,8 +25,8 @@ import psutil
 class Timers:
     """Sums wall time by phase: `with timers("gen"): ...` adds to timing_s/gen. Phases may nest.
 
-    clock: seconds from an arbitrary origin; a fake in tests. on_enter, on_exit: told the name of every phase that
-    begins, and of every one that ends without an error.
+    clock: seconds from an arbitrary origin; a fake in tests. on_enter, on_exit: called with the name of every
+    phase that begins, and of every one that ends without an error.
     """
 
     def __init__(

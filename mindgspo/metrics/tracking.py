@@ -19,7 +19,7 @@ from mindgspo.metrics.redaction import redacted
 from mindgspo.text import shorten
 
 _CLOSE_SECONDS = 120.0
-"""For what is still to be sent at the end; without a network it would take for ever."""
+"""Time to send the rest at the end; without a network it would never finish."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Tracker(Protocol):
     def name(self) -> str: ...
 
     def resume_at(self, step: int) -> None:
-        """What was written beyond `step` does not count: called before the first write of a run that goes on."""
+        """Discard what was written beyond `step`; called before the first write of a resumed run."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """The numbers of one line; several lines may share a step."""
@@ -171,9 +171,9 @@ def check_installed(names: Sequence[str], has_package: Callable[[str], object] =
 
 
 def open_trackers(names: Sequence[str], run: TrackedRun, warn: Callable[[str], object] | None = None) -> list[Tracker]:
-    """Begin them, each once. Raises ConfigError where one cannot begin: not installed, not logged in, no network.
+    """Open each tracker once. Raises ConfigError where one cannot begin: not installed, not logged in, no network.
 
-    warn: of a run that goes on, which does not depend on a tracker; told instead, and the others are returned."""
+    warn: for a resumed run, which does not depend on a tracker; called instead, and the others are returned."""
     run = replace(run, config=_without_secrets(run.config))
     trackers = []
     for name in dict.fromkeys(names):

@@ -291,7 +291,7 @@ def _forward(work: RankWork, width: RankWidths, tokens: int) -> int:
 
 
 def _expert_copies(work: RankWork) -> int:
-    """Of generation: the three stacked matrices of a layer's experts, transposed, and one of them cast before that."""
+    """Bytes in generation of the three stacked matrices of a layer's experts, transposed, and of one cast before."""
     sizes = weight_sizes(work.config.model, work.config.plans.infer, work.rank)
     matrices = [size for name, size in sizes.items() if name.startswith("model.layers.0.") and ".experts." in name]
     return _copies(work, sum(matrices)) + _casts(work, max(matrices, default=0))

@@ -158,7 +158,7 @@ def plan_json(
     card: str = "A2",
     rates: Path | None = None,
 ) -> dict[str, Any]:
-    """The same as numbers: memory of each side (one, or those that train and each server), in bytes, and time."""
+    """The plan as numbers: memory of each side (one, or those that train and each server), in bytes, and time."""
     capacity, experiment = _loaded(config, overrides, memory_gb)
     estimate = estimate_step(experiment, card=card, rates=rates)
     memory = []
@@ -215,7 +215,7 @@ def _loaded(config: Path, overrides: Sequence[str], memory_gb: float | None) -> 
 
 
 def _sides(experiment: ExperimentConfig, capacity: int | None) -> list[_Side]:
-    """Where servers generate: the cards that train, and those of one of the servers that the run starts."""
+    """One side; where servers generate, the cards that train and those of one of the run's own servers."""
     if not experiment.has_servers:
         plan = expected_memory(experiment, capacity=capacity)
         return [_Side(experiment=experiment, plan=plan, generates=True)]
@@ -256,7 +256,7 @@ def _cache_line(experiment: ExperimentConfig) -> str:
 
 
 def _measured(experiment: ExperimentConfig) -> Iterator[str]:
-    """What a dry run found for this configuration; nothing where there was none."""
+    """Peaks that a dry run measured for this configuration; no line where there was none."""
     folder = DRY_RUNS / experiment.experiment
     peaks = stored_peaks(folder, experiment)
     rows = [

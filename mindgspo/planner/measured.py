@@ -73,7 +73,7 @@ def store_peak(folder: Path, peak: MeasuredPeak) -> None:
 
 
 def stored_peaks(folder: Path, config: ExperimentConfig) -> list[MeasuredPeak]:
-    """Those in a dry run's folder that belong to the configuration, by graph and rank; files of others are left out."""
+    """Peaks in a dry run's folder that belong to the configuration, by graph and rank; files of others are left out."""
     found = [peak for peak in _read(folder) if peak.fingerprint == fingerprint(config, peak.graph)]
     return sorted(found, key=lambda peak: (peak.graph, peak.rank))
 

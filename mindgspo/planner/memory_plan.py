@@ -1,4 +1,4 @@
-"""What a run is expected to hold in memory: by rank class, memory level, phase and part. In bytes, pure Python."""
+"""The memory that a run is expected to need: by rank class, memory level, phase and part. In bytes, pure Python."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MIB = 2**20
 
 
 class Part(Enum):
-    """What memory is used for. The order is that of the printed table."""
+    """Uses of memory. The order is that of the printed table."""
 
     WEIGHTS = "trained weights (float32)"
     GRADIENTS = "gradients (float32)"
@@ -40,7 +40,7 @@ Parts = Mapping[Part, int]
 
 
 class SwapLevel(Enum):
-    """How much of what a phase does not read stays in memory: section `swap`."""
+    """Amount of what a phase does not read that stays in memory: section `swap`."""
 
     EVERYTHING = "swap off"
     BY_PHASE = "swap, reshard_level 0"

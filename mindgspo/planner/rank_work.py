@@ -33,32 +33,35 @@ Sizes = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankWidths:
-    """One rank's part of a model under one plan.
-
-    context: parts of each sequence, of which it has one. query, key_value: features of its heads. inner: of SwiGLU, or
-    of each expert's. experts: own ones, 0 where there are none; chosen: of all experts per token; sees: the tokens that
-    come to this rank's experts, as a multiple of those that its model-parallel group has. output_rows: vocabulary
-    entries of its logits. input_rows: of its input table. has_biases: of q, k and v. has_head_norms: of queries and
-    keys.
-    """
+    """One rank's part of a model under one plan."""
 
     layers: int
     context: int
+    """Parts of each sequence, of which the rank has one."""
     hidden: int
     query: int
     key_value: int
+    """Features of the rank's heads."""
     inner: int
+    """Features of SwiGLU, or of each expert's."""
     experts: int
+    """Experts on the rank; 0 where there are none."""
     chosen: int
+    """Experts per token, of all."""
     sees: Fraction
+    """Tokens that come to the rank's experts, as a multiple of those of its model-parallel group."""
     heads: int
     kv_heads: int
     output_rows: int
+    """Vocabulary entries of its logits."""
     input_rows: int
+    """Vocabulary entries of its input table."""
     is_first: bool
     is_last: bool
     has_biases: bool
+    """Whether q, k and v have biases."""
     has_head_norms: bool
+    """Whether queries and keys are normed per head."""
 
     @classmethod
     def of(cls, model: ModelSection, place: Placement) -> RankWidths:
@@ -89,7 +92,7 @@ class RankWidths:
         )
 
     def feed_forward(self, tokens: int) -> FeedForwardSizes:
-        """What one feed-forward block of so many tokens works with."""
+        """Sizes of one feed-forward block for so many tokens."""
         if not self.experts:
             return FeedForwardSizes(inner=tokens * self.inner, routed=0)
         slots = round(tokens * self.sees) * self.chosen
@@ -98,21 +101,17 @@ class RankWidths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedForwardSizes:
-    """Elements. inner: one tensor of inner features. routed: one tensor of hidden states before or behind the experts;
-    0 where there are none."""
+    """Elements of tensors."""
 
     inner: int
+    """One tensor of inner features."""
     routed: int
+    """One tensor of hidden states before or after the experts; 0 where there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankWork:
-    """One rank's work.
-
-    rows, row_length: of a micro-batch of the longest samples. responses: response-token slots per row. in_flight:
-    micro-batches between their forward and backward pass here. prompts, prompt_length: of one prefill. slots: most
-    sequences decoded at once. columns: of the longest. blocks, cache_dtype: of the key/value cache.
-    """
+    """The sizes of one rank's work, with the longest samples that are allowed."""
 
     config: ExperimentConfig
     rank: int
@@ -121,18 +120,25 @@ class RankWork:
     reference: RankWidths
     rows: int
     row_length: int
+    """Rows of a micro-batch and their token slots."""
     responses: int
+    """Response-token slots per row."""
     in_flight: int
+    """Micro-batches between their forward and backward pass on this rank."""
     prompts: int
     prompt_length: int
+    """Rows of one prefill and their token slots."""
     slots: int
+    """Most sequences decoded at once."""
     columns: int
+    """Tokens of the longest sequence."""
     blocks: int
     cache_dtype: str
+    """Blocks of the key/value cache and their type."""
 
     @classmethod
     def of(cls, config: ExperimentConfig, rank: int) -> RankWork:
-        """As `trainer.build` sizes its parts."""
+        """The work of a rank, sized as `trainer.build` sizes its parts."""
         plans = config.plans
         train, infer, reference = (
             Placement(plan=plan, rank=rank) for plan in (plans.train, plans.infer, plans.scoring)
@@ -160,7 +166,7 @@ class RankWork:
 
     @property
     def prefills(self) -> tuple[tuple[int, int], ...]:
-        """Rows and their length of each kind of prefill: prompts, and one sequence of any length behind a
+        """Rows and their length of each kind of prefill: prompts, and one sequence of any length after a
         pre-emption."""
         may_preempt = self.blocks < whole_cache_blocks(self.config)
         again = ((1, round_up(self.columns, self.config.trainer.length_multiple)),) if may_preempt else ()
@@ -172,7 +178,7 @@ class RankWork:
         return self.config.plans.train
 
     def tokens(self, width: RankWidths) -> int:
-        """Of a micro-batch, padding included: those that a rank has of them."""
+        """Tokens of a micro-batch on the rank, padding included."""
         whole = self.config.trainer.max_tokens_per_micro_batch or self.rows * self.row_length
         return -(-whole // width.context)
 
@@ -223,15 +229,16 @@ def _shared_out(work: RankWork) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReshardBytes:
-    """bucket: the largest buffer that the rank sends or receives. step: the most that one step's parameters take, old
-    and new slices together."""
+    """Bytes of a reshard on one rank."""
 
     bucket: int
+    """The largest buffer that it sends or receives."""
     step: int
+    """The most that one step's parameters take, old and new slices together."""
 
 
 def reshard_bytes(work: RankWork) -> ReshardBytes:
-    """What the way of the weights to generation needs; nothing where both plans share one set."""
+    """Buffers of the transfer of weights to generation; 0 where both plans share one set."""
     config = work.config
     if reads_trained_weights(config):
         return ReshardBytes(bucket=0, step=0)
@@ -249,7 +256,7 @@ def generating_bytes(config: ExperimentConfig, rank: int) -> Sizes:
 
 @lru_cache(maxsize=1024)
 def _trained_bytes(model: ModelSection, plan: ParallelPlan, rank: int, device: str) -> Sizes:
-    """By name, of the trained weights that a rank computes with; masters are apart."""
+    """Bytes by name of the trained weights that a rank computes with, without float32 masters."""
     sizes, rows, shapes = weight_sizes(model, plan, rank), moment_sizes(model, plan, rank), parameter_shapes(model)
     rounded = {name for name in sizes if device == "Ascend" and rows[name] < sizes[name]}
     dtypes = {name: trained_type(name, shapes[name], model.dtype) if name in rounded else "float32" for name in sizes}
@@ -267,13 +274,13 @@ def whole_bytes(model: ModelSection) -> int:
 
 @lru_cache(maxsize=1024)
 def weight_sizes(model: ModelSection, plan: ParallelPlan, rank: int) -> Sizes:
-    """Of the rank's slices of the weights under a plan."""
+    """Elements of the rank's slices of the weights under a plan."""
     return _sizes(_weight_layouts(model, plan), rank)
 
 
 @lru_cache(maxsize=1024)
 def moment_sizes(model: ModelSection, plan: ParallelPlan, rank: int) -> Sizes:
-    """Of what one moment of them has on the rank: of its slice, or of its rows of that."""
+    """Elements of one moment of each weight on the rank: of its slice, or of its rows of that."""
     return _sizes(moment_layouts(parameter_shapes(model), model, plan), rank)
 
 

@@ -99,7 +99,7 @@ def _combined(ladders: Sequence[Sequence[Rung]], rungs: Sequence[int]) -> tuple[
 
 
 def _ladders(config: ExperimentConfig) -> list[list[Rung]]:
-    """What may change under the plans' sizes; the lowest rung changes nothing."""
+    """Ladders of changes that keep the plans' sizes; the lowest rung changes nothing."""
     ladders = (
         _shard(config),
         _sequence(config),
@@ -179,8 +179,8 @@ def _plan_changes(config: ExperimentConfig) -> Iterator[Rung]:
 def _other_plans(
     config: ExperimentConfig, cards: int, slices: int, stages: int, parts: int, infer_slices: int, experts: int
 ) -> dict[str, Any]:
-    """How often cards, the training plan's slices, stages and parts of sequences, the infer plan's slices and the parts
-    of the experts are doubled; replicas make up for it. Empty where they cannot."""
+    """Settings after so many doublings of the cards, of the training plan's slices, stages and parts of sequences, of
+    the infer plan's slices and of the parts of the experts; replicas make up for them. Empty where they cannot."""
     train, infer = config.plans.train, config.plans.infer
     replicas = _scaled(train.data_parallel, cards - slices - stages - parts)
     infer_replicas = _scaled(infer.data_parallel, cards - infer_slices)
