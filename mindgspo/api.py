@@ -112,7 +112,7 @@ def score(
     *,
     is_raw: bool = False,
 ) -> list[ScoredResponse]:
-    """The log-probs of each response's tokens behind its prompt, float32, at temperature 1, without any cut.
+    """The log-probs of each response's tokens after its prompt, float32, at temperature 1, without any cut.
 
     model, prompts: as of `generate`. responses: one per prompt, as text, or as the ids that `generate` gives, which end
     with the token that ends a response. is_raw: prompts are text to go on with; no chat template. Raises the errors of
@@ -208,7 +208,7 @@ class Samples(Sequence[Sample]):
 
 
 class Run(PathLike):
-    """What a run folder holds, also while the run goes on; read when it is asked for, and then kept."""
+    """Content of a run folder, also while the run goes on; read when it is asked for, and then kept."""
 
     def __init__(self, path: Path) -> None:
         """See `load`."""

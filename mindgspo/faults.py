@@ -60,7 +60,7 @@ _STALL_S = 86400.0
 
 
 class InjectedFault(RuntimeError):  # noqa: N818  (says what it is: nothing was wrong)
-    """What `raise` raises."""
+    """The exception of a fault point set to `raise`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,11 +27,11 @@ _standard_error = 2
 @contextmanager
 def caught(*, at_end_of_process: bool = True) -> Iterator[None]:
     """SIGINT and SIGTERM end the process at once with the line until `begin_work`; after it they raise
-    KeyboardInterrupt once, behind the import that may be going on. For the main thread.
+    KeyboardInterrupt once, after the import that may be going on. For the main thread.
 
     SIGTERM too, because while a MindSpore graph runs MindSpore's own handler answers Ctrl-C with a SIGTERM to the
     process. SIGALRM delivers again what could not be answered. What the starting shell ignores (`nohup`, `&`) stays
-    ignored. at_end_of_process: what comes behind it is Python's own end, which is not disturbed.
+    ignored. at_end_of_process: what comes after it is Python's own end, which is not disturbed.
     """
     global _received_s, _is_raised, _has_work, _advice
     _received_s, _is_raised, _has_work, _advice = None, False, False, ""
@@ -84,7 +84,7 @@ def begin_work() -> None:
 
 
 def advise(how_to_go_on: str) -> None:
-    """What the line is to say behind "interrupted": how to go on."""
+    """Set how the user can go on, which is printed after "interrupted"."""
     global _advice
     _advice = how_to_go_on
 

@@ -39,7 +39,7 @@ _RESERVE_BYTES = 16 << 20  # headers, small files, the file system's own records
 
 
 def temporary_path(path: Path) -> Path:
-    """Where this process writes what will become `path`."""
+    """Temporary path at which this process writes the file that becomes `path`."""
     return path.with_name(f".{path.name}.tmp-{os.getpid()}")
 
 
@@ -79,7 +79,7 @@ def atomic_file(
 
 
 def write_error(path: Path, error: OSError, num_bytes: int | None = None) -> WriteError:
-    """What the system refused to write to `path`: what that needs, what there is, what can be done. num_bytes: that
+    """The error for a refused write to `path`: what it needs, what there is, what can be done. num_bytes: that
     were to be written, if that is known."""
     folder = _nearest_folder(path)
     mend = "choose another place"
@@ -286,7 +286,7 @@ def json_items(content: bytes) -> Iterator[Any]:
         yield value
     with _plain_json_errors():
         if (end := _SPACE.match(text, place + 1).end()) < len(text):
-            raise json.JSONDecodeError("more behind the list", text, end)
+            raise json.JSONDecodeError("more after the list", text, end)
 
 
 _SPACE = re.compile(r"[ \t\n\r]*")

@@ -100,13 +100,13 @@ _run_bar: RunBar | None = None
 
 
 def enter_phase(phase: str) -> None:
-    """What the run does from now on, by the name of its timer; shown where the run has a bar."""
+    """Show on the run's bar what it does from now on, by the name of its timer."""
     if _run_bar is not None and phase in _PHASES:
         _run_bar.doing = _PHASES[phase]
 
 
 def count(done: int, total: int, what: str) -> None:
-    """How much of the present phase is done, e.g. 24 of 256 responses."""
+    """Show how much of the present phase is done, e.g. 24 of 256 responses."""
     if _run_bar is not None:
         _run_bar.counted = f" {done}/{total} {what}"
 
@@ -127,7 +127,7 @@ class RunBar:
 
     @property
     def doing(self) -> str:
-        """What the present step does."""
+        """Activity of the present step."""
         return self._doing
 
     @doing.setter

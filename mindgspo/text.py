@@ -69,12 +69,12 @@ class PrintableStream:
 
 
 def raw_stream(stream: TextIO) -> TextIO:
-    """The stream behind a `PrintableStream`; any other as it is."""
+    """The stream that a `PrintableStream` writes to; any other as it is."""
     return stream.raw if isinstance(stream, PrintableStream) else stream
 
 
 def error_text(error: object) -> str:
-    """What a user reads of an error: printable, no endless lines."""
+    """Text of an error for the user: printable, no endless lines."""
     return "\n".join(map(_without_middle, printable(f"error: {error}").split("\n")))
 
 
@@ -84,7 +84,7 @@ def _without_middle(line: str, width: int = 2000) -> str:
 
 
 def listed(names: Sequence[object], most: int = 8) -> str:
-    """ "a, b, c", with "and 4 more" behind the first `most`."""
+    """ "a, b, c", with "and 4 more" after the first `most`."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(map(str, names[:most])) + more
 

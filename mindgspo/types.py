@@ -39,7 +39,7 @@ class FinishReason(str, Enum):
 
 
 class Verdict(str, Enum):
-    """What a reward function found. Only CORRECT and WRONG are judgements of the answer itself.
+    """Finding of a reward function. Only CORRECT and WRONG are judgements of the answer itself.
 
     NO_ANSWER: the response holds no recognisable answer. UNPARSEABLE_GOLD: the data row's own answer cannot be
     read. TIMEOUT, ERROR: the scorer failed, so the sample is invalid and leaves the group's statistics.
@@ -91,7 +91,7 @@ class Routing:
 
     @property
     def whole(self) -> ExpertArray:
-        """Of prompt and response but the last token, [tokens - 1, X]."""
+        """Experts of prompt and response but the last token, [tokens - 1, X]."""
         return np.concatenate([self.prompt_LX, self.response_LX])
 
 
@@ -250,7 +250,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What one training step leaves: its metrics (flat, slash-named) and the groups it trained on."""
+    """Outcome of one training step: its metrics (flat, slash-named) and the groups it trained on."""
 
     step: int
     metrics: Mapping[str, float]

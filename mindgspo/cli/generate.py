@@ -147,7 +147,7 @@ def _say(chat: Chat, text: str) -> None:
 
 
 def _next_line(is_terminal: bool) -> str | None:
-    """What is typed; None at the end. Ctrl-C drops what was typed so far."""
+    """Read one line; None at the end of input. Ctrl-C drops the line typed so far."""
     if not is_terminal:
         line = sys.stdin.readline()
         return line.rstrip("\n") if line else None

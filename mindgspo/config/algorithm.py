@@ -108,7 +108,7 @@ class FilterGroupsSection(Section):
     is `metric` with `refill`."""
 
     metric: str = "none"
-    """What the responses of a group are compared in: reward (the total), accuracy (right or wrong), or one of
+    """Quantity in which the responses of a group are compared: reward (the total), accuracy (right or wrong), or one of
     reward.functions by its entry there. Groups without a signal leave the batch and its denominators. none: they count
     as responses with advantage 0. (verl: algorithm.filter_groups.metric)"""
     refill: bool = False
@@ -120,7 +120,7 @@ class FilterGroupsSection(Section):
     max_num_gen_batches: int = Field(default=10, ge=1)
     """Most draws of one step. (verl: algorithm.filter_groups.max_num_gen_batches)"""
     when_short: Literal["train", "skip", "stop"] = "train"
-    """What happens if the batch is not full then. train: on the groups there are, in fewer or smaller updates. skip: no
+    """Action if the batch is not full then. train: on the groups there are, in fewer or smaller updates. skip: no
     update in this step. stop: the run ends with an error, as in verl."""
     keep_surplus_steps: int = Field(default=0, ge=0)
     """For how many further steps groups beyond the full batch are kept, to be trained first then; their responses are
@@ -160,7 +160,7 @@ class AdvantageSection(Section):
 
 
 class ReferenceSection(Section):
-    """What becomes of the reference policy while the policy is trained. It begins as the policy is when reinforcement
+    """Fate of the reference policy while the policy is trained. It begins as the policy is when reinforcement
     learning begins, and changes before a step's responses are scored."""
 
     mode: Literal["frozen", "sync", "ema"] = "frozen"

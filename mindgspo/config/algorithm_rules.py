@@ -230,7 +230,7 @@ def kl_problems(config: ExperimentConfig) -> Iterator[str]:
 
 
 def default_kl_agg_mode(loss_agg_mode: AggregationMode) -> AggregationMode:
-    """What `algorithm.kl.agg_mode` None stands for: the mode of the loss, or its nearest for token values."""
+    """Default of `algorithm.kl.agg_mode`: the mode of the loss, or its nearest for token values."""
     return "seq-mean-token-mean" if loss_agg_mode == "batch-mean" else loss_agg_mode
 
 
@@ -272,7 +272,7 @@ def _adaptive_problems(config: ExperimentConfig) -> Iterator[str]:
 
 
 def _reference_problems(kl: KLSection) -> Iterator[str]:
-    """Of a reference policy that follows the policy."""
+    """Rules of a reference policy that follows the policy."""
     key, reference = "algorithm.kl.reference", kl.reference
     if reference.mode != "frozen" and kl.placement == "none":
         yield (

@@ -102,7 +102,7 @@ class DataSection(Section):
     """Longest prompt in tokens, chat template included; with rollout.max_new_tokens it must fit
     model.max_position_embeddings."""
     truncation: Literal["error", "left", "right", "middle", "drop"] = "error"
-    """What happens to a longer prompt: stop, cut at that side, or drop the row; counted in dataset.json."""
+    """Action on a longer prompt: stop, cut at that side, or drop the row; counted in dataset.json."""
     shuffle: bool = True
     """Draw prompts in an order seeded by `seed` and the epoch; false: file order."""
 

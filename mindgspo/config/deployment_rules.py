@@ -30,8 +30,8 @@ def device_problems(config: ExperimentConfig) -> Iterator[str]:
 
 
 def compiler_problems(config: ExperimentConfig) -> Iterator[str]:
-    """What this machine cannot compute on CPU: MindSpore's own operators have no bfloat16 there, only our kernels, and
-    no collectives but sums."""
+    """Settings that this machine cannot compute on CPU: MindSpore's own operators have no bfloat16 there, only our
+    kernels, and no collectives but sums."""
     if config.device != "CPU" or has_compiler():
         return
     if config.plans.train.world_size > 1:
@@ -168,7 +168,7 @@ def schedule_problems(config: ExperimentConfig) -> Iterator[str]:
     if trainer.schedule == "one_step_off" and trainer.max_staleness > 1:
         yield (
             f"trainer.max_staleness: {trainer.max_staleness}; with schedule=one_step_off responses are one step "
-            "behind; legal: 0 or 1, or set trainer.schedule=bounded"
+            "old; legal: 0 or 1, or set trainer.schedule=bounded"
         )
     if config.algorithm.advantage.estimator == "remax":
         yield (

@@ -160,8 +160,8 @@ def _read_keys(architecture: str) -> tuple[str, ...]:
 
 
 def _rope(raw: Mapping[str, object]) -> Mapping[str, object]:
-    """What config.json says of the rotary embedding beside its base: transformers 5 has rope_parameters, before it was
-    rope_scaling."""
+    """Settings of the rotary embedding in config.json beside its base: transformers 5 has rope_parameters, before it
+    was rope_scaling."""
     for key in ("rope_scaling", "rope_parameters"):  # where both are there, transformers takes the former
         found = raw.get(key)
         if isinstance(found, dict) and found:

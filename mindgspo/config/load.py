@@ -115,7 +115,7 @@ def _put(mapping: Mapping[str, Any], key: str, value: object) -> dict[str, Any]:
 
 
 MOST_BYTES, _MOST_FILES, _MOST_KEYS = 1 << 18, 100, 10
-"""Of a file; of a file with all that it includes; in the path to a setting. Real ones have 10 KB, 3 and 4."""
+"""Bytes of a file, files with all that they include, keys in the path to a setting. Real ones have 10 KB, 3 and 4."""
 
 
 def read_layers(path: Path, overrides: Iterable[str]) -> dict[str, Any]:
@@ -412,14 +412,14 @@ def _parse(source: str, mapping: dict[str, Any]) -> ExperimentConfig:
 
 
 class ModelAndPlans(NamedTuple):
-    """What a model's layouts follow from."""
+    """The two sections that the layouts of a model follow from."""
 
     model: ModelSection
     plans: PlansSection
 
 
 class _ModelFile(Section):
-    """What a file of model_configs/ may hold."""
+    """The content of a file of model_configs/."""
 
     model: ModelSection
     plans: PlansSection = PlansSection()

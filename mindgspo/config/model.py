@@ -75,7 +75,7 @@ class ModelSection(Section):
     151,936)."""
     table_rows: int | None = Field(default=None, ge=2, le=1 << 24)
     """Rows of the tables in memory: at least vocab_size, and a number that model_parallel divides where that does not
-    divide vocab_size. The rows behind vocab_size are zeros; no token stands for them, and exports leave them out.
+    divide vocab_size. The rows after vocab_size are zeros; no token stands for them, and exports leave them out.
     None: vocab_size."""
     hidden_size: int = Field(ge=1, le=1 << 20)
     """Width of the residual stream; where head_dim is not set, a multiple of num_attention_heads."""
@@ -118,7 +118,7 @@ class ModelSection(Section):
 
     @property
     def rows(self) -> int:
-        """Of the tables in memory."""
+        """Rows of the tables in memory."""
         return self.vocab_size if self.table_rows is None else self.table_rows
 
     @model_validator(mode="after")

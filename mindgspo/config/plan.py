@@ -59,13 +59,13 @@ class ParallelPlan(Section):
     """Replicate the embedding table instead of splitting it over `model_parallel` (MindFormers' default). Where nothing
     is said and model.tie_word_embeddings makes it the output table, which is split, it is split too."""
     recompute: Literal["none", "selective", "full"] = "none"
-    """What the backward pass computes again instead of keeping it. full: everything inside a decoder layer but its
-    input. selective: norms, rotary embedding and SwiGLU, on CPU also what lies inside attention; outputs of products
-    stay."""
+    """Activations that the backward pass computes again instead of keeping them. full: everything inside a decoder
+    layer but its input. selective: norms, rotary embedding and SwiGLU, on CPU also what lies inside attention; outputs
+    of products stay."""
 
     cards: str | None = None
     """plans.infer only: cards of this plan alone, e.g. "4-7" or "4,5", where generation does not share those of
-    plans.train, which are the first ones. None: it shares them with trainer.schedule=sync, else those behind them."""
+    plans.train, which are the first ones. None: it shares them with trainer.schedule=sync, else those after them."""
 
     @property
     def world_size(self) -> int:
@@ -277,7 +277,8 @@ def legal_expert_parallel(plan: ParallelPlan, num_experts: int) -> list[int]:
 
 
 def experts_in_replica_problems(name: str, plan: ParallelPlan, model: ModelSection, when: str) -> list[str]:
-    """Where each process holds its own slices: the ranks of a replica see the same tokens, and their results add up."""
+    """Rules where each process holds its own slices: the ranks of a replica see the same tokens, and their results add
+    up."""
     parts, slices, experts = plan.expert_parallel, plan.model_parallel, model.num_experts
     if experts is None:
         return []

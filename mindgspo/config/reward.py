@@ -131,7 +131,7 @@ class RewardWorkersSection(Section):
     memory_mb: int = Field(default=4096, ge=256)
     """Memory a child may take (MiB); a response that needs more is left out as error."""
     on_timeout: Literal["wrong", "leave_out"] = "wrong"
-    """What becomes of a response of math with verdict timeout. wrong: it is paid like a wrong answer if its gold answer
+    """Pay of a response of math with verdict timeout. wrong: it is paid like a wrong answer if its gold answer
     is quickly compared with another number, because an answer too slow to compare would escape its negative advantage.
     leave_out: it has no reward. Responses on which your own function runs out of time are always left out."""
 
@@ -160,7 +160,7 @@ class RewardSection(Section):
     workers: RewardWorkersSection = RewardWorkersSection()
     """Child processes for whatever may take long."""
     unevaluated: Unevaluated = "refuse"
-    """What math makes of an answer that is left to be computed (12 x 6, 2^10, a sum, an integral) where the gold answer
+    """Verdict of math on an answer that is left to be computed (12 x 6, 2^10, a sum, an integral) where the gold answer
     is its result. refuse: it is wrong, because a policy could learn to leave calculations to its grader. accept: it
     is paid for its value."""
 

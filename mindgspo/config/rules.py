@@ -121,7 +121,7 @@ def _number_problems(config: ExperimentConfig, micro: int) -> Iterator[str]:
 
 
 def _samples(config: ExperimentConfig) -> int:
-    """Of a mini-batch."""
+    """Samples of a mini-batch."""
     return config.trainer.prompts_per_mini_batch * config.rollout.num_generations
 
 

@@ -154,7 +154,7 @@ class TrainerSection(Section):
     one_step_off_policy). bounded: generation never stops; a step trains the first prompts whose responses have ended,
     and what runs when new weights come goes on with them (verl: fully_async_policy)."""
     max_staleness: int = Field(default=1, ge=0, le=64)
-    """Steps by which the weights that drew the oldest token of a response may be behind those that a step begins
+    """Steps by which the weights that drew the oldest token of a response may be older than those that a step begins
     with. 0: none, as sync. Not read with schedule=sync; one_step_off has 0 or 1 (verl: staleness_threshold)."""
 
     max_steps: int | None = Field(default=None, ge=1)
@@ -206,7 +206,7 @@ class TrainerSection(Section):
     token. float32: about 1e-6; bfloat16: 0.01 to 0.02; 0 in one process on CPU, unless the cache rounds more than the
     model."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
-    """What an update does whose loss or gradient is not finite. Its batch is saved in run_dir/failures either way, and
+    """Action on an update whose loss or gradient is not finite. Its batch is saved in run_dir/failures either way, and
     no weight, moment or update number changes. stop: the run ends, and can be resumed. skip: the run goes on with the
     next update; its samples count as dropped (verl: always skips, without a bound)."""
     max_nonfinite_skips: int = Field(default=20, ge=1)
@@ -250,7 +250,7 @@ class WatchSection(Section):
     300: graphs of large models take minutes to compile. A server that generates, and answers nothing for so long, ends
     the run."""
     on_stall: Literal["report", "stop"] = "report"
-    """What follows a report. report: nothing, the run may go on. stop: all workers of this machine are ended and the
+    """Action after a report. report: nothing, the run may go on. stop: all workers of this machine are ended and the
     exit code is 124, so that whatever started the run can start it again with resume=auto. With stop, min_seconds must
     exceed the longest compilation and the longest job of a reward function."""
     memory_growth: float | None = Field(default=0.05, gt=0.0)
@@ -283,11 +283,11 @@ class PlansSection(Section):
 
 
 class LoggingSection(Section):
-    """What a run writes down beside metrics.jsonl."""
+    """Outputs of a run beside metrics.jsonl."""
 
     trackers: tuple[Literal["tensorboard", "swanlab", "wandb"], ...] = ()
-    """What else gets every metric. tensorboard: event files below run_dir/tensorboard. swanlab, wandb: SwanLab, Weights
-    & Biases, with keys and modes of their own (docs/integrations.md) (verl: trainer.logger)."""
+    """Further receivers of every metric. tensorboard: event files below run_dir/tensorboard. swanlab, wandb: SwanLab,
+    Weights & Biases, with keys and modes of their own (docs/integrations.md) (verl: trainer.logger)."""
     tracker_project: str = Field(default="mindgspo", min_length=1, max_length=100)
     """Project of SwanLab and Weights & Biases in which the run appears (verl: trainer.project_name)."""
     groups_per_step: int | None = Field(default=4, ge=1)
@@ -316,8 +316,9 @@ class ExperimentConfig(Section):
     run rolls back to an earlier checkpoint of its own, and what came later is set aside; with another run's a new run
     begins (verl: resume_mode, resume_from_path; TRL: resume_from_checkpoint)."""
     restore: Literal["all", "weights"] = "all"
-    """What a new run takes from another run's checkpoint that `resume` names. all: it goes on at that step, with its
-    optimizer, counters and place in the data. weights: the weights alone; it begins at step 0, without a warm-up."""
+    """State that a new run takes from another run's checkpoint that `resume` names. all: it goes on at that step, with
+    its optimizer, counters and place in the data. weights: the weights alone; it begins at step 0, without a
+    warm-up."""
     model: ModelSection
     """The policy."""
     plans: PlansSection = PlansSection()
@@ -325,7 +326,7 @@ class ExperimentConfig(Section):
     reshard: ReshardSection = ReshardSection()
     """How weights go from the train plan to the infer plan."""
     swap: SwapSection = SwapSection()
-    """What leaves the device while no graph reads it."""
+    """Data that leaves the device while no graph reads it."""
     watch: WatchSection = WatchSection()
     """When a stage of a run on several workers counts as stalled."""
     tokenizer: TokenizerSection = TokenizerSection()
@@ -347,7 +348,7 @@ class ExperimentConfig(Section):
     eval: EvalSection = EvalSection()
     """Evaluation on held-out problems."""
     logging: LoggingSection = LoggingSection()
-    """What is written down and shown."""
+    """Outputs of a run."""
 
     @property
     def has_own_servers(self) -> bool:
@@ -361,5 +362,5 @@ class ExperimentConfig(Section):
 
     @property
     def staleness(self) -> int:
-        """Steps by which responses may be behind: `trainer.max_staleness`, 0 with schedule=sync."""
+        """Steps by which responses may be old: `trainer.max_staleness`, 0 with schedule=sync."""
         return 0 if self.trainer.schedule == "sync" else self.trainer.max_staleness

@@ -233,7 +233,7 @@ def batch_table(config: ExperimentConfig, num_rows: int | None) -> list[tuple[st
 
 
 def recorded_experts(config: ExperimentConfig) -> str:
-    """What recorded routing takes of the memory of hosts, and what the updates make of it."""
+    """Host memory of recorded routing, and its use in the updates."""
     model, rollout = config.model, config.rollout
     assert model.num_experts is not None and model.num_experts_per_tok is not None, "config.rules refuses it"
     size = 1 if model.num_experts <= 256 else 2

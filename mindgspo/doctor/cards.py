@@ -13,7 +13,7 @@ from mindgspo.text import counted, listed
 NPU_SMI = ("npu-smi", "info")
 _MANAGERS = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
 _BUSY_SHARE = 0.15
-"""Of the memory: an idle card shows 3 to 4 GB of 64."""
+"""Share of the memory in use: an idle card shows 3 to 4 GB of 64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class CardStatus:
     """A card as `npu-smi info` shows it."""
 
     number: int
-    """Of /dev/davinci."""
+    """N of /dev/davinciN."""
     npu: int
     chip: int
     """On its NPU: A3 has two."""
@@ -130,7 +130,7 @@ def _group(machine: Machine, number: int) -> str:
 
 
 def health(machine: Machine, needs: Needs) -> Iterator[MachineProblem]:
-    """What npu-smi says of the visible cards."""
+    """Health and users of the visible cards."""
     if needs.device != "Ascend" or not machine.devices():
         return
     output = machine.run(NPU_SMI)

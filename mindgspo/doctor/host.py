@@ -154,7 +154,7 @@ def _file_system(machine: Machine, path: Path) -> str | None:
 
 
 def limits(machine: Machine, needs: Needs) -> Iterator[MachineProblem]:
-    """What `ulimit` allows."""
+    """Limits of `ulimit`."""
     for name, (flag, least) in _LEAST_LIMITS.items():
         value = machine.limits.get(name)
         if value is not None and value < least:

@@ -82,11 +82,11 @@ class Machine:
     """Bytes, the container's limit included."""
     cores: int
     encoding: str
-    """Of file names and text, e.g. UTF-8."""
+    """Encoding of file names and text, e.g. UTF-8."""
     host: str
 
     def path(self, path: str | os.PathLike) -> Path:
-        """Where an absolute path of the machine is to be read."""
+        """Path below `root` that stands for an absolute path of the machine."""
         return self.root / str(path).lstrip("/")
 
     def text(self, path: str | os.PathLike) -> str:
@@ -121,7 +121,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What an experiment asks of this machine."""
+    """Requirements of an experiment on this machine."""
 
     device: Literal["CPU", "Ascend"]
     ranks: int = 1
@@ -155,7 +155,7 @@ class MachineProblem:
     """Key of findings.yaml, e.g. card_busy."""
     severity: Severity
     what: str
-    """What was found, with its value."""
+    """The observation, with its value."""
     why: str
     """Why it hurts."""
     fix: str

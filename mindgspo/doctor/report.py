@@ -51,8 +51,8 @@ _NEVER_SENT = re.compile(r"\.(?:safetensors|ckpt|npz|png|html)")
 
 
 def needs_of(machine: Machine, config: ExperimentConfig | None, nodes: int = 1) -> Needs:
-    """What an experiment asks of each of `nodes` machines; without one, what any would. Raises ConfigError for nodes
-    that do not divide its ranks."""
+    """Requirements of an experiment on each of `nodes` machines; without one, those of any. Raises ConfigError for
+    nodes that do not divide its ranks."""
     if config is None:
         has_ascend = machine.has_cards() or "ASCEND_HOME_PATH" in machine.environment
         return Needs(device="Ascend" if has_ascend else "CPU", nodes=nodes, run_dir=Path.cwd())

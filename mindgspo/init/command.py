@@ -59,14 +59,14 @@ class InitRequest:
 
     @property
     def machine(self) -> Hardware:
-        """What the run gets."""
+        """Hardware of the run."""
         device = self.device or ("CPU" if self.cards is None else "Ascend")
         capacity = None if self.memory_gb is None else int(self.memory_gb * GIB)
         return Hardware(device=device, cards=self.cards or 1, capacity=capacity)
 
     @property
     def name(self) -> str:
-        """Of the experiment: the file's, else of model and data."""
+        """Name of the experiment: the file's, else one of model and data."""
         text = self.out.stem if self.out else f"{self.model.absolute().name}-{self.data.stem}"
         return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._") or "experiment"
 
@@ -286,9 +286,9 @@ def _comments(
         if lengths.solutions
         else "A usual value"
     )
-    suffix = "Put behind each question, so that the reward finds the answer."
+    suffix = "Put after each question, so that the reward finds the answer."
     if rewarding.instruction is None:
-        suffix = "Put behind each question, e.g. how your reward wants the answer to be written; max_prompt_length has "
+        suffix = "Put after each question, e.g. how your reward wants the answer to be written; max_prompt_length has "
         suffix += f"room for {lengths.room} tokens."
     elif not rewarding.instruction:
         suffix = "Not read: the prompts of these rows say themselves how to answer."

@@ -36,7 +36,7 @@ _OTHER_CARDS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """What the run gets. capacity: bytes of a card, on CPU of the whole machine; None: 64 GiB, or what it has."""
+    """Hardware of the run. capacity: bytes of a card, on CPU of the whole machine; None: 64 GiB, or what it has."""
 
     device: str
     cards: int
@@ -186,7 +186,7 @@ def _train_plans(
 
 
 def _savings(slices: int) -> list[dict[str, Any]]:
-    """What a plan can do against activations."""
+    """Settings of a plan that save memory of activations."""
     split = [{"recompute": "full", "use_seq_parallel": True}] if slices > 1 else []
     return [{}, {"recompute": "full"}, *split]
 

@@ -20,7 +20,7 @@ _USUAL_NAME = "compute_score"  # verl's
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewarding:
-    """function: the entry of reward.functions. instruction: put behind each question; None: the user is to write one.
+    """function: the entry of reward.functions. instruction: put after each question; None: the user is to write one.
     why: for a person."""
 
     function: str

@@ -37,7 +37,7 @@ _OF_FORMATS = frozenset(
 )
 """Columns that the published formats read, with those inside them."""
 _OTHER_MARKS = ";\t,|"
-"""What parts fields elsewhere."""
+"""Separators of fields in other files."""
 _KINDS = (*AS_THEY_ARE, ".json", ".csv", ".tsv")
 _FIRST_ROWS, _MOST_MEASURED = 50, 500
 MOST_UNUSABLE = 0.1
@@ -229,7 +229,7 @@ class RowAccount:
 
     @property
     def path(self) -> Path:
-        """Of the file."""
+        """Path of the file."""
         assert self.source.path is not None
         return self.source.path
 
@@ -284,7 +284,7 @@ def _read_json(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
                 raise DataError(f"{path} row {number}: expected a JSON object, got {type(row).__name__}")
             yield f"{path} row {number}", row
     except (OSError, ValueError) as error:
-        are_lines = "Extra data" in str(error)  # one value, and another behind it
+        are_lines = "Extra data" in str(error)  # one value, and another after it
         hint = f"; where each line is an object it is JSON Lines: name it {path.stem}{JSONL}" if are_lines else ""
         raise DataError(f"{path}: {error}{hint}") from error
 

@@ -1,4 +1,4 @@
-"""What error codes in a log mean: of all that are found, those that name the cause come first. The table is
+"""Error codes in a log and their meaning; those that name the cause come first. The table is
 error_codes.yaml. Logs are huge: only their ends are read."""
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def find_in_file(path: Path) -> list[Seen]:
 
 
 def told(seen: list[Seen], *, where: str = "") -> list[str]:
-    """What the user reads of the codes that say most: meaning, cause and fix. where: whose log it is, instead of line
+    """Message about the codes that say most: meaning, cause and fix. where: whose log it is, instead of line
     numbers."""
     if not seen:
         return []

@@ -46,7 +46,7 @@ class LaunchFolder:
     state_dir: Path
 
     def log(self, rank: int) -> Path:
-        """What a rank, or the scheduler, prints."""
+        """Log of a rank, or of the scheduler."""
         return log_file(self.log_dir, rank)
 
     def failure(self, rank: int) -> Path:
@@ -58,7 +58,7 @@ class LaunchFolder:
         return failure_file(self.state_dir, rank)
 
     def stack(self, rank: int) -> Path:
-        """Where a rank is whenever it is asked, during a stall."""
+        """Python stack of a rank, written whenever it is asked during a stall."""
         return self.state_dir / f"stack_{rank}"
 
     def waits(self, rank: int) -> Path:
@@ -71,7 +71,7 @@ class LaunchFolder:
 
 
 def log_file(log_dir: Path, rank: int) -> Path:
-    """What a rank, or the scheduler, prints."""
+    """Log of a rank, or of the scheduler."""
     return log_dir / ("scheduler.log" if rank == SCHEDULER else f"rank_{rank}.log")
 
 
@@ -281,13 +281,13 @@ class RankFailure:
     time: float
     """Seconds since the epoch, at the earliest."""
     record: FailureRecord | None = None
-    """What the rank wrote down."""
+    """Record that the rank wrote."""
     exit_code: int | None = None
-    """Of a rank that wrote nothing; negative for a signal."""
+    """Exit code of a rank that wrote no record; negative for a signal."""
 
     @property
     def log_bytes(self) -> int:
-        """How much of the rank's log is there to see before the failure; of the rest the end is shown with it."""
+        """Bytes of the rank's log that precede the failure."""
         return self.record.log_bytes if self.record is not None else 0
 
     @property
@@ -304,7 +304,7 @@ def first_failure(failures: Iterable[RankFailure]) -> RankFailure | None:
 
 
 def failure_lines(failure: RankFailure, records: Mapping[int, Record | None], folder: LaunchFolder) -> list[str]:
-    """What the user reads: a user's error as the command line shows it, else who failed where, how, and the others."""
+    """Message for the user: a user's error as the command line shows it, else who failed where, how, and the others."""
     if failure.record is not None and failure.record.is_user_error:
         return [f"error: {failure.record.message}"]
     where = position(records.get(failure.rank))
@@ -318,8 +318,8 @@ def failure_lines(failure: RankFailure, records: Mapping[int, Record | None], fo
 
 
 def _meaning(failure: RankFailure, records: Mapping[int, Record | None], folder: LaunchFolder) -> list[str]:
-    """What error codes of CANN, HCCL and MindSpore mean, by the log that says most: the rank that was first to end may
-    only have waited for the one that failed."""
+    """Meaning of the error codes of CANN, HCCL and MindSpore in the log that says most: the rank that was first to end
+    may only have waited for the one that failed."""
     own = _tail(folder.log(failure.rank))
     if failure.record is not None:
         own += failure.record.traceback.splitlines()

@@ -206,7 +206,7 @@ class Processes:
             self.started[rank].send_signal(number)
 
     def status(self, rank: int) -> str | None:
-        """What the kernel says of a rank, e.g. `stopped` or `disk-sleep`."""
+        """State of a rank's process in the kernel, e.g. `stopped` or `disk-sleep`."""
         with suppress(psutil.Error):
             return psutil.Process(self.started[rank].pid).status()
         return None

@@ -80,16 +80,16 @@ class Dump:
         return dump
 
     def batches(self, number: int) -> list[Batch]:
-        """Of the update number `number`, from 1 on. Raises CheckpointError."""
+        """Micro-batches of the update `number`, from 1 on. Raises CheckpointError."""
         count = self.facts.updates[number - 1].micro_batches
         return [_read_batch(batch_file(self.folder, f"update_{number}", index), self.config) for index in range(count)]
 
     def path(self, name: str) -> Path:
-        """Of a file of tensors."""
+        """Path of a file of tensors."""
         return self.folder / f"{name}.safetensors"
 
     def tensors(self, name: str) -> dict[str, np.ndarray]:
-        """Of one of its files; {} where it was not written."""
+        """Tensors of one of its files; {} if it was not written."""
         return read_safetensors(self.path(name)) if self.path(name).exists() else {}
 
     def _check_tensors(self) -> None:

@@ -47,7 +47,7 @@ class TensorDifference:
     """How far a tensor is from the recorded one."""
 
     stage: str
-    """Of the step, e.g. "update 1, forward"."""
+    """Stage of the step, e.g. "update 1, forward"."""
     name: str
     operator: str
     """Ascend operator that computes it; empty if it is not one operator."""

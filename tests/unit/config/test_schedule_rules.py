@@ -52,7 +52,7 @@ def test_servers_that_a_run_starts(load: Callable[..., ExperimentConfig]) -> Non
         ),
         (
             [ONE_OFF, "trainer.max_staleness=2"],
-            "trainer.max_staleness: 2; with schedule=one_step_off responses are one step behind; legal: 0 or 1, or set "
+            "trainer.max_staleness: 2; with schedule=one_step_off responses are one step old; legal: 0 or 1, or set "
             "trainer.schedule=bounded",
         ),
         (
