@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from mindgspo.config.messages import config_error
-from mindgspo.config.model import FAMILIES, ModelSection, RopeScalingSection
+from mindgspo.config.model import FAMILIES, ModelSection, RopeScalingSection, model_problems
 from mindgspo.errors import ConfigError, WeightsError
 from mindgspo.io import parse_json, read_bytes, unique_keys
 from mindgspo.text import hub_hint, listed, shorten
@@ -86,8 +86,8 @@ def read_model_section(folder: Path) -> ModelSection:
             f"{'.'.join(map(str, e['loc']))}: {e['msg']}, got {shorten(e['input'])}" for e in error.errors()
         )
         raise WeightsError(f"{path}: {problems}") from error
-    for problem in _impossible(section):
-        raise WeightsError(f"{path}: {problem}")
+    for problem in model_problems(section):
+        raise WeightsError(f"{path}: {problem.removeprefix('model.')}")
     return section
 
 
@@ -215,33 +215,6 @@ def _unimplemented(raw: Mapping[str, object]) -> Iterator[str]:
     numbers = all(isinstance(value, int) for value in (head_dim, hidden, heads))
     if not family.has_own_head_dim and numbers and head_dim * heads != hidden:
         yield f"head_dim {head_dim} x {heads} heads is not hidden_size {hidden}; not implemented for {architecture}"
-
-
-def _impossible(model: ModelSection) -> Iterator[str]:
-    """Numbers that no model can have, as config.json spells them."""
-    hidden, heads, kv_heads = model.hidden_size, model.num_attention_heads, model.num_key_value_heads
-    if model.head_dim is None or (not FAMILIES[model.architecture].has_own_head_dim and model.head_dim % 2):
-        yield (
-            f"hidden_size {hidden} / num_attention_heads {heads} = {hidden / heads:g} must be an even whole "
-            "number (RoPE turns pairs)"
-        )
-    elif model.head_dim % 2:
-        yield f"head_dim {model.head_dim} must be even (RoPE turns pairs)"
-    if heads % kv_heads:
-        yield f"num_key_value_heads {kv_heads} does not divide num_attention_heads {heads}"
-    scaling = model.rope_scaling
-    if scaling is not None and scaling.high_freq_factor <= scaling.low_freq_factor:
-        yield (
-            f"rope_scaling: high_freq_factor {scaling.high_freq_factor:g} must be more than low_freq_factor "
-            f"{scaling.low_freq_factor:g}"
-        )
-    if not FAMILIES[model.architecture].has_experts:
-        return
-    for key in ("num_experts", "num_experts_per_tok", "moe_intermediate_size"):
-        if getattr(model, key) is None:
-            yield f"{key} is missing"
-    if model.num_experts and model.num_experts_per_tok and model.num_experts_per_tok > model.num_experts:
-        yield f"num_experts_per_tok {model.num_experts_per_tok} is more than num_experts {model.num_experts}"
 
 
 # Not part of the architecture: where weights lie, whose cells compute, in which type, how random ones are drawn, and

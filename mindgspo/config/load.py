@@ -6,6 +6,7 @@ version of the names in it; a file that somebody writes may leave the number out
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -70,7 +71,7 @@ def migrated(mapping: Mapping[str, Any], where: str) -> dict[str, Any]:
     Raises ConfigError: a number of a newer version, an old and its new name at once, a value that the old one could not
     have.
     """
-    found = dict(mapping)
+    found = copy.deepcopy(dict(mapping))
     number = found.pop(SCHEMA_KEY, None)
     if number is not None and (type(number) is not int or number < 1):
         raise ConfigError(f"{where}: {SCHEMA_KEY}: expected a whole number from 1, got {shorten(repr(number))}")
@@ -80,38 +81,33 @@ def migrated(mapping: Mapping[str, Any], where: str) -> dict[str, Any]:
             f"or remove the line and whatever this version then names as unknown"
         )
     for rename in RENAMES:
-        if (number is None or number < rename.since) and _has(found, rename.old):
-            found, value = _taken(found, rename.old)
-            if _has(found, rename.new):
-                raise ConfigError(f"{where}: {rename.old} is called {rename.new} now, and both are set; remove it")
-            try:
-                new = rename.value(value)
-            except ValueError as error:
-                raise ConfigError(f"{where}: {rename.old}: {error}, got {shorten(repr(value))}") from None
-            found = _put(found, rename.new, new)
-            if number is None:
-                print(f"note: {where}: {rename.old} is called {rename.new} now: {new}", file=sys.stderr)
+        if number is not None and number >= rename.since:
+            continue
+        section, old = _section_of_key(found, rename.old)
+        if section is None or old not in section:
+            continue
+        value = section.pop(old)
+        try:
+            new = rename.value(value)
+        except ValueError as error:
+            raise ConfigError(f"{where}: {rename.old}: {error}, got {shorten(repr(value))}") from None
+        target, key = _section_of_key(found, rename.new)
+        assert target is not None, "a setting is renamed within its section"
+        if key in target:
+            raise ConfigError(f"{where}: {rename.old} is called {rename.new} now, and both are set; remove it")
+        target[key] = new
+        if number is None:
+            print(f"note: {where}: {rename.old} is called {rename.new} now: {new}", file=sys.stderr)
     return found
 
 
-def _has(mapping: Mapping[str, Any], key: str) -> bool:
-    head, dot, rest = key.partition(".")
-    below = mapping.get(head)
-    return head in mapping and (not dot or (isinstance(below, Mapping) and _has(below, rest)))
-
-
-def _taken(mapping: Mapping[str, Any], key: str) -> tuple[dict[str, Any], Any]:
-    """Without the key, and its value."""
-    head, dot, rest = key.partition(".")
-    if not dot:
-        return {name: value for name, value in mapping.items() if name != head}, mapping[head]
-    below, value = _taken(mapping[head], rest)
-    return {**mapping, head: below}, value
-
-
-def _put(mapping: Mapping[str, Any], key: str, value: object) -> dict[str, Any]:
-    head, dot, rest = key.partition(".")
-    return {**mapping, head: _put(mapping.get(head, {}), rest, value) if dot else value}
+def _section_of_key(mapping: dict[str, Any], dotted: str) -> tuple[dict[str, Any] | None, str]:
+    """The innermost section of a dotted key, None where there is none, and the key in it."""
+    *sections, key = dotted.split(".")
+    found: Any = mapping
+    for name in sections:
+        found = found.get(name) if isinstance(found, dict) else None
+    return (found if isinstance(found, dict) else None), key
 
 
 MOST_BYTES, _MOST_FILES, _MOST_KEYS = 1 << 18, 100, 10

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from mindgspo.config.section import Section
+from mindgspo.text import divisors, either, nearest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,3 +135,71 @@ class ModelSection(Section):
         if self.head_dim is None and self.hidden_size % self.num_attention_heads == 0:
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
         return self
+
+
+def model_problems(model: ModelSection) -> Iterator[str]:
+    """Sizes that no model can have."""
+    heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
+    yield from _head_dim_problems(model)
+    yield from _expert_problems(model)
+    yield from _rope_scaling_problems(model)
+    if heads % kv_heads:
+        yield (
+            f"model.num_key_value_heads: {kv_heads} does not divide num_attention_heads {heads}; "
+            f"nearest legal: {either(nearest(divisors(heads), kv_heads))}"
+        )
+
+
+def _head_dim_problems(model: ModelSection) -> Iterator[str]:
+    hidden, heads, head_dim = model.hidden_size, model.num_attention_heads, model.head_dim
+    if head_dim is None or head_dim * heads == hidden:
+        if hidden % heads or (hidden // heads) % 2:
+            legal = [size for size in divisors(hidden) if (hidden // size) % 2 == 0]
+            fix = f"nearest legal heads: {either(nearest(legal, heads))}" if legal else "use an even width"
+            own = "; or set model.head_dim" if FAMILIES[model.architecture].has_own_head_dim else ""
+            yield (
+                f"model.hidden_size: {hidden} / num_attention_heads {heads} = {hidden / heads:g} must be an even "
+                f"whole number (RoPE turns pairs); {fix}{own}"
+            )
+    elif not FAMILIES[model.architecture].has_own_head_dim:
+        yield (
+            f"model.head_dim: {head_dim} x {heads} attention heads = {head_dim * heads} is not hidden_size {hidden}, "
+            f"as it must be for {model.architecture}; remove it, or set model.architecture=qwen3"
+        )
+    elif head_dim % 2:
+        yield (
+            f"model.head_dim: {head_dim} must be even (RoPE turns pairs); nearest legal: "
+            f"{either([head_dim - 1, head_dim + 1] if head_dim > 1 else [2])}"
+        )
+
+
+def _expert_problems(model: ModelSection) -> Iterator[str]:
+    sizes = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+    if not FAMILIES[model.architecture].has_experts:
+        for name in (*sizes, "norm_topk_prob"):
+            if getattr(model, name):
+                yield (
+                    f"model.{name}: {model.architecture} has no experts; remove it, or set model.architecture=qwen3_moe"
+                )
+        return
+    missing = [name for name in sizes if getattr(model, name) is None]
+    for name in missing:
+        yield f"model.{name}: missing; {model.architecture} needs it, and its config.json has it"
+    if not missing and model.num_experts_per_tok > model.num_experts:
+        yield (
+            f"model.num_experts_per_tok: {model.num_experts_per_tok} is more than num_experts {model.num_experts}; "
+            f"largest legal: {model.num_experts}"
+        )
+
+
+def _rope_scaling_problems(model: ModelSection) -> Iterator[str]:
+    scaling = model.rope_scaling
+    if scaling is None:
+        return
+    if not FAMILIES[model.architecture].scales_rope:
+        yield f"model.rope_scaling: not implemented for {model.architecture}; remove it"
+    if scaling.high_freq_factor <= scaling.low_freq_factor:
+        yield (
+            f"model.rope_scaling.high_freq_factor: {scaling.high_freq_factor:g} must be more than low_freq_factor "
+            f"{scaling.low_freq_factor:g}"
+        )

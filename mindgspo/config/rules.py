@@ -21,7 +21,7 @@ from mindgspo.config.algorithm_rules import (
 from mindgspo.config.cache import cache_budget_problems
 from mindgspo.config.data import LEAST_TEMPERATURE, OVERALL, OVERALL_REWARD, DataSourceSection, EvalSection
 from mindgspo.config.deployment_rules import backend_problems, device_problems, schedule_problems
-from mindgspo.config.model import FAMILIES, ModelSection
+from mindgspo.config.model import ModelSection, model_problems
 from mindgspo.config.plan import check_infer_plan, check_reference_plan, check_same_world, check_train_plan
 from mindgspo.config.reward import reward_problems
 from mindgspo.config.schema import ExperimentConfig, PlansSection
@@ -221,7 +221,7 @@ def _resume_problems(config: ExperimentConfig) -> Iterator[str]:
 def model_and_plan_problems(model: ModelSection, plans: PlansSection) -> list[str]:
     """Every violated rule of these two sections, which need no experiment around them."""
     problems = [
-        *_model_problems(model),
+        *model_problems(model),
         *check_train_plan("plans.train", plans.train, model),
         *check_infer_plan("plans.infer", plans.infer, model),
     ]
@@ -243,73 +243,6 @@ def eval_sources(config: ExperimentConfig) -> list[tuple[str, DataSourceSection]
     """(key, section) of every set of held-out problems."""
     is_named = config.data.names_eval_sets
     return [(f"data.eval.{name}" if is_named else "data.eval", found) for name, found in config.data.eval_sets.items()]
-
-
-def _model_problems(model: ModelSection) -> Iterator[str]:
-    heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
-    yield from _head_dim_problems(model)
-    yield from _expert_problems(model)
-    yield from _rope_scaling_problems(model)
-    if heads % kv_heads:
-        yield (
-            f"model.num_key_value_heads: {kv_heads} does not divide num_attention_heads {heads}; "
-            f"nearest legal: {either(nearest(divisors(heads), kv_heads))}"
-        )
-
-
-def _head_dim_problems(model: ModelSection) -> Iterator[str]:
-    hidden, heads, head_dim = model.hidden_size, model.num_attention_heads, model.head_dim
-    if head_dim is None or head_dim * heads == hidden:
-        if hidden % heads or (hidden // heads) % 2:
-            legal = [size for size in divisors(hidden) if (hidden // size) % 2 == 0]
-            fix = f"nearest legal heads: {either(nearest(legal, heads))}" if legal else "use an even width"
-            own = "; or set model.head_dim" if FAMILIES[model.architecture].has_own_head_dim else ""
-            yield (
-                f"model.hidden_size: {hidden} / num_attention_heads {heads} = {hidden / heads:g} must be an even "
-                f"whole number (RoPE turns pairs); {fix}{own}"
-            )
-    elif not FAMILIES[model.architecture].has_own_head_dim:
-        yield (
-            f"model.head_dim: {head_dim} x {heads} attention heads = {head_dim * heads} is not hidden_size {hidden}, "
-            f"as it must be for {model.architecture}; remove it, or set model.architecture=qwen3"
-        )
-    elif head_dim % 2:
-        yield (
-            f"model.head_dim: {head_dim} must be even (RoPE turns pairs); nearest legal: "
-            f"{either([head_dim - 1, head_dim + 1] if head_dim > 1 else [2])}"
-        )
-
-
-def _expert_problems(model: ModelSection) -> Iterator[str]:
-    sizes = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
-    if not FAMILIES[model.architecture].has_experts:
-        for name in (*sizes, "norm_topk_prob"):
-            if getattr(model, name):
-                yield (
-                    f"model.{name}: {model.architecture} has no experts; remove it, or set model.architecture=qwen3_moe"
-                )
-        return
-    missing = [name for name in sizes if getattr(model, name) is None]
-    for name in missing:
-        yield f"model.{name}: {model.architecture} needs it; take it from the model's config.json"
-    if not missing and model.num_experts_per_tok > model.num_experts:
-        yield (
-            f"model.num_experts_per_tok: {model.num_experts_per_tok} is more than num_experts {model.num_experts}; "
-            f"largest legal: {model.num_experts}"
-        )
-
-
-def _rope_scaling_problems(model: ModelSection) -> Iterator[str]:
-    scaling = model.rope_scaling
-    if scaling is None:
-        return
-    if not FAMILIES[model.architecture].scales_rope:
-        yield f"model.rope_scaling: not implemented for {model.architecture}; remove it"
-    if scaling.high_freq_factor <= scaling.low_freq_factor:
-        yield (
-            f"model.rope_scaling.high_freq_factor: {scaling.high_freq_factor:g} must be more than low_freq_factor "
-            f"{scaling.low_freq_factor:g}"
-        )
 
 
 def _length_problems(config: ExperimentConfig) -> Iterator[str]:

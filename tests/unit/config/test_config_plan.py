@@ -237,8 +237,8 @@ def test_settings_of_families_are_written_down_and_read_back(load, tmp_path) -> 
 
 
 @pytest.mark.parametrize(("overrides", "message"), [
-    (EXPERTS[:1], "model.num_experts: qwen3_moe needs it"),
-    (EXPERTS[:3], "model.moe_intermediate_size: qwen3_moe needs it"),
+    (EXPERTS[:1], "model.num_experts: missing; qwen3_moe needs it"),
+    (EXPERTS[:3], "model.moe_intermediate_size: missing; qwen3_moe needs it"),
     (EXPERTS[1:2], "model.num_experts: qwen2 has no experts; remove it, or set model.architecture=qwen3_moe"),
     (("model.norm_topk_prob=true",), "model.norm_topk_prob: qwen2 has no experts"),
     ((*EXPERTS, "model.num_experts_per_tok=9"), "9 is more than num_experts 8; largest legal: 8"),
