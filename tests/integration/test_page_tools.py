@@ -23,7 +23,7 @@ RUNS = {
     "bench_step.py --layouts --scenario gsm8k --steps 1 --max-new-tokens 4": '"graphs"',
     f"bench_resume.py {LAYERS} --runs 1": '"slices"',
     "bench_rewards.py --responses 20 --comparisons 4 --runs 1 --timeout 1": '"timeout": 1',
-    "bench_schedules.py --steps 2 --skip 0 --prompts 8 --token-seconds 0.001 --only": '"schedules"',
+    "bench_schedules.py --steps 2 --skip 0 --prompts 8 --token-seconds 0.001 --only sync": '"schedules"',
     "make_memory_table.py --check": "",
 }
 SLOW_MODEL = "bench_schedules.py --slow-model PORT --slots 4 --token-seconds 0.001"
