@@ -306,7 +306,7 @@ def watch_this_process(
     """While the block runs in the calling thread, another thread looks whether its heartbeat moves. tell: shows lines
     to the user. end: ends the process with an exit code."""
     is_over = threading.Event()
-    watch = SelfWatch(section, heartbeat.start(None), threading.get_ident(), tell, end)
+    watch = SelfWatch(section, heartbeat.start_beating(None), threading.get_ident(), tell, end)
     thread = threading.Thread(target=watch.run, args=(is_over,), name="mindgspo-watch", daemon=True)
     thread.start()
     try:

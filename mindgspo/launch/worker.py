@@ -92,7 +92,7 @@ def _report_to_launcher(orders: runtime.LaunchOrders) -> LaunchFolder:
     # The launcher sends SIGUSR1 only to ranks that have a heartbeat, so this comes first.
     stack = folder.stack(rank).open("w")
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
-    heartbeat.start(folder.heartbeat(rank))
+    heartbeat.start_beating(folder.heartbeat(rank))
     watched = (orders.launcher, folder)
     threading.Thread(target=_end_with_launcher, args=watched, name="mindgspo-launcher", daemon=True).start()
     return folder

@@ -20,8 +20,6 @@ from mindgspo.errors import WeightsError
 if TYPE_CHECKING:
     import numpy as np
 
-Shape = tuple[int, ...]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightName:
@@ -30,7 +28,7 @@ class WeightName:
 
     ours: str
     hugging_face: str
-    shape: Callable[[ModelSection], Shape]
+    shape: Callable[[ModelSection], tuple[int, ...]]
 
 
 def _head_dim(model: ModelSection) -> int:
@@ -56,7 +54,7 @@ def _expert_size(model: ModelSection) -> int:
     return model.moe_intermediate_size
 
 
-def _same(name: str, shape: Callable[[ModelSection], Shape]) -> WeightName:
+def _same(name: str, shape: Callable[[ModelSection], tuple[int, ...]]) -> WeightName:
     """A weight whose parameter is named as in the file; of experts' names the number is left out."""
     return WeightName(ours=name.replace(".{e}", ""), hugging_face=name, shape=shape)
 
@@ -117,7 +115,7 @@ def compute_type(name: str, dtype: str) -> str:
     return "float32" if name.endswith(".mlp.gate.weight") else dtype
 
 
-def trained_type(name: str, shape: Shape, dtype: str) -> str:
+def trained_type(name: str, shape: tuple[int, ...], dtype: str) -> str:
     """The type in which a parameter is held beside float32 rows that are trained in its place: layers' matrices in the
     one that they compute in. Norms and biases are small, and the gradient of a table is added up token by token, in its
     own type."""
@@ -134,12 +132,12 @@ def hugging_face_names(model: ModelSection) -> dict[str, tuple[str, ...]]:
     return {weight.ours: weight.theirs for weight in _expand(model)}
 
 
-def weight_shapes(model: ModelSection) -> dict[str, Shape]:
+def weight_shapes(model: ModelSection) -> dict[str, tuple[int, ...]]:
     """{Hugging Face name: shape} for every tensor of a file of this model, in table order."""
     return {name: weight.shape for weight in _expand(model) for name in weight.theirs}
 
 
-def parameter_shapes(model: ModelSection) -> dict[str, Shape]:
+def parameter_shapes(model: ModelSection) -> dict[str, tuple[int, ...]]:
     """{our parameter name: shape of the whole tensor} of every weight of this model, in table order. Tables have
     `model.table_rows`."""
     return {
@@ -169,7 +167,7 @@ class _Weight:
 
     ours: str
     theirs: tuple[str, ...]
-    shape: Shape
+    shape: tuple[int, ...]
     is_stacked: bool
 
 

@@ -32,7 +32,7 @@ from mindgspo.rollout.server_key import ServerKey, server_key
 from mindgspo.rollout.service import NO_TOKENS, Answer, Request
 from mindgspo.tokenization import Tokenizer
 
-Result = TypeVar("Result")
+CallResult = TypeVar("CallResult")
 _CUT_AGAIN_S = 0.2
 _STARTS_WITHIN_S = 60.0
 _NO_FILTER = SamplingFilter()
@@ -119,7 +119,7 @@ class HTTPService:
         self._thread.join()
         self._loop.close()
 
-    def _do(self, work: Coroutine[Any, Any, Result]) -> Result:
+    def _do(self, work: Coroutine[Any, Any, CallResult]) -> CallResult:
         """In the loop's thread. A signal reaches this one between two looks."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         while True:

@@ -165,18 +165,18 @@ def tokens_counted(responses: Sequence[Sequence[Response]]) -> RolloutCounters:
     )
 
 
-Group = TypeVar("Group")
+WaitingGroup = TypeVar("WaitingGroup")
 
 
 def first_due(
-    groups: Sequence[Group],
+    groups: Sequence[WaitingGroup],
     count: int,
     *,
-    is_complete: Callable[[Group], bool],
-    due: Callable[[Group], int],
+    is_complete: Callable[[WaitingGroup], bool],
+    due: Callable[[WaitingGroup], int],
     step: int,
     batch_size: int,
-) -> list[Group] | None:
+) -> list[WaitingGroup] | None:
     """The `count` complete groups that are due first, in the order of `groups`; None while step `step` has to wait.
 
     due: the last step that may train a group. Where passing over the others would leave more of them due in some later

@@ -305,7 +305,7 @@ def test_a_stall_ends_the_process_and_its_children_where_that_is_wanted() -> Non
 
 
 def test_a_heartbeat_may_be_in_memory_only() -> None:
-    beat = heartbeat.start(None)
+    beat = heartbeat.start_beating(None)
     try:
         heartbeat.begin_step(4)
         heartbeat.enter_stage("gen")

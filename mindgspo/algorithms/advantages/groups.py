@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mindgspo.errors import DataError
+from mindgspo.types import BoolArray
 
 Float64Array = NDArray[np.float64]
 Int64Array = NDArray[np.int64]
-BoolArray = NDArray[np.bool_]
 
 
 def numbers(name: str, values: ArrayLike, shape: tuple[int | None, ...]) -> Float64Array:

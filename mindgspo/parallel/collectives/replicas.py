@@ -14,7 +14,7 @@ import numpy as np
 from mindgspo.parallel.collectives.host import exchange
 from mindgspo.parallel.plans.placement import ALONE, Placement
 
-Item = TypeVar("Item")
+OwnItem = TypeVar("OwnItem")
 Arrays = tuple[np.ndarray, ...]
 """One result: a few arrays of any shape and of numeric or bool type."""
 
@@ -32,7 +32,7 @@ class Replicas:
         """Whether this rank's results are those that are sent."""
         return self._is_leader
 
-    def own(self, items: Sequence[Item]) -> list[Item]:
+    def own(self, items: Sequence[OwnItem]) -> list[OwnItem]:
         """This replica's items, dealt out in turn: a list sorted by cost is shared evenly."""
         return list(items[self._own :: self._count])
 
@@ -49,12 +49,12 @@ class Replicas:
 
     def collect_objects(
         self,
-        results: Sequence[Item],
+        results: Sequence[OwnItem],
         *,
         num_items: int,
-        encode: Callable[[Item], str],
-        decode: Callable[[str], Item],
-    ) -> list[Item]:
+        encode: Callable[[OwnItem], str],
+        decode: Callable[[str], OwnItem],
+    ) -> list[OwnItem]:
         """As `collect`, for results that a text can carry."""
         if self._is_alone:
             return list(results)

@@ -202,7 +202,7 @@ _places: list[ctypes.Array] = []
 """All of them: a thread that waits may still write to one that is no longer read."""
 
 
-def start(path: Path | None) -> Heartbeat:
+def start_beating(path: Path | None) -> Heartbeat:
     """From now on the functions below write to `path`, or with None into the memory of what is returned; without this
     call they do nothing."""
     global _heartbeat

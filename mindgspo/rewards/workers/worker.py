@@ -44,7 +44,7 @@ OUT_OF_MEMORY = b'{"outcome": "failed", "is_out_of_memory": true}\n'
 Task = Callable[[Mapping[str, object]], object]
 
 
-def run_worker() -> None:
+def serve_rewards() -> None:
     """Serve until the parent closes its end of the pipe. Nothing of the user's code runs at exit."""
     jobs, replies = _take_pipes()
     first_line = jobs.readline()
@@ -283,4 +283,4 @@ def _text(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
-    run_worker()
+    serve_rewards()

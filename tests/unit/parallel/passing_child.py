@@ -70,7 +70,7 @@ def walk(group: SharedMemoryGroup, rank: int, world_size: int, seed: int, num_ro
 
 def receive(group: SharedMemoryGroup, beat: Path, result: Path, num_bytes: int) -> None:
     """As a worker that a launcher watches."""
-    heartbeat.start(beat)
+    heartbeat.start_beating(beat)
     heartbeat.enter("broadcast", 1)
     held = np.zeros(num_bytes, np.uint8)
     for first in range(0, num_bytes, SLOT_BYTES):

@@ -164,7 +164,7 @@ def test_more_than_the_slots_hold_is_sent_while_it_is_received(
 
 @pytest.mark.parametrize("side", ["sender", "receiver"])
 def test_who_waits_in_a_broadcast_says_so(ranks: list[SharedMemoryGroup], aside: Callable[..., Future], side: str):
-    beat = heartbeat.start(None)
+    beat = heartbeat.start_beating(None)
     try:
         if side == "sender":
             waiting = aside(lambda: [put(ranks[0], 1, to=(1,)) for _ in range(NUM_SLOTS + 1)])

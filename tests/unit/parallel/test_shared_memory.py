@@ -170,7 +170,7 @@ def test_waiting_leaves_the_processor_to_others(ranks: list[SharedMemoryGroup], 
 
 
 def test_who_waits_for_others_says_so(ranks: list[SharedMemoryGroup], aside) -> None:
-    beat = heartbeat.start(None)
+    beat = heartbeat.start_beating(None)
     try:
         first = aside(ranks[0].barrier, (0, 1))
         give_up = time.monotonic() + WAIT_S

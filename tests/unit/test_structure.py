@@ -1,0 +1,29 @@
+"""The shape of the code: one name for one idea, and no part larger than its budget."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections import defaultdict
+
+from running import PROJECT
+
+
+def test_no_two_modules_define_one_public_name() -> None:
+    found = defaultdict(list)
+    for path in sorted((PROJECT / "mindgspo").rglob("*.py")):
+        for node in ast.parse(path.read_text("utf-8")).body:
+            names = [node.name] if isinstance(node, ast.ClassDef | ast.FunctionDef) else []
+            if isinstance(node, ast.Assign):  # type aliases and variables
+                names = [one.id for one in node.targets if isinstance(one, ast.Name) and not one.id.isupper()]
+                names = [name for name in names if name[0].isupper()]
+            for name in names:
+                if not name.startswith("_"):
+                    found[name].append(str(path.relative_to(PROJECT)))
+    assert {name: places for name, places in found.items() if len(places) > 1} == {}
+
+
+def test_every_part_keeps_its_budget() -> None:
+    done = subprocess.run([sys.executable, "tools/size_budget.py"], cwd=PROJECT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
