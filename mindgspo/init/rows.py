@@ -49,7 +49,7 @@ _HELD_OUT_SHARE, _MOST_HELD_OUT = 10, 512
 
 # Names of columns without marks and capitals, the most telling first; within a group none is better than another.
 _QUESTION = (
-    ("question", "problem", "prompt", "query", "instruction", "userquery", "questiontext", "messages"),
+    ("question", "problem", "prompt", "query", "instruction", "userquery", "messages"),
     ("questions", "task", "exercise", "puzzle", "q", "ask"),
     ("input", "text", "content", "user"),
     ("问题", "题目", "题干", "题目内容"),
@@ -57,7 +57,7 @@ _QUESTION = (
 _ANSWER = (
     ("finalanswer", "goldanswer", "correctanswer", "groundtruth", "expectedanswer", "expectedresult", "goldlabel"),
     ("answer", "gold", "truth", "expected", "gt", "answerkey"),
-    ("label", "target", "result", "reference", "referenceanswer", "output", "a"),
+    ("label", "target", "result", "reference", "referenceanswer", "output", "final", "a"),
     ("solution", "response", "completion"),
     ("答案", "正确答案", "结果"),
 )
@@ -128,8 +128,11 @@ def _named(columns: Mapping[str, Sequence[object]], groups: Sequence[Sequence[st
 
 
 def _plain_name(key: str) -> str:
-    """`meta.Final_Answer` -> `finalanswer`."""
-    return re.sub(r"[\W_]+", "", key.rpartition(".")[2]).lower()
+    """`meta.Final_Answer` -> `finalanswer`; `problem_text` -> `problem`; `final.value` -> `final`."""
+    above, _, own = key.rpartition(".")
+    name = re.sub(r"[\W_]+", "", own).lower()
+    bare = re.sub(r"(?:text|string|value|content|statement)$", "", name)
+    return bare or (_plain_name(above) if above else name)
 
 
 def _is_needed(key: str) -> bool:

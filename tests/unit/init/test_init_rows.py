@@ -35,6 +35,7 @@ def found(row: dict, **given: str) -> tuple[str, str, str | None]:
     ({"Question": "How many?", "FinalAnswer": "4", "Explanation": "2 + 2"}, ("Question", "FinalAnswer", "Explanation")),
     ({"question": "How many?", "question_id": "a7", "answer": "4", "answer_type": "int"}, ("question", "answer", None)),
     ({"q": "How many?", "a": "4"}, ("q", "a", None)),
+    ({"id": 0, "problem_text": "How many?", "final": {"value": 4}}, ("problem_text", "final.value", None)),
     ({"题目": "多少?", "难度": "易", "答案": "4"}, ("题目", "答案", None)),
     ({"messages": [{"role": "user", "content": "How many?"}], "meta": {"gold_label": 4, "level": 2}},
      ("messages", "meta.gold_label", None)),
