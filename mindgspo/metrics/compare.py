@@ -392,7 +392,7 @@ def draw_panel(axes: Axes, runs: Sequence[ComparedRun], theme: Theme, panel: Pan
     subtitle = "smoothed" if panel.is_smooth else "greedy answers"
     shaded = band_text(runs) or ("; shaded: 95 % interval" if panel.interval else "")
     entitle(axes, theme, panel.title, f"{panel.unit}; {subtitle}{shaded}")
-    bands = {variant: _band_of(panel, siblings) for variant, siblings in by_variant(runs).items()}
+    bands = {variant: _band(panel, siblings) for variant, siblings in by_variant(runs).items()}
     if not any(band.steps for band in bands.values()):
         return not_recorded(axes, theme)
     if panel.is_logarithmic:
@@ -413,24 +413,21 @@ def line_style(theme: Theme, index: int) -> tuple[str, str]:
     return theme.series[place], ("-", "--", ":")[turn % 3]
 
 
-def _band_of(panel: Panel, siblings: Sequence[ComparedRun]) -> _Band:
-    band = _band([panel.series(one.run) for one in siblings], is_smooth=panel.is_smooth)
-    if panel.interval is None or len(siblings) > 1:
-        return band
-    low, high = (end(siblings[0].run) for end in panel.interval)
-    if not low.steps == high.steps == panel.series(siblings[0].run).steps:
-        return band
-    ends = _band([low, low], is_smooth=False).mean, _band([high, high], is_smooth=False).mean
-    return _Band(band.steps, band.mean, *ends)
-
-
-def _band(series: Sequence[Series], *, is_smooth: bool) -> _Band:
-    """Over the steps that all runs recorded."""
+def _band(panel: Panel, siblings: Sequence[ComparedRun]) -> _Band:
+    """Mean and range over the steps that all runs recorded; the 95 % interval of a single run that has one."""
+    series = [panel.series(one.run) for one in siblings]
     shared = sorted(set.intersection(*(set(one.steps) for one in series)))
-    rows = []
-    for one in series:
-        values = smooth(one.values, window_of(len(one.values)))[0] if is_smooth else np.asarray(one.values, np.float64)
-        by_step = dict(zip(one.steps, values, strict=True))
-        rows.append([by_step[step] for step in shared])
+    rows = [_values(one, shared, is_smooth=panel.is_smooth) for one in series]
     table = np.array(rows, np.float64).reshape(len(series), len(shared))
-    return _Band(tuple(shared), table.mean(axis=0), table.min(axis=0), table.max(axis=0))
+    low, high = table.min(axis=0), table.max(axis=0)
+    if panel.interval is not None and len(siblings) == 1:
+        ends = [end(siblings[0].run) for end in panel.interval]
+        if all(end.steps == series[0].steps for end in ends):
+            low, high = (np.array(_values(end, shared, is_smooth=False)) for end in ends)
+    return _Band(tuple(shared), table.mean(axis=0), low, high)
+
+
+def _values(series: Series, steps: Sequence[int], *, is_smooth: bool) -> list[float]:
+    values = smooth(series.values, window_of(len(series.values)))[0] if is_smooth else series.values
+    by_step = dict(zip(series.steps, values, strict=True))
+    return [by_step[step] for step in steps]
