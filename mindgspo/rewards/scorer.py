@@ -236,14 +236,6 @@ def _key(job: RewardJob) -> str:
 
 def _worker_pool(section: RewardSection, on_answer: Callable[[], None]) -> WorkerPool:
     """A pool, not yet started, for whatever the functions may hand over."""
-    workers = section.workers
     files = [file.task for file in map(file_function, section.functions) if file is not None]
     symbolic = any(name in _RUN_MATH_VERIFY for name in section.functions)
-    return WorkerPool(
-        [*files, *([MATH_VERIFY_TASK] if symbolic else [])],
-        count=workers.count,
-        timeout_s=workers.timeout_s,
-        startup_timeout_s=workers.startup_timeout_s,
-        memory_mb=workers.memory_mb,
-        on_answer=on_answer,
-    )
+    return WorkerPool([*files, *([MATH_VERIFY_TASK] if symbolic else [])], section.workers, on_answer)

@@ -16,23 +16,23 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from mindgspo.config.reward import RewardWorkersSection
 from mindgspo.errors import RewardError
 from mindgspo.io import Closing
 from mindgspo.rewards.verification import JobOutcome, Reply, RewardJob
-from mindgspo.rewards.workers.process import PoolSettings, WorkerProcess
+from mindgspo.rewards.workers.process import WorkerProcess
 
 REAP_SECONDS = 5.0
 MAX_FAILED_STARTS = 2
 
 
 class WorkerPool(Closing):
-    """Worker processes that load `tasks` and answer jobs: at most `count` of them, started when jobs need them.
+    """Worker processes that load `tasks` and answer jobs: at most `limits.count` of them, started when jobs need them.
 
     tasks: "math_verify", or "/path/file.py:function" for a user's function: all that the workers will be asked for.
-    timeout_s: wall-clock seconds that one job may take; then its worker is killed with its process group and replaced.
-    startup_timeout_s: the same for loading the tasks; no job pays for it. memory_mb: MiB that one worker may write to
-    (not the libraries it maps, nor memory it shares or gives to programs of its own). on_answer: called whenever a job
-    has its reply, in the thread that called `run`.
+    limits: a worker whose job runs out of time is killed with its process group and replaced; no job pays for loading;
+    the limit of memory counts what a worker may write to (not the libraries it maps, nor memory it shares or gives to
+    programs of its own). on_answer: called whenever a job has its reply, in the thread that called `run`.
 
     The workers end with the pool, with this process however it ends, and at exit. One thread at a time is served.
     """
@@ -40,22 +40,11 @@ class WorkerPool(Closing):
     def __init__(
         self,
         tasks: Sequence[str],
-        *,
-        count: int,
-        timeout_s: float,
-        startup_timeout_s: float,
-        memory_mb: int,
+        limits: RewardWorkersSection,
         on_answer: Callable[[], None] = lambda: None,
     ) -> None:
         self._on_answer = on_answer
-        self._settings = PoolSettings(
-            tasks=tuple(tasks),
-            count=count,
-            timeout_s=timeout_s,
-            startup_timeout_s=startup_timeout_s,
-            memory_mb=memory_mb,
-        )
-        self._workers = _Workers(self._settings)
+        self._workers = _Workers(tuple(tasks), limits)
         self._lock = threading.Lock()
         weakref.finalize(self, self._workers.close)  # when nobody holds the pool any more, and at exit
 
@@ -67,7 +56,7 @@ class WorkerPool(Closing):
         """
         with self._lock:
             self._workers.forget_in_copy()
-            call = _Call(self._workers, self._settings, ())
+            call = _Call(self._workers, ())
             try:
                 worker = call.next_worker()
             except BaseException:
@@ -86,11 +75,11 @@ class WorkerPool(Closing):
         """
         if not jobs:
             return []
-        assert all(job.task in self._settings.tasks for job in jobs), "a task that the workers have not loaded"
+        assert all(job.task in self._workers.tasks for job in jobs), "a task that the workers have not loaded"
         with self._lock:
             self._workers.forget_in_copy()
             try:
-                return _Call(self._workers, self._settings, [_line(job) for job in jobs]).run(self._on_answer)
+                return _Call(self._workers, [_line(job) for job in jobs]).run(self._on_answer)
             finally:
                 self._workers.reap()
 
@@ -111,15 +100,15 @@ def _line(job: RewardJob) -> bytes | Reply:
 class _Workers:
     """Workers that start or are ready. They belong to the process that made them, not to a forked copy of it."""
 
-    def __init__(self, settings: PoolSettings) -> None:
-        self._settings = settings
+    def __init__(self, tasks: Sequence[str], limits: RewardWorkersSection) -> None:
+        self.tasks, self.limits = tasks, limits
         self._owner = os.getpid()
         self._killed: list[WorkerProcess] = []
         self.alive: list[WorkerProcess] = []
 
     def start(self) -> WorkerProcess:
         """Start a worker. Raises OSError if the system has no room for one more."""
-        worker = WorkerProcess(self._settings)
+        worker = WorkerProcess(self.tasks, self.limits)
         self.alive.append(worker)
         return worker
 
@@ -156,8 +145,8 @@ class _Call:
     lines: a job each, or at once its reply. failure: reason of the last start of a worker that failed, None without.
     """
 
-    def __init__(self, workers: _Workers, settings: PoolSettings, lines: Sequence[bytes | Reply]) -> None:
-        self._workers, self._settings = workers, settings
+    def __init__(self, workers: _Workers, lines: Sequence[bytes | Reply]) -> None:
+        self._workers = workers
         self._replies = {number: line for number, line in enumerate(lines) if isinstance(line, Reply)}
         self._waiting = deque((number, line) for number, line in enumerate(lines) if isinstance(line, bytes))
         self._idle = deque(workers.alive)
@@ -168,7 +157,7 @@ class _Call:
 
     def run(self, on_answer: Callable[[], None]) -> list[Reply]:
         """A reply per line, in order."""
-        count = min(self._settings.count, len(self._waiting))
+        count = min(self._workers.limits.count, len(self._waiting))
         threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(count)]
         try:
             for thread in threads:
@@ -201,7 +190,7 @@ class _Call:
                     number, line = self._waiting.popleft()
                 except IndexError:  # another worker was faster
                     return
-                reply = worker.ask(line, self._settings.timeout_s, "timeout_s", self._is_over)
+                reply = worker.ask(line, self._workers.limits.timeout_s, "timeout_s", self._is_over)
                 if reply is None:  # it ended while it had nothing to do; the job is not to blame
                     self._waiting.appendleft((number, line))
                     if worker.num_answered == 0:  # it loads, but does not live long enough to be of use
@@ -241,4 +230,4 @@ class _Call:
         self._num_failed_starts += 1
         self.failure = reply.message
         if reply.outcome is not JobOutcome.FAILED:
-            self.failure = f"while a worker loaded {', '.join(self._settings.tasks)}: {reply.message}"
+            self.failure = f"while a worker loaded {', '.join(self._workers.tasks)}: {reply.message}"

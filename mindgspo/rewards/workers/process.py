@@ -14,11 +14,11 @@ import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from selectors import EVENT_READ, EVENT_WRITE
 from typing import IO
 
+from mindgspo.config.reward import RewardWorkersSection
 from mindgspo.rewards.verification import JobOutcome, Reply
 from mindgspo.rewards.workers.guard import MARK
 
@@ -40,25 +40,14 @@ _NOT_THE_USERS = (str(_PROGRAM.parent), "<frozen importlib", "Extension modules:
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolSettings:
-    """Settings of a pool; see `pool.WorkerPool`."""
-
-    tasks: tuple[str, ...]
-    count: int
-    timeout_s: float
-    startup_timeout_s: float
-    memory_mb: int
-
-
 class WorkerProcess:
     """A worker process, to be loaded first and then asked, by one thread at a time. Raises OSError if there is no room.
 
     is_usable: whether it can be asked once more. num_answered: jobs that it has answered; kept by the pool.
     """
 
-    def __init__(self, settings: PoolSettings) -> None:
-        self._settings = settings
+    def __init__(self, tasks: Sequence[str], limits: RewardWorkersSection) -> None:
+        self._tasks, self._limits = tasks, limits
         self._mark = uuid.uuid4().hex
         environment = os.environ | _ENVIRONMENT | {MARK: self._mark}
         self._process = _spawn([sys.executable, str(_PROGRAM)], environment)
@@ -74,7 +63,9 @@ class WorkerProcess:
 
     def load(self, is_over: threading.Event) -> Reply:
         """Let it load the tasks; DONE where it has. is_over: see `ask`."""
-        reply = self.ask(_setup_line(self._settings), self._settings.startup_timeout_s, "startup_timeout_s", is_over)
+        reply = self.ask(
+            _setup_line(self._tasks, self._limits), self._limits.startup_timeout_s, "startup_timeout_s", is_over
+        )
         return self.died() if reply is None else reply
 
     def ask(self, line: bytes, seconds: float, setting: str, is_over: threading.Event) -> Reply | None:
@@ -150,7 +141,7 @@ class WorkerProcess:
         try:
             fields = json.loads(line)
             if "is_out_of_memory" in fields:
-                room = f"{self._settings.memory_mb} MiB (reward.workers.memory_mb)"
+                room = f"{self._limits.memory_mb} MiB (reward.workers.memory_mb)"
                 return self._last(JobOutcome.FAILED, f"out of memory: a worker may take {room}")
             outcome, value = JobOutcome(fields["outcome"]), fields.get("value")
             return Reply(outcome=outcome, value=value, message=fields.get("message", ""))
@@ -218,12 +209,12 @@ class WorkerProcess:
         return True
 
 
-def _setup_line(settings: PoolSettings) -> bytes:
+def _setup_line(tasks: Sequence[str], limits: RewardWorkersSection) -> bytes:
     setup: Mapping[str, object] = {
         "parent": os.getpid(),
-        "memory_mb": settings.memory_mb,
+        "memory_mb": limits.memory_mb,
         "sys_path": [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)],
-        "tasks": list(settings.tasks),
+        "tasks": list(tasks),
     }
     return json.dumps(setup).encode("ascii") + b"\n"
 

@@ -373,7 +373,9 @@ def test_the_whole_way_through_a_worker(tmp_path: Path) -> None:
         Candidate(text=text, gold="72", data_source="mine", index=index, extra_info={"index": index})
         for index, text in enumerate(texts)
     ]
-    with WorkerPool([f"{file}:compute_score"], count=2, timeout_s=30, startup_timeout_s=60, memory_mb=512) as pool:
+    with WorkerPool(
+        [f"{file}:compute_score"], RewardWorkersSection(count=2, timeout_s=30, startup_timeout_s=60, memory_mb=512)
+    ) as pool:
         replies = pool.run([verifier.verify(candidate) for candidate in candidates])
     found = [conclude(reply.value) for reply in replies]
     assert [verification.value for verification in found] == [1.0, None, 0.0, None]

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from mindgspo.config.reward import RewardWorkersSection
 from mindgspo.rewards.functions.from_file import conclude
 from mindgspo.rewards.verification import JobOutcome, JSONValue, Reply, RewardJob
 from mindgspo.rewards.workers.pool import WorkerPool
@@ -145,7 +146,9 @@ def hostile(tmp_path: Path) -> str:
 
 def a_pool(file: str, *, timeout_s: float, count: int = 2) -> WorkerPool:
     tasks = [f"{file}:f", f"{file}:pid"]
-    return WorkerPool(tasks, count=count, timeout_s=timeout_s, startup_timeout_s=60.0, memory_mb=512)
+    return WorkerPool(
+        tasks, RewardWorkersSection(count=count, timeout_s=timeout_s, startup_timeout_s=60.0, memory_mb=512)
+    )
 
 
 @pytest.fixture
@@ -204,7 +207,9 @@ def test_noise_costs_nothing(pool: WorkerPool, hostile: str, act: str) -> None:
 def test_a_worker_that_stops_reading_is_replaced_and_an_alarm_hits_no_other_response(hostile: str) -> None:
     with a_pool(hostile, timeout_s=30.0, count=1) as pool:
         assert values(pool.run([ask(f"{hostile}:f", "close_jobs")] * 4)) == [1.0] * 4
-    with WorkerPool([f"{hostile}:f"], count=1, timeout_s=5.0, startup_timeout_s=30.0, memory_mb=256) as pool:
+    with WorkerPool(
+        [f"{hostile}:f"], RewardWorkersSection(count=1, timeout_s=5.0, startup_timeout_s=30.0, memory_mb=256)
+    ) as pool:
         replies = pool.run([ask(f"{hostile}:f", "alarm"), ask(f"{hostile}:f", "half_second")])
     assert [reply.outcome for reply in replies] == [JobOutcome.DONE, JobOutcome.DONE], replies
 
@@ -236,7 +241,9 @@ def test_replies_come_in_input_order(tmp_path: Path) -> None:
         "import time\ndef f(solution_str, **kwargs):\n    time.sleep(float(solution_str))\n    return solution_str\n"
     )
     delays = ["0.3", "0", "0.01", "0.2", "0", "0.05", "0"]
-    with WorkerPool([f"{file}:f"], count=3, timeout_s=5.0, startup_timeout_s=30.0, memory_mb=256) as pool:
+    with WorkerPool(
+        [f"{file}:f"], RewardWorkersSection(count=3, timeout_s=5.0, startup_timeout_s=30.0, memory_mb=256)
+    ) as pool:
         assert values(pool.run([ask(f"{file}:f", delay) for delay in delays])) == delays
 
 
@@ -283,7 +290,9 @@ def f(solution_str, **kwargs):
 def test_what_a_killed_function_started_ends_too(tmp_path: Path) -> None:
     file = tmp_path / "parent.py"
     file.write_text(STARTS_OTHERS)
-    with WorkerPool([f"{file}:f"], count=1, timeout_s=0.5, startup_timeout_s=30.0, memory_mb=256) as pool:
+    with WorkerPool(
+        [f"{file}:f"], RewardWorkersSection(count=1, timeout_s=0.5, startup_timeout_s=30.0, memory_mb=256)
+    ) as pool:
         (reply,) = pool.run([ask(f"{file}:f", str(tmp_path / "started"))])
         assert reply.outcome is JobOutcome.TIMEOUT
         started = [int(pid) for pid in (tmp_path / "started.pids").read_text().split()]
@@ -327,7 +336,9 @@ def test_closed_and_forgotten_pools_end_their_workers(pool: WorkerPool, hostile:
     assert children_of(os.getpid()) == before and len(os.listdir("/proc/self/fd")) == files
     pool.close()
     assert not first & set(values(pool.run([ask(f"{hostile}:pid", "")])))
-    pool = WorkerPool([f"{hostile}:pid"], count=1, timeout_s=5.0, startup_timeout_s=30.0, memory_mb=256)
+    pool = WorkerPool(
+        [f"{hostile}:pid"], RewardWorkersSection(count=1, timeout_s=5.0, startup_timeout_s=30.0, memory_mb=256)
+    )
     (pid,) = values(pool.run([ask(f"{hostile}:pid", "")]))
     del pool
     assert not is_running(pid)
@@ -400,9 +411,11 @@ def script_of(folder: Path, task: str, text: str, count: int, timeout_s: float) 
             f"""
             import json, sys
             sys.path.insert(0, {str(ROOT)!r})
+            from mindgspo.config.reward import RewardWorkersSection
             from mindgspo.rewards.verification import RewardJob
             from mindgspo.rewards.workers.pool import WorkerPool
-            pool = WorkerPool([{task!r}], count=2, timeout_s={timeout_s}, startup_timeout_s=30.0, memory_mb=256)
+            limits = RewardWorkersSection(count=2, timeout_s={timeout_s}, startup_timeout_s=30.0, memory_mb=256)
+            pool = WorkerPool([{task!r}], limits)
             replies = pool.run([RewardJob(task={task!r}, arguments={arguments!r}, conclude=print)] * {count})
             print(json.dumps([reply.value for reply in replies]))
             """

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from mindgspo.config.reward import RewardWorkersSection
 from mindgspo.errors import RewardError
 from mindgspo.rewards.functions.from_file import conclude
 from mindgspo.rewards.verification import JobOutcome, JSONValue, Reply, RewardJob
@@ -33,7 +34,12 @@ def write(folder: Path, text: str, name: str = "reward.py") -> Path:
 def a_pool(
     *tasks: str, count: int = 1, timeout_s: float = 30.0, startup_timeout_s: float = 60.0, memory_mb: int = 256
 ) -> WorkerPool:
-    return WorkerPool(tasks, count=count, timeout_s=timeout_s, startup_timeout_s=startup_timeout_s, memory_mb=memory_mb)
+    return WorkerPool(
+        tasks,
+        RewardWorkersSection(
+            count=count, timeout_s=timeout_s, startup_timeout_s=startup_timeout_s, memory_mb=memory_mb
+        ),
+    )
 
 
 def run(pool: WorkerPool, *tasks: str) -> list[Reply]:
