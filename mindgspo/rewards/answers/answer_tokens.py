@@ -23,7 +23,7 @@ from mindgspo.rewards.answers.latex_tokens import (
     TokenKind,
     tokens_of,
 )
-from mindgspo.rewards.answers.text import words
+from mindgspo.rewards.answers.text import word_set
 
 # ----- braces that were left out
 
@@ -191,7 +191,7 @@ def _radians(degrees: list[Token]) -> list[Token]:
 _VOWEL = re.compile(r"[aeiou]|[^\x00-\x7f]")  # xyzw is a product
 _DENIALS = frozenset(("wrong", "incorrect", "false", "maybe", "cannot"))
 _POWERS = frozenset(("squared", "cubed"))
-_TELLING_WORDS = words(
+_TELLING_WORDS = word_set(
     "or and not if no when for with base mod remainder hundred thousand million billion trillion dozen hundreds "
     "thousands millions dozens tenths hundredths thousandths halves doubled tripled halved am pm a.m p.m a.m. p.m. is "
     "are times plus minus over to than least most less more lakh lakhs crore crores factorial"

@@ -38,7 +38,7 @@ from mindgspo.rewards.answers.quantity import (
     same_quantity,
 )
 from mindgspo.rewards.answers.symbolic_input import is_too_large, safe_latex
-from mindgspo.rewards.answers.text import plain, words
+from mindgspo.rewards.answers.text import plain, word_set
 
 
 class Equivalence(Enum):
@@ -56,7 +56,7 @@ _TYPED_AREA = re.compile(r"[^A-Za-z]*\s[kcdm]?m\s?[²³]")
 _TIME = re.compile(r"([0-9]{1,2}):([0-9]{2})\s?(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
 _BASED = re.compile(r"\+(?P<digits>[0-9]+)_\{(?P<base>[^{}]*)\}")
 _OPTION = re.compile(r"\(?([A-F])\)?\.?")
-_HEDGES = words("or maybe perhaps possibly negative not if least most plus minus times base mod between less")
+_HEDGES = word_set("or maybe perhaps possibly negative not if least most plus minus times base mod between less")
 _TIMES = re.compile(r"\btimes\W*\Z")  # "5 (times)" counts, "5 times two" is a product
 _TYPED_WORDS = ("cup", "cap", "pm")
 _ARTICLES = frozenset(("a", "an", "the"))

@@ -48,7 +48,7 @@ from mindgspo.rewards.answers.quantity import (
 )
 from mindgspo.rewards.answers.text import BOX, WRONG_MARKS, Passage, boxed_spans, passages, plain, without_open_boxes
 
-Item = TypeVar("Item")
+AnyItem = TypeVar("AnyItem")
 
 
 class Marker(str, Enum):
@@ -198,7 +198,7 @@ def _in_lines(
     ]
 
 
-def _nearest(items: Iterable[Item], from_start: bool) -> Iterable[Item]:
+def _nearest(items: Iterable[AnyItem], from_start: bool) -> Iterable[AnyItem]:
     """The MAX_OCCURRENCES items at the decisive end, in their order."""
     return islice(items, MAX_OCCURRENCES) if from_start else deque(items, maxlen=MAX_OCCURRENCES)
 

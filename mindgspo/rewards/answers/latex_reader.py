@@ -50,10 +50,10 @@ from mindgspo.rewards.answers.latex_values import (
 )
 from mindgspo.rewards.answers.quantity import MAX_DIGITS
 from mindgspo.rewards.answers.relations import head_recurs
-from mindgspo.rewards.answers.text import words
+from mindgspo.rewards.answers.text import word_set
 
 _CLOSERS = (")", "]", r"\}", "}")
-_RELATION_COMMANDS = words(
+_RELATION_COMMANDS = word_set(
     "le ge ne in notin approx equiv cup cap setminus subset subseteq to rightarrow Rightarrow implies mapsto sim cong "
     "parallel perp wedge vee land lor iff Leftrightarrow"
 )

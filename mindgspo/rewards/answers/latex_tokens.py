@@ -19,7 +19,7 @@ from mindgspo.rewards.answers.text import (
     WIDTHS_AND_DASHES,
     single_backslashes,
     without_marks,
-    words,
+    word_set,
 )
 
 MAX_EXPRESSION_CHARS = 1000
@@ -158,14 +158,14 @@ _AS_SYMBOL = {
     # A value is compared as it is written: "about 72" says 72.
     **dict.fromkeys(("approx", "approxeq", "simeq", "thickapprox", "doteq", "fallingdotseq"), "="),
 }
-_TYPED_NAMES = words(
+_TYPED_NAMES = word_set(
     "sqrt pi theta alpha beta gamma lambda infty infinity inf sin cos tan cot sec csc arcsin arccos arctan log ln lg "
     "exp pm cup cap times cdot frac"
 )
 TRIGONOMETRIC = frozenset(("sin", "cos", "tan", "cot", "sec", "csc"))
 # Short words that nobody means as a product of variables, and units where something stands before them.
-_SHORT_WORDS = words("per day for any the is are not all yes no if with one two six ten")
-SHORT_UNITS = words(
+_SHORT_WORDS = word_set("per day for any the is are not all yes no if with one two six ten")
+SHORT_UNITS = word_set(
     "cm mm km kg mg ft lb lbs oz yd mi mph kmh sec min hr hrs ml mL sq cu deg rad QED erg Hz kHz MHz GHz kPa MPa atm "
     "kJ eV keV MeV GeV kW mol"
 )

@@ -1,7 +1,5 @@
 r"""Values of LaTeX expressions: exact rational coefficients, everything else as canonical text.
 
-from mindgspo.rewards.answers.text import words
-
 The text is equal for equal products and sums however they were typed: -x/2, (-1/2)x and x(-1)/2; p - q and -q + p.
 Nothing is multiplied out, and no root is simplified: that is the symbolic comparison's work.
 """
@@ -13,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from mindgspo.rewards.answers.text import words
+from mindgspo.rewards.answers.text import word_set
 
 PLUS_MINUS = "±"
 
-CONSTANTS = words(
+CONSTANTS = word_set(
     "pi infty emptyset alpha beta gamma delta epsilon varepsilon zeta eta theta lambda mu nu xi rho sigma tau phi "
     "varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell hbar imath"
 )

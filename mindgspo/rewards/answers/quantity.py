@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from mindgspo.rewards.answers.text import BOX, BRACES, BoxSpan, boxed_spans, plain, without_inner_boxes, words
+from mindgspo.rewards.answers.text import BOX, BRACES, BoxSpan, boxed_spans, plain, without_inner_boxes, word_set
 
 MAX_DIGITS = 100
 """Longest number read, and largest power of ten. Gold answers have a dozen digits at most; int() is quadratic in the
@@ -351,7 +351,7 @@ _PROSE = re.compile(r"(?:[\s,;:(—-](?:[^\W\d_]|[\s,;:().'!/—-])*)?")
 _WORDS = re.compile(r"[^\W\d_]+(?:[-/'][^\W\d_]+)*")
 # Short words that nobody means as a product of variables. In brackets, after a comma and beside a longer word, any
 # with a vowel is one.
-_SHORT_WORDS = words(
+_SHORT_WORDS = word_set(
     "I a all am an and are as at be by day do for has he her his in is it its my of on one our per she so the to two "
     "up us was we you cm mm km kg mg ft lb lbs oz yd mi mph sq cu hr hrs min sec ml pm rs usd eur gbp inr rmb cny qed "
     "cup men"

@@ -15,7 +15,7 @@ from mindgspo.rewards.answers.answer_tokens import tokens_of_pair
 from mindgspo.rewards.answers.latex_tokens import TRIGONOMETRIC, Token, TokenKind
 from mindgspo.rewards.answers.latex_values import CONSTANTS, UNKNOWNS
 from mindgspo.rewards.answers.quantity import contradict
-from mindgspo.rewards.answers.text import words
+from mindgspo.rewards.answers.text import word_set
 
 _NAME_ACCENTS = (
     "angle measuredangle sphericalangle triangle overline overrightarrow vec hat bar widehat widetilde tilde dot ddot "
@@ -104,10 +104,10 @@ def head_recurs(name: Sequence[Token], value: Sequence[Token]) -> bool:
 
 # ----- answers that hand the question back
 
-_OPERATIONS = words("sum prod int iint oint lim gcd lcm det lceil lfloor max min begin{vmatrix} bmod pmod mod")
+_OPERATIONS = word_set("sum prod int iint oint lim gcd lcm det lceil lfloor max min begin{vmatrix} bmod pmod mod")
 _OF_FUNCTIONS = frozenset(("int", "iint", "oint", "lim", "derivative", "sum", "prod"))
 _OF_INTEGERS = frozenset(("lfloor", "lceil", "gcd", "lcm", "bmod", "pmod", "mod"))
-_RELATIONS = words("= < > le ge ne in equiv approx")
+_RELATIONS = word_set("= < > le ge ne in equiv approx")
 _ACCENTS = "angle measuredangle overline overrightarrow vec hat bar triangle widehat mathbf mathcal mathbb"
 _NAMING = (CONSTANTS - {"pi", "infty", "emptyset"}) | frozenset(_ACCENTS.split())
 _NAME_SYMBOLS = ("(", ")", "[", "]", "{", "}", ",", "_", "'")

@@ -165,7 +165,7 @@ def _without_open_braces(text: str) -> str:
     return text
 
 
-def words(text: str) -> frozenset[str]:
+def word_set(text: str) -> frozenset[str]:
     """The words of a table that is written as one text."""
     return frozenset(text.split())
 
