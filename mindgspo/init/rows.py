@@ -71,6 +71,8 @@ _NEEDED = (
     "systemmessage 选项 材料 背景 文章 正文 上下文 图片 系统提示词"
 )
 """Names of columns without which a question may have no answer."""
+_FORMS = ("text", "string", "value", "content", "statement")
+"""Last words of a name that change nothing: "problem_text", "answerValue", "final.value"."""
 _LETTERED = re.compile(
     r"((?:incorrect|wrong|false)?(?:option|choice|op|answer|ending|distractor|选项|))(?:[a-h]|[0-9])"
 )
@@ -130,9 +132,10 @@ def _named(columns: Mapping[str, Sequence[object]], groups: Sequence[Sequence[st
 def _plain_name(key: str) -> str:
     """`meta.Final_Answer` -> `finalanswer`; `problem_text` -> `problem`; `final.value` -> `final`."""
     above, _, own = key.rpartition(".")
-    name = re.sub(r"[\W_]+", "", own).lower()
-    bare = re.sub(r"(?:text|string|value|content|statement)$", "", name)
-    return bare or (_plain_name(above) if above else name)
+    if above and own.lower() in _FORMS:
+        return _plain_name(above)
+    bare = re.sub(rf"(?:[\W_]+(?:{'|'.join(_FORMS)})|(?<=[a-z])(?:{'|'.join(map(str.title, _FORMS))}))$", "", own)
+    return re.sub(r"[\W_]+", "", bare or own).lower()
 
 
 def _is_needed(key: str) -> bool:
