@@ -19,7 +19,6 @@ from mindgspo.config import ModelSection
 from mindgspo.config.huggingface_config import check_architecture, read_model_section
 from mindgspo.models.names import (
     TABLES,
-    Shape,
     hugging_face_names,
     parameter_shapes,
     trained_type,
@@ -106,7 +105,7 @@ def initialize_weights(model: nn.Cell, section: ModelSection, seed: int) -> None
         set_values(own.parameter, _initial_values(own.name, own.shape, section, seed)[own.index])
 
 
-def _initial_values(name: str, shape: Shape, section: ModelSection, seed: int) -> np.ndarray:
+def _initial_values(name: str, shape: tuple[int, ...], section: ModelSection, seed: int) -> np.ndarray:
     if len(shape) == 1:
         return np.full(shape, float(name.endswith("norm.weight")), dtype=np.float32)
     key = [seed, _INITIALIZATION_STREAM, zlib.crc32(name.encode())]
@@ -174,7 +173,7 @@ class _OwnSlice(NamedTuple):
     """name: our parameter name. shape: of the whole tensor. index: the parameter's, or its master's, place in it."""
 
     name: str
-    shape: Shape
+    shape: tuple[int, ...]
     parameter: Parameter
     index: tuple[slice, ...]
 
