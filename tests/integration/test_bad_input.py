@@ -82,11 +82,11 @@ MISTAKES = {
     ),
     "missing name in the weights": (
         lambda folder: model(folder, lambda weights: weights.pop("model.norm.weight")),
-        ["model: ", "model.norm.weight"],
+        ["model/model.safetensors: ", "model.norm.weight"],
     ),
     "extra name in the weights": (
         lambda folder: model(folder, lambda weights: weights.update(extra=weights["model.norm.weight"])),
-        ["model: ", "extra"],
+        ["model/model.safetensors: ", "extra"],
     ),
     "truncated weights": (
         lambda folder: model(folder, file=lambda path: path.write_bytes(path.read_bytes()[:-1000])),
