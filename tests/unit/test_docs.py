@@ -1,23 +1,27 @@
-"""Every document against the code: links, files, commands, settings, messages; Chinese twins of equal structure."""
+"""Every document against the code: links, files, commands, settings, metrics, messages, code blocks; twins of equal
+structure."""
 
 from __future__ import annotations
 
 import ast
 import re
+import subprocess
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
 import typer
-from markdown_pages import code_blocks, code_spans, headings, prose, shell_lines, tables
+import yaml
+from markdown_pages import blocks, code_blocks, code_spans, headings, prose, shell_lines, tables
 
 from mindgspo import faults
 from mindgspo.cli.program import app
 from mindgspo.config import batch_table, load_config
 from mindgspo.config.messages import known_keys
 from mindgspo.errors import ConfigError
+from mindgspo.metrics.glossary import glossary_name, metrics
 from mindgspo.trainer.check import check_experiment
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -31,7 +35,9 @@ PAIRS = [tuple(READMES)] + [
     (page, page.with_name(f"{page.stem}_cn.md")) for page in PAGES if not page.stem.endswith("_cn")
 ]
 
+TUTORIALS = sorted(path for path in PAGES if path.parent.name == "tutorials" and not path.stem.endswith("_cn"))
 SETTINGS = {path for path, _ in known_keys()}
+ENDS = {path.partition(".")[2] for path in SETTINGS} | {path.rpartition(".")[2] for path in SETTINGS}
 SECTIONS = {path.split(".")[0] for path in SETTINGS if "." in path}
 
 each_readme = pytest.mark.parametrize("readme", READMES, ids=lambda path: path.name)
@@ -128,13 +134,6 @@ def test_commands_options_and_settings_exist(document: Path) -> None:
         options = {word.split("=")[0] for word in words if re.match(r"--?[a-z]", word)}
         assert options <= COMMANDS[name], f"{document.name}: {name} has no {options - COMMANDS[name]}"
     text = text_of(document)
-    bare = {
-        word.split("=")[0]
-        for name, words in calls(text)
-        for before, word in pairwise(words)
-        if "--set" in COMMANDS[name] and not before.startswith("-") and re.match(r"[a-z_0-9.]+=", word)
-    }
-    assert bare <= SETTINGS, f"{document.name}: {bare - SETTINGS}"
     # Console blocks show refusals; the test below runs them.
     blocks = "".join(content for language, content in code_blocks(text) if language != "console")
     named = set(re.findall(r"--set '?([a-z_0-9.]+)=", blocks + prose(text)))
@@ -146,6 +145,15 @@ def test_commands_options_and_settings_exist(document: Path) -> None:
     named = {re.sub(r"^data\.eval\.\w+\.(\w+)$", r"data.eval.\1", name) for name in named} - set(faults.POINTS)
     sections = {name for name in named if any(key.startswith(f"{name}.") for key in SETTINGS)}
     assert named - sections <= SETTINGS, f"{document.name}: {named - sections - SETTINGS}"
+
+
+@each_document
+def test_metrics_named_are_those_of_the_glossary(document: Path) -> None:
+    kinds = {name.partition("/")[0] for name in metrics()} - {"data", "reward", "rollout", "eval"}  # also folders
+    spans = {span for span in code_spans(text_of(document)) if re.fullmatch(r"[a-z_]+/[\w/<>@-]+", span)}
+    named = {span for span in spans if span.partition("/")[0] in kinds and not span.endswith(FILE_ENDINGS)}
+    unknown = [name for name in named if glossary_name(name) is None]
+    assert [name for name in unknown if not any(metric.startswith(f"{name}/") for metric in metrics())] == []
 
 
 def test_every_command_is_shown_and_the_entry_pages_are_short() -> None:
@@ -241,3 +249,60 @@ def test_imports_go_down_the_table_of_contributing() -> None:
                 upwards.append(f"{path.relative_to(PROJECT)} imports {other}")
     assert upwards == []
     assert level.keys() == found, "packages of the table that do not exist"
+
+
+@each_document
+def test_shell_python_and_json_can_be_read(document: Path) -> None:
+    text = text_of(document)
+    shell = [content for language, content in code_blocks(text) if language in ("bash", "sh")]
+    done = subprocess.run(["bash", "-n"], input="\n".join(shell), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for block in blocks(text):
+        if block.language == "python":
+            ast.parse(block.content)
+        if block.file.endswith(".jsonl"):
+            assert all(isinstance(yaml.safe_load(line), dict) for line in block.content.splitlines())
+    marked = re.findall(r"^<!-- not run.*\n.*", text, flags=re.MULTILINE)
+    assert [one for one in marked if not re.match(r"<!-- not run: \S.* -->\n```", one)] == []
+
+
+@each_document
+def test_settings_of_commands_and_of_yaml_exist(document: Path) -> None:
+    text = text_of(document)
+    bash = "".join(f"```bash\n{content}```\n" for language, content in code_blocks(text) if language == "bash")
+    for line in shell_lines(bash):  # console blocks show refusals
+        if re.match(r"(?:\./run_gspo\.sh|mindgspo (?:run|sft|check|plan|dryrun|serve)) ", line):
+            keys = re.findall(r" '?([a-z_]+(?:\.\w+)*)=", re.sub(r"--(?!set)[a-z-]+ [^-\s]\S*", "", line))
+            keys = [re.sub(r"^(data\.eval)\.\w+\.(\w+)$", r"\1.\2", key) for key in keys]
+            assert [key for key in keys if key not in SETTINGS] == [], f"{document.name}: {line}"
+    for language, content in code_blocks(text):
+        if language == "yaml":
+            found = list(paths(yaml.safe_load(content)))
+            assert found and [path for path in found if path not in SETTINGS | ENDS] == [], document.name
+
+
+def paths(value: Any, prefix: str = "") -> Iterator[str]:
+    """Dotted paths of the keys of a YAML text. A set of held-out problems has a name of the user's."""
+    if not isinstance(value, dict):
+        return
+    for key, below in value.items():
+        if prefix == "data.eval." and isinstance(below, dict) and key != "columns":
+            yield from paths(below, prefix)
+        else:
+            if key != "include":
+                yield f"{prefix}{key}"
+            yield from paths(below, f"{prefix}{key}.")
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda path: path.stem)
+def test_yaml_files_of_a_tutorial_are_legal(page: Path, tmp_path: Path) -> None:
+    text = text_of(page)
+    for block in blocks(text):
+        if block.file.endswith(".yaml"):
+            path = tmp_path / block.file
+            path.write_text(block.content, encoding="utf-8")
+            folder = PROJECT / "examples/arithmetic/warmed_up"  # for one that a tutorial makes
+            try:
+                load_config(path, [f"model.path={folder}", f"tokenizer.path={folder}"], check_files=False)
+            except ConfigError as error:
+                raise AssertionError(f"{page.name}: {error}") from error
