@@ -182,19 +182,6 @@ def test_refusals_shown_are_the_real_ones(document: Path, monkeypatch: pytest.Mo
         assert output.rstrip() == f"error: {refused.value}"
 
 
-@pytest.mark.parametrize("page", ["configuration.md", "configuration_cn.md"])
-def test_settings_of_the_table_exist(page: str) -> None:
-    rows = next(table for table in tables(text_of(DOCS / page)) if any("`rollout`" in row[0] for row in table))
-    described = set()
-    for section_cell, keys_cell, _ in rows[1:]:
-        section = section_cell.strip("`")
-        described.add(section)
-        prefix = f"{section}." if section in SECTIONS else ""
-        keys = re.findall(r"`([a-z_0-9]+)`", keys_cell)
-        assert keys and [key for key in keys if prefix + key not in SETTINGS] == [], section_cell
-    assert described >= SECTIONS, f"{page} leaves out {SECTIONS - described}"
-
-
 @each_readme
 def test_batch_sizes_shown_are_those_of_the_quickstart(readme: Path) -> None:
     lines = [line for _, block in code_blocks(text_of(readme)) for line in block.splitlines()]
