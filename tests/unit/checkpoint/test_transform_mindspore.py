@@ -8,18 +8,14 @@ import numpy as np
 import pytest
 from planned_checkpoints import (
     MODEL,
-    SHAPES,
     layouts_of,
     plan,
     random_tensors,
-    rank_tensors,
     write_ranks,
     write_strategy_files,
 )
 
-from mindgspo.checkpoint.stored_files import find_checkpoint
 from mindgspo.checkpoint.transform import TransformRequest, transform
-from mindgspo.checkpoint.whole_checkpoint import open_whole
 from mindgspo.config import ParallelPlan
 from mindgspo.planner.strategy_files import single_source
 from mindgspo.strategy.file import save_strategy
@@ -79,25 +75,6 @@ def test_transform_checkpoints_makes_the_same_files(tmp_path, source, target, co
     assert len(files_of(tmp_path / "ours")) == target.world_size
 
 
-def test_where_its_way_for_safetensors_is_wrong_its_way_for_ckpt_judges(tmp_path: Path):
-    """MindSpore 2.10.0 joins two slices of columns wrongly in safetensors, and rightly in ckpt."""
-    import mindspore as ms
-
-    source, target = plan(2, 4, 1), plan(1, 2, 2)
-    one, two = (write_strategy_files(tmp_path / str(side), side, merged=True) for side in (source, target))
-    for suffix in (".ckpt", ".safetensors"):
-        folder = write_ranks(tmp_path / f"in{suffix}", random_tensors(), layouts_of(source), name=f"w{suffix}")
-        kinds = {} if suffix == ".ckpt" else {"output_format": "safetensors"}
-        ms.transform_checkpoints(str(folder), str(tmp_path / f"theirs{suffix}"), "w", str(one), str(two), **kinds)
-        ours(folder, tmp_path / f"ours{suffix}", one, two)
-    assert_same_files(tmp_path / "ours.ckpt", tmp_path / "theirs.ckpt")
-    for rank in range(target.world_size):
-        judge = tmp_path / "theirs.ckpt" / f"rank_{rank}" / f"w{rank}.ckpt"
-        assert differing(tmp_path / "ours.safetensors" / f"rank_{rank}" / f"w{rank}.safetensors", judge) == []
-        wrong = differing(tmp_path / "theirs.safetensors" / f"rank_{rank}" / f"w{rank}.safetensors", judge)
-        assert wrong and all("o_proj" in name or "down_proj" in name for name in wrong), "take it into the test above"
-
-
 def test_whole_to_ranks_and_back_with_scalars_and_bfloat16(tmp_path: Path):
     import mindspore as ms
 
@@ -121,24 +98,6 @@ def test_whole_to_ranks_and_back_with_scalars_and_bfloat16(tmp_path: Path):
         assert dict(one.tensors) == dict(other.tensors)
         assert all(one.read(name).tobytes() == other.read(name).tobytes() for name in infos)
         np.testing.assert_array_equal(other.read("w"), finite)
-
-
-def test_merge_sliced_parameter_joins_what_we_join(tmp_path: Path):
-    import mindspore as ms
-    from mindspore import Parameter, Tensor
-
-    train = plan(2, 4, 1)
-    path = write_strategy_files(tmp_path / "s", train, merged=True)
-    slices = rank_tensors(random_tensors(), layouts_of(train))
-    write_ranks(tmp_path / "in", random_tensors(), layouts_of(train))
-    ours(tmp_path / "in", tmp_path / "w.safetensors", path, None)
-    strategy = ms.build_searched_strategy(str(path))
-    with open_tensors(tmp_path / "w.safetensors") as file:
-        for name in [*SHAPES, *(f"adamw.m.{name}" for name in SHAPES)]:
-            parts = [Parameter(Tensor(slices[rank][name]), name=name) for rank in range(train.world_size)]
-            # It takes every entry of a tensor map to be the stage's own; one entry at a time keeps it quick.
-            merged = ms.merge_sliced_parameter(parts, {name: strategy[name]})
-            np.testing.assert_array_equal(file.read(name), merged.asnumpy(), err_msg=name)
 
 
 @pytest.mark.parametrize("train", [plan(2, 4, 1), sharded(2, 2, 1)], ids=str)
@@ -167,26 +126,6 @@ def test_load_distributed_checkpoint_loads_what_we_cut(tmp_path: Path, train: Pa
     ms.load_distributed_checkpoint(network, files, None, str(path / "ckpt_strategy_rank_0.ckpt"))
     for parameter in network.get_parameters():
         np.testing.assert_array_equal(parameter.asnumpy(), tensors[parameter.name], err_msg=parameter.name)
-
-
-def test_rank_list_for_transform_names_the_ranks_that_we_read(tmp_path: Path):
-    """All that it names hold what we read, and what we read is of ranks that it names, or of replicas of those."""
-    import mindspore as ms
-
-    source, target = plan(1, 4, 2), plan(2, 4, 1)
-    one, two = (write_strategy_files(tmp_path / str(p), p, merged=True) for p in (source, target))
-    write_ranks(tmp_path / "in", random_tensors(), layouts_of(source))
-    wanted = layouts_of(target)
-    with open_whole(find_checkpoint(tmp_path / "in"), single_source(one)) as checkpoint:
-        for rank in range(target.world_size):
-            named = set(ms.rank_list_for_transform(rank, str(one), str(two)))
-            for name, layout in wanted.items():
-                blocks = checkpoint.blocks(name, near=rank)
-                block = layout.slice_of(rank)
-                assert block is not None
-                blocks.fill(block, np.empty(block.shape, np.float32))
-                for index in blocks._held:
-                    assert named & set(checkpoint.tensors[name].layout.holders(index)), (rank, name)
 
 
 def test_mindspore_loads_the_files_and_its_own_files_are_read(tmp_path: Path):

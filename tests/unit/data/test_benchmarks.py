@@ -100,14 +100,3 @@ def test_formats_by_columns(row: dict, format: str, tmp_path: Path) -> None:
 def test_other_columns_are_not_guessed(rows: list[dict], tmp_path: Path) -> None:
     with pytest.raises(DataError, match="--format columns --columns map.yaml" if rows else "holds no rows"):
         recognised_format(write(tmp_path / "rows.jsonl", *rows))
-
-
-@pytest.mark.shared_data
-@pytest.mark.parametrize(("file", "format"), [
-    ("gsm8k/test", "gsm8k"),
-    ("math500/math500", "math"),
-    ("aime2024/aime24", "aime"),
-    ("dapo-math-17k/dapo_math_512", "dapo"),
-])  # fmt: skip
-def test_published_files_are_recognised(file: str, format: str, shared_rows, tmp_path: Path) -> None:
-    assert recognised_format(write(tmp_path / "rows.jsonl", *shared_rows(f"{file}.jsonl"))) == format

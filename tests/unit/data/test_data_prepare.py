@@ -42,16 +42,6 @@ def test_round_trip(prepare, gsm8k, settings, tokenizer: Tokenizer, tmp_path: Pa
     assert not list(out.parent.glob(".*")), "a temporary folder was left behind"
 
 
-def test_arithmetic_rows_survive_the_trip(prepare, tokenizer: Tokenizer, tmp_path: Path):
-    source = DataSourceSection(format="arithmetic", split="test", max_rows=20)
-    prepare(source, max_prompt_length=32, seed=3)
-    prompts = list(open_dataset(tmp_path / "out", tokenizer))
-    assert len(prompts) == 20
-    for prompt in prompts:
-        assert prompt.data_source == "arithmetic" and prompt.solution.endswith(f"#### {prompt.answer}")
-        assert prompt.extra_info["operation"] in "+-"
-
-
 def test_system_prompt_and_suffix(prepare, gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path):
     data = settings(system_prompt="Be brief.", instruction_prefix="Solve: ", instruction_suffix="\nEnd with ####.")
     info = prepare(gsm8k, data=data)

@@ -35,26 +35,6 @@ def test_gsm8k_test_split(prepare, shared_data: Path, qwen: Tokenizer, settings,
         assert row["answer"].replace(",", "").endswith(f"#### {prompt.answer}") and "<<" not in prompt.solution
 
 
-def test_dapo_rows_in_verls_schema(prepare, shared_data: Path, qwen: Tokenizer, tmp_path: Path):
-    path = shared_data / "dapo-math-17k" / "dapo_math_512.jsonl"
-    source = DataSourceSection(format="verl", path=path)
-    info = prepare(source, tmp_path / "a", max_prompt_length=512, truncation="drop", using=qwen)
-    assert info.counts.rows_in == 512 == info.counts.rows_out + sum(info.counts.dropped.values())
-    prompt = open_dataset(tmp_path / "a", qwen)[0]
-    row = json.loads(path.open(encoding="utf-8").readline())
-    assert (prompt.answer, prompt.data_source) == ("34", "math_dapo")
-    assert row["prompt"][0]["content"] in prompt.text
-    assert prompt.extra_info == {"ability": "MATH", "index": "0"}
-
-
-def test_dapo_parquet(prepare, shared_data: Path, qwen: Tokenizer, tmp_path: Path):
-    path = shared_data / "dapo-math-17k" / "dapo_math_17k.svs.parquet"
-    source = DataSourceSection(format="verl", path=path, max_rows=300)
-    info = prepare(source, max_prompt_length=2048, using=qwen)
-    assert info.counts.rows_out == 300
-    assert open_dataset(tmp_path / "out", qwen)[0].answer == "34"
-
-
 def test_the_17917_dapo_rows(shared_data: Path):
     """11 prompts conflict as they stand; rows 2130 and 7415 differ in nothing but a leading blank."""
     path = shared_data / "dapo-math-17k" / "dapo_math_17k.svs.parquet"

@@ -205,23 +205,6 @@ def test_qwen_7b_from_1_x_4_x_2_to_2_x_4_x_1():
     assert max(sent[rank] for rank in range(4)) - min(sent[rank] for rank in range(4)) < 256 * MIB
 
 
-def test_qwen_7b_to_fewer_replicas_is_free():
-    plan = plan_reshard(layouts_7b(2, 4, 1), layouts_7b(1, 4, 2), bucket_bytes=256 * MIB)
-    assert list(plan.buckets()) == []
-    kept = [name for name in plan.destination if plan.is_kept(name, 5)]
-    assert kept == [name for name, layout in plan.destination.items() if 5 in layout.rank_list]
-
-
-def test_qwen_7b_over_64_ranks():
-    sides = small_plans.plan(4, 4, 4, optimizer_shard=True), small_plans.plan(32, 2, optimizer_shard=True)
-    moments = plan_reshard(*(small_plans.moments(side, QWEN_7B) for side in sides), bucket_bytes=64 * MIB)
-    weights = plan_reshard(layouts_7b(4, 4, 4), layouts_7b(32, 2, 1), bucket_bytes=64 * MIB)
-    for plan in (moments, weights):
-        assert received_bytes(plan) == plan.lacking_bytes()
-        assert len(received_bytes(plan)) == 64
-        assert max(bucket.num_bytes for bucket in plan.buckets()) <= 64 * MIB
-
-
 def test_the_order_of_the_layouts_does_not_matter():
     source, destination = layouts_7b(1, 4, 2), layouts_7b(2, 2, 2)
     shuffled = list(source)

@@ -18,7 +18,6 @@ from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.errors import CheckpointError, WeightsError
 from mindgspo.models.names import weight_shapes
 from mindgspo.parallel.plans.ranks import RankGrid
-from mindgspo.strategy.commands import compare_strategies
 from mindgspo.strategy.file import merge_strategies, read_strategy, save_strategy, write_strategies
 from mindgspo.strategy.layouts import check_fits, stage_strategy, strategy_layouts
 from mindgspo.strategy.record import StoredLayout, Strategy
@@ -150,16 +149,6 @@ def test_a_parameter_that_two_stages_split_differently_has_no_layout():
         strategy_layouts(Strategy(stages={stage: {"w": entry} for stage, entry in enumerate(stored)}))
 
 
-def test_files_of_all_ranks_merge_into_the_plan(tmp_path: Path):
-    train = plan(2, 4, 2)
-    paths = write_strategies(tmp_path, weights(train), plan=train)
-    assert [path.name for path in paths] == [f"ckpt_strategy_rank_{rank}.ckpt" for rank in range(16)]
-    for chosen in (paths, [paths[9], paths[2]]):
-        found = strategy_layouts(merge_strategies(chosen), weight_shapes(TINY))
-        assert list(found) == list(weights(train))
-        assert all(found[name].same_placement(layout) for name, layout in weights(train).items())
-
-
 def test_merging_refuses_gaps_and_contradictions(tmp_path: Path):
     train, other = plan(1, 2, 4), plan(2, 2, 4)
     paths = write_strategies(tmp_path / "one", weights(train), plan=train)
@@ -216,27 +205,3 @@ def test_written_and_read_layouts_place_alike(plan: ParallelPlan, kv_heads: int,
     back = strategy_layouts(merged, shapes)
     assert list(back) == list(layouts)
     assert all(back[name].same_placement(layout) for name, layout in layouts.items())
-
-
-@given(left=plans(), kv_heads=st.sampled_from([2, 16]), data=st.data())
-@settings(max_examples=40)
-def test_files_of_two_plans_over_equal_stages_compare_as_layouts_do(
-    left: ParallelPlan, kv_heads: int, data: st.DataObject
-):
-    stage_size = left.data_parallel * left.model_parallel
-    model_parallel = data.draw(st.sampled_from([size for size in (1, 2, 4, 8, 16) if stage_size % size == 0]))
-    right = ParallelPlan(
-        data_parallel=stage_size // model_parallel,
-        model_parallel=model_parallel,
-        pipeline_stage=left.pipeline_stage,
-        optimizer_shard=data.draw(st.booleans()),
-        vocab_emb_dp=data.draw(st.booleans()),
-    )
-    sides = [weights_and_moments(plan, section(kv_heads, tied=False)) for plan in (left, right)]
-    with tempfile.TemporaryDirectory() as folder:
-        merged = [
-            merge_strategies(write_strategies(Path(folder, str(i)), sides[i], plan=plan))
-            for i, plan in enumerate((left, right))
-        ]
-    different = [name for name in sides[0] if not sides[0][name].same_placement(sides[1][name])]
-    assert sorted(line.split(" ")[0].rstrip(":") for line in compare_strategies(*merged)) == sorted(different)

@@ -70,11 +70,6 @@ def test_arrays_come_back_from_file_and_folder_and_outlive_it(tmp_path: Path) ->
     assert_same(read_safetensors(path), rounded)
 
 
-def test_shards_are_joined(tmp_path: Path) -> None:
-    weights = write_two_shards(tmp_path)
-    assert_same(read_safetensors(tmp_path), weights)
-
-
 def test_a_rewrite_replaces_the_file_and_a_failed_one_keeps_it(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     write_safetensors(path, {"w": np.zeros(2, np.float32)})
@@ -193,14 +188,6 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     write_two_shards(tmp_path)
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(WeightsError, match="1 of 2 shards are not there: model-00002-of-00002.safetensors"):
-        read_safetensors(tmp_path)
-
-
-def test_a_truncated_shard_is_named(tmp_path: Path) -> None:
-    write_two_shards(tmp_path)
-    shard = tmp_path / "model-00002-of-00002.safetensors"
-    shard.write_bytes(shard.read_bytes()[:-3])
-    with pytest.raises(WeightsError, match=r"model-00002-of-00002\.safetensors: truncated"):
         read_safetensors(tmp_path)
 
 

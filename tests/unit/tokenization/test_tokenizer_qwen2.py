@@ -101,10 +101,3 @@ def test_known_ids_without_transformers(qwen: Tokenizer):
     for text, ids in (("<|im_start|>", [151644]), ("12", [16, 17]), ("Hello world", [9707, 1879])):
         assert qwen.encode(text) == ids
     assert qwen.decode(np.int32([9707, 151935, 151664 + 1, 1879])) == "Hello world", "padding of the embeddings"
-
-
-def test_save_copies_the_source_files(qwen: Tokenizer, qwen_folder: Path, tmp_path: Path):
-    qwen.save(tmp_path)
-    for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):
-        assert (tmp_path / name).read_bytes() == (qwen_folder / name).read_bytes()
-    assert load_tokenizer(TokenizerSection(path=tmp_path)).fingerprint == qwen.fingerprint
