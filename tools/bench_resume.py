@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 from bench_reshard_child import model_section
 
-from mindgspo.checkpoint.manifest import FileDigest
+from mindgspo.checkpoint.manifest import new_digest
 from mindgspo.checkpoint.store import Retention, save_checkpoint
 from mindgspo.config.schema import WatchSection
 from mindgspo.launch.launcher import launch
@@ -76,7 +76,7 @@ def report(folder: Path, hidden: int, layers: int, runs: int) -> dict[str, objec
         "mib": sum(array.nbytes for array in arrays) / 2**20,
         "copy_s": seconds(lambda: copies.extend(array.copy() for array in arrays)),
         "save_s": statistics.median(saves),
-        "hash_s": seconds(lambda: [FileDigest().update(memoryview(array).cast("B")) for array in arrays]),
+        "hash_s": seconds(lambda: [new_digest().update(memoryview(array).cast("B")) for array in arrays]),
         "read_back_sha256_s": seconds(lambda: [hashlib.sha256(file.read_bytes()) for file in files]),
         **{way: resume(path, way, hidden, layers, folder) for way in ("whole", "slices")},
     }

@@ -245,7 +245,7 @@ def _short_rows(shares: Sequence[_Samples], layout: BatchLayout) -> tuple[list[l
 
 
 def _price(layout: BatchLayout, found: tuple[list[list[Rows]], BatchSize]) -> float:
-    """Of a replica's micro-batches, in slots without attention."""
+    """Cost of a replica's micro-batches, in slots without attention."""
     by_replica, size = found
     return len(by_replica[0]) * size.rows * size.row_length * (1 + size.row_length / layout.costly_row)
 

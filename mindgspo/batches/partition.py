@@ -28,7 +28,7 @@ def partition(costs: Sequence[int], num_parts: int, *, equal_counts: bool = Fals
 
 
 def dealt(costs: Sequence[int], num_parts: int) -> list[list[int]]:
-    """The same by dealing out in turn, largest first: what `partition` is measured against."""
+    """Parts made by dealing costs out in turn, largest first; `partition` is measured against it."""
     order = _largest_first(costs)
     return [sorted(order[part::num_parts]) for part in range(num_parts)]
 

@@ -128,13 +128,13 @@ class RoutingDifference:
 
     @staticmethod
     def sum(parts: Sequence[RoutingDifference]) -> RoutingDifference:
-        """Of parts of the tokens."""
+        """The difference over all tokens, from parts of them."""
         differing = np.sum([part.differing for part in parts], axis=0)
         return RoutingDifference(differing=tuple(differing.tolist()), total=sum(part.total for part in parts))
 
     @property
     def share(self) -> float:
-        """Of all layers' choices; 0 where there are none."""
+        """Share of all layers' choices that differ; 0 where there are none."""
         choices = self.total * len(self.differing)
         return sum(self.differing) / choices if choices else 0.0
 
@@ -168,9 +168,12 @@ def expert_loads(experts_JX: np.ndarray, num_layers: int, num_experts: int) -> n
 
 
 def load_metrics(loads_LE: np.ndarray) -> dict[str, float]:
-    """How evenly experts are used; nothing without a token. By layer: load_max_over_mean, tokens of the busiest expert
-    in multiples of the mean; load_entropy, entropy of the experts' shares divided by log E, 1 where they are equal;
-    dead_experts, those without a token. Over all layers: the worst of the first two, and the share of dead experts."""
+    """Metrics of how evenly experts are used; none without a token.
+
+    By layer: load_max_over_mean, tokens of the busiest expert in multiples of the mean; load_entropy, entropy of the
+    experts' shares divided by log E, 1 where they are equal; dead_experts, those without a token. Over all layers: the
+    worst of the first two, and the share of dead experts.
+    """
     if not loads_LE.sum():
         return {}
     shares_LE = loads_LE / loads_LE.sum(axis=1, keepdims=True)

@@ -72,12 +72,12 @@ def lay_out(
 
 
 def longest_first(samples: Sequence[TrainingSample]) -> list[TrainingSample]:
-    """Of equal length those with the longer response; then in the order given."""
+    """Sort by length, then by length of the response, then in the order given."""
     return sorted(samples, key=lambda sample: (-sample.length, -sample.response_ids.size))
 
 
 def unpacked_size(samples: Sequence[TrainingSample], num_rows: int, multiple: int) -> BatchSize:
-    """Of one sample per row."""
+    """Size of a micro-batch with one sample per row."""
     return BatchSize(
         rows=num_rows,
         row_length=round_up(max(sample.length for sample in samples), multiple),
@@ -158,7 +158,7 @@ class PackedTokens(NamedTuple):
 
 
 def packed_tokens(batch: Batch) -> PackedTokens:
-    """The same batch for kernels, which compute what is in use."""
+    """Lay a batch out for kernels, which compute only tokens that are in use."""
     ids_M, positions_M = batch.ids_RT.reshape(-1), batch.positions_RT.reshape(-1)
     by_prompt: dict[bytes, list[int]] = {}
     last_of_prompt_N = batch.predict_P[batch.place_NK[:, 0]]
@@ -199,7 +199,7 @@ def packed_tokens(batch: Batch) -> PackedTokens:
 
 
 def in_one_row(batch: Batch, size: BatchSize) -> Batch:
-    """The same samples in one row of the length of all of `size`'s, and padded to its other sizes: for kernels, to
+    """Put the samples into one row of the length of all of `size`'s, and padded to its other sizes: for kernels, to
     which padding costs nothing, so that batches of all lengths have one graph. What is larger than `size` stays so, but
     for the samples: more than those of `size` are padded to twice as many, or four times, and so on."""
     samples, slots = size.samples, max(size.slots, batch.mask_NK.shape[1])
@@ -230,7 +230,7 @@ def gathered(batches: Iterable[Batch], arrays_NK: Iterable[Float32Array], num_sa
 
 
 def scattered(batch: Batch, rows: Sequence[Float32Array]) -> Float32Array:
-    """The reverse: rows by sample number -> an array [N, K] of the batch, 0 where masked."""
+    """The reverse of `gathered`: rows by sample number -> an array [N, K] of the batch, 0 where masked."""
     array_NK = np.zeros(batch.mask_NK.shape, np.float32)
     for row, number in enumerate(batch.samples_N):
         if number >= 0:
@@ -244,7 +244,7 @@ def round_up(length: int, multiple: int) -> int:
 
 
 def evened(batches: Sequence[Batch]) -> list[Batch]:
-    """The same batches, all padded to the most rows, samples, predictions and slots among them, to be stacked."""
+    """Pad all batches to the most rows, samples, predictions and slots among them, so that they stack."""
     rows, width = np.max([batch.ids_RT.shape for batch in batches], axis=0)
     samples, slots = np.max([batch.mask_NK.shape for batch in batches], axis=0)
     predictions = max(batch.predict_P.size for batch in batches)
@@ -259,7 +259,7 @@ def evened(batches: Sequence[Batch]) -> list[Batch]:
 
 
 def filler_like(batch: Batch) -> Batch:
-    """The same rows without a real token, for a graph that wants a fixed number of batches."""
+    """A batch of the same shape without a real token, for a graph that wants a fixed number of batches."""
     return replace(batch, mask_NK=np.zeros_like(batch.mask_NK), samples_N=np.full_like(batch.samples_N, -1))
 
 

@@ -124,7 +124,7 @@ def _read_description(folder: Path) -> Description:
 
 
 def _describe_run(checkpoint: Path) -> Description:
-    """What the run's export has beside the weights, from the run's own configuration."""
+    """Describe the model as the run's export would, from the run's own configuration."""
     path = checkpoint.resolve().parent.parent / CONFIG_FILE
     if not path.is_file():
         raise CheckpointError(

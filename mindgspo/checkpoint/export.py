@@ -66,7 +66,7 @@ class Weight:
         return TensorInfo(dtype=self.dtype, shape=self.stored.shape)
 
     def pieces(self, path: Path) -> Iterator[np.ndarray]:
-        """Its bits as they will stand in the file `path`. Raises WeightsError: a finite value becomes infinite."""
+        """Yield the bits as the file `path` will hold them. Raises WeightsError: a finite value becomes infinite."""
         for chunk in self.chunks():
             yield rounded(chunk, source=self.stored.dtype, target=self.dtype, name=self.name, path=path)
 

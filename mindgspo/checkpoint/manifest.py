@@ -43,19 +43,9 @@ class Manifest:
     """Content of the run's logs at that time, by file name; None where that was not recorded."""
 
 
-class FileDigest:
-    """The digest of a file, or of a tensor, whose bytes come in order."""
-
-    def __init__(self, hash_name: str = _HASH_NAME) -> None:
-        self._hash = hashlib.sha256() if hash_name == "sha256" else xxhash.xxh3_128()
-
-    def update(self, content: memoryview | bytes) -> None:
-        """The next bytes."""
-        self._hash.update(content)
-
-    def hexdigest(self) -> str:
-        """Of what has come so far."""
-        return self._hash.hexdigest()
+def new_digest(hash_name: str = _HASH_NAME) -> hashlib._Hash | xxhash.xxh3_128:
+    """The digest of a file, or of a tensor, before its first byte."""
+    return hashlib.sha256() if hash_name == "sha256" else xxhash.xxh3_128()
 
 
 def write_manifest(
@@ -84,7 +74,7 @@ def records_as_json(records: Mapping[str, FileRecord]) -> dict[str, dict[str, in
 def records_from_json(
     content: Mapping[str, Mapping[str, object]], hash_name: str = _HASH_NAME
 ) -> dict[str, FileRecord]:
-    """The reverse. Raises LookupError, TypeError, ValueError or AttributeError for anything else."""
+    """Read what `records_as_json` wrote. Raises LookupError, TypeError, ValueError, AttributeError for others."""
     return {
         str(name): FileRecord(size=int(str(record["size"])), digest=str(record[hash_name]))
         for name, record in content.items()
@@ -144,7 +134,7 @@ def _read_manifest(folder: Path, required: tuple[str, ...]) -> Manifest:
 
 
 def _digest(path: Path, hash_name: str = _HASH_NAME) -> str:
-    digest = FileDigest(hash_name)
+    digest = new_digest(hash_name)
     with path.open("rb", buffering=0) as file:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
@@ -152,6 +142,6 @@ def _digest(path: Path, hash_name: str = _HASH_NAME) -> str:
 
 
 def file_digest(infos: Mapping[str, TensorInfo], digests: Mapping[str, str]) -> str:
-    """What a file holds, in its order: names, dtypes, shapes and the digests of its tensors."""
+    """Digest of a file of tensors, from their order: names, dtypes, shapes and the digests of its tensors."""
     lines = [f"{name}\0{info.dtype}\0{info.shape}\0{digests[name]}" for name, info in infos.items()]
     return xxhash.xxh3_128("\n".join(lines).encode()).hexdigest()

@@ -152,7 +152,7 @@ def _read_marker(marker: Path) -> tuple[int, Path]:
 
 
 def _move(source: Path, target: Path) -> None:
-    """Also to another file system, and again where a copy was left unfinished."""
+    """Move a file or folder, if need be to another file system or over an unfinished copy."""
     if not source.exists():
         return
     if target.is_dir():

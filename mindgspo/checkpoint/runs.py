@@ -123,7 +123,7 @@ def _total_steps(run: RunRecord) -> int | None:
 
 
 def _failure(folder: Path, *, since: float) -> str | None:
-    """What the first worker to fail wrote, unless the run has gone on since. since: seconds since the epoch."""
+    """Message of the first worker to fail, unless the run has gone on since. since: seconds since the epoch."""
     try:
         records = [read_failure(path) for path in (folder / "logs").glob("failure_*.json")]
     except (ValueError, TypeError) as error:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from mindgspo import faults
-from mindgspo.checkpoint.manifest import FileDigest, NewerFormatError, verify, write_manifest
+from mindgspo.checkpoint.manifest import NewerFormatError, new_digest, verify, write_manifest
 from mindgspo.errors import CheckpointError, OutOfMemoryError
 from mindgspo.io import (
     check_free_space,
@@ -78,7 +78,7 @@ def steps_newest_first(checkpoints_dir: Path) -> list[Path]:
 
 
 def complete_steps(checkpoints_dir: Path) -> Iterator[Path]:
-    """Those whose files have their sizes, most steps first. Hashing all of them would cost more than a save."""
+    """Checkpoints whose files have their sizes, most steps first. Hashing all of them would cost more than a save."""
     for path in steps_newest_first(checkpoints_dir):
         try:
             verify(path, required=CHECKPOINT_FILES, hashes=False)
@@ -154,7 +154,7 @@ class Retention:
 
 
 def evaluation_of(step: Path) -> float | None:
-    """What the evaluation with a checkpoint's weights came to, higher is better; None where there was none."""
+    """Value of the evaluation with a checkpoint's weights, higher is better; None where there was none."""
     try:
         latest = read_state(step)["progress"]["latest"]
         return float(latest["value"]) if latest["step"] == step_of(step) else None
@@ -176,7 +176,7 @@ def evaluation_text(step: Path) -> str:
 
 
 def best_first(steps: Sequence[Path]) -> list[Path]:
-    """Those that were evaluated, the best first; of equal ones the one with fewer steps."""
+    """Checkpoints that were evaluated, the best first; of equal ones the one with fewer steps."""
     values = {step: value for step in steps if (value := evaluation_of(step)) is not None}
     return sorted(values, key=lambda step: (-values[step], step_of(step)))
 
@@ -224,7 +224,7 @@ def save_checkpoint(
         fix = "make room, lower trainer.keep_checkpoints, or put run_dir on a larger disk"
         check_free_space(target, needed, CheckpointError, fix)  # older checkpoints go only after this one stands
         filled.mkdir()
-        digests = {name: FileDigest() for name in arrays_of}
+        digests = {name: new_digest() for name in arrays_of}
         for name, arrays in arrays_of.items():
             write_tensor_file(filled / name, arrays, on_write=digests[name].update)
             faults.reach("save.inside")

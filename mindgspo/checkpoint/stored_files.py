@@ -177,12 +177,12 @@ def _kinds(prefix: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredCheckpoint:
-    """What was found at a path, by names alone."""
+    """A checkpoint found at a path, by names alone."""
 
     path: Path
-    """What was found, e.g. the step folder of a run that was named."""
+    """The checkpoint itself, e.g. the step folder of a run that was named."""
     files: Mapping[int, tuple[Path, ...]]
-    """What `open_tensors` takes, by rank; several files of one rank are read as one. What is whole has rank 0 alone."""
+    """Paths for `open_tensors`, by rank; several files of one rank are read as one. What is whole has rank 0 alone."""
     notes: tuple[str, ...]
     """How they were picked, for people."""
     step: int | None = None
@@ -206,7 +206,7 @@ class StoredCheckpoint:
 
 
 def find_checkpoint(path: Path, *, prefix: str = "") -> StoredCheckpoint:
-    """What is there. prefix: of the names of ranks' files, where several kinds lie side by side.
+    """Find the checkpoint at a path. prefix: of the names of ranks' files, where several kinds lie side by side.
 
     Raises CheckpointError for what is no checkpoint, with what would be one.
     """

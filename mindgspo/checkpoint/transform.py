@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from mindgspo.checkpoint.manifest import FileDigest, file_digest, write_manifest
+from mindgspo.checkpoint.manifest import file_digest, new_digest, write_manifest
 from mindgspo.checkpoint.store import OPTIMIZER_FILE, PARAMETERS_FILE, STATE_FILE
 from mindgspo.checkpoint.stored_files import (
     SUFFIXES,
@@ -282,7 +282,7 @@ def _parts(
     """(name, bytes) in the order of the file; a piece is gone when the next one comes."""
     buffer = np.empty(CHUNK_BYTES, dtype=np.uint8)
     for name, info in new.infos.items():
-        digest, blocks = FileDigest(), source.blocks(name, near=new.rank)
+        digest, blocks = new_digest(), source.blocks(name, near=new.rank)
         for block in new.slices[name].blocks(CHUNK_BYTES // info.bits.itemsize):
             piece = buffer[: block.size * info.bits.itemsize]
             blocks.fill(block, piece.view(info.bits).reshape(block.shape))
@@ -375,7 +375,7 @@ class _Threads:
 
 
 class _StoppedError(Exception):
-    """Another thread has failed."""
+    """Ends a thread when another one has failed."""
 
 
 def _is_one_file(target: Path, strategy: Strategy | None) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mindgspo.checkpoint.manifest import FileDigest, check_size, file_digest, verify
+from mindgspo.checkpoint.manifest import check_size, file_digest, new_digest, verify
 from mindgspo.checkpoint.store import CHECKPOINT_FILES, best_first, complete_steps, evaluation_text, steps_newest_first
 from mindgspo.checkpoint.stored_files import (
     RECORD_FILE,
@@ -46,7 +46,7 @@ def recorded_file(path: Path) -> FileRecord:
 
 def tensor_digest(file: OpenTensors, name: str, *, advance: Advance) -> str:
     """The digest of a stored tensor."""
-    digest, size = FileDigest(), file.tensors[name].num_bytes
+    digest, size = new_digest(), file.tensors[name].num_bytes
     buffer = memoryview(bytearray(min(CHUNK_BYTES, size)))
     for start in range(0, size, CHUNK_BYTES):
         content = buffer[: size - start]
@@ -59,7 +59,7 @@ def tensor_digest(file: OpenTensors, name: str, *, advance: Advance) -> str:
 def whole_digest(checkpoint: WholeCheckpoint, name: str, *, advance: Advance) -> str:
     """The digest of a whole tensor, its bytes in row-major order and preceded by dtype and shape."""
     info = checkpoint.tensors[name].info
-    digest = FileDigest()
+    digest = new_digest()
     digest.update(memoryview(f"{info.dtype} {info.shape}\0".encode()))
     buffer = np.empty(CHUNK_BYTES, dtype=np.uint8)
     blocks = checkpoint.blocks(name)

@@ -23,7 +23,7 @@ from mindgspo.parallel.plans.layout import Layout, Shape, SliceIndex, TensorSlic
 from mindgspo.parallel.plans.ranks import Ranks
 from mindgspo.reshard.planner import touching_slices, whole_layout
 from mindgspo.strategy.layouts import check_fits, strategy_layouts
-from mindgspo.strategy.record import Strategy
+from mindgspo.strategy.record import Strategy, without_prefixes
 from mindgspo.tensor_files.reader import OpenTensors, joined, open_tensors
 from mindgspo.tensor_files.tensors import TensorInfo
 from mindgspo.text import listed
@@ -232,11 +232,7 @@ def without_entry(names: Iterable[str], strategy: Strategy | None) -> list[str]:
 
 def state_of(name: str, names: Container[str]) -> str | None:
     """The parameter among `names` whose state this is: `adamw.m.<parameter>`, `adam_v.<parameter>`; None if none."""
-    while "." in name:
-        name = name.split(".", 1)[1]
-        if name in names:
-            return name
-    return None
+    return next((parameter for parameter in without_prefixes(name) if parameter in names), None)
 
 
 def _full_shape(shape: Shape, by_stage: Mapping | None) -> Shape:
@@ -250,7 +246,7 @@ def _full_shape(shape: Shape, by_stage: Mapping | None) -> Shape:
 
 
 def _check_fits(strategy: Strategy, shapes: Mapping[str, Shape]) -> None:
-    """What is named must be there, with as many axes, and divide."""
+    """Refuse a strategy whose names are not there, or whose axes do not fit or divide."""
     entries = strategy.parameters
     common = [name for name in shapes if name in entries]
     foreign = [name for name in entries if name not in shapes and not _is_known(name, entries, shapes)]

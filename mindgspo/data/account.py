@@ -1,4 +1,4 @@
-"""What becomes of every row: kept, truncated, or dropped for a reason; rows that ask the same."""
+"""Account of every row: kept, truncated, or dropped for a reason; rows that ask the same."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ GoldCheck = Callable[[str, str], "bool | None"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """What becomes of every row of a source."""
+    """The fate of every row of a source."""
 
     reasons: dict[int, str]
     """{row number in the source: why it is dropped}."""

@@ -80,7 +80,7 @@ class Benchmark:
 
     @property
     def instruction_suffix(self) -> str:
-        """What is appended to each question; "" where the rows say themselves how to answer."""
+        """Text appended to each question; "" where the rows say themselves how to answer."""
         return "" if self.format == "arithmetic" else INSTRUCTIONS.get(self.function, "")
 
     @property

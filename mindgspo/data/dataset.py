@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from itertools import zip_longest
 from pathlib import Path
@@ -21,11 +22,13 @@ from mindgspo.data.sources import sha256_of
 from mindgspo.errors import DataError, WriteError
 from mindgspo.io import parse_json, restore_umask
 from mindgspo.text import printable
-from mindgspo.tokenization import Tokenizer
+from mindgspo.tokenization import RENDERING, Tokenizer
 from mindgspo.types import Prompt
 
 if TYPE_CHECKING:
     from mindgspo.config.data import DataSection
+
+logger = logging.getLogger(__name__)
 
 SCHEMA = {
     "index": {"type": "int64"},
@@ -213,9 +216,20 @@ def check_folder(folder: Path, tokenizer: Tokenizer, data: DataSection | None = 
             f"than this run's, {tokenizer.name} ({tokenizer.fingerprint[:12]}; files and EOS/pad choice count). Use "
             "that tokenizer, or prepare the data again"
         )
+    warn_of_rendering(folder, info)
     if data is not None:
         _check_settings(folder, info, data)
     return info
+
+
+def warn_of_rendering(folder: Path, info: DatasetInfo) -> None:
+    """Warn of prompts of an earlier release, which stay as they are."""
+    if info.tokenizer.rendering < RENDERING:
+        logger.warning(
+            "%s: its prompts were made by an earlier release, whose templates knew fewer special tokens; runs that "
+            "began with them go on so. For a new run prepare the data again with --force",
+            folder,
+        )
 
 
 def _check_settings(folder: Path, info: DatasetInfo, data: DataSection) -> None:

@@ -1,4 +1,4 @@
-"""dataset.json: what a prepared data set was made of, what became of every row, and the columns of its file."""
+"""dataset.json: the inputs of a prepared data set, the fate of every row, and the columns of its file."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class TokenizerFacts(Facts):
 
 
 class PromptFacts(Facts):
-    """How a row became a prompt; lengths in tokens."""
+    """The settings by which rows became prompts; lengths in tokens."""
 
     system_prompt: str | None
     instruction_prefix: str
@@ -137,7 +137,7 @@ class DatasetInfo(Facts):
     model_config = ConfigDict(extra="forbid")
 
     def account(self) -> str:
-        """What became of the rows, in a few lines for people."""
+        """The fate of the rows, in a few lines for people."""
         counts, lengths = self.counts, self.lengths
         truncated = (
             ", ".join(f"{n} {'in' if side == 'middle' else 'on'} the {side}" for side, n in counts.truncated.items())

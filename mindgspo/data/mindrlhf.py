@@ -41,7 +41,7 @@ def read_mindrlhf(path: Path, tokenizer: Tokenizer) -> Iterator[SourceRow | Drop
     """The rows in the order of the file.
 
     An answer that repeats its question, as MindRLHF writes it for unknown data sets, is taken without it, and as a
-    worked solution; gold is then what stands behind its last '####', or in its last box.
+    worked solution; gold is then what follows its last '####', or in its last box.
     Raises DataError: no such file, a damaged one, other columns, ids of another tokenizer.
     """
     if not path.is_file():
@@ -84,7 +84,7 @@ def _records(path: Path) -> Iterator[tuple[_Ids, _Ids]]:
 
 
 def _text(ids: _Ids, tokenizer: Tokenizer, place: str) -> str:
-    """What stands before the padding."""
+    """Decode the ids before the padding."""
     if ids.dtype.kind != "i" or ids.ndim != 1:
         raise DataError(f"{place}: expected a row of ids, got {ids.dtype} {list(ids.shape)}")
     used = ids[: int(np.flatnonzero(ids != tokenizer.pad_id)[-1]) + 1] if np.any(ids != tokenizer.pad_id) else ids[:0]
@@ -103,10 +103,12 @@ def _text(ids: _Ids, tokenizer: Tokenizer, place: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """rows: written. dropped: left out, for want of a readable gold answer or for their length."""
+    """The outcome of `write_mindrlhf`."""
 
     rows: int
+    """Rows written."""
     dropped: int
+    """Rows left out, for want of a readable gold answer or for their length."""
 
 
 def write_mindrlhf(

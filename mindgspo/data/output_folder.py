@@ -28,24 +28,20 @@ def is_taken(out_dir: Path) -> bool:
 
 
 def check_out_dir(out_dir: Path) -> None:
-    """Raise OutputError where no folder can be made: below a file, or in place of a link that leads nowhere or to an
-    empty folder, which the finished folder could not replace."""
+    """Raise OutputError for a place below a file, and for a link that leads nowhere or to an empty folder, which the
+    finished folder could not replace."""
     with named_os_errors(out_dir):
         if out_dir.is_symlink() and not is_taken(out_dir):
             to = "an empty folder" if out_dir.exists() else "nothing"
             raise OutputError(f"{out_dir}: is a symbolic link to {to}; remove it, or name the folder itself")
-        for folder in out_dir.parents:
-            if folder.is_symlink() and not folder.exists():
-                raise OutputError(f"{out_dir}: {folder} is a symbolic link to nothing; choose another folder")
-            if folder.exists():
-                if not folder.is_dir():
-                    raise OutputError(f"{out_dir}: {folder} is a file, not a folder; choose another folder")
-                return
+        nearest = next(folder for folder in out_dir.absolute().parents if folder.exists())
+        if not nearest.is_dir():
+            raise OutputError(f"{out_dir}: {nearest} is a file, not a folder; choose another folder")
 
 
 @contextmanager
 def named_os_errors(out_dir: Path) -> Iterator[None]:
-    """What the system refuses (a full disk, no permission) as an OutputError with the path that it is about."""
+    """Raise an OutputError with its path for what the system refuses: a full disk, no permission."""
     try:
         yield
     except WriteError as error:

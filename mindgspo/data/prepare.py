@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindgspo.data.account import GoldCheck, judge_rows
-from mindgspo.data.dataset import verify_files, verify_records, write_prompt_records
+from mindgspo.data.dataset import verify_files, verify_records, warn_of_rendering, write_prompt_records
 from mindgspo.data.dataset_info import (
     COLUMNS,
     DROPPED_NAME,
@@ -118,6 +118,7 @@ def prepare_dataset(
     key = inputs.key(chunk_rows)
     if is_taken(out_dir) and not force:
         info = _reuse(out_dir, inputs)
+        warn_of_rendering(out_dir, info)
         if partial_path(out_dir, key).is_dir():
             PartialFolder(out_dir, key).close(keep=False)
         return info

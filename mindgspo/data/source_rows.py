@@ -46,7 +46,7 @@ class SourceRow:
 
     @property
     def prompt_key(self) -> str:
-        """The same for two rows that ask the same: roles and words are equal, whitespace does not count."""
+        """A key that is equal for rows that ask the same: roles and words are equal, whitespace does not count."""
         words = [(message["role"], " ".join(message["content"].split())) for message in self.messages]
         return hashlib.blake2b(json.dumps(words).encode(), digest_size=16).hexdigest()
 
@@ -89,7 +89,7 @@ def checked_text(value: object, place: str) -> str:
 
 
 def optional_text(value: object, place: str) -> str:
-    """As `checked_text`; nothing and the empty text are ""."""
+    """`checked_text`, but "" for None and the empty text."""
     return "" if value is None or value == "" else checked_text(value, place)
 
 

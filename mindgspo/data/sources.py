@@ -70,7 +70,7 @@ def read_schema(path: Path) -> pyarrow.Schema:
 
 
 def count_rows(path: Path) -> int:
-    """How many rows a readable file holds, for a progress bar: of jsonl, blank lines count as well."""
+    """Number of rows of a readable file, for a progress bar: of jsonl, blank lines count as well."""
     if path.suffix == PARQUET:
         import pyarrow.parquet
 
@@ -115,10 +115,14 @@ def _read_parquet(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
         number = 0
         with pyarrow.parquet.ParquetFile(path) as file:
             for batch in map(_plain, file.iter_batches(batch_size=_ROWS_PER_BATCH)):
+                rows = f"{path} rows {number + 1} to {number + batch.num_rows}"
                 if batch.nbytes > _MOST_BATCH_BYTES:
-                    rows = f"rows {number + 1} to {number + batch.num_rows}"
-                    raise DataError(f"{path} {rows}: more than {_MOST_BATCH_BYTES:,} bytes; remove the longest")
-                for row in _row_values(batch, path, number):
+                    raise DataError(f"{rows}: more than {_MOST_BATCH_BYTES:,} bytes; remove the longest")
+                try:
+                    values = batch.to_pylist()
+                except (ValueError, OverflowError) as error:  # text that is not UTF-8, parts of a microsecond
+                    raise DataError(f"{rows}: a value that cannot be read ({error})") from error
+                for row in values:
                     number += 1
                     yield f"{path} row {number}", row
     except (pyarrow.ArrowException, OSError, MemoryError, UnicodeDecodeError) as error:  # the last: of column names
@@ -158,22 +162,6 @@ def _plain_type(kind: pyarrow.DataType, floats: pyarrow.DataType) -> pyarrow.Dat
         build = pyarrow.list_ if types.is_list(kind) else pyarrow.large_list
         return build(kind.value_field.with_type(_plain_type(kind.value_type, floats)))
     return kind
-
-
-def _row_values(batch: pyarrow.RecordBatch, path: Path, rows_before: int) -> list[dict[str, object]]:
-    """The rows of a batch. Raises DataError for the first value that Python has nothing for: text that is not UTF-8, a
-    time in parts of a microsecond, a year beyond 9999."""
-    try:
-        return batch.to_pylist()
-    except (ValueError, OverflowError):
-        for i in range(batch.num_rows):
-            for name, column in zip(batch.schema.names, batch.columns, strict=True):
-                try:
-                    column[i].as_py()
-                except (ValueError, OverflowError) as error:
-                    place = f"{path} row {rows_before + i + 1}: {name}"
-                    raise DataError(f"{place}: a value that cannot be read ({error})") from error
-        raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,7 +60,7 @@ class PromptStream:
         return self._epoch + (self._position - len(self._deferred)) / self._num_rows
 
     def state(self) -> StreamState:
-        """What `restore` needs to go on from here."""
+        """The state from which `restore` goes on."""
         return StreamState(
             epoch=self._epoch,
             position=self._position,

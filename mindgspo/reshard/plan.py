@@ -27,7 +27,7 @@ class BlockTransfer:
     num_bytes: int
 
     def parts(self, max_bytes: int) -> Iterator[BlockTransfer]:
-        """Itself, cut into pieces of at most `max_bytes`."""
+        """Cut it into pieces of at most `max_bytes`."""
         item_bytes = self.num_bytes // self.source.size
         blocks = (side.blocks(max_bytes // item_bytes) for side in (self.source, self.destination))
         for source, destination in zip(*blocks, strict=True):
@@ -52,16 +52,21 @@ class Bucket:
     @property
     def group(self) -> Ranks:
         """Sender and receivers, ascending: the group of the broadcast."""
-        return tuple(sorted((self.sender, *self.receivers)))
+        return broadcast_group(self.sender, self.receivers)
 
     def parts(self, max_bytes: int) -> Iterator[Bucket]:
-        """The same bytes in the same order in buckets of at most `max_bytes`, itself where it fits."""
+        """Cut it into buckets of at most `max_bytes`, with the same bytes in the same order."""
         if self.num_bytes <= max_bytes:
             yield self
             return
         pieces = (part for piece in self.pieces for part in piece.parts(max_bytes))
         for run in runs_within(pieces, max_bytes):
             yield Bucket(sender=self.sender, receivers=self.receivers, pieces=run)
+
+
+def broadcast_group(sender: int, receivers: Ranks) -> Ranks:
+    """Sender and receivers, ascending."""
+    return tuple(sorted((sender, *receivers)))
 
 
 def runs_within(pieces: Iterable[BlockTransfer], max_bytes: int) -> Iterator[tuple[BlockTransfer, ...]]:

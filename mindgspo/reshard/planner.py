@@ -18,7 +18,7 @@ from math import prod
 from mindgspo.errors import ConfigError, WeightsError
 from mindgspo.parallel.plans.layout import NOT_SPLIT, Layout, Shape, SliceIndex, TensorSlice
 from mindgspo.parallel.plans.ranks import Ranks
-from mindgspo.reshard.plan import BlockTransfer, Bucket, ReshardPlan, Step, runs_within
+from mindgspo.reshard.plan import BlockTransfer, Bucket, ReshardPlan, Step, broadcast_group, runs_within
 from mindgspo.text import listed
 
 WORD_BYTES = 4
@@ -130,17 +130,13 @@ def choose_senders(blocks: Sequence[UnsentBlock], *, grain_bytes: int) -> list[i
         candidates = [rank for rank in block.holders if sent[rank] // grain_bytes == least]
         senders[i] = min(candidates, key=lambda rank: _preference(rank, block.receivers, groups))
         sent[senders[i]] += block.piece.num_bytes
-        groups.add(_group(senders[i], block.receivers))
+        groups.add(broadcast_group(senders[i], block.receivers))
     return senders
 
 
 def _preference(rank: int, receivers: Ranks, groups: set[Ranks]) -> tuple[bool, int, int]:
     distance = min(abs(rank - receiver) for receiver in receivers)
-    return _group(rank, receivers) not in groups, distance, rank
-
-
-def _group(sender: int, receivers: Ranks) -> Ranks:
-    return tuple(sorted((sender, *receivers)))
+    return broadcast_group(rank, receivers) not in groups, distance, rank
 
 
 def plan_reshard(

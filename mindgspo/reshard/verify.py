@@ -42,12 +42,12 @@ def verify_reshard(
     """{name: SHA-256 of the whole parameter} on every rank. residency, types: as `Resharder`'s. Raises WeightsError
     where two holders of a block, on whichever side, hold different bytes."""
     messages = exchange(_own_digests(names, source, destination, old, new, residency, types))
-    readers = [_Reader(message) for message in messages]
+    digests = [_digests_of(message) for message in messages]
     hashes, damaged = {}, []
     for name in names:
         whole = hashlib.sha256()
         for block in _blocks(source[name], destination[name]):
-            found = {readers[rank].next() for side in (source, destination) for rank in _holders(side[name], block)}
+            found = {next(digests[rank]) for side in (source, destination) for rank in _holders(side[name], block)}
             whole.update(min(found))
             if len(found) > 1 and name not in damaged:
                 damaged.append(name)
@@ -100,14 +100,6 @@ def _holders(layout: Layout, block: TensorSlice) -> Iterator[int]:
             yield rank
 
 
-class _Reader:
-    """Takes one rank's hashes off its message, one after the other."""
-
-    def __init__(self, message: bytes) -> None:
-        self._message, self._at = message, 0
-
-    def next(self) -> bytes:
-        digest = self._message[self._at : self._at + _DIGEST_BYTES]
-        assert len(digest) == _DIGEST_BYTES, "a rank sent fewer hashes than its layouts hold blocks"
-        self._at += _DIGEST_BYTES
-        return digest
+def _digests_of(message: bytes) -> Iterator[bytes]:
+    """One rank's hashes, one after the other."""
+    return (message[start : start + _DIGEST_BYTES] for start in range(0, len(message), _DIGEST_BYTES))

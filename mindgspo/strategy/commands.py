@@ -119,7 +119,7 @@ def _slice(stored: StoredLayout, shape: Shape | None) -> str:
 
 
 def _shard(stored: StoredLayout) -> str:
-    """How axis 0 of the slice is cut once more where it is kept."""
+    """Text of the cut of axis 0 that optimizer shards add."""
     if stored.opt_weight_shard_size == 0 or stored.opt_weight_shard_step == 0:
         return ""
     size = stored.opt_weight_shard_size
@@ -157,7 +157,7 @@ def show_lines(path: Path, *, shows_all: bool = False, layouts: Mapping[str, Lay
 def diff_lines(
     left: Path, right: Path, *, shows_all: bool = False, spelling: bool = False, common: bool = False
 ) -> Differences:
-    """What two files or folders place differently, by parameter; equal layouts written differently are equal.
+    """List what two files or folders place differently, by parameter; equal layouts written differently are equal.
 
     shows_all: layers and state of which the same is said have lines of their own. spelling: report other spellings of
     equal layouts, too. common: leave out parameters that only one of the two has. Raises CheckpointError.

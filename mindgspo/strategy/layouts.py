@@ -79,7 +79,7 @@ def hsdp_shards(
 
 
 def without_single_devices(stored: StoredLayout) -> StoredLayout:
-    """The same layout in the compiler's spelling: device axes of one device are left out; a stage of one rank is (1).
+    """Spell a layout as the compiler does: device axes of one device are left out; a stage of one rank is (1).
 
     Example: matrix (1, 4), map (0, -1) as (4,) and (0, -1); matrix (2, 1), map (0, -1) as (2,) and (-1, -1).
     """
@@ -296,7 +296,7 @@ def _fix(strategy: Strategy, expected: Sequence[str], missing: Sequence[str], ex
 
 
 def _common_prefix(missing: Sequence[str], extra: Sequence[str]) -> str:
-    """What all unknown names have in front of a name that is missing; empty if it is not the same for all."""
+    """The prefix that all unknown names have before a missing name; empty if it is not the same for all."""
     lacking = set(missing)
     prefixes = {next((name[: -len(rest)] for rest in without_prefixes(name) if rest in lacking), "") for name in extra}
     return prefixes.pop() if len(prefixes) == 1 else ""

@@ -114,7 +114,7 @@ def axis_length(matrix: DeviceMatrix, axis: int) -> int:
 
 
 def stride(matrix: DeviceMatrix, axis: int) -> int:
-    """How many ranks apart two neighbours on a device axis are."""
+    """Ranks between two neighbours on a device axis."""
     return prod(matrix[len(matrix) - axis :])
 
 

@@ -186,7 +186,7 @@ def header_bytes(infos: Mapping[str, TensorInfo], metadata: Mapping[str, str] | 
 
 
 def library_order(infos: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
-    """The same tensors as the safetensors library orders them in a file: by dtype, then by name."""
+    """Order tensors as the safetensors library does in a file: by dtype, then by name."""
     return dict(sorted(infos.items(), key=lambda item: (_WRITING_ORDER.index(item[1].dtype), item[0])))
 
 

@@ -253,12 +253,10 @@ def _read_index(index: Path) -> dict[str, str]:
 
 
 def _what_is_there(folder: Path) -> str:
-    """What stands in a folder without weights, and what would help."""
+    """The content of a folder without weights, and what would help."""
     names = sorted(entry.name for entry in folder.iterdir())
-    shards = [name for name in names if name.endswith(".safetensors")]
-    if shards:
-        return f"there is {', '.join(shards[:3])}: shards need their index, a single file the name {SINGLE_FILE}"
+    has_shards = any(name.endswith(".safetensors") for name in names)
     pickled = [name for name in names if name.endswith((".bin", ".pt", ".pth"))]
-    if pickled:
+    if pickled and not has_shards:
         return f"{pickled[0]} is a pickle, which is never loaded: save the model as safetensors first"
-    return f"there is {', '.join(names[:LISTED]) or 'nothing'}"
+    return f"there is {', '.join(names[:LISTED]) or 'nothing'}{'; shards need their index' if has_shards else ''}"

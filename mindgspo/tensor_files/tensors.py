@@ -78,7 +78,7 @@ class TensorSource(Protocol):
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """What is there, in the files' order."""
+        """Descriptions of the tensors, in the files' order."""
 
     @property
     def metadata(self) -> Mapping[str, str]:
@@ -95,7 +95,7 @@ class TensorSource(Protocol):
 
 
 def info_of(array: np.ndarray, *, bfloat16_bits: bool = False) -> TensorInfo:
-    """How a file describes this array. bfloat16_bits: it is uint16 and holds the bits of bfloat16 numbers."""
+    """Describe an array as a file does. bfloat16_bits: it is uint16 and holds the bits of bfloat16 numbers."""
     if bfloat16_bits:
         assert array.dtype == np.uint16, f"{array.dtype} holds no bits of bfloat16"
         return TensorInfo(dtype="BF16", shape=array.shape)

@@ -131,7 +131,7 @@ def load_tokenizer_json(files: TokenizerFiles) -> BpeBackend:
 
 def blanks(files: TokenizerFiles) -> Literal["always", "first", "never"]:
     """Where a model of sentencepiece puts a blank in front of a text, by Hugging Face's `legacy` and
-    `add_prefix_space`: behind every special token too, at the very start alone, or nowhere. What the files do not say
+    `add_prefix_space`: after every special token too, at the very start alone, or nowhere. What the files do not say
     is as transformers 5 has it."""
     config, llama = files.config(), is_llama(files)
     if llama and config.get("add_prefix_space") is False:

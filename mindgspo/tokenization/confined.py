@@ -39,7 +39,7 @@ _ENVIRONMENT = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "RU
 
 
 class ConfinedError(TokenizerError):
-    """What the child's libraries raised, or what the child died of, in a few words without the file's name."""
+    """An error of the child's libraries, or the cause of its death, in a few words without the file's name."""
 
 
 class ConfinedTokenizer:
@@ -126,7 +126,7 @@ class ConfinedTokenizer:
         return child
 
     def _end(self) -> int:
-        """Of the child; the next request starts another one. The exit code."""
+        """End the child, so that the next request starts another one; returns the exit code."""
         child, self._child = self._child, None
         return 0 if child is None else _close(child)
 

@@ -78,7 +78,7 @@ class Tokenizer:
         return self.backend.num_ids
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text; nothing is put in front or behind.
+        """Ids of a text; nothing is put before or after them.
 
         The text of a special token inside `text` becomes that token's single id, as with Hugging Face: chat
         templates rely on it, and it also holds for such text inside a question.

@@ -38,12 +38,15 @@ def test_another_tokenizer_is_refused_by_name(folder: Path, tokenizer: Tokenizer
         assert part in str(raised.value)
 
 
-def test_a_folder_of_an_earlier_rendering_is_read(prepare, gsm8k, tokenizer: Tokenizer, tmp_path: Path):
-    assert prepare(gsm8k).tokenizer.rendering == 2
+def test_a_folder_of_an_earlier_rendering_is_read_with_a_warning(
+    prepare, gsm8k, tokenizer: Tokenizer, tmp_path: Path, caplog
+):
+    assert prepare(gsm8k).tokenizer.rendering == 2 and not caplog.text
     facts = json.loads((tmp_path / "out" / "dataset.json").read_text())
     del facts["tokenizer"]["rendering"]
     (tmp_path / "out" / "dataset.json").write_text(json.dumps(facts))
     assert len(open_dataset(tmp_path / "out", tokenizer)) == 3
+    assert "made by an earlier release" in caplog.text and "--force" in caplog.text
     assert prepare(gsm8k).tokenizer.rendering == 1, "a run goes on with what it has"
 
 

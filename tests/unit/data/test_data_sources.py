@@ -61,7 +61,7 @@ def test_parquet_values_that_python_has_nothing_for(tmp_path: Path, column: pyar
     pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
     rows = read_file(tmp_path / "rows.parquet")
     assert [next(rows)[1]["good"] for _ in range(1024)] == list(range(1024))
-    with pytest.raises(DataError, match=rf"rows.parquet row 1026: bad: a value that cannot be read .*{message}"):
+    with pytest.raises(DataError, match=rf"rows.parquet rows 1025 to 1026: a value that cannot be read .*{message}"):
         next(rows)
 
 
