@@ -25,7 +25,7 @@ import numpy as np
 from mindgspo.config.schema import WatchSection
 from mindgspo.launch.launcher import launch
 from mindgspo.launch.worker import run_worker
-from mindgspo.parallel.platform import runtime
+from mindgspo.parallel.platform import runtime, worker_process
 from mindgspo.parallel.platform.cluster import join_other_ranks
 
 REPEATS = 6
@@ -121,7 +121,7 @@ def work() -> int:
 
 
 if __name__ == "__main__":
-    if runtime.is_launched():
+    if worker_process.is_launched():
         run_worker(work)
     else:
         sys.exit(main())

@@ -57,9 +57,9 @@ def doctor_command(
     from mindgspo.config import load_config
     from mindgspo.doctor.machine import Severity, this_machine
     from mindgspo.doctor.report import examine, facts, needs_of, report_lines, write_bundle
-    from mindgspo.parallel.platform import runtime
+    from mindgspo.parallel.platform import worker_process
 
-    if smoke and config is not None and runtime.launch_orders() is not None:
+    if smoke and config is not None and worker_process.launch_orders() is not None:
         from mindgspo.doctor.smoke import smoke_of_rank
         from mindgspo.launch.worker import run_worker
 

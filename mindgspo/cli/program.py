@@ -35,7 +35,8 @@ from mindgspo.cli.serve import serve_command
 from mindgspo.cli.strategy import strategy_app
 from mindgspo.errors import ConfigError, MindGSPOError, OutOfMemoryError
 from mindgspo.io import DISK_ERRORS, write_error
-from mindgspo.parallel.platform.runtime import is_emulated, is_worker
+from mindgspo.parallel.platform.runtime import is_emulated
+from mindgspo.parallel.platform.worker_process import is_worker
 from mindgspo.text import PrintableStream, error_text, shorten
 
 app = typer.Typer(

@@ -18,7 +18,7 @@ from typing import BinaryIO
 from mindgspo.errors import MindGSPOError
 from mindgspo.io import make_folder, read_json, scratch_folder, write_file
 from mindgspo.launch.error_codes import find, told
-from mindgspo.parallel.platform import runtime
+from mindgspo.parallel.platform import worker_process
 from mindgspo.parallel.platform.heartbeat import Record, State
 
 _TAIL_BYTES = 2**16
@@ -143,7 +143,7 @@ def noted_failure(log_dir: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not runtime.is_worker():
+        if not worker_process.is_worker():
             with suppress(OSError):  # a full disk may be the reason
                 make_folder(log_dir)
                 FailureRecord.of(error, log_bytes=0).write(failure_file(log_dir, 0))

@@ -33,7 +33,7 @@ from mindgspo.launch.failures import (
 )
 from mindgspo.launch.processes import ClusterPlan, Processes, children_now, plan_cluster, start_processes
 from mindgspo.launch.watch import STALLED, RemoteScheduler, Watch
-from mindgspo.parallel.platform import runtime
+from mindgspo.parallel.platform import worker_process
 from mindgspo.parallel.platform.heartbeat import Record, State, awaited, read_record
 
 _POLL_S = 0.05
@@ -98,7 +98,7 @@ class _Launch:
             self._follower.close()
 
     def _start(self) -> None:
-        orders = runtime.LaunchOrders(
+        orders = worker_process.LaunchOrders(
             log_dir=str(self._folder.log_dir),
             state_dir=str(self._folder.state_dir),
             launcher=os.getpid(),
@@ -199,8 +199,8 @@ def _noted_signals() -> Iterator[list[signal.Signals]]:
 
 @contextmanager
 def _orphans_adopted() -> Iterator[None]:
-    runtime.adopt_orphans(True)
+    worker_process.adopt_orphans(True)
     try:
         yield
     finally:
-        runtime.adopt_orphans(False)
+        worker_process.adopt_orphans(False)

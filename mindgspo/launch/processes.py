@@ -19,7 +19,7 @@ import psutil
 
 from mindgspo.errors import ConfigError
 from mindgspo.launch.failures import SCHEDULER, LaunchFolder
-from mindgspo.parallel.platform import runtime
+from mindgspo.parallel.platform import runtime, worker_process
 from mindgspo.text import counted, divisors, either, nearest
 
 # How long processes that were asked to end may take: contexts are left, temporary folders removed. Whoever hangs in a
@@ -127,7 +127,7 @@ def start_processes(
     command: Sequence[str],
     plan: ClusterPlan,
     folder: LaunchFolder,
-    orders: runtime.LaunchOrders,
+    orders: worker_process.LaunchOrders,
     devices: Sequence[str] | None = None,
     listener: socket.socket | None = None,
 ) -> dict[int, subprocess.Popen]:
@@ -138,7 +138,7 @@ def start_processes(
     """
     started = {}
     for member in plan.members:
-        environment = runtime.worker_environment(
+        environment = worker_process.worker_environment(
             orders,
             rank=None if member == SCHEDULER else member,
             num_workers=plan.num_workers,

@@ -24,7 +24,7 @@ from mindgspo.launch.failures import last_lines
 from mindgspo.launch.launcher import launch
 from mindgspo.launch.processes import GRACE_S, handed_over, is_loopback, taken_over
 from mindgspo.launch.worker import run_worker
-from mindgspo.parallel.platform import runtime
+from mindgspo.parallel.platform import runtime, worker_process
 from mindgspo.text import counted
 
 _LAST_LINES = 12
@@ -46,10 +46,10 @@ def start_serving(
     """Do `work` here, or in as many ranks as a replica of the infer plan has; returns the exit code. work: on rank 0
     with a bound socket. words: the command line that does the same."""
     listener = taken_over()
-    if runtime.is_launched():
+    if worker_process.is_launched():
         run_worker(lambda: work(listener))
     if run := os.environ.get(_SERVED):
-        runtime.die_with_parent()
+        worker_process.die_with_parent()
         if os.getppid() != int(run):
             raise RolloutError("the run that has started this server is gone")
     size, devices = config.plans.infer.model_parallel, None if cards is None else _numbers(config, cards)
@@ -58,7 +58,7 @@ def start_serving(
         folder = logs or Path("serve") / config.experiment
         return launch(words, num_workers=size, log_dir=folder, watch=config.watch, devices=devices, listener=listener)
     if devices is not None:
-        runtime.choose_card(devices[0])
+        worker_process.choose_card(devices[0])
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return work(listener)
@@ -94,7 +94,7 @@ def _bound(host: str, port: int, *, has_key: bool) -> socket.socket:
     if not has_key and not is_loopback(listener.getsockname()[0]):
         raise ConfigError(
             f"{where}: whoever reaches this address could load weights and stop what runs; give a key, by "
-            f"--api-key-file or {runtime.API_KEY}, to this server and to its trainer, or listen at 127.0.0.1"
+            f"--api-key-file or {worker_process.API_KEY}, to this server and to its trainer, or listen at 127.0.0.1"
         )
     return listener
 
@@ -124,7 +124,7 @@ def own_servers(config: ExperimentConfig, words: Sequence[str], log_dir: Path) -
             own = cards[number * size : (number + 1) * size]
             servers.append(_started(words, own, log_dir, number, key))
         _await(servers)
-        runtime.tell_rollout_servers({server.url: server.process.pid for server in servers}, key)
+        worker_process.tell_rollout_servers({server.url: server.process.pid for server in servers}, key)
         yield lambda: _show_dead(servers)
     except MindGSPOError:
         _show_dead(servers)
@@ -137,7 +137,7 @@ def _started(words: Sequence[str], cards: Sequence[int], log_dir: Path, number: 
     log = log_dir / f"server_{number}.log"
     # An emulated card's process sets itself up: servers and trainer are jobs of their own.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("ASCEND_EMULATOR")}
-    environment |= {_SERVED: str(os.getpid()), runtime.API_KEY: key}
+    environment |= {_SERVED: str(os.getpid()), worker_process.API_KEY: key}
     command = [sys.executable, "-m", "mindgspo.cli", "serve", *words]
     command += ["--cards", ",".join(map(str, cards)), "--logs", str(log_dir / f"server_{number}")]
     if runtime.is_emulated():

@@ -25,7 +25,7 @@ import psutil
 
 from mindgspo.errors import MindGSPOError
 from mindgspo.launch.failures import FailureRecord, LaunchFolder, log_file
-from mindgspo.parallel.platform import heartbeat, runtime
+from mindgspo.parallel.platform import heartbeat, worker_process
 from mindgspo.text import error_text, raw_stream
 
 _LOOK_S = 1.0
@@ -38,8 +38,8 @@ _MAX_EXIT_S = 15.0
 def run_worker(body: Callable[[], int]) -> NoReturn:
     """Do `body` and end the process with the exit code that it returns, or with 1 after an exception. In the
     scheduler's process serve, and do not call it. `body` joins its threads and clears its contexts: nobody waits."""
-    orders = runtime.launch_orders()
-    if runtime.is_scheduler():
+    orders = worker_process.launch_orders()
+    if worker_process.is_scheduler():
         _serve(orders)
     if isinstance(stdout := raw_stream(sys.stdout), io.TextIOWrapper):
         stdout.reconfigure(line_buffering=True)  # a file would get whole blocks, and lose the last in a crash
@@ -86,8 +86,8 @@ def _raise_terminated(number: int, frame: object) -> None:
     raise _Terminated
 
 
-def _report_to_launcher(orders: runtime.LaunchOrders) -> LaunchFolder:
-    rank = runtime.launched_rank()
+def _report_to_launcher(orders: worker_process.LaunchOrders) -> LaunchFolder:
+    rank = worker_process.launched_rank()
     folder = LaunchFolder(log_dir=Path(orders.log_dir), state_dir=Path(orders.state_dir))
     # The launcher sends SIGUSR1 only to ranks that have a heartbeat, so this comes first.
     stack = folder.stack(rank).open("w")
@@ -131,7 +131,7 @@ def _tell_failure(error: Exception, folder: LaunchFolder | None) -> None:
     """Record, then print: so the launcher knows of the failure before it can copy a traceback from the log."""
     if folder is not None:
         sys.stdout.flush()
-        rank, record = runtime.launched_rank(), FailureRecord.of(error, log_bytes=_bytes_printed())
+        rank, record = worker_process.launched_rank(), FailureRecord.of(error, log_bytes=_bytes_printed())
         for path in (folder.failure(rank), folder.failure_beside_logs(rank)):
             with suppress(OSError):  # a full disk, say
                 record.write(path)
@@ -149,11 +149,11 @@ def _bytes_printed() -> int:
     return 0
 
 
-def _serve(orders: runtime.LaunchOrders | None) -> NoReturn:
+def _serve(orders: worker_process.LaunchOrders | None) -> NoReturn:
     if orders is not None:
         _tie_to_launcher(orders.launcher)
     try:
-        runtime.serve_as_scheduler()
+        worker_process.serve_as_scheduler()
     except Exception:
         traceback.print_exc()
         end_process(1)
@@ -163,7 +163,7 @@ def _serve(orders: runtime.LaunchOrders | None) -> NoReturn:
 def _tie_to_launcher(process_id: int) -> None:
     """The scheduler hangs in C code and holds Python's lock, so that only the kernel can end it with the launcher, its
     parent."""
-    runtime.die_with_parent()
+    worker_process.die_with_parent()
     if os.getppid() != process_id:
         end_process(1)
 
@@ -188,7 +188,7 @@ def _leave_cluster() -> None:
     # MindSpore tells here, at whatever log level, that its connections have ended: nothing to put on the user's screen.
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 2)
-        runtime.run_exit_functions()
+        worker_process.run_exit_functions()
 
 
 def end_process(code: int) -> NoReturn:

@@ -23,7 +23,7 @@ import aiohttp
 from mindgspo.batches.routing import no_routing
 from mindgspo.config import ExperimentConfig
 from mindgspo.errors import ConfigError, RolloutError
-from mindgspo.parallel.platform import runtime
+from mindgspo.parallel.platform import worker_process
 from mindgspo.rollout.protocol import Purpose, SamplingFilter
 from mindgspo.rollout.server_answers import AnswerReader, Expected
 from mindgspo.rollout.server_apis import SERVER_APIS, Call, ServerAPI
@@ -262,7 +262,7 @@ class HTTPService:
 def open_service(config: ExperimentConfig, tokenizer: Tokenizer) -> HTTPService:
     """Over the servers of an experiment, all of which answer. Raises RolloutError."""
     servers, model = config.rollout.servers, config.model
-    processes = {} if servers.urls else runtime.rollout_servers()
+    processes = {} if servers.urls else worker_process.rollout_servers()
     urls = servers.urls or tuple(processes)
     if not urls:
         raise ConfigError(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mindgspo.config import ExperimentConfig
 from mindgspo.models.policy import build_model
-from mindgspo.parallel.platform import runtime
+from mindgspo.parallel.platform import worker_process
 from mindgspo.parallel.platform.cluster import infer_place, start_device
 from mindgspo.rollout.build import native_engine
 from mindgspo.rollout.completions import Limits
@@ -49,7 +49,7 @@ def serve(
     )
     engine = native_engine(config, model, tokenizer)
     server = CompletionServer(engine, model, config.model, limits, verify=config.reshard.verify)
-    if not runtime.is_launched():
+    if not worker_process.is_launched():
         # No exception: raised in a callback of Python or MindSpore it would be lost.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: server.stop())

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mindgspo.errors import ConfigError
 from mindgspo.io import read_bytes
-from mindgspo.parallel.platform import runtime
+from mindgspo.parallel.platform import worker_process
 
 NONCE, SIGNATURE = "X-MindGSPO-Nonce", "X-MindGSPO-Signature"
 _MOST_BYTES = 4096
@@ -67,7 +67,7 @@ class ServerKey:
 def server_key(path: Path | None) -> ServerKey | None:
     """That of the environment, else the content of rollout.servers.api_key_file; None without either. Raises
     ConfigError, which never quotes the key."""
-    text, where = runtime.api_key(), runtime.API_KEY
+    text, where = worker_process.api_key(), worker_process.API_KEY
     if text is None and path is not None:
         where = f"rollout.servers.api_key_file: {path}"
         try:

@@ -32,7 +32,7 @@ from mindgspo.metrics import RunLog, SilentLog, peak_rss_mb, report_of_finished,
 from mindgspo.metrics.environment import record_start
 from mindgspo.metrics.tracking import TrackedRun, open_trackers
 from mindgspo.parallel.collectives.host import exchange, require_agreement
-from mindgspo.parallel.platform import heartbeat, runtime
+from mindgspo.parallel.platform import heartbeat, runtime, worker_process
 from mindgspo.parallel.platform.cluster import first_rank_first, is_first, start_device
 from mindgspo.rollout.weight_transfer import weights_as_numpy
 from mindgspo.swap.states import Phase
@@ -65,7 +65,7 @@ def run_experiment(config: ExperimentConfig, *, overwrite: bool = False, only_wa
             if is_first():
                 print(finished_line(folder))
             return None
-        if runtime.is_worker() and runtime.launch_orders() is None:
+        if worker_process.is_worker() and worker_process.launch_orders() is None:
             _log_under_msrun(folder)
         if folder.moved_aside is not None:
             print(f"the former run was moved to {folder.moved_aside}")

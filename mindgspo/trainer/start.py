@@ -20,7 +20,7 @@ from mindgspo.launch.serving import own_servers
 from mindgspo.launch.watch import watch_this_process
 from mindgspo.launch.worker import run_worker
 from mindgspo.metrics.tracking import check_installed
-from mindgspo.parallel.platform import runtime
+from mindgspo.parallel.platform import worker_process
 from mindgspo.trainer.longer import finished_line, is_complete
 from mindgspo.trainer.resume_checks import check_config
 
@@ -64,9 +64,9 @@ class RunRequest:
 
 def start(request: RunRequest, options: ClusterOptions) -> int:
     """Run an experiment and return the exit code. Raises the errors of `mindgspo.errors`."""
-    runtime.api_key()  # before there are children, who have no need of it
-    if runtime.is_launched():
-        if runtime.launch_orders() is None:
+    worker_process.api_key()  # before there are children, who have no need of it
+    if worker_process.is_launched():
+        if worker_process.launch_orders() is None:
             _check_msrun(request.experiment())
         run_worker(lambda: _work(request, request.experiment()))
     config = request.experiment()
@@ -112,13 +112,13 @@ def _needs(config: ExperimentConfig) -> str:
 def _check_msrun(config: ExperimentConfig) -> None:
     """Refuse another number of workers than the plans', in the scheduler's process, too: msrun waits for it, and it for
     workers that will not come. And say who this is, for msrun's logs of ranks that print nothing else."""
-    number, rank = runtime.msrun_workers()
+    number, rank = worker_process.msrun_workers()
     if number != config.plans.train.world_size:
         needed = config.plans.train.world_size
         raise ConfigError(
             f"msrun --worker_num {number}: {_needs(config)}; give --worker_num {needed}, or change the plans"
         )
-    if not runtime.is_scheduler():
+    if not worker_process.is_scheduler():
         who = "a rank" if rank is None else f"rank {rank}"
         print(
             f"{who} of {number}, process {os.getpid()} on {socket.gethostname()}; rank 0 tells how the run goes",
@@ -149,7 +149,7 @@ def _launch(request: RunRequest, config: ExperimentConfig, cluster: Mapping[str,
 def _work(request: RunRequest, config: ExperimentConfig) -> int:
     from mindgspo.trainer.loop import run_experiment  # MindSpore comes with it
 
-    is_watched = runtime.launch_orders() is not None  # the launcher looks at the heartbeats of its workers
+    is_watched = worker_process.launch_orders() is not None  # the launcher looks at the heartbeats of its workers
     with nullcontext() if is_watched else watch_this_process(config.watch):
         report = run_experiment(config, overwrite=request.overwrite, only_warm_up=request.command == "sft")
     if report is not None:

@@ -26,7 +26,7 @@ from mindgspo.launch.failures import (
 from mindgspo.launch.processes import ClusterPlan, plan_cluster
 from mindgspo.launch.watch import AbsentRanks, GoesOn, Stall, StallWatch, StartWatch
 from mindgspo.launch.worker import _tell_failure
-from mindgspo.parallel.platform import runtime
+from mindgspo.parallel.platform import worker_process
 from mindgspo.parallel.platform.heartbeat import MEETING, Record, State
 
 
@@ -176,10 +176,10 @@ def test_ranks_of_a_node():
 
 def test_environment_of_a_rank_of_the_second_of_two_nodes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MS_NODE_TIMEOUT", "7")
-    orders = runtime.LaunchOrders(log_dir="logs", state_dir="state", launcher=1, is_terminal=False)
+    orders = worker_process.LaunchOrders(log_dir="logs", state_dir="state", launcher=1, is_terminal=False)
     shared = {"num_workers": 8, "num_local_workers": 4, "scheduler": ("10.1.2.3", 8118)}
-    worker = runtime.worker_environment(orders, rank=6, **shared)
-    scheduler = runtime.worker_environment(orders, rank=None, **shared)
+    worker = worker_process.worker_environment(orders, rank=6, **shared)
+    scheduler = worker_process.worker_environment(orders, rank=None, **shared)
     own = {"MS_ROLE": "MS_WORKER", "MS_NODE_ID": "6", "RANK_ID": "6", "DEVICE_ID": "2"}
     of_all = {"MS_WORKER_NUM": "8", "MS_SCHED_HOST": "10.1.2.3", "MS_SCHED_PORT": "8118", "MS_NODE_TIMEOUT": "7"}
     assert worker.items() >= (own | of_all).items() and scheduler.items() >= of_all.items()
@@ -190,9 +190,9 @@ def test_a_server_may_have_sixteen_devices():
     cluster = {"num_workers": 32, "nodes": 2, "node_rank": 1, "master_addr": "127.0.0.1", "master_port": 8118}
     plan = plan_cluster(**cluster)
     assert plan.ranks == range(16, 32)
-    orders = runtime.LaunchOrders(log_dir="logs", state_dir="state", launcher=1, is_terminal=False)
+    orders = worker_process.LaunchOrders(log_dir="logs", state_dir="state", launcher=1, is_terminal=False)
     shared = {"num_workers": 32, "num_local_workers": len(plan.ranks), "scheduler": ("127.0.0.1", 8118)}
-    devices = [runtime.worker_environment(orders, rank=rank, **shared)["DEVICE_ID"] for rank in plan.ranks]
+    devices = [worker_process.worker_environment(orders, rank=rank, **shared)["DEVICE_ID"] for rank in plan.ranks]
     assert devices == [str(number) for number in range(16)]
 
 

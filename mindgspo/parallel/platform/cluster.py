@@ -11,7 +11,7 @@ from mindgspo.config import ExperimentConfig, ParallelPlan, config_mapping
 from mindgspo.errors import ConfigError
 from mindgspo.parallel.collectives.host import barrier, exchange, open_shared_memory, require_agreement
 from mindgspo.parallel.plans.placement import Placement
-from mindgspo.parallel.platform import heartbeat, runtime
+from mindgspo.parallel.platform import heartbeat, runtime, worker_process
 
 # What may differ between ranks without changing what they compute together.
 _FREE = ("run_dir", "logging")
@@ -30,7 +30,7 @@ def start_device(config: ExperimentConfig) -> None:
         raise ConfigError(f"device: {config.device} cannot be used here; set device=CPU ({reason})") from error
     needed = config.plans.train.world_size
     # Once per process: the loop starts the device before it opens the run folder, and so does the builder.
-    is_to_join = needed > 1 and runtime.is_worker() and runtime.world_size() == 1
+    is_to_join = needed > 1 and worker_process.is_worker() and runtime.world_size() == 1
     if is_to_join:
         join_other_ranks()
         open_shared_memory()
@@ -50,7 +50,7 @@ def start_device(config: ExperimentConfig) -> None:
 def join_other_ranks() -> None:
     """Join the cluster, and let the launcher see who has come. `runtime.set_up_runtime` comes first."""
     heartbeat.enter(heartbeat.MEETING, 0)
-    runtime.await_scheduler()
+    worker_process.await_scheduler()
     runtime.join_cluster()
     heartbeat.enter("setup", 0)
 

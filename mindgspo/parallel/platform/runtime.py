@@ -1,24 +1,15 @@
-"""The one place that sets MindSpore's context, an environment variable, or touches a private API.
+"""MindSpore's context and private API: the only module that touches them.
 
-Called once per process by the command line, by the worker entry and by tests, before any cell is built.
+`set_up_runtime` is called once per process, before any cell is built.
 """
 
 from __future__ import annotations
 
-import atexit
-import ctypes
-import dataclasses
 import importlib.metadata
-import json
 import os
-import shutil
-import signal
-import socket
 import tempfile
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -32,10 +23,10 @@ if TYPE_CHECKING:
 os.environ.setdefault("GLOG_v", "3")
 # A failed compile writes rank_0/om/analyze_fail.ir: keep it out of the user's working folder.
 os.environ.setdefault("MS_OM_PATH", os.path.join(tempfile.gettempdir(), f"mindgspo-compile-{os.getuid()}"))
-# Inside `paged_kernels` MindSpore 2.10 would take its own kernels for these, too: that of Swiglu fails, because it is
-# not told how to fuse, and that of attention is given no lengths of its sequences.
+# Inside `paged_kernels` MindSpore 2.10 would use its internal kernels for these as well: Swiglu's fails for want of a
+# fusion mode, and attention's is not given the sequence lengths.
 os.environ.setdefault("MS_DISABLE_INTERNAL_KERNELS_LIST", "Swiglu,FlashAttentionScore")
-# MindFormers, where it is used, writes logs: into the working folder, if nobody says otherwise.
+# MindFormers writes its logs into the working folder unless told otherwise.
 os.environ.setdefault("LOG_MF_PATH", os.path.join(tempfile.gettempdir(), f"mindgspo-mindformers-{os.getuid()}"))
 
 
@@ -47,28 +38,27 @@ def _is_mindspore(series: str) -> bool:
 
 
 if _is_mindspore("2.9."):
-    # It aborts the process where protobuf was imported before it without this. It sets it itself, too late for that.
+    # MindSpore 2.9 sets this itself, but aborts the process if protobuf was imported before that without it.
     os.environ.setdefault("PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION", "python")
 
 Device = Literal["CPU", "Ascend"]
 
 _DISPATCH_THREADS = 5
-# Set for a process on an emulated card, and for those that it starts, by `ascend.emulator.launcher`.
 EMULATED = "ASCEND_EMULATOR"
-"""The variable that the package of this name sets on an emulated card."""
+"""Environment variable that the package ascend-emulator sets in a process on an emulated card and in its children."""
 EMULATED_WAITS = "ASCEND_EMULATOR_WAITS"
-"""The variable with a file that takes the collectives in which an emulated card has waited for long."""
+"""Environment variable with the file in which an emulated card lists the collectives that it waited for too long."""
 
 _device: Device | None = None
 _in_cluster = False
 
 
 def set_up_runtime(device: Device = "CPU") -> None:
-    """Choose the device, and how `call_compiled` compiles; later calls with the same device do nothing.
+    """Choose the device and the compiler settings; later calls with the same device do nothing.
 
-    The process stays in PyNative mode, MindSpore's own default. `jit_level` O0 because on CPU it decodes twice as fast
-    as O1, and on Ascend it is the level whose kernels are launched one by one, which dynamic batch sizes need.
-    Raises RuntimeError if the process already runs on another device.
+    The process stays in PyNative mode, MindSpore's default. `jit_level` is O0: on CPU it decodes twice as fast as O1,
+    and on Ascend it launches kernels one by one, which dynamic batch sizes need. Raises RuntimeError if the process
+    already runs on another device.
     """
     global _device
     if _device == device:
@@ -82,18 +72,18 @@ def set_up_runtime(device: Device = "CPU") -> None:
     ms.set_device(device)
     ms.set_context(jit_config={"jit_level": "O0"})
     if device == "Ascend" and (os.cpu_count() or 1) < _DISPATCH_THREADS:
-        # On so few cores MindSpore would launch kernels another way than on a server.
+        # With so few cores MindSpore would launch kernels differently from a server.
         ms.runtime.dispatch_threads_num(_DISPATCH_THREADS)
     _device = device
 
 
 @contextmanager
 def paged_kernels() -> Iterator[None]:
-    """Graphs that are compiled or run inside may use MindSpore's own kernels, the only ones that ReshapeAndCache and
-    PagedAttention have on Ascend.
+    """Allow MindSpore's internal kernels for graphs compiled or run inside: on Ascend, ReshapeAndCache and
+    PagedAttention have no others.
 
-    The context is switched, and back, because a cell's own JitConfig(infer_boost="on") stays for all later graphs in
-    MindSpore 2.10, and FlashAttentionScore would then be given no lengths of its sequences.
+    Switches the context and restores it, because in MindSpore 2.10 a cell's own JitConfig(infer_boost="on") leaks into
+    all later graphs, where FlashAttentionScore would then lack the sequence lengths.
     """
     if _device != "Ascend":
         yield
@@ -108,25 +98,20 @@ def paged_kernels() -> Iterator[None]:
 
 
 def is_emulated() -> bool:
-    """Whether an Ascend of this process is an emulated card."""
+    """Whether this process runs on an emulated card."""
     return EMULATED in os.environ
 
 
 def current_device() -> Device:
-    """The device chosen by `set_up_runtime`; an assertion fails if nobody called it."""
+    """Return the device chosen by `set_up_runtime`, which must have been called."""
     assert _device is not None, "set_up_runtime() was not called"
     return _device
 
 
-def is_worker() -> bool:
-    """Whether this process was started as a worker (the scheduler runs the same command under another role)."""
-    return os.environ.get("MS_ROLE") == "MS_WORKER"
-
-
 def join_cluster() -> None:
-    """Meet the other workers; waits until all have come. `set_up_runtime` comes first; a second call does nothing.
+    """Join the cluster and wait until all workers have; call `set_up_runtime` first. A second call does nothing.
 
-    Raises RuntimeError where the cluster does not form (a worker is missing, the scheduler's port is taken).
+    Raises RuntimeError if the cluster does not form (a worker is missing, the scheduler's port is taken).
     """
     global _in_cluster
     if _in_cluster:
@@ -139,7 +124,7 @@ def join_cluster() -> None:
 
 
 def rank() -> int:
-    """Number of this process among the workers, from 0; 0 for a process that is alone."""
+    """Return this process's rank; 0 outside a cluster."""
     if not _in_cluster:
         return 0
     from mindspore import communication
@@ -148,7 +133,7 @@ def rank() -> int:
 
 
 def world_size() -> int:
-    """Number of workers; 1 for a process that is alone."""
+    """Return the number of workers; 1 outside a cluster."""
     if not _in_cluster:
         return 1
     from mindspore import communication
@@ -157,8 +142,7 @@ def world_size() -> int:
 
 
 def give_untouched_zeros(parameters: Iterable[Parameter]) -> None:
-    """Zeros for those of the parameters that have no values yet, in pages that the host does not have until somebody
-    writes into them: for sizes alone."""
+    """Give parameters without values zeros whose host pages are not allocated until written: for sizes alone."""
     import mindspore as ms
     from mindspore import Tensor
 
@@ -170,8 +154,7 @@ def give_untouched_zeros(parameters: Iterable[Parameter]) -> None:
 
 
 def call_for_memory(cell: nn.Cell, inputs: Sequence[Tensor]) -> tuple[int, int]:
-    """Call a compiled graph once; bytes that tensors took on the device at most, and bytes of the blocks that the
-    allocator had taken for them."""
+    """Run a graph once; return the peak bytes of its tensors on the device and the bytes reserved by the allocator."""
     import mindspore as ms
 
     call_compiled(cell, *inputs)
@@ -180,17 +163,17 @@ def call_for_memory(cell: nn.Cell, inputs: Sequence[Tensor]) -> tuple[int, int]:
 
 
 def call_compiled(cell: nn.Cell, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
-    """Compile a cell for these shapes, if that was not done before, and run the graph, whatever mode the process is in:
-    `cell(...)` would compile in graph mode alone. The result is that of `mindspore.jit`, whose calls take more of the
-    host's time."""
+    """Compile a cell for these shapes unless done before, and run the graph.
+
+    `cell(...)` would compile in graph mode only; `mindspore.jit` gives the same result with more host time per call.
+    """
     return cell.compile_and_run(*inputs)
 
 
 class CompiledCell:
-    """A cell whose graphs are called as they are once they are compiled.
+    """A cell whose compiled graphs are called directly on CPU.
 
-    `call_compiled` looks through all cells inside for changes each time: a millisecond where a decode step takes
-    four. On Ascend it is left to do so.
+    `call_compiled` checks all inner cells for changes on every call, which takes 1 ms where a decode step takes 4.
     """
 
     def __init__(self, cell: nn.Cell) -> None:
@@ -213,10 +196,9 @@ class CompiledCell:
 
 
 def compile_once(cells: Sequence[nn.Cell]) -> None:
-    """Have MindSpore compile, and differentiate, one of these cells in place of each, in graphs for Ascend that call
-    them. They differ in their parameters alone: all else is taken from one of them.
+    """Have graphs for Ascend compile and differentiate one of these cells, which differ only in their parameters.
 
-    It is what `mindspore.lazy_inline` does to cells whose constructors got equal arguments; there is none on CPU.
+    `mindspore.lazy_inline` does this for cells whose constructors got equal arguments; it does not exist on CPU.
     """
     if _device == "Ascend" and len(cells) > 1:
         for cell in cells:
@@ -224,7 +206,7 @@ def compile_once(cells: Sequence[nn.Cell]) -> None:
 
 
 def compiled_text(cell: nn.Cell) -> str:
-    """MindSpore's text of the graph that `cell.compile` made last, functions and local shapes included."""
+    """Return the IR text of the graph that `cell.compile` made last, with its functions and local shapes."""
     from mindspore._c_expression import dump_func_graph
     from mindspore.graph.api import _cell_graph_executor
 
@@ -232,7 +214,7 @@ def compiled_text(cell: nn.Cell) -> str:
 
 
 def broadcast_in_place(array: np.ndarray, *, sender: int, group: str) -> None:
-    """Fill a contiguous float32 or int32 array with the one of rank `sender`; both are members of `group`."""
+    """Fill a contiguous float32 or int32 array with that of rank `sender`; both ranks are members of `group`."""
     from mindspore.mint import distributed
 
     tensor = _aliasing_tensor(array)
@@ -250,11 +232,11 @@ def sum_in_place(array: np.ndarray, *, group: str) -> None:
 
 
 def send_to_each(parts: Sequence[np.ndarray], received: Sequence[np.ndarray]) -> None:
-    """Send the int32 array number r to rank r of the world, and fill the array number s with what rank s sends here."""
+    """Send `parts[r]` (int32) to each rank r of the world and fill `received[s]` with the data from each rank s."""
     from mindspore import Tensor
     from mindspore.mint import distributed
 
-    # Never empty: the collective takes no buffer without memory.
+    # One leading element, because the collective refuses empty buffers.
     outgoing, incoming = ([np.zeros(1, np.int32), *arrays] for arrays in (parts, received))
     result = Tensor(np.concatenate(incoming))
     distributed.all_to_all_single(
@@ -266,14 +248,14 @@ def send_to_each(parts: Sequence[np.ndarray], received: Sequence[np.ndarray]) ->
 
 
 def send_tensor(tensor: Tensor, receiver: int) -> None:
-    """From this card to the one of rank `receiver`, which calls `receive_tensor` with one of the same shape."""
+    """Send a tensor to rank `receiver`, which calls `receive_tensor` with one of the same shape."""
     from mindspore.mint import distributed
 
     distributed.send(tensor, receiver)
 
 
 def receive_tensor(tensor: Tensor, sender: int) -> None:
-    """Fill a tensor of this card with the one that rank `sender` sends."""
+    """Fill a tensor with the one that rank `sender` sends."""
     from mindspore.mint import distributed
 
     distributed.recv(tensor, sender)
@@ -287,15 +269,15 @@ def _aliasing_tensor(array: np.ndarray) -> Tensor:
 
 
 def _wait_for(tensor: Tensor, array: np.ndarray) -> None:
-    """The functional collectives run in a thread of their own: reading waits for them. Where the device is the host
-    the tensor is the array; elsewhere it is copied back."""
+    """Wait for a functional collective, which runs in its own thread, and copy its result back into the array unless
+    they share memory, as on CPU."""
     result = tensor.asnumpy()
     if not np.may_share_memory(result, array):
         array[...] = result
 
 
 def synchronize_device() -> None:
-    """Wait for the graphs that were launched. On CPU a call of a graph returns when it is done."""
+    """Wait for the launched graphs. On CPU a call returns when its graph is done."""
     if _device == "Ascend":
         from mindspore import runtime
 
@@ -303,172 +285,10 @@ def synchronize_device() -> None:
 
 
 def offload_parameter(parameter: Parameter) -> None:
-    """Copy a parameter to host memory and free its memory on the device; MindSpore changes nothing on CPU."""
+    """Move a parameter to host memory and free its device memory; does nothing on CPU."""
     parameter._offload()
 
 
 def load_parameter(parameter: Parameter) -> None:
     """Bring a parameter back to the device, after `offload_parameter`."""
     parameter._load()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchOrders:
-    """What the launcher tells its workers. launcher: its process id. is_terminal: rank 0 writes for a terminal."""
-
-    log_dir: str
-    state_dir: str
-    launcher: int
-    is_terminal: bool
-
-
-_ROLLOUT_SERVERS = "MINDGSPO_ROLLOUT_SERVERS"  # that the launcher has started, for its workers
-API_KEY = "MINDGSPO_API_KEY"
-"""The variable that holds the key of servers that generate."""
-_api_key: str | None = None
-
-
-def rollout_servers() -> dict[str, int]:
-    """{URL: process id} of the servers that were started to generate for this run; none where nobody started any."""
-    return json.loads(os.environ.get(_ROLLOUT_SERVERS, "{}"))
-
-
-def tell_rollout_servers(servers: Mapping[str, int], key: str) -> None:
-    """To this process and the ranks that it starts, see `rollout_servers` and `api_key`."""
-    global _api_key
-    os.environ[_ROLLOUT_SERVERS], _api_key = json.dumps(servers), key
-
-
-def api_key() -> str | None:
-    """The key of servers that generate. From the first call on it is in no environment that a child inherits; the
-    launcher gives it to rank 0."""
-    global _api_key
-    _api_key = os.environ.pop(API_KEY, _api_key)
-    return _api_key
-
-
-def choose_card(number: str) -> None:
-    """Of this machine, for this process alone; before `set_up_runtime`."""
-    os.environ["DEVICE_ID"] = number
-
-
-_LAUNCH = "MINDGSPO_LAUNCH"
-# A collective on CPU gives up after 30 s by default, also when a rank merely compiles or evaluates for longer. Who
-# died is found out by the launcher at once, and who is slow is reported by its watch: both limits can be a day.
-_NO_LIMIT_S = "86400"
-_FORMING_S = "600"  # msrun's limit for the forming of a cluster
-# More workers than this leave MindSpore's interval of messages to the scheduler (3 to 5 s) as it is.
-_MAX_WORKERS_OF_SHORT_INTERVAL = 64
-
-
-def worker_environment(
-    orders: LaunchOrders, *, rank: int | None, num_workers: int, num_local_workers: int, scheduler: tuple[str, int]
-) -> dict[str, str]:
-    """The environment of one started process, as msrun makes it; what the user has set of other variables stays.
-
-    rank: None for MindSpore's scheduler, which listens at `scheduler` (IP address, port).
-    """
-    environment = dict(os.environ)
-    environment |= {
-        _LAUNCH: json.dumps(dataclasses.asdict(orders)),
-        "MS_WORKER_NUM": str(num_workers),
-        "MS_SCHED_HOST": scheduler[0],
-        "MS_SCHED_PORT": str(scheduler[1]),
-        "MS_TOPO_TIMEOUT": _FORMING_S,
-        "MS_ROLE": "MS_SCHED" if rank is None else "MS_WORKER",
-        "RANK_SIZE": str(num_workers),
-        "RANK_ID": str(rank or 0),
-    }
-    if rank == 0 and (key := api_key()) is not None:
-        environment[API_KEY] = key
-    if rank is not None:
-        environment |= {"MS_NODE_ID": str(rank), "DEVICE_ID": str(rank % num_local_workers)}
-    environment.setdefault("MS_CPU_COMM_OP_TIMEOUT", _NO_LIMIT_S)
-    if num_local_workers == num_workers:  # else the scheduler alone notices that another machine is gone, after 30 s
-        environment.setdefault("MS_NODE_TIMEOUT", _NO_LIMIT_S)
-    if num_workers <= _MAX_WORKERS_OF_SHORT_INTERVAL:  # saves seconds while the cluster forms
-        environment.setdefault("MS_RETRY_INTERVAL_LOWER", "1")
-        environment.setdefault("MS_RETRY_INTERVAL_UPPER", "1")
-    if orders.is_terminal and rank == 0:  # it writes to a file, which the launcher copies to the terminal
-        columns, lines = shutil.get_terminal_size()
-        environment.setdefault("TTY_COMPATIBLE", "1")
-        environment |= {"COLUMNS": str(columns), "LINES": str(lines)}
-    return environment
-
-
-def launch_orders() -> LaunchOrders | None:
-    """What the launcher told this worker; None in a process that it did not start."""
-    text = os.environ.get(_LAUNCH)
-    return LaunchOrders(**json.loads(text)) if text else None
-
-
-def launched_rank() -> int:
-    """Number of this worker among all, known from the start; `rank()` is known when the cluster has formed."""
-    return int(os.environ["MS_NODE_ID"])
-
-
-def msrun_workers() -> tuple[int, int | None]:
-    """How many workers msrun was asked for, and which of them this is, where that is known from the start."""
-    rank = os.environ.get("MS_NODE_ID", "")
-    return int(os.environ["MS_WORKER_NUM"]), int(rank) if rank.isdecimal() else None
-
-
-def is_scheduler() -> bool:
-    """Whether this process was started as the scheduler, which must not do a worker's work."""
-    return os.environ.get("MS_ROLE") == "MS_SCHED"
-
-
-def is_launched() -> bool:
-    """Whether the launcher or msrun started this process, in either role; `launch.worker.run_worker` handles both."""
-    return is_worker() or is_scheduler()
-
-
-def await_scheduler(poll_s: float = 0.05) -> None:
-    """Wait until the scheduler listens. `join_cluster` alone would come back 3 s later after one refused connection.
-
-    Gives up after the limit for the forming of a cluster; then `join_cluster` says what is wrong.
-    """
-    address = os.environ["MS_SCHED_HOST"], int(os.environ["MS_SCHED_PORT"])
-    give_up = time.monotonic() + float(os.environ["MS_TOPO_TIMEOUT"])
-    while time.monotonic() < give_up:
-        try:
-            socket.create_connection(address, timeout=5.0).close()
-            return
-        except OSError:
-            time.sleep(poll_s)
-
-
-def serve_as_scheduler() -> None:
-    """MindSpore's scheduler: returns, or ends the process, when all workers have left the cluster.
-
-    Raises RuntimeError where the port is taken or a worker is lost. Holds Python's lock all the time.
-    """
-    from mindspore import communication
-
-    communication.init()
-
-
-def run_exit_functions() -> None:
-    """What Python would call at its end; MindSpore's own takes this process out of the cluster in order."""
-    atexit._run_exitfuncs()
-
-
-def adopt_orphans(is_on: bool) -> None:
-    """Descendants whose parent ends become this process's children instead of init's (Linux)."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, int(is_on))
-
-
-def die_with_parent() -> None:
-    """The kernel kills this process when its parent ends, even while it hangs in C code (Linux)."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
-
-
-def _prctl(option: int, argument: int) -> None:
-    library = ctypes.CDLL(None, use_errno=True)
-    if library.prctl(option, ctypes.c_ulong(argument), 0, 0, 0) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"prctl({option}): {os.strerror(code)}")

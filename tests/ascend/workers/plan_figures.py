@@ -136,11 +136,11 @@ def figures(case: Mapping, device: str) -> Arrays:
 def body(folder: Path, device: str) -> int:
     """Every case of the job, one after the other."""
     from mindgspo.parallel.collectives import host as collectives
-    from mindgspo.parallel.platform import runtime
+    from mindgspo.parallel.platform import runtime, worker_process
     from mindgspo.parallel.platform.cluster import join_other_ranks
 
     runtime.set_up_runtime(device)
-    if runtime.is_launched():
+    if worker_process.is_launched():
         join_other_ranks()
         collectives.open_shared_memory()
     for case in json.loads((folder / "job.json").read_text()):
@@ -148,7 +148,7 @@ def body(folder: Path, device: str) -> int:
         if runtime.rank() == 0:
             np.savez(folder / f"{case['name']}.npz", **arrays)
             print(case["name"], "loss", arrays["loss"], "norm", arrays["grad_norm"], flush=True)
-    if runtime.is_launched():
+    if worker_process.is_launched():
         collectives.barrier()
     return 0
 
@@ -157,13 +157,13 @@ if __name__ == "__main__":
     import os
 
     from ascend_emulator.launcher import enter_emulated_cards
-    from mindgspo.parallel.platform import runtime
+    from mindgspo.parallel.platform import worker_process
 
     sys.path[:0] = [str(Path(__file__).parents[2] / "distributed" / "workers")]
     folder, device = Path(sys.argv[1]), sys.argv[2]
-    if device == "Ascend" and not runtime.is_scheduler():
+    if device == "Ascend" and not worker_process.is_scheduler():
         enter_emulated_cards()
-    if runtime.is_launched():
+    if worker_process.is_launched():
         from mindgspo.launch.worker import run_worker
 
         run_worker(lambda: body(folder, device))

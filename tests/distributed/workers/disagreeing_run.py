@@ -12,12 +12,12 @@ from pathlib import Path
 
 from mindgspo.config import DataSourceSection, ExperimentConfig, load_config
 from mindgspo.launch.worker import run_worker
-from mindgspo.parallel.platform import runtime
+from mindgspo.parallel.platform import worker_process
 
 
 def body(what: str, config: Path, folder: Path) -> int:
     experiment = load_config(config)
-    rank = runtime.launched_rank()
+    rank = worker_process.launched_rank()
     is_last = rank == experiment.plans.train.world_size - 1
     if what == "config" and is_last:
         optimizer = experiment.optimizer.model_copy(update={"lr": 2 * experiment.optimizer.lr})

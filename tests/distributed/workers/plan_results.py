@@ -26,7 +26,7 @@ from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.scoring import PolicyScorer, TokenScores
 from mindgspo.models.weights import initialize_weights
 from mindgspo.parallel.plans.placement import Placement
-from mindgspo.parallel.platform import runtime
+from mindgspo.parallel.platform import runtime, worker_process
 from mindgspo.reshard.resharder import gather_to_first_rank
 from mindgspo.rollout.weight_transfer import weights_as_numpy
 from mindgspo.trainer.reference import ReferencePolicy
@@ -166,4 +166,4 @@ def _sampled(infer: Mapping[str, object], section: ModelSection, trained: nn.Cel
     sampler = PlanSampler(ParallelPlan(**infer), section, trained, num_samples=NUM_SAMPLES)
     found = sampler.sample(NUM_UPDATES)
     arrays = {f"sampled/{name}": array for name, array in found.items()}
-    return arrays if runtime.is_launched() else arrays | {"margin": sampler.margins(found["ids"])}
+    return arrays if worker_process.is_launched() else arrays | {"margin": sampler.margins(found["ids"])}

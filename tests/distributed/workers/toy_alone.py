@@ -15,11 +15,11 @@ import time
 
 from mindgspo.errors import DataError
 from mindgspo.launch.worker import run_worker
-from mindgspo.parallel.platform import heartbeat, runtime
+from mindgspo.parallel.platform import heartbeat, worker_process
 
 
 def work() -> int:
-    action, is_chosen = sys.argv[1], int(sys.argv[2]) == runtime.launched_rank()
+    action, is_chosen = sys.argv[1], int(sys.argv[2]) == worker_process.launched_rank()
     for step in (1, 2):
         heartbeat.enter("generate", step)
         if is_chosen and step == 2:

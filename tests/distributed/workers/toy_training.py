@@ -13,7 +13,7 @@ import time
 import numpy as np
 
 from mindgspo.launch.worker import run_worker
-from mindgspo.parallel.platform import heartbeat, runtime
+from mindgspo.parallel.platform import heartbeat, runtime, worker_process
 from mindgspo.parallel.platform.cluster import join_other_ranks
 
 
@@ -33,7 +33,7 @@ def train() -> int:
     runtime.set_up_runtime("CPU")
     join_other_ranks()
     rank, size = runtime.rank(), runtime.world_size()
-    assert rank == runtime.launched_rank()
+    assert rank == worker_process.launched_rank()
     print(f"rank {rank} of {size} with {sys.executable}")
     for step in range(1, num_steps + 1):
         heartbeat.enter("generate", step)

@@ -15,7 +15,7 @@ from running import PROJECT, command, environment
 from mindgspo.errors import ConfigError
 from mindgspo.launch.processes import handed_over
 from mindgspo.launch.serving import _bound
-from mindgspo.parallel.platform import runtime
+from mindgspo.parallel.platform import worker_process
 from mindgspo.rollout.server_key import server_key
 
 EXAMPLE = PROJECT / "examples" / "arithmetic" / "gspo.yaml"
@@ -33,8 +33,8 @@ caller.sendall(b"the child")
 
 @pytest.fixture
 def no_key(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(runtime, "_api_key", None)
-    monkeypatch.delenv(runtime.API_KEY, raising=False)
+    monkeypatch.setattr(worker_process, "_api_key", None)
+    monkeypatch.delenv(worker_process.API_KEY, raising=False)
     yield
 
 
@@ -92,7 +92,7 @@ def test_a_taken_port_and_a_name_that_is_not_known() -> None:
 def test_the_command_refuses_it_before_anything_is_compiled() -> None:
     refused = subprocess.run(
         command("serve", EXAMPLE, "--host", "0.0.0.0", "--port", "0"),
-        env={name: text for name, text in environment().items() if name != runtime.API_KEY},
+        env={name: text for name, text in environment().items() if name != worker_process.API_KEY},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert refused.returncode == 1 and "give a key, by --api-key-file or MINDGSPO_API_KEY" in refused.stderr, refused
@@ -100,18 +100,20 @@ def test_the_command_refuses_it_before_anything_is_compiled() -> None:
 
 @pytest.mark.usefixtures("no_key")
 def test_a_key_of_the_environment_is_inherited_by_rank_0_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(runtime.API_KEY, "s3cret")
-    assert [runtime.api_key(), runtime.api_key()] == ["s3cret"] * 2 and runtime.API_KEY not in os.environ
-    orders = runtime.LaunchOrders(log_dir="", state_dir="", launcher=1, is_terminal=False)
+    monkeypatch.setenv(worker_process.API_KEY, "s3cret")
+    assert [worker_process.api_key(), worker_process.api_key()] == [
+        "s3cret"
+    ] * 2 and worker_process.API_KEY not in os.environ
+    orders = worker_process.LaunchOrders(log_dir="", state_dir="", launcher=1, is_terminal=False)
     for rank in (None, 0, 1):
-        found = runtime.worker_environment(
+        found = worker_process.worker_environment(
             orders, rank=rank, num_workers=2, num_local_workers=2, scheduler=("127.0.0.1", 1)
         )
-        assert found.get(runtime.API_KEY) == ("s3cret" if rank == 0 else None)
+        assert found.get(worker_process.API_KEY) == ("s3cret" if rank == 0 else None)
     # That of a run and its own servers takes its place.
     monkeypatch.setenv("MINDGSPO_ROLLOUT_SERVERS", "{}")
-    runtime.tell_rollout_servers({"http://127.0.0.1:1": 7}, "of the run")
-    assert runtime.api_key() == "of the run" and runtime.rollout_servers() == {"http://127.0.0.1:1": 7}
+    worker_process.tell_rollout_servers({"http://127.0.0.1:1": 7}, "of the run")
+    assert worker_process.api_key() == "of the run" and worker_process.rollout_servers() == {"http://127.0.0.1:1": 7}
     assert "of the run" not in str(dict(os.environ))
 
 
