@@ -1,4 +1,4 @@
-"""Every script of tools/ that a page names is run by a test, with the options that the page names."""
+"""Every script of tools/ that a page names is run by a test, with the options that the page shows."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ RUNS = {
     "bench_rewards.py --responses 20 --comparisons 4 --runs 1 --timeout 1": '"timeout": 1',
     "bench_schedules.py --steps 2 --skip 0 --prompts 8 --token-seconds 0.001 --only sync": '"schedules"',
     "make_memory_table.py --check": "",
+    f"convert_weights.py {PROJECT}/examples/arithmetic/warmed_up float32 --dtype float32": "float32",
 }
 SLOW_MODEL = "bench_schedules.py --slow-model PORT --slots 4 --token-seconds 0.001"
 
