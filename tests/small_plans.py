@@ -10,7 +10,7 @@ from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.models.names import weight_shapes
 from mindgspo.parallel.plans.layout import Layout
 from mindgspo.parallel.plans.parameter_layouts import moment_layouts, parameter_layouts
-from mindgspo.parallel.plans.ranks import RankGrid
+from mindgspo.parallel.plans.placement import RankGrid
 from mindgspo.strategy.file import save_strategy
 from mindgspo.strategy.layouts import compiled_strategy, stage_strategy, strategy_layouts
 from mindgspo.strategy.record import Strategy
@@ -53,7 +53,7 @@ def write_strategy(path: Path, layouts: Mapping[str, Layout], *, plan: ParallelP
 def compiled_layouts(layouts: Mapping[str, Layout], *, plan: ParallelPlan) -> dict[str, Layout]:
     """The layouts with the cuts of `compiled_strategy` in them: what every rank of a compiled graph really holds."""
     stages = range(plan.pipeline_stage)
-    ranks = [RankGrid.of(plan).stage_ranks(stage)[0] for stage in stages]
+    ranks = [RankGrid(plan).stage_ranks(stage)[0] for stage in stages]
     records = [compiled_strategy(layouts, plan=plan, rank=rank) for rank in ranks]
     merged = Strategy(stages={stage: entries for record in records for stage, entries in record.stages.items()})
     return strategy_layouts(merged, {name: layout.shape for name, layout in layouts.items()})

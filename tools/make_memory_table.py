@@ -29,7 +29,7 @@ from pathlib import Path
 import psutil
 
 from mindgspo.config import ExperimentConfig, load_config
-from mindgspo.parallel.plans.ranks import RankGrid
+from mindgspo.parallel.plans.placement import RankGrid
 from mindgspo.planner import GIB, graph_memory, with_cache_budget
 from mindgspo.planner.measured import fingerprint, stored_peaks
 from mindgspo.planner.rank_work import whole_bytes
@@ -145,11 +145,11 @@ def wanted(config: ExperimentConfig) -> Iterator[tuple[str, int, bool]]:
     """Graph, rank, and whether it is that of a last stage other than the first."""
     plans = {"train": config.plans.train, "reference": config.plans.scoring}
     for graph, is_last in COLUMNS:
-        grid = RankGrid.of(plans.get(graph, config.plans.infer))
+        grid = RankGrid(plans.get(graph, config.plans.infer))
         if not is_last:
             yield graph, 0, False
-        elif grid.pipeline_stage > 1:
-            yield graph, grid.stage_ranks(grid.pipeline_stage - 1)[0], True
+        elif grid.plan.pipeline_stage > 1:
+            yield graph, grid.stage_ranks(grid.plan.pipeline_stage - 1)[0], True
 
 
 def read_figures() -> list[Figure]:

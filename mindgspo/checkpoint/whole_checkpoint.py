@@ -20,7 +20,7 @@ from mindgspo.checkpoint.stored_files import StoredCheckpoint
 from mindgspo.errors import CheckpointError
 from mindgspo.io import Closing
 from mindgspo.parallel.plans.layout import Layout, Shape, SliceIndex, TensorSlice
-from mindgspo.parallel.plans.ranks import Ranks
+from mindgspo.parallel.plans.placement import Ranks
 from mindgspo.reshard.planner import touching_slices, whole_layout
 from mindgspo.strategy.layouts import check_fits, strategy_layouts
 from mindgspo.strategy.record import Strategy, without_prefixes

@@ -211,12 +211,12 @@ def _group_sums(config: ExperimentConfig) -> Iterator[tuple[str, bool]]:
 
     from mindgspo.parallel.collectives.graph import all_reduce
     from mindgspo.parallel.collectives.host import wait_for_ranks
-    from mindgspo.parallel.plans.ranks import RankGrid, Ranks
+    from mindgspo.parallel.plans.placement import RankGrid, Ranks
     from mindgspo.parallel.platform import runtime
 
     rank, groups = runtime.rank(), {}
     for name, plan in (("train", config.plans.train), ("infer", config.plans.infer)):
-        grid = RankGrid.of(plan)
+        grid = RankGrid(plan)
         kinds: dict[str, Ranks] = {
             "world": tuple(range(grid.world_size)),
             "model": grid.model_group(rank),

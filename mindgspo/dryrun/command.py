@@ -17,8 +17,7 @@ from mindgspo.dryrun.report import block, summary
 from mindgspo.dryrun.runner import BUILDER, TIME_LIMIT_S, GraphResult, run_child
 from mindgspo.errors import DryRunError
 from mindgspo.io import write_error
-from mindgspo.parallel.plans.placement import Placement
-from mindgspo.parallel.plans.ranks import RankGrid
+from mindgspo.parallel.plans.placement import Placement, RankGrid
 from mindgspo.parallel.platform.emulator import find_toolchain
 from mindgspo.planner.cache_budget import with_cache_budget
 from mindgspo.planner.command import DRY_RUNS
@@ -164,8 +163,8 @@ class DryRun:
             return range(self._world_size)
         if self.request.ranks is not None:
             return self.request.ranks
-        grid = RankGrid.of(_plan(self.config, graph))
-        return [grid.stage_ranks(stage)[0] for stage in range(grid.pipeline_stage)]
+        grid = RankGrid(_plan(self.config, graph))
+        return [grid.stage_ranks(stage)[0] for stage in range(grid.plan.pipeline_stage)]
 
 
 def has_graph(plan: ParallelPlan, graph: str, rank: int) -> bool:

@@ -24,7 +24,7 @@ from mindgspo.parallel.collectives.host import GraphOfRanks
 from mindgspo.parallel.collectives.replicas import Replicas
 from mindgspo.parallel.ops.device import PolicyInputs, attention_segments, policy_inputs, takes_packed
 from mindgspo.parallel.ops.kernels import LinearKernel, LogProbKernel, RowsKernel
-from mindgspo.parallel.pipeline.stage import Stage, entering
+from mindgspo.parallel.pipeline import Stage, entering
 from mindgspo.parallel.platform.runtime import call_compiled
 from mindgspo.types import Batch, ExpertArray, Float32Array, Int32Array
 

@@ -11,8 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 import psutil
 
 from mindgspo.config import ExperimentConfig
-from mindgspo.parallel.plans.placement import Placement
-from mindgspo.parallel.plans.ranks import Ranks
+from mindgspo.parallel.plans.placement import Placement, Ranks
 from mindgspo.planner.ascend_memory import ascend_reserve, ascend_temporary, graph_bytes
 from mindgspo.planner.cpu_memory import cpu_reserve, cpu_standing, cpu_temporary
 from mindgspo.planner.memory_plan import GIB, MemoryPlan, Part, PhaseMemory, RankMemory, SwapLevel
@@ -75,10 +74,10 @@ def level_of(config: ExperimentConfig) -> SwapLevel:
 def _rank_classes(config: ExperimentConfig) -> list[Ranks]:
     """Ranks of one stage hold slices of equal size; on CPU rank 0 also gathers checkpoints in the memory they share."""
     grid = Placement(plan=config.plans.train, rank=0).grid
-    classes = [grid.stage_ranks(stage) for stage in range(grid.pipeline_stage)]
+    classes = [grid.stage_ranks(stage) for stage in range(grid.plan.pipeline_stage)]
     if config.algorithm.kl.placement != "none":
         scoring = Placement(plan=config.plans.scoring, rank=0).grid
-        stages = [frozenset(scoring.stage_ranks(stage)) for stage in range(scoring.pipeline_stage)]
+        stages = [frozenset(scoring.stage_ranks(stage)) for stage in range(scoring.plan.pipeline_stage)]
         parts = [tuple(rank for rank in ranks if rank in stage) for ranks in classes for stage in stages]
         classes = [ranks for ranks in parts if ranks]
     if config.device == "CPU" and len(classes[0]) > 1:

@@ -15,7 +15,7 @@ from mindgspo.errors import CheckpointError, ConfigError
 from mindgspo.models.names import mindformers_names, parameter_shapes
 from mindgspo.parallel.plans.layout import Layout
 from mindgspo.parallel.plans.parameter_layouts import parameter_layouts
-from mindgspo.parallel.plans.ranks import RankGrid
+from mindgspo.parallel.plans.placement import RankGrid
 from mindgspo.strategy.file import read_source, write_strategies
 from mindgspo.strategy.layouts import compiled_strategy, hsdp_size
 from mindgspo.strategy.record import NOT_SPLIT, Strategy
@@ -138,9 +138,9 @@ def plan_strategy(config: Path, plan: str) -> Strategy:
         changed = {"data_parallel": data, "model_parallel": cards, "pipeline_stage": stages, "context_parallel": 1}
         plans = plans.model_copy(update={"train": type(plans.train)(**{**plans.train.model_dump(), **changed})})
     used, layouts = graph_layouts(model, plans, "train" if sizes else plan)
-    grid = RankGrid.of(used)
+    grid = RankGrid(used)
     stages_of = [
-        compiled_strategy(layouts, plan=used, rank=grid.stage_ranks(stage)[0]) for stage in range(grid.pipeline_stage)
+        compiled_strategy(layouts, plan=used, rank=grid.stage_ranks(stage)[0]) for stage in range(used.pipeline_stage)
     ]
     merged = {stage: entries for record in stages_of for stage, entries in record.stages.items()}
     return replace(stages_of[0], stages=merged, source=f"plan {plan} of {config}")

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from mindgspo.parallel.plans.layout import Layout, TensorSlice
-from mindgspo.parallel.plans.ranks import Ranks
+from mindgspo.parallel.plans.placement import Ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

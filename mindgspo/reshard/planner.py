@@ -17,7 +17,7 @@ from math import prod
 
 from mindgspo.errors import ConfigError, WeightsError
 from mindgspo.parallel.plans.layout import NOT_SPLIT, Layout, Shape, SliceIndex, TensorSlice
-from mindgspo.parallel.plans.ranks import Ranks
+from mindgspo.parallel.plans.placement import Ranks
 from mindgspo.reshard.plan import BlockTransfer, Bucket, ReshardPlan, Step, broadcast_group, runs_within
 from mindgspo.text import listed
 

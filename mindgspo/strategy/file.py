@@ -55,7 +55,7 @@ from mindgspo.config.plan import ParallelPlan
 from mindgspo.errors import CheckpointError
 from mindgspo.io import parse_json, write_file
 from mindgspo.parallel.plans.layout import Layout
-from mindgspo.parallel.plans.ranks import RankGrid
+from mindgspo.parallel.plans.placement import RankGrid
 from mindgspo.strategy.layouts import stage_strategy
 from mindgspo.strategy.record import StoredLayout, Strategy, check_sizes, device_axes
 from mindgspo.text import shorten
@@ -104,7 +104,7 @@ def write_strategies(
     strategy_of: `stage_strategy` or `compiled_strategy`. The files of a stage are equal, so each is worked out once.
     Raises CheckpointError as `rank_paths` and `save_strategy`.
     """
-    grid = RankGrid.of(plan)
+    grid = RankGrid(plan)
     paths = rank_paths(Path(folder), plan, suffix)
     for stage in range(plan.pipeline_stage):
         ranks = grid.stage_ranks(stage)

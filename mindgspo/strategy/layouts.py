@@ -23,7 +23,7 @@ from math import prod
 from mindgspo.config.plan import ParallelPlan
 from mindgspo.errors import CheckpointError, ConfigError, WeightsError
 from mindgspo.parallel.plans.layout import Layout, Shape
-from mindgspo.parallel.plans.ranks import RankGrid, Ranks
+from mindgspo.parallel.plans.placement import RankGrid, Ranks
 from mindgspo.strategy.record import (
     ALL_REPLICAS,
     NOT_SPLIT,
@@ -97,7 +97,7 @@ def without_single_devices(stored: StoredLayout) -> StoredLayout:
 def stage_strategy(layouts: Mapping[str, Layout], *, plan: ParallelPlan, rank: int) -> Strategy:
     """The record of a rank's file: the parameters of its pipeline stage, in the order of `layouts`, which are of this
     plan; weights and, under names of their own, optimizer moments."""
-    grid = RankGrid.of(plan)
+    grid = RankGrid(plan)
     if not 0 <= rank < grid.world_size:
         raise ConfigError(f"rank {rank}: the plan {plan} has the ranks 0 to {grid.world_size - 1}")
     stage = grid.coordinates(rank).stage

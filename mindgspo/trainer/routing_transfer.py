@@ -16,8 +16,7 @@ import numpy as np
 from mindgspo.batches.routing import expert_loads, no_routing, with_experts
 from mindgspo.config import ModelSection
 from mindgspo.parallel.collectives.host import send_between, sum_over_world
-from mindgspo.parallel.plans.placement import Placement
-from mindgspo.parallel.plans.ranks import Ranks
+from mindgspo.parallel.plans.placement import Placement, Ranks
 from mindgspo.types import Batch, ExpertArray, Response, Routing, ScoredGroup
 
 

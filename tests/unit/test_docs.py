@@ -76,7 +76,7 @@ def test_links_and_files_named_lead_somewhere(document: Path) -> None:
     }
     missing = [name for name in named if not (document.parent / name).exists() and not (PROJECT / name).exists()]
     assert missing == [], document.name
-    # `parallel/plans/ranks.py` is mindgspo/parallel/plans/ranks.py, where mindgspo/parallel is a package.
+    # `parallel/plans/placement.py` is mindgspo/parallel/plans/placement.py, where mindgspo/parallel is a package.
     named = {span for span in code_spans(text_of(document)) if re.fullmatch(r"[a-z_]+/[\w/]*\w\.(?:py|yaml)", span)}
     packages = {path.parent.name for path in (PROJECT / "mindgspo").glob("*/__init__.py")}
     missing = [name for name in named if name.split("/")[0] in packages and not (PROJECT / "mindgspo" / name).exists()]

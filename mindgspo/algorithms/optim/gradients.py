@@ -14,8 +14,7 @@ from mindgspo.batches.routing import RoutedTokens
 from mindgspo.parallel.collectives.graph import all_reduce
 from mindgspo.parallel.ops.device import has_kernels, policy_inputs
 from mindgspo.parallel.ops.kernels import AccumulateKernel
-from mindgspo.parallel.plans.placement import ALONE, Placement
-from mindgspo.parallel.plans.ranks import Ranks
+from mindgspo.parallel.plans.placement import ALONE, Placement, Ranks
 from mindgspo.parallel.platform.parameter_memory import set_values, zeros_beside
 from mindgspo.types import Batch
 

@@ -28,8 +28,7 @@ from mindgspo.parallel.collectives.graph import all_gather, all_reduce, reduce_s
 from mindgspo.parallel.collectives.host import GraphOfRanks, wait_for_ranks, world_ranks
 from mindgspo.parallel.plans.layout import Layout
 from mindgspo.parallel.plans.parameter_layouts import gradient_ranks, moment_layouts, parameter_layouts
-from mindgspo.parallel.plans.placement import ALONE, Placement
-from mindgspo.parallel.plans.ranks import Ranks
+from mindgspo.parallel.plans.placement import ALONE, Placement, Ranks
 from mindgspo.parallel.platform.parameter_memory import zero_parameter
 
 BUCKET_BYTES = 64 << 20

@@ -39,7 +39,7 @@ from mindgspo.models.weights import hold_masters
 from mindgspo.parallel.collectives.host import GraphOfRanks
 from mindgspo.parallel.collectives.replicas import Arrays, Replicas
 from mindgspo.parallel.ops.device import takes_packed
-from mindgspo.parallel.pipeline.stage import Stage, entering
+from mindgspo.parallel.pipeline import Stage, entering
 from mindgspo.parallel.plans.layout import Layout, Shape
 from mindgspo.parallel.plans.placement import ALONE, Placement
 from mindgspo.parallel.platform.parameter_memory import set_values, values_of

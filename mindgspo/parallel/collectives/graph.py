@@ -16,7 +16,7 @@ from mindspore import Tensor, nn, ops
 
 from mindgspo.parallel.collectives.host import group_name
 from mindgspo.parallel.ops.kernels import kernel
-from mindgspo.parallel.plans.ranks import Ranks
+from mindgspo.parallel.plans.placement import Ranks
 from mindgspo.parallel.platform.runtime import current_device
 
 _made: Counter[Ranks] = Counter()

@@ -21,7 +21,7 @@ from mindspore import Tensor, nn
 
 from mindgspo.errors import ConfigError
 from mindgspo.parallel.collectives.shared_memory import SLOT_BYTES, SharedMemoryGroup, new_group_file
-from mindgspo.parallel.plans.ranks import Ranks
+from mindgspo.parallel.plans.placement import Ranks
 from mindgspo.parallel.platform import heartbeat, runtime
 from mindgspo_kernels.binding import graph_failure
 from mindgspo_kernels.build import KernelsUnavailable

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from mindgspo.errors import ConfigError
-from mindgspo.parallel.plans.ranks import Ranks
+from mindgspo.parallel.plans.placement import Ranks
 from mindgspo.parallel.platform import heartbeat
 from mindgspo_kernels.binding import call, group_bytes
 

@@ -19,8 +19,7 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from mindgspo.parallel.collectives.graph import all_gather, all_gather_used, all_reduce, all_to_all, reduce_scatter
-from mindgspo.parallel.plans.placement import Placement
-from mindgspo.parallel.plans.ranks import Ranks
+from mindgspo.parallel.plans.placement import Placement, Ranks
 from mindgspo.parallel.platform.runtime import current_device
 
 zeros_like = ops.ZerosLike()

@@ -15,7 +15,7 @@ from functools import lru_cache
 from math import prod
 
 from mindgspo.errors import ConfigError
-from mindgspo.parallel.plans.ranks import Ranks, device_coordinate
+from mindgspo.parallel.plans.placement import Ranks, device_coordinate
 from mindgspo.text import divisors, either, nearest
 
 

@@ -1,16 +1,17 @@
-"""The layout of every parameter of a model, and of its optimizer moments, under a parallel plan.
+"""Layouts of a model's parameters and of their optimizer moments under a parallel plan.
 
-Matrices are [out, in], those of experts [experts, out, in]. Column-parallel ones are split by out (bias too),
-row-parallel ones by in, the output table by vocabulary, the input table as `vocab_emb_dp` says; norms are whole
-everywhere, those of heads (Qwen3) too, though each rank uses them on its own heads, and so are routers. Layers go to
-pipeline stages as `ranks.layers_of_stage` says, the input table to the first, the last norm and the output table to the
-last; a table that is both (tied embeddings) to the first and the last.
+Matrices are [out, in], those of experts [experts, out, in]. Column-parallel matrices are split by out, with their
+biases, row-parallel ones by in, the output table by vocabulary, the input table as `vocab_emb_dp` says. Norms and
+routers are whole on every rank, also norms of heads (Qwen3), which each rank applies to its own heads only.
+
+`placement.layers_of_stage` assigns layers to pipeline stages. The input table is on the first stage, the last norm and
+the output table are on the last, and a table that is both (tied embeddings) is on the first and the last.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from enum import Enum, auto
 from math import prod
@@ -19,18 +20,18 @@ from mindgspo.config.model import FAMILIES, Family, ModelSection
 from mindgspo.config.plan import ParallelPlan
 from mindgspo.errors import ConfigError, WeightsError
 from mindgspo.parallel.plans.layout import NOT_SPLIT, Layout, Shape
-from mindgspo.parallel.plans.ranks import RankGrid, Ranks, stage_of_layer
+from mindgspo.parallel.plans.placement import RankGrid, Ranks, stage_of_layer
 from mindgspo.text import did_you_mean, divisors, either, nearest
 
 
 class Split(Enum):
-    """How model_parallel acts on a parameter."""
+    """Ways in which a plan splits a parameter."""
 
     WHOLE = auto()
     """Every rank of the stage holds all of it and sees whole activations with it."""
     WHOLE_FOR_OWN_PART = auto()
-    """Every rank of the stage holds all of it and finds the part of its gradient that its own heads or features give
-    (norms of heads, routers)."""
+    """Every rank of the stage holds all of it and finds the part of its gradient from its own heads or features (norms
+    of heads, routers)."""
     COLUMN = auto()
     """Axis 0 (output features) over model_parallel."""
     KEY_VALUE = auto()
@@ -47,7 +48,7 @@ class Split(Enum):
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
-# By our parameter names, without `model.layers.{i}.` in front.
+# By parameter name without its prefix `model.layers.{i}.`.
 _ALL: Mapping[str, Split] = {
     "model.embed_tokens.weight": Split.INPUT_TABLE,
     "input_layernorm.weight": Split.WHOLE,
@@ -95,22 +96,21 @@ _WHOLE = (Split.WHOLE, Split.WHOLE_FOR_OWN_PART)
 
 
 def parameter_layouts(shapes: Mapping[str, Shape], model: ModelSection, plan: ParallelPlan) -> dict[str, Layout]:
-    """{name: layout} of every weight, in the order of `shapes` ({our parameter name: full shape}).
+    """Return {name: layout} of every weight, in the order of `shapes` ({our parameter name: full shape}).
 
-    Raises ConfigError where the plan does not fit the model, WeightsError for a name the architecture does not have.
+    Raises ConfigError if the plan does not fit the model, WeightsError for a name that the architecture does not have.
     """
-    grid = RankGrid.of(plan)
-    for problem in _head_and_stage_problems(model, plan):
-        raise ConfigError(problem)
+    grid = RankGrid(plan)
+    _require_whole_heads_and_layers(model, plan)
     return {name: _layout(name, shape, model, plan, grid) for name, shape in shapes.items()}
 
 
 def moment_layouts(shapes: Mapping[str, Shape], model: ModelSection, plan: ParallelPlan) -> dict[str, Layout]:
-    """{name: layout} of each optimizer moment of the weight of that name; errors as `parameter_layouts`.
+    """Return {name: layout} of each weight's optimizer moments; errors as `parameter_layouts`.
 
-    Equal to the weight's without `optimizer_shard`. With it, axis 0 of the weight's slice is split further over the
-    ranks of data_parallel x context_parallel; where it does not divide, the moment is kept whole and the layout's
-    remark says so.
+    Without `optimizer_shard` it is the weight's layout. With it, axis 0 of the weight's slice is split further over the
+    ranks of data_parallel x context_parallel; if it does not divide, the moment is kept whole and the layout's remark
+    says so.
     """
     weights = parameter_layouts(shapes, model, plan)
     if not plan.optimizer_shard or plan.token_parts == 1:
@@ -123,14 +123,14 @@ def moment_layouts(shapes: Mapping[str, Shape], model: ModelSection, plan: Paral
 def gradient_ranks(
     layouts: Mapping[str, Layout], model: ModelSection, plan: ParallelPlan, rank: int
 ) -> dict[str, Ranks]:
-    """{name: ranks over which its gradient is summed} of the weights that `rank` holds; the rank itself among them.
+    """Return {name: ranks over which its gradient is summed, including `rank`} of the weights that `rank` holds.
 
-    Norms of the residual stream see whole activations, unless use_seq_parallel splits these, too: all model-parallel
-    ranks find the same gradient, and those with other tokens add theirs up. Of every other weight, norms of heads among
-    them, each rank finds only what its own tokens, heads, vocabulary or stage contribute, so that all holders of a
-    slice add theirs up.
+    Norms of the residual stream see whole activations unless use_seq_parallel splits these too: all model-parallel
+    ranks find the same gradient, which is summed over the ranks with other tokens. For any other weight, including
+    norms of heads, a rank finds only the contribution of its own tokens, heads, vocabulary or stage, so the gradient is
+    summed over all holders of the slice.
     """
-    grid = RankGrid.of(plan)
+    grid = RankGrid(plan)
     held = {name: layout.ranks_with_slice_of(rank) for name, layout in layouts.items()}
     return {
         name: grid.data_group(rank) if _split(name, model) is Split.WHOLE and not plan.use_seq_parallel else ranks
@@ -167,7 +167,7 @@ def _split(name: str, model: ModelSection) -> Split:
 
 
 def _stages(name: str, model: ModelSection, plan: ParallelPlan) -> tuple[int, ...]:
-    """The pipeline stages that hold a parameter."""
+    """Return the pipeline stages that hold a parameter."""
     last = plan.pipeline_stage - 1
     in_layer = _LAYER.fullmatch(name)
     if in_layer:
@@ -183,9 +183,12 @@ def _stages(name: str, model: ModelSection, plan: ParallelPlan) -> tuple[int, ..
 
 
 def _inner_axes(split: Split, model: ModelSection, plan: ParallelPlan) -> tuple[int, ...]:
-    """The device axes inside the replicas: model_parallel, or (kv heads, ranks that share one) where heads are few, or
-    with experts split (expert_parallel, expert_tensor_parallel), behind (blocks that have all experts) where there are
-    several of them within model_parallel."""
+    """Return the lengths of the device axes inside the replicas.
+
+    They are (model_parallel,); (kv heads, ranks per kv head) if there are fewer kv heads than ranks; for experts
+    (expert_parallel, expert_tensor_parallel), after the number of blocks of ranks that together have all experts if
+    model_parallel contains several.
+    """
     kv_heads = model.num_key_value_heads
     if split is Split.KEY_VALUE and plan.model_parallel > kv_heads:
         return (kv_heads, plan.model_parallel // kv_heads)
@@ -221,26 +224,16 @@ def _over_replicas(layout: Layout, inner: tuple[int, ...]) -> Layout:
     return replace(layout, tensor_map=(first, *layout.tensor_map[1:]))
 
 
-def _head_and_stage_problems(model: ModelSection, plan: ParallelPlan) -> Iterator[str]:
-    """What the shapes alone would not show: heads are never cut, and no stage is without a layer."""
+def _require_whole_heads_and_layers(model: ModelSection, plan: ParallelPlan) -> None:
+    """Raise ConfigError if heads were cut or a stage had no layer, which shapes alone would not show."""
     size, heads, kv_heads = plan.model_parallel, model.num_attention_heads, model.num_key_value_heads
-    if heads % size:
-        legal = [mp for mp in divisors(heads) if _kv_heads_fit(mp, kv_heads)]
-        yield _head_problem("q_proj", f"{heads} attention heads", size, legal)
-    if not _kv_heads_fit(size, kv_heads):
-        legal = [mp for mp in divisors(heads) if _kv_heads_fit(mp, kv_heads)]
-        yield _head_problem("k_proj", f"{kv_heads} key/value heads", size, legal)
-    layers, stages = model.num_hidden_layers, plan.pipeline_stage
-    if stages > layers:
-        yield f"model.layers: {layers} layers are fewer than pipeline_stage {stages}"
-
-
-def _head_problem(projection: str, heads: str, size: int, legal: list[int]) -> str:
-    return (
-        f"model.layers.*.self_attn.{projection}.weight axis 0: {heads} do not divide over model_parallel {size}; "
-        f"nearest legal: {either(nearest(legal, size))}"
-    )
-
-
-def _kv_heads_fit(model_parallel: int, kv_heads: int) -> bool:
-    return kv_heads % model_parallel == 0 or model_parallel % kv_heads == 0
+    legal = [ranks for ranks in divisors(heads) if kv_heads % ranks == 0 or ranks % kv_heads == 0]
+    if size not in legal:
+        raise ConfigError(
+            f"model.layers.*.self_attn: {heads} attention heads and {kv_heads} key/value heads do not divide over "
+            f"model_parallel {size}; nearest legal: {either(nearest(legal, size))}"
+        )
+    if plan.pipeline_stage > model.num_hidden_layers:
+        raise ConfigError(
+            f"model.layers: {model.num_hidden_layers} layers are fewer than pipeline_stage {plan.pipeline_stage}"
+        )

@@ -16,7 +16,7 @@ from plan_cases import MODELS
 from mindgspo.config import ModelSection, OptimizerSection, ParallelPlan
 from mindgspo.launch.worker import run_worker
 from mindgspo.parallel.plans.layout import Layout
-from mindgspo.parallel.plans.ranks import Ranks
+from mindgspo.parallel.plans.placement import Ranks
 from mindgspo.parallel.platform import runtime
 from mindgspo.parallel.platform.cluster import join_other_ranks
 

@@ -10,7 +10,7 @@ from mindgspo.algorithms.optim.over_ranks import Share, buckets_of, shares_of
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.models.names import parameter_shapes
 from mindgspo.parallel.plans.parameter_layouts import gradient_ranks, moment_layouts, parameter_layouts
-from mindgspo.parallel.plans.ranks import Ranks
+from mindgspo.parallel.plans.placement import Ranks
 
 DENSE = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,

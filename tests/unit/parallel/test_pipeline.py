@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mindgspo.parallel.pipeline.schedule import Act, Action, stage_order
+from mindgspo.parallel.pipeline import Act, Action, stage_order
 
 STAGES, MICRO_BATCHES = range(1, 9), range(17)
 # What a message is on the other side, and which stage that is.

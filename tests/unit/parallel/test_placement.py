@@ -6,8 +6,7 @@ import pytest
 
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.parallel.plans.parameter_layouts import gradient_ranks, parameter_layouts
-from mindgspo.parallel.plans.placement import ALONE, Placement
-from mindgspo.parallel.plans.ranks import Ranks
+from mindgspo.parallel.plans.placement import ALONE, Placement, Ranks
 
 SEED = ParallelPlan(model_parallel=4, pipeline_stage=2, micro_batch_num=2)
 MODEL = ModelSection(

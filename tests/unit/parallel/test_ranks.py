@@ -7,13 +7,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mindgspo.config.plan import ParallelPlan
-from mindgspo.parallel.plans.ranks import Coordinates, RankGrid, device_coordinate, layers_of_stage, stage_of_layer
+from mindgspo.parallel.plans.placement import (
+    Coordinates,
+    RankGrid,
+    Ranks,
+    device_coordinate,
+    layers_of_stage,
+    stage_of_layer,
+)
 
 
 def grid(data: int, model: int, stages: int, context: int = 1) -> RankGrid:
-    return RankGrid.of(
+    return RankGrid(
         ParallelPlan(data_parallel=data, model_parallel=model, pipeline_stage=stages, context_parallel=context)
     )
+
+
+def groups_of(any_grid: RankGrid, name: str) -> set[Ranks]:
+    return {getattr(any_grid, name)(rank) for rank in range(any_grid.world_size)}
 
 
 def test_pipeline_is_outermost_and_model_parallel_innermost():
@@ -26,9 +37,11 @@ def test_pipeline_is_outermost_and_model_parallel_innermost():
 
 def test_groups_of_1_x_4_x_2_and_of_2_x_4_x_1():
     train, infer = grid(1, 4, 2), grid(2, 4, 1)
-    assert train.model_groups() == infer.model_groups() == ((0, 1, 2, 3), (4, 5, 6, 7))
-    assert train.data_groups() == infer.pipeline_groups() == tuple((rank,) for rank in range(8))
-    assert train.pipeline_groups() == infer.data_groups() == ((0, 4), (1, 5), (2, 6), (3, 7))
+    for one, other in (("model", "model"), ("data", "pipeline"), ("pipeline", "data")):
+        assert groups_of(train, f"{one}_group") == groups_of(infer, f"{other}_group")
+    assert groups_of(train, "model_group") == {(0, 1, 2, 3), (4, 5, 6, 7)}
+    assert groups_of(train, "data_group") == {(rank,) for rank in range(8)}
+    assert groups_of(train, "pipeline_group") == {(0, 4), (1, 5), (2, 6), (3, 7)}
 
 
 def test_device_axes_are_counted_from_the_right():
@@ -55,21 +68,18 @@ def test_coordinates_and_groups_are_consistent(data: int, model: int, stages: in
         assert any_grid.rank(stage=at.stage, data=at.data, context=at.context, model=at.model) == rank
         assert any_grid.context_group(rank)[at.context] == rank and len(any_grid.context_group(rank)) == context
         assert rank in any_grid.stage_ranks(at.stage)
-    for groups, size in (
-        (any_grid.model_groups(), model),
-        (any_grid.data_groups(), data * context),
-        (any_grid.pipeline_groups(), stages),
-    ):
+    for name, size in (("model_group", model), ("data_group", data * context), ("pipeline_group", stages)):
+        groups = groups_of(any_grid, name)
         assert {len(group) for group in groups} == {size}
         assert sorted(rank for group in groups for rank in group) == list(range(any_grid.world_size))
 
 
 def test_blocks_are_runs_of_a_stages_ranks():
-    grid = RankGrid(data_parallel=4, model_parallel=2, pipeline_stage=2)
-    assert [grid.block(rank, 4) for rank in (0, 3, 14)] == [(0, 1, 2, 3), (0, 1, 2, 3), (12, 13, 14, 15)]
-    assert grid.block(9, 8) == grid.stage_ranks(1) and grid.block(9, 1) == (9,)
+    small = grid(4, 2, 2)
+    assert [small.block(rank, 4) for rank in (0, 3, 14)] == [(0, 1, 2, 3), (0, 1, 2, 3), (12, 13, 14, 15)]
+    assert small.block(9, 8) == small.stage_ranks(1) and small.block(9, 1) == (9,)
     with pytest.raises(AssertionError, match="runs of 3 ranks in a stage of 8"):
-        grid.block(0, 3)
+        small.block(0, 3)
 
 
 def test_stages_have_equal_runs_of_layers_and_the_last_ones_fewer():

@@ -17,7 +17,7 @@ from small_plans import TIED, TINY, plan, weights, weights_and_moments, write_st
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.errors import CheckpointError, WeightsError
 from mindgspo.models.names import weight_shapes
-from mindgspo.parallel.plans.ranks import RankGrid
+from mindgspo.parallel.plans.placement import RankGrid
 from mindgspo.strategy.file import merge_strategies, read_strategy, save_strategy, write_strategies
 from mindgspo.strategy.layouts import check_fits, stage_strategy, strategy_layouts
 from mindgspo.strategy.record import StoredLayout, Strategy
@@ -185,7 +185,7 @@ def plans(draw: st.DrawFn) -> ParallelPlan:
 @given(plan=plans(), kv_heads=st.sampled_from([1, 2, 4, 8, 16]), tied=st.booleans(), data=st.data())
 @settings(max_examples=40)
 def test_written_and_read_layouts_place_alike(plan: ParallelPlan, kv_heads: int, tied: bool, data: st.DataObject):
-    model, grid = section(kv_heads, tied), RankGrid.of(plan)
+    model, grid = section(kv_heads, tied), RankGrid(plan)
     layouts = weights_and_moments(plan, model)
     shapes = {name: layout.shape for name, layout in layouts.items()}
     with tempfile.TemporaryDirectory() as folder:

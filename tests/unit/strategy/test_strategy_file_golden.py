@@ -21,7 +21,7 @@ from small_plans import compiled_layouts
 from mindgspo.cli import main
 from mindgspo.config import ModelSection, ParallelPlan, load_model_and_plans
 from mindgspo.config.schema import PlansSection
-from mindgspo.parallel.plans.ranks import RankGrid
+from mindgspo.parallel.plans.placement import RankGrid
 from mindgspo.planner.strategy_files import GRAPHS, graph_layouts, write_plan_files
 from mindgspo.strategy.commands import collapse_layers, compare_strategies, diff_lines
 from mindgspo.strategy.file import read_strategy, save_strategy
@@ -92,7 +92,7 @@ def test_the_algebra_says_what_mindspore_wrote(golden: Path, config: str) -> Non
         plan, layouts = graph_layouts(*small(config), graph)
         shapes = {name: layout.shape for name, layout in layouts.items()}
         held = compiled_layouts(layouts, plan=plan)
-        grid = RankGrid.of(plan)
+        grid = RankGrid(plan)
         ranks = []
         for rank, theirs in recorded(golden, config, graph):
             ranks.append(rank)
@@ -105,7 +105,7 @@ def test_the_algebra_says_what_mindspore_wrote(golden: Path, config: str) -> Non
 
 
 def stage_ranks(grid: RankGrid) -> list[tuple[int, ...]]:
-    return [grid.stage_ranks(stage) for stage in range(grid.pipeline_stage)]
+    return [grid.stage_ranks(stage) for stage in range(grid.plan.pipeline_stage)]
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -138,7 +138,7 @@ def kinds_by_stage(model: ModelSection, plans: PlansSection) -> Mapping[tuple[st
     found = {}
     for graph in GRAPHS:
         plan, layouts = graph_layouts(model, plans, graph)
-        for ranks in stage_ranks(RankGrid.of(plan)):
+        for ranks in stage_ranks(RankGrid(plan)):
             ((stage, entries),) = compiled_strategy(layouts, plan=plan, rank=ranks[0]).stages.items()
             pairs = collapse_layers((name, replace(entry, shape=None)) for name, entry in entries.items())
             found[graph, stage] = {(_without_numbers(name), entry) for name, entry in pairs}

@@ -1,1 +1,0 @@
-"""Pipeline stages: the order of their passes, and the passes."""
