@@ -117,30 +117,28 @@ class MixtureOfExperts(nn.Cell):
         self,
         x_MH: Tensor,
         tokens: tuple[Tensor, Tensor, Tensor],
-        gate_up: tuple[Tensor, ...] = (),
-        down: tuple[Tensor, ...] = (),
-        given_MK: Tensor | None = None,
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """What is added to x, and the experts that the router chooses, int32 [M, K].
+        replayed_MK: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return what is added to x, and the experts that the router chooses, int32 [M, K].
 
-        gate_up, down: nothing; as of a dense block. given_MK: experts that are taken in their place, int32.
+        replayed_MK: recorded experts that are used in their place, int32.
         """
         own, region, _ = tokens
-        if given_MK is not None:
-            given_MK = self.ranks.given_of(given_MK, own)
-            x_MH = ops.depend(x_MH, given_MK)  # one collective after the other
+        if replayed_MK is not None:
+            replayed_MK = self.ranks.given_of(replayed_MK, own)
+            x_MH = ops.depend(x_MH, replayed_MK)  # one collective after the other
         x_MH, used = self.ranks.tokens_of(x_MH, own, region)
         if self.kernel is not None:
             weights = (self.gate, self.gate_proj, self.up_proj, self.down_proj)
-            out_MH, chosen_MK = self.kernel(x_MH, *weights, used, given_MK)
+            out_MH, chosen_MK = self.kernel(x_MH, *weights, used, replayed_MK)
         else:
             chosen_MK, weights_MK = self.router(x_MH, self.gate)
-            if given_MK is not None:
-                weights_MK = self.router.weigh(self.router.probs(x_MH, self.gate), given_MK)
-            experts_MK = chosen_MK if given_MK is None else given_MK
+            if replayed_MK is not None:
+                weights_MK = self.router.weigh(self.router.probs(x_MH, self.gate), replayed_MK)
+            experts_MK = chosen_MK if replayed_MK is None else replayed_MK
             out_MH = self.share(x_MH, experts_MK, weights_MK, self.gate_proj, self.up_proj, self.down_proj)
         out_MH = self.ranks.results_of(out_MH, own, region)
-        return out_MH, (self.ranks.choice_of(ops.depend(chosen_MK, out_MH)),)
+        return out_MH, self.ranks.choice_of(ops.depend(chosen_MK, out_MH))
 
     def cheap_cells(self) -> tuple[nn.Cell, ...]:
         """What `recompute: selective` computes again."""

@@ -82,23 +82,25 @@ class PolicyLogProbs(nn.Cell):
         predict_P: Tensor,
         targets_P: Tensor,
         place_NK: Tensor,
-        given_RTX: Tensor | None = None,
+        *replayed_RTX: Tensor,
     ) -> tuple[Tensor, ...]:
         """logp_NK and entropy_NK, float32; masked slots hold values of some prediction that mean nothing. With
         returns_routing, chosen_MX, int32: see `types.Routing`.
 
-        given_RTX: of replays_experts; see `RoutedTokens.given`.
+        replayed_RTX: recorded experts, with replays_experts; see `RoutedTokens.given`.
 
         A pipeline stage that is not the last returns hidden states [M, H] in place of the first two, and with
         returns_routing the columns of its own layers; one that is not the first takes those in place of ids_RT.
         """
-        given_MX = None if given_RTX is None else given_RTX.reshape(-1, given_RTX.shape[-1])
+        replayed_MX = ()
+        if self.replays_experts:
+            replayed_MX = (replayed_RTX[0].reshape(-1, replayed_RTX[0].shape[-1]),)
         own, region, _ = self.model.tokens_in_use(segments_RT, positions_RT.size)
         if self.returns_routing:
-            hidden_MH, choices = self.model.with_choices(ids_RT, positions_RT, segments_RT, given_MX)
+            hidden_MH, choices = self.model.with_choices(ids_RT, positions_RT, segments_RT, *replayed_MX)
             found = self._log_probs(hidden_MH, (own, region), predict_P, targets_P, place_NK)
             return *found, self.join(ops.depend(ops.concat(choices, 1), found[-1]), region)
-        hidden_MH = self.model(ids_RT, positions_RT, segments_RT, given_MX)
+        hidden_MH = self.model(ids_RT, positions_RT, segments_RT, *replayed_MX)
         return self._log_probs(hidden_MH, (own, region), predict_P, targets_P, place_NK)
 
     def _log_probs(

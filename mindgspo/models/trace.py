@@ -76,7 +76,7 @@ class _Trace:
         self._policy, self._model, self._batch, self._use = policy, policy.model, batch, use
         inputs = policy_inputs(batch, is_packed=policy.is_packed)
         self._ids, self._positions, self._segments, *self._head_inputs = map(Tensor, inputs.arrays)
-        self._given = (Tensor(inputs.given(batch)),) if policy.replays_experts else ()
+        self._replayed = (Tensor(inputs.given(batch)),) if policy.replays_experts else ()
         place_M = packed_tokens(batch).place_M
         used = np.flatnonzero(place_M >= 0)
         if policy.is_packed:
@@ -118,7 +118,7 @@ class _Trace:
         out = self._tap(f"{own}.o_proj", "MatMul", attention.o_proj(out, self._tokens))
         normed, x = self._norm(f"{name}.post_attention_layernorm", layer.post_attention_layernorm, x, out)
         if FAMILIES[self._model.config.architecture].has_experts:
-            out, _ = layer.mlp(normed, self._tokens, (), (), *self._given)
+            out, _ = layer.mlp(normed, self._tokens, *self._replayed)
             return x, self._tap(f"{name}.mlp", "router, GroupedMatmul, Swiglu", out)
         mlp, own = layer.mlp, f"{name}.mlp"
         gate, up = mlp.projections(normed, self._mask)

@@ -11,6 +11,8 @@ heads, B kv heads, D head size. `tokens`: what `TokensInUse` returns.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
@@ -114,19 +116,8 @@ class Attention(nn.Cell):
         query, key = self.rotate(query, key, rotation, region)
         return query, key, value
 
-    def construct(self, x_MH: Tensor, rotation: tuple[Tensor, Tensor, Tensor], tokens: Tokens) -> Tensor:
-        """Attention output [M, H] over whole rows."""
-        return self.prefill(x_MH, rotation, tokens)[0]
-
-    def prefill(
-        self, x_MH: Tensor, rotation: tuple[Tensor, Tensor, Tensor], tokens: Tokens
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """As `construct`, with the keys and values [M, B, D] for a cache."""
-        query, key, value = self.project(x_MH, rotation, tokens)
-        return self.o_proj(self.attention(query, key, value, tokens[2]), tokens), key, value
-
     def cheap_cells(self) -> tuple[nn.Cell, ...]:
-        """What `recompute: selective` computes again, attention apart."""
+        """Return the cells that `recompute: selective` computes again, attention apart."""
         norms = (self.q_norm, self.k_norm) if self.has_head_norms else ()
         return (*norms, *self.rotate.cells())
 
@@ -146,18 +137,12 @@ class FeedForward(nn.Cell):
         self.swiglu = SwiGLUOp()
 
     def construct(
-        self,
-        x_MH: Tensor,
-        tokens: Tokens,
-        gate_up: tuple[Tensor, ...] = (),
-        down: tuple[Tensor, ...] = (),
-        given_MK: Tensor | None = None,
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """What is added to x, and the choice of no router. gate_up, down: the matrices, where they are packed.
-        given_MK: nothing; as of a mixture."""
+        self, x_MH: Tensor, tokens: Tokens, gate_up: tuple[Tensor, ...] = (), down: tuple[Tensor, ...] = ()
+    ) -> Tensor:
+        """Return what is added to x. gate_up, down: the matrices, where they are packed."""
         own, region, _ = tokens
         gate, up = self.projections(self.enter(x_MH, own), region, gate_up)
-        return self.down_proj(self.swiglu(gate, up, region), tokens, down), ()
+        return self.down_proj(self.swiglu(gate, up, region), tokens, down)
 
     def cheap_cells(self) -> tuple[nn.Cell, ...]:
         """What `recompute: selective` computes again."""
@@ -173,10 +158,12 @@ class DecoderLayer(nn.Cell):
         self.input_layernorm = RMSNorm(*norm, f"{name}.input_layernorm")
         self.self_attn = Attention(config, dtype, f"{name}.self_attn", place)
         self.post_attention_layernorm = RMSNorm(*norm, f"{name}.post_attention_layernorm")
-        if FAMILIES[config.architecture].has_experts:
+        self.has_experts = FAMILIES[config.architecture].has_experts
+        if self.has_experts:
             self.mlp = MixtureOfExperts(config, dtype, f"{name}.mlp", place)
         else:
             self.mlp = FeedForward(config, dtype, f"{name}.mlp", place)
+        self.attend = WholeRows((self.self_attn,))
         self.add = ops.Add()
         self.fork = fork_op()
         # MindSpore computes again what a cell's own call returns, not what another method of it does.
@@ -206,56 +193,117 @@ class DecoderLayer(nn.Cell):
         x_MH: Tensor,
         rotation: tuple[Tensor, Tensor, Tensor],
         tokens: Tokens,
-        given_MK: Tensor | None = None,
+        *replayed_MK: Tensor,
     ) -> Tensor:
-        """x behind the layer."""
-        return self.prefill(x_MH, rotation, tokens, given_MK)[0]
+        """Hidden states [M, H] after the layer, over whole rows. replayed_MK: see `MixtureOfExperts`."""
+        normed_MH, x_MH = self.first_norm(x_MH, None, tokens)
+        query, key, value = self.self_attn.project(normed_MH, rotation, tokens)
+        attended, _ = self.attend(0, query, key, value, tokens, ())
+        x_MH, delta_MH, _ = self.feed_forward(x_MH, self.self_attn.o_proj(attended, tokens), tokens, *replayed_MK)
+        return self.add(x_MH, delta_MH)
 
-    def prefill(
-        self,
-        x_MH: Tensor,
-        rotation: tuple[Tensor, Tensor, Tensor],
-        tokens: Tokens,
-        given_MK: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
-        """As `construct`, with the keys and values [M, B, D] for a cache, and the choice of the layer's router."""
-        x_MH, again_MH = self.fork(x_MH)
-        attended_MH, key, value = self.self_attn.prefill(self.input_layernorm(again_MH, tokens[0]), rotation, tokens)
-        x_MH, delta_MH, choice = self.feed_forward(x_MH, attended_MH, tokens, given_MK=given_MK)
-        return self.add(x_MH, delta_MH), key, value, choice
-
-    def carry(
-        self,
-        x_MH: Tensor,
-        delta_MH: Tensor | None,
-        rotation: tuple[Tensor, Tensor, Tensor],
-        tokens: Tokens,
-        given_MK: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """As `construct` for kernels, which add while they norm: states are x + delta, on both sides. None: zeros. And
-        the choice of the layer's router."""
-        normed_MH, x_MH = self.input_layernorm.of_sum(x_MH, delta_MH, tokens[0])
-        return self.feed_forward(x_MH, self.self_attn(normed_MH, rotation, tokens), tokens, given_MK=given_MK)
+    def first_norm(self, x_MH: Tensor, delta_MH: Tensor | None, tokens: Tokens) -> tuple[Tensor, Tensor]:
+        """Return norm(x + delta) and x + delta; of x alone without a delta."""
+        if self.norms_again:
+            x_MH, again_MH = self.fork(x_MH)
+            return self.input_layernorm(again_MH, tokens[0]), x_MH
+        return self.input_layernorm.of_sum(x_MH, delta_MH, tokens[0])
 
     def feed_forward(
         self,
         x_MH: Tensor,
         attended_MH: Tensor,
         tokens: Tokens,
+        *replayed_MK: Tensor,
         gate_up: tuple[Tensor, ...] = (),
         down: tuple[Tensor, ...] = (),
-        given_MK: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """What is behind attention: x, what is still to be added to it, and the choice of the router: (), or the
-        experts [M, K]. gate_up, down: the matrices, where they are packed. given_MK: see `MixtureOfExperts`.
-        """
+        """Post-attention block: return x, what is still to be added to it, and the experts [M, K] that a mixture's
+        router chooses. gate_up, down: a dense block's matrices, where they are packed."""
         if self.norms_again:
             x_MH, again_MH = self.fork(self.add(x_MH, attended_MH))
             normed_MH = self.post_attention_layernorm(again_MH, tokens[0])
         else:
             normed_MH, x_MH = self.post_attention_layernorm.of_sum(x_MH, attended_MH, tokens[0])
-        delta_MH, choice = self.mlp(normed_MH, tokens, gate_up, down, given_MK)
-        return x_MH, delta_MH, choice
+        if self.has_experts:
+            delta_MH, chosen_MK = self.mlp(normed_MH, tokens, *replayed_MK)
+            return x_MH, delta_MH, (chosen_MK,)
+        return x_MH, self.mlp(normed_MH, tokens, gate_up, down), ()
+
+
+class WholeRows(nn.Cell):
+    """Attention over the whole rows of a batch, as training and scoring have it."""
+
+    def __init__(self, attentions: Sequence[Attention]) -> None:
+        super().__init__(auto_prefix=False)
+        self.attentions = nn.CellList([one.attention for one in attentions], auto_prefix=False)
+
+    def construct(
+        self, i: int, query: Tensor, key: Tensor, value: Tensor, tokens: Tokens, context: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Attended values [M, A, D] of layer i, and nothing to keep. context: not read."""
+        return self.attentions[i](query, key, value, tokens[2]), ()
+
+
+class KeptRows(WholeRows):
+    """Attention over whole rows that keeps keys and values [M, B, D] of every layer, as prefill has it."""
+
+    def construct(
+        self, i: int, query: Tensor, key: Tensor, value: Tensor, tokens: Tokens, context: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        return self.attentions[i](query, key, value, tokens[2]), (key, value)
+
+
+class LayerLoop(nn.Cell):
+    """The one pass over the layers, with attention injected: over whole rows, keeping keys and values, or over a cache.
+
+    attend: construct(i, query, key, value, tokens, context) -> (attended [M, A, D], what is kept). panels: the packed
+    matrices of a layer by its number, see `rollout.graphs.PackedWeights`; none where layers take their own weights.
+    """
+
+    def __init__(self, model: Transformer, attend: nn.Cell, panels: nn.Cell | None = None) -> None:
+        super().__init__(auto_prefix=False)
+        self.layers, self.count = model.layers, len(model.layers)
+        self.attend, self.panels = attend, panels
+        self.num_chosen, self.first_replayed = model.num_chosen, model.first_replayed
+        # Kernels add the residual while they norm; elsewhere it is added at the end of a layer.
+        self.keeps_delta = model.is_packed
+        self.add = ops.Add()
+
+    def construct(
+        self,
+        x_MH: Tensor,
+        rotation: tuple[Tensor, Tensor, Tensor],
+        tokens: Tokens,
+        context: tuple[Tensor, ...],
+        *replayed_MX: Tensor,
+    ) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Hidden states as x and delta, whose sum they are (None: x alone); what `attend` kept, layer by layer; and the
+        experts [M, K] that each router chooses. replayed_MX: recorded experts in their place, see `types.Routing`."""
+        delta_MH, kept, choices = None, (), ()
+        for i in range(self.count):
+            layer, panels = self.layers[i], ((), (), (), ())
+            if self.panels is not None:
+                panels = self.panels.of_layer(i)
+            normed_MH, x_MH = layer.first_norm(x_MH, delta_MH, tokens)
+            query, key, value = layer.self_attn.project(normed_MH, rotation, tokens, panels[0])
+            attended, kept_of_layer = self.attend(i, query, key, value, tokens, context)
+            attended = layer.self_attn.o_proj(attended, tokens, panels[1])
+            x_MH, delta_MH, choice = layer.feed_forward(
+                x_MH, attended, tokens, *self.replayed_of(i, replayed_MX), gate_up=panels[2], down=panels[3]
+            )
+            kept += kept_of_layer
+            choices += choice
+            if not self.keeps_delta:
+                x_MH, delta_MH = self.add(x_MH, delta_MH), None
+        return x_MH, delta_MH, kept, choices
+
+    def replayed_of(self, i: int, replayed_MX: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The columns of layer i of this stage among recorded experts, int32 [M, K]; () where none are replayed."""
+        if len(replayed_MX) == 0:
+            return ()
+        first = self.first_replayed[i]
+        return (ops.cast(replayed_MX[0][:, first : first + self.num_chosen], ms.int32),)
 
 
 class Transformer(nn.Cell):
@@ -286,15 +334,14 @@ class Transformer(nn.Cell):
         numbers = place.own_layers(config.num_hidden_layers)
         self.layers = nn.CellList([DecoderLayer(config, dtype, i, place) for i in numbers], auto_prefix=False)
         self.count, self.num_chosen = len(numbers), config.num_experts_per_tok or 0
-        self.first_given = tuple(i * self.num_chosen for i in numbers)
+        self.first_replayed = tuple(i * self.num_chosen for i in numbers)
         output_rows = place.share(config.rows)
         self.num_tokens, self.is_padded = config.vocab_size, config.rows > config.vocab_size
         if self.is_last:
             self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, "model.norm")
             if not self.tied:
                 self.lm_head = zero_parameter((output_rows, config.hidden_size), "lm_head.weight")
-        else:
-            self.add = ops.Add()
+        self.add = ops.Add()
         # A whole table is the output table by its own rows alone.
         self.takes_rows = self.is_last and self.tied and self.embed_tokens.weight.shape[0] > output_rows
         self.first_output, self.last_output = place.at.model * output_rows, (place.at.model + 1) * output_rows
@@ -303,10 +350,11 @@ class Transformer(nn.Cell):
         self.is_packed = has_kernels()
         self.tokens_in_use = TokensInUse(place, has_kernels=self.is_packed)
         # What is computed again is a cell with one output.
-        self.carries = self.is_packed and place.recompute == "none"
+        self.calls_layers = not self.is_packed or place.recompute != "none"
         for layer in self.layers:
             layer.set_recompute(place.recompute)
         compile_once(self.layers)
+        self.loop = LayerLoop(self, WholeRows([layer.self_attn for layer in self.layers]))
 
     def output_weight(self) -> Tensor:
         """The table that turns hidden states into this rank's logits, [V / model_parallel, H]."""
@@ -314,69 +362,46 @@ class Transformer(nn.Cell):
             return self.embed_tokens.weight[self.first_output : self.last_output]
         return self.embed_tokens.weight if self.tied else self.lm_head
 
-    def construct(
-        self, ids_RT: Tensor, positions_RT: Tensor, segments: Tensor, given_MX: Tensor | None = None
-    ) -> Tensor:
-        """Hidden states behind the final norm, [M, H]. segments: see `attention_segments`. given_MX: experts of a
-        mixture that are taken in place of those that its routers choose, see `types.Routing`."""
-        if self.carries:
-            return self.with_choices(ids_RT, positions_RT, segments, given_MX)[0]
-        rotation = self.rotation(positions_RT.reshape(-1))
-        tokens = self.tokens_in_use(self.segment_mask(segments), positions_RT.size)
-        x_MH = self._entering(ids_RT, tokens)
+    def construct(self, ids_RT: Tensor, positions_RT: Tensor, segments: Tensor, *replayed_MX: Tensor) -> Tensor:
+        """Hidden states after the final norm, [M, H]. segments: see `attention_segments`. replayed_MX: experts that a
+        mixture uses in place of those that its routers choose, see `types.Routing`."""
+        if not self.calls_layers:
+            return self.with_choices(ids_RT, positions_RT, segments, *replayed_MX)[0]
+        # Layers as cells of one output: the backward pass may compute one again, and equal ones are compiled once.
+        x_MH, rotation, tokens = self.enter(ids_RT, positions_RT, segments)
         for i in range(self.count):
-            x_MH = self.layers[i](x_MH, rotation, tokens, self._given_of(i, given_MX))
+            x_MH = self.layers[i](x_MH, rotation, tokens, *self.loop.replayed_of(i, replayed_MX))
         return self.norm(x_MH, tokens[0]) if self.is_last else x_MH
 
     def with_choices(
-        self, ids_RT: Tensor, positions_RT: Tensor, segments: Tensor, given_MX: Tensor | None = None
+        self, ids_RT: Tensor, positions_RT: Tensor, segments: Tensor, *replayed_MX: Tensor
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """What `construct` returns, and the experts that the routers choose, int32 [M, K] of each layer. Nothing is
+        """Return what `construct` does, and the experts that the routers choose, int32 [M, K] of each layer. Nothing is
         computed again in a backward pass."""
+        x_MH, rotation, tokens = self.enter(ids_RT, positions_RT, segments)
+        x_MH, delta_MH, _, choices = self.loop(x_MH, rotation, tokens, (), *replayed_MX)
+        return self.leave(x_MH, delta_MH, tokens), choices
+
+    def enter(
+        self, ids_RT: Tensor, positions_RT: Tensor, segments: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor], Tokens]:
+        """Return the hidden states in front of the first layer of this stage, and what its layers share: the rotation
+        of queries and keys, and the tokens in use."""
         rotation = self.rotation(positions_RT.reshape(-1))
         tokens = self.tokens_in_use(self.segment_mask(segments), positions_RT.size)
-        x_MH, choices = self._entering(ids_RT, tokens), ()
-        if self.carries:
-            delta_MH = None
-            for i in range(self.count):
-                given_MK = self._given_of(i, given_MX)
-                x_MH, delta_MH, choice = self.layers[i].carry(x_MH, delta_MH, rotation, tokens, given_MK)
-                choices += choice
-            if not self.is_last:
-                return self.add(x_MH, delta_MH), choices
-            return self.norm.of_sum(x_MH, delta_MH, tokens[0])[0], choices
-        for i in range(self.count):
-            x_MH, _, _, choice = self.layers[i].prefill(x_MH, rotation, tokens, self._given_of(i, given_MX))
-            choices += choice
-        return (self.norm(x_MH, tokens[0]) if self.is_last else x_MH), choices
+        return (self.embed_tokens(ids_RT.reshape(-1), tokens) if self.is_first else ids_RT), rotation, tokens
 
-    def _entering(self, ids_RT: Tensor, tokens: Tokens) -> Tensor:
-        return self.embed_tokens(ids_RT.reshape(-1), tokens) if self.is_first else ids_RT
-
-    def _given_of(self, i: int, given_MX: Tensor | None) -> Tensor | None:
-        """The columns of given experts of layer i of this stage, int32 [M, K]."""
-        if given_MX is None:
-            return None
-        first = self.first_given[i]
-        return ops.cast(given_MX[:, first : first + self.num_chosen], ms.int32)
+    def leave(self, x_MH: Tensor, delta_MH: Tensor | None, tokens: Tokens) -> Tensor:
+        """Return the normed hidden states, on an inner side of a pipeline x + delta."""
+        if delta_MH is None:
+            return self.norm(x_MH, tokens[0]) if self.is_last else x_MH
+        if not self.is_last:
+            return self.add(x_MH, delta_MH)
+        return self.norm.of_sum(x_MH, delta_MH, tokens[0])[0]
 
     def passed_shape(self, num_tokens: int) -> tuple[int, int]:
         """[M, H] of what one stage passes to the next of so many tokens of a micro-batch."""
         return num_tokens // self.tokens_in_use.parts, self.hidden_size
-
-    def prefill(
-        self, ids_RT: Tensor, positions_RT: Tensor, segments: Tensor
-    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Keys and values of every layer, (k0, v0, k1, v1, ...), each [M, B, D]; and the choices of the routers."""
-        rotation = self.rotation(positions_RT.reshape(-1))
-        tokens = self.tokens_in_use(self.segment_mask(segments), positions_RT.size)
-        x_MH = self.embed_tokens(ids_RT.reshape(-1), tokens)
-        cached, choices = (), ()
-        for layer in self.layers:
-            x_MH, key, value, choice = layer.prefill(x_MH, rotation, tokens)
-            cached += (key, value)
-            choices += choice
-        return cached, choices
 
 
 def rope_tables(model: ModelSection) -> tuple[Float32Array, Float32Array]:

@@ -16,7 +16,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindgspo.batches.routing import expert_dtype
-from mindgspo.models.transformer import FeedForward
+from mindgspo.models.transformer import FeedForward, KeptRows, LayerLoop
 from mindgspo.parallel.layers.model_parallel import from_first_rank, gather_columns
 from mindgspo.parallel.ops.device import has_kernels, takes_packed
 from mindgspo.parallel.ops.kernels import LinearKernel, PackedLinearKernel, PackKernel, SampleKernel
@@ -91,6 +91,7 @@ class Prefill(nn.Cell):
     def __init__(self, model: nn.Cell, cache: PagedCache, *, records_experts: bool = False) -> None:
         super().__init__(auto_prefix=False)
         self.model = model
+        self.loop = LayerLoop(model, KeptRows([layer.self_attn for layer in model.layers]))
         self.recorded = RecordedChoices(model, records_experts=records_experts)
         self.cache = cache.matrices
         self.store = StoreOp(cache)
@@ -101,7 +102,8 @@ class Prefill(nn.Cell):
         """segments: see `attention_segments`. cache_rows_M: int32 [Q * L], where each token's key and value go; those
         of padding go into the scratch block. What is returned first means nothing; see `RecordedChoices` for the rest.
         """
-        cached, choices = self.model.prefill(ids_QL, positions_QL, segments)
+        x_MH, rotation, tokens = self.model.enter(ids_QL, positions_QL, segments)
+        _, _, cached, choices = self.loop(x_MH, rotation, tokens, ())
         places = self.store.places(cache_rows_M)
         done = ()
         for i in range(len(cached) // 2):
@@ -170,6 +172,27 @@ def _matrices(layer: nn.Cell) -> tuple[tuple[Parameter, ...], ...]:
     return (projections, (attention.o_proj.weight,), *block)
 
 
+class CachedRows(nn.Cell):
+    """Attention of one token per row over the paged cache, which it writes first, as decoding has it."""
+
+    def __init__(self, cache: PagedCache) -> None:
+        super().__init__(auto_prefix=False)
+        self.cache = cache.matrices
+        self.attend = decode_attention(cache)
+
+    def construct(
+        self,
+        i: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        tokens: tuple[Tensor, Tensor, Tensor],
+        context: tuple[Tensor, ...],
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Attended values of layer i. context: the places of the rows in the cache, see `decode_attention`."""
+        return self.attend(self.cache[2 * i], self.cache[2 * i + 1], query, key, value, *context), ()
+
+
 class DecodeStep(nn.Cell):
     """Feeds one token per row and samples the next one. The ranks of a model-parallel group share the rows: each
     holds its heads' part of the cache, the first one draws, and all go on with its tokens."""
@@ -186,8 +209,8 @@ class DecodeStep(nn.Cell):
         super().__init__(auto_prefix=False)
         self.model = model
         self.recorded = RecordedChoices(model, records_experts=records_experts)
-        self.cache = cache.matrices
-        self.attend = decode_attention(cache)
+        self.attend = CachedRows(cache)
+        self.loop = LayerLoop(model, self.attend, packed)
         self.sampler = sampler
         self.packed = packed
         self.gather_columns = gather_columns(model.place)
@@ -218,19 +241,9 @@ class DecodeStep(nn.Cell):
         # Read before the cache is written to: a table that is read again behind a write is copied each time.
         output_weight_VH = ops.cast(model.output_weight(), model.dtype)
         rows, tokens, rotation = num_rows_1, (num_rows_1, num_rows_1, num_rows_1), model.rotation(positions_S)
-        places = self.attend.places(cache_rows_S, table_SP, batch_valid_length, num_rows_1)
-        x_SH, delta_SH, choices = model.embed_tokens(ids_S, tokens), None, ()
-        for i in range(len(model.layers)):
-            layer = model.layers[i]
-            normed_SH, x_SH = layer.input_layernorm.of_sum(x_SH, delta_SH, rows)
-            qkv, output, gate_up, down = self.packed.of_layer(i)
-            query, key, value = layer.self_attn.project(normed_SH, rotation, tokens, qkv)
-            attended = self.attend(self.cache[2 * i], self.cache[2 * i + 1], query, key, value, *places)
-            attended = layer.self_attn.o_proj(attended, tokens, output)
-            x_SH, delta_SH, choice = layer.feed_forward(x_SH, attended, tokens, gate_up, down)
-            choices += choice
-            if not self.packed.has_kernels:
-                x_SH, delta_SH = layer.add(x_SH, delta_SH), None
+        places = self.attend.attend.places(cache_rows_S, table_SP, batch_valid_length, num_rows_1)
+        x_SH = model.embed_tokens(ids_S, tokens)
+        x_SH, delta_SH, _, choices = self.loop(x_SH, rotation, tokens, places)
         normed_SH, _ = model.norm.of_sum(x_SH, delta_SH, rows)
         logits_SV = self.packed.logits(normed_SH, output_weight_VH, rows)
         logits_SV = self.gather_columns(ops.cast(logits_SV, ms.float32))

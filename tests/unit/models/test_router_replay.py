@@ -247,7 +247,7 @@ def test_gradients_flow_through_the_weights_of_replayed_experts(kernels: bool) -
             self.block, self.total = block, ops.ReduceSum()
 
         def construct(self, x_MH, given_MK, d_MH, tokens):
-            return self.total(self.block(x_MH, (tokens, tokens, tokens), (), (), given_MK)[0] * d_MH)
+            return self.total(self.block(x_MH, (tokens, tokens, tokens), given_MK)[0] * d_MH)
 
     class Gradients(nn.Cell):
         def __init__(self, cell, weights):
