@@ -35,11 +35,11 @@ from mindgspo.parallel.collectives.host import made_groups
 from mindgspo.parallel.platform.runtime import (
     call_for_memory,
     compiled_text,
-    die_with_parent,
     give_untouched_zeros,
     join_cluster,
     set_up_runtime,
 )
+from mindgspo.parallel.platform.worker_process import die_with_parent
 
 if TYPE_CHECKING:
     from mindgspo.config import ExperimentConfig

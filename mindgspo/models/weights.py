@@ -54,8 +54,8 @@ def hold_in_types(model: nn.Cell, type_of: Callable[[Parameter], str]) -> None:
             dtype = DTYPES[type_of(parameter)]
             if parameter.dtype != dtype:
                 held = zero_parameter(tuple(parameter.shape), parameter.name, dtype)
-                if not parameter.has_init:
-                    set_values(held, values_of(parameter))
+                if not parameter.has_init and (values := values_of(parameter)).any():
+                    set_values(held, values)  # zeros that nobody has written take no memory
                 setattr(cell, attribute, held)
 
 

@@ -27,3 +27,15 @@ def test_no_two_modules_define_one_public_name() -> None:
 def test_every_part_keeps_its_budget() -> None:
     done = subprocess.run([sys.executable, "tools/size_budget.py"], cwd=PROJECT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_module_can_be_imported() -> None:
+    """Children import some of them alone, in processes of their own."""
+    modules = [
+        ".".join(path.relative_to(PROJECT).with_suffix("").parts)
+        for path in sorted((PROJECT / "mindgspo").rglob("*.py"))
+        if path.name not in ("__init__.py", "__main__.py")
+    ]
+    code = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
+    done = subprocess.run([sys.executable, "-c", code, *modules], capture_output=True, text=True, cwd=PROJECT)
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -62,7 +62,7 @@ def check_graph(rank: int, ranks: tuple[int, ...], group: str, dtype: str) -> No
     """Reductions add in the order of ranks and round after each step."""
     from mindspore import Tensor, nn, ops
 
-    from mindgspo.parallel.collectives.host import graph as collective_ops
+    from mindgspo.parallel.collectives import graph as collective_ops
     from mindgspo.parallel.platform import runtime
 
     size = len(ranks)
