@@ -57,7 +57,7 @@ MUTATIONS = {
     "a whole table that every rank of a replica counts": Mutation("parallel/layers/linear.py", {"model_parallel": 2},
         "not self.is_split and self.parts == 1 and place.at.model > 0", "False"),
     "a micro-batch that is lost": Mutation("algorithms/optim/updater.py", STAGES,
-        "Tensor([int(number > 0)], ms.int32)", "Tensor([int(number > 1)], ms.int32)"),
+        "Tensor([int(i > 0)], ms.int32)", "Tensor([int(i > 1)], ms.int32)"),
     "gradients that do not reach the stage before": Mutation("parallel/pipeline.py", STAGES,
         "send(returned.pop(number),", "send(returned.pop(number) * 0,"),
     "stages in the reverse order": Mutation("parallel/plans/placement.py", STAGES,
