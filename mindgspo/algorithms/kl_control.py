@@ -65,7 +65,7 @@ class KLController:
         self._coef *= factor
 
     def state(self) -> dict[str, float]:
-        """What a checkpoint must keep."""
+        """State for a checkpoint."""
         return {"coef": self._coef}
 
     def load_state(self, state: Mapping[str, float]) -> None:

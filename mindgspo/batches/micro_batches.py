@@ -70,7 +70,7 @@ _Samples = Sequence[TrainingSample]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLayout:
-    """How the samples of a mini-batch are laid out in micro-batches."""
+    """Rules for laying out the samples of a mini-batch in micro-batches."""
 
     samples_per_micro_batch: int | None = None
     """Samples per micro-batch; None: `max_tokens_per_micro_batch` decides. Exactly one of the two is set."""
@@ -92,7 +92,7 @@ class BatchLayout:
     in_rounds: bool = False
     """Replicas compute as many micro-batches together as they are, which should have one shape."""
     round_size: int = 1
-    """Where a budget cuts: each replica gets a multiple of so many micro-batches."""
+    """Under a token budget each replica gets a multiple of so many micro-batches."""
     balanced: bool = False
     """Replicas get equal shares of the work, instead of samples by turns."""
     one_shape: BatchSize | None = None
@@ -150,15 +150,15 @@ def _unpacked(samples: _Samples, layout: BatchLayout) -> list[Batch]:
 
 
 def _balanced(batches: Sequence[Batch], replicas: int) -> list[Batch]:
-    """In another order: each replica gets equally many, of equally many token slots, longest rows first."""
+    """Reorder micro-batches so that each replica gets equally many, of nearly equally many slots, longest first."""
     parts = partition([batch.ids_RT.size for batch in batches], replicas, equal_counts=True)
     parts.sort(key=lambda part: (-len(part), part))
     return [batches[index] for of_round in zip_longest(*parts) for index in of_round if index is not None]
 
 
 def _budgeted(samples: _Samples, layout: BatchLayout) -> list[Batch]:
-    """Where replicas do not work in rounds, each gets equally many micro-batches: the budget is lowered as far as it
-    takes no more of them than a multiple of `round_size` each."""
+    """Micro-batches under a token budget. Replicas that do not work in rounds get equally many: the budget is lowered
+    as far as the number stays at the next multiple of `round_size` each."""
     assert layout.max_tokens_per_micro_batch is not None
     whole, ordered, multiple = denominators(samples), longest_first(samples), layout.length_multiple
     all_at_once = layout.replicas * layout.round_size
@@ -277,7 +277,7 @@ def _most_slots(layout: BatchLayout) -> int:
 
 
 def _packed_size(by_replica: Sequence[Sequence[Rows]], row_length: int, layout: BatchLayout) -> BatchSize:
-    """For micro-batches of these rows."""
+    """Size that fits all of these micro-batches."""
     every = [rows for of_replica in by_replica for rows in of_replica]
     responses = [[sample.response_ids.size for row in rows for sample in row] for rows in every]
     multiple = layout.length_multiple

@@ -70,9 +70,9 @@ class RoutedTokens(NamedTuple):
     """The tokens of a batch whose routing is recorded: not padding, nor the last of a sample."""
 
     source_J: np.ndarray
-    """Where they stand among the batch's R * T tokens."""
+    """Their places among the batch's R * T tokens."""
     place_J: np.ndarray
-    """Where they stand among those of the graph; samples may share the places of a prompt."""
+    """Their places among those of the graph; samples may share the places of a prompt."""
 
     @classmethod
     def unpacked(cls, batch: Batch) -> RoutedTokens:
@@ -119,10 +119,10 @@ def _flat(experts_RTX: ExpertArray) -> ExpertArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingDifference:
-    """How far two routings of the same tokens differ."""
+    """Difference between two routings of the same tokens."""
 
     differing: tuple[int, ...]
-    """By layer, how many choices of one routing are not among the other's of the same token."""
+    """By layer, choices of one routing that are not among the other's of the same token."""
     total: int
     """Choices per layer."""
 

@@ -284,7 +284,7 @@ class PredictionParts(NamedTuple):
     targets: Int32Array
     """[parts, P]."""
     place_NK: Int32Array
-    """Where a slot's prediction stands among all parts'."""
+    """Place of a slot's prediction among all parts'."""
 
 
 def predictions_in_parts(batch: Batch, predict_P: Int32Array, count: int, *, unread: int = 0) -> PredictionParts:

@@ -18,7 +18,7 @@ KLKind = Literal["k1", "k2", "k3", "abs"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aggregation:
-    """How a matrix of token losses L becomes one number. N_seq and N_tok are global and passed in at run time.
+    """Reduction of a matrix of token losses L to one number. N_seq and N_tok are global and passed in at run time.
 
     mode: token-mean sum(L) / N_tok; token-sum sum(L); seq-mean-token-sum sum(L) / N_seq; seq-mean-token-mean
     sum_i(sum_t(L) / |y_i|) / N_seq; seq-mean-token-sum-norm sum(L) / N_seq / loss_scale_factor;

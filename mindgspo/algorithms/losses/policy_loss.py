@@ -1,7 +1,7 @@
 """The body every policy loss shares: mask, ratio, surrogate, aggregation, KL and entropy, metrics.
 
-A loss is a subclass with its surrogate (`clipped`, `surrogates`); `registry` finds it by name. The float64 twins in
-numpy that tests compare with are in `algorithms.twins`.
+A loss is a subclass with its surrogate (`clipped`, `surrogates`); `registry` finds it by name. Tests compare it with
+the float64 twins in numpy of `tools/conformance`.
 
     N  responses    K  response-token slots    1  an axis kept for broadcasting
 """
@@ -165,7 +165,7 @@ def exp_minus_linear(exponent: Tensor) -> Tensor:
 
 
 class PolicyLoss(nn.Cell):
-    """What all losses have in common. Subclasses say what `ratio` they are made for, and their `surrogate`.
+    """Body of all policy losses. Subclasses name the `ratio` they are made for, and define their `surrogate`.
 
     ratio: another ratio than the loss's own, for definitions that pair them freely.
     """

@@ -42,7 +42,7 @@ def policy_loss_cell(definition: LossDefinition) -> PolicyLoss:
 
 
 def loss_definition(section: AlgorithmSection) -> LossDefinition:
-    """What the section of a resolved config says, as mathematics."""
+    """Return the mathematical definition of the loss that a resolved config describes."""
     assert section.loss_agg_mode is not None, "config is not resolved"
     recipe = POLICY_LOSSES[section.name]
     return LossDefinition(

@@ -17,7 +17,7 @@ from mindgspo.parallel.platform.parameter_memory import zeros_beside
 
 
 class StepScalars(NamedTuple):
-    """What changes from update to update, as float32 scalars, so that no graph is compiled again."""
+    """Values that change from update to update, as float32 scalars, so that no graph is compiled again."""
 
     clip_scale: Tensor
     step_size: Tensor
@@ -99,7 +99,7 @@ class AdamW(nn.Cell):
         """Update every weight from its gradient; inputs as `scalars`. Return what to wait for.
 
         There is no branch on the norm in here: MindSpore 2.10 may drop a run-time branch that only changes
-        Parameters, without a word. Whoever calls looks at the norm first.
+        Parameters, without a word. The caller checks the norm first.
         """
         if self.kernel is not None:
             return self.kernel(clip_scale, step_size, root_eps, decay, *self.gradients)

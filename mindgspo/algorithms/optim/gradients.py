@@ -162,8 +162,8 @@ class GradientAccumulator(Accumulator):
         self.value_and_grad = ops.value_and_grad(objective, 0 if is_first else (0, 1), weights, has_aux=True)
 
     def construct(self, is_added: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Takes what `Objective` does, behind is_added; see `Accumulator.add`. Returns what `Objective` does up to
-        log-probs and d loss / d logp [N, K], 0 where masked; then what `add` returns, what else the policy returns, and
+        """Takes is_added (see `Accumulator.add`) and the inputs of `Objective`. Returns the outputs of `Objective` up
+        to log-probs and d loss / d logp [N, K], 0 where masked; then the result of `add`, the policy's other outputs, and
         the gradient of hidden states that came in."""
         found, (of_inputs, gradients) = self.value_and_grad(*inputs)
         squares = self.add(is_added, gradients)

@@ -1,9 +1,9 @@
-"""What the ranks of a plan do together in one update: they add up gradients, and with `optimizer_shard` each of them
-updates its rows of a weight alone, in float32, and hands them to the others in the type that they compute with.
+"""One update over the ranks of a plan: gradients are summed, and with `optimizer_shard` each rank updates only its rows
+of a weight, in float32, and hands them to the others in the type that they compute with.
 
 Tensors travel in buckets of one collective each, [k, S]: a row per rank that gets one, so that a rank's row is its rows
-of every weight in the bucket, behind each other. What a number becomes depends neither on its place in a bucket nor on
-how many buckets there are.
+of every weight in the bucket, one after the other. What a number becomes depends neither on its place in a bucket nor
+on how many buckets there are.
 
 Legend: k ranks that share a weight out, S elements of a bucket that each of them gets.
 """
@@ -32,21 +32,19 @@ from mindgspo.parallel.plans.placement import ALONE, Placement, Ranks
 from mindgspo.parallel.platform.parameter_memory import zero_parameter
 
 BUCKET_BYTES = 64 << 20
-"""Of one collective; a tensor that is larger goes alone."""
+"""Size of one collective; a tensor that is larger goes alone."""
 _BUCKET_TENSORS = 32
 """At most, since the compiler unrolls the loop over them: see `adamw.short_runs`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one rank has to do with the gradient of a weight.
-
-    shard_ranks: those that share the weight's rows out, in the order of these; none where the weight is kept whole.
-    sum_ranks: those that add up what they have then found for the same rows; none where that is all. Both ascending.
-    """
+    """One rank's part in reducing the gradient of a weight."""
 
     shard_ranks: Ranks = ()
+    """Ranks that divide the weight's rows among them, in row order, ascending; empty where the weight is kept whole."""
     sum_ranks: Ranks = ()
+    """Ranks that then add up their results for the same rows, ascending; empty where nothing is left to add."""
 
     @property
     def parts(self) -> int:
@@ -98,9 +96,9 @@ class _Shared:
 
 
 class StepOverRanks:
-    """What follows once each rank has its gradients of a mini-batch: sums over the ranks, one norm, AdamW.
+    """Optimizer step over all ranks, from each rank's gradients of a mini-batch: sums, one norm, AdamW.
 
-    All ranks call the same methods in the same order. To a process that is alone the sums cost nothing.
+    All ranks call the same methods in the same order. In a single process the sums cost nothing.
 
     weights, gradients: this rank's slices and beside each its gradient, in one order. model: of these weights; not read
     for a process that is alone. masters: by name, see `weights.hold_masters`. bucket_bytes: of one collective; it
@@ -121,7 +119,7 @@ class StepOverRanks:
         rank, plan = place.rank, place.plan
         self._is_alone = plan.world_size == 1
         self.moments: dict[str, Layout] = {}
-        """Of each moment, by weight; empty for a process that is alone."""
+        """Layout of each moment, by weight; empty for a process that is alone."""
         shares: dict[str, Share] = {}
         if not self._is_alone:
             assert model is not None
@@ -134,7 +132,7 @@ class StepOverRanks:
             for name, weight, gradient in zip(names, weights, gradients, strict=True)
         }
         self.gradients = ParameterTuple([one.summed for one in everything.values()])
-        """Of the whole mini-batch, once `norm` has added them up: of every weight, or of this rank's rows of it."""
+        """Gradients of the whole mini-batch, once `norm` has added them up: whole, or this rank's rows."""
         self.own = tuple(one.summed for one in everything.values() if one.summed is not one.gradient)
         """This rank's rows of gradients, beside the whole ones; they mean nothing between two updates."""
         rows = ParameterTuple([one.rows for one in everything.values()])
@@ -166,7 +164,7 @@ class StepOverRanks:
         }
 
     def norm(self) -> float:
-        """Of the gradients, which are added up over the ranks first; the same on all ranks."""
+        """Add the gradients up over the ranks, and return their global L2 norm, the same on all ranks."""
         if not self._is_alone:
             # Replicas may have had micro-batches of other shapes, hence graphs to compile.
             wait_for_ranks(self._ranks)
@@ -174,7 +172,7 @@ class StepOverRanks:
         return float(self._norm().asnumpy())
 
     def step(self, number: int, lr: float, grad_norm: float) -> None:
-        """Update number `number` (1, 2, ...) of the weights, from what they are now; grad_norm: what `norm` said."""
+        """Apply update number `number` (1, 2, ...) to the weights. grad_norm: result of `norm`."""
         self.apply(*self.optimizer.scalars(number, lr, grad_norm))
         if self._has_rows:
             self._gather(_START)
@@ -240,7 +238,7 @@ class _OfBucket(nn.Cell):
         return parts[0] if self.count == 1 else ops.concat(parts, 1)
 
     def part(self, found: Tensor, i: int) -> Tensor:
-        """Of a bucket, [.., S], what belongs to its weight number i."""
+        """Return the columns of a bucket, [.., S], that belong to its weight number i."""
         first, last = self.columns[i]
         return found if self.count == 1 else found[:, first:last]
 

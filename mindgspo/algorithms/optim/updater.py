@@ -68,7 +68,8 @@ class UpdateResult:
     logp_NK: tuple[Float32Array, ...]
     """Log-probs of the response tokens before the update, by micro-batch; masked slots hold anything."""
     drift: RoutingDifference | None = None
-    """How far the routers now differ from the routing of the batches; None if the policy does not return routing."""
+    """Difference between the routers' choices now and the routing of the batches; None if the policy does not return
+    routing."""
 
 
 class MicroBatchResult(NamedTuple):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mindgspo.algorithms import AdvantageInputs, estimate_advantages, has_signal
 from mindgspo.config.algorithm import AdvantageSection, EstimatorName
-from mindgspo.errors import ConfigError, DataError
+from mindgspo.errors import DataError
 
 ESTIMATORS = get_args(EstimatorName)
 # What is exactly 0 for equal rewards of a group, whatever stands in the others.
@@ -185,36 +185,6 @@ def test_parts_are_normalised_before_they_are_summed():
     np.testing.assert_allclose(summed, np.array([1, -1, 1, -1, 0]) / np.sqrt(2), rtol=1e-5)
 
 
-@pytest.mark.parametrize(("section", "inputs", "message"), [
-    ({"estimator": "rloo"}, parts_inputs(), "algorithm.advantage.estimator: rloo is not read with combine"),
-    ({"normalize_by_std": False}, parts_inputs(), "algorithm.advantage.normalize_by_std"),
-    ({"std_over": "batch"}, parts_inputs(), "algorithm.advantage.std_over"),
-    ({"singleton": "raw"}, parts_inputs(), "algorithm.advantage.singleton"),
-    ({}, parts_inputs(token_penalties=np.zeros((5, 2))), "algorithm.kl.placement"),
-])  # fmt: skip
-def test_normalize_then_sum_refuses_what_it_would_not_read(section, inputs, message):
-    with pytest.raises(ConfigError, match=message):
-        estimate_advantages(
-            AdvantageSection(**{"estimator": "grpo", "combine": "normalize_then_sum", **section}), inputs
-        )
-
-
-@pytest.mark.parametrize(("section", "message"), [
-    ({"estimator": "grpo", "combine": "normalize_then_sum"}, "part_rewards_NF"),
-    ({"estimator": "remax"}, "remax needs baselines_N"),
-])  # fmt: skip
-def test_inputs_that_are_needed(section, message):
-    with pytest.raises(DataError, match=message):
-        estimate_advantages(AdvantageSection(**section), made([1, 0], [0, 0], baselines_N=None))
-
-
-@pytest.mark.parametrize(("name", "hint"), [("grop", "did you mean 'grpo'"), ("xyz", "known: grpo"), (None, "None")])
-def test_an_unknown_estimator_is_refused(name, hint):
-    section = AdvantageSection.model_construct(**{**AdvantageSection().model_dump(), "estimator": name})
-    with pytest.raises(ConfigError, match=f"algorithm.advantage.estimator: .*{hint}"):
-        estimate_advantages(section, made([1, 0], [0, 0]))
-
-
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "reinforce_plus_plus"])
 @pytest.mark.parametrize("reward", [1e308, 1e200, 1e39])
 def test_rewards_beyond_the_arithmetic_are_refused(name, reward):
@@ -227,32 +197,14 @@ def test_rewards_beyond_the_arithmetic_are_refused(name, reward):
 
 
 @pytest.mark.parametrize(("changes", "message"), [
-    ({"counted_N": np.ones(2)}, "counted_N: expected bool"),
-    ({"counted_N": np.ones(3, dtype=bool)}, r"counted_N: expected bool \[2\]"),
-    ({"groups_N": np.zeros(3)}, r"groups_N: expected shape \[2\], got \[3\]"),
-    ({"groups_N": np.array([0.5, 1])}, "groups_N: 0.5"),
-    ({"lengths_N": np.array([1, -1])}, "lengths_N: -1 at .*below 0"),
-    ({"lengths_N": np.array([[1, 1]])}, "lengths_N: expected shape"),
     ({"rewards_N": np.array([1.0, np.nan])}, r"rewards_N: nan at \[1\]"),
-    ({"rewards_N": np.zeros((2, 1))}, "rewards_N: expected shape"),
-    ({"baselines_N": np.zeros(1)}, "baselines_N: expected shape"),
     ({"baselines_N": np.array([0.0, np.inf])}, r"baselines_N: inf at \[1\]"),
-    ({"token_penalties": np.zeros((2, 1))}, "token_penalties: 1 slots for a response of 2 tokens"),
     ({"token_penalties": np.full((2, 2), np.nan)}, r"token_penalties: nan at \[0, 0\]"),
-    ({"token_penalties": np.zeros(2)}, "token_penalties: expected shape"),
-    ({"part_rewards_NF": np.zeros((2, 3))}, "give both or neither"),
-    ({"part_rewards_NF": np.zeros((2, 3)), "part_weights_F": np.zeros(2)}, "part_weights_F: expected shape"),
 ])  # fmt: skip
-def test_inputs_that_do_not_fit_are_refused(changes, message):
-    fitting = {
-        "rewards_N": np.array([1.0, 0.0]),
-        "counted_N": np.array([True, True]),
-        "groups_N": np.array([0, 0]),
-        "lengths_N": np.array([2, 1]),
-    }
-    AdvantageInputs(**fitting)
+def test_values_that_count_and_are_not_finite_are_refused(changes, message):
     with pytest.raises(DataError, match=message):
-        AdvantageInputs(**{**fitting, **changes})
+        AdvantageInputs(**{"rewards_N": np.array([1.0, 0.0]), "counted_N": np.array([True, True]),
+                           "groups_N": np.array([0, 0]), "lengths_N": np.array([2, 1]), **changes})  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
@@ -262,24 +214,19 @@ def test_a_step_without_rewards_is_all_zero(name):
     assert estimate_advantages(AdvantageSection(estimator=name), made([], [])) == ()
 
 
-@pytest.mark.parametrize(("rewards", "counted", "expected"), [
-    ([1.0, 0.0], None, True),
-    ([0.1, 0.1, 0.1], None, False),
-    ([1.0], None, False),
-    ([], None, False),
-    ([None, 1.0, None], None, False),
-    ([None, 1.0, 0.0], None, True),
-    ([5.0, 1.0, 1.0], [False, True, True], False),
-    ([5.0, 1.0, 1.0], [True, True, False], True),
-    ([float("nan"), 1.0, 0.0], [False, True, True], True),
-    ([1.0, 0.0], [False, False], False),
-    ([0.1 + 0.2, 0.3, 0.3], None, False),  # the last digit of a sum is no signal
-    ([1e6 * (0.1 + 0.2), 3e5], None, False),
-    ([0.1 + 0.2 - 0.3, 0.0], None, False),
-    ([0.3 + 1e-9, 0.3], None, True),
+@pytest.mark.parametrize(("rewards", "expected"), [
+    ([1.0, 0.0], True),
+    ([0.1, 0.1, 0.1], False),
+    ([1.0], False),
+    ([], False),
+    ([None, 1.0, None], False),
+    ([None, 1.0, 0.0], True),
+    ([0.1 + 0.2, 0.3, 0.3], False),  # the last digit of a sum is no signal
+    ([1e6 * (0.1 + 0.2), 3e5], False),
+    ([0.3 + 1e-9, 0.3], True),
 ])  # fmt: skip
-def test_a_group_has_signal_when_rewards_that_count_differ(rewards, counted, expected):
-    assert has_signal(rewards, counted) is expected
+def test_a_group_has_signal_when_rewards_that_count_differ(rewards, expected):
+    assert has_signal(rewards) is expected
 
 
 @pytest.mark.parametrize("settings", [{"eps": 1e-12}, {"normalize_by_std": False}])
@@ -289,6 +236,6 @@ def test_rewards_that_differ_by_rounding_have_no_advantage(settings):
     assert [tokens.tolist() for tokens in advantages] == [[0.0, 0.0]] * 3
 
 
-def test_the_door_of_the_room_does_not_import_mindspore():
+def test_the_package_does_not_import_mindspore():
     script = "import sys, mindgspo.algorithms; sys.exit('mindspore' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -15,21 +15,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import Field
 
-from mindgspo.algorithms.advantages import group_relative, token_level
-from mindgspo.algorithms.advantages.groups import (
-    BoolArray,
-    Float64Array,
-    blocks_of,
-    finite_numbers,
-    masked_numbers,
-    numbers,
-    token_mask,
-)
-from mindgspo.algorithms.advantages.token_level import TokenAdvantages, on_every_token, whiten, whitening
+from mindgspo.algorithms.advantages import estimators as core
+from mindgspo.algorithms.advantages.groups import Float64Array, Groups, Int64Array
 from mindgspo.algorithms.kl_control import reward_penalty
 from mindgspo.config import KLSection
 from mindgspo.errors import DataError
+from mindgspo.types import BoolArray
+from mindgspo_conformance import estimators
+from mindgspo_conformance.arrays import finite_numbers, masked_numbers, numbers, token_mask, whole_numbers
 from mindgspo_conformance.definitions import NotNegative
+from mindgspo_conformance.estimators import TokenAdvantages
 from mindgspo_conformance.strict import Strict, hint, read_model
 
 Singleton = Literal["zero", "raw", "nan"]
@@ -80,7 +75,13 @@ class _Inputs:
         """float64 [N, T]: `token_rewards`, or `rewards` at the last real token, 0 in masked slots."""
         if self._has_token_rewards():
             return self.token_values("token_rewards")
-        return token_level.rewards_at_last_token(self["rewards"], self.mask())
+        mask_NT = self.mask()
+        rewards_N = finite_numbers("rewards", self["rewards"], mask_NT.shape[:1])
+        return core.rewards_at_last_token(rewards_N, mask_NT)
+
+    def groups(self) -> Groups:
+        """The partition of the responses into groups."""
+        return Groups.of(whole_numbers("group", self["group"], self.rewards().shape))
 
     def _has_token_rewards(self) -> bool:
         if "rewards" in self.arrays and "token_rewards" in self.arrays:
@@ -113,7 +114,7 @@ def advantages_of_case(config: Mapping[str, Any], inputs: Mapping[str, ArrayLike
     mask_NT = given.mask()
     if mask_NT.shape[0] != advantages_N.size:
         raise DataError(f"{given.what}: mask has {mask_NT.shape[0]} rows for {advantages_N.size} rewards")
-    advantages_NT = on_every_token(advantages_N, mask_NT)
+    advantages_NT = core.on_every_token(advantages_N, mask_NT)
     return AdvantageResult(advantages=advantages_NT, returns=advantages_NT)
 
 
@@ -163,43 +164,45 @@ class _Raw(_Options):
 
 
 def _grpo(options: _Grpo, inputs: _Inputs) -> Float64Array:
-    rewards_N, groups_N = inputs.rewards(), inputs["group"]
-    by_mean = options.scale == "mean"
-    deviation = {"ddof": options.ddof, "eps": options.eps, "var_floor": options.var_floor}
-    deviation["std_over"] = "group" if options.scale == "std" else "none"
-    if options.center == "none":
-        if by_mean:
+    if options.scale == "mean":
+        if options.center == "none":
             raise DataError("advantage: center none with scale mean has no definition; use center mean")
-        return group_relative.uncentred(rewards_N, groups_N, **deviation)
-    if by_mean:
-        return group_relative.max_rl(rewards_N, groups_N, singleton=options.singleton)
-    return group_relative.grpo(rewards_N, groups_N, singleton=options.singleton, **deviation)
+        return core.max_rl(inputs.rewards(), inputs.groups(), singleton=options.singleton)
+    return estimators.grpo_with_floor(
+        inputs.rewards(),
+        inputs.groups(),
+        center=options.center,
+        by_std=options.scale == "std",
+        ddof=options.ddof,
+        eps=options.eps,
+        var_floor=options.var_floor,
+        singleton=options.singleton,
+    )
 
 
 def _by_group(estimate: Callable[..., Float64Array]) -> Callable[[Any, _Inputs], Float64Array]:
-    return lambda options, inputs: estimate(inputs.rewards(), inputs["group"], singleton=options.singleton)
+    return lambda options, inputs: estimate(inputs.rewards(), inputs.groups(), singleton=options.singleton)
 
 
 def _opo(options: _Raw, inputs: _Inputs) -> Float64Array:
-    lengths_N = inputs.mask().sum(axis=1)
-    return group_relative.opo(inputs.rewards(), inputs["group"], lengths_N, singleton=options.singleton)
+    rewards_N, lengths_N = inputs.rewards(), inputs.mask().sum(axis=1)
+    lengths_N = whole_numbers("lengths", lengths_N, rewards_N.shape)
+    return core.opo(rewards_N, inputs.groups(), lengths_N, singleton=options.singleton)
 
 
-def _grpo_passk(options: _PassK, inputs: _Inputs) -> Float64Array:
+def _pass_k(options: _PassK, inputs: _Inputs) -> Float64Array:
     std_over = "group" if options.scale == "std" else "none"
-    return group_relative.grpo_passk(
-        inputs.rewards(), inputs["group"], std_over=std_over, ddof=options.ddof, eps=options.eps
-    )
+    return core.pass_k(inputs.rewards(), inputs.groups(), std_over=std_over, ddof=options.ddof, eps=options.eps)
 
 
 _PER_RESPONSE: Mapping[str, tuple[type[_Options], Callable[[Any, _Inputs], Float64Array]]] = {
     "grpo": (_Grpo, _grpo),
     "dr_grpo": (_DrGrpo, _grpo),
     "max_rl": (_MaxRl, _grpo),
-    "rloo": (_Centred, _by_group(group_relative.rloo)),
+    "rloo": (_Centred, _by_group(core.rloo)),
     "opo": (_Raw, _opo),
-    "gpg": (_Raw, _by_group(group_relative.gpg)),
-    "grpo_passk": (_PassK, _grpo_passk),
+    "gpg": (_Raw, _by_group(core.gpg)),
+    "grpo_passk": (_PassK, _pass_k),
 }
 
 
@@ -241,25 +244,30 @@ class _Gae(_WithKL):
 
 
 def _reinforce_plus_plus(options: _Discounted, inputs: _Inputs) -> TokenAdvantages:
-    return token_level.reinforce_plus_plus(
-        inputs.token_rewards(), inputs.mask(), gamma=options.gamma, hole=options.hole, whiten_kind=options.whiten
-    )
+    mask_NT = inputs.mask()
+    returns_NT = estimators.returns_with_holes(inputs.token_rewards(), mask_NT, gamma=options.gamma, hole=options.hole)
+    return estimators.whitened(returns_NT, mask_NT, options.whiten)
 
 
 def _reinforce_plus_plus_baseline(options: _Baseline, inputs: _Inputs) -> TokenAdvantages:
-    return token_level.reinforce_plus_plus_baseline(
-        inputs.rewards(), inputs["group"], inputs.mask(), singleton=options.singleton, whiten_kind=options.whiten
-    )
+    mask_NT = inputs.mask()
+    centred_N = finite_numbers("rewards", inputs.rewards(), mask_NT.shape[:1])
+    centred_N = core.dr_grpo(centred_N, inputs.groups(), singleton=options.singleton)
+    return estimators.whitened(core.on_every_token(centred_N, mask_NT), mask_NT, options.whiten)
 
 
 def _remax(options: _Options, inputs: _Inputs) -> TokenAdvantages:
-    return token_level.remax(inputs.token_rewards(), inputs["reward_baselines"], inputs.mask())
+    mask_NT = inputs.mask()
+    baselines_N = finite_numbers("reward_baselines", inputs["reward_baselines"], mask_NT.shape[:1])
+    returns_NT = estimators.returns_with_holes(inputs.token_rewards(), mask_NT)
+    advantages_NT = np.where(mask_NT, returns_NT - baselines_N[:, None], 0.0)
+    return TokenAdvantages(advantages_NT=advantages_NT, returns_NT=returns_NT)
 
 
 def _gae(options: _Gae, inputs: _Inputs) -> TokenAdvantages:
-    return token_level.gae(
+    return estimators.gae(
         inputs.token_rewards() - _kl_penalty(options, inputs),
-        inputs["values"],
+        inputs.token_values("values"),
         inputs.mask(),
         gamma=options.gamma,
         lam=options.lam,
@@ -273,8 +281,8 @@ def _openrlhf_reinforce(options: _DiscountedBiased, inputs: _Inputs) -> TokenAdv
 
 
 def _openrlhf_reinforce_baseline(options: _BaselineBiased, inputs: _Inputs) -> TokenAdvantages:
-    centred_N = group_relative.dr_grpo(inputs.rewards(), inputs["group"], singleton=options.singleton)
-    token_rewards_NT = token_level.rewards_at_last_token(centred_N, inputs.mask())
+    centred_N = core.dr_grpo(inputs.rewards(), inputs.groups(), singleton=options.singleton)
+    token_rewards_NT = core.rewards_at_last_token(centred_N, inputs.mask())
     return _openrlhf_whitened(options, inputs, token_rewards_NT, gamma=1.0)
 
 
@@ -283,8 +291,9 @@ def _openrlhf_whitened(
 ) -> TokenAdvantages:
     """OpenRLHF maps masked slots as well, where the return is 0; `broadcast: true` sets them to 0."""
     mask_NT = inputs.mask()
-    returns_NT = token_level.discounted_returns(token_rewards_NT, mask_NT, gamma=gamma, hole=options.hole)
-    advantages_NT = whitening(returns_NT, mask_NT, options.whiten)(returns_NT)
+    returns_NT = estimators.returns_with_holes(token_rewards_NT, mask_NT, gamma=gamma, hole=options.hole)
+    shift, factor = core.whitening(returns_NT, mask_NT, options.whiten)
+    advantages_NT = (returns_NT - shift) * factor
     if options.broadcast:
         advantages_NT = np.where(mask_NT, advantages_NT, 0.0)
     return TokenAdvantages(advantages_NT=advantages_NT, returns_NT=returns_NT)
@@ -292,26 +301,22 @@ def _openrlhf_whitened(
 
 def _slime_outcome(options: _WithKL, inputs: _Inputs) -> TokenAdvantages:
     """The reward, which slime has normalised before, on every token; the KL is not used."""
-    return _slime_whitened(options, inputs, on_every_token(inputs.rewards(), inputs.mask()))
+    mask_NT = inputs.mask()
+    return estimators.whitened(core.on_every_token(inputs.rewards(), mask_NT), mask_NT, options.whiten)
 
 
 def _slime_reinforce_plus_plus(options: _WithKL, inputs: _Inputs) -> TokenAdvantages:
     """Discounted returns of the reward on the last token and minus the KL penalty on each."""
     token_rewards_NT = inputs.token_rewards() - _kl_penalty(options, inputs)
-    returns_NT = token_level.discounted_returns(token_rewards_NT, inputs.mask(), gamma=options.gamma, hole="discount")
-    return _slime_whitened(options, inputs, returns_NT)
+    returns_NT = estimators.returns_with_holes(token_rewards_NT, inputs.mask(), gamma=options.gamma, hole="discount")
+    return estimators.whitened(returns_NT, inputs.mask(), options.whiten)
 
 
 def _slime_reinforce_plus_plus_baseline(options: _WithKL, inputs: _Inputs) -> TokenAdvantages:
     """The reward, which lost its group's mean before, minus the token's own KL penalty."""
-    rewards_NT = on_every_token(inputs.rewards(), inputs.mask())
-    return _slime_whitened(options, inputs, rewards_NT - _kl_penalty(options, inputs))
-
-
-def _slime_whitened(options: _WithKL, inputs: _Inputs, returns_NT: Float64Array) -> TokenAdvantages:
     mask_NT = inputs.mask()
-    returns_NT = np.where(mask_NT, returns_NT, 0.0)
-    return TokenAdvantages(advantages_NT=whiten(returns_NT, mask_NT, options.whiten), returns_NT=returns_NT)
+    returns_NT = core.on_every_token(inputs.rewards(), mask_NT) - _kl_penalty(options, inputs)
+    return estimators.whitened(returns_NT, mask_NT, options.whiten)
 
 
 def _kl_penalty(options: _WithKL, inputs: _Inputs) -> Float64Array:
@@ -375,7 +380,7 @@ def normalized_rewards(config: Mapping[str, Any], inputs: Mapping[str, ArrayLike
     """Advantages of a case of kind `reward_norm`, float64 [N]; responses stand group after group.
 
     inputs: rewards [N], or rewards_per_func [N, F] (NaN: no reward) with reward_weights [F].
-    mode sum_then_normalize, normalize_then_sum: TRL's, see `group_relative`. slime: one reward, none missing.
+    mode sum_then_normalize, normalize_then_sum: TRL's. slime: one reward, none missing.
     Raises DataError for an unknown mode, key or value, a missing input, and rewards that are not whole groups.
     """
     mode = config.get("mode")
@@ -385,24 +390,30 @@ def normalized_rewards(config: Mapping[str, Any], inputs: Mapping[str, ArrayLike
     options = read_model(given.what, _MODES[mode], config)
     if isinstance(options, _Slime):
         rewards_N = finite_numbers("rewards", given["rewards"], (None,))
-        std_over = "group" if options.scale == "std" else "none"
-        normalize = group_relative.grpo if options.center == "mean" else group_relative.uncentred
-        groups_N = _groups(given.what, rewards_N.size, options.group_size)
-        return normalize(rewards_N, groups_N, std_over=std_over, ddof=options.ddof, eps=options.eps)
+        return estimators.grpo_with_floor(
+            rewards_N,
+            Groups.of(_groups(given.what, rewards_N.size, options.group_size)),
+            center=options.center,
+            by_std=options.scale == "std",
+            ddof=options.ddof,
+            eps=options.eps,
+        )
     if "rewards" in inputs:  # a lone reward counts once
         rewards_NF, weights_F = numbers("rewards", given["rewards"], (None,))[:, None], np.ones(1)
     else:
         rewards_NF = numbers("rewards_per_func", given["rewards_per_func"], (None, None))
-        weights_F = given["reward_weights"]
+        weights_F = finite_numbers("reward_weights", given["reward_weights"], rewards_NF.shape[1:])
+    if np.isinf(rewards_NF).any():
+        raise DataError("rewards_per_func: a reward is infinite; a missing one is NaN")
     groups_N = _groups(given.what, rewards_NF.shape[0], options.group_size)
+    deviation = {"ddof": options.ddof, "eps": options.eps}
     if isinstance(options, _NormalizeThenSum):
-        return group_relative.normalize_then_sum(rewards_NF, weights_F, groups_N, ddof=options.ddof, eps=options.eps)
-    return group_relative.sum_then_normalize(
-        rewards_NF, weights_F, groups_N, std_over=options.scale, ddof=options.ddof, eps=options.eps
-    )
+        return core.normalize_then_sum(rewards_NF, weights_F, Groups.of(groups_N), **deviation)
+    return estimators.sum_then_normalize(rewards_NF, weights_F, groups_N, std_over=options.scale, **deviation)
 
 
-def _groups(what: str, num_responses: int, group_size: int) -> Float64Array:
+def _groups(what: str, num_responses: int, group_size: int) -> Int64Array:
+    """Group ids of responses that stand group after group."""
     if num_responses % group_size:
         raise DataError(f"{what}: {num_responses} rewards are not whole groups of group_size {group_size}")
-    return blocks_of(num_responses, group_size)
+    return np.arange(num_responses) // group_size

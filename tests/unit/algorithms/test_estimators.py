@@ -1,32 +1,29 @@
-"""Estimators with one number per response, by hand and by their properties, and several reward functions in one."""
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mindgspo.algorithms.advantages.group_relative import (
-    dr_grpo,
-    gpg,
-    grpo,
-    grpo_passk,
-    max_rl,
-    normalize_then_sum,
-    opo,
-    rloo,
-    sum_then_normalize,
-    uncentred,
-)
-from mindgspo.errors import DataError
-from mindgspo_conformance.advantages import normalized_rewards
+from mindgspo.algorithms.advantages import estimators
+from mindgspo.algorithms.advantages.groups import Groups
 
 rewards_of_a_group = st.lists(st.floats(min_value=-1e3, max_value=1e3), min_size=2, max_size=12)
 
-# Every estimator of this room, by one signature.
+
+def over_groups(estimate):
+    """The estimator over rewards and group ids in lists."""
+    return lambda rewards, ids, *more, **options: estimate(np.array(rewards, float), Groups.of(ids), *more, **options)
+
+
+grpo, dr_grpo, rloo, opo, max_rl, gpg, pass_k = (
+    over_groups(getattr(estimators, name)) for name in ("grpo", "dr_grpo", "rloo", "opo", "max_rl", "gpg", "pass_k")
+)
+
+
+# By one signature.
 ESTIMATORS = {
     "grpo": grpo, "grpo_batch": lambda r, g, **options: grpo(r, g, std_over="batch", **options), "dr_grpo": dr_grpo,
     "rloo": rloo, "opo": lambda r, g, **options: opo(r, g, np.arange(1, len(r) + 1), **options), "max_rl": max_rl,
-    "gpg": gpg, "pass_k": grpo_passk,
+    "gpg": gpg, "pass_k": pass_k,
 }  # fmt: skip
 
 
@@ -43,16 +40,10 @@ BY_HAND = {
         lambda: grpo([0, 2, 10, 12], [7, 7, 3, 3], std_over="batch", eps=0.1),
         np.array([-1, 1, -1, 1]) / (np.sqrt(104 / 3) + 0.1),
     ),
-    # variance of [0, 2] is 2, of [0, 0.2] is 0.02
-    "grpo, floor": (
-        lambda: grpo([0, 2, 0, 0.2], [0, 0, 1, 1], var_floor=1.0, eps=0.0),
-        [-1 / np.sqrt(2), 1 / np.sqrt(2), -0.1, 0.1],
-    ),
     # others of 3: (0 + 1) / 2; of 0: (3 + 1) / 2; of 1: (3 + 0) / 2
     "rloo": (lambda: rloo([3, 0, 1], [0, 0, 0]), [2.5, -2.0, -0.5]),
     # std of [5, 2, 1]: mean 8/3, squares 26/3, over 2; [0, 0, 4]: mean 4/3, squares 32/3, over 2
-    "pass_k": (lambda: grpo_passk(*INTERLEAVED, eps=0.0), [0, 0, 3 / np.sqrt(13 / 3), 0, 0, 4 / np.sqrt(16 / 3)]),
-    "uncentred": (lambda: uncentred([3, 1], [0, 0], std_over="group", eps=0.0), np.array([3, 1]) / np.sqrt(2)),
+    "pass_k": (lambda: pass_k(*INTERLEAVED, eps=0.0), [0, 0, 3 / np.sqrt(13 / 3), 0, 0, 4 / np.sqrt(16 / 3)]),
 }
 EXACTLY = {
     "dr_grpo": (lambda: dr_grpo([3, 0, 0], [5, 5, 5]), [2, -1, -1]),
@@ -67,9 +58,8 @@ EXACTLY = {
     # two of six rewards are not 0: alpha = 3
     "gpg": (lambda: gpg([1, 0, 0, 0, 0.5, 0], [0, 0, 1, 1, 2, 2]), [1.5, -1.5, 0, 0, 0.75, -0.75]),
     "gpg of nothing": (lambda: gpg([0, 0], [0, 0]), [0, 0]),
-    "pass_k": (lambda: grpo_passk(*INTERLEAVED, std_over="none"), [0, 0, 3, 0, 0, 4]),
-    "pass_k of two equal best": (lambda: grpo_passk([1, 1, 0], [0, 0, 0]), [0, 0, 0]),
-    "uncentred": (lambda: uncentred([3, 1], [0, 0]), [3, 1]),
+    "pass_k": (lambda: pass_k(*INTERLEAVED, std_over="none"), [0, 0, 3, 0, 0, 4]),
+    "pass_k of two equal best": (lambda: pass_k([1, 1, 0], [0, 0, 0]), [0, 0, 0]),
 }
 
 
@@ -137,74 +127,77 @@ def test_centred_estimators_scale_with_the_rewards_and_ignore_a_constant(name):
     np.testing.assert_allclose(ESTIMATORS[name](rewards + 50, groups), expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(("call", "message"), [
-    (lambda: grpo([1.0, 2.0], [0]), r"group: expected shape \[2\], got \[1\]"),
-    (lambda: grpo([[1.0, 2.0]], [0, 0]), r"rewards: expected shape \[any\], got \[1, 2\]"),
-    (lambda: rloo([1.0, np.inf], [0, 0]), r"rewards: inf at \[1\]"),
-    (lambda: rloo(["good", "bad"], [0, 0]), "rewards: not an array of numbers"),
-    (lambda: opo([1.0, 0.0], [0, 0], [3, -1]), r"lengths: -1 at \[1\].*below 0"),
-    (lambda: opo([1.0, 0.0], [0, 0], [3]), "lengths: expected shape"),
-    (lambda: dr_grpo([1.0, 0.0], [0, 0.5]), "group: 0.5 at"),
-])  # fmt: skip
-def test_bad_arrays_are_refused(call, message):
-    with pytest.raises(DataError, match=message):
-        call()
-
-
 NAN = float("nan")
 
 
-def test_the_weighted_sum_is_normalised():
-    # sums 1 + 2 * 0.5 = 2 and 0 + 0
-    actual = sum_then_normalize([[1, 0.5], [0, 0]], [1, 2], [0, 0], eps=0.0)
-    np.testing.assert_allclose(actual, np.array([1, -1]) / np.sqrt(2), rtol=1e-14)
-
-
-def test_a_function_that_did_not_judge_adds_nothing():
-    assert sum_then_normalize([[1, NAN], [0, 3]], [1, 1], [0, 0], std_over="none").tolist() == [-1, 1]
-
-
-@pytest.mark.parametrize("std_over", ["group", "batch", "none"])
-def test_unjudged_responses_leave_the_statistics(std_over):
-    rewards, groups = np.array([1.0, NAN, 0.0, 2.0, NAN, 7.0, 3.0]), np.array([0, 0, 0, 0, 1, 1, 2])
-    judged = ~np.isnan(rewards)
-    actual = sum_then_normalize(rewards[:, None], [1.0], groups, std_over=std_over)
-    assert actual[~judged].tolist() == [0, 0]
-    expected = grpo(rewards[judged], groups[judged], std_over=std_over, eps=1e-4)
-    np.testing.assert_allclose(actual[judged], expected, rtol=1e-14)
+def combined(rewards_NF, weights, ids, **options):
+    return estimators.normalize_then_sum(np.array(rewards_NF, float), np.array(weights), Groups.of(ids), **options)
 
 
 def test_normalize_then_sum_hears_a_function_of_small_differences():
     # each function alone gives +-1/sqrt(2); they cancel for the first group, although 100 outweighs 0.01
-    actual = normalize_then_sum([[100, 0], [0, 0.01], [1, 1], [0, 0]], [1, 1], [0, 0, 1, 1], eps=1e-9)
+    actual = combined([[100, 0], [0, 0.01], [1, 1], [0, 0]], [1, 1], [0, 0, 1, 1], eps=1e-9)
     # sums 0, 0, sqrt(2), -sqrt(2): variance 4/3
     np.testing.assert_allclose(actual, np.array([0, 0, 1, -1]) * np.sqrt(2) / np.sqrt(4 / 3), atol=1e-6)
 
 
 def test_normalize_then_sum_with_one_judged_response_in_a_group():
-    actual = normalize_then_sum([[NAN], [5], [1], [0]], [1], [0, 0, 1, 1], eps=0.0)
+    actual = combined([[NAN], [5], [1], [0]], [1], [0, 0, 1, 1], eps=0.0)
     # the group's only judged response adds 0; over 0, 1/sqrt(2), -1/sqrt(2) the variance is 1/2
     np.testing.assert_allclose(actual, [0, 0, 1, -1], atol=1e-12)
 
 
 @given(rewards=st.lists(st.sampled_from([0.0, 0.1, 1.0, NAN]), min_size=8, max_size=8))
 def test_advantages_are_finite_and_sum_to_zero(rewards):
-    table = np.array(rewards).reshape(4, 2)
-    for combine in (sum_then_normalize, normalize_then_sum):
-        actual = combine(table, [1.0, 0.5], [0, 0, 1, 1])
-        assert np.isfinite(actual).all()
-        assert abs(actual.sum()) < 1e-9
+    actual = combined(np.array(rewards).reshape(4, 2), [1.0, 0.5], [0, 0, 1, 1])
+    assert np.isfinite(actual).all()
+    assert abs(actual.sum()) < 1e-9
 
 
-def test_slime_normalises_blocks_of_group_size():
-    config = {"mode": "slime", "group_size": 2, "center": "mean", "scale": "none"}
-    assert normalized_rewards(config, {"rewards": [1, 0, 5, 1]}).tolist() == [0.5, -0.5, 2, -2]
-    assert normalized_rewards({**config, "center": "none"}, {"rewards": [1, 0, 5, 1]}).tolist() == [1, 0, 5, 1]
-    scaled = normalized_rewards({**config, "scale": "std", "eps": 0.0}, {"rewards": [1, 0, 5, 1]})
-    np.testing.assert_allclose(scaled, np.array([1, -1, 1, -1]) / np.sqrt(2), rtol=1e-14)
+def test_a_reward_stands_at_the_last_token():
+    mask = np.array([[1, 1, 0], [0, 0, 0]]) == 1
+    assert estimators.rewards_at_last_token(np.array([5.0, 8.0]), mask).tolist() == [[0, 5, 0], [0, 0, 0]]
 
 
-def test_slime_groups_of_one_are_zero_when_centred():
-    config = {"mode": "slime", "group_size": 1, "center": "mean", "scale": "std"}
-    assert normalized_rewards(config, {"rewards": [1, 0.5]}).tolist() == [0, 0]
-    assert normalized_rewards({**config, "center": "none", "scale": "none"}, {"rewards": [1, 0.5]}).tolist() == [1, 0.5]
+def test_discounted_return_by_hand():
+    # 2, then 1 + 0.5 * 2, then 0 + 0.5 * 2
+    assert estimators.discounted_returns(np.array([[0.0, 1, 2]]), gamma=0.5).tolist() == [[1.0, 2.0, 2.0]]
+
+
+def test_unbiased_whitening_by_hand():
+    # 1, 2, 6: mean 3, squares 4 + 1 + 9, over n - 1
+    actual = estimators.whiten(
+        np.array([[1.0, 2.0, np.nan], [6.0, np.inf, 1e30]]), np.array([[1, 1, 0], [1, 0, 0]]) == 1, "unbiased"
+    )
+    np.testing.assert_allclose(actual, np.array([[-2, -1, 0], [3, 0, 0]]) / np.sqrt(7), atol=1e-8)
+    assert (actual[[0, 1, 1], [2, 1, 2]] == 0).all()
+
+
+def test_kinds_of_whitening_differ_by_bessels_correction():
+    values, mask = np.array([[1.0, 2.0, 6.0]]), np.ones((1, 3), dtype=bool)
+    unbiased = estimators.whiten(values, mask, "unbiased")
+    np.testing.assert_allclose(estimators.whiten(values, mask, "unbiased_moments"), unbiased, rtol=1e-7)
+    np.testing.assert_allclose(estimators.whiten(values, mask, "biased"), unbiased * np.sqrt(3 / 2), rtol=1e-7)
+    np.testing.assert_array_equal(estimators.whiten(values, mask, "none"), values)
+
+
+@pytest.mark.parametrize("kind", ["unbiased", "unbiased_moments", "biased"])
+@pytest.mark.parametrize("num_tokens", [0, 1])
+def test_fewer_than_two_tokens_are_whitened_to_zero(kind, num_tokens):
+    assert estimators.whiten(np.full((1, 3), 0.1), np.arange(3)[None] < num_tokens, kind).tolist() == [[0, 0, 0]]
+
+
+@pytest.mark.parametrize("kind", ["unbiased", "unbiased_moments", "biased"])
+def test_large_equal_values_stay_finite(kind):
+    # The difference of the two moments rounds below 0 here.
+    assert np.isfinite(estimators.whiten(np.full((1, 7), 1e8 + 0.1), np.ones((1, 7), dtype=bool), kind)).all()
+
+
+@pytest.mark.parametrize(("kind", "ddof"), [("unbiased", 1), ("unbiased_moments", 1), ("biased", 0)])
+@given(values=st.lists(st.floats(-100, 100), min_size=3, max_size=20))
+def test_whitened_tokens_have_mean_0_and_deviation_1(kind, ddof, values):
+    if np.std(values) < 1e-2:
+        return
+    whitened = estimators.whiten(np.array([values]), np.ones((1, len(values)), dtype=bool), kind)
+    np.testing.assert_allclose(whitened.mean(), 0, atol=1e-5)
+    np.testing.assert_allclose(whitened.std(ddof=ddof), 1, rtol=1e-3)
