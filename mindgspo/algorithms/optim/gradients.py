@@ -163,8 +163,8 @@ class GradientAccumulator(Accumulator):
 
     def construct(self, is_added: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Takes is_added (see `Accumulator.add`) and the inputs of `Objective`. Returns the outputs of `Objective` up
-        to log-probs and d loss / d logp [N, K], 0 where masked; then the result of `add`, the policy's other outputs, and
-        the gradient of hidden states that came in."""
+        to log-probs and d loss / d logp [N, K], 0 where masked; then the result of `add`, the policy's other outputs,
+        and the gradient of hidden states that came in."""
         found, (of_inputs, gradients) = self.value_and_grad(*inputs)
         squares = self.add(is_added, gradients)
         if self.is_first:
