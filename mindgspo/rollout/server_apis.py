@@ -1,6 +1,7 @@
-"""How completion servers are asked: those of `mindgspo serve`, vLLM's and SGLang's have other routes and fields for the
-same things. An answer is brought into the form of `mindgspo serve`, which `AnswerReader` then checks: nothing is
-checked here. docs/rollout_servers.md says which versions were read.
+"""The APIs of `mindgspo serve`, vLLM and SGLang: how each is asked, and how its answers are read.
+
+An answer is first brought into the form of `mindgspo serve`, then `AnswerReader` validates it against the request:
+servers are not trusted. docs/rollout_servers.md lists the versions that this was written against.
 """
 
 from __future__ import annotations
@@ -9,46 +10,173 @@ import base64
 import io
 import json
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from mindgspo.errors import RolloutError
 from mindgspo.rollout.protocol import SamplingFilter
-from mindgspo.rollout.server_answers import Expected
-from mindgspo.rollout.service import Request
+from mindgspo.rollout.service import Answer, Piece, Request
+from mindgspo.types import FinishReason, Routing
+
+_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": None}
+# Below every float32; and above 0, because a float32 sum may round the log-prob of a certain token up.
+_LEAST_LOGPROB, _MOST_LOGPROB = float(np.finfo(np.float32).min), 1e-4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """Bounds that a valid answer keeps to."""
+
+    vocab_size: int
+    eos_ids: Collection[int]
+    routing: np.ndarray | None = None
+    """Empty array [0, X] of the integer type that stores expert numbers; None where experts are not recorded."""
+    num_experts: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One of those that hand weights over, or end what runs. path: with its query. body: JSON. is_right: whether the
-    answer, {} where it is empty, says that it was done. may_lack: older servers do not know the route."""
+    """A request to a server."""
 
     path: str
+    """With its query."""
     method: Literal["GET", "POST"] = "POST"
     body: dict[str, Any] = field(default_factory=dict)
+    """Sent as JSON."""
     is_right: Callable[[Mapping[str, Any]], bool] = lambda answer: True
+    """Whether the answer, {} where it is empty, confirms success."""
     may_lack: bool = False
+    """Older servers do not have this route."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerAPI:
-    """completions: path. ask: its body. read: answer -> that of `mindgspo serve`; raises whatever Python does for
-    another form. abort: ends what runs. load: takes the weights in a folder over, under a version. label: of a version,
-    as the server tells it. always_tells: each answer has one. bytes_per_token: of an answer, at most. signs: both sides
-    sign with a key where there is one; else it is sent."""
+    """The routes and fields of one kind of server."""
 
     completions: str
+    """Path of the completions route."""
     ask: Callable[[Request, SamplingFilter, Expected], dict[str, Any]]
+    """Returns the body of a completion request."""
     read: Callable[[Any, Request, Expected], dict[str, Any]]
+    """Returns an answer in the form of `mindgspo serve`, with `routed_experts` decoded to int [L, X]. Whatever Python
+    raises for an answer of another form passes through."""
     abort: tuple[Call, ...]
+    """Ends all requests that are running."""
     load: Callable[[Path, int], tuple[Call, ...]]
+    """Makes the server load the weights of a folder under a version."""
     label: Callable[[int], int | str]
+    """Version as the server reports it."""
     always_tells: bool
+    """Every answer reports its version."""
     bytes_per_token: int
+    """Upper bound of an answer's size."""
     signs: bool = False
+    """Both sides sign their messages with the key; otherwise the key itself is sent."""
+
+
+class AnswerReader:
+    """Validates a server's answers to one request. Raises RolloutError, which names what came and what was expected."""
+
+    def __init__(self, api: ServerAPI, request: Request, expected: Expected, url: str) -> None:
+        self._api, self._request, self._expected, self._url = api, request, expected, url
+        self._prompt = request.token_ids
+        self._most_tokens = _most_tokens(request)
+
+    def answer(self, content: Any, version: int) -> Answer:
+        """content: parsed JSON. version: that of the weights which the servers were given."""
+        try:
+            found = self._api.read(content, self._request, self._expected)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise RolloutError(
+                f"{self._url}{self._api.completions}: the answer does not have the form that rollout.servers.api says "
+                f"({error!r})"
+            ) from error
+        if not isinstance(found, dict):
+            raise self._error("is not a JSON object")
+        label, told = self._api.label(version), found.get("weight_version")
+        is_untold = told is None and not self._api.always_tells
+        if not is_untold and (told != label or type(told) is not type(label)):
+            raise self._error(
+                f"was generated with weights of version {told!r}, but the servers were given version {version}; check "
+                "whether someone else updates this server"
+            )
+        choices, samples = found.get("choices"), self._request.samples
+        if not isinstance(choices, list) or len(choices) != len(samples):
+            raise self._error(f"has {_count(choices)} choices, n was {len(samples)}")
+        pieces = tuple(self._piece(index, choice) for index, choice in enumerate(choices))
+        return Answer(number=self._request.number, weight_version=version, pieces=pieces)
+
+    def _piece(self, index: int, choice: Any) -> Piece:
+        if not isinstance(choice, dict) or choice.get("index") != index:
+            raise self._error(f"has a choice {index} that is out of order, or not an object")
+        if choice.get("prompt_token_ids") != self._prompt:
+            raise self._error(f"choice {index} has other prompt_token_ids than it was asked for")
+        ids = self._ids(index, choice.get("token_ids"))
+        reason = choice.get("finish_reason")
+        if not isinstance(reason, str) or reason not in _REASONS:
+            raise self._error(f"choice {index} has finish_reason {reason!r}; legal: {', '.join(_REASONS)}")
+        eos_ids = sorted(self._expected.eos_ids)
+        ends = np.flatnonzero(np.isin(ids, eos_ids)).tolist()
+        if ends != [ids.size - 1] * (reason == "stop"):
+            raise self._error(
+                f"choice {index} has finish_reason {reason!r} and end tokens at {ends[:9]} of {ids.size}; the server "
+                f"must stop at each of {eos_ids} and at nothing else, and return it"
+            )
+        if reason == "length" and ids.size != self._most_tokens:
+            raise self._error(f"choice {index} ended by length at {ids.size}, max_tokens was {self._most_tokens}")
+        return Piece(
+            ids=ids,
+            logprobs=self._logprobs(index, choice.get("logprobs"), ids.size),
+            finish_reason=_REASONS[reason],
+            routing=self._routing(index, choice.get("routed_experts"), ids.size),
+        )
+
+    def _ids(self, index: int, found: Any) -> np.ndarray:
+        size = self._expected.vocab_size
+        if not isinstance(found, list) or not all(type(token) is int for token in found):
+            raise self._error(f"choice {index} has no list of token_ids; the server must support return_token_ids")
+        if len(found) > self._most_tokens:
+            raise self._error(f"choice {index} has {len(found)} tokens, max_tokens was {self._most_tokens}")
+        if wrong := [token for token in found if not 0 <= token < size]:
+            raise self._error(f"choice {index} has token id {wrong[0]}; the vocabulary has {size}")
+        return np.array(found, np.int32)
+
+    def _logprobs(self, index: int, found: Any, num_tokens: int) -> np.ndarray:
+        values = found.get("token_logprobs") if isinstance(found, dict) else None
+        if not isinstance(values, list) or len(values) != num_tokens:
+            raise self._error(f"choice {index} has {_count(values)} log-probs for {num_tokens} tokens")
+        for value in values:
+            if type(value) not in (float, int) or not _LEAST_LOGPROB <= value <= _MOST_LOGPROB:
+                raise self._error(f"choice {index} has the log-prob {value!r:.40}; legal are finite numbers up to 0")
+        return np.array(values, np.float32)
+
+    def _routing(self, index: int, found: np.ndarray | None, num_tokens: int) -> Routing | None:
+        like, num_experts = self._expected.routing, self._expected.num_experts
+        if like is None:
+            return None
+        # The last token is not fed to the model, so it has no experts; nor has the prompt of a response that never ran.
+        num_prompt = len(self._prompt) - 1 if num_tokens else 0
+        shape = (num_prompt + num_tokens, like.shape[1])
+        if found is None or found.shape != shape:
+            raise self._error(
+                f"choice {index} has routed_experts of shape {None if found is None else found.shape} instead of "
+                f"{shape}; set rollout.record_experts to false, or use a server that returns them"
+            )
+        if found.size and not (found.min() >= 0 and found.max() < num_experts):
+            raise self._error(f"choice {index}: routed_experts name an expert beyond {num_experts}")
+        experts = found.astype(like.dtype)
+        return Routing(prompt_LX=experts[:num_prompt], response_LX=experts[num_prompt:])
+
+    def _error(self, what: str) -> RolloutError:
+        return RolloutError(f"{self._url}: the answer to request {self._request.number} {what}")
+
+
+def _count(found: Any) -> int | str:
+    return len(found) if isinstance(found, list) else "no"
 
 
 def _stream(request: Request) -> dict[str, Any]:
@@ -65,12 +193,12 @@ def _stream(request: Request) -> dict[str, Any]:
 
 
 def _seed(request: Request) -> int:
-    """Of servers that draw in their own way; below 2**31."""
+    """Seed for servers with a random generator of their own; below 2**31."""
     return zlib.crc32(json.dumps(_stream(request)).encode()) >> 1
 
 
 def _sampling(request: Request, sampling_filter: SamplingFilter) -> dict[str, Any]:
-    """Under names that all servers share. Greedy sampling needs no filter."""
+    """Fields that all APIs share. Greedy sampling needs no filter."""
     settings = request.settings
     sampling: dict[str, Any] = {"temperature": settings.temperature}
     if settings.temperature > 0:
@@ -83,7 +211,7 @@ def _most_tokens(request: Request) -> int:
 
 
 def _completion(request: Request, sampling_filter: SamplingFilter) -> dict[str, Any]:
-    """What OpenAI's servers share, for ids instead of text."""
+    """Body in OpenAI's format, with token ids instead of text."""
     return {
         "model": "policy",
         "prompt": request.token_ids,
@@ -97,6 +225,15 @@ def _completion(request: Request, sampling_filter: SamplingFilter) -> dict[str, 
 
 
 # ---- mindgspo serve
+
+
+def _read_mindgspo(found: Any, request: Request, expected: Expected) -> Any:
+    if expected.routing is not None:
+        for choice in found["choices"]:
+            parts = choice["routed_experts"]
+            content = b"".join(base64.b64decode(parts[name], validate=True) for name in ("prompt", "response"))
+            choice["routed_experts"] = _rows(content, expected.routing.dtype, expected)
+    return found
 
 
 def _ask_mindgspo(request: Request, sampling_filter: SamplingFilter, expected: Expected) -> dict[str, Any]:
@@ -120,7 +257,7 @@ def _tells(version: int | str) -> Callable[[Mapping[str, Any]], bool]:
 
 def _ask_vllm(request: Request, sampling_filter: SamplingFilter, expected: Expected) -> dict[str, Any]:
     return _completion(request, sampling_filter) | {
-        # Those of the model's generation_config.json would be taken otherwise, and so would its ends.
+        # Override the model's generation_config.json, including its end tokens.
         "repetition_penalty": 1.0,
         "min_p": 0.0,
         "ignore_eos": True,
@@ -134,7 +271,7 @@ def _read_vllm(found: Any, request: Request, expected: Expected) -> dict[str, An
     choices = [dict(choice) for choice in found["choices"]]
     versions = {span["version"] for choice in choices for span in choice.get("weight_versions") or ()}
     for choice in choices:
-        choice["routed_experts"] = _experts(choice.get("routed_experts"), len(choice["token_ids"]), request, expected)
+        choice["routed_experts"] = _experts(choice.get("routed_experts"), expected)
     return {"weight_version": _only(versions), "choices": choices}
 
 
@@ -143,7 +280,7 @@ def _load_vllm(folder: Path, version: int) -> tuple[Call, ...]:
     return (
         Call(path="/collective_rpc", body=reload),
         Call(path="/reset_prefix_cache", is_right=lambda answer: answer.get("success", True) is True),
-        Call(path="/resume"),  # behind the pause of a trainer that was killed
+        Call(path="/resume"),  # a trainer may have been killed after its pause
         Call(path="/update_weight_version", body={"new_version": label}, may_lack=True),
         Call(path="/weight_info", method="GET", is_right=_tells(label), may_lack=True),
     )
@@ -153,7 +290,7 @@ def _load_vllm(folder: Path, version: int) -> tuple[Call, ...]:
 
 
 def _ask_sglang(request: Request, sampling_filter: SamplingFilter, expected: Expected) -> dict[str, Any]:
-    # One entry per response, because siblings of one entry would share its seed.
+    # One entry per response, because all samples of an entry would share its seed.
     samples, seed = range(len(request.samples)), _seed(request)
     sampling = {
         "max_new_tokens": _most_tokens(request),
@@ -177,9 +314,9 @@ def _read_sglang(found: Any, request: Request, expected: Expected) -> dict[str, 
         meta, ids = one["meta_info"], one["output_ids"]
         pairs = [(logprob, token) for logprob, token, *_ in meta.get("output_token_logprobs") or ()]
         if [token for _, token in pairs] != ids:
-            raise ValueError("output_token_logprobs are of other tokens than output_ids")
+            raise ValueError("output_token_logprobs and output_ids have different tokens")
         reason = meta["finish_reason"]["type"]
-        if reason == "abort" and ids:  # looked at before the ends are: what ended in that very step has ended
+        if reason == "abort" and ids:  # SGLang reports this also for a response that ended in the very same step
             reason = "stop" if ids[-1] in expected.eos_ids else reason
             reason = "length" if reason == "abort" and len(ids) == _most_tokens(request) else reason
         spans = meta.get("weight_versions") or ()
@@ -191,7 +328,7 @@ def _read_sglang(found: Any, request: Request, expected: Expected) -> dict[str, 
                 "prompt_token_ids": one["prompt_token_ids"],
                 "logprobs": {"token_logprobs": [logprob for logprob, _ in pairs]},
                 "finish_reason": reason,
-                "routed_experts": _experts(meta.get("routed_experts"), len(ids), request, expected),
+                "routed_experts": _experts(meta.get("routed_experts"), expected),
             }
         )
     return {"weight_version": _only(versions), "choices": choices}
@@ -206,42 +343,40 @@ def _load_sglang(folder: Path, version: int) -> tuple[Call, ...]:
     )
 
 
-# ---- what both have
+# ---- shared by vLLM and SGLang
 
 
 def _only(versions: set[Any]) -> Any:
-    """None where nothing tells one, all of them where there are several."""
+    """The one version; None where none is reported, a list where there are several."""
     return next(iter(versions), None) if len(versions) < 2 else sorted(versions, key=str)
 
 
-def _experts(found: Any, num_tokens: int, request: Request, expected: Expected) -> dict[str, str] | None:
-    """found: base64, of vLLM in numpy's file format, of SGLang of int32; of all tokens of prompt and response but the
-    last."""
-    if expected.routing is None or (found is None and num_tokens):
+def _experts(found: Any, expected: Expected) -> np.ndarray | None:
+    """Decode the experts [L, X] of all tokens but the last. found: base64 of a .npy file (vLLM) or of int32
+    (SGLang); missing for a response without tokens."""
+    if expected.routing is None:
         return None
-    like, num_prompt = expected.routing, len(request.token_ids) - 1
-    if not num_tokens:
-        return {"prompt": "", "response": ""}
-    content = base64.b64decode(found, validate=True)
+    content = base64.b64decode(found or "", validate=True)
     dtype, content = _npy(content) if content.startswith(_NPY_MAGIC) else (np.dtype(np.int32), content)
-    whole = np.frombuffer(content, dtype).reshape(num_prompt + num_tokens, like.shape[1])
-    if not (whole.min() >= 0 and whole.max() < expected.num_experts):
-        raise ValueError(f"routed_experts name an expert beyond {expected.num_experts}")
-    parts = {"prompt": whole[:num_prompt], "response": whole[num_prompt:]}
-    return {name: base64.b64encode(part.astype(like.dtype).tobytes()).decode() for name, part in parts.items()}
+    return _rows(content, dtype, expected)
+
+
+def _rows(content: bytes, dtype: np.dtype, expected: Expected) -> np.ndarray:
+    assert expected.routing is not None
+    return np.frombuffer(content, dtype).reshape(-1, expected.routing.shape[1])
 
 
 _NPY_MAGIC = b"\x93NUMPY"
 
 
 def _npy(content: bytes) -> tuple[np.dtype, bytes]:
-    """Type and numbers of a small file; nothing is unpickled, and what the header says of a size is not believed."""
+    """Parse a .npy file into its type and raw numbers. Nothing is unpickled, and the header's shape is ignored."""
     file = io.BytesIO(content)
     if np.lib.format.read_magic(file) != (1, 0):
-        raise ValueError("routed_experts are in another version of numpy's format")
+        raise ValueError("routed_experts use an unsupported version of the .npy format")
     _, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
     if is_fortran or dtype.kind not in "iu":
-        raise ValueError(f"routed_experts are of {dtype}, in another order or no whole numbers")
+        raise ValueError(f"routed_experts are {dtype}, not integers in C order")
     return dtype, file.read()
 
 
@@ -249,7 +384,7 @@ SERVER_APIS: Mapping[str, ServerAPI] = {
     "mindgspo": ServerAPI(
         completions="/v1/completions",
         ask=_ask_mindgspo,
-        read=lambda found, request, expected: found,
+        read=_read_mindgspo,
         abort=(Call(path="/abort_requests"),),
         load=_load_mindgspo,
         label=int,
@@ -265,7 +400,7 @@ SERVER_APIS: Mapping[str, ServerAPI] = {
         load=_load_vllm,
         label=str,
         always_tells=False,  # from 0.33 on
-        bytes_per_token=512,  # the text as well, and each token's likeliest one
+        bytes_per_token=512,  # includes the text, and the most likely token of each position
     ),
     "sglang": ServerAPI(
         completions="/generate",

@@ -31,11 +31,10 @@ from fake_completion_server import (
 )
 
 from mindgspo.errors import RolloutError
-from mindgspo.rollout import server_calls
-from mindgspo.rollout.http_service import HTTPService
+from mindgspo.rollout import http_service
+from mindgspo.rollout.http_service import HTTPService, ServiceOptions
 from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingFilter, SamplingSettings
-from mindgspo.rollout.server_answers import Expected
-from mindgspo.rollout.server_apis import SERVER_APIS
+from mindgspo.rollout.server_apis import SERVER_APIS, Expected
 from mindgspo.rollout.server_key import ServerKey
 from mindgspo.rollout.service import Answer, Request
 from mindgspo.types import FinishReason, Prompt
@@ -50,25 +49,15 @@ ROUTED = Expected(
 )
 
 
+def connected(*urls: str, expected: Expected = EXPECTED, processes: dict[str, int] | None = None, **options: Any):
+    chosen = {"most_running": 8, "timeout_s": 60.0, "retries": 1} | options
+    return HTTPService(urls, expected, ServiceOptions(**chosen), processes or {})
+
+
 @contextmanager
-def asking(
-    *servers: FakeServer,
-    expected: Expected = EXPECTED,
-    retries: int = 1,
-    timeout_s: float = 60.0,
-    most: int = 8,
-    **more: Any,
-) -> Iterator[HTTPService]:
+def asking(*servers: FakeServer, **options: Any) -> Iterator[HTTPService]:
     """A service over the servers, which have weights of version 3."""
-    service = HTTPService(
-        [server.url for server in servers],
-        expected,
-        most_running=most,
-        timeout_s=timeout_s,
-        retries=retries,
-        api=SERVER_APIS[servers[0].api],
-        **more,
-    )
+    service = connected(*(server.url for server in servers), api=SERVER_APIS[servers[0].api], **options)
     try:
         service.load_weights(Path("/weights/version_3"), 3)
         yield service
@@ -95,19 +84,13 @@ def answered(service: HTTPService, *requests: Request) -> list[Answer]:
 @pytest.mark.parametrize("api", APIS)
 def test_responses_come_with_their_log_probs_and_their_version(api: str) -> None:
     with FakeServer(api) as server, asking(server) as service:
-        (answer,) = answered(service, request())
+        answer, longest = answered(service, request(), request(8, longest=3))
+    assert [piece.ids.tolist() for piece in longest.pieces] == [[10, 11, 12], [11, 11, 12]]
+    assert [piece.finish_reason for piece in longest.pieces] == [FinishReason.LENGTH] * 2
     assert (answer.number, answer.weight_version) == (7, 3)
     assert [piece.ids.tolist() for piece in answer.pieces] == [script(0), script(1)]
     assert [piece.finish_reason for piece in answer.pieces] == [FinishReason.STOP] * 2
     assert answer.pieces[0].logprobs.tolist() == [LOGPROB] * 4 and answer.pieces[0].ids.dtype == np.int32
-
-
-@pytest.mark.parametrize("api", APIS)
-def test_a_response_ends_at_its_longest(api: str) -> None:
-    with FakeServer(api) as server, asking(server) as service:
-        (answer,) = answered(service, request(longest=3))
-    assert [piece.ids.tolist() for piece in answer.pieces] == [[10, 11, 12], [11, 11, 12]]
-    assert [piece.finish_reason for piece in answer.pieces] == [FinishReason.LENGTH] * 2
 
 
 @pytest.mark.parametrize("api", APIS)
@@ -225,19 +208,13 @@ def test_a_greedy_response_is_asked_for_without_a_cut() -> None:
 
 
 def test_two_servers_share_the_requests_and_neither_is_flooded() -> None:
-    with FakeServer() as one, FakeServer() as other, asking(one, other, most=6) as service:
-        answers = answered(service, *(request(number) for number in range(40)))
-    assert [answer.number for answer in answers] == list(range(40))
-    assert min(len(one.asked), len(other.asked)) >= 10
-    assert max(one.most, other.most) <= 3  # of two responses each
-
-
-def test_thousands_of_requests_take_one_thread() -> None:
-    with FakeServer() as one, FakeServer() as other, asking(one, other, most=400) as service:
+    with FakeServer() as one, FakeServer() as other, asking(one, other, most_running=6) as service:
         before = threading.active_count()
-        answers = answered(service, *(request(number) for number in range(2000)))
-        assert threading.active_count() == before
-    assert [answer.number for answer in answers] == list(range(2000))
+        answers = answered(service, *(request(number) for number in range(200)))
+        assert threading.active_count() == before, "one thread handles them all"
+    assert [answer.number for answer in answers] == list(range(200))
+    assert min(len(one.asked), len(other.asked)) >= 50
+    assert max(one.most, other.most) <= 3  # of two responses each
 
 
 def test_idle_seconds_count_up_while_nothing_runs() -> None:
@@ -259,7 +236,7 @@ def test_idle_seconds_count_up_while_nothing_runs() -> None:
 
 @pytest.mark.parametrize("api", APIS)
 def test_what_runs_comes_back_as_far_as_it_has_come(api: str) -> None:
-    with FakeServer(api, held_at=2) as server, asking(server, most=4) as service:
+    with FakeServer(api, held_at=2) as server, asking(server, most_running=4) as service:
         service.submit([request(number) for number in range(5)])  # two run at a time
         while len(server.asked) < 2:
             assert service.wait(timeout_s=0.01) == []
@@ -270,13 +247,8 @@ def test_what_runs_comes_back_as_far_as_it_has_come(api: str) -> None:
         assert len(server.asked) == 2
         server.held_at = None
         (answer,) = answered(service, request(9))
-    assert answer.pieces[0].ids.tolist() == script(0)
-
-
-def test_a_cut_of_nothing() -> None:
-    with FakeServer() as server, asking(server) as service:
         assert service.abort() == []
-        assert len(server.calls) == 1  # no abort
+    assert answer.pieces[0].ids.tolist() == script(0)
 
 
 def test_a_cut_while_a_server_is_busy_asks_no_more() -> None:
@@ -322,33 +294,26 @@ def refusal(server: FakeServer, **options: Any) -> str:
     return message.removeprefix(server.url)
 
 
-def test_connections_that_break_for_good() -> None:
-    said = refusal(FakeServer(failures=("drop",) * 9))
-    assert said.startswith("/v1/completions: the connection broke (") and said.endswith(
-        ", 2 times; look at the server's log"
-    )
-
-
-def test_a_server_that_stays_busy() -> None:
-    said = refusal(FakeServer(failures=(503,) * 9))
-    assert said == "/v1/completions: status 503: not ready, 2 times; look at the server's log"
+@pytest.mark.parametrize(("failure", "said"), [("drop", "the connection broke ("), (503, "status 503: not ready, ")])
+def test_a_server_that_fails_for_good(failure: str | int, said: str) -> None:
+    message = refusal(FakeServer(failures=(failure,) * 9))
+    assert message.startswith(f"/v1/completions: {said}") and message.endswith(", 2 times; see the server's log")
 
 
 def test_a_server_that_is_gone() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    service = HTTPService([url], EXPECTED, most_running=1, timeout_s=60, retries=0)
-    with pytest.raises(RolloutError, match=f"{url}: no server answers there .*; look at rollout.servers.urls"):
+    service = connected(url, retries=0)
+    with pytest.raises(RolloutError, match=f"{url}: no server answers there .*; check rollout.servers.urls"):
         service.await_servers(0.1)
-    service.close()
     service.close()
 
 
 def test_a_slow_server() -> None:
     said = refusal(FakeServer(held_at=1), timeout_s=0.3)
     assert said == (
-        "/v1/completions: no answer within 0.3 s; look at the server's log, or raise rollout.servers.timeout_seconds"
+        "/v1/completions: no answer within 0.3 s; see the server's log, or raise rollout.servers.timeout_seconds"
     )
 
 
@@ -360,7 +325,7 @@ def test_weights_that_a_server_does_not_take() -> None:
     with Stubborn() as server, pytest.raises(RolloutError) as caught, asking(server):
         pass
     assert str(caught.value) == (
-        f'{server.url}/update_weights: was told {{"folder": "/weights/version_3", "version": 3}}, and answers with '
+        f'{server.url}/update_weights: was sent {{"folder": "/weights/version_3", "version": 3}}, and answers with '
         "'{\"weight_version\": 2}'"
     )
 
@@ -392,131 +357,53 @@ def with_tokens(ids: list[int], reason: str) -> Callable[[Any], Any]:
 
 
 REFUSALS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "other version": (
-        lambda answer: answer | {"weight_version": 2},
-        "was generated with weights of version 2, the servers were given version 3; look for somebody else who updates "
-        "this server",
-    ),
-    "no version": (
-        lambda answer: {"choices": answer["choices"]},
-        "was generated with weights of version None, the servers were given version 3; look for somebody else who "
-        "updates this server",
-    ),
-    "other prompt": (
-        set_choice("prompt_token_ids", [5, 6, 8]),
-        "choice 1 answers other prompt_token_ids than it was asked; the server must take ids as they are",
-    ),
-    "id beyond the vocabulary": (
-        with_tokens([11, 50, EOS], "stop"),
-        "choice 1 has token id 50; the vocabulary has 50",
-    ),
+    "other version": (lambda answer: answer | {"weight_version": 2}, "was generated with weights of version 2, but"),
+    "no version": (lambda answer: {"choices": answer["choices"]}, "was generated with weights of version None, but"),
+    "other prompt": (set_choice("prompt_token_ids", [5, 6, 8]), "choice 1 has other prompt_token_ids than"),
+    "id beyond the vocabulary": (with_tokens([11, 50, EOS], "stop"), "choice 1 has token id 50; the vocabulary has 50"),
     "negative id": (with_tokens([11, -1, EOS], "stop"), "choice 1 has token id -1; the vocabulary has 50"),
-    "no ids": (
-        set_choice("token_ids", None),
-        "choice 1 has no list of token_ids; the server must know return_token_ids",
-    ),
-    "ids of another type": (
-        set_choice("token_ids", [True, 11.0, EOS]),
-        "choice 1 has no list of token_ids; the server must know return_token_ids",
-    ),
+    "no ids": (set_choice("token_ids", None), "choice 1 has no list of token_ids; the server must support"),
+    "ids of another type": (set_choice("token_ids", [True, 11.0, EOS]), "choice 1 has no list of token_ids"),
     "no log-probs": (set_choice("logprobs", None), "choice 1 has no log-probs for 4 tokens"),
     "too few log-probs": (set_logprobs([LOGPROB] * 3), "choice 1 has 3 log-probs for 4 tokens"),
-    "too many log-probs": (set_logprobs([LOGPROB] * 5), "choice 1 has 5 log-probs for 4 tokens"),
-    "NaN": (
-        set_logprobs([LOGPROB, float("nan"), LOGPROB, LOGPROB]),
-        "choice 1 has the log-prob nan; legal are finite numbers up to 0",
-    ),
-    "minus infinity": (
-        set_logprobs([LOGPROB, -float("inf"), LOGPROB, LOGPROB]),
-        "choice 1 has the log-prob -inf; legal are finite numbers up to 0",
-    ),
-    "below all float32": (
-        set_logprobs([LOGPROB, -3.45e38, LOGPROB, LOGPROB]),
-        "choice 1 has the log-prob -3.45e+38; legal are finite numbers up to 0",
-    ),
-    "a whole number beyond all floats": (
-        set_logprobs([LOGPROB, -(10**400), LOGPROB, LOGPROB]),
-        f"choice 1 has the log-prob -1{'0' * 400}; legal are finite numbers up to 0",
-    ),
-    "positive log-prob": (
-        set_logprobs([LOGPROB, 0.5, LOGPROB, LOGPROB]),
-        "choice 1 has the log-prob 0.5; legal are finite numbers up to 0",
-    ),
-    "log-prob that is text": (
-        set_logprobs(["-1", LOGPROB, LOGPROB, LOGPROB]),
-        "choice 1 has the log-prob '-1'; legal are finite numbers up to 0",
-    ),
+    "NaN": (set_logprobs([LOGPROB, float("nan"), LOGPROB, LOGPROB]), "choice 1 has the log-prob nan; legal are finite"),
+    "below all float32": (set_logprobs([LOGPROB, -3.45e38, LOGPROB, LOGPROB]), "choice 1 has the log-prob -3.45e+38;"),
+    "a whole number beyond all floats": (set_logprobs([LOGPROB, -(10**400)] * 2), "choice 1 has the log-prob -1000"),
+    "positive log-prob": (set_logprobs([LOGPROB, 0.5, LOGPROB, LOGPROB]), "choice 1 has the log-prob 0.5; legal are"),
+    "log-prob that is text": (set_logprobs(["-1", LOGPROB, LOGPROB, LOGPROB]), "choice 1 has the log-prob '-1';"),
     "too few choices": (lambda answer: answer | {"choices": answer["choices"][:1]}, "has 1 choices, n was 2"),
-    "too many choices": (lambda answer: answer | {"choices": answer["choices"] * 2}, "has 4 choices, n was 2"),
-    "no choices": (lambda answer: answer | {"choices": None}, "has no list of choices, n was 2"),
-    "choices in another order": (
-        lambda answer: answer | {"choices": answer["choices"][::-1]},
-        "choice 0 is not where it belongs, or no object",
-    ),
-    "choices that are no objects": (
-        lambda answer: answer | {"choices": [1, 2]},
-        "choice 0 is not where it belongs, or no object",
-    ),
-    "more tokens than asked for": (
-        with_tokens([11] * 9, "length"),
-        "choice 1 has 9 tokens, max_tokens was 8",
-    ),
-    "fewer tokens than its longest": (
-        with_tokens([11] * 3, "length"),
-        "choice 1 ended at 3 tokens for its length, max_tokens was 8",
-    ),
-    "unknown reason": (
-        set_choice("finish_reason", "tool_calls"),
-        "choice 1 has finish_reason 'tool_calls'; legal: stop, length, abort",
-    ),
-    "reason that is no text": (
-        set_choice("finish_reason", ["stop"]),
-        "choice 1 has finish_reason ['stop']; legal: stop, length, abort",
-    ),
-    "stop without an end": (
-        with_tokens([11, 12], "stop"),
-        "choice 1 stopped at 12, which is none of the end tokens [2]; the server must stop at these alone, and return "
-        "the last one",
-    ),
-    "stop without a token": (
-        with_tokens([], "stop"),
-        "choice 1 stopped at no token, which is none of the end tokens [2]; the server must stop at these alone, and "
-        "return the last one",
-    ),
-    "no stop at an end": (
-        with_tokens([11, EOS, 12, EOS], "stop"),
-        "choice 1 has the end token 2 at 1 of 4, and goes on or has finish_reason 'stop'; the server must stop at all "
-        "of [2]",
-    ),
-    "end at its longest": (
-        with_tokens([11] * 7 + [EOS], "length"),
-        "choice 1 has the end token 2 at 7 of 8, and goes on or has finish_reason 'length'; the server must stop at "
-        "all of [2]",
-    ),
-    "no object": (lambda answer: [answer], "is no JSON object"),
+    "no choices": (lambda answer: answer | {"choices": None}, "has no choices, n was 2"),
+    "other order": (lambda answer: answer | {"choices": answer["choices"][::-1]}, "has a choice 0 that is out of"),
+    "no objects": (lambda answer: answer | {"choices": [1, 2]}, "has a choice 0 that is out of order, or not an"),
+    "more tokens than asked for": (with_tokens([11] * 9, "length"), "choice 1 has 9 tokens, max_tokens was 8"),
+    "fewer tokens": (with_tokens([11] * 3, "length"), "choice 1 ended by length at 3, max_tokens was 8"),
+    "unknown reason": (set_choice("finish_reason", "tool_calls"), "choice 1 has finish_reason 'tool_calls'; legal:"),
+    "reason that is no text": (set_choice("finish_reason", ["stop"]), "choice 1 has finish_reason ['stop']; legal:"),
+    "stop without an end": (with_tokens([11, 12], "stop"), "choice 1 has finish_reason 'stop' and end tokens at []"),
+    "stop without a token": (with_tokens([], "stop"), "choice 1 has finish_reason 'stop' and end tokens at []"),
+    "no stop at an end": (with_tokens([11, EOS, 12, EOS], "stop"), "choice 1 has finish_reason 'stop' and end"),
+    "end at its longest": (with_tokens([11] * 7 + [EOS], "length"), "choice 1 has finish_reason 'length' and end"),
+    "no object": (lambda answer: [answer], "is not a JSON object"),
 }
 
 
 @pytest.mark.parametrize("kind", REFUSALS)
 def test_an_answer_that_cannot_be_right(kind: str) -> None:
     spoil, said = REFUSALS[kind]
-    assert refusal(FakeServer(spoil=spoil)) == f": the answer to request 7 {said}"
+    assert refusal(FakeServer(spoil=spoil)).startswith(f": the answer to request 7 {said}")
 
 
+_GOOD = {"prompt": _base64(experts(2).astype(np.uint8)), "response": _base64(experts(4).astype(np.uint8))}
 ROUTING_REFUSALS: dict[str, tuple[Any, str]] = {
-    "none": (
-        None,
-        "choice 1 has no routed_experts, which rollout.record_experts asks for; set it to false, or take a server that "
-        "returns them",
-    ),
+    "none": (None, "form that rollout.servers.api says (TypeError("),
     "too few": (
-        {"prompt": _base64(experts(2).astype(np.uint8)), "response": _base64(experts(3).astype(np.uint8))},
-        "choice 1: routed_experts.response is not base64 of uint8 [4, 2]",
+        _GOOD | {"response": _base64(experts(3).astype(np.uint8))},
+        "choice 1 has routed_experts of shape (5, 2) instead of (6, 2); set rollout.record_experts to false",
     ),
-    "no base64": ({"prompt": "*", "response": ""}, "choice 1: routed_experts.prompt is not base64 of uint8 [2, 2]"),
+    "no base64": (_GOOD | {"prompt": "*"}, "form that rollout.servers.api says (Error("),
     "unknown expert": (
-        {"prompt": _base64(np.full((2, 2), 4, np.uint8)), "response": _base64(experts(4).astype(np.uint8))},
-        "choice 1: routed_experts.prompt names an expert beyond 4",
+        _GOOD | {"prompt": _base64(np.full((2, 2), 4, np.uint8))},
+        "choice 1: routed_experts name an expert beyond 4",
     ),
 }
 
@@ -524,14 +411,13 @@ ROUTING_REFUSALS: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("kind", ROUTING_REFUSALS)
 def test_routing_that_cannot_be_right(kind: str) -> None:
     found, said = ROUTING_REFUSALS[kind]
-    good = {"prompt": _base64(experts(2).astype(np.uint8)), "response": _base64(experts(4).astype(np.uint8))}
 
     def spoil(answer: Any) -> Any:
-        answer["choices"][0]["routed_experts"] = good
+        answer["choices"][0]["routed_experts"] = _GOOD
         answer["choices"][1]["routed_experts"] = found
         return answer
 
-    assert refusal(FakeServer(spoil=spoil), expected=ROUTED) == f": the answer to request 7 {said}"
+    assert said in refusal(FakeServer(spoil=spoil), expected=ROUTED)
 
 
 @pytest.mark.parametrize(
@@ -541,7 +427,7 @@ def test_routing_that_cannot_be_right(kind: str) -> None:
         (b"<html>" + b"x" * 100, f"answers with '<html>{'x' * 74}...', which is not JSON"),
         (b"[" * 60_000, f"answers with '{'[' * 80}...', which is not JSON"),
         (b"\xff\xfe", "answers with '\ufffd\ufffd', which is not JSON"),
-        (b" " * 200_000, "answers with more than 67648 bytes, which no right answer has"),
+        (b" " * 200_000, "answers with more than 67648 bytes, which no valid answer has"),
         (400, "status 400: no such model"),
         (500, "status 500: no such model"),
     ],
@@ -555,15 +441,15 @@ def test_garbage(content: bytes | int, said: str) -> None:
 
 def test_an_answer_in_the_form_of_another_server() -> None:
     said = refusal(FakeServer("vllm", spoil=lambda answer: [1]))
-    assert said.startswith("/v1/completions: answers in another form than rollout.servers.api says (TypeError(")
+    assert said.startswith("/v1/completions: the answer does not have the form that rollout.servers.api says (Ty")
     said = refusal(FakeServer("sglang", spoil=lambda answer: {"choices": []}))
-    assert said.startswith("/generate: answers in another form than rollout.servers.api says (TypeError(")
+    assert said.startswith("/generate: the answer does not have the form that rollout.servers.api says (Ty")
 
 
 def test_a_vllm_whose_weights_changed_meanwhile() -> None:
     spans = [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 4}]
     said = refusal(FakeServer("vllm", spoil=set_choice("weight_versions", spans)))
-    assert said.startswith(": the answer to request 7 was generated with weights of version ['3', '4'], the servers")
+    assert said.startswith(": the answer to request 7 was generated with weights of version ['3', '4'], but")
 
 
 def test_a_file_of_pickled_experts_is_not_read() -> None:
@@ -571,7 +457,7 @@ def test_a_file_of_pickled_experts_is_not_read() -> None:
     np.save(file, np.array([[{}]] * 6, object), allow_pickle=True)
     spoil = set_choice("routed_experts", _base64(np.frombuffer(file.getvalue(), np.uint8)))
     said = refusal(FakeServer("vllm", spoil=spoil), expected=ROUTED)
-    assert "routed_experts are of object, in another order or no whole numbers" in said
+    assert "routed_experts are object, not integers in C order" in said
 
 
 _ODD = (
@@ -625,13 +511,6 @@ def test_an_error_leaves_the_service_to_be_closed() -> None:
             service.wait()
 
 
-def test_the_least_float32_is_a_log_prob() -> None:
-    least = float(np.finfo(np.float32).min)
-    with FakeServer(spoil=set_logprobs([least] * 4)) as server, asking(server) as service:
-        (answer,) = answered(service, request())
-    assert np.isfinite(answer.pieces[1].logprobs).all()
-
-
 # ---- strangers
 
 
@@ -667,7 +546,7 @@ class Echo(FakeServer):
 @pytest.mark.parametrize("impostor", [FakeServer(), FakeServer(key=ServerKey("another")), Echo()])
 def test_an_impostor_is_not_believed(impostor: FakeServer) -> None:
     with impostor as server:
-        service = HTTPService([server.url], EXPECTED, most_running=1, timeout_s=60, retries=0, key=KEY)
+        service = connected(server.url, retries=0, key=KEY)
         for ask in (lambda: service.await_servers(10), lambda: service.load_weights(Path("/weights"), 3)):
             with pytest.raises(RolloutError, match=r"does not have the key of this run's servers|a key is needed"):
                 ask()
@@ -689,7 +568,7 @@ def test_an_answer_that_was_changed_on_its_way_is_not_believed() -> None:
 
 def test_a_server_of_another_key_is_named_at_once() -> None:
     with FakeServer(key=ServerKey("another")) as server:
-        service = HTTPService([server.url], EXPECTED, most_running=1, timeout_s=60, retries=0, key=KEY)
+        service = connected(server.url, retries=0, key=KEY)
         with pytest.raises(RolloutError, match=r"no server answers there \(status 401: a key is needed\)"):
             service.await_servers(600)
         service.close()
@@ -701,10 +580,7 @@ def test_no_other_address_gets_the_prompt(status: int) -> None:
         spoilt = FakeServer(spoil=lambda answer: status, headers={"Location": f"{other.url}/v1/completions"})
         said = refusal(spoilt)
         assert other.heard == []
-    assert said == (
-        f"/v1/completions: leads to {other.url}/v1/completions; no other server is asked than those of "
-        "rollout.servers.urls"
-    )
+    assert said.startswith(f"/v1/completions: redirects to {other.url}/v1/completions, which is not followed; check")
 
 
 @pytest.mark.parametrize(
@@ -728,8 +604,8 @@ def test_a_packed_answer_is_not_unpacked(unpacked_bytes: int) -> None:
 
 @pytest.fixture
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_calls, "_LOOK_S", 0.05)
-    monkeypatch.setattr(server_calls, "_HEALTH_S", 0.2)
+    monkeypatch.setattr(http_service, "_WATCH_S", 0.05)
+    monkeypatch.setattr(http_service, "_HEALTH_TIMEOUT_S", 0.2)
 
 
 @pytest.mark.usefixtures("looks_often")
@@ -739,7 +615,7 @@ def test_a_server_that_says_nothing_is_named_long_before_its_time_is_over() -> N
         service.submit([request()])
         assert service.wait(timeout_s=1.0) == []  # it is slow, but answers GET /health
         server._loop.call_soon_threadsafe(time.sleep, 1.5)
-        with pytest.raises(RolloutError, match=rf"{server.url}: no answer for \d+ s, also not to GET /health; look at"):
+        with pytest.raises(RolloutError, match=rf"{server.url}: no answer for \d+ s, not even to GET /health; see"):
             service.wait()
 
 
@@ -752,15 +628,13 @@ def test_the_end_of_a_servers_process_is_noticed_whoever_listens_there() -> None
             service.submit([request()])
             assert service.wait(timeout_s=0.3) == []
             child.kill()  # and nobody waits for it
-            with pytest.raises(RolloutError, match=rf"{server.url}: its process has ended; look at its log"):
+            with pytest.raises(RolloutError, match=rf"{server.url}: its process has ended; see its log"):
                 service.wait()
             with pytest.raises(RolloutError, match="its process has ended"):
                 service.load_weights(Path("/weights/version_4"), 4)
         child.wait()
         with pytest.raises(RolloutError, match="its process has ended"):
-            HTTPService(
-                [server.url], EXPECTED, most_running=1, timeout_s=9, retries=0, processes={server.url: child.pid}
-            )
+            connected(server.url, processes={server.url: child.pid})
 
 
 @pytest.mark.usefixtures("looks_often")
@@ -769,10 +643,8 @@ def test_a_server_that_is_stopped_by_a_signal_is_said_to_be() -> None:
     child.send_signal(signal.SIGSTOP)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        service = HTTPService(
-            [url], EXPECTED, most_running=1, timeout_s=3600, retries=0, processes={url: child.pid}, silent_s=0.1
-        )
-        with pytest.raises(RolloutError, match="also not to GET /health: its process is stopped by a signal"):
+        service = connected(url, timeout_s=3600, processes={url: child.pid}, silent_s=0.1)
+        with pytest.raises(RolloutError, match="not even to GET /health; its process is stopped by a signal"):
             service.load_weights(Path("/weights/version_3"), 3)
         service.close()
     child.kill()
