@@ -159,7 +159,7 @@ def serve_model_slowly(options: argparse.Namespace) -> None:
     from mindgspo.config import load_config
     from mindgspo.planner import replica_with_cache_budget
     from mindgspo.rollout.engine import Decoding
-    from mindgspo.rollout.serve import serve as serve_replica
+    from mindgspo.rollout.server import serve as serve_replica
 
     advance = Decoding.advance
 

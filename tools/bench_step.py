@@ -49,9 +49,9 @@ from mindgspo.models.weights import initialize_weights
 from mindgspo.parallel.ops.device import takes_packed
 from mindgspo.parallel.plans.placement import ALONE, Placement
 from mindgspo.parallel.platform.runtime import set_up_runtime
+from mindgspo.rollout.build import ReplicatedEngine
 from mindgspo.rollout.engine import NativeEngine
 from mindgspo.rollout.protocol import Purpose, RandomStream, RolloutEngine, SamplingSettings
-from mindgspo.rollout.replicated import ReplicatedEngine
 from mindgspo.types import Batch, Prompt, Response
 from mindgspo_kernels.binding import graph_threads
 

@@ -65,7 +65,7 @@ def serve_command(
     words += [word for folder in folders[1:] for word in ("--weights-dir", str(folder))]
 
     def work(listener: socket.socket | None) -> int:
-        from mindgspo.rollout.serve import serve as serve_replica  # MindSpore comes with it
+        from mindgspo.rollout.server import serve as serve_replica  # MindSpore comes with it
 
         def tell() -> None:
             print(f"serving at http://{host}:{listener.getsockname()[1]}", flush=True)

@@ -1,35 +1,46 @@
-"""Builds the rollout engine of the infer plan."""
+"""Builds the rollout engine of an experiment, over all replicas of its infer plan or over completion servers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, fields
 
+import numpy as np
 from mindspore import Parameter, nn
 
-from mindgspo.config import ExperimentConfig
+from mindgspo.config import ExperimentConfig, ParallelPlan
 from mindgspo.models.policy import build_model
-from mindgspo.parallel.platform.cluster import infer_place
+from mindgspo.parallel.collectives.replicas import Arrays, Replicas
+from mindgspo.parallel.plans.placement import Placement
+from mindgspo.parallel.platform import runtime
+from mindgspo.parallel.platform.cluster import infer_place, is_first
 from mindgspo.rollout.engine import NativeEngine
-from mindgspo.rollout.protocol import RolloutEngine
-from mindgspo.rollout.replicated import ReplicatedEngine
+from mindgspo.rollout.protocol import Rollout, RolloutCounters, RolloutEngine, SamplingSettings
+from mindgspo.rollout.service import ServiceEngine
 from mindgspo.rollout.sizes import reads_trained_weights, rollout_sizes
 from mindgspo.rollout.weight_transfer import WeightTransfer, hold_in_compute_type
 from mindgspo.swap.swap import Swap
 from mindgspo.tokenization import Tokenizer
+from mindgspo.types import FinishReason, Prompt, Response
+
+_REASONS = tuple(FinishReason)
+_COUNTERS = tuple(field.name for field in fields(RolloutCounters))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltEngine:
-    """engine: generates. model: whose parameters it reads. cache: its keys and values."""
+    """An engine and the memory that it uses."""
 
     engine: RolloutEngine
     model: nn.Cell
+    """The model whose parameters the engine reads."""
     cache: tuple[Parameter, ...]
+    """Keys and values."""
 
 
 def build_engine(config: ExperimentConfig, trained: nn.Cell, tokenizer: Tokenizer, swap: Swap) -> BuiltEngine:
-    """On the trained model's own parameters where both plans hold them alike, else on a model of its own that the
-    trained weights are transferred to."""
+    """Build an engine on the trained model's own parameters where both plans hold them alike, else on a model of its
+    own that the trained weights are transferred to."""
     place = infer_place(config)
     if reads_trained_weights(config):
         native = native_engine(config, trained, tokenizer)
@@ -44,7 +55,7 @@ def build_engine(config: ExperimentConfig, trained: nn.Cell, tokenizer: Tokenize
 
 
 def native_engine(config: ExperimentConfig, model: nn.Cell, tokenizer: Tokenizer) -> NativeEngine:
-    """One replica's, on the parameters of `model`."""
+    """Build the engine of one replica on the parameters of `model`."""
     rollout, sizes = config.rollout, rollout_sizes(config)
     return NativeEngine(
         model,
@@ -60,4 +71,92 @@ def native_engine(config: ExperimentConfig, model: nn.Cell, tokenizer: Tokenizer
         top_k=rollout.top_k,
         top_p=rollout.top_p,
         records_experts=rollout.record_experts,
+    )
+
+
+def remote_engine(engine: ServiceEngine | None, bring_weights: Callable[[int], None]) -> RolloutEngine:
+    """Build an engine on all ranks around that of rank 0, which asks completion servers. engine: None on the other
+    ranks. bring_weights: see `ReplicatedEngine`."""
+    place = Placement(plan=ParallelPlan(model_parallel=runtime.world_size()), rank=runtime.rank())
+    assert (engine is not None) == is_first()
+    return ReplicatedEngine(engine or _SilentEngine(), place, bring_weights)
+
+
+class _SilentEngine:
+    """Takes the place of an engine on ranks that get all responses from rank 0."""
+
+    def load_weights(self, version: int) -> None:
+        """Do nothing."""
+
+    def generate(self, prompts: Sequence[Prompt], settings: SamplingSettings, *, weight_version: int) -> Rollout:
+        """Return no responses."""
+        return Rollout(responses=(), counters=RolloutCounters())
+
+
+class ReplicatedEngine:
+    """Implements `RolloutEngine` over all replicas of a plan: each answers its share of the prompts, and every rank
+    gets all responses. The ranks of one model-parallel group run one engine together.
+
+    engine: this rank's own. bring_weights: called with the version on all ranks at once; it fills the parameters of the
+    engine's model.
+    """
+
+    def __init__(self, engine: RolloutEngine, place: Placement, bring_weights: Callable[[int], None]) -> None:
+        self._engine, self._bring_weights = engine, bring_weights
+        self._replicas = Replicas(place)
+
+    def load_weights(self, version: int) -> None:
+        """Transfer the trained weights, then stamp them."""
+        self._bring_weights(version)
+        self._engine.load_weights(version)
+
+    def generate(self, prompts: Sequence[Prompt], settings: SamplingSettings, *, weight_version: int) -> Rollout:
+        """See `RolloutEngine`. The responses do not depend on the number of replicas; their routing stays on the rank
+        that speaks for the replica."""
+        share = self._replicas.own(prompts)
+        rollout = Rollout(responses=(), counters=RolloutCounters())
+        if share:
+            rollout = self._engine.generate(share, settings, weight_version=weight_version)
+        groups = self._replicas.collect([_packed(group) for group in rollout.responses], num_items=len(prompts))
+        counters = self._replicas.collect_each((np.array(astuple(rollout.counters), np.int64),))
+        own: dict[int, tuple[Response, ...]] = {}
+        if self._replicas.speaks:
+            own = dict(zip(self._replicas.own(range(len(prompts))), rollout.responses, strict=True))
+        return Rollout(
+            responses=tuple(
+                own.get(number) or _unpacked(arrays, prompt, settings, weight_version)
+                for number, (prompt, arrays) in enumerate(zip(prompts, groups, strict=True))
+            ),
+            counters=RolloutCounters.total(
+                RolloutCounters(**dict(zip(_COUNTERS, numbers.tolist(), strict=True))) for (numbers,) in counters
+            ),
+        )
+
+
+def _packed(siblings: Sequence[Response]) -> Arrays:
+    """Lengths and finish reasons [G], then ids and log-probs of all siblings end to end."""
+    return (
+        np.array([response.length for response in siblings], np.int64),
+        np.array([_REASONS.index(response.finish_reason) for response in siblings], np.int64),
+        np.concatenate([response.ids for response in siblings]),
+        np.concatenate([response.logprobs for response in siblings]),
+    )
+
+
+def _unpacked(arrays: Arrays, prompt: Prompt, settings: SamplingSettings, weight_version: int) -> tuple[Response, ...]:
+    lengths, reasons, ids, logprobs = arrays
+    stops = np.cumsum(lengths)[:-1]
+    return tuple(
+        Response(
+            prompt_index=prompt.index,
+            sample_index=sample,
+            ids=own_ids,
+            logprobs=own_logprobs,
+            finish_reason=_REASONS[reason],
+            temperature=settings.temperature,
+            weight_version=weight_version,
+        )
+        for sample, (reason, own_ids, own_logprobs) in enumerate(
+            zip(reasons, np.split(ids, stops), np.split(logprobs, stops), strict=True)
+        )
     )

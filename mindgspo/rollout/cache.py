@@ -1,10 +1,9 @@
-"""The paged key/value cache, how keys and values get into it, and attention over it.
+"""The paged key/value cache: storing keys and values, attention over them, and copies of blocks.
 
-Blocks of `BLOCK` tokens, which sequences hold as the scheduler says. Storing and attending have three forms, chosen in
-`__init__`: Ascend's fused ReshapeAndCache and PagedAttention, our kernels on CPU (which order a block's numbers in
-their own way), and ops that every device has.
-The cache may have another type than the model (`rollout.cache_dtype`): keys and values are cast when they are written,
-queries when they are compared, and attention's output is of the query's type again.
+The scheduler decides which blocks a sequence holds. Storing and attending have three forms, chosen in `__init__`:
+Ascend's fused ReshapeAndCache and PagedAttention; our own kernels on CPU, which have their own order within a block;
+and ops that every device has. The cache may have another type than the model (`rollout.cache_dtype`): keys and values
+are cast when they are written, queries when they are compared, and the output has the type of the query again.
 
 Legend: S rows of the decode batch, P blocks of the longest sequence, C its columns; A query heads, B kv heads, D head
 size, M tokens.
@@ -21,14 +20,14 @@ from mindgspo.models.transformer import DTYPES
 from mindgspo.parallel.ops.device import MASKED_SCORE, has_kernels, is_fused, require_bfloat16
 from mindgspo.parallel.ops.kernels import CopyBlocksKernel, PagedAttentionKernel, StoreKernel
 from mindgspo.parallel.platform.parameter_memory import zero_parameter
-from mindgspo.rollout.blocks import num_blocks_for
+from mindgspo.rollout.sequences import num_blocks_for
 
 
 class PagedCache:
     """Keys and values of all layers, [num_blocks, block, B, D] per layer and kind.
 
-    num_columns: of the longest sequence. num_blocks: with the scratch block. dtype: a name of `DTYPES`; None: the
-    model's. block: tokens per block.
+    num_columns: length of the longest sequence. num_blocks: including the scratch block. dtype: a name in `DTYPES`;
+    None: the model's. block: tokens per block.
     """
 
     def __init__(
@@ -37,7 +36,7 @@ class PagedCache:
         config = model.config
         self.num_blocks, self.num_columns, self.block = num_blocks, num_columns, block
         self.most_blocks = num_blocks_for(num_columns, block)
-        # Of this rank: heads are split, or shared, as the model's layers are.
+        # This rank's heads, split or shared as in the model's layers.
         self.num_heads = model.place.share(config.num_attention_heads)
         self.num_kv_heads = model.place.share(config.num_key_value_heads, units=config.num_key_value_heads)
         self.head_dim = model.head_dim
@@ -50,11 +49,11 @@ class PagedCache:
 
 
 class StoreOp(nn.Cell):
-    """Writes M keys and values of a layer where they belong.
+    """Writes M keys and values of a layer into its cache.
 
-    construct(keys, values, key_MBD, value_MBD, places, tokens): the layer's cache, what is written, what `places` made
-    of cache_rows_M, int32: block * tokens per block + the place within the block, and see `kernel_ops` for tokens. What
-    is returned is to be depended on.
+    construct(keys, values, key_MBD, value_MBD, places, tokens): keys and values of the cache; those to write; `places`
+    of cache_rows_M, int32: block * tokens per block + place within the block; tokens: see `kernel_ops`. Returns tensors
+    to depend on.
     """
 
     def __init__(self, cache: PagedCache) -> None:
@@ -68,7 +67,7 @@ class StoreOp(nn.Cell):
             self.scatter = ops.ScatterNdUpdate()
 
     def places(self, cache_rows_M: Tensor) -> Tensor:
-        """Once per graph: block and place within it [M, 2], or the rows as they are."""
+        """Return what `construct` takes: block and place within it [M, 2], or the rows themselves. Once per graph."""
         if self.fused or self.kernel is not None:
             return cache_rows_M
         return ops.stack((cache_rows_M // self.block, cache_rows_M % self.block), -1)
@@ -86,11 +85,10 @@ class StoreOp(nn.Cell):
 
 
 class PagedDecodeAttention(nn.Cell):
-    """One token per row, by Ascend's op or our kernel: its key and value go into the cache, its query meets all columns
-    of its sequence.
+    """Attention of one token per row, by Ascend's op or our kernel. The token's key and value are written first.
 
-    places(...) is made once per step; construct(keys, values, query, key, value, *places), once per layer with the
-    layer's cache, returns [S, A * D].
+    places(...) is computed once per step; construct(keys, values, query, key, value, *places) once per layer, with the
+    layer's cache. Returns [S, A * D].
     """
 
     def __init__(self, cache: PagedCache) -> None:
@@ -104,8 +102,8 @@ class PagedDecodeAttention(nn.Cell):
     def places(
         self, cache_rows_S: Tensor, table_SP: Tensor, lengths_S: Tensor, num_rows_1: Tensor
     ) -> tuple[Tensor, ...]:
-        """What `StoreOp` wants, the block table, how many tokens each sequence has with the new one [S], and how many
-        rows are in use."""
+        """Return the places for `StoreOp`, the block table, the length of each sequence with its new token [S], and the
+        number of rows in use [1]."""
         return self.store.places(cache_rows_S), table_SP, lengths_S, num_rows_1
 
     def construct(
@@ -129,8 +127,8 @@ class PagedDecodeAttention(nn.Cell):
 
 
 class ComposedDecodeAttention(nn.Cell):
-    """As `PagedDecodeAttention`, of ops that every device has: all columns of the longest sequence are gathered, and
-    those behind a row's own are masked. It computes idle rows, too."""
+    """`PagedDecodeAttention` in ops that every device has: gathers all columns of the longest sequence and masks those
+    after a row's last. It computes idle rows as well."""
 
     def __init__(self, cache: PagedCache) -> None:
         super().__init__(auto_prefix=False)
@@ -149,8 +147,8 @@ class ComposedDecodeAttention(nn.Cell):
     def places(
         self, cache_rows_S: Tensor, table_SP: Tensor, lengths_S: Tensor, num_rows_1: Tensor
     ) -> tuple[Tensor, ...]:
-        """What `StoreOp` wants; block, place and head of each column [S, B, C, 3]; and what is added to the scores of
-        each column [S, 1, C]."""
+        """Return the places for `StoreOp`; block, place and head of each column [S, B, C, 3]; the mask that is added to
+        the scores [S, 1, C]; and the number of rows in use [1]."""
         blocks_S1C = ops.gather(table_SP, self.block_of_C, 1).expand_dims(1)
         shape = (table_SP.shape[0], self.num_kv_heads, self.columns_11C.shape[-1])
         blocks, places = ops.broadcast_to(blocks_S1C, shape), ops.broadcast_to(self.place_of_11C, shape)
@@ -184,12 +182,12 @@ class ComposedDecodeAttention(nn.Cell):
 
 
 def decode_attention(cache: PagedCache) -> nn.Cell:
-    """The form of this device."""
+    """Return the form of attention for this device."""
     return PagedDecodeAttention(cache) if is_fused() or has_kernels() else ComposedDecodeAttention(cache)
 
 
 class CopyBlocks(nn.Cell):
-    """Copies the first `num_tokens` of blocks, or all: what siblings have of their prompt beside its full blocks."""
+    """Copies the first `num_tokens` tokens of blocks, or whole blocks: the last, partial block of a prompt."""
 
     def __init__(self, cache: PagedCache, num_tokens: int) -> None:
         super().__init__(auto_prefix=False)
@@ -203,7 +201,7 @@ class CopyBlocks(nn.Cell):
         self.store = StoreOp(cache)
 
     def construct(self, sources_W: Tensor, targets_W: Tensor) -> Tensor:
-        """sources_W, targets_W: int32, blocks. What is returned means nothing."""
+        """sources_W, targets_W: int32, numbers of blocks. Returns a tensor without meaning."""
         if self.kernel is not None:
             return self.kernel(sources_W, targets_W)
         places = self.store.places((targets_W.reshape(-1, 1) * self.block + self.within).reshape(-1))

@@ -1,7 +1,7 @@
-"""The native rollout engine: the scheduler says what is decoded, compiled graphs do the work.
+"""The native rollout engine: a scheduler decides what is decoded, and compiled graphs do the work.
 
-It runs on the parameters of the model it was given, the trainer's own or a copy laid out for generating; who fills that
-copy is not its business (`rollout.replicated`).
+It reads the parameters of the model that it was given: the trainer's own, or a copy laid out for generation, which
+another component fills (`rollout.build`).
 
 Legend: S rows of the decode batch, J steps of a run, Q prompts of one prefill, L prompt columns, M = Q * L.
 """
@@ -20,27 +20,26 @@ from mindgspo.config.cache import BLOCK
 from mindgspo.parallel.collectives.host import GraphOfRanks
 from mindgspo.parallel.ops.device import attention_segments, takes_packed
 from mindgspo.parallel.platform.runtime import CompiledCell, paged_kernels
-from mindgspo.rollout.blocks import SCRATCH, BlockAllocator, num_blocks_for
 from mindgspo.rollout.cache import CopyBlocks, PagedCache
 from mindgspo.rollout.graphs import Collect, DecodeStep, PackedWeights, Prefill, TokenSampler
 from mindgspo.rollout.protocol import Purpose, Rollout, RolloutCounters, SamplingFilter, SamplingSettings
 from mindgspo.rollout.scheduler import Scheduler
-from mindgspo.rollout.sequences import DecodeRun, EndedRequest, PrefillRow
-from mindgspo.rollout.service import Request, whole_responses
+from mindgspo.rollout.sequences import SCRATCH, BlockAllocator, DecodeRun, EndedRequest, PrefillRow, num_blocks_for
+from mindgspo.rollout.service import numbered_requests, whole_responses
 from mindgspo.types import ExpertArray, Float32Array, Int32Array, Prompt, Response
 
 Row = TypeVar("Row")
-_MOST_FILTERS = 8  # graphs beside the engine's own that are kept, of those that were used last
+_MOST_FILTERS = 8  # decode graphs to keep beside the engine's own: the most recently used ones
 
 
 class NativeEngine:
     """Implements `RolloutEngine` with MindSpore graphs.
 
-    num_slots: most sequences decoded at once. prefill_width: prompts per prefill graph. max_prompt_length,
+    num_slots: maximum number of sequences decoded at once. prefill_width: prompts per prefill. max_prompt_length,
     max_new_tokens: bounds of a sequence. length_multiple: prompts are padded to a multiple of it. num_blocks: of the
-    cache, the scratch block among them; None: enough for all slots at their longest. tokens_per_sync: decode steps
+    cache, including the scratch block; None: enough for all slots at their longest. tokens_per_sync: decode steps
     between two syncs with the host. cache_dtype: None: the model's. top_k, top_p: see `SamplingFilter`; settings with
-    a filter of their own get one more graph. block: tokens per block. records_experts: training responses have
+    another filter get a graph of their own. block: tokens per block. records_experts: training responses have
     `Routing`.
     """
 
@@ -73,7 +72,7 @@ class NativeEngine:
         self._cache = PagedCache(model, num_blocks=num_blocks, num_columns=num_columns, dtype=cache_dtype, block=block)
         self._model, self._team, self._records_experts = model, model.place.model_ranks, records_experts
         self._prefill = GraphOfRanks(Prefill(model, self._cache, records_experts=records_experts), self._team)
-        # The rest of a prompt is no longer than the prompt.
+        # The last block of a short prompt has no more tokens than the prompt.
         self._copy_blocks = CompiledCell(CopyBlocks(self._cache, min(block, self._prompt_columns)))
         self._packed = PackedWeights(model)
         self._pack_weights = CompiledCell(self._packed)
@@ -87,28 +86,24 @@ class NativeEngine:
 
     @property
     def cache(self) -> tuple[Parameter, ...]:
-        """Keys and values of all blocks; nothing in them is needed between two calls of `generate`."""
+        """Keys and values of all blocks; their content is not needed between two calls of `generate`."""
         return tuple(self._cache.matrices)
 
     def load_weights(self, version: int) -> None:
-        """Stamp the weights that the model's parameters hold now."""
+        """Use the present values of the model's parameters, as version `version`."""
         if self._is_packed:
             self._pack_weights()
         self._weight_version = version
 
     def generate(self, prompts: Sequence[Prompt], settings: SamplingSettings, *, weight_version: int) -> Rollout:
-        """See `RolloutEngine`. The result depends on nothing but weights, prompts, settings and their stream."""
+        """See `RolloutEngine`. The result depends on nothing but weights, prompts and settings."""
         assert weight_version == self._weight_version, (
             f"rollout with weights of version {self._weight_version}, trainer is at {weight_version}"
         )
         assert settings.max_new_tokens <= self._max_new_tokens, settings
         fault = "rollout" if settings.stream.purpose is Purpose.TRAINING else "eval"
         faults.reach(f"{fault}.before")
-        samples = tuple(range(settings.num_samples))
-        requests = [
-            Request(number=number, prompt=prompt, samples=samples, settings=settings)
-            for number, prompt in enumerate(prompts)
-        ]
+        requests = numbered_requests(prompts, settings)
         decoding = self.begin(settings)
         ended: dict[int, EndedRequest] = {}
         for request in requests:
@@ -124,8 +119,8 @@ class NativeEngine:
         return Rollout(responses=responses, counters=decoding.counters(**_extremes(seconds, prompts, responses)))
 
     def begin(self, settings: SamplingSettings) -> Decoding:
-        """Nothing yet; requests whose settings differ from these in stream and length alone may be added. There is one
-        cache: another one may begin when this one is done."""
+        """Return an empty decoding session. Requests may be added whose settings differ from these only in stream and
+        length. All sessions use the one cache, so the next may begin only when this one is done."""
         return Decoding(self, settings)
 
     def _scheduler(self, allocator: BlockAllocator) -> Scheduler:
@@ -140,7 +135,7 @@ class NativeEngine:
         )
 
     def _sampling(self, settings: SamplingSettings) -> tuple[Tensor, Tensor]:
-        """Inverse temperatures float32 [S], and whether the likeliest token is taken, bool [S]."""
+        """Return inverse temperatures, float32 [S], and whether sampling is greedy, bool [S]."""
         greedy = settings.temperature == 0
         inverse = 1.0 if greedy else 1.0 / settings.temperature
         return Tensor(np.full(self._num_slots, inverse, np.float32)), Tensor(np.full(self._num_slots, greedy))
@@ -151,12 +146,13 @@ class NativeEngine:
         return GraphOfRanks(step, self._team)
 
     def _decoder_of(self, settings: SamplingSettings) -> GraphOfRanks:
-        """The decode graph that cuts as the settings say; sorting the vocabulary costs time, so each has its own."""
+        """Return the decode graph of the settings' filter. Each filter has its own, because sorting the vocabulary is
+        slow."""
         sampling_filter = settings.sampling_filter
         if sampling_filter is None or settings.temperature == 0:
             sampling_filter = self._filter
         decoder = self._decoders.pop(sampling_filter, None) or self._decoder(sampling_filter)
-        self._decoders[sampling_filter] = decoder  # the last of them was used last
+        self._decoders[sampling_filter] = decoder  # the most recently used one is last
         for old in [one for one in self._decoders if one != self._filter][:-_MOST_FILTERS]:
             del self._decoders[old]
         return decoder
@@ -164,8 +160,8 @@ class NativeEngine:
     def _run_steps(
         self, run: DecodeRun, decode: GraphOfRanks, sampling: tuple[Tensor, Tensor], *, is_recorded: bool
     ) -> tuple[Int32Array, Float32Array, ExpertArray | None]:
-        """Ids and log-probs [J, S] of a run's steps, each fed with what the one before it drew, and, where they are to
-        be recorded, the experts [J, S, X] of what was fed. The host waits once, for the last one."""
+        """Run decode steps, each fed with the tokens of the one before it; the host syncs once, after the last. Returns
+        ids and log-probs [J, S], and, where recorded, the experts [J, S, X] of the fed tokens."""
         ids_S, table_SP = Tensor(run.ids_S), Tensor(run.table_SP)
         num_rows_1 = Tensor(np.array([run.num_rows], np.int32))
         ids: list[Tensor] = []
@@ -189,14 +185,14 @@ class NativeEngine:
         experts_JSX = np.stack([tensor.asnumpy() for tensor in recorded]) if is_recorded else None
         if self._tokens_per_sync == 1:
             return ids[0].asnumpy()[None], logprobs[0].asnumpy()[None], experts_JSX
-        for drawn in (ids, logprobs):  # always as many, so that there is one graph
+        for drawn in (ids, logprobs):  # always the same number, so that there is one graph
             drawn.extend(drawn[-1:] * (self._tokens_per_sync - run.num_steps))
         ids_JS, logprobs_JS = self._collect(*ids, *logprobs).asnumpy()[:, : run.num_steps]
         return ids_JS.astype(np.int32), logprobs_JS, experts_JSX
 
     def _run_prompts(self, rows: Sequence[PrefillRow]) -> list[tuple[PrefillRow, ExpertArray]]:
-        """Sequences that go on, behind a pre-emption or with a prefix, may be longer than any prompt. Returns the
-        experts of each row's tokens, [L, X]; nothing where they are not recorded."""
+        """Prefill rows. Those that continue a sequence, after a preemption or with a prefix, may be longer than any
+        prompt. Returns the experts of each row's tokens, [L, X], where recorded."""
         recorded: list[tuple[PrefillRow, ExpertArray]] = []
         prompts = [row for row in rows if row.ids.size <= self._prompt_columns]
         for some in _parts(prompts, self._prefill_width):
@@ -207,7 +203,7 @@ class NativeEngine:
             if row.ids.size > self._prompt_columns:
                 longer.setdefault(self._long_columns(row.ids.size), []).append(row)
         for columns, some in longer.items():
-            # As many tokens as in a prefill of prompts; few rows are run alone rather than with as much padding.
+            # As many tokens as in a prefill of prompts; a few rows cost less one by one than padded to that width.
             width = max(1, self._prefill_width * self._prompt_columns // columns)
             for part in _parts(some, width):
                 if 2 * len(part) > width:
@@ -217,7 +213,7 @@ class NativeEngine:
         return recorded
 
     def _long_columns(self, length: int) -> int:
-        """The longest prompt's columns, doubled as often as need be: few graphs for all lengths."""
+        """Double the longest prompt's columns until the row fits: few graphs cover all lengths."""
         columns = self._prompt_columns
         while columns < length:
             columns *= 2
@@ -226,7 +222,7 @@ class NativeEngine:
     def _prefill_rows(
         self, rows: Sequence[PrefillRow], width: int, columns: int
     ) -> list[tuple[PrefillRow, ExpertArray]]:
-        """Rows of the graph that nobody needs repeat a one-token prompt; padding goes into the scratch block."""
+        """Prefill up to `width` rows in one graph; padding goes into the scratch block."""
         inputs = _packed_rows(rows, width, columns) if self._is_packed else self._padded_rows(rows, width, columns)
         with paged_kernels():
             _, *recorded = self._prefill(*(Tensor(array) for array in inputs))
@@ -247,7 +243,7 @@ class NativeEngine:
         return ids_QL, positions_QL, attention_segments(segments_QL, is_packed=False), cache_rows_QL.reshape(-1)
 
     def _copy(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy the rest of a prompt from block to block, (source, target) each."""
+        """Copy the last blocks of prompts, (source, target) each."""
         with paged_kernels():
             for some in _parts(copies, self._copy_width):
                 filled = [*some, *[(SCRATCH, SCRATCH)] * (self._copy_width - len(some))]
@@ -256,7 +252,7 @@ class NativeEngine:
 
 
 class Decoding:
-    """What an engine generates under one way of sampling; requests come and go."""
+    """A decoding session: requests with one way of sampling are added, decoded and returned."""
 
     def __init__(self, engine: NativeEngine, settings: SamplingSettings) -> None:
         self._engine, self._allocator = engine, BlockAllocator(engine._cache.num_blocks)
@@ -269,16 +265,16 @@ class Decoding:
 
     @property
     def done(self) -> bool:
-        """Nothing runs or waits."""
+        """Whether no request runs or waits."""
         return self._scheduler.done
 
     @property
     def num_finished(self) -> int:
-        """Responses that have ended so far."""
+        """Number of responses that have ended so far."""
         return self._scheduler.num_finished
 
     def advance(self) -> None:
-        """Admit what there is room for, and decode up to the host's next look."""
+        """Admit sequences, and decode up to the next sync with the host."""
         engine, scheduler = self._engine, self._scheduler
         scheduler.grow()
         admissions = scheduler.admit()
@@ -293,7 +289,7 @@ class Decoding:
         self._steps += run.num_steps
 
     def counters(self, **extremes: int) -> RolloutCounters:
-        """Of all looks. extremes: of the responses, see `RolloutCounters`."""
+        """Return the counters of the session. extremes: the fastest and slowest response, see `RolloutCounters`."""
         return RolloutCounters(
             prefilled_prompts=self._prefilled,
             decode_steps=self._steps,
@@ -309,12 +305,12 @@ class Decoding:
 def _extremes(
     seconds: np.ndarray, prompts: Sequence[Prompt], responses: Sequence[Sequence[Response]]
 ) -> dict[str, int]:
-    """The fastest and the slowest response, as `RolloutCounters` has them. seconds: of all responses, end to end."""
+    """Return the fields of `RolloutCounters` for the fastest and the slowest response. seconds: [P, G]."""
     if not prompts:
         return {}
     prompt, sample = divmod(int(seconds.argmax()), len(responses[0]))
     return {
-        "fastest_us": max(1, round(1e6 * seconds.min())),  # 0 says that nobody measured
+        "fastest_us": max(1, round(1e6 * seconds.min())),  # 0 means not measured
         "slowest_us": max(1, round(1e6 * seconds.max())),
         "slowest_prompt": prompts[prompt].ids.size,
         "slowest_response": responses[prompt][sample].length,
@@ -322,7 +318,7 @@ def _extremes(
 
 
 def _packed_rows(rows: Sequence[PrefillRow], width: int, columns: int) -> tuple[np.ndarray, ...]:
-    """The rows behind each other, as kernels take them."""
+    """Concatenate the rows, as kernels take them."""
     ids_M, positions_M, cache_rows_M = np.zeros((3, width * columns), np.int32)
     ends_Q, start = np.zeros(width, np.int32), 0
     for number, row in enumerate(rows):
@@ -334,6 +330,6 @@ def _packed_rows(rows: Sequence[PrefillRow], width: int, columns: int) -> tuple[
 
 
 def _parts(rows: Sequence[Row], width: int) -> Iterator[list[Row]]:
-    """Parts of `width` each; the last may be shorter."""
+    """Split rows into parts of `width`; the last may be shorter."""
     for start in range(0, len(rows), width):
         yield list(rows[start : start + width])

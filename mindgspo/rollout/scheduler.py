@@ -1,17 +1,17 @@
-"""Which sequences are decoded, and which blocks of the cache they hold: bookkeeping in plain numpy, no MindSpore.
+"""Decides which sequences are decoded, and which blocks of the cache they hold; plain numpy, no MindSpore.
 
-The engine calls `grow`, `admit`, `next_run` and `take` in turn until `done`; each turn is one look of the host.
-Requests may be added between two looks, and are given back by `ended` as soon as all their responses have ended.
+The engine calls `grow`, `admit`, `next_run` and `take` in turn until `done`; each turn is one sync with the host.
+Requests may be added between two syncs, and `ended` returns them as soon as all their responses have ended.
 
-Sequences wait in one queue: request by request, sample by sample. One is admitted where a slot and enough blocks are
-free; it gets more blocks as it grows. Where none is left, the sequence that was admitted last is pre-empted: its blocks
-are freed, and it waits at the front of the queue with the tokens that it has. Its prompt and tokens are then run once
-more, and since each token has a uniform of its own, it goes on as if nothing had happened. A request with a prefix is
-such a sequence from the start.
+Sequences wait in one queue: request by request, sample by sample. One is admitted when a slot and enough blocks are
+free, and gets more blocks as it grows. When none is left, the sequence admitted last is preempted: its blocks are
+freed, and it waits at the front of the queue with its tokens. Prompt and tokens are then prefilled again, and since
+each token has a uniform number of its own, it continues as if nothing had happened. A request with a prefix starts like
+this.
 
-A prompt is run once for all siblings that come while its blocks are held: they share its full blocks, and the rest of
-it is copied into a block of each sibling's own. The blocks are held until the last sibling has come, but no longer than
-they are to spare.
+A prompt is prefilled once for all siblings that are admitted while its blocks are held: they share its full blocks, and
+each gets a copy of the last, partial one. The blocks are held until the last sibling is admitted, unless others need
+them.
 
 Legend: S rows of the decode batch, P blocks of the longest sequence, K response tokens, J steps of a run.
 """
@@ -24,22 +24,33 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
-from mindgspo.rollout.blocks import SCRATCH, BlockAllocator, num_blocks_for, num_shared_blocks
-from mindgspo.rollout.sequences import Admissions, DecodeRun, EndedRequest, Job, PrefillRow, Waiting
+from mindgspo.rollout.sequences import (
+    SCRATCH,
+    Admissions,
+    BlockAllocator,
+    DecodeRun,
+    EndedRequest,
+    Job,
+    PrefillRow,
+    Waiting,
+    num_blocks_for,
+    num_shared_blocks,
+)
 from mindgspo.rollout.service import NO_TOKENS, Piece, Request
 from mindgspo.types import ExpertArray, FinishReason, Int32Array
 
-# Free blocks per active sequence without which no other is admitted. At published lengths (responses to 20k) 1 keeps
-# 4 % more sequences at work than 4, and runs four times as many tokens again behind pre-emptions; 8 keeps 7 % fewer.
+# A sequence is admitted only if so many free blocks remain for each active one. At published lengths (responses to 20k)
+# 1 keeps 4 % more sequences at work than 4, but prefills four times as many tokens again; 8 keeps 7 % fewer.
 _MARGIN = 4
+Counts = np.ndarray | int
 
 
 class Scheduler:
-    """What one cache works on.
+    """Schedules the sequences of one cache.
 
-    num_slots: most sequences decoded at once. max_new_tokens: the most that any request asks for. block: tokens per
-    block. most_blocks: of one sequence, the width P of the block table. allocator: of a cache that holds one longest
-    sequence at least. tokens_per_sync: most decode steps of a run. clock: seconds from an arbitrary origin.
+    num_slots: maximum number of sequences decoded at once. max_new_tokens: upper bound of every request. block: tokens
+    per block. most_blocks: of the longest sequence, the width P of the block table. allocator: of a cache that holds at
+    least one longest sequence. tokens_per_sync: maximum number of decode steps in a run. clock: returns seconds.
     """
 
     def __init__(
@@ -57,51 +68,43 @@ class Scheduler:
         assert allocator.num_in_use == 0 and most_blocks <= allocator.capacity, (most_blocks, allocator.capacity)
         self._block, self._allocator, self._tokens_per_sync = block, allocator, tokens_per_sync
         self._eos_ids, self._clock = np.array(sorted(eos_ids), dtype=np.int32), clock
-        self._num_added = self.num_finished = 0
+        self.num_finished = self.preemptions = 0
         self._jobs: dict[int, Job] = {}  # by number of the request, until all its responses have ended
-        self._queue: deque[Job] = deque()  # those with samples to be admitted
+        self._queue: deque[Job] = deque()  # jobs with samples to admit
         self._preempted: deque[Waiting] = deque()
         self._ended: list[EndedRequest] = []
-        self.preemptions = 0
-        # By slot, the place of a sequence from its admission on; rows of the batch name slots, oldest first.
+        # A sequence keeps its slot while it is active; the batch's rows refer to slots, in the order of admission.
         size = (num_slots, max_new_tokens)
         self._rows: list[int] = []
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._sequences: list[tuple[Job, int] | None] = [None] * num_slots
         self._prompt_lengths, self._lengths, self._limits = np.zeros((3, num_slots), np.int64)
-        self._first_ids = np.zeros(num_slots, np.int32)  # the prompts' last tokens, which decoding is fed first
+        self._first_ids = np.zeros(num_slots, np.int32)  # the prompts' last tokens, which are fed first
         self._ids, self._logprobs = np.zeros(size, np.int32), np.zeros(size, np.float32)
-        self._experts: ExpertArray | None = None  # [slots, tokens, X], where they are recorded
+        self._experts: ExpertArray | None = None  # [slots, tokens, X], where recorded
         self._uniforms = np.ones(size, np.float32)
         self._table = np.full((num_slots, most_blocks), SCRATCH, np.int32)
         self._num_blocks = np.zeros(num_slots, np.int64)
 
     def add(self, request: Request) -> None:
-        """Let a request wait behind those that are here."""
+        """Append a request to the queue."""
         assert request.number not in self._jobs, request.number
         assert request.settings.max_new_tokens <= self._ids.shape[1], request.settings
-        job = Job(request=request, number=self._num_added)
-        self._num_added += len(request.samples)
-        self._jobs[request.number] = job
+        job = self._jobs[request.number] = Job(request=request)
         self._queue.append(job)
 
     def ended(self) -> list[EndedRequest]:
-        """Requests that have ended since the last call, in the order of their ends."""
+        """Return the requests that have ended since the last call, in the order in which they did."""
         found, self._ended = self._ended, []
         return found
 
     def abort(self, numbers: Collection[int] | None = None) -> list[EndedRequest]:
-        """Those that have ended since the last call, and these requests, or all, as far as they have come: nothing is
-        left of them."""
+        """Remove these requests, or all, and return them with their tokens so far, along with the requests that have
+        ended since the last call."""
         chosen = {number: job for number, job in self._jobs.items() if numbers is None or number in numbers}
         for slot in list(self._rows):
-            job, place = self._sequence(slot)
-            if job.request.number in chosen:
-                length = int(self._lengths[slot])
-                experts = self._experts_of(slot)
-                piece = job.piece(self._ids[slot, :length], self._logprobs[slot, :length], experts, None)
-                self._leave(slot)
-                self._end(job, place, piece)
+            if self._sequence(slot)[0].request.number in chosen:
+                self._finish(slot, None)
         preempted, self._preempted = self._preempted, deque()
         for waiting in preempted:
             if waiting.job.request.number in chosen:
@@ -111,8 +114,7 @@ class Scheduler:
                 self._preempted.append(waiting)
         self._queue = deque(job for job in self._queue if job.request.number not in chosen)
         for job in chosen.values():
-            self._allocator.release(job.held or [])
-            job.held = None
+            self._release_prompt(job)
             for place in range(job.next_place, len(job.request.samples)):
                 self._end(job, place, NO_TOKENS)
         assert self._jobs or self._allocator.num_in_use == 0
@@ -123,42 +125,24 @@ class Scheduler:
         """Every response has ended."""
         return not self._jobs
 
-    @property
-    def num_active(self) -> int:
-        """Sequences in the decode batch."""
-        return len(self._rows)
-
-    @property
-    def num_waiting(self) -> int:
-        """Sequences in the queue."""
-        return len(self._preempted) + sum(len(job.request.samples) - job.next_place for job in self._queue)
-
-    def progress(self) -> list[tuple[int, int]]:
-        """Of each active sequence, in the order of the rows: its number among all responses, and its tokens."""
-        found = []
-        for slot in self._rows:
-            job, place = self._sequence(slot)
-            found.append((job.number + place, int(self._lengths[slot])))
-        return found
-
     def tokens_of(self, number: int) -> Int32Array:
-        """The tokens so far of the first active response to a request; none where all of them wait."""
+        """Return the tokens so far of a request's first active response; none where all of them wait."""
         for slot in self._rows:
             if self._sequence(slot)[0].request.number == number:
                 return self._ids[slot, : self._lengths[slot]].copy()
         return np.zeros(0, np.int32)
 
     def grow(self) -> None:
-        """Give active sequences the blocks of their next tokens, the oldest first, and pre-empt the youngest where
-        none are left."""
+        """Give active sequences the blocks of their next tokens, oldest first; preempt the youngest where none are
+        left."""
         rows = np.array(self._rows, np.int64)
         all_missing = self._missing(rows)
         for row in np.flatnonzero(all_missing > 0).tolist():
             slot, missing = int(rows[row]), int(all_missing[row])
             if self._sequences[slot] is None:
-                return  # it was pre-empted, and so were all that came later
+                return  # preempted, and so are all that were admitted later
             while missing > self._allocator.num_free:
-                if self._let_go_of_prompts():
+                if self._release_prompts():
                     continue
                 youngest = self._rows[-1]
                 assert len(self._rows) > 1, "the cache does not hold one sequence"
@@ -168,8 +152,7 @@ class Scheduler:
             self._give(slot, self._allocator.take(missing))
 
     def admit(self) -> Admissions:
-        """Take sequences out of the queue while a slot and blocks are free. `_MARGIN` blocks are left for each of the
-        others that may still grow."""
+        """Admit sequences from the queue while a slot and enough blocks are free."""
         admissions = Admissions()
         finished_prompts: list[Job] = []
         growth = self._growth(np.array(self._rows, np.int64))
@@ -178,13 +161,13 @@ class Scheduler:
             fresh = waiting.ids.size == 0
             held = job.held if fresh else None
             shared = self._shared_with(job, held)
-            # The rest of the prompt lies in the last block held; where nobody writes into it, it need not be copied.
+            # The last held block contains the rest of the prompt; without another holder it is used and not copied.
             in_place = held is not None and len(held) > len(shared) and self._allocator.holders(held[-1]) == 1
-            own = self._blocks_of(waiting) - len(shared) - in_place
+            own = int(self._blocks_of(job.prompt_length, waiting.ids.size, job.limit)) - len(shared) - in_place
             if own + growth > self._allocator.num_free:
                 if self._rows:
                     break
-                self._let_go_of_prompts()
+                self._release_prompts()
                 continue
             tail = self._allocator.share(held[-1:]) if in_place else []
             blocks = [*self._allocator.share(shared), *tail, *self._allocator.take(own)]
@@ -196,19 +179,18 @@ class Scheduler:
             elif len(held) > len(shared) and not in_place:
                 admissions.copies.append((held[-1], blocks[len(shared)]))
             if fresh and held is None and job.has_more:
-                # Nothing but its last token in the last block: each sibling writes that itself.
+                # Without the prompt's last token, because each sibling writes that itself.
                 job.held = self._allocator.share(blocks[: num_blocks_for(job.prompt_length - 1, self._block)])
             elif held is not None and not job.has_more:
                 finished_prompts.append(job)
-        for job in finished_prompts:  # only now: their blocks are still to be copied
-            self._allocator.release(job.held or [])
-            job.held = None
+        for job in finished_prompts:  # only now, because their blocks are the sources of copies
+            self._release_prompt(job)
         return admissions
 
     def next_run(self) -> DecodeRun:
-        """What the decode graph is fed up to the next look."""
+        """Return the inputs of the decode graph up to the next sync."""
         rows = np.array(self._rows, np.int64)
-        assert rows.size, "nobody is active"
+        assert rows.size, "no sequence is active"
         remaining = self._limits[rows] - self._lengths[rows]
         num_steps, num_slots = min(self._tokens_per_sync, int(remaining.max())), len(self._sequences)
         steps_J1 = np.arange(num_steps)[:, None]
@@ -236,8 +218,8 @@ class Scheduler:
         return run
 
     def keep_routing(self, recorded: Sequence[tuple[PrefillRow, ExpertArray]]) -> None:
-        """The experts of rows that were run, [L, X] each; those of a prompt's last token come with the first token that
-        is drawn, and a prompt that is run again keeps what it had."""
+        """Keep the prompts' part of the experts of prefilled rows, [L, X] each. A prompt that is prefilled again keeps
+        its first ones. Those of its last token come with the first token that is drawn."""
         for row, experts_LX in recorded:
             job = self._jobs[row.request]
             if job.prompt_experts is None:
@@ -245,19 +227,19 @@ class Scheduler:
                 job.prompt_experts = experts_LX[:length].copy()
 
     def take(self, ids_JS: np.ndarray, logprobs_JS: np.ndarray, experts_JSX: ExpertArray | None = None) -> int:
-        """Append the tokens of a run and end sequences; what lies behind an end is dropped. experts_JSX: of the tokens
-        that were fed, where they are recorded. Returns how many tokens were appended."""
+        """Append the tokens of a run, without those after a sequence's end. experts_JSX: those of the fed tokens, where
+        recorded. Returns the number of appended tokens."""
         rows = np.array(self._rows, np.int64)
         ids, logprobs = ids_JS[:, : rows.size], logprobs_JS[:, : rows.size]
         steps_J1 = np.arange(len(ids))[:, None]
         fits = steps_J1 < self._limits[rows] - self._lengths[rows]
         is_eos = (ids[..., None] == self._eos_ids).any(axis=-1) & fits
-        behind_eos = np.cumsum(is_eos, axis=0) - is_eos > 0
-        step, row = np.nonzero(fits & ~behind_eos)
+        is_after_eos = np.cumsum(is_eos, axis=0) - is_eos > 0
+        step, row = np.nonzero(fits & ~is_after_eos)
         slots, columns = rows[row], self._lengths[rows[row]] + step
         self._ids[slots, columns], self._logprobs[slots, columns] = ids[step, row], logprobs[step, row]
         if experts_JSX is not None:
-            if self._experts is None:  # its pages take memory as they are written
+            if self._experts is None:  # zeros take no memory until they are written
                 self._experts = np.zeros((*self._ids.shape, experts_JSX.shape[2]), experts_JSX.dtype)
             self._experts[slots, columns] = experts_JSX[step, row]
         self._lengths[rows] += np.bincount(row, minlength=rows.size)
@@ -277,12 +259,12 @@ class Scheduler:
             return self._preempted[0]
         if not self._queue:
             return None
-        job = self._queue[0]  # a prefix's log-probs are read by nobody
-        ids = job.request.prefix
-        return Waiting(job=job, place=job.next_place, ids=ids, logprobs=np.zeros(ids.size, np.float32))
+        job, ids = self._queue[0], self._queue[0].request.prefix
+        unused = np.zeros(ids.size, np.float32)  # a piece does not contain the prefix's log-probs
+        return Waiting(job=job, place=job.next_place, ids=ids, logprobs=unused)
 
     def _shared_with(self, job: Job, held: list[int] | None) -> list[int]:
-        """Full blocks of the prompt that hold it already: those held for it, or an active sibling's."""
+        """Return the full blocks that contain the prompt already: the held ones, or an active sibling's."""
         count = num_shared_blocks(job.prompt_length, self._block)
         if held is not None:
             return held[:count]
@@ -291,25 +273,23 @@ class Scheduler:
                 return self._table[slot, :count].tolist()
         return []
 
-    def _blocks_of(self, waiting: Waiting) -> int:
-        """Blocks with which a sequence goes on: those of the columns that are written up to the next look."""
-        job, length = waiting.job, waiting.ids.size
-        steps = min(self._tokens_per_sync, job.limit - length)
-        return -(-(job.prompt_length + length + steps - 1) // self._block)
+    def _blocks_of(self, prompt_lengths: Counts, lengths: Counts, limits: Counts) -> Counts:
+        """Number of blocks that sequences need up to the next sync."""
+        steps = np.minimum(self._tokens_per_sync, limits - lengths)
+        return -(-(prompt_lengths + lengths + steps - 1) // self._block)
 
     def _missing(self, slots: np.ndarray) -> np.ndarray:
-        """Blocks that they do not have of those that `_blocks_of` counts."""
-        lengths = self._lengths[slots]
-        steps = np.minimum(self._tokens_per_sync, self._limits[slots] - lengths)
-        return -(-(self._prompt_lengths[slots] + lengths + steps - 1) // self._block) - self._num_blocks[slots]
+        """Number of blocks that the sequences in these slots lack up to the next sync."""
+        needed = self._blocks_of(self._prompt_lengths[slots], self._lengths[slots], self._limits[slots])
+        return needed - self._num_blocks[slots]
 
     def _growth(self, slots: np.ndarray) -> int:
-        """Blocks that the sequences in these slots may soon need."""
+        """Number of blocks to keep free for the sequences in these slots."""
         longest = self._prompt_lengths[slots] + self._limits[slots] - 1
         return int(np.minimum(-(-longest // self._block) - self._num_blocks[slots], _MARGIN).sum())
 
     def _place(self, waiting: Waiting, blocks: list[int]) -> None:
-        """Put the sequence at the front of the queue into a free slot, the last row of the batch."""
+        """Move the sequence at the front of the queue into a free slot, as the last row of the batch."""
         job, place = waiting.job, waiting.place
         if self._preempted:
             self._preempted.popleft()
@@ -338,7 +318,7 @@ class Scheduler:
         self._num_blocks[slot] += len(blocks)
 
     def _prefill_row(self, waiting: Waiting, blocks: list[int], num_shared: int) -> PrefillRow:
-        """Prompt and tokens; what shared blocks hold already is not written again."""
+        """Return the row of prompt and tokens; shared blocks are not written again."""
         request = waiting.job.request
         ids = np.concatenate([request.prompt.ids, waiting.ids]).astype(np.int32)
         columns = np.arange(ids.size)
@@ -368,14 +348,16 @@ class Scheduler:
         self.preemptions += 1
         self._leave(slot)
 
-    def _finish(self, slot: int, reason: FinishReason) -> None:
+    def _finish(self, slot: int, reason: FinishReason | None) -> None:
+        """End a sequence. reason: None where it is aborted."""
         job, place = self._sequence(slot)
         length = int(self._lengths[slot])
-        job.seconds[place] = self._clock() - job.starts[place]
+        if reason is not None:
+            job.seconds[place] = self._clock() - job.starts[place]
+            self.num_finished += 1
         experts = self._experts_of(slot)
         piece = job.piece(self._ids[slot, :length], self._logprobs[slot, :length], experts, reason)
         self._leave(slot)
-        self.num_finished += 1
         self._end(job, place, piece)
 
     def _end(self, job: Job, place: int, piece: Piece) -> None:
@@ -393,10 +375,13 @@ class Scheduler:
         self._rows.remove(slot)
         self._free_slots.append(slot)
 
-    def _let_go_of_prompts(self) -> bool:
-        """Release the blocks that are held for siblings to come; whether there were any."""
+    def _release_prompt(self, job: Job) -> None:
+        self._allocator.release(job.held or [])
+        job.held = None
+
+    def _release_prompts(self) -> bool:
+        """Release all blocks that are held for further siblings; returns whether there were any."""
         holding = [job for job in self._jobs.values() if job.held]
         for job in holding:
-            self._allocator.release(job.held or [])
-            job.held = None
+            self._release_prompt(job)
         return bool(holding)

@@ -1,9 +1,9 @@
-"""A completion server around the native engine: one replica of the infer plan, asked over HTTP.
+"""`mindgspo serve`: one replica of an experiment's infer plan, as a completion server over HTTP.
 
-    event loop (rank 0, `server_front`): requests -> orders      main thread: orders -> looks of the engine -> answers
+    event loop (rank 0, `ServerFront`): requests -> orders      main thread: orders -> decode steps -> answers
 
-The main thread of every rank alone touches MindSpore. Rank 0 tells the others before each look what has come, so that
-all ranks of the replica run the same looks. docs/rollout_servers.md has the routes.
+Only the main threads touch MindSpore. Before each run of decode steps rank 0 broadcasts the new orders, so all ranks of
+the replica do the same. docs/rollout_servers.md lists the routes.
 """
 
 from __future__ import annotations
@@ -12,49 +12,95 @@ import asyncio
 import base64
 import json
 import queue
+import signal
 import socket
 import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from mindspore import nn
 
-from mindgspo.config import ModelSection
+from mindgspo.config import ExperimentConfig, ModelSection
 from mindgspo.errors import MindGSPOError, WeightsError
+from mindgspo.models.policy import build_model
 from mindgspo.models.weights import load_tensors
 from mindgspo.parallel.collectives.host import exchange
-from mindgspo.parallel.platform import heartbeat, runtime
+from mindgspo.parallel.platform import heartbeat, runtime, worker_process
+from mindgspo.parallel.platform.cluster import infer_place, start_device
 from mindgspo.reshard.verify import sampled_names
+from mindgspo.rollout.build import native_engine
 from mindgspo.rollout.completions import Limits, request_of
 from mindgspo.rollout.engine import Decoding, NativeEngine
-from mindgspo.rollout.protocol import Purpose
+from mindgspo.rollout.protocol import Purpose, SamplingFilter
 from mindgspo.rollout.sequences import EndedRequest
 from mindgspo.rollout.server_front import NO_WEIGHTS, ServerFront
 from mindgspo.rollout.server_key import ServerKey
 from mindgspo.rollout.service import NO_TOKENS, Request
+from mindgspo.rollout.weight_transfer import hold_in_compute_type
 from mindgspo.rollout.weights_folder import open_weights
+from mindgspo.tokenization import load_tokenizer
 from mindgspo.types import Routing
 
-_IDLE_S = 5.0  # the other ranks of a replica hear from rank 0 at least so often
+_IDLE_S = 5.0  # longest silence of rank 0 towards the other ranks of a replica
+
+
+def serve(
+    config: ExperimentConfig,
+    listener: socket.socket | None,
+    *,
+    key: ServerKey | None,
+    folders: Sequence[Path],
+    ready: Callable[[], None],
+) -> None:
+    """Serve until a signal ends this process; on all ranks of the replica.
+
+    config: see `replica_config`. The others: see `CompletionServer.run`. Raises the errors of `mindgspo.errors`, and
+    OSError where it cannot listen.
+    """
+    start_device(config)
+    tokenizer = load_tokenizer(config.tokenizer, config.model.vocab_size)
+    model = build_model(config.model, infer_place(config))
+    hold_in_compute_type(model)
+    limits = Limits(
+        name=config.experiment,
+        vocab_size=config.model.vocab_size,
+        max_prompt_length=config.data.max_prompt_length,
+        max_new_tokens=config.rollout.max_new_tokens,
+        max_samples=max(config.rollout.num_generations, config.eval.num_samples),
+        most_requests=max(1024, 4 * config.rollout.slots),
+        sampling_filter=SamplingFilter(config.rollout.top_k, config.rollout.top_p),
+        records_experts=bool(config.rollout.record_experts),
+    )
+    engine = native_engine(config, model, tokenizer)
+    server = CompletionServer(engine, model, config.model, limits, verify=config.reshard.verify)
+    if not worker_process.is_launched():
+        # Not by an exception: one that is raised inside a callback of Python or MindSpore is lost.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: server.stop())
+    server.run(listener, key=key, folders=folders, ready=ready)
 
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """kind: ask, forget, abort, load, sleep, wake, stop. content: JSON. done: of rank 0, see `server_front.Order`."""
-
     kind: str
+    """ask, forget, abort, load, sleep, wake or stop."""
     content: dict[str, Any]
-    done: Future
+    """JSON."""
+    done: Future = field(default_factory=Future)
+    """Gets the answer on rank 0, see `server_front.Order`."""
 
 
 class CompletionServer:
-    """Call `run` on all ranks of the replica. verify: `reshard.verify`. model: whose parameters the engine reads."""
+    """Answers the orders of a `ServerFront` with an engine.
+
+    model: the one whose parameters the engine reads. verify: see `reshard.verify`.
+    """
 
     def __init__(
         self, engine: NativeEngine, model: nn.Cell, section: ModelSection, limits: Limits, *, verify: str
@@ -62,10 +108,10 @@ class CompletionServer:
         self._engine, self._model, self._section, self._limits, self._verify = engine, model, section, limits, verify
         self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
         self._version: int | None = None
-        self._loads = 0
+        self._num_loads = 0
         self._decoding: Decoding | None = None
-        self._kind: tuple | None = None
-        self._later: deque[Request] = deque()  # sampled in another way than what runs
+        self._sampling: tuple | None = None
+        self._later: deque[Request] = deque()  # they are sampled in another way than what runs
         self._asked: dict[int, Future] = {}
         self._is_asleep = False
 
@@ -77,8 +123,11 @@ class CompletionServer:
         folders: Sequence[Path],
         ready: Callable[[], None],
     ) -> None:
-        """Serve until `stop`, or until a signal ends this process. listener: a bound socket, of rank 0. key, folders:
-        see `ServerFront`. ready: called on rank 0."""
+        """Serve until `stop`, or until a signal ends this process; on all ranks.
+
+        listener: a bound socket on rank 0, None on the others. key, folders: see `ServerFront`. ready: called on rank 0
+        when requests are accepted.
+        """
         if listener is None:
             self._work()
             return
@@ -96,11 +145,11 @@ class CompletionServer:
             thread.join()
 
     def stop(self) -> None:
-        """Of a replica of one rank; a signal handler may call it."""
-        self._orders.put(_Order("stop", {}, Future()))
+        """End `run` of a replica with one rank; a signal handler may call it."""
+        self._ordered("stop", {})
 
     def _ordered(self, kind: str, content: dict[str, Any]) -> Future:
-        order = _Order(kind, content, Future())
+        order = _Order(kind, content)
         self._orders.put(order)
         return order.done
 
@@ -111,115 +160,106 @@ class CompletionServer:
 
     def _work(self) -> None:
         while True:
-            for order in self._told(self._taken()):
+            for order in self._broadcast(self._taken()):
                 if order.kind == "stop":
                     return
                 try:
-                    self._follow(order)
+                    answer = self._follow(order)
                 except Exception as error:
-                    order.done.set_result(_defect(error))
+                    answer = _failure(error)
+                if answer is not None:
+                    order.done.set_result(answer)
             try:
                 self._generate()
             except Exception as error:
-                self._give_up(_defect(error))
+                self._give_up(_failure(error))
             heartbeat.tick()
 
-    def _generate(self) -> None:
-        self._begin()
-        if self._decoding is not None and not self._decoding.done:
-            self._decoding.advance()
-            self._answer(self._decoding.ended())
-
-    def _give_up(self, answer: tuple[int, str]) -> None:
-        """What runs and waits."""
-        self._decoding = None
-        self._later.clear()
-        asked, self._asked = self._asked, {}
-        for done in asked.values():
-            done.set_result(answer)
-
-    @property
-    def _is_busy(self) -> bool:
-        return bool(self._later) or (self._decoding is not None and not self._decoding.done)
-
     def _taken(self) -> list[_Order]:
-        """What has come; waits a while where nothing else is to do."""
+        """New orders on rank 0; waits for one while nothing runs."""
+        found: list[_Order] = []
         if runtime.rank() > 0:
-            return []
-        found = []
+            return found
         try:
             if not self._is_busy:
-                # In parts, so that a signal is seen.
                 found.append(self._orders.get(timeout=_IDLE_S))
             while True:
                 found.append(self._orders.get_nowait())
         except queue.Empty:
             return found
 
-    def _told(self, orders: list[_Order]) -> list[_Order]:
-        """The same on all ranks."""
+    def _broadcast(self, orders: list[_Order]) -> list[_Order]:
+        """Return the orders of rank 0 on all ranks."""
         if runtime.world_size() == 1:
             return orders
         message = json.dumps([[order.kind, order.content] for order in orders]).encode()
         (message,) = exchange(message if runtime.rank() == 0 else b"", senders=(0,))
         if runtime.rank() == 0:
             return orders
-        return [_Order(kind, content, Future()) for kind, content in json.loads(message)]
+        return [_Order(kind, content) for kind, content in json.loads(message)]
 
-    def _follow(self, order: _Order) -> None:
-        answer: tuple[int, Any] | None = None
-        if order.kind == "ask" and self._version is None:
-            answer = NO_WEIGHTS
-        elif order.kind == "ask":
-            request = request_of(order.content, self._limits)
+    @property
+    def _is_busy(self) -> bool:
+        return bool(self._later) or (self._decoding is not None and not self._decoding.done)
+
+    def _follow(self, order: _Order) -> tuple[int, Any] | None:
+        """Return the answer to an order; None where it comes later."""
+        kind, content = order.kind, order.content
+        if kind == "ask":
+            if self._version is None:
+                return NO_WEIGHTS
+            request = request_of(content, self._limits)
             self._later.append(request)
             self._asked[request.number] = order.done
-        elif order.kind == "abort":
-            self._stop()
-            answer = 200, {}
-        elif order.kind == "forget":
-            self._stop({order.content["number"]})
-            answer = 200, {}
-        elif self._is_busy:
-            answer = 409, f"requests run; POST /abort_requests first, or wait, before {order.kind}"
-        elif order.kind == "load":
-            answer = self._load(Path(order.content["folder"]), order.content["version"])
-        else:
-            answer = self._turn(is_asleep=order.kind == "sleep")
-        if answer is not None:
-            order.done.set_result(answer)
+            return None
+        if kind in ("abort", "forget"):
+            self._abort(None if kind == "abort" else {content["number"]})
+            return 200, {}
+        if self._is_busy:
+            return 409, f"requests are running; POST /abort_requests before {kind}, or wait for them"
+        if kind == "load":
+            return self._load(Path(content["folder"]), content["version"])
+        return self._set_asleep(kind == "sleep")
 
-    def _begin(self) -> None:
-        """Add what waits and is sampled as what runs is, or, where nothing runs, what is sampled otherwise."""
+    def _generate(self) -> None:
         while self._later:
             settings = self._later[0].settings
-            kind = settings.temperature, settings.sampling_filter, settings.stream.purpose
-            if self._decoding is None or kind != self._kind:
+            sampling = settings.temperature, settings.sampling_filter, settings.stream.purpose
+            if self._decoding is None or sampling != self._sampling:
                 if self._decoding is not None and not self._decoding.done:
-                    return
-                self._decoding, self._kind = self._engine.begin(settings), kind
+                    break
+                self._decoding, self._sampling = self._engine.begin(settings), sampling
             self._decoding.add(self._later.popleft())
+        if self._decoding is not None and not self._decoding.done:
+            self._decoding.advance()
+            self._answer(self._decoding.ended())
 
-    def _stop(self, numbers: Collection[int] | None = None) -> None:
-        """Answer these requests, or all, as far as they have come."""
+    def _give_up(self, answer: tuple[int, str]) -> None:
+        """Answer all requests with an error."""
+        self._decoding = None
+        self._later.clear()
+        asked, self._asked = self._asked, {}
+        for done in asked.values():
+            done.set_result(answer)
+
+    def _abort(self, numbers: Collection[int] | None) -> None:
+        """Answer these requests, or all, with the tokens generated so far."""
         if self._decoding is not None:
             self._answer(self._decoding.abort(numbers))
         later, self._later = self._later, deque()
         for request in later:
-            if numbers is None or request.number in numbers:
-                nothing = tuple(NO_TOKENS for _ in request.samples)
-                self._answer([EndedRequest(request=request, pieces=nothing, seconds=(0.0,) * len(nothing))])
-            else:
+            if numbers is not None and request.number not in numbers:
                 self._later.append(request)
+                continue
+            count = len(request.samples)
+            self._answer([EndedRequest(request=request, pieces=(NO_TOKENS,) * count, seconds=(0.0,) * count)])
 
     def _answer(self, ended: list[EndedRequest]) -> None:
         for one in ended:
-            is_finite = all(np.isfinite(piece.logprobs).all() for piece in one.pieces)
-            self._asked.pop(one.request.number).set_result(
-                (200, self._described(one))
-                if is_finite
-                else (422, f"weights of version {self._version} give log-probs that are no finite numbers")
-            )
+            answer: tuple[int, Any] = 200, self._described(one)
+            if not all(np.isfinite(piece.logprobs).all() for piece in one.pieces):
+                answer = 422, f"weights of version {self._version} give log-probs that are NaN or Inf"
+            self._asked.pop(one.request.number).set_result(answer)
 
     def _described(self, ended: EndedRequest) -> dict[str, Any]:
         request = ended.request
@@ -230,7 +270,7 @@ class CompletionServer:
                 "index": index,
                 "token_ids": piece.ids.tolist(),
                 "prompt_token_ids": prompt,
-                # A float32 is a float64 as it is, and its digits give it back.
+                # As float64, a float32 survives JSON bit for bit.
                 "logprobs": {"token_logprobs": piece.logprobs.tolist()},
                 "finish_reason": "abort" if piece.finish_reason is None else piece.finish_reason.value,
                 "routed_experts": _encoded(piece.routing) if is_recorded else None,
@@ -243,20 +283,20 @@ class CompletionServer:
 
     def _load(self, folder: Path, version: int) -> tuple[int, Any]:
         if self._is_asleep:
-            return 409, "asleep; POST /wake_up first"
-        # The ranks of a replica go on with the same weights, or with none.
+            return 409, "the server sleeps; POST /wake_up first"
+        # All ranks of a replica continue with the same weights, or with none.
         before, self._version = self._version, None
-        told = [json.loads(message) for message in exchange(json.dumps(self._read(folder, version)).encode())]
-        if problem := next((problem for problem, _ in told if problem), None):
-            if not any(is_touched for _, is_touched in told):
+        reports = [json.loads(message) for message in exchange(json.dumps(self._read(folder, version)).encode())]
+        if problem := next((problem for problem, _ in reports if problem), None):
+            if not any(is_touched for _, is_touched in reports):
                 self._version = before
             return 400, problem
         self._engine.load_weights(version)
-        self._version, self._loads = version, self._loads + 1
+        self._version, self._num_loads = version, self._num_loads + 1
         return 200, {"weight_version": version}
 
     def _read(self, folder: Path, version: int) -> tuple[str, bool]:
-        """Fill this rank's parameters. Returns what is wrong, in one line, or nothing; whether any was filled."""
+        """Fill this rank's parameters. Returns the problem in one line, or "", and whether any parameter was filled."""
         is_touched = False
         try:
             with open_weights(folder) as weights:
@@ -265,17 +305,16 @@ class CompletionServer:
                 is_touched = True
                 load_tensors(self._model, self._section, weights.tensors)
                 names = list(weights.digests)
-                chosen = {"off": [], "sampled": sampled_names(names, self._loads), "full": names}[self._verify]
-                for name in chosen:
+                for name in {"off": [], "sampled": sampled_names(names, self._num_loads), "full": names}[self._verify]:
                     weights.verify(name)
-        except Exception as error:  # whatever is in the folder: the other ranks wait for what this one says
+        except Exception as error:  # of any kind: the other ranks wait for this one's report
             if not isinstance(error, (MindGSPOError, OSError)):
                 traceback.print_exc()
             return "; ".join(line.strip() for line in str(error).splitlines()) or type(error).__name__, is_touched
         return "", True
 
-    def _turn(self, *, is_asleep: bool) -> tuple[int, Any]:
-        """Give the device's memory back, or take it again, without its content."""
+    def _set_asleep(self, is_asleep: bool) -> tuple[int, Any]:
+        """Release the card's memory, or take it back without its content."""
         if is_asleep != self._is_asleep and runtime.current_device() == "Ascend":
             move = runtime.offload_parameter if is_asleep else runtime.load_parameter
             for parameter in (*self._model.get_parameters(), *self._engine.cache):
@@ -284,20 +323,17 @@ class CompletionServer:
         return 200, {"is_sleeping": is_asleep}
 
 
-def _defect(error: Exception) -> tuple[int, str]:
-    """What is answered in place of what cannot be done. Raised again with several ranks: the others of them may wait in
-    a collective, which the launcher ends."""
+def _failure(error: Exception) -> tuple[int, str]:
+    """The answer to an unexpected exception. With several ranks it is raised again, because the others may already wait
+    in a collective; the launcher then ends them."""
     if runtime.world_size() > 1:
         raise error
     traceback.print_exc()
-    return 500, f"a defect of this server: {type(error).__name__}; its log has more"
+    return 500, f"internal error of this server: {type(error).__name__}; see its log"
 
 
 def _encoded(routing: Routing | None) -> dict[str, str]:
-    """Bytes of both arrays, [tokens, X], of the type that the client knows from the model."""
-    if routing is None:
-        return {"prompt": "", "response": ""}
-    return {
-        "prompt": base64.b64encode(np.ascontiguousarray(routing.prompt_LX)).decode(),
-        "response": base64.b64encode(np.ascontiguousarray(routing.response_LX)).decode(),
-    }
+    """Base64 of the arrays [L, X]; the client knows their type from the model."""
+    arrays = {} if routing is None else {"prompt": routing.prompt_LX, "response": routing.response_LX}
+    encoded = {name: base64.b64encode(np.ascontiguousarray(array)).decode() for name, array in arrays.items()}
+    return {"prompt": "", "response": ""} | encoded

@@ -1,9 +1,8 @@
-"""The side of a completion server that faces the network: connections, routes, and what becomes of a request before
-anything else hears of it. docs/rollout_servers.md has the routes.
+"""The HTTP side of a completion server: connections, routes, and the checks that every request passes.
 
-    connection (their number, their time) -> host and origin -> body (its size, its time) -> key -> route -> answer
+    connection (count, time) -> host and origin -> body (size, time) -> key -> route -> answer
 
-Every exception on the way becomes an answer here.
+Every exception on the way becomes an answer here. docs/rollout_servers.md lists the routes.
 """
 
 from __future__ import annotations
@@ -27,23 +26,26 @@ from aiohttp.client_exceptions import ClientPayloadError
 from aiohttp.http_exceptions import HttpProcessingError
 
 from mindgspo.launch.processes import is_loopback
-from mindgspo.rollout.completions import Limits, RequestError, described, request_of
+from mindgspo.rollout.completions import Limits, RequestError, request_of
 from mindgspo.rollout.server_key import NONCE, ServerKey
 
-_LAST_ANSWERS_S = 0.5  # for what is asked while the server ends
-_IDLE_S = 30.0  # of a connection, and of a request whose headers do not end; clients of ours keep one for 15 s
+_SHUTDOWN_S = 0.5  # for requests that are being answered while the server ends
+_IDLE_S = 30.0  # of a connection, and for incomplete headers; our clients keep a connection for 15 s
 _BODY_S = 30.0
-_LINGERING_S = 1.0  # for the rest of a body that nobody reads
-_MORE_CONNECTIONS, _OTHER_FILES = 64, 128  # beside those of requests that run; open files that are no connections
+_LINGERING_S = 1.0  # for the rest of a body that is not read
+_MORE_CONNECTIONS, _OTHER_FILES = 64, 128  # beyond those of requests that run; open files that are not connections
 NO_WEIGHTS = 503, "no weights yet: POST /update_weights first"
 
 Order = Callable[[str, dict[str, Any]], Future]
-"""What a request asks for, and its content -> (HTTP status, content of the answer), or a message where it is no 200."""
+"""(kind, content) -> a future of (HTTP status, content of the answer, or a message where the status is not 200)."""
 
 
 class ServerFront:
-    """order: hands a request over. state: weight_version and is_sleeping. key: None: whoever reaches the server may
-    ask. folders: in these alone weights are looked for."""
+    """Receives requests and passes them on as orders.
+
+    order: passes one on. state: returns weight_version and is_sleeping. key: None: anyone who reaches the server may
+    ask. folders: the only ones below which weights are accepted.
+    """
 
     def __init__(
         self,
@@ -60,13 +62,13 @@ class ServerFront:
         self._busy: set[Any] = set()  # connections whose request is being answered
 
     async def open(self, listener: socket.socket) -> None:
-        """Answer at a bound socket."""
+        """Start to answer at a bound socket."""
         self._host = listener.getsockname()[0]
         _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
         most = self._limits.most_requests + _MORE_CONNECTIONS
         self._most_connections = most if files == resource.RLIM_INFINITY else max(1, min(most, files - _OTHER_FILES))
-        silent = logging.getLogger("mindgspo.rollout.server_front")  # what a request has wrong is told to its sender
+        silent = logging.getLogger("mindgspo.rollout.server_front")  # the sender is told what is wrong with its request
         silent.disabled = True
         self._runner = web.AppRunner(
             self._application(),
@@ -76,18 +78,18 @@ class ServerFront:
             handler_cancellation=True,
             keepalive_timeout=_IDLE_S,
             lingering_time=_LINGERING_S,
-            shutdown_timeout=_LAST_ANSWERS_S,
+            shutdown_timeout=_SHUTDOWN_S,
         )
         await self._runner.setup()
         self._server = await asyncio.get_running_loop().create_server(self._connection, sock=listener)
 
     async def close(self) -> None:
-        """Answer what is being answered, and no more."""
+        """Finish the answers that are under way, then stop."""
         self._server.close()
         await self._runner.cleanup()
 
     def _connection(self) -> asyncio.Protocol:
-        """A new one; where there are too many, in place of the first that asks for nothing."""
+        """Accept a connection; where there are too many, close the oldest without a request for it."""
         connections = self._runner.server.connections  # type: ignore[union-attr]
         if len(connections) >= self._most_connections:
             idle = next((one for one in connections if one not in self._busy and one.transport is not None), None)
@@ -101,7 +103,7 @@ class ServerFront:
         application.router.add_get("/health", self._health)
         application.router.add_get("/v1/models", self._models)
         application.router.add_post("/v1/completions", self._complete)
-        # Control routes: those of trainers. Nothing below /v1 changes what others are answered.
+        # Control routes, for the trainer.
         for path, kind in (("/abort_requests", "abort"), ("/sleep", "sleep"), ("/wake_up", "wake")):
             application.router.add_post(path, self._plain(kind))
         application.router.add_post("/update_weights", self._update)
@@ -121,7 +123,7 @@ class ServerFront:
             self._check_sender(request)
             body = await _body(request)
             if self._key is not None and not self._key.allows(request.headers, request.method, request.raw_path, body):
-                raise RequestError("a key is needed: Authorization: Bearer <key>, or a signature with it", 401)
+                raise RequestError("a key is needed: Authorization: Bearer <key>, or a signature made with it", 401)
             self._busy.add(request.protocol)
             try:
                 return await handler(request)
@@ -132,25 +134,27 @@ class ServerFront:
         except web.HTTPException as error:
             return _error(error.status, f"{request.method[:40]} {request.raw_path[:80]}: {error.reason}")
         except Exception as error:
-            print(f"{request.method[:40]!r} {request.raw_path[:80]!r}: a defect of this server", file=sys.stderr)
+            print(f"{request.method[:40]!r} {request.raw_path[:80]!r}: internal error", file=sys.stderr)
             traceback.print_exc()
-            return _error(500, f"a defect of this server: {type(error).__name__}; its log has more")
+            return _error(500, f"internal error of this server: {type(error).__name__}; see its log")
 
     def _check_sender(self, request: web.Request) -> None:
-        """No page in a browser asks here: it would name its origin. A page that was led here by a name of its own
-        names that as the host, which only a server of this machine alone can tell from a right one."""
+        """Refuse web pages: browsers send their origin. A page may also reach this server through a domain name of its
+        own (DNS rebinding); then Host has that name, which a server on a loopback address can recognize."""
         if "Origin" in request.headers:
-            raise RequestError("Origin: pages of browsers are not served", 403)
+            raise RequestError("Origin: web pages are not served", 403)
         hosts = request.headers.getall("Host", [])
         if len(hosts) != 1:
-            raise RequestError("Host: must be there once")
+            raise RequestError("Host: must occur once")
         if is_loopback(self._host) and not _is_own(hosts[0]):
-            raise RequestError(f"Host: {hosts[0][:80]}: is not this machine; ask by its address or as localhost", 403)
+            raise RequestError(f"Host: {hosts[0][:80]}: is not this machine; use its address or localhost", 403)
 
     # ---- routes
 
     async def _health(self, request: web.Request) -> web.Response:
-        return _json({**self._state(), **described(self._limits)})
+        limits = self._limits
+        bounds = ("vocab_size", "max_prompt_length", "max_new_tokens")
+        return _json({**self._state(), "model": limits.name, **{name: getattr(limits, name) for name in bounds}})
 
     async def _models(self, request: web.Request) -> web.Response:
         return _json({"object": "list", "data": [{"id": self._limits.name, "object": "model"}]})
@@ -162,11 +166,11 @@ class ServerFront:
         if self._state()["weight_version"] is None:
             return _error(*NO_WEIGHTS)
         if self._num_asked >= self._limits.most_requests:
-            return _error(429, f"{self._num_asked} requests wait or run, which is the most; ask again later")
+            return _error(429, f"{self._num_asked} requests wait or run, which is the limit; try again later")
         self._num_asked += 1
         try:
             status, content = await self._ordered("ask", asked | {"number": found.number})
-        except asyncio.CancelledError:  # whoever asked has hung up
+        except asyncio.CancelledError:  # the client has disconnected
             self._order("forget", {"number": found.number})
             raise
         finally:
@@ -179,19 +183,19 @@ class ServerFront:
         asked = await _object(request)
         folder, version = asked.get("folder"), asked.get("version")
         if not isinstance(folder, str) or type(version) is not int or not 0 <= version < 1 << 48:
-            raise RequestError("folder, version: a path and a whole number from 0 are needed")
+            raise RequestError("folder, version: must be a path and a whole number from 0")
         return _response(*await self._ordered("load", {"folder": str(self._allowed(folder)), "version": version}))
 
     def _allowed(self, folder: str) -> Path:
         try:
             found = Path(os.path.realpath(folder))
         except (OSError, ValueError):  # a surrogate, a null byte
-            raise RequestError("folder: is no path") from None
+            raise RequestError("folder: is not a path") from None
         if not any(root in found.parents for root in self._folders):
             roots = ", ".join(map(str, self._folders))
             raise RequestError(
-                f"folder: {folder[:200]!r} is in none of the folders whose weights are taken: {roots}; start this "
-                "server with --weights-dir for another one",
+                f"folder: {folder[:200]!r} is in none of the folders that weights are accepted from: {roots}; to add "
+                "one, start this server with --weights-dir",
                 403,
             )
         return found
@@ -212,7 +216,7 @@ class _Refused(asyncio.Protocol):
 
 
 def _is_own(host: str) -> bool:
-    """Whether a Host header is an address, or localhost: no name that a foreign DNS server may have made up."""
+    """Whether a Host header is an address or localhost, and not a name that any DNS server may resolve to this one."""
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
     try:
         ipaddress.ip_address(name.strip("[]"))
@@ -223,25 +227,25 @@ def _is_own(host: str) -> bool:
 
 async def _body(request: web.Request) -> bytes:
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
-        raise RequestError("Content-Encoding: bodies are taken as they are", 415)
+        raise RequestError("Content-Encoding: compressed bodies are not accepted", 415)
     try:
         return await asyncio.wait_for(request.read(), _BODY_S)
     except web.HTTPRequestEntityTooLarge as error:
         raise RequestError(f"the body is larger than {request._client_max_size} bytes") from error
     except asyncio.TimeoutError as error:
-        raise RequestError(f"the body has not come within {_BODY_S:g} s", 408) from error
+        raise RequestError(f"the body did not arrive within {_BODY_S:g} s", 408) from error
     except (HttpProcessingError, ClientPayloadError, web.RequestPayloadError, ConnectionError) as error:
-        raise RequestError("the body is not as long as its headers say, or its chunks are broken") from error
+        raise RequestError("the body does not have the length that its headers say, or broken chunks") from error
 
 
 async def _object(request: web.Request) -> dict[str, Any]:
-    """The body, which has been read."""
+    """Parse the body, which has been read before."""
     try:
         found = json.loads(await request.read())
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise RequestError("the body is no JSON object")
+        raise RequestError("the body is not a JSON object")
     return found
 
 

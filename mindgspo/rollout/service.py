@@ -1,13 +1,13 @@
-"""The interface of an engine that generates while others work: responses are asked for, and come back later.
+"""The interface of generation in the background: responses are requested, and arrive later.
 
-Nothing is generated under half-loaded weights: an answer has one weight version, and new weights are loaded while
-nothing runs. What runs at that moment is cut: it comes back as far as it has come, and is asked for again with its
-tokens as a prefix, which the engine runs once more under the new weights.
+No response is generated with half-loaded weights: an answer has one weight version, and weights are loaded while
+nothing runs. Requests that run at that moment are aborted: they return the tokens generated so far, and are submitted
+again with these tokens as a prefix, which the engine prefills under the new weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -25,18 +25,18 @@ def _no_ids() -> Int32Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """Responses to one prompt.
-
-    number: names the request; no other that runs has it. samples: their sample indexes. settings: as of a whole
-    rollout; max_new_tokens counts the prefix, num_samples is not read. prefix: int32 [L], tokens that the one response
-    asked for has already, without an EOS; its next token is number L of the response and of its random stream.
-    """
+    """Asks for responses to one prompt."""
 
     number: int
+    """Unique among the requests that run."""
     prompt: Prompt
     samples: tuple[int, ...]
+    """Sample indices of the responses."""
     settings: SamplingSettings
+    """As of a whole rollout: max_new_tokens includes the prefix, and num_samples is not used."""
     prefix: Int32Array = field(default_factory=_no_ids)
+    """int32 [L], tokens that the response has already, without EOS; only for a request of one sample. The next token
+    has number L in the response and in its random stream."""
 
     def __post_init__(self) -> None:
         assert self.samples and (len(self.samples) == 1 or not self.prefix.size), self
@@ -44,20 +44,22 @@ class Request:
 
     @property
     def token_ids(self) -> list[int]:
-        """Prompt and prefix."""
+        """Ids of prompt and prefix."""
         return [*self.prompt.ids.tolist(), *self.prefix.tolist()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """What one response got in one go. ids, logprobs: int32, float32 [L], behind the prefix; none at all where it was
-    cut before its first token. finish_reason: None where it was cut. routing: where it is recorded; its prompt_LX is of
-    prompt and prefix but the last token, empty where the piece is."""
+    """The part of one response that one request produced."""
 
     ids: Int32Array
+    """int32 [L], the tokens after the prefix; empty where it was aborted before its first token."""
     logprobs: Float32Array
+    """float32 [L]."""
     finish_reason: FinishReason | None
+    """None where it was aborted."""
     routing: Routing | None = None
+    """Where recorded; its prompt_LX covers prompt and prefix but the last token, and is empty for an empty piece."""
 
     def __post_init__(self) -> None:
         assert self.ids.shape == self.logprobs.shape and self.ids.ndim == 1, (self.ids.shape, self.logprobs.shape)
@@ -65,81 +67,83 @@ class Piece:
 
 
 NO_TOKENS = Piece(ids=_no_ids(), logprobs=np.zeros(0, np.float32), finish_reason=None)
-"""Of a response that was cut before its first token."""
+"""The piece of a response that was aborted before its first token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """To the request of that number: a piece per sample, in the request's order, all under one version of the
-    weights."""
+    """The answer to a request."""
 
     number: int
+    """Of the request."""
     weight_version: int
     pieces: tuple[Piece, ...]
+    """One per sample, in the request's order, all drawn with the same weights."""
 
 
 class CompletionService(Protocol):
-    """Generates in the background. Called by one thread. Raises RolloutError where an engine behind it fails for good,
-    or answers with what it was not asked for."""
+    """Generates in the background, and is called from one thread. Raises RolloutError where an engine fails for good,
+    or gives an invalid answer."""
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Begin with these, in this order where not all can run at once. Returns at once."""
+        """Queue requests in this order, and return at once."""
 
     def wait(self, timeout_s: float | None = None) -> list[Answer]:
-        """Answers that nobody has been given, in any order; waits until there is one, or for `timeout_s` at most."""
+        """Return new answers, in any order. Waits for one, at most for `timeout_s`."""
 
     def abort(self) -> list[Answer]:
-        """Stop whatever runs. All answers that nobody has been given, those of cut requests among them: afterwards
-        nothing runs."""
+        """Abort all requests, and return all new answers, theirs included. Nothing runs afterwards."""
 
     def load_weights(self, folder: Path, version: int) -> None:
-        """Take the weights in `folder` (see `rollout.weights_folder`) over; nothing may run. On return all engines have
+        """Load the weights in `folder` (see `rollout.weights_folder`); nothing may run. On return all engines have
         them, and answer with `version`."""
 
     def idle_seconds(self) -> float:
-        """Time since the service began in which an engine had nothing to do, mean over the engines."""
+        """Time since the start in which an engine had no work, averaged over the engines."""
 
 
 class ServiceEngine:
-    """Implements `RolloutEngine` with a service that has no other requests: asks, and waits for all.
-
-    The weights are loaded by whoever owns the service.
-    """
+    """Implements `RolloutEngine` with a service that has no other requests. The owner of the service loads its
+    weights."""
 
     def __init__(self, service: CompletionService) -> None:
         self._service = service
         self._weight_version: int | None = None
 
     def load_weights(self, version: int) -> None:
-        """Take note of the version that the service has loaded."""
+        """Note the version that the service has loaded."""
         self._weight_version = version
 
     def generate(self, prompts: Sequence[Prompt], settings: SamplingSettings, *, weight_version: int) -> Rollout:
-        """See `RolloutEngine`. The counters know tokens alone."""
+        """See `RolloutEngine`. The counters contain the number of tokens only."""
         assert weight_version == self._weight_version, (weight_version, self._weight_version)
-        samples = tuple(range(settings.num_samples))
-        requests = [
-            Request(number=number, prompt=prompt, samples=samples, settings=settings)
-            for number, prompt in enumerate(prompts)
-        ]
+        requests = numbered_requests(prompts, settings)
         self._service.submit(requests)
         answers: dict[int, Answer] = {}
         while len(answers) < len(requests):
             answers |= {answer.number: answer for answer in self._service.wait()}
-            num_done, num_all = (len(some) * len(samples) for some in (answers, requests))
-            progress.count(num_done, num_all, "responses")
+            progress.count(len(answers) * settings.num_samples, len(requests) * settings.num_samples, "responses")
         responses = tuple(
             whole_responses(request, answers[request.number].pieces, weight_version) for request in requests
         )
         return Rollout(responses=responses, counters=tokens_counted(responses))
 
 
+def numbered_requests(prompts: Sequence[Prompt], settings: SamplingSettings) -> list[Request]:
+    """Return one request per prompt, numbered from 0, for all samples that the settings ask for."""
+    samples = tuple(range(settings.num_samples))
+    return [
+        Request(number=number, prompt=prompt, samples=samples, settings=settings)
+        for number, prompt in enumerate(prompts)
+    ]
+
+
 def whole_responses(request: Request, pieces: Sequence[Piece], weight_version: int) -> tuple[Response, ...]:
-    """Of a request without prefix that was not cut."""
+    """Return the responses to a request that has no prefix and was not aborted."""
     assert not request.prefix.size, request.number
     responses = []
     for sample, piece in zip(request.samples, pieces, strict=True):
-        assert piece.finish_reason is not None, f"request {request.number} was cut"
+        assert piece.finish_reason is not None, f"request {request.number} was aborted"
         responses.append(
             Response(
                 prompt_index=request.prompt.index,
@@ -156,13 +160,8 @@ def whole_responses(request: Request, pieces: Sequence[Piece], weight_version: i
 
 
 def tokens_counted(responses: Sequence[Sequence[Response]]) -> RolloutCounters:
-    """What can be said of work that an engine elsewhere has done."""
-    counters: Mapping[str, int] = dict.fromkeys(
-        ("prefilled_prompts", "decode_steps", "busy_slot_steps", "slot_steps", "preemptions", "most_blocks"), 0
-    )
-    return RolloutCounters(
-        **counters, generated_tokens=sum(response.length for siblings in responses for response in siblings)
-    )
+    """Return the counters of work done elsewhere: only the tokens are known."""
+    return RolloutCounters(generated_tokens=sum(response.length for siblings in responses for response in siblings))
 
 
 WaitingGroup = TypeVar("WaitingGroup")
@@ -177,10 +176,11 @@ def first_due(
     step: int,
     batch_size: int,
 ) -> list[WaitingGroup] | None:
-    """The `count` complete groups that are due first, in the order of `groups`; None while step `step` has to wait.
+    """Return the `count` complete groups that are due first, in the order of `groups`; None while step `step` has to
+    wait for more of them.
 
-    due: the last step that may train a group. Where passing over the others would leave more of them due in some later
-    step than it can train, those are waited for: number i of the rest, by the step in which they are due, is trained
+    due: returns the last step that may train a group. The step waits where passing over incomplete groups would leave
+    more of them due in a later step than that step can train: group i of the rest, sorted by due step, is trained
     i // batch_size steps after the next one at the latest.
     """
     complete = [group for group in groups if is_complete(group)]

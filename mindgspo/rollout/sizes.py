@@ -1,4 +1,4 @@
-"""The sizes of the rollout's graphs and cache, from the configuration; pure Python."""
+"""Derives the sizes of the rollout's graphs and cache from the configuration; pure Python."""
 
 from __future__ import annotations
 
@@ -11,21 +11,25 @@ from mindgspo.config.cache import cache_blocks, cache_columns, slots_per_replica
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSizes:
-    """Of one replica. num_slots: most sequences decoded at once. prefill_width: prompts per prefill. prompt_columns:
-    the longest prompt, padded. cache_columns: of the longest sequence. num_blocks: of the cache. cache_dtype: of keys
-    and values. tokens_per_sync: decode steps between two looks of the host."""
+    """Sizes of one replica."""
 
     num_slots: int
+    """Maximum number of sequences decoded at once."""
     prefill_width: int
+    """Prompts per prefill."""
     prompt_columns: int
+    """Length of the longest prompt, padded."""
     cache_columns: int
+    """Length of the longest sequence."""
     num_blocks: int
+    """Blocks of the cache."""
     cache_dtype: str
     tokens_per_sync: int
+    """Decode steps between two syncs with the host."""
 
 
 def rollout_sizes(config: ExperimentConfig) -> RolloutSizes:
-    """Slots are dealt out to the replicas; a prefill takes as many prompts as fill them with their siblings once."""
+    """Share the slots between the replicas; one prefill has the prompts whose siblings fill a replica's slots."""
     rollout = config.rollout
     assert rollout.cache_dtype is not None and rollout.tokens_per_sync is not None, "config.resolve fills them in"
     slots = slots_per_replica(config)
@@ -41,9 +45,11 @@ def rollout_sizes(config: ExperimentConfig) -> RolloutSizes:
 
 
 def reads_trained_weights(config: ExperimentConfig) -> bool:
-    """Whether generation reads the trained weights where they lie: where every rank holds the same slices under both
-    plans and computes on them in the same way. Ranks on Ascend generate from weights of their own, in the type that
-    they compute in, and another suite's cells have parameters of their own."""
+    """Whether generation reads the trained weights in place, without a copy.
+
+    It does where every rank holds the same slices under both plans and computes with them in the same way. On Ascend
+    ranks generate from a copy in their compute type, and a backend other than native has parameters of its own.
+    """
     if config.model.backend != "native":
         return False
     train, infer = config.plans.train, config.plans.infer

@@ -1,6 +1,10 @@
-"""Trained weights on their way to the model that generates, or to the reference policy, over the same processes."""
+"""Brings trained weights to the model that generates, to the reference policy, and to completion servers."""
 
 from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
 
 import mindspore as ms
 import numpy as np
@@ -10,6 +14,7 @@ from mindgspo.config.model import ModelSection
 from mindgspo.config.schema import ReshardSection
 from mindgspo.models.names import compute_type, to_hugging_face
 from mindgspo.models.weights import hold_in_types, master_layouts, master_views, weight_layouts, weight_views
+from mindgspo.parallel.platform.cluster import first_rank_first
 from mindgspo.parallel.platform.parameter_memory import commit_values
 from mindgspo.reshard.resharder import (
     Resharder,
@@ -19,19 +24,20 @@ from mindgspo.reshard.resharder import (
     gather_to_first_rank,
 )
 from mindgspo.reshard.verify import sampled_names, verify_reshard
+from mindgspo.rollout.weights_folder import write_weights
 
 
 def hold_in_compute_type(model: nn.Cell) -> None:
-    """Give a model that generates, and that nobody trains, parameters of the type it computes in. Each is cast to it
-    wherever it is read, so the results stay as they are."""
+    """Store the parameters of a model that is not trained in its compute type. They are cast to that type wherever they
+    are read, so no result changes."""
     hold_in_types(model, lambda parameter: compute_type(parameter.name, model.config.dtype))
 
 
 class WeightTransfer:
-    """From the training model's plan to the generating model's, whose parameters may have a smaller type. Planned once.
+    """Copies weights from the layout of the training plan to that of the generating model, whose parameters may have a
+    smaller type. Planned once, and reused.
 
-    from_masters: from the float32 weights, where the training model computes with rounded ones. Raises WeightsError
-    where a transfer that is verified did not arrive bit for bit, rounded to that type.
+    from_masters: copies the float32 master weights where the training model computes with rounded ones.
     """
 
     def __init__(
@@ -49,7 +55,7 @@ class WeightTransfer:
         self._source = (master_layouts if from_masters else weight_layouts)(model, trained)
         self._destination = weight_layouts(model, generating)
         self._verify, self._residency = section.verify, residency
-        # Of all names: a rank also sends what it does not hold itself.
+        # For all names, because a rank also sends parameters that its generating model lacks.
         own = {parameter.name: ms.dtype_to_nptype(parameter.dtype) for parameter in generating.get_parameters()}
         self._types = {name: np.dtype(own.get(name, np.float32)) for name in self._destination}
         self._resharder = Resharder(
@@ -63,21 +69,42 @@ class WeightTransfer:
         self.last: ReshardReport | None = None
 
     def push(self, version: int) -> None:
-        """Fill the generating model with the weights of the trained one, which bear the number `version`."""
+        """Fill the generating model. Raises WeightsError where a verified parameter is not bit for bit the rounded
+        trained one."""
         old, new = self._views(self._trained), weight_views(self._generating)
         self.last = self._resharder.run(old, new)
         for parameter in self._generating.get_parameters():
             commit_values(parameter, new[parameter.name])
-        names = self._names()
+        every = list(self._source)
+        names = {"off": [], "sampled": sampled_names(every, self._transfers), "full": every}[self._verify]
         self._transfers += 1
         if names:
-            # Read again: what is compared is what the engine will read.
+            # Views are taken again, so that the comparison sees what the engine will read.
             new = weight_views(self._generating)
             verify_reshard(names, self._source, self._destination, old, new, self._residency, self._types)
 
-    def _names(self) -> list[str]:
-        names = list(self._source)
-        return {"off": [], "sampled": sampled_names(names, self._transfers), "full": names}[self._verify]
+
+class ServedWeights:
+    """Brings trained weights to completion servers through a folder, which has no other content.
+
+    All ranks gather the weights, and rank 0 writes them; servers generate on until the folder is complete.
+    """
+
+    def __init__(self, trained: nn.Cell, model: ModelSection, folder: Path) -> None:
+        self._trained, self._model, self._folder = trained, model, folder
+
+    def push_weights(self, version: int, load: Callable[[Path, int], None]) -> None:
+        """Call on all ranks. load: called on rank 0 with folder and version; returns when the servers have read it."""
+        tensors = weights_as_numpy(self._trained, self._model)
+
+        def publish() -> None:
+            folder = self._folder / f"version_{version:08d}"
+            shutil.rmtree(self._folder, ignore_errors=True)  # a killed run may have left weights
+            write_weights(folder, tensors, self._model, version)
+            load(folder, version)
+            shutil.rmtree(self._folder)
+
+        first_rank_first(publish)
 
 
 def weights_as_numpy(model: nn.Cell, section: ModelSection) -> dict[str, np.ndarray]:

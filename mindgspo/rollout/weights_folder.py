@@ -1,5 +1,6 @@
-"""Weights on their way to processes that generate: a folder in Hugging Face layout, which any server reads, and a list
-of what is in it, by which ours prove that what they hold is what was handed over.
+"""Hands weights over to servers through a folder in Hugging Face layout, which any server can read.
+
+A manifest with the SHA-256 of each tensor lets our own servers prove that they hold the weights that were written.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ MANIFEST = "weights.json"
 
 
 def weights_folder(config: ExperimentConfig) -> Path:
-    """Of this run alone, which empties it, also where `rollout.servers.weights_dir` is shared with others."""
+    """Return the folder of this run, which empties it; it has a name of its own below a shared
+    `rollout.servers.weights_dir`."""
     assert config.run_dir is not None, "config is not resolved"
     run_dir, shared = config.run_dir.absolute(), config.rollout.servers.weights_dir
     if shared is None:
@@ -39,8 +41,8 @@ def weights_folder(config: ExperimentConfig) -> Path:
 
 
 def write_weights(folder: Path, tensors: Mapping[str, np.ndarray], model: ModelSection, version: int) -> None:
-    """Publish `folder`, whole or not at all. tensors: float32, under Hugging Face names; they are rounded to the types
-    that a model which generates holds. Nothing is flushed to the disk: a folder does not outlive its hand-over."""
+    """Publish `folder` atomically. tensors: float32 under Hugging Face names; they are rounded to the types of a
+    generating model. Nothing is flushed to disk, because the folder is removed as soon as the servers have read it."""
     targets = {name: FILE_DTYPES[compute_type(name, model.dtype)] for name in tensors}
     infos = library_order(
         {name: TensorInfo(dtype=targets[name], shape=tensor.shape) for name, tensor in tensors.items()}
@@ -66,30 +68,31 @@ def write_weights(folder: Path, tensors: Mapping[str, np.ndarray], model: ModelS
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """An open folder. tensors: to be read by need. digests: SHA-256 of each, in hexadecimal digits."""
+    """An open folder of weights."""
 
     version: int
     tensors: TensorSource
     digests: Mapping[str, str]
+    """SHA-256 of each tensor, in hexadecimal digits."""
 
     def verify(self, name: str) -> None:
-        """Compare a tensor's bits with those that were handed over. Raises WeightsError."""
+        """Compare a tensor with the manifest. Raises WeightsError."""
         found = _digest(self.tensors.read(name))
         if found != self.digests[name]:
             raise WeightsError(
-                f"{self.tensors.path}: {name} has SHA-256 {found[:12]}..., {self.digests[name][:12]}... was handed "
-                "over; look at the storage that trainer and servers share"
+                f"{self.tensors.path}: {name} has SHA-256 {found[:12]}..., {self.digests[name][:12]}... was written; "
+                "check the storage that trainer and servers share"
             )
 
 
 @contextmanager
 def open_weights(folder: Path) -> Iterator[HandedOver]:
-    """The folder that `write_weights` made. Raises WeightsError."""
+    """Open a folder that `write_weights` has written. Raises WeightsError."""
     try:
         manifest: Any = read_json(folder / MANIFEST)
         version, digests = int(manifest["version"]), {str(k): str(v) for k, v in manifest["sha256"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-        raise WeightsError(f"{folder / MANIFEST}: cannot be read as what trainers hand over ({error})") from error
+        raise WeightsError(f"{folder / MANIFEST}: cannot be read as a manifest of weights ({error})") from error
     with open_tensors(folder) as tensors:
         if missing := digests.keys() ^ tensors.tensors.keys():
             raise WeightsError(f"{folder}: {sorted(missing)[0]} is in {MANIFEST} or in the tensor file, not in both")

@@ -26,10 +26,10 @@ from mindgspo.parallel.collectives.host import exchange
 from mindgspo.parallel.collectives.replicas import pack_arrays, unpack_arrays
 from mindgspo.parallel.platform import runtime
 from mindgspo.parallel.platform.cluster import is_first
-from mindgspo.rollout.build import build_engine
+from mindgspo.rollout.build import build_engine, remote_engine
 from mindgspo.rollout.protocol import Rollout, RolloutEngine, SamplingSettings, training_sampling
-from mindgspo.rollout.remote import ServedWeights, remote_engine
 from mindgspo.rollout.service import ServiceEngine, tokens_counted
+from mindgspo.rollout.weight_transfer import ServedWeights
 from mindgspo.rollout.weights_folder import weights_folder
 from mindgspo.swap.states import Holding
 from mindgspo.swap.swap import Swap

@@ -159,21 +159,21 @@ def test_what_is_cut_goes_on_as_if_nothing_had_happened(served: Served, weights)
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (b"{", "the body is no JSON object"),
-        ({"prompt": "2+2"}, "prompt: is no list of token ids"),
+        (b"{", "the body is not a JSON object"),
+        ({"prompt": "2+2"}, "prompt: must be a list of token ids"),
         ({"prompt": []}, "prompt: 0 tokens; legal: 1 to 32"),
         ({"prompt": [1] * 33}, "prompt: 33 tokens; legal: 1 to 32"),
         ({"prompt": [999]}, "prompt: token id 999; the vocabulary has 512"),
         ({"prompt": [-1]}, "prompt: token id -1"),
-        ({"prompt": [True]}, "prompt: is no list of token ids"),
+        ({"prompt": [True]}, "prompt: must be a list of token ids"),
         ({"prompt": [5], "max_tokens": 41}, "max_tokens: 41; legal are whole numbers from 1 to 40"),
         ({"prompt": [5], "n": 9}, "n: 9; legal are whole numbers from 1 to 8"),
         ({"prompt": [5], "temperature": -1}, "temperature: -1; legal are numbers from 0.001 to 100, and 0"),
         (b'{"prompt": [5], "temperature": NaN}', "temperature: nan"),
         ({"prompt": [5], "top_p": 0}, "top_p: 0; legal are numbers from 1e-06 to 1"),
-        ({"prompt": [5], "random_stream": [1]}, "random_stream: is no object"),
+        ({"prompt": [5], "random_stream": [1]}, "random_stream: is not an object"),
         ({"prompt": [5], "random_stream": {"start": 1}}, "prompt: 1 tokens; legal: 2 to 33"),
-        ({"prompt": [5], "random_stream": {"start": 0, "samples": [0, 1]}}, "random_stream.samples: are not n = 1"),
+        ({"prompt": [5], "random_stream": {"start": 0, "samples": [0, 1]}}, "random_stream.samples: must be n = 1"),
     ],
 )
 def test_what_cannot_be_served_is_said_in_one_line(served: Served, body, message: str) -> None:
@@ -186,7 +186,7 @@ def test_weights_that_are_not_what_they_should_be(served: Served, weights, tmp_p
     for asked, message in (
         ({"folder": str(folder), "version": 5}, "holds version 4, not 5"),
         ({"folder": str(tmp_path), "version": 4}, "weights.json: cannot be read"),
-        ({"folder": 3, "version": 4}, "folder, version: a path and a whole number"),
+        ({"folder": 3, "version": 4}, "folder, version: must be a path and a whole number"),
     ):
         status, found = served.post("/update_weights", asked)
         assert status == 400 and message in found["error"]["message"], found

@@ -12,9 +12,9 @@ from mindgspo.models.policy import build_model
 from mindgspo.parallel.ops.device import attention_segments, takes_packed
 from mindgspo.parallel.plans.placement import Placement
 from mindgspo.parallel.platform import runtime
+from mindgspo.rollout.build import ReplicatedEngine
 from mindgspo.rollout.engine import NativeEngine
 from mindgspo.rollout.protocol import Purpose, RandomStream, RolloutEngine, SamplingSettings
-from mindgspo.rollout.replicated import ReplicatedEngine
 from mindgspo.rollout.weight_transfer import WeightTransfer, hold_in_compute_type
 
 MAX_NEW_TOKENS = 12

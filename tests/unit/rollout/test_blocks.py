@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mindgspo.rollout.blocks import SCRATCH, BlockAllocator, num_blocks_for, num_shared_blocks
+from mindgspo.rollout.sequences import SCRATCH, BlockAllocator, num_blocks_for, num_shared_blocks
 
 
 @pytest.mark.parametrize(("length", "shared"), [(1, 0), (127, 0), (128, 0), (129, 1), (256, 1), (257, 2), (2048, 15)])

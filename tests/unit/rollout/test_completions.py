@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 import pytest
@@ -43,7 +42,7 @@ def test_the_defaults_are_openais() -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ('{"prompt": null}', "prompt: is no list of token ids"),
+        ('{"prompt": null}', "prompt: must be a list of token ids"),
         ('{"temperature": 1e-40}', "temperature: 1e-40; legal are numbers from 0.001 to 100, and 0 (the likeliest"),
         ('{"temperature": 1e-320}', "temperature: 1e-320; legal are"),
         ('{"temperature": 0.0009}', "temperature: 0.0009; legal are"),
@@ -58,9 +57,9 @@ def test_the_defaults_are_openais() -> None:
         ('{"n": -Infinity}', "n: -inf; legal are whole numbers from 1 to 8"),
         ('{"seed": 18446744073709551616}', "seed: 18446744073709551616; legal are"),
         ('{"max_tokens": 1e1}', "max_tokens: 10.0; legal are whole numbers from 1 to 40"),
-        ('{"best_of": 2}', "best_of: is not served"),
-        ('{"stop": ["\\n"]}', "stop: is not served"),
-        ('{"temprature": 1}', "temprature: is not served; did you mean 'temperature'?"),
+        ('{"best_of": 2}', "best_of: is not supported"),
+        ('{"stop": ["\\n"]}', "stop: is not supported"),
+        ('{"temprature": 1}', "temprature: is not supported; did you mean 'temperature'?"),
     ],
 )
 def test_what_cannot_be_is_one_line_with_what_is_legal(body: str, said: str) -> None:
@@ -69,11 +68,5 @@ def test_what_cannot_be_is_one_line_with_what_is_legal(body: str, said: str) -> 
     assert str(caught.value).startswith(said) and "\n" not in str(caught.value)
 
 
-def test_a_number_that_python_would_not_write() -> None:
-    with pytest.raises(RequestError, match=r"temperature: a whole number of \d+ bits; legal are"):
-        asked(temperature=10**5000)
-
-
-def test_the_coldest_that_is_legal_stays_finite_in_float32() -> None:
+def test_the_coldest_that_is_legal_and_greedy() -> None:
     assert asked(temperature=0.001).settings.temperature == 0.001 and asked(temperature=0).settings.temperature == 0
-    assert math.isfinite(1e30 / 0.001)

@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindgspo.rollout.blocks import BlockAllocator, num_blocks_for
 from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingSettings
 from mindgspo.rollout.scheduler import Scheduler
-from mindgspo.rollout.sequences import Admissions, DecodeRun, EndedRequest
+from mindgspo.rollout.sequences import Admissions, BlockAllocator, DecodeRun, EndedRequest, num_blocks_for
 from mindgspo.rollout.service import Request
 from mindgspo.types import FinishReason, Prompt
 
@@ -199,7 +198,7 @@ def test_what_each_step_is_fed() -> None:
     assert run.table_SP[:, 0].tolist() == [source, target, 0] and source != target
     assert run.cache_rows_JS.tolist() == [[4 * source + c, 4 * target + c, 0] for c in (2, 3)]
     scheduler.take(np.array([[41, EOS, 17], [42, 43, 17]], np.int32), np.zeros((2, 3), np.float32))
-    assert scheduler.num_active == 1 and not scheduler.done
+    assert not scheduler.done
     scheduler.grow()
     run = scheduler.next_run()
     assert run.ids_S.tolist() == [42, 0, 0] and run.positions_JS.tolist() == [[4, 0, 0]], "one token is left"
@@ -286,11 +285,12 @@ def test_two_and_a_half_times_as_many_sequences_as_with_whole_slots() -> None:
         recomputed += sum(row.ids.size for row in scheduler.admit().prefills)
         run = scheduler.next_run()
         # Of the time in which sequences wait: at the end there are none left to take a place.
-        if scheduler.num_waiting:
+        if scheduler._front() is not None:
             active += [run.num_rows] * run.num_steps
         ids = np.ones((run.num_steps, 128), np.int32)
-        for row, (number, length) in enumerate(scheduler.progress()):
-            end = lengths.reshape(-1)[number] - length - 1
+        for row, slot in enumerate(scheduler._rows):
+            job, sample = scheduler._sequence(slot)
+            end = lengths[job.request.number, sample] - scheduler._lengths[slot] - 1
             if end < run.num_steps:
                 ids[end, row] = EOS
         scheduler.take(ids, np.zeros(ids.shape, np.float32))

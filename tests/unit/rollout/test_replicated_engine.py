@@ -14,19 +14,13 @@ from mindgspo.types import Prompt
 
 
 def counters(numbers: int) -> RolloutCounters:
-    return RolloutCounters(
-        prefilled_prompts=numbers, decode_steps=numbers, busy_slot_steps=numbers, slot_steps=numbers,
-        generated_tokens=numbers, preemptions=numbers, most_blocks=numbers,
-    )  # fmt: skip
+    return RolloutCounters(**dict.fromkeys(("slot_steps", "generated_tokens", "preemptions", "most_blocks"), numbers))
 
 
-def test_counters_add_up_but_for_the_most() -> None:
+def test_counters_of_replicas_are_combined() -> None:
     total = RolloutCounters.total([counters(2), counters(5)])
     assert (total.generated_tokens, total.preemptions, total.most_blocks) == (7, 7, 5)
-    assert RolloutCounters.total([]) == counters(0)
-
-
-def test_the_fastest_and_the_slowest_of_all() -> None:
+    assert RolloutCounters.total([]) == RolloutCounters()
     slow = replace(counters(1), fastest_us=5, slowest_us=90, slowest_prompt=3, slowest_response=40)
     fast = replace(counters(1), fastest_us=2, slowest_us=60, slowest_prompt=7, slowest_response=30)
     total = RolloutCounters.total([fast, counters(0), slow])  # a replica without prompts measures nothing
@@ -41,7 +35,7 @@ def test_the_fastest_and_the_slowest_of_all() -> None:
 
 @pytest.mark.usefixtures("cpu_runtime")
 def test_a_single_replica_is_its_engine() -> None:
-    from mindgspo.rollout.replicated import ReplicatedEngine
+    from mindgspo.rollout.build import ReplicatedEngine
 
     own = ScriptedEngine(lambda prompt, sample: [7, 8, 9][: sample + 1])
     brought: list[int] = []
