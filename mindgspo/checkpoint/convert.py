@@ -173,14 +173,14 @@ class Conversion:
     """One conversion of a model."""
 
     source: Path
-    """As `open_model_source` takes it."""
+    """A source that `open_model_source` reads."""
     out: Path
     """A folder that is absent or empty."""
     model_folder: Path | None = None
-    """As `open_model_source` takes it."""
+    """A source that `open_model_source` reads."""
     layout: WeightNaming = "huggingface"
     dtype: WeightDtype | None = None
-    """Of all weights; None keeps each as it is."""
+    """Type of all weights; None keeps each as it is."""
     file_format: WeightFormat = "safetensors"
     max_shard_bytes: int | None = None
     """None writes one file."""
@@ -194,7 +194,7 @@ class Converted:
     """Files with weights."""
     num_weights: int
     num_bytes: int
-    """Of all weights."""
+    """Type of all weights."""
     travelled: tuple[str, ...]
     """Names of the other files."""
 

@@ -50,9 +50,9 @@ class Weight:
     name: str
     """In the file."""
     stored: TensorInfo
-    """As it is where it comes from; a float."""
+    """Type in the source; a float."""
     dtype: str
-    """As files name it, of the weight in the file."""
+    """Type in the file, by its name in safetensors."""
     chunks: Callable[[], Iterator[np.ndarray]]
     """Its bits as they are stored there, flat, in pieces, in order."""
 

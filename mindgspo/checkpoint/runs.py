@@ -46,13 +46,13 @@ class RunOverview:
     name: str
     state: RunState
     step: int | None = None
-    """Of the last line of its metrics."""
+    """Step of the last line of metrics.jsonl."""
     total_steps: int | None = None
     """None where its data set decides."""
     accuracy: float | None = None
-    """Of the latest evaluation, a share."""
+    """Accuracy of the latest evaluation, a share."""
     reward: float | None = None
-    """Of the same answers; None where it says no more than the accuracy."""
+    """Mean reward of the same answers; None where it says no more than the accuracy."""
     best: float | None = None
     """The best value of eval.best_metric."""
     best_step: int | None = None

@@ -267,7 +267,7 @@ class OpenCheckpoint:
     step: int
     """Training steps done."""
     logs: Mapping[str, FileRecord] | None
-    """As in `Manifest`."""
+    """See `Manifest`."""
     state: Mapping[str, Any]
     """JSON as saved."""
     parameters: TensorSource

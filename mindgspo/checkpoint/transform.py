@@ -81,11 +81,11 @@ class TransformRequest:
     destination_strategy: Strategy | None = None
     """None: the destination is whole."""
     suffix: str | None = None
-    """Of ranks' files, .ckpt or .safetensors; None: as the source's."""
+    """Format of the ranks' files, .ckpt or .safetensors; None: that of the source."""
     prefix: str = "checkpoint_"
-    """Of the names of ranks' files that are written."""
+    """Prefix of the names of the files that are written."""
     source_prefix: str = ""
-    """Of the names of ranks' files that are read."""
+    """Prefix of the names of the files that are read."""
     weights_only: bool = False
     """Leave optimizer state out."""
     jobs: int | None = None

@@ -47,7 +47,7 @@ class RenderedRow:
     solution: str
     extra_info: Mapping[str, object]
     nulled: Sequence[str]
-    """As in `SourceRow`."""
+    """See `SourceRow`."""
 
     def as_prompt(self, index: int) -> Prompt:
         """The prompt that becomes row `index` of the data set."""

@@ -169,11 +169,11 @@ class Source:
     """A source that exists; made by `open_source`."""
 
     section: DataSourceSection
-    """As configured."""
+    """Section of the configuration."""
     seed: int | None
-    """What generated rows are drawn with; None for files, which need none."""
+    """Seed of generated rows; None for files."""
     sha256: str
-    """Of the file's bytes, or of the generated rows."""
+    """Digest of the file's bytes, or of the generated rows."""
     _rows: Callable[[], Iterable[SourceRow | DroppedRow]] = field(compare=False, repr=False)
     _count: Callable[[], int] = field(compare=False, repr=False)
 

@@ -115,7 +115,7 @@ def listen_once(family: int, host: str, port: int) -> int:
 
 
 def _master_port(family: int, host: str, port: int) -> int:
-    """As `listen_once`, for the scheduler. Raises ConfigError."""
+    """Return the port at which the scheduler can listen; see `listen_once`. Raises ConfigError."""
     try:
         return listen_once(family, host, port)
     except OSError as error:

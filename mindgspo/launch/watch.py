@@ -134,7 +134,7 @@ class StartWatch:
         self.is_over = False
 
     def observe(self, records: Mapping[int, Record | None], now: float) -> AbsentRanks | None:
-        """As `StallWatch.observe`."""
+        """See `StallWatch.observe`."""
         if self.is_over:
             return None
         self.is_over = all(record is not None and _is_past(record) for record in records.values())

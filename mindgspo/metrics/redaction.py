@@ -67,7 +67,8 @@ _FOLLOWERS = (
 _COMMON_PAIRS = frozenset(group[0] + second for group in _FOLLOWERS.split() for second in group[1:])
 """210 of 676 pairs of letters, which are 93 % of those within words of documentation and code."""
 _WRITTEN_SHARE, _DRAWN_SHARE = 0.6, 0.45
-"""Of a word; and of several that stand together, such as names with versions."""
+"""Share of common letter pairs from which on a word counts as written, not drawn; and that of several joined words,
+such as names with versions."""
 
 
 def redacted(text: str, environment: Mapping[str, str] = os.environ) -> str:

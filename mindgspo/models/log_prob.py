@@ -175,7 +175,7 @@ class ChunkedLogProbEntropy(ChunkedLogProb):
 
 
 class VocabParallelLogProb(ChunkedLogProb):
-    """As its parent, with the rank's rows of the table; entropy_M is 0."""
+    """Score with this rank's rows of the table; entropy_M is 0."""
 
     def __init__(
         self, place: Placement, *, temperature: float, chunk_bytes: int = 64 << 20, mask_V: Tensor | None = None

@@ -52,8 +52,8 @@ class Router(nn.Cell):
 
 
 class ExpertShare(nn.Cell):
-    """What the experts of one rank, or its slices of them, add to the block's output: for each token the sum over its
-    own experts of weight * down(silu(gate(x)) * up(x)), [M, H]."""
+    """The contribution of one rank's experts, or its slices of them, to the block's output: for each token the sum over
+    its own experts of weight * down(silu(gate(x)) * up(x)), [M, H]."""
 
     def __init__(self, slots: ExpertSlots, dtype: ms.Type) -> None:
         super().__init__(auto_prefix=False)
@@ -141,5 +141,5 @@ class MixtureOfExperts(nn.Cell):
         return out_MH, self.ranks.choice_of(ops.depend(chosen_MK, out_MH))
 
     def cheap_cells(self) -> tuple[nn.Cell, ...]:
-        """What `recompute: selective` computes again."""
+        """Return the cells that `recompute: selective` computes again."""
         return (self.kernel.swiglu,) if self.kernel is not None else (self.share.swiglu,)

@@ -19,17 +19,17 @@ class Operations:
 
     @property
     def trained_token(self) -> int:
-        """Of a token, forward and backward, without attention's products; both tables of the vocabulary count."""
+        """Operations per token, forward and backward, without attention's products; both vocabulary tables count."""
         return 3 * (self.trunk + 2 * self.head)
 
     @property
     def trained_pair(self) -> int:
-        """Of two tokens of a sample, forward and backward, whichever is first: pairs are the square of its length."""
+        """Attention's operations per pair of tokens of a sample, forward and backward; a sample has length^2 pairs."""
         return 3 * self.pair
 
     @staticmethod
     def of(model: ModelSection) -> Operations:
-        """Of experts those that a token goes to, and the router."""
+        """Count the operations of a model; of its experts, those that one token goes to, and the router."""
         hidden, heads, head_dim = model.hidden_size, model.num_attention_heads, model.head_dim
         assert head_dim is not None, "the section is not checked"
         attention = 2 * hidden * head_dim * (heads + model.num_key_value_heads)

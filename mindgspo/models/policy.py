@@ -137,5 +137,5 @@ class PolicyLogProbs(nn.Cell):
         return hidden_PH
 
     def _by_sample(self, values_P: Tensor, place_NK: Tensor) -> Tensor:
-        """What the head found, [N, K]."""
+        """Arrange the head's values [P] by sample and slot, [N, K]."""
         return self.gather(values_P, place_NK.reshape(-1), 0).reshape(place_NK.shape)

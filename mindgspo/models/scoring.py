@@ -130,7 +130,7 @@ class PolicyScorer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowScore:
     """logprobs: float32 [L - 1], of the row's ids but the first, each given those before it, at temperature 1.
-    next_id: the likeliest id behind the row."""
+    next_id: the likeliest id after the row."""
 
     logprobs: Float32Array
     next_id: int

@@ -100,7 +100,7 @@ class _Trace:
     def _layer(
         self, name: str, layer: DecoderLayer, x: Tensor, delta: Tensor | None, rotation: tuple[Tensor, ...]
     ) -> tuple[Tensor, Tensor]:
-        """States behind the layer are the sum of the two."""
+        """Return x and delta after the layer; the hidden states are their sum."""
         normed, x = self._norm(f"{name}.input_layernorm", layer.input_layernorm, x, delta)
         attention, own = layer.self_attn, f"{name}.self_attn"
         heads = [
@@ -127,7 +127,7 @@ class _Trace:
         return x, self._tap(f"{own}.down_proj", "MatMul", mlp.down_proj(inner, self._tokens))
 
     def _norm(self, name: str, norm: RMSNorm, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Of the sum, and the sum."""
+        """Return norm(x + delta) and x + delta."""
         if delta is None:
             return self._tap(name, "RmsNorm", norm(x, self._mask)), x
         normed, total = _NormOfSum(norm)(x, delta, self._mask)

@@ -65,7 +65,7 @@ class RMSNorm(nn.Cell):
         return self.norm(x, self._scale(), tokens)
 
     def of_sum(self, x: Tensor, delta: Tensor | None, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Of x + delta, and that sum; of x alone, and x, where there is no delta."""
+        """Return norm(x + delta) and x + delta; norm(x) and x without a delta."""
         return self.norm.of_sum(x, delta, self._scale(), tokens)
 
     def _scale(self) -> Tensor:
@@ -145,7 +145,7 @@ class FeedForward(nn.Cell):
         return self.down_proj(self.swiglu(gate, up, region), tokens, down)
 
     def cheap_cells(self) -> tuple[nn.Cell, ...]:
-        """What `recompute: selective` computes again."""
+        """Return the cells that `recompute: selective` computes again."""
         return (self.swiglu,)
 
 

@@ -41,7 +41,7 @@ def weight_layouts(section: ModelSection, model: nn.Cell) -> dict[str, Layout]:
 
 
 def master_layouts(section: ModelSection, model: nn.Cell) -> dict[str, Layout]:
-    """The same of what is trained: see `master_views`."""
+    """Return the layouts of the weights that are trained; see `master_views`."""
     if model.masters is None:
         return weight_layouts(section, model)
     return moment_layouts(parameter_shapes(section), section, model.place.plan)
@@ -154,7 +154,7 @@ def _part(source: TensorSource, names: tuple[str, ...], index: tuple[slice, ...]
 
 
 def held_parameters(model: nn.Cell) -> tuple[Parameter, ...]:
-    """What this rank holds of a model: what it computes with, and masters."""
+    """Return the parameters of a model on this rank: those it computes with, and master weights."""
     return (*model.get_parameters(), *(model.masters or {}).values())
 
 
@@ -164,7 +164,7 @@ def weight_views(model: nn.Cell) -> dict[str, np.ndarray]:
 
 
 def master_views(model: nn.Cell) -> dict[str, np.ndarray]:
-    """The same of what is trained: of this rank's rows where ranks share a weight out, float32."""
+    """Return views of the weights that are trained, float32: this rank's rows where ranks share a weight out."""
     masters = model.masters or {}
     return {each.name: values_of(masters.get(each.name, each)) for each in model.get_parameters()}
 

@@ -138,7 +138,7 @@ class Differences:
     lines: list[str]
     """To print, the sum last."""
     number: int
-    """How many there are; 0: the two are equal."""
+    """Number of differences; 0 if the two are equal."""
 
 
 def show_lines(path: Path, *, shows_all: bool = False, layouts: Mapping[str, Layout] | None = None) -> Iterator[str]:

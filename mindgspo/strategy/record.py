@@ -180,7 +180,7 @@ class Strategy:
     stages: Mapping[int, Mapping[str, StoredLayout]]
     """{stage: {parameter: stored layout}}, at least one of each, all stages and all entries of as many ranks."""
     source: str = field(default="strategy", compare=False)
-    """Where it comes from, for messages."""
+    """Source, for messages."""
 
     @property
     def stage_size(self) -> int:

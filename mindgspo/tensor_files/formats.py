@@ -89,7 +89,7 @@ class FileContent:
         return bytes(found)
 
     def at_most(self, start: int, length: int) -> bytes:
-        """As many of `length` bytes from `start` as there are."""
+        """Read up to `length` bytes from `start`."""
         try:
             return os.pread(self._descriptor, length, start)
         except OSError as error:

@@ -63,7 +63,7 @@ class Tokenizer:
     """Ids of text, text of ids, and the few ids that others must know. Made by `load_tokenizer`."""
 
     name: str
-    """Where it came from, for messages."""
+    """Source, for messages."""
     eos_ids: tuple[int, ...]
     """Tokens that end a response; the first one is appended to supervised answers."""
     pad_id: int
