@@ -39,15 +39,15 @@ class RequestError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one server accepts."""
+    """Limits of the requests to one server."""
 
     name: str
-    """Of its model."""
+    """Name of the model."""
     vocab_size: int
     max_prompt_length: int
     """In tokens."""
     max_new_tokens: int
-    """Of a whole response, prefix and EOS included."""
+    """Tokens of a whole response, prefix and EOS included."""
     max_samples: int
     """Per request."""
     most_requests: int

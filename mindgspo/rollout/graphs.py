@@ -71,7 +71,7 @@ class TokenSampler(nn.Cell):
 
 
 class RecordedChoices(nn.Cell):
-    """What routers choose, as `types.Routing` keeps it; nothing where it is not recorded."""
+    """Collects the routers' choices in the form of `types.Routing`; returns nothing where they are not recorded."""
 
     def __init__(self, model: nn.Cell, *, records_experts: bool) -> None:
         super().__init__(auto_prefix=False)
@@ -113,10 +113,10 @@ class Prefill(nn.Cell):
 
 
 class PackedWeights(nn.Cell):
-    """The matrices of decoding, packed once for many products of few tokens where kernels make them.
+    """Weight matrices of decoding, packed once for many products with few tokens; empty on devices without kernels.
 
-    construct() packs the weights that the model's parameters hold now. of_layer(i): panels of query, key and value, of
-    attention's output, of gate and up, and of down; empty where there are none, and the layers take their weights.
+    construct() packs the present weights. of_layer(i) returns the panels of query, key and value, of attention's
+    output, of gate and up, and of down; where one is empty, the layer uses its own weights.
     """
 
     def __init__(self, model: nn.Cell) -> None:
@@ -153,8 +153,8 @@ class PackedWeights(nn.Cell):
         return found
 
     def logits(self, hidden_SH: Tensor, weight_VH: Tensor, tokens: Tensor) -> Tensor:
-        """[S, V / ranks] of the final hidden states; weight_VH: the output table, in case it is not packed. Kernels
-        return float32, as the log-prob head computes them."""
+        """Return the logits [S, V / ranks] of final hidden states. weight_VH: the output table, used where it is not
+        packed. Kernels return float32, like the log-prob head."""
         if not self.has_kernels:
             return self.product(hidden_SH, weight_VH)
         if self.takes_rows:
@@ -163,7 +163,7 @@ class PackedWeights(nn.Cell):
 
 
 def _matrices(layer: nn.Cell) -> tuple[tuple[Parameter, ...], ...]:
-    """Weights of a layer in the order of `PackedWeights.of_layer`; a mixture's experts have none."""
+    """Return a layer's weights in the order of `PackedWeights.of_layer`, without those of experts."""
     attention = layer.self_attn
     block = ((), ())
     if isinstance(layer.mlp, FeedForward):
@@ -255,13 +255,13 @@ class DecodeStep(nn.Cell):
 
 
 class Collect(nn.Cell):
-    """What the steps of a run drew, as one tensor: the host waits for it once."""
+    """Joins the tokens and log-probs of a run's steps in one tensor, so that the host syncs once."""
 
     def __init__(self) -> None:
         super().__init__(auto_prefix=False)
 
     def construct(self, *drawn_S: Tensor) -> Tensor:
-        """Ids (exact below 2^24) and log-probs, float32 [2, J, S]. drawn_S: the ids of all steps, then log-probs."""
+        """Return ids (exact below 2^24) and log-probs, float32 [2, J, S]. drawn_S: ids of all steps, then log-probs."""
         num_steps = len(drawn_S) // 2
         ids_JS, logprobs_JS = ops.stack(drawn_S[:num_steps]), ops.stack(drawn_S[num_steps:])
         return ops.stack((ops.cast(ids_JS, ms.float32), logprobs_JS))

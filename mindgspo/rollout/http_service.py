@@ -40,7 +40,6 @@ _ABORT_AGAIN_S = 0.2
 _WATCH_S, _HEALTH_TIMEOUT_S = 1.0, 5.0
 _HEALTH = Call(path="/health", method="GET")
 _BUSY = (429, 503)
-_ENDED = psutil.STATUS_DEAD
 _NO_FILTER = SamplingFilter()
 
 
@@ -53,7 +52,7 @@ class ServiceOptions:
     timeout_s: float
     """Timeout of a request."""
     retries: int
-    """How often a request is retried after a broken connection or a busy server."""
+    """Maximum number of retries of a request after broken connections or while the server is busy."""
     api: ServerAPI = SERVER_APIS["mindgspo"]
     sampling_filter: SamplingFilter = _NO_FILTER
     """For sampling settings without a filter of their own."""
@@ -320,7 +319,7 @@ class Server:
         while not self._lost.done():
             await asyncio.sleep(_WATCH_S)
             try:
-                if (state := self._state()) == _ENDED:
+                if self._has_ended():
                     self._lost.set_result("its process has ended; see its log")
                 elif self._num_calls:
                     await asyncio.wait_for(self._once(_HEALTH), _HEALTH_TIMEOUT_S)
@@ -329,19 +328,16 @@ class Server:
                 self._lost.set_result(str(error).removeprefix(f"{self.url}: "))
             except (aiohttp.ClientError, OSError, asyncio.TimeoutError):
                 if (silent_s := time.monotonic() - heard) > self._options.silent_s:
-                    stopped = "; its process is stopped by a signal" if state == psutil.STATUS_STOPPED else ""
                     self._lost.set_result(
-                        f"no answer for {silent_s:.0f} s, not even to GET /health{stopped}; see the server's log, and "
-                        "raise watch.min_seconds if compilation takes longer"
+                        f"no answer for {silent_s:.0f} s, not even to GET /health; see the server's log, and raise "
+                        "watch.min_seconds if compilation takes longer"
                     )
 
-    def _state(self) -> str:
-        """The kernel's state of its process; running where the process is unknown."""
+    def _has_ended(self) -> bool:
         try:
-            found = psutil.STATUS_RUNNING if self._process is None else self._process.status()
+            return self._process is not None and self._process.status() in (psutil.STATUS_DEAD, psutil.STATUS_ZOMBIE)
         except psutil.NoSuchProcess:
-            return _ENDED
-        return _ENDED if found == psutil.STATUS_ZOMBIE else found
+            return True
 
     async def command(self, calls: Sequence[Call]) -> None:
         """Make these calls one after the other. Raises RolloutError where one fails."""

@@ -30,7 +30,7 @@ class RandomStream:
     """The source of one step's uniform numbers."""
 
     seed: int
-    """Of the run; below 2**64."""
+    """The run's; below 2**64."""
     purpose: Purpose
     step: int
     """Training step; below 2**48."""
@@ -54,12 +54,12 @@ class SamplingFilter(NamedTuple):
     top_k: int = 0
     """Only the k likeliest tokens; 0 keeps all."""
     top_p: float = 1.0
-    """Of these, the fewest whose probabilities add up to at least this; 1 keeps all."""
+    """Only the likeliest of these whose probabilities just reach this sum; 1 keeps all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingSettings:
-    """How the responses of one call are drawn."""
+    """Settings of one call."""
 
     num_samples: int
     """Responses per prompt."""

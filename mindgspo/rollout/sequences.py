@@ -190,7 +190,7 @@ class Waiting:
 
     job: Job
     place: int
-    """Of its sample in the request."""
+    """Index of its sample among the request's."""
     ids: Int32Array
     """int32 [L], the tokens that it has."""
     logprobs: Float32Array

@@ -93,7 +93,7 @@ class _Order:
     content: dict[str, Any]
     """JSON."""
     done: Future = field(default_factory=Future)
-    """Gets the answer on rank 0, see `server_front.Order`."""
+    """Receives the answer on rank 0, see `server_front.Order`."""
 
 
 class CompletionServer:

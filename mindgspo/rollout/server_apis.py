@@ -13,9 +13,10 @@ import zlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mindgspo.errors import RolloutError
 from mindgspo.rollout.protocol import SamplingFilter
@@ -78,6 +79,26 @@ class ServerAPI:
     """Both sides sign their messages with the key; otherwise the key itself is sent."""
 
 
+class _Logprobs(BaseModel):
+    token_logprobs: list[Annotated[float, Field(ge=_LEAST_LOGPROB, le=_MOST_LOGPROB)]]
+
+
+class _Choice(BaseModel):
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    index: int
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    logprobs: _Logprobs
+    finish_reason: Literal["stop", "length", "abort"]
+    routed_experts: np.ndarray | None = None
+
+
+class _Completion(BaseModel):
+    weight_version: int | str | None = None
+    choices: list[_Choice]
+
+
 class AnswerReader:
     """Validates a server's answers to one request. Raises RolloutError, which names what came and what was expected."""
 
@@ -89,70 +110,52 @@ class AnswerReader:
     def answer(self, content: Any, version: int) -> Answer:
         """content: parsed JSON. version: that of the weights which the servers were given."""
         try:
-            found = self._api.read(content, self._request, self._expected)
+            found = _Completion.model_validate(self._api.read(content, self._request, self._expected), strict=True)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(map(str, first["loc"])) or "all of it"
+            raise self._error(f"is invalid: {place}: {first['msg']}, not {first['input']!r:.40}") from None
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            raise RolloutError(
-                f"{self._url}{self._api.completions}: the answer does not have the form that rollout.servers.api says "
-                f"({error!r})"
-            ) from error
-        if not isinstance(found, dict):
-            raise self._error("is not a JSON object")
-        label, told = self._api.label(version), found.get("weight_version")
-        is_untold = told is None and not self._api.always_tells
-        if not is_untold and (told != label or type(told) is not type(label)):
+            raise self._error(f"does not have the form that rollout.servers.api says ({error!r:.200})") from error
+        is_untold = found.weight_version is None and not self._api.always_tells
+        if not is_untold and found.weight_version != self._api.label(version):
             raise self._error(
-                f"was generated with weights of version {told!r}, but the servers were given version {version}; check "
-                "whether someone else updates this server"
+                f"was generated with weights of version {found.weight_version!r:.40}, but the servers were given "
+                f"version {version}; check whether someone else updates this server"
             )
-        choices, samples = found.get("choices"), self._request.samples
-        if not isinstance(choices, list) or len(choices) != len(samples):
-            raise self._error(f"has {_count(choices)} choices, n was {len(samples)}")
-        pieces = tuple(self._piece(index, choice) for index, choice in enumerate(choices))
+        if len(found.choices) != len(self._request.samples):
+            raise self._error(f"has {len(found.choices)} choices, n was {len(self._request.samples)}")
+        pieces = tuple(self._piece(index, choice) for index, choice in enumerate(found.choices))
         return Answer(number=self._request.number, weight_version=version, pieces=pieces)
 
-    def _piece(self, index: int, choice: Any) -> Piece:
-        if not isinstance(choice, dict) or choice.get("index") != index:
-            raise self._error(f"has a choice {index} that is out of order, or not an object")
-        if choice.get("prompt_token_ids") != self._prompt:
+    def _piece(self, index: int, choice: _Choice) -> Piece:
+        if choice.index != index:
+            raise self._error(f"has choice {choice.index} in place {index}")
+        if choice.prompt_token_ids != self._prompt:
             raise self._error(f"choice {index} has other prompt_token_ids than it was asked for")
-        ids = self._ids(index, choice.get("token_ids"))
-        reason = choice.get("finish_reason")
-        if not isinstance(reason, str) or reason not in _REASONS:
-            raise self._error(f"choice {index} has finish_reason {reason!r}; legal: {', '.join(_REASONS)}")
-        eos_ids = sorted(self._expected.eos_ids)
-        ends = np.flatnonzero(np.isin(ids, eos_ids)).tolist()
-        if ends != [ids.size - 1] * (reason == "stop"):
+        size, vocab_size = len(choice.token_ids), self._expected.vocab_size
+        if size > self._most_tokens:
+            raise self._error(f"choice {index} has {size} tokens, max_tokens was {self._most_tokens}")
+        if wrong := [token for token in choice.token_ids if not 0 <= token < vocab_size]:
+            raise self._error(f"choice {index} has token id {wrong[0]}; the vocabulary has {vocab_size}")
+        logprobs = choice.logprobs.token_logprobs
+        if len(logprobs) != size:
+            raise self._error(f"choice {index} has {len(logprobs)} log-probs for {size} tokens")
+        reason, eos_ids = choice.finish_reason, sorted(self._expected.eos_ids)
+        ends = [place for place, token in enumerate(choice.token_ids) if token in eos_ids]
+        if ends != [size - 1] * (reason == "stop"):
             raise self._error(
-                f"choice {index} has finish_reason {reason!r} and end tokens at {ends[:9]} of {ids.size}; the server "
-                f"must stop at each of {eos_ids} and at nothing else, and return it"
+                f"choice {index} has finish_reason {reason!r} and end tokens at {ends[:9]} of {size}; the server must "
+                f"stop at each of {eos_ids} and at nothing else, and return it"
             )
-        if reason == "length" and ids.size != self._most_tokens:
-            raise self._error(f"choice {index} ended by length at {ids.size}, max_tokens was {self._most_tokens}")
+        if reason == "length" and size != self._most_tokens:
+            raise self._error(f"choice {index} ended by length at {size}, max_tokens was {self._most_tokens}")
         return Piece(
-            ids=ids,
-            logprobs=self._logprobs(index, choice.get("logprobs"), ids.size),
+            ids=np.array(choice.token_ids, np.int32),
+            logprobs=np.array(logprobs, np.float32),
             finish_reason=_REASONS[reason],
-            routing=self._routing(index, choice.get("routed_experts"), ids.size),
+            routing=self._routing(index, choice.routed_experts, size),
         )
-
-    def _ids(self, index: int, found: Any) -> np.ndarray:
-        size = self._expected.vocab_size
-        if not isinstance(found, list) or not all(type(token) is int for token in found):
-            raise self._error(f"choice {index} has no list of token_ids; the server must support return_token_ids")
-        if len(found) > self._most_tokens:
-            raise self._error(f"choice {index} has {len(found)} tokens, max_tokens was {self._most_tokens}")
-        if wrong := [token for token in found if not 0 <= token < size]:
-            raise self._error(f"choice {index} has token id {wrong[0]}; the vocabulary has {size}")
-        return np.array(found, np.int32)
-
-    def _logprobs(self, index: int, found: Any, num_tokens: int) -> np.ndarray:
-        values = found.get("token_logprobs") if isinstance(found, dict) else None
-        if not isinstance(values, list) or len(values) != num_tokens:
-            raise self._error(f"choice {index} has {_count(values)} log-probs for {num_tokens} tokens")
-        for value in values:
-            if type(value) not in (float, int) or not _LEAST_LOGPROB <= value <= _MOST_LOGPROB:
-                raise self._error(f"choice {index} has the log-prob {value!r:.40}; legal are finite numbers up to 0")
-        return np.array(values, np.float32)
 
     def _routing(self, index: int, found: np.ndarray | None, num_tokens: int) -> Routing | None:
         like, num_experts = self._expected.routing, self._expected.num_experts
@@ -173,10 +176,6 @@ class AnswerReader:
 
     def _error(self, what: str) -> RolloutError:
         return RolloutError(f"{self._url}: the answer to request {self._request.number} {what}")
-
-
-def _count(found: Any) -> int | str:
-    return len(found) if isinstance(found, list) else "no"
 
 
 def _stream(request: Request) -> dict[str, Any]:
@@ -347,8 +346,8 @@ def _load_sglang(folder: Path, version: int) -> tuple[Call, ...]:
 
 
 def _only(versions: set[Any]) -> Any:
-    """The one version; None where none is reported, a list where there are several."""
-    return next(iter(versions), None) if len(versions) < 2 else sorted(versions, key=str)
+    """The one version; None where none is reported, a text of all where there are several."""
+    return next(iter(versions), None) if len(versions) < 2 else ", ".join(sorted(map(str, versions)))
 
 
 def _experts(found: Any, expected: Expected) -> np.ndarray | None:

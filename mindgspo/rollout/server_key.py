@@ -1,7 +1,8 @@
 """The secret that a trainer shares with the servers that generate for it.
 
-Both sides sign what they send, the trainer with a number that is used once: whoever listens at a server's port in its
-place learns nothing of the key, and can answer nothing. Clients that cannot sign send the key itself, as OpenAI's do.
+Both sides sign what they send, and each request has a random number that its answer's signature covers. A process that
+listens at a server's port in its place neither learns the key nor can answer. Clients that cannot sign send the key
+itself, as OpenAI's do.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ _MOST_BYTES = 4096
 
 
 class ServerKey:
-    """text: visible ASCII. It appears in no representation of this object."""
+    """Signs and checks messages. text: visible ASCII; no representation of this object shows it."""
 
     def __init__(self, text: str) -> None:
         self._text = text
 
     @property
     def bearer(self) -> str:
-        """What a client sends as Authorization if it cannot sign."""
+        """Authorization header of a client that cannot sign."""
         return f"Bearer {self._text}"
 
     def signed(self, method: str, path: str, body: bytes) -> dict[str, str]:
-        """Headers of a request. path: with its query, as the server sees it."""
+        """Return the headers of a signed request. path: with its query, as the server sees it."""
         nonce = secrets.token_hex(16)
         return {NONCE: nonce, SIGNATURE: self._signature("request", nonce, method, path, body)}
 
     def allows(self, headers: Mapping[str, str], method: str, path: str, body: bytes) -> bool:
-        """Whether a request is signed, or bears the key."""
+        """Whether a request is signed with the key, or contains it."""
         found, expected = headers.get("Authorization", ""), self.bearer
         if SIGNATURE in headers:
             found = headers[SIGNATURE]
@@ -45,15 +46,15 @@ class ServerKey:
         return _are_equal(found, expected)
 
     def proof(self, nonce: str, status: int, body: bytes) -> dict[str, str]:
-        """Headers of the answer to a request with that number."""
+        """Return the headers of the signed answer to the request with this nonce."""
         return {SIGNATURE: self._signature("answer", nonce, str(status), body)}
 
     def is_proven(self, headers: Mapping[str, str], nonce: str, status: int, body: bytes) -> bool:
-        """Whether an answer is signed by somebody who has the key."""
+        """Whether an answer is signed with the key."""
         return _are_equal(headers.get(SIGNATURE, ""), self.proof(nonce, status, body)[SIGNATURE])
 
     def hidden(self, text: str) -> str:
-        """A text that came from elsewhere, without the key."""
+        """Return a text with the key masked."""
         return text.replace(self._text, "***")
 
     def _signature(self, *parts: str | bytes) -> str:
@@ -65,15 +66,15 @@ class ServerKey:
 
 
 def server_key(path: Path | None) -> ServerKey | None:
-    """That of the environment, else the content of rollout.servers.api_key_file; None without either. Raises
-    ConfigError, which never quotes the key."""
+    """Return the key from the environment, else from the file of rollout.servers.api_key_file; None without either.
+    Raises ConfigError, which never quotes the key."""
     text, where = worker_process.api_key(), worker_process.API_KEY
     if text is None and path is not None:
         where = f"rollout.servers.api_key_file: {path}"
         try:
             text = read_bytes(path, most=_MOST_BYTES).decode("ascii").strip()
         except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is no ASCII text"
+            reason = error.strerror if isinstance(error, OSError) else "it is not ASCII text"
             raise ConfigError(f"{where}: the key cannot be read ({reason})") from None
     if text is None:
         return None

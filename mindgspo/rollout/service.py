@@ -59,7 +59,7 @@ class Piece:
     finish_reason: FinishReason | None
     """None where it was aborted."""
     routing: Routing | None = None
-    """Where recorded; its prompt_LX covers prompt and prefix but the last token, and is empty for an empty piece."""
+    """Recorded experts; prompt_LX covers prompt and prefix but the last token, and is empty for an empty piece."""
 
     def __post_init__(self) -> None:
         assert self.ids.shape == self.logprobs.shape and self.ids.ndim == 1, (self.ids.shape, self.logprobs.shape)
@@ -75,7 +75,7 @@ class Answer:
     """The answer to a request."""
 
     number: int
-    """Of the request."""
+    """The request's."""
     weight_version: int
     pieces: tuple[Piece, ...]
     """One per sample, in the request's order, all drawn with the same weights."""

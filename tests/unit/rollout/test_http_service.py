@@ -3,9 +3,7 @@ from __future__ import annotations
 import base64
 import gzip
 import io
-import json
 import random
-import signal
 import socket
 import subprocess
 import sys
@@ -81,9 +79,9 @@ def answered(service: HTTPService, *requests: Request) -> list[Answer]:
     return sorted(answers, key=lambda answer: answer.number)
 
 
-@pytest.mark.parametrize("api", APIS)
-def test_responses_come_with_their_log_probs_and_their_version(api: str) -> None:
-    with FakeServer(api) as server, asking(server) as service:
+@pytest.mark.parametrize(("api", "knows_versions"), [*((api, True) for api in APIS), ("vllm", False)])
+def test_responses_come_with_their_log_probs_and_their_version(api: str, knows_versions: bool) -> None:
+    with FakeServer(api, knows_versions=knows_versions) as server, asking(server) as service:
         answer, longest = answered(service, request(), request(8, longest=3))
     assert [piece.ids.tolist() for piece in longest.pieces] == [[10, 11, 12], [11, 11, 12]]
     assert [piece.finish_reason for piece in longest.pieces] == [FinishReason.LENGTH] * 2
@@ -111,11 +109,8 @@ def test_routing_is_that_of_prompt_and_response(api: str) -> None:
 
 
 def test_routing_of_evaluation_is_not_asked_for() -> None:
-    prompt = request().prompt
-    stream = RandomStream(seed=9, purpose=Purpose.EVALUATION, step=2)
-    settings = SamplingSettings(num_samples=1, temperature=0, max_new_tokens=8, stream=stream)
     with FakeServer() as server, asking(server, expected=ROUTED) as service:
-        (answer,) = answered(service, Request(number=1, prompt=prompt, samples=(0,), settings=settings))
+        (answer,) = answered(service, greedy(Purpose.EVALUATION))
     assert answer.pieces[0].routing is None and server.asked[0]["return_routed_experts"] is False
 
 
@@ -128,26 +123,17 @@ def test_what_mindgspo_serve_is_asked() -> None:
         answered(service, request(samples=[4], prefix=np.array([14], np.int32)))
     (asked,) = server.asked
     assert asked.pop("seed") < 2**31
+    stream = {"seed": 9, "purpose": 1, "step": 2, "draw": 1, "prompt_index": 40, "samples": [4], "start": 1}
     assert asked == {
-        "model": "policy",
-        "prompt": [5, 6, 7, 14],
-        "n": 1,
-        "max_tokens": 7,
-        "temperature": 0.5,
-        "top_k": -1,
-        "top_p": 1.0,
-        "logprobs": 0,
-        "return_token_ids": True,
-        "return_routed_experts": False,
-        "random_stream": {
-            "seed": 9,
-            "purpose": 1,
-            "step": 2,
-            "draw": 1,
-            "prompt_index": 40,
-            "samples": [4],
-            "start": 1,
+        **{
+            "model": "policy",
+            "prompt": [5, 6, 7, 14],
+            "n": 1,
+            "max_tokens": 7,
+            "logprobs": 0,
+            "return_token_ids": True,
         },
+        **{"temperature": 0.5, "top_k": -1, "top_p": 1.0, "return_routed_experts": False, "random_stream": stream},
     }
     assert server.calls == [("/update_weights", {"folder": "/weights/version_3", "version": 3})]
 
@@ -179,12 +165,6 @@ def test_what_sglang_is_asked() -> None:
     assert server.calls == [("/update_weights_from_disk", body), ("/model_info", {})]
 
 
-def test_an_older_vllm_that_tells_no_versions() -> None:
-    with FakeServer("vllm", knows_versions=False) as server, asking(server) as service:
-        (answer,) = answered(service, request())
-    assert answer.weight_version == 3
-
-
 def test_siblings_of_other_samples_are_drawn_from_other_seeds() -> None:
     with FakeServer() as server, asking(server) as service:
         answered(service, request(1, samples=[0]), request(2, samples=[1]))
@@ -194,13 +174,17 @@ def test_siblings_of_other_samples_are_drawn_from_other_seeds() -> None:
     assert sum(asked["seed"] == seeds[0] for asked in server.asked) == 2
 
 
-def test_a_greedy_response_is_asked_for_without_a_cut() -> None:
-    prompt, stream = request().prompt, request().settings.stream
+def greedy(purpose: Purpose) -> Request:
     settings = SamplingSettings(
-        num_samples=1, temperature=0, max_new_tokens=8, stream=stream, sampling_filter=SamplingFilter(5, 0.9)
-    )
+        num_samples=1, temperature=0, max_new_tokens=8, stream=RandomStream(seed=9, purpose=purpose, step=2),
+        sampling_filter=SamplingFilter(5, 0.9),
+    )  # fmt: skip
+    return Request(number=1, prompt=request().prompt, samples=(0,), settings=settings)
+
+
+def test_a_greedy_response_is_asked_for_without_a_filter() -> None:
     with FakeServer() as server, asking(server) as service:
-        answered(service, Request(number=1, prompt=prompt, samples=(0,), settings=settings))
+        answered(service, greedy(Purpose.TRAINING))
     assert "top_k" not in server.asked[0] and "top_p" not in server.asked[0]
 
 
@@ -312,9 +296,7 @@ def test_a_server_that_is_gone() -> None:
 
 def test_a_slow_server() -> None:
     said = refusal(FakeServer(held_at=1), timeout_s=0.3)
-    assert said == (
-        "/v1/completions: no answer within 0.3 s; see the server's log, or raise rollout.servers.timeout_seconds"
-    )
+    assert said.startswith("/v1/completions: no answer within 0.3 s; see the server's log, or raise rollout.servers")
 
 
 def test_weights_that_a_server_does_not_take() -> None:
@@ -322,12 +304,9 @@ def test_weights_that_a_server_does_not_take() -> None:
         async def _call(self, path: str, body: dict[str, Any]) -> Any:
             return await super()._call(path, body | {"version": 2})
 
-    with Stubborn() as server, pytest.raises(RolloutError) as caught, asking(server):
+    said = r'/update_weights: was sent \{"folder": .*, "version": 3\}, and answers with .\{"weight_version": 2\}'
+    with Stubborn() as server, pytest.raises(RolloutError, match=said), asking(server):
         pass
-    assert str(caught.value) == (
-        f'{server.url}/update_weights: was sent {{"folder": "/weights/version_3", "version": 3}}, and answers with '
-        "'{\"weight_version\": 2}'"
-    )
 
 
 def set_choice(key: str, value: Any) -> Callable[[Any], Any]:
@@ -359,32 +338,33 @@ def with_tokens(ids: list[int], reason: str) -> Callable[[Any], Any]:
 REFUSALS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "other version": (lambda answer: answer | {"weight_version": 2}, "was generated with weights of version 2, but"),
     "no version": (lambda answer: {"choices": answer["choices"]}, "was generated with weights of version None, but"),
+    "version as text": (lambda answer: answer | {"weight_version": "3"}, "was generated with weights of version '3',"),
     "other prompt": (set_choice("prompt_token_ids", [5, 6, 8]), "choice 1 has other prompt_token_ids than"),
     "id beyond the vocabulary": (with_tokens([11, 50, EOS], "stop"), "choice 1 has token id 50; the vocabulary has 50"),
     "negative id": (with_tokens([11, -1, EOS], "stop"), "choice 1 has token id -1; the vocabulary has 50"),
-    "no ids": (set_choice("token_ids", None), "choice 1 has no list of token_ids; the server must support"),
-    "ids of another type": (set_choice("token_ids", [True, 11.0, EOS]), "choice 1 has no list of token_ids"),
-    "no log-probs": (set_choice("logprobs", None), "choice 1 has no log-probs for 4 tokens"),
+    "no ids": (set_choice("token_ids", None), "is invalid: choices.1.token_ids: Input should be a valid list, not"),
+    "ids of another type": (set_choice("token_ids", [True, 11.0, EOS]), "is invalid: choices.1.token_ids.0: Input"),
+    "no log-probs": (set_choice("logprobs", None), "is invalid: choices.1.logprobs: Input should be"),
     "too few log-probs": (set_logprobs([LOGPROB] * 3), "choice 1 has 3 log-probs for 4 tokens"),
-    "NaN": (set_logprobs([LOGPROB, float("nan"), LOGPROB, LOGPROB]), "choice 1 has the log-prob nan; legal are finite"),
-    "below all float32": (set_logprobs([LOGPROB, -3.45e38, LOGPROB, LOGPROB]), "choice 1 has the log-prob -3.45e+38;"),
-    "a whole number beyond all floats": (set_logprobs([LOGPROB, -(10**400)] * 2), "choice 1 has the log-prob -1000"),
-    "positive log-prob": (set_logprobs([LOGPROB, 0.5, LOGPROB, LOGPROB]), "choice 1 has the log-prob 0.5; legal are"),
-    "log-prob that is text": (set_logprobs(["-1", LOGPROB, LOGPROB, LOGPROB]), "choice 1 has the log-prob '-1';"),
+    **{
+        f"log-prob {value!r:.9}": (
+            set_logprobs([LOGPROB, value, LOGPROB, LOGPROB]), "is invalid: choices.1.logprobs.token_logprobs.1: Input",
+        )
+        for value in (float("nan"), -float("inf"), -3.45e38, -(10**400), 0.5, "-1", True)
+    },
     "too few choices": (lambda answer: answer | {"choices": answer["choices"][:1]}, "has 1 choices, n was 2"),
-    "no choices": (lambda answer: answer | {"choices": None}, "has no choices, n was 2"),
-    "other order": (lambda answer: answer | {"choices": answer["choices"][::-1]}, "has a choice 0 that is out of"),
-    "no objects": (lambda answer: answer | {"choices": [1, 2]}, "has a choice 0 that is out of order, or not an"),
+    "no choices": (lambda answer: answer | {"choices": None}, "is invalid: choices: Input should be a valid list, not"),
+    "other order": (lambda answer: answer | {"choices": answer["choices"][::-1]}, "has choice 1 in place 0"),
+    "no objects": (lambda answer: answer | {"choices": [1, 2]}, "is invalid: choices.0: Input should be"),
     "more tokens than asked for": (with_tokens([11] * 9, "length"), "choice 1 has 9 tokens, max_tokens was 8"),
     "fewer tokens": (with_tokens([11] * 3, "length"), "choice 1 ended by length at 3, max_tokens was 8"),
-    "unknown reason": (set_choice("finish_reason", "tool_calls"), "choice 1 has finish_reason 'tool_calls'; legal:"),
-    "reason that is no text": (set_choice("finish_reason", ["stop"]), "choice 1 has finish_reason ['stop']; legal:"),
+    "unknown reason": (set_choice("finish_reason", "tool_calls"), "is invalid: choices.1.finish_reason: Input"),
     "stop without an end": (with_tokens([11, 12], "stop"), "choice 1 has finish_reason 'stop' and end tokens at []"),
     "stop without a token": (with_tokens([], "stop"), "choice 1 has finish_reason 'stop' and end tokens at []"),
     "no stop at an end": (with_tokens([11, EOS, 12, EOS], "stop"), "choice 1 has finish_reason 'stop' and end"),
     "end at its longest": (with_tokens([11] * 7 + [EOS], "length"), "choice 1 has finish_reason 'length' and end"),
-    "no object": (lambda answer: [answer], "is not a JSON object"),
-}
+    "no object": (lambda answer: [answer], "is invalid: all of it: Input should be"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", REFUSALS)
@@ -440,16 +420,15 @@ def test_garbage(content: bytes | int, said: str) -> None:
 
 
 def test_an_answer_in_the_form_of_another_server() -> None:
-    said = refusal(FakeServer("vllm", spoil=lambda answer: [1]))
-    assert said.startswith("/v1/completions: the answer does not have the form that rollout.servers.api says (Ty")
-    said = refusal(FakeServer("sglang", spoil=lambda answer: {"choices": []}))
-    assert said.startswith("/generate: the answer does not have the form that rollout.servers.api says (Ty")
+    said = ": the answer to request 7 does not have the form that rollout.servers.api says (TypeError("
+    assert refusal(FakeServer("vllm", spoil=lambda answer: [1])).startswith(said)
+    assert refusal(FakeServer("sglang", spoil=lambda answer: {"choices": []})).startswith(said)
 
 
 def test_a_vllm_whose_weights_changed_meanwhile() -> None:
     spans = [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 4}]
     said = refusal(FakeServer("vllm", spoil=set_choice("weight_versions", spans)))
-    assert said.startswith(": the answer to request 7 was generated with weights of version ['3', '4'], but")
+    assert said.startswith(": the answer to request 7 was generated with weights of version '3, 4', but")
 
 
 def test_a_file_of_pickled_experts_is_not_read() -> None:
@@ -504,13 +483,6 @@ def test_what_a_server_says_is_one_line(message: Any) -> None:
     assert said.startswith("/v1/completions: status 400: ") and "\x1b" not in said and len(said) < 600
 
 
-def test_an_error_leaves_the_service_to_be_closed() -> None:
-    with FakeServer(spoil=lambda answer: json.dumps(1).encode()) as server, asking(server) as service:
-        service.submit([request(number) for number in range(20)])
-        with pytest.raises(RolloutError):
-            service.wait()
-
-
 # ---- strangers
 
 
@@ -547,7 +519,7 @@ class Echo(FakeServer):
 def test_an_impostor_is_not_believed(impostor: FakeServer) -> None:
     with impostor as server:
         service = connected(server.url, retries=0, key=KEY)
-        for ask in (lambda: service.await_servers(10), lambda: service.load_weights(Path("/weights"), 3)):
+        for ask in (lambda: service.await_servers(600), lambda: service.load_weights(Path("/weights"), 3)):
             with pytest.raises(RolloutError, match=r"does not have the key of this run's servers|a key is needed"):
                 ask()
         service.close()
@@ -564,14 +536,6 @@ def test_an_answer_that_was_changed_on_its_way_is_not_believed() -> None:
     with Changed(key=KEY) as server, asking(server, key=KEY) as service, pytest.raises(RolloutError) as caught:
         answered(service, request())
     assert "does not have the key of this run's servers" in str(caught.value)
-
-
-def test_a_server_of_another_key_is_named_at_once() -> None:
-    with FakeServer(key=ServerKey("another")) as server:
-        service = connected(server.url, retries=0, key=KEY)
-        with pytest.raises(RolloutError, match=r"no server answers there \(status 401: a key is needed\)"):
-            service.await_servers(600)
-        service.close()
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
@@ -592,9 +556,8 @@ def test_a_key_that_is_quoted_is_not_told(spoil: Callable[[Any], Any]) -> None:
     assert "s3cret" not in said and "***" in said
 
 
-@pytest.mark.parametrize("unpacked_bytes", [2, 50_000_000])
-def test_a_packed_answer_is_not_unpacked(unpacked_bytes: int) -> None:
-    content = gzip.compress(b"{}".ljust(unpacked_bytes))
+def test_a_packed_answer_is_not_unpacked() -> None:
+    content = gzip.compress(b"{}".ljust(50_000_000))
     said = refusal(FakeServer(spoil=lambda answer: content, headers={"Content-Encoding": "gzip"}))
     assert "which is not JSON" in said
 
@@ -635,17 +598,3 @@ def test_the_end_of_a_servers_process_is_noticed_whoever_listens_there() -> None
         child.wait()
         with pytest.raises(RolloutError, match="its process has ended"):
             connected(server.url, processes={server.url: child.pid})
-
-
-@pytest.mark.usefixtures("looks_often")
-def test_a_server_that_is_stopped_by_a_signal_is_said_to_be() -> None:
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    child.send_signal(signal.SIGSTOP)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        service = connected(url, timeout_s=3600, processes={url: child.pid}, silent_s=0.1)
-        with pytest.raises(RolloutError, match="not even to GET /health; its process is stopped by a signal"):
-            service.load_weights(Path("/weights/version_3"), 3)
-        service.close()
-    child.kill()
-    child.wait()

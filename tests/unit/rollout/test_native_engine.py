@@ -196,20 +196,18 @@ def test_the_graphs_read_the_present_weights(model, engine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_slots", "prefill_width", "length_multiple", "num_prompts"),
-    [(2, 1, 1, 3), (1, 3, 4, 9), (17, 4, 8, 9), (40, 16, 16, 9)],
-    ids=["no padding", "one slot", "wide", "more slots than samples"],
+    ("num_slots", "prefill_width", "length_multiple"), [(1, 3, 1), (40, 16, 16)], ids=["one slot", "wide"]
 )
 def test_a_sample_does_not_depend_on_the_engine_s_shape(
-    model, engine, num_slots: int, prefill_width: int, length_multiple: int, num_prompts: int
+    model, engine, num_slots: int, prefill_width: int, length_multiple: int
 ) -> None:
-    prompts = make_prompts(num_prompts)
+    prompts = make_prompts(9)
     expected = tokens_of(generate(engine, prompts, sampling()))
     other = make_engine(model, num_slots=num_slots, prefill_width=prefill_width, length_multiple=length_multiple)
     rollout = generate(other, prompts, sampling())
     assert tokens_of(rollout) == expected
     assert rollout.counters.prefilled_prompts == len(prompts)
-    assert len({tuple(tokens) for tokens in expected.values()}) > 2 * num_prompts, "too many equal samples"
+    assert len({tuple(tokens) for tokens in expected.values()}) > 18, "too many equal samples"
 
 
 def test_a_sample_does_not_depend_on_other_prompts_or_their_order(engine) -> None:
@@ -230,31 +228,18 @@ def test_a_sample_does_not_depend_on_how_many_siblings_it_has_or_on_the_length_l
     assert few == {key: many[key][:4] for key in few}
 
 
-def test_another_step_draws_other_samples(engine) -> None:
-    prompts = make_prompts(4)
-    assert tokens_of(generate(engine, prompts, sampling())) != tokens_of(generate(engine, prompts, sampling(step=3)))
-
-
 def test_responses_end_with_their_first_eos_or_at_the_limit(engine) -> None:
     rollout = generate(engine, make_prompts(9), sampling())
     reasons = set()
     for response in (r for group in rollout.responses for r in group):
         *body, last = response.ids.tolist()
-        assert not set(body) & set(EOS_IDS), "a token was sampled behind an EOS"
+        assert not set(body) & set(EOS_IDS), "a token was sampled after an EOS"
         if last in EOS_IDS:
             assert response.finish_reason == FinishReason.STOP
         else:
             assert response.finish_reason == FinishReason.LENGTH and response.length == MAX_NEW
         reasons.add(response.finish_reason)
     assert reasons == set(FinishReason), "the samples must end in both ways"
-
-
-def test_one_new_token(model, engine) -> None:
-    prompts = make_prompts(6)
-    rollout = generate(engine, prompts, sampling(num_samples=1, temperature=0.0, max_new_tokens=1))
-    assert all(group[0].length == 1 for group in rollout.responses)
-    for ids, logits in full_logits(model, prompts, rollout):
-        assert ids.tolist() == [logits[0].argmax()]
 
 
 def test_top_k_of_one_is_greedy(model, endless_engine) -> None:
@@ -265,17 +250,11 @@ def test_top_k_of_one_is_greedy(model, endless_engine) -> None:
 
 def test_a_cut_of_ones_own_leaves_the_engines_alone(model, endless_engine) -> None:
     prompts, drawn = make_prompts(4), sampling(num_samples=1)
-    greedy, before = (
-        tokens_of(generate(endless_engine, prompts, settings))
-        for settings in (sampling(num_samples=1, temperature=0.0), drawn)
-    )
-    assert (
-        tokens_of(generate(endless_engine, prompts, replace(drawn, sampling_filter=SamplingFilter(top_k=1))))
-        == greedy
-        != before
-    )
-    assert tokens_of(generate(endless_engine, prompts, drawn)) == before
-    assert tokens_of(generate(endless_engine, prompts, replace(drawn, sampling_filter=SamplingFilter()))) == before
+    filtered = replace(drawn, sampling_filter=SamplingFilter(top_k=1))
+    same = replace(drawn, sampling_filter=SamplingFilter())
+    greedy = sampling(num_samples=1, temperature=0.0)
+    found = [tokens_of(generate(endless_engine, prompts, one)) for one in (drawn, greedy, filtered, drawn, same)]
+    assert found[0] != found[1] == found[2] and found[0] == found[3] == found[4]
 
 
 def test_counters_and_busy_slots_on_mixed_lengths(engine) -> None:
@@ -304,7 +283,7 @@ def test_a_cache_of_another_type_rounds_keys_and_values_alone(model, endless_eng
 
 
 @pytest.mark.parametrize("tokens_per_sync", [3, 8])
-def test_a_sample_does_not_depend_on_how_often_the_host_looks(model, engine, tokens_per_sync: int) -> None:
+def test_a_sample_does_not_depend_on_tokens_per_sync(model, engine, tokens_per_sync: int) -> None:
     prompts = make_prompts(9)
     rollout = generate(make_engine(model, tokens_per_sync=tokens_per_sync), prompts, sampling())
     for siblings, others in zip(rollout.responses, generate(engine, prompts, sampling()).responses, strict=True):

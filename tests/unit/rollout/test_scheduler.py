@@ -128,13 +128,17 @@ class FakeModel:
         return planned[len(emitted)]
 
 
+def turn(scheduler: Scheduler, model: FakeModel) -> None:
+    scheduler.grow()
+    model.admit(scheduler.admit())
+    scheduler.take(*model.run(scheduler.next_run()))
+
+
 def drive(scheduler: Scheduler, model: FakeModel) -> None:
     for _ in range(10_000):
         if scheduler.done:
             return
-        scheduler.grow()
-        model.admit(scheduler.admit())
-        scheduler.take(*model.run(scheduler.next_run()))
+        turn(scheduler, model)
     raise AssertionError("the scheduler never gets done")
 
 
@@ -222,13 +226,6 @@ def test_the_youngest_is_preempted_and_goes_on_with_its_tokens() -> None:
     drive(scheduler, model)
     assert scheduler.preemptions == 1 and model.prefills == 3 and allocator.most_in_use == 6
     assert [one.pieces[0].ids.tolist() for one in ended(scheduler)] == [planned[0], planned[1]]
-
-
-def test_an_eos_in_the_last_place_is_a_stop() -> None:
-    prompts = [make_prompt(0, 1)]
-    scheduler, _ = make_scheduler(prompts, num_samples=1, num_slots=1, max_new_tokens=1)
-    drive(scheduler, FakeModel(prompts, lambda prompt, sample: [EOS], 1, 1, 4))
-    assert ended(scheduler)[0].pieces[0].finish_reason == FinishReason.STOP
 
 
 def test_a_slot_is_filled_again_in_the_step_after_its_sample_ends() -> None:
@@ -346,9 +343,7 @@ def test_requests_that_come_later_and_are_cut_go_on_where_they_were(data: st.Dat
 
     def look() -> None:
         if not scheduler.done:
-            scheduler.grow()
-            model.admit(scheduler.admit())
-            scheduler.take(*model.run(scheduler.next_run()))
+            turn(scheduler, model)
             note(scheduler.ended())
 
     look()
@@ -377,10 +372,8 @@ def test_only_the_requests_named_are_cut() -> None:
     planned = {p: [10 * p + t for t in range(1, 7)] for p in range(3)}
     scheduler, allocator = make_scheduler(prompts, num_samples=1, num_slots=2, max_new_tokens=6)
     model = FakeModel(prompts, lambda prompt, sample: planned[prompt], 1, 6, 4)
-    for _ in range(2):
-        scheduler.grow()
-        model.admit(scheduler.admit())
-        scheduler.take(*model.run(scheduler.next_run()))
+    turn(scheduler, model)
+    turn(scheduler, model)
     # The first two run, the third waits.
     cut = {one.request.number: one.pieces[0] for one in scheduler.abort({1, 2, 7})}
     assert {number: piece.ids.tolist() for number, piece in cut.items()} == {1: [11, 12], 2: []}
@@ -398,9 +391,7 @@ def test_a_cut_among_siblings_that_wait_and_were_pre_empted() -> None:
         )
         model = FakeModel(prompts, lambda prompt, sample: [1 + prompt + sample] * (3 + sample) + [EOS], 3, 8, 1)
         for _ in range(looks):
-            scheduler.grow()
-            model.admit(scheduler.admit())
-            scheduler.take(*model.run(scheduler.next_run()))
+            turn(scheduler, model)
         before = scheduler.ended()
         cut = [one.request.number for one in (*before, *scheduler.abort({1}))]
         assert cut.count(1) == 1
