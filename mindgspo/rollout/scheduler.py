@@ -197,25 +197,17 @@ class Scheduler:
         is_busy = steps_J1 < remaining
         first = self._prompt_lengths[rows] + self._lengths[rows] - 1
         positions = np.where(is_busy, first + steps_J1, 0)
-        table_SP = np.zeros((num_slots, self._table.shape[1]), np.int32)
-        table_SP[: rows.size] = self._table[rows]
+        table_SP, num_idle, idle = self._table[rows], num_slots - rows.size, SCRATCH * self._block
         cache_rows = self._cache_rows(table_SP[np.arange(rows.size), positions // self._block], positions)
         columns = np.minimum(self._lengths[rows] + steps_J1, self._limits[rows] - 1)
-        ids_S = np.zeros(num_slots, np.int32)
-        ids_S[: rows.size] = self._last_ids(rows)
-        shape = (num_steps, num_slots)
-        run = DecodeRun(
+        return DecodeRun(
             num_rows=rows.size,
-            ids_S=ids_S,
-            table_SP=table_SP,
-            positions_JS=np.zeros(shape, np.int32),
-            cache_rows_JS=np.full(shape, SCRATCH * self._block, np.int32),
-            uniforms_JS=np.ones(shape, np.float32),
+            ids_S=np.pad(self._last_ids(rows), (0, num_idle)),
+            table_SP=np.pad(table_SP, ((0, num_idle), (0, 0))),
+            positions_JS=_padded(positions.astype(np.int32), num_idle, 0),
+            cache_rows_JS=_padded(np.where(is_busy, cache_rows, np.int32(idle)), num_idle, idle),
+            uniforms_JS=_padded(self._uniforms[rows, columns], num_idle, 1.0),
         )
-        run.positions_JS[:, : rows.size] = positions
-        run.cache_rows_JS[:, : rows.size] = np.where(is_busy, cache_rows, SCRATCH * self._block)
-        run.uniforms_JS[:, : rows.size] = self._uniforms[rows, columns]
-        return run
 
     def keep_routing(self, recorded: Sequence[tuple[PrefillRow, ExpertArray]]) -> None:
         """Keep the prompts' part of the experts of prefilled rows, [L, X] each. A prompt that is prefilled again keeps
@@ -385,3 +377,8 @@ class Scheduler:
         for job in holding:
             self._release_prompt(job)
         return bool(holding)
+
+
+def _padded(values_JX: np.ndarray, count: int, value: float) -> np.ndarray:
+    """Append so many columns of a value."""
+    return np.pad(values_JX, ((0, 0), (0, count)), constant_values=value)

@@ -229,9 +229,9 @@ def _completion(request: Request, sampling_filter: SamplingFilter) -> dict[str, 
 def _read_mindgspo(found: Any, request: Request, expected: Expected) -> Any:
     if expected.routing is not None:
         for choice in found["choices"]:
-            parts = choice["routed_experts"]
-            content = b"".join(base64.b64decode(parts[name], validate=True) for name in ("prompt", "response"))
-            choice["routed_experts"] = _rows(content, expected.routing.dtype, expected)
+            if parts := choice["routed_experts"]:
+                content = b"".join(base64.b64decode(parts[name], validate=True) for name in ("prompt", "response"))
+                choice["routed_experts"] = _rows(content, expected.routing.dtype, expected)
     return found
 
 

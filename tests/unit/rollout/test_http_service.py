@@ -375,7 +375,7 @@ def test_an_answer_that_cannot_be_right(kind: str) -> None:
 
 _GOOD = {"prompt": _base64(experts(2).astype(np.uint8)), "response": _base64(experts(4).astype(np.uint8))}
 ROUTING_REFUSALS: dict[str, tuple[Any, str]] = {
-    "none": (None, "form that rollout.servers.api says (TypeError("),
+    "none": (None, "choice 1 has routed_experts of shape None instead of (6, 2); set rollout.record_experts"),
     "too few": (
         _GOOD | {"response": _base64(experts(3).astype(np.uint8))},
         "choice 1 has routed_experts of shape (5, 2) instead of (6, 2); set rollout.record_experts to false",

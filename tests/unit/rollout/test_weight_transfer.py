@@ -6,8 +6,6 @@ import pytest
 from mindgspo.config import ModelSection
 from mindgspo.config.schema import ReshardSection
 from mindgspo.errors import WeightsError
-from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingSettings
-from mindgspo.types import Prompt
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
 
@@ -80,24 +78,3 @@ def test_a_weight_that_is_not_the_rounded_one_is_found(pair, monkeypatch: pytest
         with pytest.raises(WeightsError, match=r"1 of \d+ compared parameters differ.*model\.norm\.weight"):
             transfer.push(2)
     transfer.push(3)
-
-
-def test_rounded_weights_sample_the_same(pair) -> None:
-    from mindgspo.rollout.engine import NativeEngine
-
-    prompts = [
-        Prompt(index=i, ids=np.arange(1, 3 + i, dtype=np.int32), text="", answer="", data_source="test")
-        for i in range(3)
-    ]
-    stream = RandomStream(seed=9, purpose=Purpose.TRAINING, step=2)
-    settings = SamplingSettings(num_samples=2, temperature=1.0, max_new_tokens=8, stream=stream)
-    found = []
-    for model in pair[:2]:
-        engine = NativeEngine(
-            model, eos_ids=(3,), num_slots=6, prefill_width=3, max_prompt_length=4, max_new_tokens=8,
-            length_multiple=4,
-        )  # fmt: skip
-        engine.load_weights(1)
-        groups = engine.generate(prompts, settings, weight_version=1).responses
-        found.append([(response.ids.tolist(), response.logprobs.tolist()) for group in groups for response in group])
-    assert found[0] == found[1]
