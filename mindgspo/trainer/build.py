@@ -47,14 +47,13 @@ from mindgspo.swap.states import Holding
 from mindgspo.swap.swap import open_swap
 from mindgspo.tokenization import Tokenizer, load_tokenizer
 from mindgspo.trainer.batches import batch_layout
+from mindgspo.trainer.checkpoints import JSONState, Stateful
 from mindgspo.trainer.dynamic_sampling import LeftoverBuffer
 from mindgspo.trainer.metrics import Speed, StepReport
-from mindgspo.trainer.policies import PolicyScores
-from mindgspo.trainer.reference import ReferencePolicy
+from mindgspo.trainer.policies import PolicyScores, ReferencePolicy
 from mindgspo.trainer.resume_checks import fingerprints, rows_digest
 from mindgspo.trainer.rollouts import Rollouts, WeightSync
 from mindgspo.trainer.routing_transfer import RoutingTransfer
-from mindgspo.trainer.saving import JSONState, Stateful
 from mindgspo.trainer.schedules import FedRollouts, build_generation
 from mindgspo.trainer.step import Trainer
 from mindgspo.trainer.updates import UpdateGuard
@@ -67,18 +66,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """What a run works with. scorer: owns the worker processes of the reward functions; service: asks the servers that
-    generate, on rank 0 where there are any; close both. stateful: what checkpoints hold beside weights and optimizer,
-    by name. inputs: fingerprints of what the run learns from."""
+    """Parts of a run; `scorer` and `service` have to be closed."""
 
     tokenizer: Tokenizer
     train_set: PromptDataset
     scorer: Scorer
+    """Owns the worker processes of the reward functions."""
     service: HTTPService | None
+    """Connection to the servers that generate, on rank 0 where there are any."""
     trainer: Trainer
     validation: Validation
     stateful: Mapping[str, Stateful]
+    """Contents of checkpoints beside weights and optimizer, by name."""
     inputs: Mapping[str, Any]
+    """Fingerprints of everything the run learns from."""
 
 
 def build_experiment(
@@ -90,7 +91,7 @@ def build_experiment(
     new_run: bool = True,
     only_warm_up: bool = False,
 ) -> Experiment:
-    """Everything, with initial weights.
+    """Build all parts of a run, with initial weights.
 
     swap_dir: where evicted memory waits on CPU, unless swap.path names a folder. data_dir: where raw data sets are
     prepared; they are reused if nothing changed. new_run: data that a start with other settings left there is moved
@@ -233,7 +234,7 @@ def build_experiment(
 
 
 def build_updater(config: ExperimentConfig, model: nn.Cell) -> Updater:
-    """What applies the updates of an experiment to its model."""
+    """Build the updater of an experiment's model."""
     place, replay = model.place, config.algorithm.router_replay
     # Where nothing is scored the updates report the entropy, if it costs next to nothing.
     is_free = resolved_old_log_probs(config, model) == "sampler" and takes_packed(model)
@@ -253,7 +254,7 @@ def build_updater(config: ExperimentConfig, model: nn.Cell) -> Updater:
 
 
 def resolved_old_log_probs(config: ExperimentConfig, model: nn.Cell) -> Literal["recompute", "sampler"]:
-    """What `algorithm.old_log_probs` comes to.
+    """Resolve `algorithm.old_log_probs`.
 
     Kernels add up and round a token's numbers alike in every batch, so that sampler and trainer find the same log-prob
     of a token, bit for bit, unless the cache rounds more than the model, weights are split over processes or a response
@@ -275,7 +276,7 @@ def resolved_old_log_probs(config: ExperimentConfig, model: nn.Cell) -> Literal[
 
 
 def stateful_parts(trainer: Trainer, stream: PromptStream, validation: Validation) -> dict[str, Stateful]:
-    """What must survive a stop beside weights, optimizer and progress, by its name in checkpoints."""
+    """State that must survive a stop beside weights, optimizer and progress, by its name in checkpoints."""
     baseline, skipped = validation.baseline, trainer.guard.skipped
     source, reference = trainer.rollouts.source, trainer.scorer.reference
 
@@ -317,8 +318,8 @@ def _stage_ends(stage: str) -> None:
 def build_warmup(
     config: ExperimentConfig, experiment: Experiment, *, data_dir: Path, new_run: bool = True
 ) -> Warmup | None:
-    """What the warm-up of this experiment learns from, None if it has none. Raises DataError for a row without a
-    solution or with one that is too long."""
+    """Read the inputs of the experiment's warm-up; None if it has none. Raises DataError for a row without a solution
+    or with one that is too long."""
     section = config.warmup
     if section is None:
         return None

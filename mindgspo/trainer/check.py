@@ -1,6 +1,6 @@
-"""What `mindgspo check` looks at before a run: every input file that can be checked without MindSpore.
+"""Checks before a run (`mindgspo check`): every input file that can be read without MindSpore.
 
-The rows are read and judged as the run does it, so that what is counted here is what the run drops.
+The rows are read and judged as in a run, so that the counts are those of the rows that it drops.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from mindgspo.tokenization import Tokenizer, load_tokenizer
 from mindgspo.types import Prompt, Verdict
 
 _MOST_RENDERED = 20_000
-"""Rows whose prompts are tokenized: some seconds."""
+"""Rows whose prompts are tokenized, which takes some seconds."""
 _MOST_TRIED = 16
-"""Rows on which a reward function is tried that gives none to the first."""
+"""Rows on which the reward functions are tried while none gets a reward."""
 
 
 def check_experiment(config: ExperimentConfig) -> Iterator[str]:
@@ -56,7 +56,7 @@ def check_experiment(config: ExperimentConfig) -> Iterator[str]:
 
 
 def _check_writable(run_dir: Path) -> None:
-    """Writes a file there and removes it: permissions do not tell of full disks and of folders like /proc."""
+    """Write a file there and remove it: permissions do not reveal full disks and folders like /proc."""
     folder = next(one for one in (run_dir, *run_dir.parents) if one.is_dir())
     try:
         with tempfile.TemporaryDirectory(prefix=".mindgspo-check-", dir=folder) as made:
@@ -100,8 +100,8 @@ def _check_prepared(config: ExperimentConfig, source: DataSourceSection, tokeniz
 def _looked_at(
     config: ExperimentConfig, key: str, source: DataSourceSection, tokenizer: Tokenizer, scorer: Scorer
 ) -> tuple[Account, list[Prompt]]:
-    """What becomes of every row, as `data prepare` judges it, and the first prompts. Every row is read, and its gold
-    answer by the functions of the configuration; lengths are those of the first `_MOST_RENDERED` rows."""
+    """Judge every row as `data prepare` does, and return the account with the first prompts. Gold answers are read by
+    the functions of the configuration; lengths are those of the first `_MOST_RENDERED` rows."""
     opened = open_source(source, config.seed if key == "data.train" else HELD_OUT_SEED, tokenizer)
     facts = prompt_facts(source, config.data)
     first: list[tuple[int, RenderedRow]] = []
@@ -130,7 +130,7 @@ def _looked_at(
 
 
 def _unrendered(row: SourceRow | DroppedRow) -> RenderedRow | DroppedRow:
-    """A row whose length is not looked at."""
+    """A row without token ids, whose length is not checked."""
     if isinstance(row, DroppedRow):
         return row
     return RenderedRow(
@@ -147,7 +147,7 @@ def _unrendered(row: SourceRow | DroppedRow) -> RenderedRow | DroppedRow:
 
 
 def _left_out(account: Account, max_prompt_length: int) -> str:
-    """How many rows the run drops or cuts, and why."""
+    """Numbers of rows that the run drops or cuts, with the reasons."""
     counts = account.counts
     dropped = ", ".join(f"{number} {reason}" for reason, number in counts.dropped.items())
     parts = [f"{counts.rows_in - counts.rows_out} more will be dropped: {dropped}"] if dropped else []
@@ -160,7 +160,7 @@ def _left_out(account: Account, max_prompt_length: int) -> str:
 def _judgements(
     key: str, scorer: Scorer, prompts: Sequence[Prompt], tokenizer: Tokenizer, *, may_be_wrong: bool
 ) -> list[str]:
-    """What the reward functions make of the first rows. Raises RewardError where they give no reward to any of more."""
+    """Try the reward functions on the first rows. Raises RewardError where none of `_MOST_TRIED` gets a reward."""
     found = []
     for number, prompt in enumerate(prompts):
         text, is_valued = _judged(scorer, prompt, tokenizer, may_be_wrong=may_be_wrong)
@@ -176,10 +176,10 @@ def _judgements(
 
 
 def _judged(scorer: Scorer, prompt: Prompt, tokenizer: Tokenizer, *, may_be_wrong: bool) -> tuple[str, bool]:
-    """What the reward functions make of the row's own solution, or else of its gold answer, and whether it is a value.
+    """Score the row's own solution, or else its gold answer; return a line about it, and whether there is a reward.
 
-    may_be_wrong: the solutions are a careless teacher's, so only one without an answer is refused. A user's function is
-    taken at its word.
+    may_be_wrong: the solutions are a careless teacher's, so only one without an answer is refused. Any verdict of a
+    user's own function is accepted.
     """
     score = scorer.try_out([trial_candidate(prompt, tokenizer)])[0]
     accepted = {Verdict.CORRECT, *([Verdict.WRONG] if may_be_wrong else [])}

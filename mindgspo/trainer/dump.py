@@ -1,5 +1,4 @@
-"""Writes one step so that it can be run again elsewhere (`mindgspo replay`): what went into its updates, and what came
-out of them.
+"""Writes one step so that it can be run again elsewhere (`mindgspo replay`): inputs and results of its updates.
 
 `run_dir/dumps/step_00000005/`:
 
@@ -11,7 +10,7 @@ out of them.
     update_1_found.safetensors       log-probs of each micro-batch
     gradients.safetensors            of the first update, as clipped, recovered from the first moments
     weights_after.safetensors        after the last update
-    trace.safetensors                what each module returned for the first micro-batch, in order; of one process only
+    trace.safetensors                outputs of all modules for the first micro-batch, in order; of one process only
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ MOMENT = "adamw.m."
 
 
 class StepDump:
-    """Of one step. All ranks call each method, `close` last; rank 0 writes, into a hidden folder until then."""
+    """Dump of one step. All ranks call each method, `close` last; rank 0 writes, into a hidden folder until then."""
 
     def __init__(self, folder: Path, backend: Updater, *, step: int, beta1: float) -> None:
         """beta1: of AdamW."""
@@ -66,7 +65,7 @@ class StepDump:
         self._write("optimizer", state)
 
     def before(self, batches: Sequence[Batch], *, lr: float, kl_coef: float) -> None:
-        """What goes into the next update."""
+        """Write the inputs of the next update."""
         number = len(self._updates) + 1
         self._updates.append({"micro_batches": len(batches), "lr": lr, "kl_coef": kl_coef})
         if is_first():
@@ -81,7 +80,7 @@ class StepDump:
             self._write("trace", trace)
 
     def after(self, result: UpdateResult | None) -> None:
-        """What came out of it; None where it was skipped."""
+        """Write the result of the update; None where it was skipped."""
         number = len(self._updates)
         if result is None:
             self._updates[-1]["is_skipped"] = True
@@ -96,7 +95,7 @@ class StepDump:
             self._write("gradients", gradients_between(self._moments, self._backend.state(), self._beta1))
 
     def close(self) -> Path:
-        """Gives the folder its name, and returns it."""
+        """Give the folder its final name, and return it."""
         self._write("weights_after", self._weights())
         if is_first():
             facts = self._facts | {"updates": self._updates}

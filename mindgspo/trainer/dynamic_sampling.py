@@ -71,23 +71,24 @@ from mindgspo.evaluation.evaluator import score_from_json, score_to_json
 from mindgspo.parallel.platform.cluster import is_first
 from mindgspo.rollout.protocol import RolloutCounters
 from mindgspo.tensor_files.tensors import TensorSource
+from mindgspo.trainer.partial_responses import StoredTokens
 from mindgspo.trainer.rollouts import SampledGroup
 from mindgspo.trainer.routing_transfer import RoutingTransfer, Wanted
-from mindgspo.types import ExpertArray, FinishReason, Prompt, Response, Routing, Score, ScoredGroup, Verdict
+from mindgspo.types import FinishReason, Response, Score, ScoredGroup, Verdict
 
 SURPLUS, SHORT, KEPT = "surplus", "short", "kept"
 """Why whole groups with a signal are not trained: beyond the full batch; in a step that found too few of them and is
 skipped; put aside for a later step."""
-_PROMPTS = "prompt_experts"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """responses: all of the step, group by group. reasons: why each one is left out of the update, None for those that
-    are trained."""
+    """Responses of a step, and which of them are trained."""
 
     responses: tuple[Response, ...]
+    """All of the step, group by group."""
     reasons: tuple[str | None, ...]
+    """Why each one is left out of the update; None for those that are trained."""
 
     def trained(self, start: int, stop: int) -> list[int]:
         """Numbers of the trained responses from `start` to `stop` (excluded)."""
@@ -96,17 +97,22 @@ class Selection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSamples:
-    """groups: those of the batch first. selection: which of their responses are trained. baselines: greedy rewards by
-    group, None where the estimator needs none. num_earlier: groups at the start of `groups` that earlier steps
-    generated. num_with_signal: of the groups generated in this step. num_draws: rollouts. counters: of all of them."""
+    """Groups of one step: those that are trained, and those that were drawn."""
 
     groups: tuple[ScoredGroup, ...]
+    """Those of the batch first."""
     selection: Selection
+    """Responses of the groups, and which of them are trained."""
     baselines: tuple[float | None, ...] | None
+    """Greedy rewards by group; None where the estimator needs none."""
     num_earlier: int
+    """Groups at the start of `groups` that earlier steps generated."""
     num_with_signal: int
+    """Groups generated in this step whose responses differ."""
     num_draws: int
+    """Rollouts."""
     counters: RolloutCounters
+    """Totals over all rollouts."""
 
     @property
     def generated(self) -> tuple[ScoredGroup, ...]:
@@ -149,11 +155,17 @@ class StepBatch:
     @property
     def missing(self) -> int:
         """Prompts of the next rollout; 0 once the batch is full, or may draw no more."""
-        section, batch_size, found = self._section, self._batch_size, len(self._found)
-        may_draw = section.refill and found < batch_size and self.num_draws < section.max_num_gen_batches
-        if self._drawn and not may_draw:
+        section, batch_size, drawn = self._section, self._batch_size, self._drawn
+        missing = batch_size - len(self._found)
+        if not section.refill:
+            return 0 if drawn else batch_size
+        if missing <= 0 or self.num_draws == section.max_num_gen_batches:
             return 0
-        return prompts_to_draw(section, batch_size, missing=batch_size - found, drawn=self._drawn)
+        if section.prompts_per_draw is not None:
+            return section.prompts_per_draw
+        num_useful = max(sum(reason is None for _, reason in drawn), 1)
+        # Not rounded to the number of replicas: what a run draws does not depend on its plan.
+        return min(-(-missing * max(len(drawn), 1) // num_useful), batch_size)
 
     def add(self, groups: Sequence[SampledGroup], counters: RolloutCounters) -> None:
         """Take the groups of one rollout."""
@@ -164,9 +176,7 @@ class StepBatch:
 
     def close(self) -> StepSamples:
         """Return the samples of the step. Raises TrainingError if the batch is not full and that is to end the run."""
-        marked = self._drawn
-        if self._section.refill:
-            marked = _fill_batch(self._section, self._batch_size, self._found, self._drawn, self._leftovers, self._step)
+        marked = self._filled() if self._section.refill else self._drawn
         return StepSamples(
             groups=tuple(sampled.group for sampled, _ in marked),
             selection=select(marked),
@@ -177,21 +187,25 @@ class StepBatch:
             counters=RolloutCounters.total(self._counters),
         )
 
-
-def prompts_to_draw(
-    section: FilterGroupsSection, batch_size: int, *, missing: int, drawn: Sequence[MarkedGroup]
-) -> int:
-    """Prompts of the next draw: all of a step without refill; else as `filter_groups.prompts_per_draw` says, and 0
-    where nothing is missing."""
-    if not section.refill:
-        return batch_size
-    if missing <= 0:
-        return 0
-    if section.prompts_per_draw is not None:
-        return section.prompts_per_draw
-    num_useful = max(sum(reason is None for _, reason in drawn), 1)
-    # Not rounded to the number of replicas: what a run draws does not depend on its plan.
-    return min(-(-missing * max(len(drawn), 1) // num_useful), batch_size)
+    def _filled(self) -> list[MarkedGroup]:
+        """All groups of a step with refill: the batch, those beyond it (kept in the leftover buffer where it keeps
+        any), and those without a signal."""
+        section, found, leftovers = self._section, self._found, self._leftovers
+        silent = [(sampled, reason) for sampled, reason in self._drawn if reason is not None]
+        is_short = len(found) < self._batch_size
+        if is_short and section.when_short == "stop":
+            raise TrainingError(
+                f"step {self._step}: after {section.max_num_gen_batches} draws {len(found)} of {self._batch_size} "
+                f"groups have a signal in {section.metric} ({len(found) + len(silent)} groups were seen). Raise "
+                "algorithm.filter_groups.max_num_gen_batches, choose prompts that are solved sometimes, or set "
+                "algorithm.filter_groups.when_short=train (updates on the groups there are) or skip"
+            )
+        size = 0 if is_short and section.when_short == "skip" else self._batch_size
+        batch, rest = found[:size], found[size:]
+        if leftovers.keeps:
+            leftovers.put(rest)
+        rest_reason = KEPT if leftovers.keeps else SHORT if is_short else SURPLUS
+        return [*((sampled, None) for sampled in batch), *((sampled, rest_reason) for sampled in rest), *silent]
 
 
 def left_out_rule(section: FilterGroupsSection, label: str | None, *, needs_baseline: bool) -> LeftOutRule:
@@ -214,7 +228,7 @@ def left_out_rule(section: FilterGroupsSection, label: str | None, *, needs_base
 
 
 def _metric_value(score: Score, metric: str, label: str | None) -> float | None:
-    """What the filter compares; None for a response that has none, which then does not count."""
+    """Value that the filter compares; None for a response that has none, which then does not count."""
     if score.value is None:
         return None
     if metric == "reward":
@@ -237,39 +251,8 @@ def select(groups: Sequence[MarkedGroup]) -> Selection:
     )
 
 
-def _fill_batch(
-    section: FilterGroupsSection,
-    batch_size: int,
-    found: list[SampledGroup],
-    drawn: Sequence[MarkedGroup],
-    leftovers: LeftoverBuffer,
-    step: int,
-) -> list[MarkedGroup]:
-    """All groups of a step with refill, marked: the batch, what is beyond it (kept in `leftovers` where these keep
-    any), and those without a signal. found: with a signal, earlier ones first."""
-    silent = [(sampled, reason) for sampled, reason in drawn if reason is not None]
-    is_short = len(found) < batch_size
-    if is_short and section.when_short == "stop":
-        raise TrainingError(
-            f"step {step}: after {section.max_num_gen_batches} draws {len(found)} of {batch_size} groups have a signal "
-            f"in {section.metric} ({len(found) + len(silent)} groups were seen). Raise "
-            "algorithm.filter_groups.max_num_gen_batches, choose prompts that are solved sometimes, or set "
-            "algorithm.filter_groups.when_short=train (updates on the groups there are) or skip"
-        )
-    size = 0 if is_short and section.when_short == "skip" else batch_size
-    batch, rest = found[:size], found[size:]
-    if leftovers.keeps:
-        leftovers.put(rest)
-    rest_reason = KEPT if leftovers.keeps else SHORT if is_short else SURPLUS
-    return [
-        *((sampled, None) for sampled in batch),
-        *((sampled, rest_reason) for sampled in rest),
-        *silent,
-    ]
-
-
 def sampling_metrics(section: FilterGroupsSection, samples: StepSamples, leftovers: LeftoverBuffer) -> dict[str, float]:
-    """What the filter did, and how far what is trained differs from what was drawn; nothing without a filter."""
+    """Metrics of the filter, and of the difference between trained and drawn responses; none without a filter."""
     if section.metric == "none":
         return {}
     generated = samples.generated
@@ -364,62 +347,31 @@ class LeftoverBuffer:
         firsts = np.cumsum([0, *(len(sampled.group.responses) for sampled in self._groups[:-1])]).tolist()
         return arrays | {
             "experts": np.concatenate([found[number].response_LX for number in numbers]),
-            _PROMPTS: np.concatenate([found[number].prompt_LX for number in firsts]),
+            "prompt_experts": np.concatenate([found[number].prompt_LX for number in firsts]),
         }
 
     def load(self, state: Mapping[str, Any], arrays: TensorSource) -> None:
         """Continue from what `state` and `arrays` returned."""
         self.num_expired = int(state["num_expired"])
-        self._groups, start, prompt_start = [], 0, 0
-        tokens = {name: arrays.read(name) for name in arrays.tensors}
-        of_prompts = tokens.pop(_PROMPTS, None)
-        if not is_first():  # one rank has the routing, and sends it to those that train
-            of_prompts = None
-        for described in state["groups"]:
-            stop = start + sum(described["lengths"])
-            prompt, prompt_LX = self._train_set[described["prompt"]], None
-            if of_prompts is not None:
-                prompt_stop = prompt_start + prompt.ids.size - 1
-                prompt_LX, prompt_start = of_prompts[prompt_start:prompt_stop].copy(), prompt_stop
-            of_group = {name: array[start:stop] for name, array in tokens.items()}
-            self._groups.append(self._restored(described, prompt, of_group, prompt_LX))
-            start = stop
+        # Only one rank has the routing; it sends it to those that train.
+        stored = StoredTokens({name: arrays.read(name) for name in arrays.tensors}, with_routing=is_first())
+        self._groups = [self._restored(described, stored) for described in state["groups"]]
 
-    def _restored(
-        self,
-        described: Mapping[str, Any],
-        prompt: Prompt,
-        tokens: Mapping[str, np.ndarray],
-        prompt_LX: ExpertArray | None,
-    ) -> SampledGroup:
-        """tokens: ids and logprobs of this group, and experts where there is prompt_LX, those of the prompt; all end to
-        end."""
-        ends = np.cumsum(described["lengths"])[:-1]
-        routing: list[Routing | None] = [None] * len(described["lengths"])
-        if prompt_LX is not None:
-            routing = [
-                Routing(prompt_LX=prompt_LX, response_LX=own.copy()) for own in np.split(tokens["experts"], ends)
-            ]
+    def _restored(self, described: Mapping[str, Any], stored: StoredTokens) -> SampledGroup:
+        prompt = self._train_set[described["prompt"]]
+        prompt_LX = stored.prompt_experts(prompt)
         responses = tuple(
             Response(
                 prompt_index=prompt.index,
                 sample_index=sample,
-                ids=ids.copy(),
-                logprobs=logprobs.copy(),
+                ids=stored.take("ids", length),
+                logprobs=stored.take("logprobs", length),
                 finish_reason=FinishReason(reason),
                 temperature=described["temperature"],
                 weight_version=described["weight_version"],
-                routing=own_routing,
+                routing=stored.routing(prompt_LX, length),
             )
-            for sample, (reason, ids, logprobs, own_routing) in enumerate(
-                zip(
-                    described["reasons"],
-                    np.split(tokens["ids"], ends),
-                    np.split(tokens["logprobs"], ends),
-                    routing,
-                    strict=True,
-                )
-            )
+            for sample, (length, reason) in enumerate(zip(described["lengths"], described["reasons"], strict=True))
         )
         scores = tuple(score_from_json(json.dumps(fields)) for fields in described["scores"])
         return SampledGroup(

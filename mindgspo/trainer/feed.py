@@ -11,7 +11,7 @@ Metrics:
       unit: responses
       healthy: as many as are trained and filtered, over many steps
     samples/waiting:
-      meaning: responses behind the step that were asked for and not drawn, ended or not
+      meaning: responses after the step that were asked for and not drawn, ended or not
       unit: responses
       healthy: rollout.prompts_per_step x num_generations x trainer.max_staleness; 0 at the end of the run
     samples/expired:
@@ -89,7 +89,7 @@ class Feed:
     """Asks a service for responses ahead of the steps that train them; stateful.
 
     take_prompts: the next ones, in the order of training. sampling: of every training response; its step and draw are
-    replaced. batch_size: prompts of a step. max_staleness: steps by which a token may be behind; so many batches are
+    replaced. batch_size: prompts of a step. max_staleness: steps by which a token may be stale; so many batches are
     asked for ahead. is_strict: a step trains the prompts that were taken first, and new weights wait until everything
     that runs has ended (one step off); else it trains those that have ended first, as far as none becomes too old, and
     what runs goes on with new weights (bounded). total_steps: of the run; nothing is asked for beyond it. clock:
@@ -154,13 +154,13 @@ class Feed:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Inside, nothing of the feed's runs; behind it everything goes on where it was."""
+        """Suspend generation within the block; afterwards it goes on where it was."""
         self._abort()
         yield
         self._submit(self._groups)
 
     def metrics(self, trained: Sequence[Response], *, seconds: float) -> dict[str, float]:
-        """Of the step that drew last. trained: its responses. seconds: it took, from draw to hand-over."""
+        """Metrics of the step that drew last. trained: its responses. seconds: its time, from draw to hand-over."""
         account, self._account = self._account, self._new_account()
         assert account.waiting + account.taken == account.drawn + account.expired + len(self._groups), account
         samples = self._sampling.num_samples
@@ -178,7 +178,7 @@ class Feed:
         return metrics | self._staleness(trained)
 
     def state(self) -> dict[str, Any]:
-        """See `Stateful`. What runs is saved as far as it is known here, and goes on from there."""
+        """See `Stateful`. Running requests are saved with the tokens known here, and go on from there."""
         return {
             "step": self._step,
             "steps_of": [[version, steps] for version, steps in self._steps_of.items()],
@@ -244,7 +244,7 @@ class Feed:
         return steps + self._max_staleness + 1
 
     def _drop_expired(self) -> None:
-        """Where steps train fewer groups than a batch, some may have become too old."""
+        """Drop groups that became too old, which happens where steps train fewer groups than a batch."""
         kept = [group for group in self._groups if self._due(group) >= self._step]
         self._account.expired += len(self._groups) - len(kept)
         self._groups = kept
@@ -271,7 +271,7 @@ class Feed:
     def _abort(self) -> None:
         if self._running:
             self._absorb(self._waited(self._service.abort))
-            assert not self._running, f"{len(self._running)} requests run behind a cut"
+            assert not self._running, f"{len(self._running)} requests run after an abort"
 
     def _absorb(self, answers: Sequence[Answer]) -> None:
         for answer in answers:
@@ -287,7 +287,7 @@ class Feed:
         return found
 
     def _staleness(self, trained: Sequence[Response]) -> dict[str, float]:
-        """By how many steps the tokens of the step's responses were behind."""
+        """Staleness of the tokens of the step's responses, in steps."""
         if not trained:
             return {}
         behind = []

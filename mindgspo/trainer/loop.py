@@ -37,12 +37,17 @@ from mindgspo.parallel.platform.cluster import first_rank_first, is_first, start
 from mindgspo.rollout.weight_transfer import weights_as_numpy
 from mindgspo.swap.states import Phase
 from mindgspo.trainer.build import Experiment, build_experiment, build_warmup
-from mindgspo.trainer.longer import config_before, finished_line, is_complete, new_learning_rates, set_summary_aside
+from mindgspo.trainer.checkpoints import Resume, Saver
 from mindgspo.trainer.memory import MemoryAlarm, memory_metrics, resident_gb_of_ranks
-from mindgspo.trainer.progress import Progress
-from mindgspo.trainer.resume import Resume
-from mindgspo.trainer.resume_checks import check_config
-from mindgspo.trainer.saving import Saver
+from mindgspo.trainer.resume_checks import (
+    check_config,
+    config_before,
+    finished_line,
+    is_complete,
+    new_learning_rates,
+    set_summary_aside,
+)
+from mindgspo.trainer.validation import Progress
 from mindgspo.trainer.warmup import Warmup, warm_up
 
 
@@ -142,7 +147,7 @@ def _run(
 def _learning_rates(
     config: ExperimentConfig, before: ExperimentConfig | None, experiment: Experiment, step: int
 ) -> str | None:
-    """Of the new steps of a run that has become longer; step: those that it has behind it."""
+    """Describe the learning rates of steps added by extending the run. step: steps done so far."""
     trainer = experiment.trainer
     if before is None or trainer.total_steps == 0:
         return None
@@ -238,7 +243,7 @@ def _train(config: ExperimentConfig, experiment: Experiment, log: RunLog, saver:
         is_last = progress.step == trainer.total_steps
         if is_last or _is_due(progress.step, config.eval.every):
             experiment.validation.run(log, progress, weight_version=trainer.weights.version)
-        # After the evaluation: a run that is resumed here has it behind it.
+        # After the evaluation, which a run that is resumed here does not repeat.
         is_best = config.trainer.keep_best > 0 and progress.is_at_best
         if is_last or is_best or _is_due(progress.step, config.trainer.save_every):
             saver.save(progress)

@@ -37,10 +37,12 @@ _LEAST_PART = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """gb: the latest reading. gb_per_step: between the lowest of the first and of the last quarter."""
+    """Steady growth of one rank's resident memory."""
 
     gb: float
+    """Latest reading."""
     gb_per_step: float
+    """Rise between the lowest readings of the first and of the last quarter, per step."""
 
 
 def growth_of(readings: Sequence[float], share_per_100_steps: float) -> Growth | None:
@@ -58,17 +60,12 @@ def growth_of(readings: Sequence[float], share_per_100_steps: float) -> Growth |
     return Growth(gb=window[-1], gb_per_step=gb_per_step)
 
 
-def steps_until_full(room_gb: float, gb_per_step: float) -> int:
-    """Whole steps until what is free is used up."""
-    return max(0, math.floor(room_gb / gb_per_step))
-
-
 # Graphs are compiled, caches fill, and the first checkpoint and evaluation are made.
 _SKIPPED_STEPS = 10
 
 
 def resident_gb_of_ranks() -> list[float]:
-    """Of every rank, now. All ranks call it."""
+    """Return the resident memory of every rank, in GB. All ranks call it."""
     readings = np.zeros(runtime.world_size(), np.float32)
     readings[runtime.rank()] = rss_gb()
     sum_over_world(readings)
@@ -105,7 +102,7 @@ class MemoryAlarm:
 
 
 def memory_metrics(resident_gb: Sequence[float]) -> dict[str, float]:
-    """What the log gets where there are several ranks; rank 0's own figure is there anyway."""
+    """Metric over several ranks; none for one, whose figure is logged anyway."""
     return {"perf/cpu_memory_used_max_gb": max(resident_gb)} if len(resident_gb) > 1 else {}
 
 
@@ -114,7 +111,7 @@ def _warning(growing: Mapping[int, Growth], room_gb: float) -> str:
         f"rank {rank} holds {growth.gb:.2f} GB and grows by {growth.gb_per_step * 1024:.1f} MB per step"
         for rank, growth in sorted(growing.items())
     )
-    steps = steps_until_full(room_gb, sum(growth.gb_per_step for growth in growing.values()))
+    steps = math.floor(room_gb / sum(growth.gb_per_step for growth in growing.values()))
     return (
         f"warning: resident memory grows: {ranks}. The {room_gb:.1f} GB that are free for this process last for about "
         f"{steps} more steps. Ever more compiled graphs: raise trainer.length_multiple. Else it is a leak: report it, "

@@ -207,7 +207,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -257,7 +257,7 @@ class StepRecord:
     """Tokens of the step's responses by layer and expert, [L, E]; None where no routing was recorded."""
     kl_coef: float
     learning_rate: float
-    """Of the last update."""
+    """Learning rate of the last update."""
     updates: int
     """Updates applied since the start of the run."""
 
@@ -296,7 +296,10 @@ class StepReport:
         selection = samples.selection
         trained = [selection.responses[number] for number in selection.trained(0, len(selection.responses))]
         metrics |= self.source.metrics(trained, seconds=metrics["timing_s/step"])
-        return finite_metrics(metrics, num_skipped=record.results.count(None))
+        if None not in record.results:
+            return metrics
+        # The batch of a skipped update has made some NaN or infinite, hence meaningless.
+        return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
     def _sample_metrics(self, record: StepRecord) -> dict[str, float]:
         """Groups, account of samples, updates, performance, mismatch of sampler and trainer."""
@@ -339,7 +342,9 @@ def scoring_metrics(record: StepRecord) -> dict[str, float]:
         entropy = sum(float(found.entropy_NK.sum(dtype=np.float64)) for found in record.old_scores)
         num_tokens = sum(micro_batches[0].num_tokens for micro_batches in record.mini_batches)
         metrics["actor/entropy"] = entropy / num_tokens
-        metrics |= sampler_mismatch(record.old_scores)
+        differences = [score.mismatch for score in record.old_scores if score.mismatch is not None]
+        if differences:
+            metrics["router/sampler_mismatch"] = RoutingDifference.sum(differences).share
     if record.reference_version is not None:
         metrics["critic/reference_version"] = record.reference_version
         metrics["critic/reference_age"] = record.version - record.reference_version
@@ -358,20 +363,13 @@ def reward_metrics(estimated: StepAdvantages, section: KLSection, kl_coef: float
     return metrics
 
 
-def sampler_mismatch(scores: Sequence[TokenScores]) -> dict[str, float]:
-    """How far the trainer's routers choose otherwise than the sampler's under the same weights; nothing where they do
-    not tell."""
-    found = [score.mismatch for score in scores if score.mismatch is not None]
-    return {"router/sampler_mismatch": RoutingDifference.sum(found).share} if found else {}
-
-
 def router_metrics(
     results: Sequence[UpdateResult | None],
     replay: str,
     score_metrics: Mapping[str, float],
     loads_LE: np.ndarray | None,
 ) -> dict[str, float]:
-    """What became of the routing between sampling and the updates, and how evenly experts were used while sampling.
+    """Changes of the routing between sampling and the updates, and how evenly experts were used while sampling.
 
     results: of the updates, None where one was skipped. replay: `algorithm.router_replay`. loads_LE: see
     `expert_loads`; None where no routing was recorded.
@@ -387,13 +385,6 @@ def router_metrics(
     return metrics
 
 
-def finite_metrics(metrics: Mapping[str, float], *, num_skipped: int) -> dict[str, float]:
-    """The metrics without those that a skipped update's batch has made NaN or infinite, which are not meaningful."""
-    if not num_skipped:
-        return dict(metrics)
-    return {name: value for name, value in metrics.items() if math.isfinite(value)}
-
-
 def num_lost(mini_batches: MiniBatches, results: Sequence[UpdateResult | None]) -> int:
     """Samples of the mini-batches whose updates were all skipped. results: pass by pass over the mini-batches."""
     return sum(
@@ -406,8 +397,8 @@ def num_lost(mini_batches: MiniBatches, results: Sequence[UpdateResult | None]) 
 def account(
     selection: Selection, *, num_earlier: int = 0, num_asked: int, num_trained: int, num_nonfinite: int = 0
 ) -> dict[str, float]:
-    """What became of every sample: generated + earlier = trained + filtered + dropped + kept, filtered and dropped by
-    reason. A hole in it is a defect of ours.
+    """Account of all samples: generated + earlier = trained + filtered + dropped + kept, filtered and dropped by
+    reason. An account that does not balance is a bug.
 
     num_earlier: responses that earlier steps generated. num_asked: those that the engine was asked for. num_trained:
     sequences that the updates counted. num_nonfinite: those of skipped updates.
@@ -436,7 +427,7 @@ def account(
 
 
 def rollout_metrics(counters: RolloutCounters) -> dict[str, float]:
-    """What the engine did; nothing where it is elsewhere and tells nothing of its work."""
+    """Work of the engine; none where a server generates and reports nothing of it."""
     if counters.generated_tokens and not counters.slot_steps:
         return {}
     timed = {}
@@ -463,8 +454,8 @@ def step_mismatch(
     scores_old: bool,
     first_number: int = 0,
 ) -> dict[str, float]:
-    """How far the sampler's log-probs lie from the trainer's, over all response tokens of the step's own rollouts;
-    where nothing was scored, over those of the first update, which finds the policy as it sampled. first_number: of
+    """Mismatch of the sampler's and the trainer's log-probs over all response tokens of the step's own rollouts; where
+    nothing was scored, over those of the first update, which finds the policy as it sampled. first_number: number of
     the first response that this step sampled."""
     if scores_old:
         batches = flattened(mini_batches)
@@ -495,7 +486,8 @@ def update_metrics(
     entropies = [result.entropy for result in results if result.entropy is not None]
     if entropies and not scores_old:
         metrics["actor/entropy"] = float(np.mean(entropies))
-    absent = set(_absent(algorithm))
+    absent = set() if algorithm.kl.placement == "loss" else {"kl", "kl_loss"}
+    absent |= set() if algorithm.clip_ratio_c is not None else {"pg_clipfrac_lower"}
     for name in results[0].metrics.keys() - absent:
         values = [result.metrics[name] for result in results]
         metrics[f"actor/{name}"] = float(_EXTREMES[name](values) if name in _EXTREMES else np.mean(values))
@@ -503,25 +495,18 @@ def update_metrics(
     return metrics | {f"actor/{name}": value for name, value in telemetry.items()}
 
 
-def _absent(algorithm: AlgorithmSection) -> Iterator[str]:
-    if algorithm.kl.placement != "loss":
-        yield from ("kl", "kl_loss")
-    if algorithm.clip_ratio_c is None:
-        yield "pg_clipfrac_lower"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """What the speed of training is compared with.
-
-    cards: of the train plan. peak: operations per second of one of them, None where nobody said. per_token, per_square:
-    operations of an update per token of a sample, and per token of its squared length.
-    """
+    """Figures that the speed of training is compared with."""
 
     cards: int = 1
+    """Cards of the train plan."""
     peak: float | None = None
+    """Operations per second of one card; None if unknown."""
     per_token: float = 0.0
+    """Operations of an update per token of a sample."""
     per_square: float = 0.0
+    """Operations of an update per token of a sample's squared length."""
 
     @staticmethod
     def of(model: ModelSection, train: ParallelPlan, peak_tflops: float | None) -> Speed:

@@ -1,50 +1,43 @@
-"""Responses in the making: what a service has answered so far, by prompt, and its form in files and messages."""
+"""Partial responses: the answers of a service so far, by prompt, and their form in checkpoints and messages."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from mindgspo.rollout.protocol import RandomStream
 from mindgspo.rollout.service import Piece
-from mindgspo.types import FinishReason, Float32Array, Int32Array, Prompt, Response, Routing
+from mindgspo.types import ExpertArray, FinishReason, Float32Array, Int32Array, Prompt, Response, Routing
 
-
-def _empty_ids() -> Int32Array:
-    return np.zeros(0, np.int32)
-
-
-def _empty_logprobs() -> Float32Array:
-    return np.zeros(0, np.float32)
+_TOKENS = ("ids", "logprobs", "versions")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class PartialResponse:
-    """One response so far. ids, logprobs, versions: int32, float32, int32 [L], of each token, with the version of the
-    weights that drew it. finish_reason: None while it has not ended. routing: where it is recorded."""
+    """One response so far."""
 
-    ids: Int32Array = field(default_factory=_empty_ids)
-    logprobs: Float32Array = field(default_factory=_empty_logprobs)
-    versions: Int32Array = field(default_factory=_empty_ids)
+    ids: Int32Array = field(default_factory=partial(np.zeros, 0, np.int32))
+    logprobs: Float32Array = field(default_factory=partial(np.zeros, 0, np.float32))
+    versions: Int32Array = field(default_factory=partial(np.zeros, 0, np.int32))
+    """int32 [L], version of the weights that drew each token."""
     finish_reason: FinishReason | None = None
+    """None while it has not ended."""
     routing: Routing | None = None
+    """Experts of its tokens, where they are recorded."""
 
     def append(self, piece: Piece, version: int) -> None:
-        """What the draft got in one go. The routing of its earlier tokens stays: they were drawn with it."""
+        """Add the tokens of one answer. The routing of earlier tokens stays: they were drawn with it."""
         assert self.finish_reason is None, "a response that has ended goes on"
         if piece.routing is not None and piece.ids.size:
-            earlier = self.routing
-            self.routing = (
-                piece.routing
-                if earlier is None
-                else Routing(
-                    prompt_LX=earlier.prompt_LX,
-                    response_LX=np.concatenate([earlier.response_LX, piece.routing.response_LX]),
-                )
-            )
+            found, earlier = piece.routing, self.routing
+            if earlier is not None:
+                response_LX = np.concatenate([earlier.response_LX, found.response_LX])
+                found = Routing(prompt_LX=earlier.prompt_LX, response_LX=response_LX)
+            self.routing = found
         self.ids = np.concatenate([self.ids, piece.ids])
         self.logprobs = np.concatenate([self.logprobs, piece.logprobs])
         self.versions = np.concatenate([self.versions, np.full(piece.ids.size, version, np.int32)])
@@ -83,12 +76,12 @@ class PartialGroup:
 
     @property
     def oldest_version(self) -> int | None:
-        """Of the weights that drew any token; None while there is none."""
+        """Oldest version of the weights that drew any token; None while there is none."""
         firsts = [int(draft.versions[0]) for draft in self.partials if draft.versions.size]
         return min(firsts, default=None)
 
     def responses(self, temperature: float) -> tuple[Response, ...]:
-        """Of a complete group, in order of their sample index."""
+        """Return the responses of a complete group, in order of their sample index."""
         return tuple(draft.response(self.prompt, sample, temperature) for sample, draft in enumerate(self.partials))
 
 
@@ -121,6 +114,29 @@ def arrays_of(groups: Sequence[PartialGroup], *, with_routing: bool) -> dict[str
     return arrays
 
 
+class StoredTokens:
+    """Arrays of many responses end to end, by name, read response by response. with_routing: whether experts that were
+    stored are wanted."""
+
+    def __init__(self, arrays: Mapping[str, np.ndarray], *, with_routing: bool = True) -> None:
+        self._arrays, self._starts = arrays, dict.fromkeys(arrays, 0)
+        self._has_routing = with_routing and "experts" in arrays
+
+    def take(self, name: str, length: int) -> np.ndarray:
+        """Copy the next `length` entries."""
+        start = self._starts[name]
+        self._starts[name] = start + length
+        return self._arrays[name][start : start + length].copy()
+
+    def prompt_experts(self, prompt: Prompt) -> ExpertArray | None:
+        """Experts of the next prompt; its last token belongs to the response."""
+        return self.take("prompt_experts", prompt.ids.size - 1) if self._has_routing else None
+
+    def routing(self, prompt_LX: ExpertArray | None, length: int) -> Routing | None:
+        """Routing of the next response, of `length` tokens."""
+        return None if prompt_LX is None else Routing(prompt_LX=prompt_LX, response_LX=self.take("experts", length))
+
+
 def restore(
     described: Sequence[Mapping[str, Any]],
     arrays: Mapping[str, np.ndarray],
@@ -128,14 +144,8 @@ def restore(
     stream: RandomStream,
     prompts: Mapping[int, Prompt] | Sequence[Prompt],
 ) -> list[PartialGroup]:
-    """The groups of which `describe` and `arrays_of` told. stream: with their seed and purpose. prompts: by index."""
-    starts = dict.fromkeys(arrays, 0)
-
-    def take(name: str, length: int) -> np.ndarray:
-        start = starts[name]
-        starts[name] = start + length
-        return arrays[name][start : start + length].copy()
-
+    """Return the groups that `describe` and `arrays_of` stored. stream: with their seed and purpose."""
+    stored = StoredTokens(arrays)
     groups = []
     for one in described:
         prompt = prompts[one["prompt"]]
@@ -143,16 +153,9 @@ def restore(
         for length, reason in zip(one["lengths"], one["reasons"], strict=True):
             draft = PartialResponse(finish_reason=None if reason is None else FinishReason(reason))
             if length:
-                draft.ids, draft.logprobs, draft.versions = (take(name, length) for name in _TOKENS)
-                if "experts" in arrays:
-                    draft.routing = Routing(
-                        prompt_LX=take("prompt_experts", prompt.ids.size - 1),
-                        response_LX=take("experts", length),
-                    )
+                draft.ids, draft.logprobs, draft.versions = (stored.take(name, length) for name in _TOKENS)
+                draft.routing = stored.routing(stored.prompt_experts(prompt), length)
             partials.append(draft)
         own = replace(stream, step=one["step"], draw=one["draw"])
         groups.append(PartialGroup(prompt=prompt, stream=own, partials=partials))
     return groups
-
-
-_TOKENS = ("ids", "logprobs", "versions")

@@ -1,18 +1,206 @@
-"""Log-probs of a step's responses under the old and the reference policy."""
+"""Log-probs of a step's responses under the old and the reference policy, and the reference policy itself.
+
+The reference of a KL term is the policy as it is when reinforcement learning begins, or a copy that follows it. It
+changes when a step begins to score: policy and reference are both in memory then, so that no swap moves anything for
+it, and nothing has been scored with the new policy yet.
+
+A moving average of the policy's weights is kept over the plans of both models:
+
+    ref <- ref + (1 - decay) * (policy - ref)        = decay * ref + (1 - decay) * policy
+
+element by element in float32: 1 - decay is rounded once, then the difference, the product and the sum are. So the plans
+do not show in the result, and a reference that equals the policy stays what it is. A change of less than half a unit in
+the last place of a weight (2^-25 to 2^-24 of it) is lost: with a decay near 1 and a small learning rate let the average
+move seldom, with a smaller decay.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
-from mindspore import nn
+from mindspore import Parameter, nn
 
+from mindgspo.checkpoint.store import Retention, newest_checkpoint, open_checkpoint, save_checkpoint
+from mindgspo.config import ModelSection
+from mindgspo.config.algorithm import ReferenceSection
+from mindgspo.config.schema import ReshardSection, SwapSection
+from mindgspo.errors import CheckpointError
+from mindgspo.models.policy import build_model
 from mindgspo.models.scoring import PolicyScorer, TokenScores
+from mindgspo.models.weights import load_tensors, master_layouts, master_views
+from mindgspo.parallel.plans.placement import Placement
+from mindgspo.parallel.platform.cluster import first_rank_first, path_for_all
+from mindgspo.parallel.platform.parameter_memory import commit_values, values_of
+from mindgspo.reshard.resharder import Resharder
+from mindgspo.rollout.weight_transfer import WeightTransfer, weights_as_numpy
+from mindgspo.swap.states import Phase
+from mindgspo.swap.swap import Swap
+from mindgspo.tensor_files.tensors import TensorSource
 from mindgspo.trainer.batches import MiniBatches, flattened, regrouped
-from mindgspo.trainer.reference import ReferencePolicy
 from mindgspo.trainer.routing_transfer import RoutingTransfer
 from mindgspo.types import ScoredGroup
+
+
+class ReferencePolicy:
+    """A second copy of the model under a plan of its own, never trained; stateful where it follows the policy. `scorer`
+    must not be used before `freeze`, `restore` or `load`; it divides batches among this plan's replicas.
+
+    version: of the weights; where it is a moving average, the same average of the policy's versions.
+    """
+
+    def __init__(
+        self,
+        section: ModelSection,
+        place: Placement,
+        *,
+        temperature: float,
+        changes: ReferenceSection | None = None,
+        reshard: ReshardSection | None = None,
+        swap: Swap | None = None,
+    ) -> None:
+        """changes: when it follows the policy. reshard: how weights come from the policy's plan. swap: moves the
+        weights when they are saved or loaded."""
+        self._section, self._reshard = section, reshard or ReshardSection()
+        self._changes = changes or ReferenceSection()
+        self._swap = swap or Swap(SwapSection(), None)
+        self._model = build_model(section, place)
+        self.scorer = PolicyScorer(self._model, temperature=temperature)
+        self.version = 0.0
+        self._steps_at_change = 0
+        self._is_filled = False
+        self._transfer: WeightTransfer | None = None
+        self._average: MovingAverage | None = None
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The weights, of this rank."""
+        return tuple(self._model.get_parameters())
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether it never changes, so that a run saves it once."""
+        return self._changes.mode == "frozen"
+
+    def freeze(self, policy: nn.Cell, folder: Path, *, version: int) -> None:
+        """Take the policy's weights of version `version`, slice by slice. A frozen reference is saved in `folder` for a
+        resumed run; one that follows the policy is part of every checkpoint. All ranks call it."""
+        self._take(policy, version)
+        self._is_filled = True
+        if not self.is_frozen:
+            return
+        weights, state = weights_as_numpy(policy, self._section), {"version": version}
+        first_rank_first(
+            lambda: save_checkpoint(
+                folder, step=0, parameters=weights, optimizer={}, state=state, keep=Retention(last=1)
+            )
+        )
+
+    def restore(self, folder: Path) -> None:
+        """Load the frozen weights that `freeze` saved; a reference that follows the policy came with the checkpoint.
+        Raises CheckpointError where nothing complete is left of either."""
+        if self._is_filled and not self.is_frozen:
+            return
+        path = path_for_all(lambda: newest_checkpoint(folder)) if self.is_frozen else None
+        if path is None:
+            raise CheckpointError(
+                f"{folder}: the reference policy of this run is missing; without it the KL term has nothing to compare "
+                "with. Restore the folder, or start the run again with --overwrite (it moves the run folder aside)"
+            )
+        with open_checkpoint(path) as saved:
+            load_tensors(self._model, self._section, saved.parameters)
+            self.version, self._is_filled = float(saved.state.get("version", 0)), True
+
+    def follow(self, policy: nn.Cell, *, steps_done: int, version: int) -> None:
+        """Change as configured, once for this number of steps of the run. All ranks call it, in a phase in which both
+        sets of weights are in memory. version: of the policy's weights."""
+        changes = self._changes
+        if self.is_frozen or steps_done == self._steps_at_change:
+            return
+        assert changes.every is not None, "config is not resolved"
+        if steps_done % changes.every:
+            return
+        if changes.mode == "sync":
+            self._take(policy, version)
+        else:
+            self._approach(policy, version)
+        self._steps_at_change = steps_done
+
+    def _take(self, policy: nn.Cell, version: int) -> None:
+        if self._transfer is None:
+            self._transfer = WeightTransfer(policy, self._model, self._section, self._reshard, from_masters=True)
+        self._transfer.push(version)
+        self.version = float(version)
+
+    def _approach(self, policy: nn.Cell, version: int) -> None:
+        decay = self._changes.decay
+        assert decay is not None, "config is not resolved"
+        if self._average is None:
+            self._average = MovingAverage(policy, self._model, self._section, self._reshard)
+        self._average.mix(decay)
+        self.version += (1 - decay) * (version - self.version)
+
+    def state(self) -> dict[str, float]:
+        """State for a checkpoint, beside the weights."""
+        return {"version": self.version, "steps_at_change": self._steps_at_change}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Copies of the whole weights on rank 0; see `weights_as_numpy`."""
+        with self._swap.phase(Phase.SCORE):
+            return weights_as_numpy(self._model, self._section)
+
+    def load(self, state: Mapping[str, Any], weights: TensorSource) -> None:
+        """Continue from `state` and `arrays`."""
+        with self._swap.phase(Phase.SCORE):
+            load_tensors(self._model, self._section, weights)
+        self.version, self._steps_at_change = float(state["version"]), int(state["steps_at_change"])
+        self._is_filled = True
+
+
+class MovingAverage:
+    """Planned once. Beside both sets of weights there is memory for one step of the reshard."""
+
+    def __init__(self, policy: nn.Cell, averaged: nn.Cell, model: ModelSection, section: ReshardSection) -> None:
+        self._policy, self._averaged = policy, averaged
+        self._resharder = Resharder(
+            master_layouts(model, policy),
+            master_layouts(model, averaged),
+            bucket_bytes=section.bucket_mb << 20,
+            residency=self._mixed_after,
+        )
+        self._parameters: dict[str, Parameter] = {}
+        self._arrived: dict[str, np.ndarray] = {}
+        self._share = np.float32(0)
+
+    def mix(self, decay: float) -> None:
+        """Move the average by one step towards the policy."""
+        self._share = np.float32(1 - decay)
+        self._parameters = {parameter.name: parameter for parameter in self._averaged.get_parameters()}
+        # Not touched, hence no memory, before their step of the reshard; gone after it.
+        self._arrived = {
+            name: np.empty(tuple(parameter.shape), np.float32) for name, parameter in self._parameters.items()
+        }
+        self._resharder.run(master_views(self._policy), self._arrived)
+        assert not self._arrived, f"never arrived: {sorted(self._arrived)}"
+
+    @contextmanager
+    def _mixed_after(self, names: tuple[str, ...]) -> Iterator[None]:
+        """Around a step of the reshard: what it brought is mixed into the average."""
+        yield
+        for name in names:
+            if name in self._arrived:
+                self._mix_in(self._parameters[name], self._arrived.pop(name))
+
+    def _mix_in(self, parameter: Parameter, policy: np.ndarray) -> None:
+        average = values_of(parameter)
+        policy -= average
+        policy *= self._share
+        average += policy
+        commit_values(parameter, average)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,30 +1,38 @@
-"""Checks that a resumed run is the same experiment: its configuration against that of the run folder, and hashes of
-what it learns from against those of the checkpoint (files that changed under one name). And that its logs still hold
-what they held when the checkpoint was saved. No MindSpore.
+"""Checks of a resumed run, and of one that goes on for more steps than it was begun with. No MindSpore.
+
+It must be the same experiment: its configuration is compared with that of the run folder, and hashes of everything it
+learns from with those of the checkpoint (files that changed under one name). Its logs should still hold what they held
+when the checkpoint was saved.
+
+Steps that were made stay as they are. Where more steps would stretch the schedule of the learning rate, the user has to
+say which rates the new steps shall have (optimizer.schedule_steps).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+import os
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from mindgspo.algorithms import learning_rate
 from mindgspo.checkpoint.manifest import verify
 from mindgspo.checkpoint.run_folder import RunFolder, RunStatus
 from mindgspo.checkpoint.store import steps_newest_first
-from mindgspo.config import ExperimentConfig, config_mapping, dotted_items, load_config
+from mindgspo.config import ExperimentConfig, config_mapping, dotted_items, load_config, planned_steps
 from mindgspo.config.reward import file_function
+from mindgspo.config.schema import OptimizerSection
 from mindgspo.data.dataset import PromptDataset
-from mindgspo.errors import CheckpointError, ConfigError, RunFolderError
-from mindgspo.metrics.files import FileRecord, begins_with, read_records
+from mindgspo.errors import CheckpointError, ConfigError
+from mindgspo.io import unused_name
+from mindgspo.metrics import read_summary, report_of_finished
+from mindgspo.metrics.files import FileRecord, begins_with
 from mindgspo.tokenization import Tokenizer
-from mindgspo.trainer.longer import LENGTH_KEYS, asks_for_more
 
-# What may change between two processes of one run without changing what it computes, but for rounding: checkpoints are
-# whole, so that any plan reads them.
+# Keys that may change within a run without changing its results, but for rounding: checkpoints hold whole tensors, so
+# that any plan reads them.
 _FREE = (
     "resume",
     "restore",
@@ -51,7 +59,7 @@ _FREE = (
     "swap.",
     "watch.",
 )
-# What changes the course of a run, and may be meant: the run goes on, with a warning.
+# Keys that change the course of a run, perhaps on purpose: the run goes on, with a warning.
 _WARNED = ("reward.",)
 # A run that begins with another's checkpoint has its own name.
 _FREE_ELSEWHERE = ("experiment",)
@@ -73,7 +81,7 @@ def check_config(config: ExperimentConfig, folder: RunFolder) -> list[str]:
 
 
 def _free_length(config: ExperimentConfig, saved: Path) -> tuple[str, ...]:
-    """A run may become longer, not shorter."""
+    """Keys that may differ because the run becomes longer; it may not become shorter."""
     is_longer = saved.is_file() and asks_for_more(config, load_config(saved, check_files=False))
     return LENGTH_KEYS if is_longer else ()
 
@@ -102,7 +110,7 @@ def check_same_experiment(
 
 
 def fingerprints(config: ExperimentConfig, tokenizer: Tokenizer, rows: PromptDataset, *, digest: str) -> dict[str, Any]:
-    """digest: of the training rows."""
+    """Hashes of everything the run learns from. digest: of the training rows."""
     files = {name: hashlib.sha256(content).hexdigest() for name, content in sorted(tokenizer.files.contents.items())}
     own = [file for name in config.reward.functions if (file := file_function(name)) is not None]
     return {
@@ -177,18 +185,7 @@ def _log_problem(log: Path, checkpoint: Path, size: int) -> str:
     found = log.stat().st_size
     if found >= size:
         return f"{log}: its first {size:,} bytes are not what they were when {checkpoint.name} was saved"
-    last = _last_logged_step(log)
-    ends = "without a record" if last is None else f"with step {last}"
-    return f"{log}: {found:,} of the {size:,} bytes that {checkpoint.name} covers are there; it ends {ends}"
-
-
-def _last_logged_step(log: Path) -> int | None:
-    """None where no line can be read; what follows a broken one counts as missing."""
-    step = None
-    with suppress(RunFolderError, ValueError, KeyError):
-        for record in read_records(log):
-            step = int(str(record["step"]))
-    return step
+    return f"{log}: {found:,} of the {size:,} bytes that {checkpoint.name} covers are there"
 
 
 def _last_step_with_logs(run: Path, checkpoint: Path) -> Path | None:
@@ -203,7 +200,7 @@ def _last_step_with_logs(run: Path, checkpoint: Path) -> Path | None:
 
 
 def rows_digest(rows: PromptDataset) -> str:
-    """Over everything of the rows that training reads."""
+    """SHA-256 over everything of the rows that training reads."""
     digest = hashlib.sha256()
     for row in rows:
         digest.update(row.ids.tobytes())
@@ -219,3 +216,91 @@ def _tokenizer_problems(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> It
         theirs, own = saved["files"].get(name), ours["files"].get(name)
         if theirs != own:
             yield f"{name}: " + ("only there" if own is None else "only here" if theirs is None else "another content")
+
+
+LENGTH_KEYS = ("trainer.max_steps", "trainer.epochs", "optimizer.schedule_steps")
+"""Keys that may differ from the run's own configuration where it is to become longer."""
+
+
+def asks_for_more(config: ExperimentConfig, saved: ExperimentConfig) -> bool:
+    """Whether config is of a longer run than the saved one."""
+    ours, theirs = config.trainer, saved.trainer
+    if ours.max_steps is None or theirs.max_steps is None:
+        return ours.max_steps is theirs.max_steps and ours.epochs > theirs.epochs
+    return ours.max_steps > theirs.max_steps
+
+
+def is_complete(config: ExperimentConfig, folder: RunFolder) -> bool:
+    """Whether the run is finished and no more of it is asked for."""
+    if folder.status is not RunStatus.FINISHED:
+        return False
+    return not folder.config.is_file() or not asks_for_more(config, load_config(folder.config, check_files=False))
+
+
+def finished_line(folder: RunFolder) -> str:
+    """Message to a user who starts a run that is finished: where its report is, and how to continue."""
+    steps = read_summary(folder.root).get("steps", 0)
+    return (
+        f"{folder.root}: this run is finished; its report is {report_of_finished(folder.root)}\n"
+        f"--set trainer.max_steps=N with N above {steps} continues it"
+    )
+
+
+def config_before(folder: RunFolder) -> ExperimentConfig | None:
+    """Configuration that the run, or the run whose checkpoint it begins with, was begun with; None where there is none,
+    or where steps are counted from 0."""
+    path = folder.config
+    if folder.status is RunStatus.NEW:
+        path = None if folder.origin is None or folder.origin.restore == "weights" else folder.origin.config
+    return None if path is None or not path.is_file() else load_config(path, check_files=False)
+
+
+def set_summary_aside(folder: RunFolder) -> Path | None:
+    """Rename the summary, which marks a run as finished, of one that goes on. Return its new path, None without one."""
+    if not folder.summary.is_file():
+        return None
+    steps = read_summary(folder.root).get("steps", 0)
+    aside = folder.root / f"summary_step_{steps}.json"
+    aside = unused_name(aside) if aside.exists() else aside
+    os.rename(folder.summary, aside)
+    return aside
+
+
+def new_learning_rates(
+    config: ExperimentConfig, saved: ExperimentConfig, *, step: int, num_rows: int, updates_per_step: int
+) -> str | None:
+    """One line on the learning rates of the steps that are new; None where the run has not become longer.
+
+    step: steps done before the checkpoint. num_rows: of the training set. Raises ConfigError where the schedule
+    does not say what they learn with: both answers are named with their figures.
+    """
+    before, total = planned_steps(saved, num_rows), planned_steps(config, num_rows)
+    assert before is not None and total is not None
+    if total <= before:
+        return None
+    ours, told = config.optimizer, config.optimizer.schedule_steps
+    kept = ours.model_copy(update={"schedule_steps": saved.optimizer.schedule_steps or before})
+    stretched = ours.model_copy(update={"schedule_steps": told or total})
+
+    per_step = updates_per_step
+
+    def rates(section: OptimizerSection) -> Callable[[int], float]:
+        return lambda update: learning_rate(update, total * per_step, section, updates_per_step=per_step)
+
+    as_planned, now = rates(kept), rates(stretched)
+    updates = range(step * per_step, total * per_step)
+    if told is None and any(as_planned(update) != now(update) for update in updates):
+        raise ConfigError(
+            f"trainer: {total} steps, the run has {before}, over which its learning rate "
+            f"({ours.schedule}) was planned. Say what the new steps learn with:\n"
+            f"  --set optimizer.schedule_steps={kept.schedule_steps}   the schedule stays: "
+            f"{_span(as_planned, updates, per_step)}\n"
+            f"  --set optimizer.schedule_steps={total}   over all {total} steps: {_span(now, updates, per_step)}"
+        )
+    return f"the run goes on to step {total} instead of {before}; learning rate {_span(now, updates, per_step)}"
+
+
+def _span(rate: Callable[[int], float], updates: range, per_step: int) -> str:
+    first, last = rate(updates[0]), rate(updates[-1])
+    ends = f"{first:.4g} at step {updates[0] // per_step + 1}"
+    return f"{ends} and after" if first == last else f"{ends}, {last:.4g} at step {updates[-1] // per_step + 1}"

@@ -29,7 +29,7 @@ class SampledGroup:
 
 
 class ResponseSource(Protocol):
-    """Where training responses come from: an engine that is asked in the step, or a feed that runs beside training."""
+    """Source of training responses: an engine that is asked in the step, or a feed that runs beside training."""
 
     def sample(
         self, num_prompts: int, *, step: int, draw: int, weight_version: int

@@ -21,10 +21,12 @@ from mindgspo.types import Batch, ExpertArray, Response, Routing, ScoredGroup
 
 
 class Wanted(NamedTuple):
-    """numbers: of responses, counted group by group, whose routing these ranks want. receivers: the ranks."""
+    """A request for the routing of responses."""
 
     numbers: tuple[int, ...]
+    """Responses, counted group by group."""
     receivers: Ranks
+    """Ranks that want it."""
 
 
 class RoutingTransfer:
@@ -46,7 +48,7 @@ class RoutingTransfer:
         ]
         self._leaders = train.replica_leaders()
         self.bytes_sent = 0
-        """By this rank, so far."""
+        """Bytes that this rank has sent so far."""
 
     def routed(self, mini_batches: Sequence[Sequence[Batch]], groups: Sequence[ScoredGroup]) -> list[list[Batch]]:
         """The batches with the routing of their samples, on the ranks that train them; others have the same batches. In
@@ -91,7 +93,7 @@ class RoutingTransfer:
         ]
 
     def brought(self, groups: Sequence[ScoredGroup], wanted: Sequence[Wanted]) -> dict[int, Routing]:
-        """By the number of a response, what this rank wants."""
+        """Exchange routing; return that of the responses that this rank wants, by their number."""
         sampled = _Sampled.of(groups)
         holders = self._holders(sampled.responses)
         found: dict[int, Routing] = {}
@@ -172,12 +174,12 @@ class _Sampled:
         return routing
 
     def num_rows(self, numbers: Sequence[int]) -> int:
-        """Of a message with these."""
+        """Rows of a message with the routing of these responses."""
         prompts = {self.groups[number]: self.prompt_rows[number] for number in numbers}
         return sum(prompts.values()) + sum(self.responses[number].length for number in numbers)
 
     def flattened(self, numbers: Sequence[int]) -> ExpertArray:
-        """[rows, X]: of each response, behind those of its prompt where it is the first of its group here."""
+        """[rows, X]: routing of each response, preceded by its prompt's where it is the first of its group here."""
         parts: list[ExpertArray] = []
         seen: set[int] = set()
         for number in numbers:
@@ -187,7 +189,7 @@ class _Sampled:
         return np.concatenate(parts)
 
     def unflattened(self, rows_LX: ExpertArray, numbers: Sequence[int]) -> dict[int, Routing]:
-        """The reverse."""
+        """The inverse of `flattened`."""
         found: dict[int, Routing] = {}
         prompts: dict[int, ExpertArray] = {}
         for number in numbers:

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 
 class FedRollouts:
-    """What a trainer draws from instead of its engine; stateful. feed: of rank 0, None on the others. engine: stamps
-    the version that evaluations ask for. prompts: those of training, by index."""
+    """Responses from a feed, in place of an engine; stateful. feed: on rank 0, None on the others. engine: stamps the
+    version that evaluations ask for. prompts: those of training, by index."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ def _message(groups: Sequence[PartialGroup]) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """How an experiment generates."""
+    """Parts of an experiment that generate responses."""
 
     source: ResponseSource
     """Training responses."""

@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,32 +21,36 @@ from mindgspo.launch.watch import watch_this_process
 from mindgspo.launch.worker import run_worker
 from mindgspo.metrics.tracking import check_installed
 from mindgspo.parallel.platform import worker_process
-from mindgspo.trainer.longer import finished_line, is_complete
-from mindgspo.trainer.resume_checks import check_config
+from mindgspo.trainer.resume_checks import check_config, finished_line, is_complete
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions:
-    """workers: what the user expects the plans to need; None: whatever they need. The others as msrun's: number of
-    machines, which of them this is, where rank 0's machine is reached, at which port (None: a free one)."""
+    """Machines of a run, named as msrun's options."""
 
     workers: int | None = None
+    """Workers that the user expects the plans to need; None: as many as they need."""
     nodes: int = 1
+    """Machines."""
     node_rank: int = 0
+    """Number of this machine."""
     master_addr: str = "127.0.0.1"
+    """Address of rank 0's machine."""
     master_port: int | None = None
+    """Port there; None: a free one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """command: "run" or "sft". config, overrides, overwrite: as on the command line. complete: fills in what follows
-    from the whole configuration."""
+    """A run as it was asked for on the command line."""
 
     command: str
+    """run or sft."""
     config: Path
     overrides: tuple[str, ...]
     overwrite: bool
     complete: Callable[[ExperimentConfig], ExperimentConfig]
+    """Fills in settings that follow from the whole configuration."""
 
     def experiment(self) -> ExperimentConfig:
         """The resolved configuration of the run that is asked for. Raises ConfigError."""
@@ -54,7 +58,7 @@ class RunRequest:
         return warm_up_alone(config) if self.command == "sft" else config
 
     def arguments(self) -> list[str]:
-        """For a worker: the same experiment; what had to be moved aside has been."""
+        """Arguments of a worker for the same experiment; a former run has been moved aside by then."""
         return ["-m", "mindgspo.cli", self.command, *self.words()]
 
     def words(self) -> list[str]:
@@ -76,20 +80,15 @@ def start(request: RunRequest, options: ClusterOptions) -> int:
     needed = config.plans.train.world_size
     if options.workers not in (None, needed):
         raise ConfigError(f"--workers {options.workers}: {_needs(config)}; leave the option out, or change the plans")
-    cluster = {
-        "num_workers": needed,
-        "nodes": options.nodes,
-        "node_rank": options.node_rank,
-        "master_addr": options.master_addr,
-        "master_port": options.master_port,
-    }
-    plan_cluster(**cluster)  # refuses what cannot be, before a folder is touched
+    machines = {name: value for name, value in asdict(options).items() if name != "workers"}
+    cluster = {"num_workers": needed, **machines}
+    plan_cluster(**cluster)  # refuses impossible clusters before a folder is touched
     if config.has_own_servers and options.nodes > 1:
         raise ConfigError(
             f"--nodes {options.nodes}: a run starts servers that generate on one machine only; start them with "
             "`mindgspo serve` where their cards are, and name them in rollout.servers.urls"
         )
-    if cluster["node_rank"] == 0 and _is_finished(request, config):
+    if options.node_rank == 0 and _is_finished(request, config):
         return 0
     request = replace(request, overwrite=False)
     if not config.has_own_servers:
@@ -127,7 +126,7 @@ def _check_msrun(config: ExperimentConfig) -> None:
 
 
 def _is_finished(request: RunRequest, config: ExperimentConfig) -> bool:
-    """Deal with what a former run left before MindSpore is imported; rank 0 opens and locks the folder again."""
+    """Handle the remains of a former run before MindSpore is imported; rank 0 opens and locks the folder again."""
     assert config.run_dir is not None, "config is not resolved"
     folder = open_run_folder(config.run_dir, resume=config.resume, overwrite=request.overwrite, restore=config.restore)
     folder.close()

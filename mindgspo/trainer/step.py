@@ -52,10 +52,10 @@ class Trainer:
     optimizer: OptimizerSection
     reward_functions: tuple[str, ...]
     reward_weights: tuple[float, ...]
-    """Of `reward_functions`, in their order."""
+    """Weights of `reward_functions`, in the same order."""
     seed: int
     layout: BatchLayout
-    """How samples become rows."""
+    """Layout of samples in rows."""
     model: nn.Cell
     total_steps: int
     """Steps of the whole run; 0 where it only warms up."""
@@ -64,7 +64,7 @@ class Trainer:
     guard: UpdateGuard
     report: StepReport
     dumps_dir: Path
-    """Where the step of trainer.dump_step is written."""
+    """Folder for the step of trainer.dump_step."""
     timers: Timers
     swap: Swap
 

@@ -34,10 +34,12 @@ _FIRST = "_micro_batch_0.npz"
 
 @dataclass(slots=True)
 class SkippedUpdates:
-    """Updates left out because they were not finite. total: of the run. in_a_row: since the last applied update."""
+    """Numbers of updates left out because they were not finite."""
 
     total: int = 0
+    """In the whole run."""
     in_a_row: int = 0
+    """Since the last applied update."""
 
     def count(self) -> None:
         """One more."""
@@ -126,7 +128,7 @@ def save_batches(folder: Path, name: str, batches: Sequence[Batch]) -> str:
 
 
 def batch_file(folder: Path, name: str, index: int) -> Path:
-    """Where `write_batches` writes the micro-batch number `index` of an update."""
+    """Path of the micro-batch number `index` of an update, as `write_batches` names it."""
     return folder / f"{name}_micro_batch_{index}.npz"
 
 
@@ -170,39 +172,26 @@ def check_first_update(
     *,
     temperature: float,
 ) -> None:
-    """Require importance ratios of 1 of the first update after a rollout. Raises TrainingError."""
+    """Require importance ratios of 1, up to rounding, of the first update after a rollout, since the policy is still
+    the old one; where the sampler's log-probs are the old ones, that sampler and trainer agree. Raises
+    TrainingError."""
     if algorithm.old_log_probs != "sampler":
-        check_ratio(result, step, limit=settings.max_ratio_error, temperature=temperature)
+        error, limit = result.metrics["ratio_error_max"], settings.max_ratio_error
+        if not error <= limit:  # also if it is NaN
+            raise TrainingError(
+                f"step {step}: the importance ratio on the first mini-batch is off 1 by {error:.3g}, allowed is "
+                f"trainer.max_ratio_error = {limit:g}. The old log-probs were not made by the weights that are "
+                f"trained: look at temperature (rollout.temperature = {temperature:g}), padding, positions and weight "
+                "versions; in bfloat16 set trainer.max_ratio_error to about 2e-3"
+            )
     elif settings.schedule == "sync" or settings.max_staleness == 0:  # earlier weights drew with other log-probs
-        check_mismatch(batches, result, step, limit=settings.max_rollout_mismatch, temperature=temperature)
-
-
-def check_ratio(result: UpdateResult, step: int, *, limit: float, temperature: float) -> None:
-    """Before the first update after a rollout the policy is the old one, so every importance ratio must be 1 up to
-    rounding. Raises TrainingError."""
-    error = result.metrics["ratio_error_max"]
-    if not np.isfinite(error) or error > limit:
-        raise TrainingError(
-            f"step {step}: the importance ratio on the first mini-batch is off 1 by {error:.3g}, allowed is "
-            f"trainer.max_ratio_error = {limit:g}. The old log-probs were not made by the weights that are trained: "
-            f"look at temperature (rollout.temperature = {temperature:g}), padding, positions "
-            "and weight versions; in bfloat16 set trainer.max_ratio_error to about 2e-3"
-        )
-
-
-def check_mismatch(
-    batches: Sequence[Batch], result: UpdateResult, step: int, *, limit: float, temperature: float
-) -> None:
-    """The same where the sampler's log-probs are the old ones: sampler and trainer must agree on the first mini-batch.
-    Raises TrainingError."""
-    found = batch_mismatch(batches, result.logp_NK)
-    error = found["training/rollout_logprob_diff_mean"]
-    if not np.isfinite(error) or error > limit:
-        raise TrainingError(
-            f"step {step}: on the first mini-batch the log-probs of sampler and trainer differ by {error:.3g} nat per "
-            f"token, allowed is trainer.max_rollout_mismatch = {limit:g}; at most by "
-            f"{found['training/rollout_logprob_diff_max']:.3g}. algorithm.old_log_probs=sampler takes the sampler's "
-            "for those of the old policy, and these are not: look at temperature "
-            f"(rollout.temperature = {temperature:g}), positions and weight versions, or set "
-            "algorithm.old_log_probs=recompute"
-        )
+        found, limit = batch_mismatch(batches, result.logp_NK), settings.max_rollout_mismatch
+        error = found["training/rollout_logprob_diff_mean"]
+        if not error <= limit:
+            raise TrainingError(
+                f"step {step}: on the first mini-batch the log-probs of sampler and trainer differ by {error:.3g} nat "
+                f"per token, allowed is trainer.max_rollout_mismatch = {limit:g}; at most by "
+                f"{found['training/rollout_logprob_diff_max']:.3g}. algorithm.old_log_probs=sampler takes the "
+                "sampler's for those of the old policy, and these are not: look at temperature (rollout.temperature = "
+                f"{temperature:g}), positions and weight versions, or set algorithm.old_log_probs=recompute"
+            )

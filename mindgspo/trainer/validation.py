@@ -1,9 +1,11 @@
-"""Evaluates the policy on data.eval before, between and after the training steps."""
+"""Progress of a run, and its evaluations on data.eval before, between and after the training steps."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from dataclasses import asdict, dataclass
+from typing import Any, cast
 
 import numpy as np
 
@@ -13,12 +15,105 @@ from mindgspo.evaluation.estimates import Estimate, change_estimate, reward_chan
 from mindgspo.evaluation.evaluator import Evaluator, with_bounds
 from mindgspo.metrics import RunLog, Timers, verdict_lines
 from mindgspo.metrics.run_folder import reward_text
-from mindgspo.trainer.progress import Progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Best:
+    """An evaluation, usually the best."""
+
+    step: int
+    """Training steps that its weights have had."""
+    value: float
+    """Value of eval.best_metric; higher is better."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """Counts and scores of a run that survive a stop."""
+
+    accuracy_before: float | None = None
+    """Accuracy before the first step; None where nothing was evaluated then."""
+    accuracy: float | None = None
+    """Accuracy of the latest evaluation."""
+    reward_before: float | None = None
+    reward: float | None = None
+    """Mean reward of the latest evaluation; None where no answer could be scored."""
+    best: Best | None = None
+    """Best evaluation; None before the first."""
+    latest: Best | None = None
+    """Last evaluation."""
+    step: int = 0
+    """Training steps done."""
+    training_seconds: float = 0.0
+    """Sum over steps."""
+    tokens: int = 0
+    """Sum over steps."""
+    seconds_before: float = 0.0
+    """Seconds that the run took before this process's clock read 0; negative where that clock started elsewhere."""
+
+    def advance(self, metrics: Mapping[str, float]) -> None:
+        """Count one more step."""
+        self.step += 1
+        self.training_seconds += metrics["perf/time_per_step"]
+        self.tokens += int(metrics["perf/total_num_tokens"])
+
+    def evaluated(self, accuracy: float, value: float | None, reward: float | None = None) -> None:
+        """Record an evaluation at the present step. value: of eval.best_metric, None where it was not measured.
+
+        Of equally good ones the first is best. A second one at a step, around a warm-up, replaces the first.
+        """
+        if self.step == 0 and self.accuracy_before is None:
+            self.accuracy_before, self.reward_before = accuracy, reward
+        self.accuracy, self.reward = accuracy, reward
+        self.latest = None if value is None else Best(step=self.step, value=value)
+        if value is not None and (self.best is None or self.best.step == self.step or value > self.best.value):
+            self.best = Best(step=self.step, value=value)
+
+    @property
+    def is_at_best(self) -> bool:
+        """Whether the present weights were evaluated, and are the best so far."""
+        return self.best is not None and self.best.step == self.step
+
+    def seconds(self, now: float) -> float:
+        """Wall seconds of the run over all its processes; now: this process's clock."""
+        return self.seconds_before + now
+
+    def state(self, now: float) -> dict[str, object]:
+        """JSON-able; `from_state` reads it back."""
+        saved = asdict(self)
+        del saved["seconds_before"]
+        return {**saved, "seconds": self.seconds(now)}
+
+    @staticmethod
+    def from_state(state: Mapping[str, Any], *, started: float) -> Progress:
+        """The progress saved in a checkpoint. started: this process's clock when it took the run over."""
+        return Progress(
+            accuracy_before=_number(state["accuracy_before"]),
+            accuracy=_number(state["accuracy"]),
+            reward_before=_number(state.get("reward_before")),
+            reward=_number(state.get("reward")),
+            best=_best(state.get("best")),
+            latest=_best(state.get("latest")),
+            step=int(state["step"]),
+            training_seconds=float(state["training_seconds"]),
+            tokens=int(state["tokens"]),
+            seconds_before=float(state["seconds"]) - started,
+        )
+
+
+def _number(value: Any) -> float | None:
+    """Raises ValueError or TypeError for anything but None and finite numbers."""
+    if value is not None and not math.isfinite(value):
+        raise ValueError(f"{value} is not finite")
+    return value
+
+
+def _best(state: Mapping[str, Any] | None) -> Best | None:
+    return None if state is None else Best(step=int(state["step"]), value=_number(float(state["value"])))
 
 
 class Baseline:
-    """Which held-out problems the first evaluation of a run solved, and the rewards of its answers: what later ones are
-    compared with."""
+    """Solved problems and rewards of the first evaluation of a run, with which later ones are compared."""
 
     def __init__(self) -> None:
         self._solved: np.ndarray | None = None

@@ -61,11 +61,12 @@ _WARMUP_STREAM = 0x5F7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Warmup:
-    """What a warm-up learns from, checked. check_set: rows for its accuracy, None if it is not watched."""
+    """Checked inputs of a warm-up."""
 
     section: WarmupSection
     samples: tuple[TrainingSample, ...]
     check_set: PromptDataset | None
+    """Rows for its accuracy; None if that is not watched."""
 
 
 def warm_up(trainer: Trainer, warmup: Warmup, evaluator: Evaluator, log: RunLog) -> None:
@@ -115,7 +116,7 @@ def _layout(layout: BatchLayout, section: WarmupSection, samples: Sequence[Train
 
 
 def _metrics(result: UpdateResult, *, lr: float, updates: int, accuracy: float | None) -> dict[str, float]:
-    """The warm-up's last update."""
+    """Metrics of the last update."""
     metrics = {
         "sft/loss": result.loss,
         "sft/grad_norm": result.grad_norm,
@@ -129,7 +130,7 @@ def _metrics(result: UpdateResult, *, lr: float, updates: int, accuracy: float |
 def supervised_sample(
     row: Prompt, tokenizer: Tokenizer, model: ModelSection, *, max_tokens: int | None = None
 ) -> TrainingSample:
-    """The row's prompt with its solution and an EOS behind it.
+    """The row's prompt with its solution and an EOS after it.
 
     max_tokens: the token budget of a micro-batch, if there is one. Raises DataError for a row without a solution, or
     with more tokens than the model has positions for or the budget holds.

@@ -124,7 +124,7 @@ def far_step(finished_run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (("model.intermediate_size=96",), "mlp.down_proj.weight: the model has (32, 96), the file (32, 64)"),
     (("model.num_hidden_layers=3",), "model.layers.2.mlp.down_proj.weight"),
     (("data.train.max_rows=8",), "it was trained on other rows of data.train (10, here 8, with other content"),
-    (("trainer.max_steps=1",), "has 2 steps behind it, the run asks for 1, so there is nothing to train"),
+    (("trainer.max_steps=1",), "was saved after step 2, the run asks for 1, so there is nothing to train"),
 ], ids=["shapes", "names", "data", "steps"])  # fmt: skip
 def test_a_checkpoint_of_something_else_is_refused_before_a_folder_holds_a_run(
     finished_run, far_step: Path, tmp_path: Path, overrides: tuple[str, ...], said: str

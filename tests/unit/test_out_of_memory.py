@@ -33,7 +33,7 @@ def save(step):
     save_checkpoint(Path(sys.argv[1]), step=step, parameters=weights, optimizer={}, state={}, keep=Retention(last=9))
 save(1)
 if sys.argv[2] == "background":
-    from mindgspo.trainer.saving import Saver
+    from mindgspo.trainer.checkpoints import Saver
 size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 kept = []
 resource.setrlimit(resource.RLIMIT_AS, (size, size))

@@ -29,7 +29,7 @@ from mindgspo.parallel.plans.placement import Placement
 from mindgspo.parallel.platform import runtime, worker_process
 from mindgspo.reshard.resharder import gather_to_first_rank
 from mindgspo.rollout.weight_transfer import weights_as_numpy
-from mindgspo.trainer.reference import ReferencePolicy
+from mindgspo.trainer.policies import ReferencePolicy
 from mindgspo.types import Batch
 
 Arrays = dict[str, np.ndarray]

@@ -12,9 +12,7 @@ from weight_files import write_safetensors
 from mindgspo.cli.data import data_prepare
 from mindgspo.config.huggingface_config import huggingface_config
 from mindgspo.errors import ConfigError, DataError, RewardError, TokenizerError, WeightsError
-from mindgspo.evaluation.datasets import open_checked_dataset
 from mindgspo.models.names import weight_shapes
-from mindgspo.rewards import Scorer
 from mindgspo.trainer.check import check_experiment
 
 ROWS = [{"question": f"Tom has {n} pens.", "answer": f"{n}+0={n}\n#### {n}"} for n in range(10, 15)]
@@ -47,25 +45,16 @@ def test_prompts_are_shown_as_the_model_will_see_them(check) -> None:
     assert "data.eval: 16 rows, the first 2:" in shown and "3 (trainer.max_steps), 5 rows" in shown
 
 
-@pytest.mark.parametrize(("change", "said"), [
-    ({"question": "pens " * 40}, r"data.train: .*: 1 of 5 prompts are longer than data.max_prompt_length = 32, the "
-     r"first one .*rows.jsonl:1 with 5. tokens"),
-    ({"answer": "#### 10\n\nThat is \\boxed{11}. #### 11 #### 1"}, None),
-], ids=["long prompt", "last mark"])  # fmt: skip
-def test_first_rows_that_cannot_be_used_are_refused(check, change: dict, said: str | None) -> None:
-    rows = [{**ROWS[0], **change}, *ROWS[1:]]
-    if said is None:
-        assert "--- answer: 1\n" in check(rows)
-    else:
-        with pytest.raises(DataError, match=said):
-            check(rows)
+def test_the_last_mark_is_the_answer(check) -> None:
+    row = {**ROWS[0], "answer": "#### 10\n\nThat is \\boxed{11}. #### 11 #### 1"}
+    assert "--- answer: 1\n" in check([row, *ROWS[1:]])
 
 
 def test_rows_that_the_run_leaves_out_are_counted(check) -> None:
     shown = check([{**ROWS[0], "answer": "#### several"}, *ROWS[1:]])
     assert "data.train: 4 rows (1 more will be dropped: 1 gold answer cannot be read), the first 2:" in shown
     assert "several" not in shown
-    with pytest.raises(DataError, match=r"all 1 rows are dropped \(1: gold answer cannot be read\)"):
+    with pytest.raises(DataError, match=r"all 1 rows are dropped \(1: gold answer cannot be read"):
         check([{**ROWS[0], "answer": "#### several"}])
     shown = check([{**ROWS[0], "answer": "10"}, *ROWS, {"question": "When?", "answer": "#### noon"}])
     why = "1 the answer has no final '#### <number>', 1 gold answer cannot be read"
@@ -85,7 +74,7 @@ def test_long_prompts_are_counted_wherever_they_stand(check) -> None:
         DataError, match="2 of 7 prompts are longer than data.max_prompt_length = 32, the first one .*:6 "
     ):
         check(rows)
-    with pytest.raises(DataError, match=r"all 5 prompts are longer than data.max_prompt_length = 8 \(the longest has"):
+    with pytest.raises(DataError, match=r"all 5 rows are dropped \(5: longer than max_prompt_length"):
         check(ROWS, "data.truncation=drop", "data.max_prompt_length=8")
 
 
@@ -94,12 +83,6 @@ def test_a_run_folder_must_be_writable(check, folder: str) -> None:
     """The user root has every permission there; only trying tells."""
     with pytest.raises(ConfigError, match=f"run_dir: {folder}: nothing can be written into /(proc|sys)"):
         check(ROWS, f"run_dir={folder}")
-
-
-def test_a_run_folder_is_left_as_it_is(check, tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    check(ROWS, f"run_dir={tmp_path / 'mine'}")
-    assert list((tmp_path / "mine").iterdir()) == []
 
 
 def test_without_a_solution_or_a_function_that_judges(check, tmp_path) -> None:
@@ -160,26 +143,6 @@ def test_a_careless_teachers_solution_may_be_wrong_but_must_have_an_answer(load)
         list(check_experiment(load("data.train.forgotten_carries=1.0", *STRICT)))
 
 
-def test_a_run_whose_function_reads_the_golds_does_not_say_that_nothing_does(load, tokenizer, tmp_path, caplog) -> None:
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps({"q": f"{n}?", "a": str(n)}) + "\n" for n in range(3)))
-    columns = "{prompt: q, answer: a, data_source_name: own}"
-    source = f"data.train={{format: columns, path: {rows}, columns: {columns}}}"
-    tokenizer.save(tmp_path / "tokenizer")
-    config = load(source, f"tokenizer.path={tmp_path / 'tokenizer'}", "reward.functions=[gsm8k]")
-    with Scorer(config.reward) as scorer:
-        opened = open_checked_dataset(config, config.data.train, tokenizer, scorer, tmp_path / "data", seed=0)
-    assert len(list(opened)) == 3 and caplog.messages == []
-
-
-def test_prepared_data_must_be_of_this_tokenizer(check, tmp_path: Path) -> None:
-    data_prepare(format="arithmetic", output=tmp_path / "prepared", max_rows=7)
-    source = "data.eval={format: prepared, path: " + str(tmp_path / "prepared") + "}"
-    assert "data.eval: 7 prepared rows" in check(ROWS, source)
-    with pytest.raises(DataError, match="prepared: was made with another tokenizer"):
-        check(ROWS, source, "tokenizer.eos_tokens=[<|endoftext|>]")
-
-
 def test_the_models_folder_must_fit_the_model_section(check, load, tmp_path: Path) -> None:
     model = load().model
     described = huggingface_config(model, eos_ids=[378], pad_id=376)
@@ -229,6 +192,8 @@ def test_a_prepared_folder_must_fit_the_settings_and_be_whole(load, tokenizer, t
     settings = (source, f"tokenizer.path={tmp_path / 'tokenizer'}", "rollout.prompts_per_step=2")
     assert "data.train: 5 prepared rows" in "\n".join(check_experiment(load(*settings)))
     assert "data.train: 3 prepared rows" in "\n".join(check_experiment(load(*settings, "data.train.max_rows=3")))
+    with pytest.raises(DataError, match="prepared: was made with another tokenizer"):
+        list(check_experiment(load(*settings, "tokenizer.eos_tokens=[<|endoftext|>]")))
     with pytest.raises(DataError, match="was made with data.instruction_suffix"):
         list(check_experiment(load(*settings, "data.instruction_suffix=' Think.'")))
     (folder / "prompts.mindrecord").write_bytes(b"cut")

@@ -10,8 +10,13 @@ from mindgspo.checkpoint.run_folder import open_run_folder
 from mindgspo.config import dump_config
 from mindgspo.errors import ConfigError
 from mindgspo.metrics import write_summary
-from mindgspo.trainer.longer import asks_for_more, is_complete, new_learning_rates, set_summary_aside
-from mindgspo.trainer.resume_checks import check_config
+from mindgspo.trainer.resume_checks import (
+    asks_for_more,
+    check_config,
+    is_complete,
+    new_learning_rates,
+    set_summary_aside,
+)
 
 
 def rates(load, before: tuple[str, ...], now: tuple[str, ...], *, step: int = 4) -> str | None:

@@ -12,7 +12,6 @@ import pytest
 from mindgspo import faults
 from mindgspo.errors import TrainingError
 from mindgspo.metrics import unknown_names
-from mindgspo.trainer.metrics import finite_metrics
 from mindgspo.trainer.updates import MAX_SAVED_UPDATES, SkippedUpdates, save_batches
 
 SKIP = "trainer.on_nonfinite=skip"
@@ -82,10 +81,17 @@ def test_only_so_many_batches_are_saved(make_trainer, one_of_two_right, tmp_path
     assert save_batches(folder, "update_0", batches).startswith("the batch is saved as"), "the same one again"
 
 
-def test_what_a_skipped_batch_made_nan_is_not_reported_and_the_count_survives_a_stop() -> None:
-    metrics = {"actor/entropy": math.nan, "actor/loss": 1.0, "training/rollout_logprob_diff_max": math.inf}
-    assert finite_metrics(metrics, num_skipped=1) == {"actor/loss": 1.0}
-    assert finite_metrics(metrics, num_skipped=0) is not metrics and len(finite_metrics(metrics, num_skipped=0)) == 3
+def test_metrics_that_a_skipped_batch_made_infinite_are_not_reported(make_trainer, one_of_two_right, fakes) -> None:
+    broken = fakes.scorer(lambda ids: np.full(ids.shape, -np.inf))
+    for settings, nonfinite in (((SKIP,), [1]), ((), [])):
+        trainer = make_trainer(
+            one_of_two_right, *settings, old_policy=broken, updater=fakes.updater(nonfinite=nonfinite)
+        )
+        metrics = trainer.train_step(1).metrics
+        assert all(math.isfinite(value) for value in metrics.values()) == bool(nonfinite)
+
+
+def test_the_count_of_skipped_updates_survives_a_stop() -> None:
     before = SkippedUpdates(total=7, in_a_row=2)
     after = SkippedUpdates()
     after.load_state(before.state())

@@ -12,10 +12,10 @@ from mindgspo.checkpoint.run_folder import open_run_folder
 from mindgspo.config import TokenizerSection, dump_config
 from mindgspo.errors import CheckpointError, ConfigError, DataError, TrainingError
 from mindgspo.tokenization import load_tokenizer
+from mindgspo.trainer.checkpoints import _state_of
 from mindgspo.trainer.loop import require_all_steps
-from mindgspo.trainer.progress import Best, Progress
-from mindgspo.trainer.resume import _state_of
 from mindgspo.trainer.resume_checks import check_config, check_fingerprints, check_same_experiment, fingerprints
+from mindgspo.trainer.validation import Best, Progress
 
 
 def test_seconds_are_summed_over_processes() -> None:

@@ -20,7 +20,7 @@ from mindgspo.models.weights import initialize_weights
 from mindgspo.parallel.plans.placement import ALONE
 from mindgspo.rollout.weight_transfer import weights_as_numpy
 from mindgspo.tensor_files.tensors import ArraySource
-from mindgspo.trainer.reference import ReferencePolicy
+from mindgspo.trainer.policies import ReferencePolicy
 
 IDS = np.random.default_rng(5).integers(1, 300, 14).astype(np.int32)
 

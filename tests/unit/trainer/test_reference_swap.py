@@ -21,7 +21,7 @@ from mindgspo.parallel.plans.placement import ALONE
 from mindgspo.swap.states import Holding, Phase
 from mindgspo.swap.swap import open_swap
 from mindgspo.trainer.build import build_experiment
-from mindgspo.trainer.reference import ReferencePolicy
+from mindgspo.trainer.policies import ReferencePolicy
 
 MIB = 2**20
 # 2 x 8192 x 512 numbers in two tables: 32 MiB of float32, beside which everything else is small.

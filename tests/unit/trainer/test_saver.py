@@ -9,8 +9,8 @@ import pytest
 
 from mindgspo.errors import CheckpointError, TrainingError
 from mindgspo.metrics import SilentLog
-from mindgspo.trainer.progress import Progress
-from mindgspo.trainer.saving import Saver
+from mindgspo.trainer.checkpoints import Saver
+from mindgspo.trainer.validation import Progress
 
 LONG_S = 30.0
 

@@ -15,8 +15,7 @@ from mindgspo.evaluation.estimates import change_estimate
 from mindgspo.evaluation.evaluator import check_best_metric
 from mindgspo.metrics import RunLog, unknown_names
 from mindgspo.rollout.protocol import Purpose, SamplingFilter
-from mindgspo.trainer.progress import Best, Progress
-from mindgspo.trainer.validation import Baseline
+from mindgspo.trainer.validation import Baseline, Best, Progress
 
 SETS = (
     "data.eval=null", "data.eval.a={format: arithmetic, split: dev}", "data.eval.b={format: arithmetic, split: test}",
@@ -61,36 +60,39 @@ def test_the_reward_is_the_weighted_sum_that_training_uses(make_trainer, answer,
     assert evaluation.metrics["val-core/acc/mean@1"] == pytest.approx(2 / 3)
 
 
-def test_samples_of_an_evaluation_depend_on_nothing_but_seed_and_step(make_trainer, prompts, evaluate) -> None:
-    trainer = make_trainer(lambda prompt, sample: [sample + 1], "eval.num_samples=2")
-    asked = []
-    generate = trainer.rollouts.source.engine.generate
+@pytest.fixture
+def asked(make_trainer, answer):
+    """asked(*overrides): a trainer, and the sampling settings that its engine is asked with."""
 
-    def remembered(prompts, settings, **kept):
-        asked.append(settings)
-        return generate(prompts, settings, **kept)
+    def make(*overrides: str):
+        trainer, settings_seen = make_trainer(lambda prompt, sample: answer(prompt.answer), *overrides), []
+        generate = trainer.rollouts.source.engine.generate
 
-    trainer.rollouts.source.engine.generate = remembered
+        def remembered(prompts, settings, **kept):
+            settings_seen.append(settings)
+            return generate(prompts, settings, **kept)
+
+        trainer.rollouts.source.engine.generate = remembered
+        return trainer, settings_seen
+
+    return make
+
+
+def test_samples_of_an_evaluation_depend_on_nothing_but_seed_and_step(asked, prompts, evaluate) -> None:
+    trainer, seen = asked("eval.num_samples=2")
     evaluate(trainer, {"eval": prompts}, step=3)
-    greedy, sampled = asked
+    greedy, sampled = seen
     assert (greedy.temperature, greedy.num_samples) == (0.0, 1)
     assert (sampled.temperature, sampled.num_samples, sampled.sampling_filter) == (1.0, 2, SamplingFilter(0, 1.0))
     assert (sampled.stream.purpose, sampled.stream.step, sampled.stream.seed) == (Purpose.EVALUATION, 3, 1)
 
 
-def test_one_drawn_answer_per_problem(make_trainer, answer, prompts, log: RunLog, tmp_path, evaluate, validate) -> None:
-    settings = ("eval={do_sample: true, temperature: 0.7, top_p: 0.7, logged_problems: 1}", "rollout.top_k=20")
-    trainer = make_trainer(lambda prompt, sample: answer(prompt.answer), *settings)
-    asked = []
-    generate = trainer.rollouts.source.engine.generate
-
-    def remembered(prompts, settings, **kept):
-        asked.append(settings)
-        return generate(prompts, settings, **kept)
-
-    trainer.rollouts.source.engine.generate = remembered
+def test_one_drawn_answer_per_problem(asked, prompts, log: RunLog, tmp_path, evaluate, validate) -> None:
+    trainer, seen = asked(
+        "eval={do_sample: true, temperature: 0.7, top_p: 0.7, logged_problems: 1}", "rollout.top_k=20"
+    )
     evaluation = evaluate(trainer, {"eval": prompts}, step=3)
-    (drawn,) = asked
+    (drawn,) = seen
     assert (drawn.temperature, drawn.num_samples, drawn.stream.purpose) == (0.7, 1, Purpose.EVALUATION)
     assert drawn.sampling_filter == SamplingFilter(20, 0.7), "top_k is rollout's"
     assert evaluation.accuracy == 1 == evaluation.metrics["val-core/arithmetic/acc/mean@1"]
@@ -199,22 +201,6 @@ def test_other_problems_or_an_empty_checkpoint_are_another_baseline() -> None:
     baseline.changes([True, False], [1, 0])
     baseline.load_state({})
     assert baseline.changes([True, True], [1, 1]) == {}
-
-
-def test_after_a_resume_the_log_knows_what_was_before(tmp_path: Path) -> None:
-    def opened() -> RunLog:
-        return RunLog(tmp_path, progress=False, console=Console(quiet=True))
-
-    with opened() as log:
-        for step in range(4):
-            log.log_metrics(step, {"a": step / 2})
-    (tmp_path / "validation.jsonl").write_text('{"step": 2}\n{"step": 3}\n')
-    with opened() as log:
-        log.truncate_after(2)
-        log.log_metrics(3, {"a": 7.0})
-        series = log.history.series("a")
-        assert (series.steps, series.values) == ((0, 1, 2, 3), (0.0, 0.5, 1.0, 7.0))
-    assert lines(tmp_path / "validation.jsonl") == [{"step": 2}]
 
 
 def test_accuracy_by_source_and_over_all(make_trainer, answer, prompts, tokenizer, evaluate, validation_of) -> None:

@@ -1,48 +1,200 @@
-"""Resumes a run: restores everything that a `Saver` took, from this run's checkpoint or another's.
+"""Saves a run's state in checkpoints that any plan can read, and restores it, from this run's checkpoint or another's.
 
-Each rank reads its own rows of weights and moments; rank 0 alone compares hashes, once.
+Saving: all ranks call `Saver.save`; rank 0 writes, while the run waits or in a thread while it goes on. Resuming: each
+rank reads its own rows of weights and moments; rank 0 alone compares hashes, once.
 """
 
 from __future__ import annotations
 
 import shutil
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Protocol
+
+import numpy as np
 
 from mindgspo import faults
 from mindgspo.checkpoint.origin import Origin, roll_back
 from mindgspo.checkpoint.run_folder import RunFolder, RunStatus
-from mindgspo.checkpoint.store import OpenCheckpoint, newest_checkpoint, open_checkpoint, step_of
+from mindgspo.checkpoint.store import (
+    OpenCheckpoint,
+    Retention,
+    newest_checkpoint,
+    open_checkpoint,
+    save_checkpoint,
+    step_of,
+)
 from mindgspo.errors import CheckpointError, MindGSPOError, TrainingError
 from mindgspo.io import fsync_tree, publish_folder, temporary_path, write_file
 from mindgspo.metrics import RunLog
 from mindgspo.metrics.files import LOGS, split_records
 from mindgspo.models.weights import load_tensors
 from mindgspo.parallel.platform.cluster import first_rank_first, is_first, path_for_all
+from mindgspo.rollout.weight_transfer import weights_as_numpy
 from mindgspo.swap.states import Phase
-from mindgspo.trainer.progress import Progress
+from mindgspo.tensor_files.tensors import TensorSource
 from mindgspo.trainer.resume_checks import check_fingerprints, intact_logs, log_warnings
-from mindgspo.trainer.saving import Saver, Stateful
 from mindgspo.trainer.step import Trainer
+from mindgspo.trainer.validation import Progress
+
+_THREAD_BYTES = 16 << 20  # its stack of 8 MB, and what it needs before it does anything
+
+
+class Stateful(Protocol):
+    """Something whose state goes into checkpoints. All ranks call each method, in the same order and in no phase of the
+    swap; rank 0's is written."""
+
+    def state(self) -> dict[str, Any]:
+        """JSON, equal on all ranks (no tuples, no integer keys, no NaN); {} where there is none."""
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Written as they are, into `<name>.safetensors` of the checkpoint; no such file where there are none. Copies,
+        or arrays that nobody changes any more: they may be written while the run goes on. Where ranks hold parts, rank
+        0 gives the whole, the others may give nothing."""
+
+    def load(self, state: Mapping[str, Any], arrays: TensorSource) -> None:
+        """Continue from what was saved. arrays: open for this call only, empty where none were saved; a rank reads what
+        it holds (`read_slice`). Raises CheckpointError, DataError."""
+
+
+@dataclass(frozen=True, slots=True)
+class JSONState:
+    """`Stateful` made of a function that returns the state and one that takes it back."""
+
+    get: Callable[[], dict[str, Any]]
+    set: Callable[[Mapping[str, Any]], None]
+
+    def state(self) -> dict[str, Any]:
+        """See `Stateful`."""
+        return dict(self.get())
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """None."""
+        return {}
+
+    def load(self, state: Mapping[str, Any], arrays: TensorSource) -> None:
+        """See `Stateful`."""
+        self.set(state)
+
+
+class Saver:
+    """Saves one run; a context manager; when it ends, nothing is being written any more.
+
+    In the background an error of the disk comes up at the next `save`, or at the latest in `wait`.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        stateful: Mapping[str, Stateful],
+        inputs: Mapping[str, Any],
+        checkpoints: Path,
+        log: RunLog,
+    ) -> None:
+        """stateful: what changes while the run goes on beside weights and optimizer, by name. inputs: fingerprints of
+        what the run learns from. checkpoints: the folder. log: what it holds at a save is on disk with the
+        checkpoint."""
+        self._trainer, self._stateful, self._inputs = trainer, stateful, inputs
+        self._folder, self._log = checkpoints, log
+        self._writer: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    def save(self, progress: Progress) -> None:
+        """Save a checkpoint of the present state. All ranks call it: rank 0 gathers the whole."""
+        faults.reach("save.before")
+        with self._trainer.timers("save_checkpoint"):
+            self.wait()
+            write = self._prepared(progress)
+            if self._trainer.settings.save_in_background:
+                self._start(write)
+            else:
+                first_rank_first(write)
+                faults.reach("save.after")
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint is published. Raises the error that its writing met."""
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.wait()
+        elif self._writer is not None:  # what was saved stays, also when the run ends with an error
+            self._writer.join()
+
+    def _prepared(self, progress: Progress) -> Callable[[], object]:
+        """Return the function that writes the checkpoint, with copies of everything that the run will change."""
+        trainer, settings = self._trainer, self._trainer.settings
+        with trainer.swap.phase(Phase.SAVE):
+            parameters = weights_as_numpy(trainer.model, trainer.model.config)
+            optimizer = trainer.updater.state()
+        state = {
+            "progress": progress.state(time.perf_counter()),
+            "weight_version": trainer.weights.version,
+            "inputs": self._inputs,
+            "kept": {name: part.state() for name, part in self._stateful.items()},
+        }
+        return partial(
+            save_checkpoint,
+            self._folder,
+            step=progress.step,
+            parameters=parameters,
+            optimizer=optimizer,
+            state=state,
+            stateful={name: part.arrays() for name, part in self._stateful.items()},
+            logs=self._log.records(),
+            keep=Retention(last=settings.keep_checkpoints, best=settings.keep_best),
+        )
+
+    def _start(self, write: Callable[[], object]) -> None:
+        """Rank 0 writes in a thread; the others have nothing to wait for."""
+
+        def work() -> None:
+            try:
+                write()
+                faults.reach("save.after")
+            except BaseException as error:
+                self._failure = error
+
+        if not is_first():
+            faults.reach("save.after")
+            return
+        bytearray(_THREAD_BYTES)  # raises MemoryError; `start` waits for ever for a thread that dies at birth
+        self._writer = threading.Thread(target=work, name="writes a checkpoint")
+        self._writer.start()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """progress: None where the run begins at step 0. has_weights: those of a checkpoint, so that no warm-up is due.
-    settle: what is left to do in the run folder, once it is sure that the run begins; all ranks call it."""
+    """State that a run begins with."""
 
     progress: Progress | None = None
+    """None where the run begins at step 0."""
     has_weights: bool = False
+    """Whether its weights are those of a checkpoint, so that no warm-up is due."""
     settle: Callable[[], None] = lambda: None
+    """Finishes the work in the run folder, once it is sure that the run begins; all ranks call it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
     """Restores `trainer` and `stateful`. inputs: fingerprints of what the run learns from. started: this process's
-    clock. learning_rates: tells, for the steps that a checkpoint has behind it, what new ones learn with. All ranks
+    clock. learning_rates: describes, given the step of a checkpoint, the learning rates of new steps. All ranks
     call `restore`, before the first step."""
 
     trainer: Trainer
@@ -76,7 +228,7 @@ class Resume:
         return Start()
 
     def _continue(self, newest: Path) -> Start:
-        """From the newest checkpoint of this run."""
+        """Continue from the newest checkpoint of this run."""
         progress, sizes = self._load(newest, self.folder.root)
         self._restore_reference()
 
@@ -88,9 +240,8 @@ class Resume:
         return Start(progress=progress, settle=settle)
 
     def _roll_back(self, origin: Origin) -> Start:
-        """To an earlier checkpoint of this run. Only when it is loaded is the later part of the run given up."""
-        path = path_for_all(origin.checkpoint)
-        assert path is not None
+        """Go back to an earlier checkpoint of this run. The later part is moved away only once it is loaded."""
+        path = _path_in(origin)
         progress, sizes = self._load(path, self.folder.root)
         self._restore_reference()
 
@@ -106,9 +257,8 @@ class Resume:
         return Start(progress=progress, settle=settle)
 
     def _start_with_weights(self, origin: Origin) -> Start:
-        """With those of another run's checkpoint."""
-        path = path_for_all(origin.checkpoint)
-        assert path is not None
+        """Start with the weights of another run's checkpoint."""
+        path = _path_in(origin)
         with open_checkpoint(path) as saved, _state_of(path):
             self._check_inputs(saved, weights_only=True)
             self._load_weights(saved)
@@ -119,9 +269,8 @@ class Resume:
         return Start(has_weights=True)
 
     def _start_from_other_run(self, origin: Origin) -> Start:
-        """With all of another run's checkpoint."""
-        path = path_for_all(origin.checkpoint)
-        assert path is not None
+        """Start with the whole state of another run's checkpoint."""
+        path = _path_in(origin)
         progress, _ = self._load(path, origin.run)
 
         def settle() -> None:
@@ -141,7 +290,7 @@ class Resume:
         with open_checkpoint(path) as saved, _state_of(path):
             if saved.step > trainer.total_steps:
                 raise TrainingError(
-                    f"{path}: has {saved.step} steps behind it, the run asks for {trainer.total_steps}, so there is "
+                    f"{path}: was saved after step {saved.step}, the run asks for {trainer.total_steps}, so there is "
                     "nothing to train; raise trainer.max_steps, or name an earlier checkpoint with resume=PATH"
                 )
             self._check_inputs(saved, weights_only=False)
@@ -198,10 +347,17 @@ class Resume:
                 self.trainer.scorer.reference.restore(self.folder.reference)
 
 
+def _path_in(origin: Origin) -> Path:
+    """Path of the checkpoint that a run begins with, the same on all ranks."""
+    path = path_for_all(origin.checkpoint)
+    assert path is not None
+    return path
+
+
 @contextmanager
 def _state_of(path: Path) -> Iterator[None]:
-    """What a checkpoint's digests vouch for may have been written by anybody: whatever its state lacks, or has of
-    another kind, becomes a CheckpointError."""
+    """Turn errors about a checkpoint's state into CheckpointError: its digests hold, but anybody may have written it,
+    so keys may be missing or of another kind."""
     try:
         yield
     except MindGSPOError:
@@ -214,7 +370,7 @@ def _state_of(path: Path) -> Iterator[None]:
 
 
 def _copy_history(run: Path | None, folder: RunFolder, step: int) -> None:
-    """What the other run has that is no part of a checkpoint: its logs until then, and its reference policy."""
+    """Copy the other run's logs until that step and its reference policy, which are no part of a checkpoint."""
     if run is None:
         return
     for name in LOGS:

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from mindspore import Tensor
 
-from mindgspo.config import ModelSection
+from mindgspo.config import ModelSection, TokenizerSection
 from mindgspo.errors import DataError, TokenizerError
 from mindgspo.evaluation.log_probs import read_id_rows
 from mindgspo.models.policy import build_model
 from mindgspo.models.scoring import padded_length, score_rows
 from mindgspo.models.weights import initialize_weights
 from mindgspo.parallel.ops.device import attention_segments, takes_packed
+from mindgspo.tokenization import load_tokenizer
 
 SECTION = ModelSection(
     vocab_size=97, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
@@ -41,14 +42,14 @@ def rows_of(folder: Path, text: str, section: ModelSection = SECTION) -> list[li
     ('{"text": 5}', '"text" must be a text, got int'), ('{"text": ""}', "no ids"),
     ('{"text": "\\ud800"}', "half of a surrogate pair"), ('{"text": "<|im_end|>"}', "id 378 is outside the vocabulary"),
 ], ids=range(18))  # fmt: skip
-def test_an_unusable_line_is_named(line: str, said: str, tmp_path: Path, tokenizer) -> None:
-    tokenizer.save(tmp_path)
+def test_an_unusable_line_is_named(line: str, said: str, tmp_path: Path) -> None:
+    load_tokenizer(TokenizerSection()).save(tmp_path)
     with pytest.raises(DataError) as caught:
         rows_of(tmp_path, '{"ids": [1]}\n' + line + "\n")
     assert str(caught.value).startswith(f"{tmp_path / 'rows.jsonl'}, line 2: ") and said in str(caught.value)
 
 
-def test_what_is_read_and_what_holds_no_rows(tmp_path: Path, tokenizer) -> None:
+def test_what_is_read_and_what_holds_no_rows(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nowhere.jsonl: cannot be read"):
         read_id_rows(tmp_path / "nowhere.jsonl", SECTION, tmp_path)
     with pytest.raises(DataError, match="is empty"):
@@ -58,6 +59,7 @@ def test_what_is_read_and_what_holds_no_rows(tmp_path: Path, tokenizer) -> None:
     assert rows_of(tmp_path, '{"ids": [0, 96]}\n{"ids": [5], "note": "kept by the user"}') == [[0, 96], [5]]
     assert rows_of(tmp_path, '{"ids": [1]}\r\n') == [[1]]
     assert rows_of(tmp_path, '{"ids": [' + ", ".join(["3"] * 80) + "]}") == [[3] * 80]
+    tokenizer = load_tokenizer(TokenizerSection())
     tokenizer.save(tmp_path)
     section = SECTION.model_copy(update={"vocab_size": 379})
     text = "Tom has 3 pens.<|im_end|>"
