@@ -139,7 +139,7 @@ class ResponseScorer:
         faults.reach("reward.before")
         groups = list(zip(prompts, rollout.responses, strict=True))
         candidates = [self._candidate(prompt, response) for prompt, siblings in groups for response in siblings]
-        own = self._scorer.score(self._replicas.own(candidates)) if self._replicas.speaks else []
+        own = self._scorer.score(self._replicas.own(candidates)) if self._replicas.is_leader else []
         faults.reach("reward.inside")
         collected = self._replicas.collect_objects(
             own, num_items=len(candidates), encode=score_to_json, decode=score_from_json

@@ -48,10 +48,10 @@ def run_worker(body: Callable[[], int]) -> NoReturn:
     folder = _report_to_launcher(orders) if orders is not None else None
     code = _do(body, folder)
     if code == 0:
-        heartbeat.finish()
+        heartbeat.end(heartbeat.State.FINISHED)
         _leave_cluster()
     else:
-        heartbeat.fail()
+        heartbeat.end(heartbeat.State.FAILED)
     end_process(code)
 
 

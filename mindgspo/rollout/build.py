@@ -120,7 +120,7 @@ class ReplicatedEngine:
         groups = self._replicas.collect([_packed(group) for group in rollout.responses], num_items=len(prompts))
         counters = self._replicas.collect_each((np.array(astuple(rollout.counters), np.int64),))
         own: dict[int, tuple[Response, ...]] = {}
-        if self._replicas.speaks:
+        if self._replicas.is_leader:
             own = dict(zip(self._replicas.own(range(len(prompts))), rollout.responses, strict=True))
         return Rollout(
             responses=tuple(

@@ -1,1 +1,1 @@
-"""What ranks send each other: from the host, inside graphs, and through memory that they share."""
+"""Communication between ranks: from the host, inside graphs, and through shared memory."""

@@ -1,9 +1,9 @@
-"""Collectives inside compiled graphs, without gradients: on CPU operators of our own over the memory that the ranks
-share (`mindgspo_kernels/shared_memory.cc`), on Ascend MindSpore's.
+"""Collectives inside compiled graphs, without gradients: our own operators over shared memory on CPU
+(`mindgspo_kernels/shared_memory.cc`), MindSpore's on Ascend.
 
-`ranks`: ascending, at least two, this process among them. Every rank of a group makes the same callables in the same
-order and runs them in the same order, on tensors of the same shape and dtype: another shape, or another callable, is an
-error on CPU. Results are in the order of `ranks`. Sums of 16-bit types are made in float32 and rounded once on CPU.
+`ranks`: ascending, at least two, including this process. Every rank of a group makes the same callables in the same
+order and runs them in the same order, on tensors of the same shape and dtype; on CPU a mismatch is an error. Results
+are in the order of `ranks`. On CPU, 16-bit types are summed in float32 and rounded once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _made: Counter[Ranks] = Counter()
 
 
 class _Kernel(nn.Cell):
-    """construct(x) of an operator of `graph.cc`; shape: of the result, by x's."""
+    """construct(x) of an operator of `graph.cc`. shape: result shape as a function of x's."""
 
     def __init__(self, name: str, ranks: Ranks, shape: Callable, axes: tuple[int, int] = (0, 0)) -> None:
         super().__init__(auto_prefix=False)
@@ -35,7 +35,7 @@ class _Kernel(nn.Cell):
 
 
 class _GatherUsed(nn.Cell):
-    """See `all_gather`."""
+    """The CPU cell of `all_gather_used`."""
 
     def __init__(self, ranks: Ranks) -> None:
         super().__init__(auto_prefix=False)
@@ -50,7 +50,7 @@ class _GatherUsed(nn.Cell):
 
 
 class _GatherAll(nn.Cell):
-    """`_GatherUsed` on Ascend."""
+    """The Ascend cell of `all_gather_used`."""
 
     def __init__(self, ranks: Ranks) -> None:
         super().__init__(auto_prefix=False)
@@ -61,41 +61,41 @@ class _GatherAll(nn.Cell):
 
 
 def _description(ranks: Ranks, axes: tuple[int, int]) -> Tensor:
-    """What `Group` of graph.cc reads."""
+    """Return the description of a group that `Group` of graph.cc reads: [number of the callable, *axes, *ranks]."""
     _made[ranks] += 1
     return Tensor([_made[ranks], *axes, *ranks], ms.int32)
 
 
 def all_reduce(ranks: Ranks) -> Callable[[Tensor], Tensor]:
-    """The sum of all ranks' x."""
+    """Return a callable for the sum of all ranks' x."""
     if current_device() == "Ascend":
         return ops.AllReduce(group=group_name(ranks))
     return _Kernel("all_reduce", ranks, lambda x: x)
 
 
 def all_gather(ranks: Ranks) -> Callable[[Tensor], Tensor]:
-    """x [M, ..] of all ranks, [ranks * M, ..]."""
+    """Return a callable that joins all ranks' x [M, ..] to [ranks * M, ..]."""
     if current_device() == "Ascend":
         return ops.AllGather(group=group_name(ranks))
     return _Kernel("all_gather", ranks, lambda x: [len(ranks) * x[0], *x[1:]])
 
 
 def all_gather_used(ranks: Ranks) -> Callable[[Tensor, Tensor], Tensor]:
-    """The same of (x, tokens): the last element of `tokens` says how many leading rows of this rank's x are in use. On
-    CPU the others come as zeros; on Ascend as they are."""
+    """Return a callable like `all_gather` of (x, tokens): the last element of `tokens` is the number of leading rows of
+    this rank's x that are in use. The other rows arrive as zeros on CPU, unchanged on Ascend."""
     return _GatherAll(ranks) if current_device() == "Ascend" else _GatherUsed(ranks)
 
 
 def reduce_scatter(ranks: Ranks) -> Callable[[Tensor], Tensor]:
-    """This rank's rows [M / ranks, ..] of the sum of all ranks' x [M, ..]."""
+    """Return a callable for this rank's rows [M / ranks, ..] of the sum of all ranks' x [M, ..]."""
     if current_device() == "Ascend":
         return ops.ReduceScatter(group=group_name(ranks))
     return _Kernel("reduce_scatter", ranks, lambda x: [x[0] // len(ranks), *x[1:]])
 
 
 def all_to_all(ranks: Ranks, split_axis: int, concat_axis: int) -> Callable[[Tensor], Tensor]:
-    """x cut along split_axis into a block for each rank; what the ranks have for this one, side by side along
-    concat_axis."""
+    """Return a callable that cuts x along split_axis into one block per rank, exchanges the blocks, and joins those for
+    this rank along concat_axis."""
     if current_device() == "Ascend":
         return ops.AlltoAll(len(ranks), split_axis, concat_axis, group_name(ranks))
 

@@ -1,7 +1,7 @@
-"""Collectives called from the host, and what makes them safe: process groups made in one order, ranks that meet before
-they enter, and agreement on what all ranks must share. Between the ranks of a CPU cluster they go through memory that
-these share, on Ascend through MindSpore; there the ranks of a host share memory to wait for each other. A process that
-is alone pays nothing.
+"""Collectives called from the host, process groups, barriers, and checks that the ranks agree.
+
+Between the ranks of a CPU cluster they go through shared memory, on Ascend through MindSpore; there the ranks of a host
+use shared memory only to wait for each other. A single process pays nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
+from mindspore.mint import distributed
 
 from mindgspo.errors import ConfigError
 from mindgspo.parallel.collectives.shared_memory import SLOT_BYTES, SharedMemoryGroup, new_group_file
@@ -31,7 +32,7 @@ _names: dict[Ranks, str] = {}
 
 
 def group_name(ranks: Ranks) -> str:
-    """Name of the group of `ranks` (ascending, at least two, this process among them); made at the first call.
+    """Return the name of the group of `ranks` (ascending, at least two, including this process), made on first use.
 
     Every member must call it, and members of several new groups in the same order, as with any collective.
     """
@@ -43,7 +44,7 @@ def group_name(ranks: Ranks) -> str:
 
 
 def made_groups() -> dict[str, Ranks]:
-    """{name: ranks} of the groups made so far."""
+    """Return {name: ranks} of the groups made so far."""
     return {name: ranks for ranks, name in _names.items()}
 
 
@@ -60,18 +61,16 @@ def _made(ranks: Ranks) -> str:
 
 # CPU collectives move float32 and int32, and only an integer keeps every bit pattern.
 _WORD = np.dtype(np.int32)
-_PATH_BYTES = 512
 
 _shared: SharedMemoryGroup | None = None
-"""Of a CPU cluster: all collectives go through it."""
+"""Shared memory of a CPU cluster, which all collectives go through."""
 _barrier_group: SharedMemoryGroup | None = None
-"""Where the ranks `_here` wait for each other: `_shared`, or what the ranks of one host with cards have."""
+"""Shared memory in which the ranks `_here` wait for each other: `_shared`, or that of one host with cards."""
 _here: Ranks = ()
 
 
 def open_shared_memory() -> None:
-    """Give the ranks of a CPU cluster, or on Ascend those of a host, their meeting place; all call it, right after
-    `runtime.join_cluster`."""
+    """Open the shared memory of a CPU cluster, or of a host with cards; all ranks call it once they have joined."""
     global _shared, _barrier_group, _here
     if _barrier_group is not None or runtime.world_size() == 1:
         return
@@ -79,14 +78,9 @@ def open_shared_memory() -> None:
         _barrier_group, _here = _group_of_host()
         return
     path = new_group_file(runtime.world_size()) if runtime.rank() == 0 else None
-    words = np.zeros(_PATH_BYTES // _WORD.itemsize, _WORD)
-    if path is not None:
-        encoded = str(path).encode()
-        assert len(encoded) <= _PATH_BYTES, path
-        words.view(np.uint8)[: len(encoded)] = np.frombuffer(encoded, np.uint8)
-    runtime.broadcast_in_place(words, sender=0, group=group_name(world_ranks()))
-    file = Path(words.tobytes().rstrip(b"\0").decode())
-    _shared = _barrier_group = SharedMemoryGroup(file, rank=runtime.rank(), world_size=runtime.world_size())
+    (file,) = exchange(str(path or "").encode(), senders=(0,))
+    _shared = SharedMemoryGroup(Path(file.decode()), rank=runtime.rank(), world_size=runtime.world_size())
+    _barrier_group = _shared
     _here = world_ranks()
     _shared.serve_graphs()
     _shared.barrier(world_ranks())
@@ -95,7 +89,7 @@ def open_shared_memory() -> None:
 
 
 def _group_of_host() -> tuple[SharedMemoryGroup | None, Ranks]:
-    """And those that have it: the ranks of this host that could open the file of the first of them."""
+    """Return the shared memory of this host, None if it cannot be opened, and the host's ranks that have opened it."""
     rank, size = runtime.rank(), runtime.world_size()
     hosts = exchange(socket.gethostname().encode())
     leaders = sorted({hosts.index(host) for host in hosts})
@@ -105,9 +99,9 @@ def _group_of_host() -> tuple[SharedMemoryGroup | None, Ranks]:
         path = new_group_file(size, has_slots=False) if rank == leader else None
     except (ConfigError, KernelsUnavailable) as error:
         _log.warning("ranks of this host wait for each other within HCCL's limits alone: %s", error)
-    told = exchange(str(path or "").encode(), senders=leaders)[leaders.index(leader)].decode()
+    file = exchange(str(path or "").encode(), senders=leaders)[leaders.index(leader)].decode()
     try:
-        group = SharedMemoryGroup(Path(told), rank=rank, world_size=size, has_slots=False) if told else None
+        group = SharedMemoryGroup(Path(file), rank=rank, world_size=size, has_slots=False) if file else None
     except (ConfigError, KernelsUnavailable) as error:
         _log.warning("rank %d waits for others within HCCL's limits alone: %s", rank, error)
     have_it = exchange(b"yes" if group else b"")
@@ -117,15 +111,17 @@ def _group_of_host() -> tuple[SharedMemoryGroup | None, Ranks]:
 
 
 def wait_for_ranks(ranks: Ranks) -> None:
-    """Wait until all `ranks` are here: before a collective to which they may come at very different times. On Ascend
-    those of this host; hosts wait for each other in the collective, which HCCL's limits end."""
+    """Wait for all `ranks` before a collective that they may reach at very different times.
+
+    On Ascend only the ranks of this host; hosts wait for each other in the collective, within HCCL's timeout.
+    """
     here = tuple(rank for rank in ranks if rank in _here)
     if _barrier_group is not None and len(here) > 1:
         _barrier_group.barrier(here)
 
 
 def make_broadcast_groups(groups: Iterable[Ranks]) -> None:
-    """Make those of the groups that have this process among them, where broadcasts need them: see `group_name`."""
+    """Make the groups that include this process, if broadcasts need any; the order matters as in `group_name`."""
     if _shared is None:
         for ranks in groups:
             if runtime.rank() in ranks:
@@ -133,8 +129,10 @@ def make_broadcast_groups(groups: Iterable[Ranks]) -> None:
 
 
 def broadcast(array: np.ndarray, *, sender: int, ranks: Ranks) -> None:
-    """Fill `array` (contiguous, float32 or int32) on all `ranks` with the sender's. On CPU the sender may go on before
-    they have it."""
+    """Fill `array` (contiguous, float32 or int32) on all `ranks` with the sender's.
+
+    Not a barrier: on CPU the sender may go on before the others have received it.
+    """
     if len(ranks) == 1:
         return
     if _shared is None:
@@ -145,13 +143,13 @@ def broadcast(array: np.ndarray, *, sender: int, ranks: Ranks) -> None:
 
 
 def max_buffer_bytes() -> int:
-    """The most that `broadcast_buffer` takes at once."""
+    """Return the largest size of a `broadcast_buffer`."""
     return sys.maxsize if _shared is None else SLOT_BYTES
 
 
 @contextmanager
 def broadcast_buffer(num_bytes: int, *, sender: int, ranks: Ranks) -> Iterator[np.ndarray]:
-    """int32 [ceil(num_bytes / 4)]: what the sender writes into it inside, the other `ranks` read from it inside."""
+    """Yield an int32 buffer [ceil(num_bytes / 4)] that the sender fills and the other `ranks` read inside the block."""
     num_words = -(-num_bytes // _WORD.itemsize)
     if _shared is not None:
         with _shared.passing(num_words * _WORD.itemsize, sender=sender, ranks=ranks) as slot:
@@ -166,7 +164,7 @@ def broadcast_buffer(num_bytes: int, *, sender: int, ranks: Ranks) -> Iterator[n
 
 
 def barrier() -> None:
-    """Wait until every rank has come."""
+    """Wait for all ranks."""
     total = np.ones(1, np.int32)
     sum_over_world(total)
     assert total[0] == runtime.world_size(), total
@@ -181,27 +179,28 @@ def sum_over_world(array: np.ndarray) -> None:
 
 
 def send(tensor: Tensor, receiver: int) -> None:
-    """To a rank that calls `receive`. On CPU it goes on at once where 1 MiB holds what is on its way, else, and on
-    Ascend, it may wait for the receiver."""
+    """Send a tensor to a rank that calls `receive`; may wait for it, on CPU only if over 1 MiB is on its way."""
     if _shared is None:
-        runtime.send_tensor(tensor, receiver)
+        distributed.send(tensor, receiver)
     else:
         _shared.send(tensor.asnumpy(), receiver)
 
 
 def receive(shape: Sequence[int], dtype: ms.Type, sender: int) -> Tensor:
-    """The next tensor that `sender` sends here."""
+    """Return the next tensor that `sender` sends to this rank."""
     result = ms.mint.empty(tuple(shape), dtype=dtype)
     if _shared is None:
-        runtime.receive_tensor(result, sender)
+        distributed.recv(result, sender)
     else:
         _shared.receive(result.asnumpy(), sender)
     return result
 
 
 class GraphOfRanks:
-    """A compiled cell in which several ranks talk to each other. Compiling takes each of them its own time, so they
-    meet before the first run with new shapes."""
+    """A compiled cell in which several ranks communicate.
+
+    Compilation times differ between ranks, so they wait for each other before the first run with new shapes.
+    """
 
     def __init__(self, cell: nn.Cell, ranks: Ranks) -> None:
         self.cell, self._ranks = cell, ranks
@@ -209,7 +208,7 @@ class GraphOfRanks:
         self._compiled: set[tuple] = set()
 
     def compile(self, *inputs: Tensor) -> bool:
-        """Compile for inputs of these shapes, without meeting the others; whether that was still to be done."""
+        """Compile for inputs of these shapes without waiting for other ranks; return False if already compiled."""
         shapes = tuple((tuple(tensor.shape), str(tensor.dtype)) for tensor in inputs)
         if shapes in self._compiled:
             return False
@@ -223,19 +222,19 @@ class GraphOfRanks:
             wait_for_ranks(self._ranks)
         try:
             return self._call(*inputs)
-        except RuntimeError as error:  # which says that an operator failed, not why
+        except RuntimeError as error:  # it says that an operator failed, not why
             if _shared is None or not (reason := graph_failure()):
                 raise
             raise RuntimeError(reason) from error
 
 
 def world_ranks() -> Ranks:
-    """All ranks."""
+    """Return all ranks."""
     return tuple(range(runtime.world_size()))
 
 
 def exchange(message: bytes, *, senders: Sequence[int] | None = None) -> list[bytes]:
-    """Every rank's message, in the order of `senders` (default: all ranks), on every rank. Others' are not sent."""
+    """Return the messages of `senders` (default: all ranks) in that order, on every rank; all ranks call it."""
     senders = world_ranks() if senders is None else senders
     if runtime.world_size() == 1:
         return [message]
@@ -244,10 +243,10 @@ def exchange(message: bytes, *, senders: Sequence[int] | None = None) -> list[by
         assert len(message) < 2**31, f"a message of {len(message)} bytes"
         lengths[runtime.rank()] = len(message)
     sum_over_world(lengths)
-    return [_told(message, sender=sender, num_bytes=int(lengths[sender])) for sender in senders]
+    return [_message_from(sender, message, num_bytes=int(lengths[sender])) for sender in senders]
 
 
-def _told(message: bytes, *, sender: int, num_bytes: int) -> bytes:
+def _message_from(sender: int, message: bytes, *, num_bytes: int) -> bytes:
     if num_bytes == 0:
         return b""
     words = np.zeros(-(-num_bytes // _WORD.itemsize), _WORD)
@@ -259,8 +258,10 @@ def _told(message: bytes, *, sender: int, num_bytes: int) -> bytes:
 
 
 def send_between(messages: Mapping[int, np.ndarray], expected: Mapping[int, int]) -> dict[int, np.ndarray]:
-    """Bytes from rank to rank; all ranks call it. messages: uint8, by the rank that gets them. expected: how many bytes
-    come, by the rank that sends them. Returns what has come, by sender."""
+    """Exchange bytes between pairs of ranks; all ranks call it.
+
+    messages: uint8 arrays by receiver. expected: number of bytes by sender. Returns the received arrays by sender.
+    """
     rank, size = runtime.rank(), runtime.world_size()
     assert rank not in messages and rank not in expected, "a message to itself"
     words = {other: np.zeros(-(-num_bytes // _WORD.itemsize), _WORD) for other, num_bytes in expected.items()}
@@ -272,7 +273,7 @@ def send_between(messages: Mapping[int, np.ndarray], expected: Mapping[int, int]
         parts = [sent.get(other, none) for other in range(size)]
         runtime.send_to_each(parts, [words.get(other, none) for other in range(size)])
     else:
-        # Every rank takes the pairs in one order, so that nobody waits for somebody who waits for it.
+        # All ranks take the pairs in one order, so that no two wait for each other.
         pairs = [(rank, other) for other in messages] + [(other, rank) for other in expected]
         for sender, receiver in sorted(pairs):
             array = sent[receiver] if sender == rank else words[sender]
@@ -284,7 +285,10 @@ _MAX_NAMED = 5
 
 
 def require_agreement(topic: str, facts: Mapping[str, object], fix: str) -> None:
-    """facts: JSON-able values by key, nested as they like. fix: what the user should do about a difference."""
+    """Raise ConfigError on every rank if `facts` (JSON values by key, nested) differ between ranks.
+
+    topic: the subject of the facts, for the message. fix: the advice at its end.
+    """
     messages = [json.loads(message) for message in exchange(json.dumps(facts, sort_keys=True).encode())]
     first = dict(_flat(messages[0]))
     lines = []

@@ -1,4 +1,4 @@
-"""Data-parallel work: every replica does its share of a list, and everybody gets all results.
+"""Data-parallel work: every replica processes its share of a list, and every rank gets all results.
 
 Results are numpy arrays; only the leader of a replica sends them.
 """
@@ -20,30 +20,27 @@ Arrays = tuple[np.ndarray, ...]
 
 
 class Replicas:
-    """The data-parallel replicas of one plan, seen from one rank."""
+    """The data-parallel replicas of one plan, as seen by one rank."""
 
     def __init__(self, place: Placement = ALONE) -> None:
         self._count, self._own = place.plan.data_parallel, place.at.data
         self._is_alone = place.plan.world_size == 1
-        self._is_leader, self._leaders = place.is_replica_leader, place.replica_leaders()
-
-    @property
-    def speaks(self) -> bool:
-        """Whether this rank's results are those that are sent."""
-        return self._is_leader
+        self._leaders = place.replica_leaders()
+        self.is_leader = place.is_replica_leader
+        """Whether this rank's results are sent to the others."""
 
     def own(self, items: Sequence[OwnItem]) -> list[OwnItem]:
-        """This replica's items, dealt out in turn: a list sorted by cost is shared evenly."""
+        """Return this replica's items, dealt in turn so that a list sorted by cost is shared evenly."""
         return list(items[self._own :: self._count])
 
     def collect(self, results: Sequence[Arrays], *, num_items: int) -> list[Arrays]:
-        """The results of all items. results: of `own`, in order; what ranks that do not speak give is not read."""
+        """Return the results of all items. results: those of `own`, in order; read on replica leaders only."""
         if self._is_alone:
             return list(results)
-        if self._is_leader:
+        if self.is_leader:
             expected = len(range(self._own, num_items, self._count))
             assert len(results) == expected, f"{len(results)} results for {expected} items"
-        messages = exchange(pack_arrays(results) if self._is_leader else b"", senders=self._leaders)
+        messages = exchange(pack_arrays(results) if self.is_leader else b"", senders=self._leaders)
         by_replica = [list(unpack_arrays(message)) for message in messages]
         return [by_replica[number % self._count][number // self._count] for number in range(num_items)]
 
@@ -55,25 +52,26 @@ class Replicas:
         encode: Callable[[OwnItem], str],
         decode: Callable[[str], OwnItem],
     ) -> list[OwnItem]:
-        """As `collect`, for results that a text can carry."""
+        """Like `collect`, for results encoded as text."""
         if self._is_alone:
             return list(results)
         texts = [(np.frombuffer(encode(result).encode(), np.uint8),) for result in results]
         return [decode(text.tobytes().decode()) for (text,) in self.collect(texts, num_items=num_items)]
 
     def collect_each(self, result: Arrays) -> list[Arrays]:
-        """One result of every replica, in order, on every rank."""
+        """Return one result of every replica, in order, on every rank."""
         return self.collect([result], num_items=self._count)
 
 
 def pack_arrays(results: Sequence[Arrays]) -> bytes:
-    """A line of JSON with types and shapes, then the arrays' bytes."""
+    """Return a line of JSON with types and shapes, followed by the arrays' bytes."""
     header = [[[array.dtype.str, list(array.shape)] for array in arrays] for arrays in results]
     bodies = [np.ascontiguousarray(array).tobytes() for arrays in results for array in arrays]
     return b"".join([json.dumps(header).encode(), b"\n", *bodies])
 
 
 def unpack_arrays(message: bytes) -> Iterator[Arrays]:
+    """Yield the results that `pack_arrays` packed, as arrays of their own."""
     header, _, body = message.partition(b"\n")
     start = 0
     for described in json.loads(header):

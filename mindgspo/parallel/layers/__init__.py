@@ -1,1 +1,1 @@
-"""Layers of which each rank holds a slice."""
+"""Layers split over ranks."""

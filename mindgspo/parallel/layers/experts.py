@@ -1,10 +1,8 @@
-"""Tokens brought to their experts, and one matrix product per expert, in graphs of fixed shapes.
+"""Dispatch of tokens to experts and one matrix product per expert, in graphs of fixed shapes; no token is dropped.
 
-Nothing is dropped, whatever the router does.
-
-On Ascend the slots are the assignments sorted by expert, and GroupedMatmul takes the matrices' products in one op. On
-CPU every expert's slots are filled up to whole blocks, so that a block has one expert and all of them are one batched
-product; empty slots hold token 0 and nobody reads what comes out of them.
+On Ascend the slots are the assignments sorted by expert, and one GroupedMatmul computes all products. On CPU each
+expert's slots are padded to whole blocks, so that every block has one expert and all products are one batched matmul;
+empty slots hold token 0 and their results are not read.
 
 Legend: M tokens, K experts per token, A = M * K assignments, S slots, B slots of a block, N blocks, E experts, G groups
 of slots (one for each own expert, and one for those of others), I and O in- and output features.
@@ -35,14 +33,16 @@ _SMALLEST_BLOCK, _LARGEST_BLOCK = 8, 256
 
 
 def expert_block_slots(num_assignments: int, num_experts: int) -> int:
-    """Slots of a block: the power of two nearest below a quarter of an expert's mean load, from 8 to 256. Larger blocks
-    stand half empty, smaller ones copy the experts' matrices more often (measured on CPU)."""
+    """Return the slots of a block: a quarter of an expert's mean load, rounded down to a power of two from 8 to 256.
+
+    Larger blocks are half empty, smaller ones copy the experts' matrices more often (measured on CPU).
+    """
     wanted = num_assignments // (4 * num_experts)
     return min(max(1 << max(wanted.bit_length() - 1, 0), _SMALLEST_BLOCK), _LARGEST_BLOCK)
 
 
 def num_expert_blocks(num_assignments: int, num_experts: int) -> int:
-    """Blocks that hold any way of handing the assignments out; no more than the assignments, for none is empty."""
+    """Return the number of blocks that suffices for any routing; at most the assignments, since none is empty."""
     block = expert_block_slots(num_assignments, num_experts)
     return min(num_assignments, (num_assignments + num_experts * (block - 1)) // block)
 
@@ -52,12 +52,11 @@ block_slots, block_count = constexpr(expert_block_slots), constexpr(num_expert_b
 
 
 class ExpertSlots(nn.Cell):
-    """construct(experts_MK) -> (slot_MK, token_S, own_S1, groups).
+    """Assignment of tokens to slots: construct(experts_MK) -> (slot_MK, token_S, own_S1, groups).
 
-    own: this rank's experts, all of them or a run. slot_MK: int32, where each assignment stands. token_S: int32,
-    the token in each slot. own_S1: bool, which slots are those of own experts; the others stand behind them. groups:
-    what `GroupedMatMul` needs: the expert of each block, int32 [N], or on Ascend, int64 [own], the number of slots up
-    to and including each own expert's.
+    own: this rank's experts, all of them or a run. slot_MK: int32, slot of each assignment. token_S: int32, token in
+    each slot. own_S1: bool, whether a slot belongs to an own expert; these come first. groups: input of
+    `grouped_matmul`: the expert of each block, int32 [N], or on Ascend the end of each own expert's slots, int64 [own].
     """
 
     def __init__(self, *, num_experts: int, num_chosen: int, own: range) -> None:
@@ -78,7 +77,7 @@ class ExpertSlots(nn.Cell):
         if not self.fused:
             block = block_slots(num_assignments, self.num_groups)
             num_blocks = block_count(num_assignments, self.num_groups)
-        # CPU sorts floats only; they hold the groups' numbers exactly.
+        # CPU sorts only floats, which represent the group numbers exactly.
         sorted_A, order_A = self.sort(ops.cast(group_A, ms.float32))
         ones_A = ops.ones((num_assignments,), ms.float32)
         load_G = ops.cast(self.count(ones_A, group_A, self.num_groups), ms.int32)
@@ -95,7 +94,7 @@ class ExpertSlots(nn.Cell):
         if self.fused:
             return slot_MK, token_S, own_S1, ops.cast(end_G[: self.own], ms.int64)
         first_N1 = (ops.arange(num_blocks) * block).reshape(-1, 1)
-        # Blocks behind the last expert's are empty, or other ranks'.
+        # Blocks after the last own expert's are empty or belong to other ranks.
         expert_N = ops.cast(ops.cast(first_N1 >= end_G.reshape(1, -1), ms.float32).sum(-1), ms.int32)
         return slot_MK, token_S, own_S1, ops.minimum(expert_N, self.own - 1)
 
@@ -108,10 +107,10 @@ class ExpertSlots(nn.Cell):
 
 
 class OwnSlots(nn.Cell):
-    """construct(x_SH, own_S1) -> x_SH with zeros in other slots than the own ones; its gradient likewise.
+    """construct(x_SH, own_S1) -> x_SH with zeros in all but the own slots; its gradient likewise.
 
-    Filled with a number: with a tensor of zeros, here or in the derivative that MindSpore knows, compiling makes it a
-    constant as large as the slots, one for each use.
+    It fills with a number: a tensor of zeros, also in MindSpore's own derivative, would be compiled into a constant as
+    large as the slots at each use.
     """
 
     def __init__(self) -> None:
@@ -126,12 +125,14 @@ class OwnSlots(nn.Cell):
 
 
 class GroupedMatMul(nn.Cell):
-    """construct(x_SI, weight_EOI, groups) -> [S, O]: each slot's row times its expert's matrix, transposed. What comes
-    out of other slots than `own_S1` means nothing. On Ascend."""
+    """Product of each slot's row with its expert's matrix on Ascend: construct(x_SI, weight_EOI, groups) -> [S, O].
+
+    Results of slots outside `own_S1` are undefined.
+    """
 
     def __init__(self) -> None:
         super().__init__(auto_prefix=False)
-        # One tensor of sorted rows for all experts, split along its rows, one tensor of results.
+        # Input and output are one tensor each, grouped along the rows.
         self.grouped = ops.auto_generate.GroupedMatmul(split_item=3, group_type=0)
         self.transpose = ops.Transpose()
 
@@ -141,8 +142,10 @@ class GroupedMatMul(nn.Cell):
 
 
 class BlockMatMul(nn.Cell):
-    """`GroupedMatMul` where every block of slots has one expert: a batched product with copies of the matrices, which
-    the backward pass makes again instead of keeping them."""
+    """`GroupedMatMul` for blocks of slots with one expert each: a batched product with copies of the matrices.
+
+    The backward pass copies the matrices again instead of keeping the copies.
+    """
 
     def __init__(self) -> None:
         super().__init__(auto_prefix=False)
@@ -154,7 +157,7 @@ class BlockMatMul(nn.Cell):
 
     def construct(self, x_SI: Tensor, weight_EOI: Tensor, expert_N: Tensor) -> Tensor:
         x_NBI = x_SI.reshape(expert_N.shape[0], -1, x_SI.shape[-1])
-        expert_N = ops.depend(expert_N, x_SI)  # copies are not made before they are needed
+        expert_N = ops.depend(expert_N, x_SI)  # delays the copies until they are needed
         out_NBO = self.transposed_product(x_NBI, self.gather(weight_EOI, expert_N, 0))
         return out_NBO.reshape(x_SI.shape[0], -1)
 
@@ -169,20 +172,22 @@ class BlockMatMul(nn.Cell):
 
 
 def grouped_matmul() -> nn.Cell:
-    """The product for this device."""
+    """Return the product for this device."""
     return GroupedMatMul() if is_fused() else BlockMatMul()
 
 
 class ExpertRanks(nn.Cell):
-    """What the ranks of a mixture tell each other: each token is computed once by a block of ranks that has all
-    experts, and each rank computes what its experts add for the tokens of its block.
+    """Communication of a mixture of experts.
 
-    - where the block is the ranks of a replica, these have the same tokens, and results are summed over them.
-    - under use_seq_parallel a rank enters with tokens of its own; the block gathers them and shares sums out.
-    - a block of several replicas, or parts of their sequences, gathers the tokens of all, at each slice; sums go back
-      to where tokens came from and over the slices.
-    - of several blocks in a replica each enters with its share of the replica's tokens, and its ranks share sums out;
-      in the order of the ranks these are the tokens.
+    Every token is computed by one block of ranks that together have all experts; each rank computes the contributions
+    of its experts to the tokens of its block.
+
+    - If the block is a replica, its ranks have the same tokens, and results are summed over them.
+    - With use_seq_parallel each rank has its own tokens; the block gathers them and scatters the sums.
+    - A block of several replicas, or of parts of their sequences, gathers the tokens of all, per slice; sums are
+      scattered back to the tokens' ranks and summed over the slices.
+    - With several blocks per replica, each block takes its run of the replica's tokens, and its ranks scatter the sums;
+      in rank order these are the replica's tokens.
     """
 
     def __init__(self, place: Placement) -> None:
@@ -191,7 +196,7 @@ class ExpertRanks(nn.Cell):
         self.enter, self.leave = enter_model_parallel(place), leave_model_parallel(place)
         self.cut = self.gather = self.gather_given = self.scatter = self.own = self.join = Unchanged()
         self.number, self.is_share, self.is_gathered, self.has_own = 0, False, False, False
-        self.place_in_replica, self.block = place.at.model, block
+        self.model_rank, self.block = place.at.model, block
         if not place.plan.use_seq_parallel and block < slices:
             self.number, self.is_share = place.at.model // block, True
             self.cut = OwnRun(self.number, slices // block)
@@ -212,30 +217,32 @@ class ExpertRanks(nn.Cell):
                 self.own = OwnRun(ranks.index(place.rank), len(ranks))
 
     def tokens_of(self, x_MH: Tensor, own: Tensor, region: Tensor) -> tuple[Tensor, Tensor]:
-        """The tokens whose experts this rank computes, and how many of their rows are in use. own, region: as of
-        `TokensInUse`."""
+        """Return the tokens of this rank's block and how many of their rows are in use.
+
+        own, region: see `TokensInUse`.
+        """
         x_MH = self.gather(self.enter(x_MH, own), own)
         rows = x_MH.shape[0]
-        if self.is_gathered:  # what is not in use is zero
+        if self.is_gathered:  # rows that are not in use are zero
             return x_MH, ops.ones((1,), ms.int32) * rows
         if self.is_share:
             return x_MH, self._used(region, self.number, rows)
         return x_MH, own if self.has_own else region
 
     def given_of(self, given_MK: Tensor, own: Tensor) -> Tensor:
-        """Of what is given for a region's tokens, that of these."""
+        """Return the recorded experts of the tokens of `tokens_of`, given those of a region's tokens."""
         return self.gather_given(self.cut(given_MK), own)
 
     def results_of(self, out_MH: Tensor, own: Tensor, region: Tensor) -> Tensor:
-        """What all ranks' experts add to the tokens that have entered."""
+        """Return the sum of all experts' contributions to the tokens that entered."""
         if self.is_share:
-            own = self._used(region, self.place_in_replica, out_MH.shape[0] // self.block)
+            own = self._used(region, self.model_rank, out_MH.shape[0] // self.block)
         return self.leave(self.scatter(out_MH, own), own)
 
     def _used(self, region: Tensor, number: int, rows: int) -> Tensor:
-        """How many rows are in use of one of equal runs of a region's."""
+        """Return the rows in use of run number `number` of a region's equal runs of `rows`."""
         return used_of_run(ops.cast(region.reshape(-1)[-1:], ms.int32), number, rows)
 
     def choice_of(self, chosen_MK: Tensor) -> Tensor:
-        """Of a region's tokens, from what was chosen for those whose experts this rank computes."""
+        """Return the chosen experts of a region's tokens, given those of the tokens of `tokens_of`."""
         return self.join(self.own(chosen_MK))

@@ -1,10 +1,9 @@
-"""The layers that know how a model is laid over processes. Models are written with them and never ask.
+"""Linear layers and embeddings split over ranks; models are written with them and know nothing of ranks.
 
-Column-parallel layers compute a part of the output features on each rank, row-parallel ones take a part of the input
-features and the ranks' results are added up; between the two a rank never sees the others' activations. Each process
-holds its slices and calls the collectives itself. Parameter names are Hugging Face's, shapes its ([out, in]) or a slice
-of that as `parallel.plans.parameter_layouts` says. A rank that is alone compiles the graph of a model without any of
-this.
+Column-parallel layers compute a part of the output features on each rank; row-parallel layers take a part of the input
+features, and their results are summed over the ranks; between the two, no activations are exchanged. Parameter names
+are Hugging Face's, shapes too ([out, in]), or slices as in `parallel.plans.parameter_layouts`. On a single rank the
+graph contains no trace of this.
 
 Legend: M flattened tokens, V vocabulary entries (of this rank), H hidden units, I and O in- and output features.
 """
@@ -22,11 +21,11 @@ from mindgspo.parallel.platform.parameter_memory import zero_parameter
 
 
 class ColumnParallelLinear(nn.Cell):
-    """x W^T (+ b) whose output features are split under model_parallel (q, k, v, gate, up).
+    """x W^T (+ b) with output features split under model_parallel (q, k, v, gate, up).
 
-    Its input is the same on all ranks and has passed `enter_model_parallel`, once for all layers that read it. It
-    computes in `dtype`; master weights stay float32.
-    units: indivisible pieces of the output features (key/value heads); see `Placement.share`.
+    The input is equal on all ranks and has passed `enter_model_parallel`, once for all layers that read it. dtype: of
+    the computation; master weights stay float32. units: indivisible pieces of the output features (key/value heads),
+    see `Placement.share`.
     """
 
     def __init__(
@@ -58,9 +57,9 @@ class ColumnParallelLinear(nn.Cell):
 
 
 class LinearGroup(nn.Cell):
-    """Column-parallel layers that read one input: construct(x_MI, tokens) -> what each of them returns.
+    """Column-parallel layers that share an input: construct(x_MI, tokens) -> one output per layer.
 
-    head_dim: D, where outputs are heads, [M, O / D, D].
+    head_dim: D if the outputs are heads, [M, O / D, D].
     """
 
     def __init__(self, *layers: ColumnParallelLinear, head_dim: int | None = None) -> None:
@@ -75,7 +74,7 @@ class LinearGroup(nn.Cell):
             self.packed = PackedLinearKernel([layer.weight.shape[0] for layer in layers], **form)
 
     def construct(self, x_MI: Tensor, tokens: Tensor, panels: tuple[Tensor, ...] = ()) -> tuple[Tensor, ...]:
-        """panels: of the layers' weights, where they are packed."""
+        """Return each layer's output. panels: the packed weights, if the layers are packed."""
         outs = ()
         if self.kernel is None:
             for layer in self.layers:
@@ -95,8 +94,10 @@ class LinearGroup(nn.Cell):
 
 
 class RowParallelLinear(nn.Cell):
-    """x W^T whose input features are split under model_parallel (o, down); the ranks' outputs are added up, and where
-    the sequence is split between layers each rank keeps its tokens of the sum."""
+    """x W^T with input features split under model_parallel (o, down); outputs are summed over the ranks.
+
+    If the sequence is split between layers, each rank keeps its tokens of the sum.
+    """
 
     def __init__(self, in_features: int, out_features: int, *, dtype: ms.Type, name: str, place: Placement) -> None:
         super().__init__(auto_prefix=False)
@@ -110,7 +111,7 @@ class RowParallelLinear(nn.Cell):
             self.packed = PackedLinearKernel([out_features], has_bias=False)
 
     def construct(self, x_MI: Tensor, tokens: tuple[Tensor, Tensor, Tensor], panels: tuple[Tensor, ...] = ()) -> Tensor:
-        """tokens: see `TokensInUse`. panels: of the weight, where it is packed."""
+        """Return the output [M, O]. tokens: see `TokensInUse`. panels: the packed weight, if the layer is packed."""
         own, region, _ = tokens
         if len(panels) > 0:
             return self.leave(self.packed(x_MI, region, *panels)[0], own)
@@ -128,8 +129,8 @@ class VocabParallelEmbedding(nn.Cell):
         rows = place.share(vocab_size) if self.is_split else vocab_size
         self.weight = zero_parameter((rows, hidden_size), f"{name}.weight")
         self.first_row, self.num_rows = place.at.model * rows if self.is_split else 0, rows
-        # A whole table is read alike by all ranks of the group, or by each for its own tokens. Where it is the output
-        # table too, its gradients are summed over them, and reading must count once.
+        # All ranks of the group read the same rows of a whole table, or each those of its own tokens. If the table is
+        # also the output table, its gradients are summed over the ranks, and those of reading must count once.
         self.parts = place.model_parallel if place.plan.use_seq_parallel and not self.is_split else 1
         self.number = place.at.model
         self.is_silent = not self.is_split and self.parts == 1 and place.at.model > 0
@@ -146,7 +147,7 @@ class VocabParallelEmbedding(nn.Cell):
         return self.gather(weight, ids, 0)
 
     def construct(self, ids: Tensor, tokens: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        """tokens: see `TokensInUse`."""
+        """Return the embeddings [M, H]. tokens: see `TokensInUse`."""
         own, region, _ = tokens
         if self.is_split:
             rows = ids - self.first_row

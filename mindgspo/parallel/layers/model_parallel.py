@@ -1,11 +1,11 @@
-"""What the ranks of a plan tell each other inside a compiled graph, with the gradients that belong to it.
+"""Differentiable communication between the ranks of a plan inside a compiled graph.
 
-Every public function returns a cell that costs nothing where there is nobody to talk to. Cells that change the number
-of rows take, behind them, how many of the own ones are in use (see `kernel_ops`).
+Every public function returns a cell that does nothing in a group of one rank. Cells that change the number of rows take
+the number of own rows in use as their last input (see `ops.kernels`).
 
-Gradients: what several ranks hold alike carries its whole gradient on each of them; what each holds a part of, the
-gradient of that part. So a sum over ranks passes its gradient on as it is, and what ranks read alike and use for parts
-of their own gets the sum of their gradients. Where model_parallel splits the tokens between layers as well
+Gradients: a value replicated over ranks carries its whole gradient on each of them; a value split over ranks, the
+gradient of each part. So a sum over ranks passes its gradient on unchanged, and a replicated value that each rank uses
+for its own part gets the sum of the ranks' gradients. If model_parallel also splits the tokens between layers
 (use_seq_parallel), sums leave each rank its own tokens, and their gradients are gathered.
 
 Legend: M flattened tokens, H hidden units, A query heads, B key/value heads, D head size, S decode slots, V vocabulary
@@ -26,14 +26,14 @@ zeros_like = ops.ZerosLike()
 
 
 class Unchanged(nn.Cell):
-    """The cell of a rank that is alone."""
+    """The identity, for groups of one rank."""
 
     def construct(self, x: Tensor, tokens: Tensor | None = None) -> Tensor:
         return x
 
 
 class EnterModelParallel(nn.Cell):
-    """x on every rank, before layers that each compute their own part of the output: its gradients are summed."""
+    """Input x of layers that each rank computes a part of: equal on all ranks, its gradients are summed."""
 
     def __init__(self, ranks: Ranks) -> None:
         super().__init__(auto_prefix=False)
@@ -43,13 +43,13 @@ class EnterModelParallel(nn.Cell):
         return x
 
     def bprop(self, x, tokens, out, dout):
-        # Without the product MindSpore 2.10 compiles a graph that differentiates by weights alone without the gradient
-        # that passes by this layer on the residual path (seen: gradients off by a fifth below, none missing above).
+        # Without this product, MindSpore 2.10 drops the gradient of the residual path past this layer from graphs that
+        # differentiate by weights only (gradients of the layers below were off by a fifth).
         return self.sum(dout) * 1.0, zeros_like(tokens)
 
 
 class LeaveModelParallel(nn.Cell):
-    """The sum of every rank's part; all ranks go on with the same gradient."""
+    """Sum of all ranks' parts; every rank gets the same gradient."""
 
     def __init__(self, ranks: Ranks) -> None:
         super().__init__(auto_prefix=False)
@@ -63,7 +63,7 @@ class LeaveModelParallel(nn.Cell):
 
 
 class GatherTokens(nn.Cell):
-    """Every rank's rows, in order of the ranks; each rank's gradients of them are summed, and it gets its own."""
+    """All ranks' rows in rank order; backward, their gradients are summed over the ranks and scattered."""
 
     def __init__(self, ranks: Ranks) -> None:
         super().__init__(auto_prefix=False)
@@ -76,12 +76,8 @@ class GatherTokens(nn.Cell):
         return self.scatter(dout), zeros_like(tokens)
 
 
-class ScatterTokens(nn.Cell):
-    """The own rows of the sum of every rank's part: the reverse of `GatherTokens`."""
-
-    def __init__(self, ranks: Ranks) -> None:
-        super().__init__(auto_prefix=False)
-        self.gather, self.scatter = all_gather_used(ranks), reduce_scatter(ranks)
+class ScatterTokens(GatherTokens):
+    """This rank's rows of the sum of all ranks' parts: the transpose of `GatherTokens`."""
 
     def construct(self, x: Tensor, tokens: Tensor) -> Tensor:
         return self.scatter(x)
@@ -91,7 +87,7 @@ class ScatterTokens(nn.Cell):
 
 
 class JoinParts(nn.Cell):
-    """Every rank's part, in order, for what all of them go on to compute alike; each gets the gradient of its own."""
+    """All ranks' parts in order, for computations that all ranks repeat; each rank keeps its own part's gradient."""
 
     def __init__(self, ranks: Ranks, number: int) -> None:
         super().__init__(auto_prefix=False)
@@ -106,7 +102,7 @@ class JoinParts(nn.Cell):
 
 
 class OwnRun(nn.Cell):
-    """Run number `number` of `count` equal runs of rows."""
+    """Rows of run number `number` of `count` equal runs."""
 
     def __init__(self, number: int, count: int) -> None:
         super().__init__(auto_prefix=False)
@@ -118,8 +114,7 @@ class OwnRun(nn.Cell):
 
 
 class EnterOwnRun(OwnRun):
-    """`OwnRun` of rows that all of `ranks` have and of which each computes with one run; several may take the same one
-    and compute parts of what comes of it."""
+    """`OwnRun` of rows that all `ranks` hold; several ranks may take the same run and compute parts of its results."""
 
     def __init__(self, ranks: Ranks, number: int, count: int) -> None:
         super().__init__(number, count)
@@ -135,15 +130,17 @@ class EnterOwnRun(OwnRun):
 
 
 class HeadsOfAllTokens(nn.Cell):
-    """(own tokens' queries [M, A, D], keys, values [M, B, D]) -> those of the own heads of all ranks' tokens
-    (Ulysses, arXiv 2309.14509)."""
+    """Exchange this rank's tokens of all heads for all ranks' tokens of its own heads (Ulysses, arXiv 2309.14509).
+
+    construct(query [M, A, D], key [M, B, D], value [M, B, D]) -> [M * ranks, A / ranks, D] and so on.
+    """
 
     def __init__(self, ranks: Ranks) -> None:
         super().__init__(auto_prefix=False)
         self.to_heads, self.to_tokens = all_to_all(ranks, 1, 0), all_to_all(ranks, 0, 1)
 
     def construct(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        # One after the other: collectives that do not wait for each other might cross between ranks.
+        # Chained, because independent collectives might run in another order on another rank.
         query = self.to_heads(query)
         key = self.to_heads(ops.depend(key, query))
         return query, key, self.to_heads(ops.depend(value, key))
@@ -154,12 +151,8 @@ class HeadsOfAllTokens(nn.Cell):
         return dquery, dkey, self.to_tokens(ops.depend(dout[2], dkey))
 
 
-class TokensOfAllHeads(nn.Cell):
-    """The reverse of `HeadsOfAllTokens` for attention's output [M, A, D]."""
-
-    def __init__(self, ranks: Ranks) -> None:
-        super().__init__(auto_prefix=False)
-        self.to_heads, self.to_tokens = all_to_all(ranks, 1, 0), all_to_all(ranks, 0, 1)
+class TokensOfAllHeads(HeadsOfAllTokens):
+    """The inverse of `HeadsOfAllTokens` for attention's output [M, A, D]."""
 
     def construct(self, out: Tensor) -> Tensor:
         return self.to_tokens(out)
@@ -169,11 +162,12 @@ class TokensOfAllHeads(nn.Cell):
 
 
 class TokensInUse(nn.Cell):
-    """construct(mask, rows) -> (own, region, mask): how many of the rows between the model-parallel regions, and inside
-    them, are in use, int32 [1], and mask. Of a plan that splits no tokens it is the mask, which ends with that number.
+    """Numbers of rows in use: construct(mask, rows) -> (own, region, mask).
 
-    mask: what `SegmentMask` made of all tokens. rows: those of a region, M. has_kernels: whether the model is made of
-    kernels; small operators compute every row. Nobody reads the numbers on Ascend and in a process that is alone.
+    own, region: int32 [1], rows in use between model-parallel regions and inside them. If the plan splits no tokens,
+    both are the mask itself, whose last element is that number. mask: from `SegmentMask` of all tokens. rows: rows of a
+    region, M. has_kernels: whether the model consists of kernels; other operators compute every row. On Ascend and in a
+    single process the numbers are not read.
     """
 
     def __init__(self, place: Placement, *, has_kernels: bool) -> None:
@@ -197,12 +191,12 @@ class TokensInUse(nn.Cell):
 
 
 def used_of_run(used_1: Tensor, number: int, rows: int) -> Tensor:
-    """How many rows are in use of run number `number` of equal runs of `rows`, of which the first `used_1` are."""
+    """Return the rows in use of run number `number` of equal runs of `rows`; the first `used_1` rows are in use."""
     return ops.minimum(ops.maximum(used_1 - number * rows, 0), rows)
 
 
 class GatherColumns(nn.Cell):
-    """[S, V / ranks] -> [S, V] on every rank, float32; not differentiable."""
+    """Join columns: [S, V / ranks] -> [S, V] on every rank, float32; not differentiable."""
 
     def __init__(self, place: Placement) -> None:
         super().__init__(auto_prefix=False)
@@ -215,7 +209,7 @@ class GatherColumns(nn.Cell):
 
 
 class FromFirstRank(nn.Cell):
-    """What the first rank of the group has drawn, on every rank: (ids int32 [S], log-probs float32 [S])."""
+    """Tokens drawn by the first rank of the group, on every rank: (ids int32 [S], log-probs float32 [S])."""
 
     def __init__(self, place: Placement) -> None:
         super().__init__(auto_prefix=False)
@@ -230,36 +224,36 @@ class FromFirstRank(nn.Cell):
 
 
 class OwnDraw(nn.Cell):
-    """`FromFirstRank` of a rank that is alone."""
+    """`FromFirstRank` for a group of one rank."""
 
     def construct(self, ids_S: Tensor, logprobs_S: Tensor) -> tuple[Tensor, Tensor]:
         return ids_S, logprobs_S
 
 
 def enter_model_parallel(place: Placement) -> nn.Cell:
-    """To be applied to the input of column-parallel layers, once for all that share it."""
+    """Return the cell for the input of column-parallel layers, applied once for all layers that share it."""
     if place.model_parallel == 1:
         return Unchanged()
     return (GatherTokens if place.plan.use_seq_parallel else EnterModelParallel)(place.model_ranks)
 
 
 def leave_model_parallel(place: Placement) -> nn.Cell:
-    """To be applied to the output of a row-parallel layer."""
+    """Return the cell for the output of a row-parallel layer."""
     if place.model_parallel == 1:
         return Unchanged()
     return (ScatterTokens if place.plan.use_seq_parallel else LeaveModelParallel)(place.model_ranks)
 
 
 def join_context_parallel(place: Placement) -> nn.Cell:
-    """To be applied to what each part of the sequences finds, before the loss."""
+    """Return the cell that joins the results of all parts of the sequences before the loss."""
     return Unchanged() if place.plan.context_parallel == 1 else JoinParts(place.context_ranks, place.at.context)
 
 
 def gather_columns(place: Placement) -> nn.Cell:
-    """To be applied to logits [S, V / ranks]."""
+    """Return the cell for logits [S, V / ranks]."""
     return Unchanged() if place.model_parallel == 1 else GatherColumns(place)
 
 
 def from_first_rank(place: Placement) -> nn.Cell:
-    """To be applied to drawn tokens and their log-probs."""
+    """Return the cell for drawn tokens and their log-probs."""
     return OwnDraw() if place.model_parallel == 1 else FromFirstRank(place)

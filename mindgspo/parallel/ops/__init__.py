@@ -1,1 +1,1 @@
-"""Operators of models, by device: MindSpore's fused ones, our C++ kernels, compositions."""
+"""Operators of models by device: MindSpore's fused ops, our C++ kernels, compositions of small ops."""

@@ -1,11 +1,11 @@
-"""The operators that models are written in: the one place where the device chooses.
+"""Operators that models are written with; only here does the device decide the implementation.
 
-On Ascend they are MindSpore's fused ops, on CPU our C++ kernels (`kernel_ops`). Where these cannot be compiled, and in
-tests as their twins, they are composed of MindSpore's small ops. Each is a cell whose `__init__` fixes the branch, so a
-compiled graph holds only one of them.
+On Ascend they are MindSpore's fused ops, on CPU our C++ kernels (`ops.kernels`). If these cannot be compiled, and in
+tests as their twins, they are composed of MindSpore's small ops. Each operator is a cell that fixes the branch in
+`__init__`, so a compiled graph holds only one of them.
 
-`tokens` goes with every operator on rows: on CPU it says how many of them are in use, see `kernel_ops`; the other forms
-compute all.
+Every operator on rows takes `tokens`: for kernels the number of rows in use, see `ops.kernels`; the other forms compute
+all rows.
 
 Legend: R rows, T token slots, M = R * T flattened tokens, H hidden units, I inner features, A query heads, B key/value
 heads, D head size, E segment ends.
@@ -33,13 +33,12 @@ from mindgspo.parallel.platform.runtime import current_device
 from mindgspo.types import Batch, ExpertArray
 from mindgspo_kernels.build import KernelsUnavailable, library
 
-# Added to scores that must not be attended. Finite, so that a fully masked row stays free of NaN, and small
-# enough for bfloat16 and float16 after the scores were widened to float32.
+# Added to masked scores. Finite, so that a fully masked row contains no NaN.
 MASKED_SCORE = -1.0e9
 
 
 def is_fused() -> bool:
-    """Whether this process compiles for a device that has the fused ops."""
+    """Whether the device has MindSpore's fused ops."""
     return current_device() == "Ascend"
 
 
@@ -48,7 +47,7 @@ _is_composed = False
 
 @contextmanager
 def composed_ops() -> Iterator[None]:
-    """Cells that are built inside are composed of MindSpore's small ops, though there are kernels."""
+    """Compose cells built inside of MindSpore's small ops even if there are kernels."""
     global _is_composed
     before, _is_composed = _is_composed, True
     try:
@@ -58,7 +57,7 @@ def composed_ops() -> Iterator[None]:
 
 
 def has_kernels() -> bool:
-    """Whether cells that are built now are made of our kernels. Says once why not, where they cannot be compiled."""
+    """Whether cells built now use our kernels; prints the reason once if they cannot be compiled."""
     return not is_fused() and not _is_composed and _kernels_compile()
 
 
@@ -73,11 +72,13 @@ def _kernels_compile() -> bool:
 
 
 def require_bfloat16(key: str) -> None:
-    """Raises ConfigError where cells that are built now cannot compute in bfloat16, as the setting `key` asks: on CPU,
-    MindSpore's own operators cannot."""
+    """Raise ConfigError for the setting `key` if cells built now cannot compute in bfloat16.
+
+    On CPU only our kernels can; MindSpore's operators cannot.
+    """
     if not is_fused() and not has_kernels():
         raise ConfigError(
-            f"{key}: bfloat16 on CPU takes our kernels, which could not be compiled here; install g++ (apt-get install "
+            f"{key}: bfloat16 on CPU needs our kernels, which could not be compiled here; install g++ (apt-get install "
             f"g++), or set {key}=float32"
         )
 
@@ -90,7 +91,7 @@ class SameTwice(nn.Cell):
 
 
 def fork_op() -> nn.Cell:
-    """For what has two readers: `ForkKernel` where there are kernels."""
+    """Return the cell for a value with two readers: `ForkKernel` if there are kernels."""
     return ForkKernel() if has_kernels() else SameTwice()
 
 
@@ -113,7 +114,7 @@ class RMSNormOp(nn.Cell):
         self.outer = ops.MatMul()
 
     def of_sum(self, x: Tensor, delta: Tensor | None, weight: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Of x + delta, and that sum; of x alone, and x, where there is no delta."""
+        """Return norm(x + delta) and x + delta; norm(x) and x if delta is None."""
         if delta is None:
             x, again = self.fork(x)
             return self.construct(x, weight, tokens), again
@@ -127,8 +128,8 @@ class RMSNormOp(nn.Cell):
             return self.kernel(x, weight, tokens)
         if self.fused:
             return self.rms_norm(x, weight)[0]
-        # On CPU a product of equal shapes costs half of one that broadcasts, and an outer product by matmul costs
-        # less than either; its gradients are matmuls too, where a broadcast's are slow reductions.
+        # On CPU a product of equal shapes takes half the time of a broadcast, and an outer product by matmul even less;
+        # its gradients are matmuls too, while those of a broadcast are slow reductions.
         x_MH = ops.cast(x, ms.float32).reshape(-1, x.shape[-1])
         scale_M1 = ops.rsqrt(self.sum(x_MH * x_MH, -1) * (1.0 / x.shape[-1]) + self.eps)
         scale_MH = self.outer(scale_M1, ops.cast(weight, ms.float32).reshape(1, -1))
@@ -136,8 +137,9 @@ class RMSNormOp(nn.Cell):
 
 
 class RotaryOp(nn.Cell):
-    """Rotary position embedding in the rotate-half form: x * cos + rotate_half(x) * sin (arXiv 2104.09864), composed or
-    of one fused op. x: [M, heads, D]; cos, sin: float32 [M, 1, D].
+    """Rotary position embedding in the rotate-half form: x * cos + rotate_half(x) * sin (arXiv 2104.09864).
+
+    Composed or fused. x: [M, heads, D]; cos, sin: float32 [M, 1, D].
     """
 
     def __init__(self, head_dim: int) -> None:
@@ -152,22 +154,19 @@ class RotaryOp(nn.Cell):
 
     def construct(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if self.fused:
-            # All tokens as one sequence with a table of its own: the op wants four axes, and rows are of no concern.
+            # All tokens as one sequence, because the op takes four axes; cos and sin hold each token's position.
             one = (1, x.shape[0], 1, self.head_dim)
             cos, sin = self.cast(cos.reshape(one), x.dtype), self.cast(sin.reshape(one), x.dtype)
             return self.rotate(x.reshape((1, *x.shape)), cos, sin, 0).reshape(x.shape)
-        # On CPU a small product beats slicing and joining, and equal shapes beat broadcasting; the tables spread
-        # over the heads are the same in every layer, so the compiler keeps one copy of each.
+        # On CPU a small matmul is faster than slicing and joining, and equal shapes are faster than broadcasting; the
+        # tiled tables are equal in all layers, so the compiler keeps one copy.
         spread = (1, x.shape[1], 1)
         rotated = self.matmul(x.reshape(-1, self.head_dim), ops.cast(self.rotate_half, x.dtype)).reshape(x.shape)
         return ops.cast(x * ops.tile(cos, spread) + rotated * ops.tile(sin, spread), x.dtype)
 
 
 class RotaryPairOp(nn.Cell):
-    """Rotated queries [M, A, D] and keys [M, B, D]; rotation: what `rotation` made of the positions, once per graph.
-
-    cos, sin: float32 tables [positions, D], the two halves of D repeated.
-    """
+    """Rotary embedding of queries [M, A, D] and keys [M, B, D]; rotation: from `RotationOp`, once per graph."""
 
     def __init__(self, head_dim: int) -> None:
         super().__init__(auto_prefix=False)
@@ -184,12 +183,15 @@ class RotaryPairOp(nn.Cell):
         return self.query(query, cos, sin), self.key(key, cos, sin)
 
     def cells(self) -> tuple[nn.Cell, ...]:
-        """Those that can be computed again."""
+        """Cells that the backward pass can recompute."""
         return (self.kernel,) if self.kernel is not None else (self.query, self.key)
 
 
 class RotationOp(nn.Cell):
-    """construct(positions_M) -> positions, cos and sin as `RotaryPairOp` takes them."""
+    """construct(positions_M) -> positions, cos and sin as `RotaryPairOp` takes them.
+
+    cos, sin: float32 tables [positions, D] whose two halves of D are equal.
+    """
 
     def __init__(self, cos: np.ndarray, sin: np.ndarray) -> None:
         super().__init__(auto_prefix=False)
@@ -206,7 +208,7 @@ class RotationOp(nn.Cell):
 
 
 def rotate_half_matrix(head_dim: int) -> np.ndarray:
-    """float32 [D, D]: x @ it = (-second half of x, first half of x)."""
+    """Return float32 [D, D], the matrix R with x @ R = (-second half of x, first half of x)."""
     half = head_dim // 2
     matrix = np.zeros((head_dim, head_dim), dtype=np.float32)
     matrix[np.arange(half) + half, np.arange(half)] = -1.0
@@ -217,7 +219,7 @@ def rotate_half_matrix(head_dim: int) -> np.ndarray:
 class SwiGLUOp(nn.Cell):
     """silu(gate) * up (arXiv 2002.05202); gate, up: [M, I].
 
-    The fused op takes both as one tensor and keeps that alone for the backward pass.
+    The fused op takes both as one tensor, and only that is kept for the backward pass.
     """
 
     def __init__(self) -> None:
@@ -238,11 +240,11 @@ class SwiGLUOp(nn.Cell):
 class CausalAttentionOp(nn.Cell):
     """softmax(q k^T / sqrt(D) + mask) v with grouped key/value heads, causal and within segments.
 
-    query: [M, A, D]; key, value: [M, B, D]; mask: what `SegmentMask` made. Returns [M, A * D]. Scores and softmax in
-    float32. Where context_parallel splits the tokens of sequences, ranks exchange tokens for heads around it, and of
-    fewer key/value heads than ranks each is repeated for those that share it.
+    query: [M, A, D]; key, value: [M, B, D]; mask: from `SegmentMask`. Returns [M, A * D]. Scores and softmax are
+    float32. If context_parallel splits sequences, ranks exchange tokens for heads around attention; if there are fewer
+    key/value heads than ranks, each head is repeated for the ranks that share it.
 
-    num_heads, num_kv_heads: of this rank's model_parallel slice.
+    num_heads, num_kv_heads: heads of this rank's model_parallel slice.
     """
 
     def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, place: Placement = ALONE) -> None:
@@ -255,7 +257,7 @@ class CausalAttentionOp(nn.Cell):
         self.keeps_weights = not self.fused and self.kernel is None  # for the backward pass
         self.copies, self.context = 1, place.plan.context_parallel
         if self.context > 1:
-            # What a rank has is repeated until every part of the sequence gets one.
+            # Few key/value heads are repeated until every rank gets one.
             self.copies = max(1, self.context // num_kv_heads)
             self.to_heads, self.to_tokens = HeadsOfAllTokens(place.context_ranks), TokensOfAllHeads(place.context_ranks)
             self.num_heads, self.num_kv_heads = num_heads // self.context, num_kv_heads * self.copies // self.context
@@ -287,7 +289,7 @@ class CausalAttentionOp(nn.Cell):
         kv_heads = (num_rows, num_slots, self.num_kv_heads, self.head_dim)
         scores = self.scores(queries, key.reshape(kv_heads).transpose(0, 2, 1, 3))
         scores = scores.reshape(num_rows, self.num_kv_heads, self.group, num_slots, num_slots)
-        # Spread to the scores' own shape (once for all layers): adding equal shapes is twice as fast on CPU.
+        # Tiled to the scores' shape, once for all layers: adding equal shapes is twice as fast on CPU.
         bias = (ops.cast(mask, ms.float32) * MASKED_SCORE).reshape(num_rows, 1, 1, num_slots, num_slots)
         scores = ops.cast(scores, ms.float32) + ops.tile(bias, (1, self.num_kv_heads, self.group, 1, 1))
         weights = ops.cast(ops.softmax(scores, -1), value.dtype)
@@ -297,20 +299,20 @@ class CausalAttentionOp(nn.Cell):
         return out.transpose(0, 3, 1, 2, 4).reshape(-1, self.num_heads * self.head_dim)
 
     def _repeated(self, x_MBD: Tensor) -> Tensor:
-        """[M, B * copies, D], each head followed by its copies."""
+        """Return [M, B * copies, D], each head followed by its copies."""
         num_kv_heads = x_MBD.shape[1]
         one = x_MBD.reshape(-1, num_kv_heads, 1, self.head_dim)
         return self.tile(one, (1, 1, self.copies, 1)).reshape(-1, num_kv_heads * self.copies, self.head_dim)
 
 
-# Each segment's last query sees all of its keys: causal for queries and keys of equal number.
+# FlashAttentionScore's sparse mode in which each segment's last query sees all its keys: causal if there are as many.
 CAUSAL_FROM_THE_END = 3
 
 
 def flash_attention(num_heads: int, scale: float) -> Callable[..., Tensor]:
-    """Ascend's fused attention: (query_MAD, key_MBD, value_MBD, causal, ends_E) -> [M, A, D].
+    """Return Ascend's fused attention: (query_MAD, key_MBD, value_MBD, causal, ends_E) -> [M, A, D].
 
-    causal: uint8 [2048, 2048], 1 where a key is later than a query. ends_E: what `segment_ends` made.
+    causal: uint8 [2048, 2048], 1 where a key is later than a query. ends_E: from `segment_ends`.
     """
     flash = ops.operations.nn_ops.FlashAttentionScore(
         head_num=num_heads, scale_value=scale, input_layout="TND", sparse_mode=CAUSAL_FROM_THE_END
@@ -323,11 +325,11 @@ def flash_attention(num_heads: int, scale: float) -> Callable[..., Tensor]:
 
 
 class SegmentMask(nn.Cell):
-    """What `CausalAttentionOp` needs to know of the segments, made once per graph for all layers.
+    """Mask for `CausalAttentionOp`, made once per graph for all layers.
 
-    construct(segments): what `attention_segments` made. On Ascend and for kernels the ends [E] pass as they are.
-    Composed attention needs a mask: segments_RT become uint8 [R, T, T], 1 where query slot i must not see key slot j: j
-    later than i, or in another segment. Padded slots (segment 0) see earlier padded slots, so that no softmax row is
+    construct(segments) takes the result of `attention_segments`. On Ascend and for kernels it returns the ends [E]
+    unchanged. For composed attention it returns uint8 [R, T, T], 1 where query slot i must not see key slot j: j is
+    later than i or in another segment. Padded slots (segment 0) see earlier padded slots, so that no softmax row is
     empty.
     """
 
@@ -346,35 +348,40 @@ class SegmentMask(nn.Cell):
 
 
 def takes_packed(cell: nn.Cell) -> bool:
-    """Whether a model, or a policy, is made of kernels, which compute real tokens alone."""
+    """Whether a model or policy consists of kernels, which compute only real tokens."""
     return getattr(cell, "is_packed", False)
 
 
 def attention_segments(segments_RT: np.ndarray, *, is_packed: bool, num_segments: int | None = None) -> np.ndarray:
-    """The input of a graph that says which tokens belong together: the ends of segments, see `segment_ends`, for the
-    fused ops and for kernels (is_packed, see `takes_packed`); else segments_RT itself."""
+    """Return the graph input that separates segments: their ends (`segment_ends`) for fused ops and kernels, else
+    segments_RT.
+
+    is_packed: see `takes_packed`.
+    """
     if not is_packed and not is_fused():
         return segments_RT
     return segment_ends(segments_RT, num_segments=num_segments)
 
 
 class PolicyInputs(NamedTuple):
-    """What the graph of one rank takes of a batch: ids, positions, segments, predict_P, targets_P, place_NK; of ids,
-    positions, predictions and targets its own part, where context_parallel splits the tokens. run: those tokens among
-    all of the graph's, flattened."""
+    """Inputs of one rank's graph for a batch."""
 
     arrays: tuple[np.ndarray, ...]
+    """ids, positions, segments, predict_P, targets_P, place_NK; if context_parallel splits the tokens, this rank's part
+    of ids, positions, predictions and targets."""
     routed: RoutedTokens
+    """The tokens of the graph whose routing is recorded."""
     run: slice
+    """This rank's tokens among all of the graph's, flattened."""
 
     def given(self, batch: Batch) -> ExpertArray:
-        """The recorded experts of this rank's tokens, [.., X]; see `RoutedTokens.given`."""
+        """Return the recorded experts of this rank's tokens, [.., X]; see `RoutedTokens.given`."""
         given = self.routed.given(batch)
         return given.reshape(-1, given.shape[-1])[self.run][None]
 
 
 def policy_inputs(batch: Batch, *, is_packed: bool, place: Placement = ALONE) -> PolicyInputs:
-    """is_packed: see `takes_packed`."""
+    """Return the inputs of this rank's graph. is_packed: see `takes_packed`."""
     predict_P = batch.predict_P
     if is_packed:
         packed = packed_tokens(batch)
@@ -395,12 +402,12 @@ def policy_inputs(batch: Batch, *, is_packed: bool, place: Placement = ALONE) ->
 
 
 def segment_ends(segments_RT: np.ndarray, *, num_segments: int | None = None) -> np.ndarray:
-    """int64 [E]: the number of flattened tokens up to and including each segment.
+    """Return int64 [E], the end of each segment among the flattened tokens.
 
-    Padding behind the last sample of a row belongs to that sample's segment: it comes later, so no sample sees it. A
-    row without a sample is one segment. num_segments: E; a batch of N sample slots has E = N, however many samples are
-    in it, and so one graph. Where segments are fewer, tokens of padding become segments of their own: the fused op
-    takes no empty ones. Whoever lays rows out leaves that many.
+    Padding after the last sample of a row belongs to that sample's segment: it comes later, so no token sees it. A row
+    without a sample is one segment. num_segments: E; a batch with N sample slots has E = N whatever the number of its
+    samples, so that one graph fits. Since the fused op takes no empty segments, padding tokens become segments of their
+    own if there are fewer; the layout of rows leaves enough of them.
     """
     ends = _ends_of(segments_RT)
     return (ends if num_segments is None else _with_more(ends, segments_RT, num_segments)).astype(np.int64)
@@ -409,14 +416,14 @@ def segment_ends(segments_RT: np.ndarray, *, num_segments: int | None = None) ->
 def _ends_of(segments_RT: np.ndarray) -> np.ndarray:
     is_last = np.ones(segments_RT.shape, bool)
     is_last[:, :-1] = segments_RT[:, :-1] != segments_RT[:, 1:]
-    # The step from the last sample to the padding is none.
+    # The change from the last sample to padding is not an end.
     is_last[:, :-1] &= segments_RT[:, 1:] != 0
     return np.flatnonzero(is_last.reshape(-1)) + 1
 
 
 def _with_more(ends: np.ndarray, segments_RT: np.ndarray, width: int) -> np.ndarray:
-    """The same ends and others behind tokens of padding, `width` in all."""
-    padding = np.flatnonzero(segments_RT.reshape(-1) == 0)  # an end in front of a token of padding cuts only padding
+    """Return these ends and further ones after padding tokens, `width` in all."""
+    padding = np.flatnonzero(segments_RT.reshape(-1) == 0)  # an end before a padding token cuts only padding
     free = np.setdiff1d(padding, [0, *ends])[::-1][: width - len(ends)]
     assert len(ends) + len(free) == width, f"{len(ends)} segments and {len(free)} tokens of padding, {width} are needed"
     return np.sort(np.concatenate([ends, free]))

@@ -1,8 +1,8 @@
-"""Operators of CPU graphs that are our own C++ kernels, as cells; `device_ops.has_kernels` says when they are used.
+"""Our C++ kernels for CPU graphs as cells; `device.has_kernels` says when they are used.
 
-Each is an `ops.Custom` of the library that `kernels.build` compiles, with its gradient. `tokens` is an integer tensor
-whose last element says how many leading rows of the others are in use; only those are computed, and anything may stand
-in the rest. Weights stay float32 and are rounded to the type of what they are multiplied with.
+Each is an `ops.Custom` from the library that `mindgspo_kernels.build` compiles, with its gradient. `tokens` is an
+integer tensor whose last element is the number of leading rows in use in the other inputs; only those are computed, the
+other rows are undefined. Weights stay float32 and are rounded to the type of their other factor.
 
 Legend: M tokens, H hidden units, A query heads, B key/value heads, D head size, I inner features, V vocabulary entries,
 P predictions, E experts, K experts per token, S slots.
@@ -25,20 +25,24 @@ zeros_like = ops.ZerosLike()
 def kernel(
     name: str,
     shapes: Callable[..., Sequence[Sequence[int]]],
-    dtypes: Callable[..., Sequence[ms.Type]],
+    dtypes: Callable[..., Sequence[ms.Type]] | None = None,
     gradient: Callable[..., tuple] | None = None,
 ) -> ops.Custom:
-    """The operator `graph_<name>` of `mindgspo_kernels/graph.cc`. shapes, dtypes: of the outputs, by the inputs'.
+    """Return the operator `graph_<name>` of `mindgspo_kernels/graph.cc`.
 
-    gradient: of every input, from the inputs, the outputs and the outputs' gradients; with as many named arguments,
-    since MindSpore differentiates no operator of a variable number.
+    shapes, dtypes: the outputs' as functions of the inputs'; without dtypes both are given by `shapes`, for outputs
+    like some of the inputs. gradient: gradients of all inputs from the inputs, the outputs and the outputs' gradients,
+    each a named argument, since MindSpore does not differentiate operators of variable arity.
     """
-    return ops.Custom(graph_operator(name), shapes, dtypes, "aot", bprop=gradient)
+    return ops.Custom(graph_operator(name), shapes, dtypes or shapes, "aot", bprop=gradient)
 
 
 class ForkKernel(nn.Cell):
-    """construct(x) -> (x, x), for two readers whose gradients are added: MindSpore's own sum of them, AddN, has no
-    bfloat16 on CPU. It goes in front of every second reader of what is differentiated."""
+    """construct(x) -> (x, x) for two readers, with the gradients added by Add.
+
+    MindSpore would add them by AddN, which has no bfloat16 on CPU, so every differentiated value with a second reader
+    passes through this cell.
+    """
 
     def __init__(self) -> None:
         super().__init__(auto_prefix=False)
@@ -52,15 +56,13 @@ class ForkKernel(nn.Cell):
 
 
 class RMSNormKernel(nn.Cell):
-    """See `device_ops.RMSNormOp`; x: [M, H] or [M, A, D]."""
+    """See `device.RMSNormOp`; x: [M, H] or [M, A, D]."""
 
     def __init__(self, eps: float) -> None:
         super().__init__(auto_prefix=False)
         self.epsilon = Tensor([eps], ms.float32)
-        normalize_gradient = kernel("rms_norm_grad", lambda dy, x, rstd, w, t: (x, w), lambda dy, x, rstd, w, t: (x, w))
-        add_gradient = kernel(
-            "add_rms_norm_grad", lambda dy, ds, x, rstd, w, t: (x, w), lambda dy, ds, x, rstd, w, t: (x, w)
-        )
+        normalize_gradient = kernel("rms_norm_grad", lambda dy, x, rstd, w, t: (x, w))
+        add_gradient = kernel("add_rms_norm_grad", lambda dy, ds, x, rstd, w, t: (x, w))
 
         def gradient(x, weight, epsilon, tokens, out, dout):
             dx, dweight = normalize_gradient(dout[0], x, out[1], weight, tokens)
@@ -84,29 +86,25 @@ class RMSNormKernel(nn.Cell):
         return self.normalize(x, weight, self.epsilon, tokens)[0]
 
     def of_sum(self, x: Tensor, delta: Tensor, weight: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Of x + delta, and that sum."""
+        """Return norm(x + delta) and x + delta."""
         y, total, _ = self.normalize_sum(x, delta, weight, self.epsilon, tokens)
         return y, total
 
 
 def _outs_by_head(features: int, head_dim: int | None) -> list[int]:
-    """The axes of a token's outputs: [O], or [O / D, D]."""
+    """Return the shape of a token's outputs: [O], or [O / D, D]."""
     return [features] if head_dim is None else [features // head_dim, head_dim]
 
 
 def _linear(num_layers: int, has_bias: bool, head_dim: int | None, dtype: ms.Type | None) -> ops.Custom:
-    """(x [M, I], tokens, biased, then each layer's weight [O, I] and bias [O]) -> [M, O], or by head, of each layer."""
+    """Return the operator (x [M, I], tokens, biased, each layer's weight [O, I] and bias [O]) -> [M, O] or by head."""
     step = 2 if has_bias else 1
     last = num_layers * step
-    grad = kernel("linear_grad", lambda x, t, b, *rest: (x, *rest[:last]), lambda x, t, b, *rest: (x, *rest[:last]))
+    grad = kernel("linear_grad", lambda x, t, b, *rest: (x, *rest[:last]))
 
     def one(x, tokens, biased, w, out, dout):
         g = grad(x, tokens, biased, w, dout)
         return g[0], zeros_like(tokens), zeros_like(biased), g[1]
-
-    def one_biased(x, tokens, biased, w, b, out, dout):
-        g = grad(x, tokens, biased, w, b, dout)
-        return g[0], zeros_like(tokens), zeros_like(biased), g[1], g[2]
 
     def two(x, tokens, biased, w, v, out, dout):
         g = grad(x, tokens, biased, w, v, dout[0], dout[1])
@@ -120,7 +118,7 @@ def _linear(num_layers: int, has_bias: bool, head_dim: int | None, dtype: ms.Typ
         g = grad(x, tokens, biased, w, wb, v, vb, u, ub, dout[0], dout[1], dout[2])
         return g[0], zeros_like(tokens), zeros_like(biased), g[1], g[2], g[3], g[4], g[5], g[6]
 
-    gradients = {(1, False): one, (1, True): one_biased, (2, False): two, (3, False): three, (3, True): three_biased}
+    gradients = {(1, False): one, (2, False): two, (3, False): three, (3, True): three_biased}
     name = f"linear_{num_layers}_biased" if has_bias else f"linear_{num_layers}"
     if num_layers == 1:
         return kernel(
@@ -138,9 +136,9 @@ def _linear(num_layers: int, has_bias: bool, head_dim: int | None, dtype: ms.Typ
 
 
 class LinearKernel(nn.Cell):
-    """construct(x_MI, tokens, weight_OI, [bias_O,] ...) -> x W^T + b [M, O] of each of 1, 2 or 3 layers that read x.
+    """construct(x_MI, tokens, weight_OI, [bias_O,] ...) -> x W^T + b [M, O] of 1 to 3 layers; 3 may have biases.
 
-    head_dim: D, where outputs are heads, [M, O / D, D]. dtype: of the outputs, None: x's.
+    head_dim: D if the outputs are heads, [M, O / D, D]. dtype: of the outputs; None: x's.
     """
 
     def __init__(
@@ -155,17 +153,17 @@ class LinearKernel(nn.Cell):
 
 
 class RotaryKernel(nn.Cell):
-    """Queries [M, A, D] and keys [M, B, D], rotated as `device_ops.RotaryOp` does; cos, sin: tables [positions, D]."""
+    """Queries [M, A, D] and keys [M, B, D], rotated as by `device.RotaryOp`; cos, sin: tables [positions, D]."""
 
     def __init__(self) -> None:
         super().__init__(auto_prefix=False)
-        grad = kernel("rotary_grad", lambda q, k, *rest: (q, k), lambda q, k, *rest: (q, k))
+        grad = kernel("rotary_grad", lambda q, k, *rest: (q, k))
 
         def gradient(query, key, positions, cos, sin, tokens, out, dout):
             dquery, dkey = grad(dout[0], dout[1], positions, cos, sin, tokens)
             return dquery, dkey, zeros_like(positions), zeros_like(cos), zeros_like(sin), zeros_like(tokens)
 
-        self.rotate = kernel("rotary", lambda q, k, *rest: (q, k), lambda q, k, *rest: (q, k), gradient)
+        self.rotate = kernel("rotary", lambda q, k, *rest: (q, k), gradient=gradient)
 
     def construct(
         self, query: Tensor, key: Tensor, positions_M: Tensor, cos: Tensor, sin: Tensor, tokens: Tensor
@@ -174,13 +172,16 @@ class RotaryKernel(nn.Cell):
 
 
 class AttentionKernel(nn.Cell):
-    """See `device_ops.CausalAttentionOp`; segments: int [sequences], where each sequence ends among the tokens, or
-    [sequences, 2], which earlier sequence each continues, -1 for none, and its end."""
+    """See `device.CausalAttentionOp`.
+
+    segments: int [sequences], end of each sequence among the tokens, or [sequences, 2], number of the earlier sequence
+    that each continues (-1 for none) and its end.
+    """
 
     def __init__(self, head_dim: int) -> None:
         super().__init__(auto_prefix=False)
         self.scale = Tensor([head_dim**-0.5], ms.float32)
-        grad = kernel("attention_grad", lambda q, k, v, *rest: (q, k, v), lambda q, k, v, *rest: (q, k, v))
+        grad = kernel("attention_grad", lambda q, k, v, *rest: (q, k, v))
 
         def gradient(query, key, value, segments, scale, out, dout):
             dquery, dkey, dvalue = grad(query, key, value, segments, scale, out[0], out[1], out[2], dout[0])
@@ -202,21 +203,23 @@ class SwiGLUKernel(nn.Cell):
 
     def __init__(self) -> None:
         super().__init__(auto_prefix=False)
-        grad = kernel("gated_grad", lambda d, g, u, t: (g, u), lambda d, g, u, t: (g, u))
+        grad = kernel("gated_grad", lambda d, g, u, t: (g, u))
 
         def gradient(gate, up, tokens, out, dout):
             dgate, dup = grad(dout, gate, up, tokens)
             return dgate, dup, zeros_like(tokens)
 
-        self.gated = kernel("gated", lambda g, u, t: g, lambda g, u, t: g, gradient)
+        self.gated = kernel("gated", lambda g, u, t: g, gradient=gradient)
 
     def construct(self, gate: Tensor, up: Tensor, tokens: Tensor) -> Tensor:
         return self.gated(gate, up, tokens)
 
 
 class RowsKernel(nn.Cell):
-    """construct(ids_M, table_VH, tokens) -> the table's rows [M, H] in `dtype`, None: the table's; its gradient is
-    float32 [V, H]."""
+    """construct(ids_M, table_VH, tokens) -> the table's rows [M, H] in `dtype` (None: the table's).
+
+    The table's gradient is float32 [V, H].
+    """
 
     def __init__(self, dtype: ms.Type | None = None) -> None:
         super().__init__(auto_prefix=False)
@@ -235,15 +238,15 @@ class RowsKernel(nn.Cell):
 
 
 def _of_hidden_and_weight(found, rows, targets, scale, tokens):
-    """Gradients of hidden and weight, and zeros of the inputs behind them."""
+    """Return the gradients of hidden and weight, and zeros for the other inputs."""
     return found[0], found[1], zeros_like(rows), zeros_like(targets), zeros_like(scale), zeros_like(tokens)
 
 
 class LogProbKernel(nn.Cell):
-    """construct(hidden_MH, weight_VH, rows_P, targets_P, tokens) -> (logp_P, entropy_P), float32, as
-    `log_prob.ChunkedLogProb` of hidden_MH[rows_P]; 0 where a row is negative.
+    """construct(hidden_MH, weight_VH, rows_P, targets_P, tokens) -> (logp_P, entropy_P), both float32.
 
-    Without `with_entropy` entropy_P means nothing.
+    As `log_prob.ChunkedLogProb` of hidden_MH[rows_P]; 0 for negative rows. entropy_P is undefined without
+    `with_entropy`.
     """
 
     def __init__(self, *, temperature: float, with_entropy: bool) -> None:
@@ -280,11 +283,11 @@ class LogProbKernel(nn.Cell):
 
 
 class ExpertsKernel(nn.Cell):
-    """What the own experts, or the own slices of them, add for each token, [M, H]; see `mixture_of_experts`."""
+    """Contribution of the own experts, or own slices of experts, to each token, [M, H]; see `mixture_of_experts`."""
 
     def __init__(self, num_experts: int, num_chosen: int, *, is_normed: bool, own: range) -> None:
         super().__init__(auto_prefix=False)
-        self.is_normed, self.place = Tensor([int(is_normed)], ms.int32), Tensor([own.start, num_experts], ms.int32)
+        self.is_normed, self.own = Tensor([int(is_normed)], ms.int32), Tensor([own.start, num_experts], ms.int32)
         self.fork, self.rows, self.swiglu = ForkKernel(), RowsKernel(), SwiGLUKernel()
         route_gradient = kernel("route_grad", lambda x, w, *rest: (x, w), lambda x, w, *rest: (x, ms.float32))
 
@@ -310,8 +313,8 @@ class ExpertsKernel(nn.Cell):
             gradient_of_route_given,
         )
 
-        def no_gradient(experts, place, tokens, out, dout):
-            return zeros_like(experts), zeros_like(place), zeros_like(tokens)
+        def no_gradient(experts, own, tokens, out, dout):
+            return zeros_like(experts), zeros_like(own), zeros_like(tokens)
 
         self.slots = kernel(
             "expert_slots",
@@ -341,7 +344,7 @@ class ExpertsKernel(nn.Cell):
             lambda x, *rest: (x, x),
             gradient_of_pair,
         )
-        combine_gradient = kernel("combine_grad", lambda r, s, w, t, d: (r, w), lambda r, s, w, t, d: (r, w))
+        combine_gradient = kernel("combine_grad", lambda r, s, w, t, d: (r, w))
 
         def gradient_of_combine(rows, slots, weights, tokens, out, dout):
             drows, dweights = combine_gradient(rows, slots, weights, tokens, dout)
@@ -359,7 +362,10 @@ class ExpertsKernel(nn.Cell):
         tokens: Tensor,
         given_MK: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """That, and the experts that the router chooses. given_MK: int32, experts that are taken in their place."""
+        """Return the contributions and the experts chosen by the router.
+
+        given_MK: int32, experts used instead of the chosen ones.
+        """
         x_MH, routed_MH = self.fork(x_MH)
         if given_MK is None:
             chosen_MK, weights_MK, _ = self.route(routed_MH, gate_EH, self.is_normed, tokens)
@@ -367,7 +373,7 @@ class ExpertsKernel(nn.Cell):
         else:
             chosen_MK, weights_MK, _ = self.route_given(routed_MH, gate_EH, given_MK, self.is_normed, tokens)
             experts_MK = given_MK
-        slots_MK, token_S, ends_E = self.slots(experts_MK, self.place, tokens)
+        slots_MK, token_S, ends_E = self.slots(experts_MK, self.own, tokens)
         x_SH = self.rows(token_S, x_MH, ends_E)
         gate_SI, up_SI = self.gate_up(x_SH, ends_E, gate_EIH, up_EIH)
         out_SH = self.down(self.swiglu(gate_SI, up_SI, ends_E), ends_E, down_EHI)
@@ -375,8 +381,8 @@ class ExpertsKernel(nn.Cell):
 
 
 class AccumulateKernel(nn.Cell):
-    """construct(is_added, *gradients) -> the sum of the squares, float32 [1], of `sums`, into which the gradients have
-    gone: in place of what was there, or added to it."""
+    """construct(is_added, *gradients) adds the gradients to `sums`, or replaces these; returns the sum of squares of
+    `sums`, float32 [1]."""
 
     def __init__(self, sums: ParameterTuple) -> None:
         super().__init__(auto_prefix=False)
@@ -411,8 +417,10 @@ class AdamWKernel(nn.Cell):
 
 
 class PackKernel(nn.Cell):
-    """construct() packs `weights` [O, I] as they are now into `panels`, for `PackedLinearKernel`; the numbers are
-    rounded to `dtype`, that of the tokens."""
+    """construct() packs the current `weights` [O, I] into `panels` for `PackedLinearKernel`.
+
+    dtype: type of the tokens, which the weights are rounded to.
+    """
 
     def __init__(self, weights: ParameterTuple, dtype: ms.Type) -> None:
         super().__init__(auto_prefix=False)
@@ -435,7 +443,7 @@ class PackKernel(nn.Cell):
 
 
 class PackedLinearKernel(nn.Cell):
-    """As `LinearKernel` with packed weights, for few tokens; a tuple for one layer, too. sizes: output features."""
+    """`LinearKernel` with packed weights, for few tokens; always returns a tuple. sizes: output features."""
 
     def __init__(
         self, sizes: Sequence[int], *, has_bias: bool, head_dim: int | None = None, dtype: ms.Type | None = None
@@ -467,7 +475,7 @@ class SampleKernel(nn.Cell):
 
 
 class StoreKernel(nn.Cell):
-    """Keys and values [M, B, D] into a layer's cache; see `rollout.cache.StoreOp`."""
+    """Write keys and values [M, B, D] to a layer's cache; see `rollout.cache.StoreOp`."""
 
     def __init__(self) -> None:
         super().__init__(auto_prefix=False)
@@ -480,7 +488,7 @@ class StoreKernel(nn.Cell):
 
 
 class PagedAttentionKernel(nn.Cell):
-    """Queries [S, A, D] over the columns of their sequences [S, A * D]; see `rollout.cache.PagedDecodeAttention`."""
+    """Attention of queries [S, A, D] to their sequences' cached keys, [S, A * D]; see `rollout.cache`."""
 
     def __init__(self, head_dim: int) -> None:
         super().__init__(auto_prefix=False)
@@ -494,7 +502,7 @@ class PagedAttentionKernel(nn.Cell):
 
 
 class CopyBlocksKernel(nn.Cell):
-    """construct(sources_W, targets_W) copies blocks of all of `caches`."""
+    """construct(sources_W, targets_W) copies blocks within each of `caches`."""
 
     def __init__(self, caches: ParameterTuple) -> None:
         super().__init__(auto_prefix=False)

@@ -1,1 +1,1 @@
-"""How a model is divided: ranks of a plan, a process's place in it, layouts of parameters."""
+"""Division of a model: ranks of a plan, the placement of a process in it, layouts of parameters."""

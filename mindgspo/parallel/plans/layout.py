@@ -1,10 +1,9 @@
-"""How one parameter is spread over ranks, in MindSpore's terms, and the rectangular slice that each rank holds. Pure
-Python.
+"""Layout of a parameter over ranks, in MindSpore's terms, and the rectangular slice that each rank holds.
 
-The devices of `rank_list` are arranged as `device_matrix` in row-major order. `tensor_map` says for every tensor axis
-by which device axis it is split: device axes are counted from the right end of the matrix, -1 is not split. A tuple
-splits one tensor axis by several device axes, the first one outermost. Ranks that differ only on device axes that the
-map does not name hold equal slices (replicas).
+The devices of `rank_list` are arranged as `device_matrix` in row-major order. `tensor_map` gives the device axis that
+splits each tensor axis, counted from the right end of the matrix; -1 is not split. A tuple splits one tensor axis by
+several device axes, the first one outermost. Ranks that differ only on device axes that the map does not name hold
+equal slices (replicas). Pure Python.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from mindgspo.text import divisors, either, nearest
 
 @dataclass(frozen=True, slots=True)
 class TensorSlice:
-    """The elements with starts[a] <= index[a] < stops[a] on every axis a; never empty. A scalar has no axes.
+    """The block of elements with starts[a] <= index[a] < stops[a] on every axis a; never empty. A scalar has no axes.
 
     Example: TensorSlice((4, 0), (8, 16)) is rows 4 to 7 of a tensor with 16 columns.
     """
@@ -41,11 +40,11 @@ class TensorSlice:
 
     @property
     def index(self) -> tuple[slice, ...]:
-        """What to write between the brackets of an array to get this block as a view."""
+        """Slices that index an array to get this block as a view."""
         return tuple(slice(start, stop) for start, stop in zip(self.starts, self.stops, strict=True))
 
     def intersection(self, other: TensorSlice) -> TensorSlice | None:
-        """The common block, None where there is none."""
+        """Return the common block; None if there is none."""
         starts = tuple(map(max, self.starts, other.starts))
         stops = tuple(map(min, self.stops, other.stops))
         if any(start >= stop for start, stop in zip(starts, stops, strict=True)):
@@ -53,43 +52,34 @@ class TensorSlice:
         return TensorSlice(starts, stops)
 
     def relative_to(self, origin: tuple[int, ...]) -> TensorSlice:
-        """The same block in the coordinates of a slice that starts at `origin`."""
+        """Return the same block in the coordinates of a slice that starts at `origin`."""
         return TensorSlice(
             tuple(start - zero for start, zero in zip(self.starts, origin, strict=True)),
             tuple(stop - zero for stop, zero in zip(self.stops, origin, strict=True)),
         )
 
     def blocks(self, max_size: int) -> Iterator[TensorSlice]:
-        """Disjoint blocks of at most `max_size` elements (>= 1) that cover this one, in row-major order.
+        """Yield disjoint blocks of at most `max_size` elements (>= 1) that cover this one, in row-major order.
 
-        Cut along the first axis into runs of rows of nearly equal length; along later axes only where one row alone is
-        too large.
+        They are runs of rows of nearly equal length; later axes are cut only if a single row is too large.
         """
         assert max_size >= 1, max_size
         yield from self._blocks(0, max_size)
 
     def _blocks(self, axis: int, max_size: int) -> Iterator[TensorSlice]:
-        """As `blocks`, for a block that has one element on every axis before `axis`."""
+        """Like `blocks`, for a block with one element on every axis before `axis`."""
         if self.size <= max_size:
             yield self
             return
         rows = self.stops[axis] - self.starts[axis]
         row_size = self.size // rows
-        # Where a row does not fit, every row is a block for now, and is cut along the next axis.
+        # If a single row is too large, every row is a block of its own and is cut along the next axis.
         num_blocks = rows if row_size > max_size else -(-rows // (max_size // row_size))
         for i in range(num_blocks):
-            block = self._with_bounds(
-                axis,
-                self.starts[axis] + i * rows // num_blocks,
-                self.starts[axis] + (i + 1) * rows // num_blocks,
-            )
-            yield from block._blocks(axis + 1, max_size)
-
-    def _with_bounds(self, axis: int, start: int, stop: int) -> TensorSlice:
-        return TensorSlice(
-            (*self.starts[:axis], start, *self.starts[axis + 1 :]),
-            (*self.stops[:axis], stop, *self.stops[axis + 1 :]),
-        )
+            starts, stops = list(self.starts), list(self.stops)
+            starts[axis] = self.starts[axis] + i * rows // num_blocks
+            stops[axis] = self.starts[axis] + (i + 1) * rows // num_blocks
+            yield from TensorSlice(tuple(starts), tuple(stops))._blocks(axis + 1, max_size)
 
 
 Shape = tuple[int, ...]
@@ -101,7 +91,7 @@ NOT_SPLIT = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Placement of one parameter. Raises ConfigError where an axis does not divide, naming the nearest legal number.
+    """Layout of one parameter. Raises ConfigError if an axis does not divide, with the nearest legal number.
 
     Example: q_proj.weight of 1 x 4 x 2 on stage 1, split by rows over the four model-parallel ranks:
         Layout(parameter="...q_proj.weight", shape=(3584, 3584), device_matrix=(1, 4), tensor_map=(0, -1),
@@ -109,17 +99,17 @@ class Layout:
     """
 
     parameter: str = field(compare=False)
-    """Name, for messages; two parameters laid out alike have equal layouts."""
+    """Name, for messages; it does not count in comparisons."""
     shape: Shape
     """Shape of the full tensor."""
     device_matrix: tuple[int, ...]
     """Arrangement of the ranks."""
     tensor_map: tuple[int | tuple[int, ...], ...]
-    """Per tensor axis the device axis or axes that split it, counted from the right; -1: not split."""
+    """Device axis or axes that split each tensor axis, counted from the right; -1: not split."""
     rank_list: Ranks
     """The ranks that hold the parameter, in the device matrix' row-major order."""
     remark: str = field(default="", compare=False)
-    """What a reader should know, e.g. why an optimizer moment is kept whole."""
+    """Note for the reader, e.g. why an optimizer moment is kept whole."""
 
     def __post_init__(self) -> None:
         for problem in _problems(self):
@@ -127,7 +117,7 @@ class Layout:
 
     @property
     def splits(self) -> tuple[int, ...]:
-        """Slices per tensor axis (a strategy, in MindSpore's words)."""
+        """Slices per tensor axis (MindSpore's strategy)."""
         return tuple(prod(self._device_size(axis) for axis in axes) for axes in self._axes())
 
     @property
@@ -141,36 +131,36 @@ class Layout:
         return len(self.rank_list) // prod(self.splits)
 
     def slice_of(self, rank: int) -> TensorSlice | None:
-        """What a rank holds of the full tensor; None if the parameter does not live there."""
-        return _placement(self).slices.get(rank)
+        """Return a rank's slice of the full tensor; None if it holds none."""
+        return _slices_of(self).by_rank.get(rank)
 
     def slice_at(self, index: SliceIndex) -> TensorSlice:
-        """The slice with this number on every axis."""
+        """Return the slice with this number on every axis."""
         starts = tuple(number * length for number, length in zip(index, self.slice_shape, strict=True))
         stops = tuple(start + length for start, length in zip(starts, self.slice_shape, strict=True))
         return TensorSlice(starts, stops)
 
     def holders(self, index: SliceIndex) -> Ranks:
-        """The ranks that hold the slice with this number on every axis, ascending."""
-        return _placement(self).holders[index]
+        """Return the ranks that hold the slice with this number on every axis, ascending."""
+        return _slices_of(self).holders[index]
 
     def ranks_with_slice_of(self, rank: int) -> Ranks:
-        """The ranks that hold the same slice as `rank`, itself among them, ascending; empty if it holds none."""
-        for ranks in _placement(self).holders.values():
+        """Return the ranks with the same slice as `rank`, including itself, ascending; empty if it holds none."""
+        for ranks in _slices_of(self).holders.values():
             if rank in ranks:
                 return ranks
         return ()
 
     def slice_indices(self) -> tuple[SliceIndex, ...]:
-        """The numbers of all slices, in row-major order."""
-        return tuple(_placement(self).holders)
+        """Return the numbers of all slices, in row-major order."""
+        return tuple(_slices_of(self).holders)
 
     def same_placement(self, other: Layout) -> bool:
-        """Whether every rank holds the same slice under both, however the device matrices are written."""
-        return self.shape == other.shape and _placement(self).slices == _placement(other).slices
+        """Whether every rank holds the same slice in both layouts, however their device matrices are written."""
+        return self.shape == other.shape and _slices_of(self).by_rank == _slices_of(other).by_rank
 
     def _index_at(self, position: int) -> SliceIndex:
-        """Number of the slice held by the device at `position` of the rank list."""
+        """Return the number of the slice held by the device at `position` of the rank list."""
         index = []
         for axes in self._axes():
             number = 0
@@ -180,7 +170,7 @@ class Layout:
         return tuple(index)
 
     def _axes(self) -> tuple[tuple[int, ...], ...]:
-        """Per tensor axis its device axes, outermost first; empty where it is not split."""
+        """Return each tensor axis' device axes, outermost first; empty if it is not split."""
         return tuple(
             entry if isinstance(entry, tuple) else () if entry == NOT_SPLIT else (entry,) for entry in self.tensor_map
         )
@@ -190,28 +180,27 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Placement:
-    """A layout worked out for all ranks."""
+class _Slices:
+    """The slices of a layout."""
 
-    slices: dict[int, TensorSlice]
-    """By rank."""
+    by_rank: dict[int, TensorSlice]
     holders: dict[SliceIndex, Ranks]
-    """By number of the slice, in row-major order."""
+    """Ranks that hold a slice, by its number in row-major order."""
 
 
 @lru_cache(maxsize=1024)
-def _placement(layout: Layout) -> _Placement:
-    """Once per distinct layout: the layers of a stage share theirs."""
+def _slices_of(layout: Layout) -> _Slices:
+    """Return a layout's slices; cached, because the layers of a stage have equal layouts."""
     by_index: dict[SliceIndex, list[int]] = {}
     for position, rank in enumerate(layout.rank_list):
         by_index.setdefault(layout._index_at(position), []).append(rank)
     holders = {index: tuple(sorted(by_index[index])) for index in sorted(by_index)}
     slices = {rank: layout.slice_at(index) for index, ranks in holders.items() for rank in ranks}
-    return _Placement(slices=slices, holders=holders)
+    return _Slices(by_rank=slices, holders=holders)
 
 
 def _problems(layout: Layout) -> Iterator[str]:
-    """What is wrong, to be read after the parameter's name; rules of the record first, then divisibility."""
+    """Yield errors, to be read after the parameter's name: first of the fields, then of divisibility."""
     matrix, ranks = layout.device_matrix, layout.rank_list
     if len(layout.tensor_map) != len(layout.shape):
         yield f": tensor map {layout.tensor_map} has {len(layout.tensor_map)} entries for {len(layout.shape)} axes"

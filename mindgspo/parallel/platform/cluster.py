@@ -1,5 +1,6 @@
-"""Sets the device up, joins the workers of a run, and places this process in each plan; helpers for what rank 0 does
-while the others wait. In a process that is alone all of this costs nothing.
+"""Device setup, joining the workers of a run, this process's placement in each plan, and work that only rank 0 does.
+
+In a single process all of this costs nothing.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from mindgspo.parallel.collectives.host import barrier, exchange, open_shared_me
 from mindgspo.parallel.plans.placement import Placement
 from mindgspo.parallel.platform import heartbeat, runtime, worker_process
 
-# What may differ between ranks without changing what they compute together.
+# Settings that may differ between ranks.
 _FREE = ("run_dir", "logging")
 
 
 def start_device(config: ExperimentConfig) -> None:
-    """Set the device up and meet the other workers of the plans.
+    """Set up the device and join the other workers of the plans.
 
-    Raises ConfigError where this machine does not offer the configured device, the number of workers is not the plans',
-    or a worker was started with another configuration.
+    Raises ConfigError if this machine lacks the configured device, the plans need another number of workers, or a
+    worker was started with another configuration.
     """
     try:
         runtime.set_up_runtime(config.device)
@@ -29,7 +30,7 @@ def start_device(config: ExperimentConfig) -> None:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(f"device: {config.device} cannot be used here; set device=CPU ({reason})") from error
     needed = config.plans.train.world_size
-    # Once per process: the loop starts the device before it opens the run folder, and so does the builder.
+    # Both the training loop and the builder call this, but a process joins only once.
     is_to_join = needed > 1 and worker_process.is_worker() and runtime.world_size() == 1
     if is_to_join:
         join_other_ranks()
@@ -48,7 +49,7 @@ def start_device(config: ExperimentConfig) -> None:
 
 
 def join_other_ranks() -> None:
-    """Join the cluster, and let the launcher see who has come. `runtime.set_up_runtime` comes first."""
+    """Join the cluster and show the launcher that this rank has; call `runtime.set_up_runtime` first."""
     heartbeat.enter(heartbeat.MEETING, 0)
     worker_process.await_scheduler()
     runtime.join_cluster()
@@ -61,30 +62,30 @@ def is_first() -> bool:
 
 
 def train_place(config: ExperimentConfig) -> Placement:
-    """Where this process stands while it trains."""
+    """Return this process's placement while training."""
     return Placement(plan=config.plans.train, rank=runtime.rank())
 
 
 def reference_place(config: ExperimentConfig) -> Placement:
-    """Where this process stands while it scores with the reference policy's weights."""
+    """Return this process's placement while scoring with the reference policy's weights."""
     return Placement(plan=config.plans.scoring, rank=runtime.rank())
 
 
 def infer_place(config: ExperimentConfig) -> Placement:
-    """Where this process stands while it generates."""
+    """Return this process's placement while generating."""
     return Placement(plan=config.plans.infer, rank=runtime.rank())
 
 
 def scoring_place(config: ExperimentConfig) -> Placement:
-    """Where this process stands while responses are scored: with those that it generated, or, where other processes
-    generate, as one of equals."""
+    """Return this process's placement while responses are scored: that of generation, or, if servers generate, one
+    replica per rank."""
     if config.has_servers:
         return Placement(plan=ParallelPlan(data_parallel=config.plans.train.world_size), rank=runtime.rank())
     return infer_place(config)
 
 
 def first_rank_first(action: Callable[[], None]) -> None:
-    """Rank 0 does it; the others go on when it is done."""
+    """Run `action` on rank 0 and have the other ranks wait for it."""
     if is_first():
         action()
     if runtime.world_size() > 1:
@@ -92,9 +93,9 @@ def first_rank_first(action: Callable[[], None]) -> None:
 
 
 def path_for_all(find: Callable[[], Path | None]) -> Path | None:
-    """What rank 0 finds, known to all."""
+    """Return the path that rank 0 finds, on every rank."""
     path = find() if is_first() else None
     if runtime.world_size() == 1:
         return path
-    told = exchange(str(path or "").encode(), senders=(0,))[0].decode()
-    return Path(told) if told else None
+    found = exchange(str(path or "").encode(), senders=(0,))[0].decode()
+    return Path(found) if found else None

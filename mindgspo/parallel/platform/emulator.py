@@ -1,4 +1,4 @@
-"""The package ascend-emulator, which is an extra of this one: stand-ins for CANN, and emulated cards."""
+"""Access to the optional package ascend-emulator: stand-ins for CANN, and emulated cards."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ if TYPE_CHECKING:
 
 
 def find_toolchain(environment: Mapping[str, str] = os.environ, *, emulated: bool = False) -> Toolchain:
-    """What MindSpore's Ascend front end needs in order to load. emulated: stand-ins even where CANN is installed.
+    """Return the libraries that MindSpore's Ascend front end needs to load. emulated: stand-ins even if CANN is there.
 
-    Raises DryRunUnavailable where something that this takes is not installed, DryRunError where stand-ins cannot be
-    built.
+    Raises DryRunUnavailable if a required program is not installed, DryRunError if stand-ins cannot be built.
     """
     with _own_errors():
         from ascend_emulator.toolchain import find_toolchain as find
@@ -26,8 +25,7 @@ def find_toolchain(environment: Mapping[str, str] = os.environ, *, emulated: boo
 
 
 def enter_emulated_cards() -> None:
-    """Put this process, and those that it starts, on emulated cards: see `ascend_emulator.launcher`. Errors as
-    `find_toolchain`."""
+    """Put this process and its children on emulated cards; raises as `find_toolchain`."""
     with _own_errors():
         from ascend_emulator.launcher import enter_emulated_cards as enter
 
@@ -35,7 +33,7 @@ def enter_emulated_cards() -> None:
 
 
 def install_emulated_card() -> None:
-    """The same in a process that one on an emulated card has started."""
+    """Set up the emulated card in a child of a process on an emulated card."""
     with _own_errors():
         from ascend_emulator.launcher import install_emulated_card as install
 

@@ -1,4 +1,4 @@
-"""How far a worker has come, written by the worker for the launcher: stages, steps and ticks in one small file."""
+"""Progress of a worker (stages, steps and ticks), written by the worker to a small file that the launcher reads."""
 
 from __future__ import annotations
 
@@ -14,53 +14,62 @@ from enum import IntEnum
 from pathlib import Path
 
 MEETING = "meeting the other workers"
-"""The stage from which a rank has come to the place where the cluster forms."""
+"""Name of the stage in which a rank joins the cluster."""
 
 _MARK = b"mgh3"
 _BODY = struct.Struct("<qBqqqd64s")  # process id, state, step, entered, ticks, changed_at, stage
 _HEAD = struct.Struct("<4sI")  # mark, checksum of the body
 _WAITING = slice(_HEAD.size + _BODY.size, _HEAD.size + _BODY.size + 112)
-"""After them, zero-terminated text that `mindgspo_kernels/shared_memory.cc` writes from any thread that waits."""
+"""Zero-terminated text that `mindgspo_kernels/shared_memory.cc` writes from any waiting thread."""
 _SIZE = _WAITING.stop
 _MAX_STAGE_BYTES = 64
 _MAX_READS = 3
 
 
 class State(IntEnum):
-    """STARTING: alive, no stage entered yet. FINISHED, FAILED: its work is over, well or badly."""
+    """State of a worker."""
 
     STARTING = 0
+    """Alive, but no stage entered yet."""
     RUNNING = 1
     FINISHED = 2
     FAILED = 3
+    """Ended with an exception."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """The last sign of life. entered: stages entered so far. ticks: since the last of them. changed_at: on
-    time.monotonic(), which processes of one machine share. waits_in: the collective in which it waits for another rank,
-    and for which one; empty where it does not wait, and within HCCL."""
+    """The last sign of life of a worker."""
 
     process_id: int
     state: State
     step: int
+    """Training step, from 1; 0 before the first one."""
     stage: str
+    """E.g. "generate"."""
     entered: int
+    """Number of stages entered so far."""
     ticks: int
+    """Ticks since the last stage was entered."""
     changed_at: float
+    """Time of the last change by time.monotonic(), which the processes of a machine share."""
     waits_in: str = ""
+    """Collective in which it waits and the rank it waits for; empty if it does not wait, and within HCCL."""
 
     @property
     def sequence(self) -> tuple[int, int]:
-        """Grows with every enter and tick. Ticks count within their stage only, because replicas that generate
-        responses of other lengths tick another number of times."""
+        """Sequence number that grows with every `enter` and `tick`.
+
+        Ticks count within their stage only, because replicas generating responses of other lengths tick more or less
+        often.
+        """
         return self.entered, self.ticks
 
 
 class Heartbeat:
-    """The writing side; one per process. `enter` and `tick` cost 1 microsecond and are called by one thread.
+    """Writer of a process's record; `enter` and `tick` take 1 microsecond and are called by one thread.
 
-    path: None where only this process reads, by `record`.
+    path: None if only this process reads the record.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -76,7 +85,7 @@ class Heartbeat:
         self._write()
 
     def enter(self, stage: str, step: int) -> None:
-        """This process goes on to `stage` (at most 64 bytes) of `step`."""
+        """Enter `stage` (at most 64 bytes) of `step`."""
         self._state = State.RUNNING
         self._stage = stage.encode()[:_MAX_STAGE_BYTES]
         self._step = step
@@ -85,63 +94,41 @@ class Heartbeat:
         self._write()
 
     def tick(self) -> None:
-        """Something was done within the stage, such as one decode step or one micro-batch."""
+        """Note progress within the stage, such as one decode step or one micro-batch."""
         self._ticks += 1
         self._write()
 
-    def finish(self) -> None:
-        """All work is done."""
-        self._state = State.FINISHED
-        self._write()
-
-    def fail(self) -> None:
-        """Work has ended with an exception."""
-        self._state = State.FAILED
+    def end(self, state: State) -> None:
+        """Note that the work has ended, with FINISHED or FAILED."""
+        self._state = state
         self._write()
 
     @property
     def record(self) -> Record:
-        """What was written last; for other threads."""
-        return Record(
-            process_id=self._process_id,
-            state=self._state,
-            step=self._step,
-            stage=self._stage.decode(errors="ignore"),
-            entered=self._entered,
-            ticks=self._ticks,
-            changed_at=self._changed_at,
-            waits_in=_text(self._memory[_WAITING]),
-        )
+        """The last record; for other threads."""
+        return _record(self._content + self._memory[_WAITING])
 
     @property
     def waiting(self) -> ctypes.Array:
-        """Where it is written what this process waits for; 112 bytes."""
+        """Buffer of 112 bytes for the collective that this process waits in."""
         return (ctypes.c_char * (_WAITING.stop - _WAITING.start)).from_buffer(self._memory, _WAITING.start)
 
     def close(self) -> None:
-        """Write no more."""
+        """Close the file."""
         if self._file is not None:
             os.close(self._file)
 
     def _write(self) -> None:
-        self._changed_at = time.monotonic()
-        if self._file is None:
-            return
-        body = _BODY.pack(
-            self._process_id,
-            self._state,
-            self._step,
-            self._entered,
-            self._ticks,
-            self._changed_at,
-            self._stage,
-        )
-        os.pwrite(self._file, _HEAD.pack(_MARK, zlib.crc32(body)) + body, 0)
+        counts = self._step, self._entered, self._ticks
+        body = _BODY.pack(self._process_id, self._state, *counts, time.monotonic(), self._stage)
+        self._content = _HEAD.pack(_MARK, zlib.crc32(body)) + body
+        if self._file is not None:
+            os.pwrite(self._file, self._content, 0)
 
 
 def read_record(path: Path) -> Record | None:
-    """The last record in the file; None if there is none yet."""
-    for _ in range(_MAX_READS):  # a read may meet a write half way; the next one will not
+    """Return the last record in the file; None if there is none yet."""
+    for _ in range(_MAX_READS):  # a read may overlap with a write; the next one will not
         try:
             content = path.read_bytes()
         except FileNotFoundError:
@@ -173,11 +160,11 @@ def _text(padded: bytes) -> str:
 
 
 def awaited(records: Mapping[int, Record | None]) -> tuple[int, ...]:
-    """The ranks that the others wait for: those that have not come, else those with the fewest sequence points.
+    """Return the ranks that the others wait for: those without a record, else those with the lowest sequence number.
 
-    All ranks walk through the same stages, so whoever is behind holds the others up; not one that is known to wait
-    itself, unless all are. Where nobody is behind, all ranks still at work are named; none where all have ended.
-    `records`: by rank, None for one that has not come.
+    All ranks pass through the same stages, so the slowest hold the others up; ranks known to wait themselves are
+    excluded unless all wait. If all are equally far, all ranks still at work are returned; none if all have ended.
+    `records`: by rank, None for a rank that has not joined.
     """
     absent = tuple(sorted(rank for rank, record in records.items() if record is None))
     if absent:
@@ -196,61 +183,57 @@ def awaited(records: Mapping[int, Record | None]) -> tuple[int, ...]:
 
 _heartbeat: Heartbeat | None = None
 _step = 0
-waiting_place = ctypes.c_void_p()
-"""The address of `Heartbeat.waiting` of this process; null without one."""
-_places: list[ctypes.Array] = []
-"""All of them: a thread that waits may still write to one that is no longer read."""
+waiting_address = ctypes.c_void_p()
+"""Address of this process's `Heartbeat.waiting`; null if there is no heartbeat."""
+_buffers: list[ctypes.Array] = []
+"""All such buffers, kept alive because a waiting thread may still write to an old one."""
 
 
 def start_beating(path: Path | None) -> Heartbeat:
-    """From now on the functions below write to `path`, or with None into the memory of what is returned; without this
-    call they do nothing."""
+    """Make the functions below write to `path`, or with None only to the returned heartbeat.
+
+    Without this call they do nothing.
+    """
     global _heartbeat
     _heartbeat = Heartbeat(path)
-    _places.append(_heartbeat.waiting)
-    waiting_place.value = ctypes.addressof(_places[-1])
+    _buffers.append(_heartbeat.waiting)
+    waiting_address.value = ctypes.addressof(_buffers[-1])
     return _heartbeat
 
 
 def stop() -> None:
-    """The functions below do nothing again."""
+    """Make the functions below do nothing again."""
     global _heartbeat
-    waiting_place.value = None
+    waiting_address.value = None
     if _heartbeat is not None:
         _heartbeat.close()
     _heartbeat = None
 
 
 def enter(stage: str, step: int) -> None:
-    """`Heartbeat.enter` of this process."""
+    """Enter a stage; see `Heartbeat.enter`."""
     if _heartbeat is not None:
         _heartbeat.enter(stage, step)
 
 
 def begin_step(step: int) -> None:
-    """The stages entered from now on belong to this training step."""
+    """Count the stages entered from now on to this training step."""
     global _step
     _step = step
 
 
 def enter_stage(stage: str) -> None:
-    """`enter` in the present training step; 0 is before the first one."""
+    """Enter a stage of the current training step; 0 before the first one."""
     enter(stage, _step)
 
 
 def tick() -> None:
-    """`Heartbeat.tick` of this process."""
+    """Note progress; see `Heartbeat.tick`."""
     if _heartbeat is not None:
         _heartbeat.tick()
 
 
-def finish() -> None:
-    """`Heartbeat.finish` of this process."""
+def end(state: State) -> None:
+    """Note that the work has ended; see `Heartbeat.end`."""
     if _heartbeat is not None:
-        _heartbeat.finish()
-
-
-def fail() -> None:
-    """`Heartbeat.fail` of this process."""
-    if _heartbeat is not None:
-        _heartbeat.fail()
+        _heartbeat.end(state)

@@ -1,7 +1,6 @@
-"""The numbers of MindSpore parameters as numpy arrays, read and written where they lie.
+"""Values of MindSpore parameters as numpy arrays.
 
-On CPU the array is the parameter's own memory (mapped or pooled), so neither way costs a copy; a device with memory of
-its own hands out a copy and takes one back.
+On CPU the array is the parameter's own memory, so reading and writing need no copy; on Ascend it is a copy.
 """
 
 from __future__ import annotations
@@ -19,15 +18,17 @@ from mindgspo.parallel.platform.runtime import current_device
 def zero_parameter(
     shape: tuple[int, ...], name: str, dtype: ms.Type = ms.float32, *, requires_grad: bool = True
 ) -> Parameter:
-    """Zeros that take no memory until they are first read or written, and none of MindSpore's pool, which gives nothing
-    back."""
+    """Return a parameter of zeros that takes no memory until first read or written.
+
+    Its memory is not of MindSpore's pool, which never shrinks.
+    """
     return Parameter(initializer("zeros", shape, dtype), name=name, requires_grad=requires_grad)
 
 
 def zeros_beside(
     weights: Sequence[Parameter], prefix: str, *, names: Sequence[str] | None = None, requires_grad: bool = True
 ) -> ParameterTuple:
-    """Zeros of the shapes of the weights, float32, named <prefix>.<weight>; names: other names for <weight>."""
+    """Return float32 zeros of the weights' shapes named <prefix>.<weight>; `names` replaces the weights' names."""
     names = [weight.name for weight in weights] if names is None else names
     return ParameterTuple(
         [
@@ -38,13 +39,15 @@ def zeros_beside(
 
 
 def values_of(parameter: Parameter) -> np.ndarray:
-    """The parameter's array, to be read before the next graph runs, or filled: `commit_values` then makes it the
-    parameter's. On CPU it is so at once."""
+    """Return the parameter's array, to be read before the next graph runs, or filled and given to `commit_values`.
+
+    On CPU it is the parameter's memory.
+    """
     return parameter.asnumpy()
 
 
 def commit_values(parameter: Parameter, array: np.ndarray) -> None:
-    """Make an array that `values_of` gave, and that was filled, the parameter's values."""
+    """Make a filled array from `values_of` the parameter's values."""
     if current_device() != "CPU":
         parameter.set_data(Tensor(array), slice_shape=True)
 

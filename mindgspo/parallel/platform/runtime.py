@@ -247,20 +247,6 @@ def send_to_each(parts: Sequence[np.ndarray], received: Sequence[np.ndarray]) ->
         array[...] = part
 
 
-def send_tensor(tensor: Tensor, receiver: int) -> None:
-    """Send a tensor to rank `receiver`, which calls `receive_tensor` with one of the same shape."""
-    from mindspore.mint import distributed
-
-    distributed.send(tensor, receiver)
-
-
-def receive_tensor(tensor: Tensor, sender: int) -> None:
-    """Fill a tensor with the one that rank `sender` sends."""
-    from mindspore.mint import distributed
-
-    distributed.recv(tensor, sender)
-
-
 def _aliasing_tensor(array: np.ndarray) -> Tensor:
     from mindspore import Tensor
 

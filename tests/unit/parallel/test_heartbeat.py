@@ -39,10 +39,10 @@ def test_what_is_written_is_read(tmp_path: Path):
     beat.waiting.value = b""
     assert not read_record(path).waits_in and read_record(path).sequence == (1, 2), "to wait is no progress"
     beat.enter("update", 8)
-    beat.finish()
+    beat.end(State.FINISHED)
     last = read_record(path)
     assert (last.state, last.stage, last.step, last.sequence) == (State.FINISHED, "update", 8, (2, 0))
-    beat.fail()
+    beat.end(State.FAILED)
     assert read_record(path).state is State.FAILED
 
 
@@ -92,8 +92,8 @@ def test_reader_never_sees_half_a_write(tmp_path: Path):
 def test_process_that_is_alone_writes_nothing():
     heartbeat.enter("generate", 1)
     heartbeat.tick()
-    heartbeat.finish()
-    heartbeat.fail()
+    heartbeat.end(heartbeat.State.FINISHED)
+    heartbeat.end(heartbeat.State.FAILED)
 
 
 def test_a_tick_is_cheap(tmp_path: Path):

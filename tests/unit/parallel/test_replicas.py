@@ -73,8 +73,8 @@ def test_items_are_dealt_out_in_turn_and_one_rank_speaks_for_a_replica():
     # 3 replicas of 2 ranks: ranks 0 and 1 are replica 0, and so on.
     shares = [replicas_of(rank, data_parallel=3, model_parallel=2).own("abcdefgh") for rank in range(6)]
     assert shares == [[*"adg"], [*"adg"], [*"beh"], [*"beh"], [*"cf"], [*"cf"]]
-    speaks = [replicas_of(rank, data_parallel=2, model_parallel=2, pipeline_stage=2).speaks for rank in range(8)]
-    assert speaks == [False] * 4 + [True, False, True, False]  # slice 0 of the last stage
+    leads = [replicas_of(rank, data_parallel=2, model_parallel=2, pipeline_stage=2).is_leader for rank in range(8)]
+    assert leads == [False] * 4 + [True, False, True, False]  # slice 0 of the last stage
 
 
 def test_a_process_that_is_alone_does_all():
@@ -83,7 +83,7 @@ def test_a_process_that_is_alone_does_all():
     assert alone.own("ab") == ["a", "b"]
     assert alone.collect(results, num_items=2) == results
     assert alone.collect_objects(["x", "y"], num_items=2, encode=str, decode=str) == ["x", "y"]
-    assert alone.speaks
+    assert alone.is_leader
 
 
 @pytest.mark.parametrize("num_items", [0, 1, 2, 3, 7, 8])
@@ -100,7 +100,7 @@ def test_everybody_gets_all_results_in_order(over_ranks: Any, num_items: int, si
         replicas = replicas_of(rank, **sizes)
         own = replicas.own(items)
         # Ranks that do not speak have computed something else, or nothing.
-        results = [(item, np.float32(item.sum())[None]) for item in own] if replicas.speaks else [()]
+        results = [(item, np.float32(item.sum())[None]) for item in own] if replicas.is_leader else [()]
         return replicas.collect(results, num_items=num_items)
 
     for found in over_ranks(ParallelPlan(**sizes).world_size, work):
