@@ -1,1 +1,1 @@
-"""What is resident in which phase of a step, and where the rest waits. Public: `swap.open_swap`, `states`."""
+"""Swap of parameters between phases of a step. Public: `swap.open_swap`, `states`."""

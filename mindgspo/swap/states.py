@@ -1,4 +1,4 @@
-"""What is resident in which phase of a step, and the ledger of bytes and moves. Pure Python."""
+"""Holdings that each phase of a step needs, and the ledger of bytes and moves. Pure Python."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MIB = 2**20
 
 
 class Holding(Enum):
-    """Parameters that are moved together. The order is that of eviction: first what is given up for nothing."""
+    """Parameters that are moved together, in the order of eviction: first those whose values need not be saved."""
 
     KV_CACHE = "KV cache"
     GRADIENTS = "gradients"
@@ -25,7 +25,7 @@ class Holding(Enum):
 
 
 class Phase(Enum):
-    """A stretch of a step during which the same holdings are read."""
+    """Part of a step that reads the same holdings throughout."""
 
     ROLLOUT = "rollout"
     EVALUATE = "evaluate"
@@ -37,7 +37,7 @@ class Phase(Enum):
 
 _GENERATION = (Holding.ROLLOUT_WEIGHTS, Holding.KV_CACHE)
 
-# In the order of loading. RESHARD is memory level 0; level 1 holds one step's parameters of both sides instead.
+# In the order of loading. RESHARD is that of memory level 0; at level 1 only one step's parameters are resident.
 NEEDS: Mapping[Phase, tuple[Holding, ...]] = MappingProxyType(
     {
         Phase.ROLLOUT: _GENERATION,
@@ -52,98 +52,85 @@ NEEDS: Mapping[Phase, tuple[Holding, ...]] = MappingProxyType(
 
 @dataclass(slots=True, kw_only=True)
 class PhaseRecord:
-    """One phase over all of its entries so far. Moves at its entry count for it; so do those within a reshard."""
+    """Totals of one phase over all its entries, including the moves at its entry and within a reshard."""
 
     entries: int = 0
     peak_bytes: Counter[Holding] = field(default_factory=Counter)
-    """Most bytes of each holding, not necessarily at the same time."""
+    """Peak bytes of each holding, not necessarily at the same time."""
     peak_total: int = 0
-    """Most bytes of all holdings together."""
+    """Peak bytes of all holdings together."""
     bytes_in: int = 0
     bytes_out: int = 0
     seconds_in: float = 0.0
-    """What the step waited for loading; what went on behind another phase's computation is not in it."""
+    """Seconds that the step waited for loading; prefetching during another phase does not count."""
     seconds_out: float = 0.0
 
 
 class SwapLedger:
-    """Booked by one `Swap`. Phase None stands for what happens before the first phase."""
+    """Ledger of one `Swap`. Phase None stands for the time before the first phase."""
 
     def __init__(self) -> None:
         self.held: Counter[Holding] = Counter()
         """Bytes of each holding, resident or not."""
         self.resident: Counter[Holding] = Counter()
-        """Bytes that are resident now, or on their way in."""
+        """Bytes of each holding that are resident or being loaded."""
         self.shared: Counter[tuple[Holding, Holding]] = Counter()
         """{(holding, other): bytes of the first that are booked under the other}."""
-        self._records: dict[Phase | None, PhaseRecord] = {None: PhaseRecord()}
+        self.records: dict[Phase | None, PhaseRecord] = {None: PhaseRecord()}
+        """By phase, in the order of their first entry."""
         self._phase: Phase | None = None
 
-    @property
-    def records(self) -> Mapping[Phase | None, PhaseRecord]:
-        """By phase, in the order of their first entry."""
-        return self._records
-
-    @property
-    def resident_total(self) -> int:
-        """Bytes resident now, all holdings together."""
-        return self.resident.total()
-
     def register(self, holding: Holding, owner: Holding, num_bytes: int) -> None:
-        """A parameter of `holding`, resident at first. owner: the holding that registered it before, or `holding`."""
+        """Add a resident parameter of `holding`. owner: the holding that registered it first."""
         if holding is not owner:
             self.shared[holding, owner] += num_bytes
             return
         self.held[holding] += num_bytes
         self.resident[holding] += num_bytes
-        self._note_peak()
+        self.note_peak()
 
     def enter(self, phase: Phase) -> None:
-        """What comes next belongs to `phase`; `settle` follows when its moves are done."""
+        """Enter `phase`; call `note_peak` after its first moves."""
         self._phase = phase
-        self._records.setdefault(phase, PhaseRecord()).entries += 1
-
-    def settle(self) -> None:
-        """Note as peaks what an entry has left or made resident."""
-        self._note_peak()
+        self.records.setdefault(phase, PhaseRecord()).entries += 1
 
     def move_in(self, holding: Holding, num_bytes: int) -> None:
-        """Here, or on its way in."""
+        """Book a load that is done or has begun."""
         self.resident[holding] += num_bytes
-        self._records[self._phase].bytes_in += num_bytes
-        self._note_peak()
+        self.records[self._phase].bytes_in += num_bytes
+        self.note_peak()
 
     def cancel_move_in(self, holding: Holding, num_bytes: int) -> None:
-        """It did not come."""
+        """Take back the booking of a load that failed."""
         self.resident[holding] -= num_bytes
-        self._records[self._phase].bytes_in -= num_bytes
+        self.records[self._phase].bytes_in -= num_bytes
 
     def move_out(self, holding: Holding, num_bytes: int) -> None:
-        """Gone."""
+        """Book an eviction."""
         self.resident[holding] -= num_bytes
-        self._records[self._phase].bytes_out += num_bytes
+        self.records[self._phase].bytes_out += num_bytes
 
     def wait(self, seconds: float, *, is_load: bool) -> None:
-        """Time that the step spent on moves."""
-        record = self._records[self._phase]
+        """Book time that the step spent on moves."""
+        record = self.records[self._phase]
         if is_load:
             record.seconds_in += seconds
         else:
             record.seconds_out += seconds
 
-    def _note_peak(self) -> None:
-        record = self._records[self._phase]
+    def note_peak(self) -> None:
+        """Update the peaks of the phase with the bytes resident now."""
+        record = self.records[self._phase]
         record.peak_bytes |= self.resident
-        record.peak_total = max(record.peak_total, self.resident_total)
+        record.peak_total = max(record.peak_total, self.resident.total())
 
     def table(self) -> str:
-        """One line per phase: most MiB resident by holding and together, MiB moved and seconds waited, all entries
-        together."""
+        """Return one line per phase over all entries: peak MiB per holding and together, MiB moved, seconds waited."""
         holdings = [holding for holding in reversed(Holding) if self.held[holding]]
         heads = ["phase", "entered", *(holding.value for holding in holdings)]
         heads += ["together", "MiB in", "MiB out", "s in", "s out"]
         lines = [heads]
-        for phase, record in self._records.items():
+        for phase, record in self.records.items():
             lines.append(
                 [
                     phase.value if phase else "set-up",

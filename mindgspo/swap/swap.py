@@ -1,15 +1,15 @@
-"""Heterogeneous memory: what is resident in which phase of a step is declared, moved at the phase's entry, and booked.
+"""Swap of parameters: each phase declares the holdings that it needs; the rest is evicted at its entry.
 
     with swap.phase(Phase.UPDATE):          # evicts what UPDATE does not need, then loads what it needs
-        swap.prefetch(Phase.RESHARD)        # optional: loads for the next phase meanwhile
+        swap.prefetch(Phase.RESHARD)        # optional: loads for the next phase in a thread
         ...
     with swap.phase(Phase.RESHARD):
         for step in plan.steps:
-            with swap.reshard_step(step.parameters):    # memory level 1 moves here; level 0 holds both sets already
+            with swap.reshard_step(step.parameters):    # memory level 1 moves here; at level 0 both sets are resident
                 ...
 
-A mistake of ours (a phase inside another, a holding that is not there, gradients that would be lost) is an assertion;
-what the user can fix (a full disk, too little memory) raises ConfigError or TrainingError.
+Misuse (a phase inside another, a holding that is not resident, gradients that would be lost) is an assertion; errors
+that the user can fix (a full disk, too little memory) raise ConfigError or TrainingError.
 """
 
 from __future__ import annotations
@@ -26,59 +26,107 @@ from mindspore import Parameter
 
 from mindgspo.config.schema import SwapSection
 from mindgspo.errors import TrainingError
-from mindgspo.parallel.platform.runtime import current_device
+from mindgspo.parallel.platform.runtime import current_device, load_parameter, offload_parameter, synchronize_device
 from mindgspo.swap.mapped_memory import MappedMemory
-from mindgspo.swap.offloaded_memory import OffloadedMemory
 from mindgspo.swap.states import NEEDS, Holding, Phase, SwapLedger
 
 
 class MemoryTier(Protocol):
-    """Moves single parameters. A call that raises has left its parameter where it was."""
+    """Memory in which evicted parameters wait. A call that raises leaves its parameter where it was."""
 
     loads_in_background: bool
     """Whether `load` may run in another thread while graphs that read other parameters compute."""
 
     def take_over(self, parameters: Sequence[Parameter], *, keeps_content: bool) -> None:
-        """Make room for all of `parameters` and manage them from now on; they are resident afterwards.
+        """Make room for `parameters` and manage them from now on; they are resident afterwards.
 
-        keeps_content: False where `evict` may lose the values, which are zero after `load` or as they were. Raises
-        ConfigError, before any parameter was touched, where there is no room.
+        keeps_content: False if `evict` may lose the values; they are then zero or unchanged after `load`. Raises
+        ConfigError before touching any parameter if there is no room.
         """
         ...
 
     def evict(self, parameter: Parameter) -> None:
-        """Free its memory on the device. Raises TrainingError; the parameter is then still resident."""
+        """Free a parameter's device memory. If it raises TrainingError, the parameter is still resident."""
         ...
 
     def load(self, parameter: Parameter) -> None:
-        """Bring it back. Raises TrainingError; the parameter is then still evicted, its values safe."""
+        """Load a parameter. If it raises TrainingError, the parameter is still evicted and its values are safe."""
         ...
 
     def tidy(self) -> None:
-        """Give memory that the process has freed back to the machine; called behind every eviction."""
+        """Return freed memory to the machine; called after every eviction."""
         ...
 
     def free_bytes(self) -> int | None:
-        """Bytes that can be loaded now; None where the device itself keeps watch."""
+        """Return the bytes that can be loaded now; None if the device itself refuses more."""
         ...
 
     def close(self) -> None:
-        """Move nothing any more. The parameters stay usable."""
+        """Stop moving parameters; they stay usable."""
         ...
+
+
+class OffloadedMemory:
+    """`MemoryTier` on Ascend: evicted parameters wait in host memory.
+
+    Their device memory is freed for the allocator of the same process. MindSpore cannot free a parameter's memory
+    without saving it, so content that need not be kept (KV cache, gradients) takes host memory, too.
+    """
+
+    # Copies are issued on the stream of the computing thread; another thread has none.
+    loads_in_background = False
+
+    def take_over(self, parameters: Sequence[Parameter], *, keeps_content: bool) -> None:
+        """See `MemoryTier`: nothing to prepare."""
+
+    def evict(self, parameter: Parameter) -> None:
+        """See `MemoryTier`. Waits for graphs that may still read or write the parameter."""
+        try:
+            synchronize_device()
+            offload_parameter(parameter)
+        except (RuntimeError, MemoryError) as error:
+            raise TrainingError(
+                f"swap: {parameter.name} could not be moved to the host ({_first_line(error)}); it is still on the "
+                "device"
+            ) from error
+
+    def load(self, parameter: Parameter) -> None:
+        """See `MemoryTier`."""
+        try:
+            load_parameter(parameter)
+        except (RuntimeError, MemoryError) as error:
+            raise TrainingError(
+                f"swap: {parameter.name} could not be moved to the device ({_first_line(error)}); it is still on the "
+                "host. Lower rollout.slots or trainer.samples_per_micro_batch, or use more cards"
+            ) from error
+
+    def tidy(self) -> None:
+        """See `MemoryTier`: the device's allocator serves this process only."""
+
+    def free_bytes(self) -> None:
+        """See `MemoryTier`: the device refuses what does not fit."""
+
+    def close(self) -> None:
+        """See `MemoryTier`: nothing to close."""
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Block:
-    """One parameter, whoever holds it. owner: the holding that registered it first, under which it is booked."""
+    """One parameter, shared by all holdings that contain it."""
 
     parameter: Parameter
     owner: Holding
+    """The holding that registered it first, under which it is booked."""
     num_bytes: int
     is_resident: bool = True
 
 
 class SwapMover:
-    """Evicts and loads through one tier. Used by one `Swap`, from one thread."""
+    """Moves of blocks through one tier, for one `Swap` and one thread."""
 
     def __init__(self, tier: MemoryTier, ledger: SwapLedger) -> None:
         self.tier, self._ledger = tier, ledger
@@ -88,7 +136,7 @@ class SwapMover:
         self._arrived: list[Block] = []
 
     def evict(self, blocks: Sequence[Block]) -> None:
-        """Resident blocks leave, one after the other. Raises TrainingError; the failing one and the rest stay."""
+        """Evict resident blocks in order. Raises TrainingError; the failing block and the rest stay resident."""
         with self._timed(is_load=False):
             for block in blocks:
                 assert block.is_resident, block.parameter.name
@@ -98,7 +146,7 @@ class SwapMover:
             self.tier.tidy()
 
     def load(self, blocks: Sequence[Block]) -> None:
-        """Evicted blocks come back, one after the other. Raises TrainingError; the failing one and the rest do not."""
+        """Load evicted blocks in order. Raises TrainingError; the failing block and the rest stay evicted."""
         with self._timed(is_load=True):
             for block in blocks:
                 assert not block.is_resident, block.parameter.name
@@ -107,7 +155,7 @@ class SwapMover:
                 self._ledger.move_in(block.owner, block.num_bytes)
 
     def load_ahead(self, blocks: Sequence[Block]) -> None:
-        """Begin to load in another thread. The bytes are booked at once; `finish` makes the blocks resident."""
+        """Start loading in another thread. The bytes are booked at once; `finish` makes the blocks resident."""
         assert self._ahead is None, "two loads ahead at a time"
         self._coming, self._arrived = list(blocks), []
         for block in blocks:
@@ -115,7 +163,7 @@ class SwapMover:
         self._ahead = self._background.submit(self._load_coming)
 
     def finish(self) -> None:
-        """Wait for `load_ahead`, if there was one. Raises its TrainingError; what came before it is resident."""
+        """Wait for `load_ahead`, if called. Raises its TrainingError; blocks loaded before it are resident."""
         if self._ahead is None:
             return
         with self._timed(is_load=True):
@@ -129,12 +177,12 @@ class SwapMover:
             raise error
 
     def lacking_bytes(self, blocks: Sequence[Block]) -> int:
-        """Bytes by which the memory that is free now falls short of `blocks`."""
+        """Return the bytes by which free memory falls short of `blocks`."""
         free = self.tier.free_bytes()
         return 0 if free is None else max(0, sum(block.num_bytes for block in blocks) - free)
 
     def close(self) -> None:
-        """Move nothing any more. Raises what a load ahead left to say."""
+        """Stop moving blocks. Raises the error of an unfinished load ahead."""
         try:
             self.finish()
         finally:
@@ -160,7 +208,7 @@ class SwapMover:
 
 
 def open_swap(section: SwapSection, folder: Path) -> Swap:
-    """The swap of this process. folder: on CPU, where evicted memory waits if the section names none."""
+    """Return the swap of this process. folder: for evicted memory on CPU if the section names none."""
     if not section.enabled:
         return Swap(section, None)
     if current_device() == "Ascend":
@@ -169,8 +217,11 @@ def open_swap(section: SwapSection, folder: Path) -> Swap:
 
 
 class Swap:
-    """Who is resident. tier: where evicted memory waits; None if and only if the section is not enabled: then all that
-    is registered stays resident, phases and ledger are kept all the same."""
+    """Residency of all holdings of a process.
+
+    tier: memory for evicted parameters; None if and only if the section is not enabled. Everything then stays resident,
+    while phases and the ledger work as usual.
+    """
 
     def __init__(self, section: SwapSection, tier: MemoryTier | None) -> None:
         assert section.enabled == (tier is not None), (section, tier)
@@ -180,7 +231,7 @@ class Swap:
         self._prefetches = section.prefetch and tier is not None and tier.loads_in_background
         self._blocks: dict[int, Block] = {}
         self._holdings: dict[Holding, tuple[Block, ...]] = {}
-        self._gradients_are_zero: Callable[[], bool] = self._look_at_gradients
+        self._gradients_are_zero: Callable[[], bool] = self._read_gradients
         self._open: Phase | None = None
 
     def register(
@@ -193,10 +244,10 @@ class Swap:
     ) -> None:
         """Take charge of a holding's parameters, and evict them until a phase needs them.
 
-        A parameter that another holding has, too, is one block of memory: resident while either is needed.
-        keeps_content: False for what may come back as zeros (KV cache; gradients between two updates). is_zero: for
-        gradients, whether they are, or the next update replaces them; without it they are read. Raises ConfigError
-        before anything has moved.
+        A parameter in several holdings is one block of memory, resident while any of them is needed. keeps_content:
+        False if the content may become zeros (KV cache; gradients between two updates). is_zero: tells whether the
+        gradients are zero or will be replaced by the next update; without it they are read. Raises ConfigError before
+        moving anything.
         """
         assert self._open is None, f"{holding.value} registered during phase {self._open}"
         assert holding not in self._holdings, f"{holding.value} registered twice"
@@ -216,10 +267,10 @@ class Swap:
 
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
-        """Evict what `phase` does not need, then load what it needs; nothing moves at its end.
+        """Evict everything that `phase` does not need, then load its needs; nothing moves at its end.
 
-        Raises TrainingError where a move fails or memory is short: the phase is not entered, every parameter is either
-        resident or evicted, as the ledger says, and a phase may be tried again.
+        Raises TrainingError if a move fails or memory is short: the phase is not entered, every parameter is either
+        resident or evicted, as the ledger says, and the phase may be tried again.
         """
         assert self._open is None, f"phase {phase.value} inside phase {self._open}"
         self._open = phase
@@ -228,17 +279,17 @@ class Swap:
             if self._mover:
                 self._mover.finish()
                 self._switch(self._mover, phase)
-            self.ledger.settle()
+            self.ledger.note_peak()
             yield
         finally:
             self._open = None
 
     @contextmanager
     def reshard_step(self, names: Collection[str]) -> Iterator[None]:
-        """Around one step of the reshard: its parameters of actor and rollout are resident inside.
+        """Keep the parameters of one step of the reshard resident, those of the actor and of the rollout.
 
-        At memory level 1 they come at the start and go at the end; at level 0 they are there all along. Names that
-        this process does not hold are passed over. Raises as `phase`.
+        At memory level 1 they are loaded at the start and evicted at the end; at level 0 they are resident throughout.
+        Names that this process does not hold are ignored. Raises as `phase`.
         """
         assert self._open is Phase.RESHARD, f"a step of the reshard during phase {self._open}"
         if not self._mover or not self._moves_by_reshard_step:
@@ -253,11 +304,11 @@ class Swap:
             self._mover.evict([block for block in step if block.is_resident])
 
     def prefetch(self, phase: Phase) -> None:
-        """Begin to load what `phase` needs, in a thread, while the open phase computes. A hint, once per phase.
+        """Start loading the needs of `phase` in a thread while the open phase computes; once per phase.
 
-        At most the needs of both phases are resident then, and the ledger books them from now on. Nothing happens
-        where the tier cannot, the section forbids it, memory is too short, or steps of a reshard move parameters. What
-        fails is raised by the next phase.
+        The needs of both phases are then resident, and the ledger counts them from now on. Does nothing if the tier
+        cannot load in the background, the section forbids it, memory is short, or steps of a reshard move parameters.
+        Errors are raised by the next phase.
         """
         assert self._open is not None, "prefetch outside a phase"
         moves_by_step = self._open is Phase.RESHARD and self._moves_by_reshard_step
@@ -268,27 +319,27 @@ class Swap:
             self._mover.load_ahead(missing)
 
     def require(self, holding: Holding) -> None:
-        """Assert that a holding is resident; called by whoever is about to read it."""
+        """Assert that a holding is resident; called before reading it."""
         away = [block.parameter.name for block in self._holdings.get(holding, ()) if not block.is_resident]
         assert not away, f"{holding.value} read in phase {self._open}: {len(away)} are evicted, e.g. {away[0]}"
 
     def close(self) -> None:
-        """Move nothing any more; parameters stay usable. Raises what a prefetch left to say."""
+        """Stop moving parameters; they stay usable. Raises the error of a prefetch, if any."""
         assert self._open is None, f"closed during phase {self._open}"
         if self._mover:
             self._mover.close()
 
     def _needed(self, phase: Phase) -> list[Block]:
-        """Blocks to be resident throughout `phase`, in the order of loading."""
+        """Return the blocks to be resident throughout `phase`, in the order of loading."""
         by_step = phase is Phase.RESHARD and self._moves_by_reshard_step
         return self._held_by(() if by_step else NEEDS[phase])
 
     def _held_by(self, holdings: Iterable[Holding]) -> list[Block]:
-        """Blocks of several holdings, each once."""
+        """Return the blocks of several holdings, each once."""
         return list(dict.fromkeys(block for holding in holdings for block in self._holdings.get(holding, ())))
 
     def _switch(self, mover: SwapMover, phase: Phase) -> None:
-        """Evict first: the old and the new state are never resident together."""
+        """Evict, then load: the old and the new state are never resident together."""
         needed = self._needed(phase)
         keep = frozenset(needed)
         unneeded = [block for block in self._held_by(Holding) if block.is_resident and block not in keep]
@@ -307,5 +358,6 @@ class Swap:
             )
         mover.load(blocks)
 
-    def _look_at_gradients(self) -> bool:
+    def _read_gradients(self) -> bool:
+        """Whether all gradients are zero."""
         return not any(block.parameter.asnumpy().any() for block in self._holdings.get(Holding.GRADIENTS, ()))

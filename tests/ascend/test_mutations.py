@@ -40,8 +40,8 @@ MUTATIONS = {
         "Tensor(run.positions_JS[step] + np.int32(1))", "Tensor(run.positions_JS[step])"),
     "a shared prompt that is not copied": Mutation("rollout/engine.py", "one card", ": sampled/0",
         "self._copy_blocks(*", "(lambda *rows: rows)(*"),
-    "a swap that does not come back": Mutation("swap/offloaded_memory.py", "one card", ": loss",
-        "self._offload(parameter)", "parameter.set_data(parameter * 0)"),
+    "a swap that does not come back": Mutation("swap/swap.py", "one card", ": loss",
+        "            offload_parameter(parameter)\n", "parameter.set_data(parameter * 0)"),
     "a missing AllReduce behind row-parallel layers": Mutation(
         "parallel/layers/model_parallel.py", "2x1x1", ": sampled/0",
         "        return self.sum(x)\n\n", "        return x\n\n"),

@@ -64,9 +64,8 @@ def figures(case: Mapping, device: str) -> Arrays:
     from mindgspo.parallel.plans.placement import Placement
     from mindgspo.parallel.platform import runtime
     from mindgspo.rollout.weight_transfer import weights_as_numpy
-    from mindgspo.swap.offloaded_memory import OffloadedMemory
     from mindgspo.swap.states import Holding, Phase
-    from mindgspo.swap.swap import Swap
+    from mindgspo.swap.swap import OffloadedMemory, Swap
     from mindgspo.trainer.routing_transfer import RoutingTransfer
 
     model_of_case = MODELS[case["model"]] if isinstance(case["model"], str) else case["model"]

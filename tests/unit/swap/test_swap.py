@@ -105,7 +105,7 @@ def test_what_is_registered_waits_outside_until_a_phase_needs_it():
     swap.register(Holding.ACTOR_WEIGHTS, parameters("w", 4, 8))
     swap.register(Holding.KV_CACHE, parameters("kv", 4), keeps_content=False)
     assert tier.since() == ["take w0, w1", "evict w0", "evict w1", "take kv0 (scratch)", "evict kv0"]
-    assert swap.ledger.resident_total == 0
+    assert swap.ledger.resident.total() == 0
 
 
 def test_a_step_moves_in_the_declared_order():
@@ -152,7 +152,7 @@ def test_shared_weights_are_one_block_of_memory():
         with swap.phase(phase):
             swap.require(Holding.ACTOR_WEIGHTS)
             swap.require(Holding.ROLLOUT_WEIGHTS)
-            assert swap.ledger.resident_total == 120
+            assert swap.ledger.resident.total() == 120
     assert tier.since() == ["load w0", "load w1"], "they never leave"
     assert swap.ledger.held.total() == 360
     assert swap.ledger.shared == {(Holding.ROLLOUT_WEIGHTS, Holding.ACTOR_WEIGHTS): 120}
@@ -168,7 +168,7 @@ def test_a_partly_shared_holding_loads_what_it_lacks():
         assert tier.since() == ["load shared0"]
     with swap.phase(Phase.ROLLOUT):
         assert tier.since() == ["load own0"]
-        assert swap.ledger.resident_total == 120
+        assert swap.ledger.resident.total() == 120
 
 
 @pytest.mark.parametrize("prefetches", [False, True])
@@ -182,10 +182,10 @@ def test_memory_level_1_holds_one_step_of_the_reshard_at_a_time(prefetches: bool
             swap.prefetch(Phase.ROLLOUT)
         with swap.reshard_step(("w0", "another rank's")):
             assert tier.since() == ["load w0", "load r0"], "the actor's and the rollout's"
-            assert swap.ledger.resident_total == 200
+            assert swap.ledger.resident.total() == 200
         assert tier.since() == ["evict w0", "evict r0"]
         with swap.reshard_step(["w1"]):
-            assert swap.ledger.resident_total == 40
+            assert swap.ledger.resident.total() == 40
     assert swap.ledger.records[Phase.RESHARD].peak_total == 200
 
 
@@ -194,7 +194,7 @@ def test_memory_level_0_holds_both_sets_and_steps_move_nothing():
     with swap.phase(Phase.RESHARD):
         tier.since()
         with swap.reshard_step(["w0"]):
-            assert swap.ledger.resident_total == 240
+            assert swap.ledger.resident.total() == 240
         assert tier.since() == []
 
 
@@ -204,10 +204,10 @@ def test_a_step_that_fails_half_way_lets_go_of_what_it_had():
     with swap.phase(Phase.RESHARD):
         with pytest.raises(TrainingError, match="load w1"), swap.reshard_step(["w0", "w1"]):
             raise AssertionError("not reached")
-        assert swap.ledger.resident_total == 0
+        assert swap.ledger.resident.total() == 0
         with pytest.raises(ZeroDivisionError), swap.reshard_step(["w0"]):
             _ = 1 / 0
-        assert swap.ledger.resident_total == 0
+        assert swap.ledger.resident.total() == 0
 
 
 def test_phases_do_not_nest_and_end_with_an_error_inside():
@@ -273,7 +273,7 @@ def test_after_a_failing_move_every_block_is_in_or_out_and_the_ledger_knows(fail
     with pytest.raises(TrainingError, match=failing), swap.phase(Phase.ROLLOUT):
         raise AssertionError("not reached")
     blocks = set(swap._blocks.values())
-    assert sum(block.num_bytes for block in blocks if block.is_resident) == swap.ledger.resident_total
+    assert sum(block.num_bytes for block in blocks if block.is_resident) == swap.ledger.resident.total()
     tier.failing = set()
     with swap.phase(Phase.ROLLOUT):
         assert +swap.ledger.resident == {Holding.ROLLOUT_WEIGHTS: 120, Holding.KV_CACHE: 400}
@@ -287,7 +287,7 @@ def test_too_little_memory_is_said_before_loading():
     assert tier.since() == []
     tier.free = 480
     with swap.phase(Phase.UPDATE):
-        assert swap.ledger.resident_total == 480
+        assert swap.ledger.resident.total() == 480
 
 
 def test_prefetch_loads_behind_the_open_phase():
@@ -298,7 +298,7 @@ def test_prefetch_loads_behind_the_open_phase():
         tier.gate.clear()
         swap.prefetch(Phase.UPDATE)
         assert tier.since() == [], "the caller does not wait"
-        assert swap.ledger.resident_total == 240 + 360, "booked as soon as it is on its way"
+        assert swap.ledger.resident.total() == 240 + 360, "booked as soon as it is on its way"
         with pytest.raises(AssertionError, match="moments read in phase"):
             swap.require(Holding.MOMENTS)
         tier.gate.set()
@@ -318,7 +318,7 @@ def test_a_failing_prefetch_is_raised_by_the_next_phase_and_can_be_tried_again()
         swap.prefetch(Phase.UPDATE)
     with pytest.raises(TrainingError, match="load m0: broken"), swap.phase(Phase.UPDATE):
         pass
-    assert swap.ledger.resident_total == 240 + 120, "the gradients had come, the moments have not"
+    assert swap.ledger.resident.total() == 240 + 120, "the gradients had come, the moments have not"
     tier.failing = set()
     with swap.phase(Phase.UPDATE):
         swap.require(Holding.MOMENTS)
@@ -329,7 +329,7 @@ def test_what_was_prefetched_for_a_phase_that_never_came_goes_again():
     with swap.phase(Phase.SCORE):
         swap.prefetch(Phase.UPDATE)
     with swap.phase(Phase.EVALUATE):
-        assert swap.ledger.resident_total == 520
+        assert swap.ledger.resident.total() == 520
     assert {"w0", "g0", "m0"} <= tier.away
 
 

@@ -18,13 +18,13 @@ def two_phases() -> SwapLedger:
     ledger.enter(Phase.UPDATE)
     ledger.move_in(Holding.MOMENTS, 1060 * MIB)
     ledger.wait(2.25, is_load=True)
-    ledger.settle()
+    ledger.note_peak()
     for seconds in (1.0, 0.25):
         ledger.enter(Phase.ROLLOUT)
         if ledger.resident[Holding.MOMENTS]:
             ledger.move_out(Holding.MOMENTS, 1060 * MIB)
         ledger.wait(seconds, is_load=False)
-        ledger.settle()
+        ledger.note_peak()
     return ledger
 
 
@@ -35,7 +35,7 @@ def test_sums_of_two_phases():
     assert (update.bytes_in, update.bytes_out, update.seconds_in, update.seconds_out) == (1060 * MIB, 0, 2.25, 0)
     assert (rollout.entries, rollout.bytes_out, rollout.seconds_out) == (2, 1060 * MIB, 1.25)
     assert rollout.peak_total == 30 * MIB, "what left at the entry was never there during the phase"
-    assert ledger.resident_total == 30 * MIB
+    assert ledger.resident.total() == 30 * MIB
     assert ledger.held == {Holding.ACTOR_WEIGHTS: 30 * MIB, Holding.MOMENTS: 1060 * MIB}
 
 
@@ -46,7 +46,7 @@ def test_a_load_that_did_not_come_is_taken_back():
     ledger.enter(Phase.SCORE)
     ledger.move_in(Holding.MOMENTS, 8)
     ledger.cancel_move_in(Holding.MOMENTS, 8)
-    assert (ledger.resident_total, ledger.records[Phase.SCORE].bytes_in) == (0, 0)
+    assert (ledger.resident.total(), ledger.records[Phase.SCORE].bytes_in) == (0, 0)
 
 
 def test_the_table_by_phase():

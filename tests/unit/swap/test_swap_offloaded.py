@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,9 +11,9 @@ from mindspore import Parameter, Tensor
 
 from mindgspo.config.schema import SwapSection
 from mindgspo.errors import TrainingError
-from mindgspo.swap.offloaded_memory import OffloadedMemory
+from mindgspo.swap import swap as swap_module
 from mindgspo.swap.states import Holding, Phase
-from mindgspo.swap.swap import Swap
+from mindgspo.swap.swap import OffloadedMemory, Swap
 
 
 @pytest.fixture
@@ -20,36 +21,34 @@ def weight(cpu_runtime: None) -> Parameter:
     return Parameter(Tensor(np.arange(4, dtype=np.float32)), name="w")
 
 
-class Device:
-    """A diary of the calls; `broken` names those that fail as MindSpore's do."""
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """calls(*broken): the calls of MindSpore from now on; the broken ones fail as MindSpore's do."""
 
-    def __init__(self, *broken: str) -> None:
-        self.diary: list[str] = []
-        self.broken = broken
+    def record(*broken: str) -> list[str]:
+        made: list[str] = []
 
-    def tier(self) -> OffloadedMemory:
-        return OffloadedMemory(
-            offload=self._call("offload"), load=self._call("load"), synchronize=self._call("synchronize")
-        )
-
-    def _call(self, name: str) -> Callable[..., None]:
-        def call(*parameters: Parameter) -> None:
-            if name in self.broken:
+        def call(name: str, *parameters: Parameter) -> None:
+            if name in broken:
                 raise RuntimeError(f"\nMemory not enough in {name}\n\n- C++ Call Stack: ...")
-            self.diary.append(" ".join([name, *(parameter.name for parameter in parameters)]))
+            made.append(" ".join([name, *(parameter.name for parameter in parameters)]))
 
-        return call
+        for name in ("offload_parameter", "load_parameter", "synchronize_device"):
+            monkeypatch.setattr(swap_module, name, partial(call, name.partition("_")[0]))
+        return made
+
+    return record
 
 
-def test_graphs_are_waited_for_before_memory_is_taken_away(weight: Parameter):
-    device = Device()
-    swap = Swap(SwapSection(enabled=True, prefetch=True), device.tier())
+def test_graphs_are_waited_for_before_memory_is_taken_away(weight: Parameter, calls: Callable[..., list[str]]):
+    made = calls()
+    swap = Swap(SwapSection(enabled=True, prefetch=True), OffloadedMemory())
     swap.register(Holding.ACTOR_WEIGHTS, [weight])
     with swap.phase(Phase.ROLLOUT):
         swap.prefetch(Phase.SCORE)
     with swap.phase(Phase.SCORE):
         pass
-    assert device.diary == ["synchronize", "offload w", "load w"], "and nothing was loaded in another thread"
+    assert made == ["synchronize", "offload w", "load w"], "and nothing was loaded in another thread"
 
 
 @pytest.mark.parametrize(("broken", "message"), [
@@ -57,8 +56,11 @@ def test_graphs_are_waited_for_before_memory_is_taken_away(weight: Parameter):
     ("synchronize", "w could not be moved to the host .Memory not enough in synchronize.; it is still on"),
     ("load", "w could not be moved to the device .Memory not enough in load.; it is still on the host. Lower"),
 ])  # fmt: skip
-def test_failures_say_where_the_parameter_is(weight: Parameter, broken: str, message: str):
-    tier = Device(broken).tier()
+def test_failures_say_where_the_parameter_is(
+    weight: Parameter, calls: Callable[..., list[str]], broken: str, message: str
+):
+    calls(broken)
+    tier = OffloadedMemory()
     with pytest.raises(TrainingError, match=message):
         tier.load(weight) if broken == "load" else tier.evict(weight)
 
