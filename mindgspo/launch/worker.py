@@ -48,10 +48,10 @@ def run_worker(body: Callable[[], int]) -> NoReturn:
     folder = _report_to_launcher(orders) if orders is not None else None
     code = _do(body, folder)
     if code == 0:
-        heartbeat.end(heartbeat.State.FINISHED)
+        heartbeat.mark_ended(heartbeat.State.FINISHED)
         _leave_cluster()
     else:
-        heartbeat.end(heartbeat.State.FAILED)
+        heartbeat.mark_ended(heartbeat.State.FAILED)
     end_process(code)
 
 

@@ -233,7 +233,7 @@ def tick() -> None:
         _heartbeat.tick()
 
 
-def end(state: State) -> None:
+def mark_ended(state: State) -> None:
     """Note that the work has ended; see `Heartbeat.end`."""
     if _heartbeat is not None:
         _heartbeat.end(state)

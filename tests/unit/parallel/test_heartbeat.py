@@ -92,8 +92,8 @@ def test_reader_never_sees_half_a_write(tmp_path: Path):
 def test_process_that_is_alone_writes_nothing():
     heartbeat.enter("generate", 1)
     heartbeat.tick()
-    heartbeat.end(heartbeat.State.FINISHED)
-    heartbeat.end(heartbeat.State.FAILED)
+    heartbeat.mark_ended(heartbeat.State.FINISHED)
+    heartbeat.mark_ended(heartbeat.State.FAILED)
 
 
 def test_a_tick_is_cheap(tmp_path: Path):
