@@ -52,8 +52,8 @@ class StoreOp(nn.Cell):
     """Writes M keys and values of a layer into its cache.
 
     construct(keys, values, key_MBD, value_MBD, places, tokens): keys and values of the cache; those to write; `places`
-    of cache_rows_M, int32: block * tokens per block + place within the block; tokens: see `kernel_ops`. Returns tensors
-    to depend on.
+    of cache_rows_M, int32: block * tokens per block + place within the block; tokens: see `ops.kernels`. Returns
+    tensors to depend on.
     """
 
     def __init__(self, cache: PagedCache) -> None:

@@ -44,7 +44,7 @@ class TokenSampler(nn.Cell):
         """ids int32 [S] and log-probs float32 [S], the latter at the temperature and before any cut.
 
         logits_SV: float32. uniforms_S: float32 in (0, 1]. greedy_S: bool, takes the likeliest token instead. tokens:
-        see `kernel_ops`.
+        see `ops.kernels`.
         """
         if self.kernel is not None:
             return self.kernel(logits_SV, uniforms_S, inverse_temperature_S, greedy_S, tokens)
