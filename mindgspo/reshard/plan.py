@@ -1,7 +1,7 @@
-"""The finished plan of a reshard: who sends which blocks of which parameters to whom, in which order. Pure Python.
+"""Plan of a reshard: the ordered broadcasts of blocks of parameters, with senders and receivers. Pure Python.
 
-All ranks walk through the steps and their buckets in the same order, each taking part in those that name it, so
-blocking broadcasts cannot wait for each other in a circle.
+All ranks go through the steps and their buckets in the same order, each taking part in those that name it, so blocking
+broadcasts cannot deadlock.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from mindgspo.parallel.plans.placement import Ranks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockTransfer:
-    """One block of one parameter on its way."""
+    """One block of one parameter to be sent."""
 
     parameter: str
     source: TensorSlice
-    """Where it lies in the sender's slice."""
+    """The block within the sender's slice."""
     destination: TensorSlice
-    """Where it goes in each receiver's slice."""
+    """The block within each receiver's slice."""
     num_bytes: int
 
     def parts(self, max_bytes: int) -> Iterator[BlockTransfer]:
@@ -41,7 +41,7 @@ class Bucket:
 
     sender: int
     receivers: Ranks
-    """Ascending; the sender is not among them. All of them put the buffer to the same places."""
+    """Ascending, without the sender. All of them copy the buffer to the same blocks."""
     pieces: tuple[BlockTransfer, ...]
 
     @property
@@ -85,7 +85,7 @@ def runs_within(pieces: Iterable[BlockTransfer], max_bytes: int) -> Iterator[tup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Parameters that are brought over together. After it, their source slices are no longer read.
+    """Parameters that are resharded together. Afterwards their source slices are no longer read.
 
     A rank's new slices of one step are at most one bucket's bytes, except where a single parameter is larger.
     """
@@ -115,13 +115,15 @@ class ReshardPlan:
         return tuple(sorted({bucket.group for bucket in self.buckets()}))
 
     def is_kept(self, parameter: str, rank: int) -> bool:
-        """Whether the rank's old slice is its new one: nothing is sent to it and nothing need be copied."""
+        """Whether the rank's new slice equals its old one, so that nothing is sent or copied."""
         needed = self.destination[parameter].slice_of(rank)
         return needed is not None and needed == self.source[parameter].slice_of(rank)
 
     def local_copy(self, parameter: str, rank: int) -> tuple[TensorSlice, TensorSlice] | None:
-        """The block that a rank needs and already holds, in its old and in its new slice; None where there is none or
-        the slice is kept."""
+        """Return the block that a rank needs and already holds, within its old and within its new slice.
+
+        None if there is none or the slice is kept.
+        """
         held, needed = self.source[parameter].slice_of(rank), self.destination[parameter].slice_of(rank)
         common = held.intersection(needed) if held and needed and held != needed else None
         if held is None or needed is None or common is None:
@@ -129,9 +131,9 @@ class ReshardPlan:
         return common.relative_to(held.starts), common.relative_to(needed.starts)
 
     def lacking_bytes(self) -> Counter[int]:
-        """{rank: bytes of its new slices that its old slices do not hold}: the lower bound of what it receives.
+        """Return {rank: bytes of its new slices that its old slices do not hold}, the least that it must receive.
 
-        Computed from the layouts alone, without a look at the buckets.
+        Computed from the layouts alone.
         """
         lacking: Counter[int] = Counter()
         for name, layout in self.destination.items():
@@ -143,7 +145,7 @@ class ReshardPlan:
         return +lacking
 
     def digest(self) -> str:
-        """SHA-256 over every step, for ranks to compare before they start."""
+        """Return the SHA-256 of all steps, which the ranks compare before they start."""
         lines = [f"{self.bucket_bytes}"]
         for step in self.steps:
             lines.append(f"step {step.parameters}")

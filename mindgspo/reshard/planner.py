@@ -40,9 +40,9 @@ class Overlap:
     receivers: Ranks
     """The ranks whose destination slice contains the block and whose source slice does not, ascending."""
     source_origin: tuple[int, ...]
-    """Where the holders' source slice begins in the full tensor."""
+    """Start of the holders' source slice in the full tensor."""
     destination_origin: tuple[int, ...]
-    """Where the receivers' destination slice begins."""
+    """Start of the receivers' destination slice in the full tensor."""
 
 
 @lru_cache(maxsize=1024)
@@ -196,9 +196,9 @@ def _natural_key(name: str) -> list[tuple[bool, int, str]]:
 
 
 def _order(names: list[str], source: Mapping[str, Layout], destination: Mapping[str, Layout]) -> list[str]:
-    """The order in which parameters are brought over: those of different pipeline stages alternate.
+    """Return the order in which parameters are resharded: those of different pipeline stages alternate.
 
-    So all stages send at the same time, and, where old slices are freed step by step, memory does not first grow on the
+    All stages then send at the same time, and if old slices are freed step by step, memory does not grow first on the
     ranks whose own layers come last.
     """
     homes: dict[tuple[Ranks, Ranks], list[str]] = {}

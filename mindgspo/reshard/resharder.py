@@ -68,7 +68,7 @@ def everything_stays(names: tuple[str, ...]) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReshardReport:
-    """What one rank moved."""
+    """Bytes moved by one rank."""
 
     received: int
     """Bytes over collectives."""
@@ -83,7 +83,7 @@ class ReshardReport:
 
 
 class Resharder:
-    """One way between two sets of layouts, planned once and travelled as often as weights change.
+    """Reshard between two sets of layouts, planned once and run whenever the weights have changed.
 
     types: of the destination, for every name; None: float32. The source is float32 or of that type. Raises WeightsError
     where names or shapes of the two sides differ, ConfigError for an impossible bucket size, and WeightsError where
@@ -108,8 +108,10 @@ class Resharder:
         make_broadcast_groups(self.plan.groups())
 
     def run(self, old: Mapping[str, np.ndarray], new: Mapping[str, np.ndarray]) -> ReshardReport:
-        """Fill this rank's slices `new` (contiguous) from everybody's `old`. A slice that both sides keep in one array
-        is left alone; kept slices in two arrays are copied."""
+        """Fill this rank's slices `new` (contiguous) from all ranks' `old`.
+
+        A slice that both sides hold in one array is left alone; equal slices in two arrays are copied.
+        """
         is_rounded = {name: self._types.get(name) == array.dtype for name, array in old.items()}
         types = {name: self._types[name] if is_rounded[name] else _FLOAT for name in old}
         self._check_slices("source", self.plan.source, old, types)
@@ -170,7 +172,7 @@ class Resharder:
 
 
 def gather_to_first_rank(layouts: Mapping[str, Layout], slices: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Whole tensors on rank 0, nothing on the others; e.g. for a checkpoint that any plan can read."""
+    """Return whole tensors on rank 0 and nothing on the others, e.g. for a checkpoint that any plan can read."""
     whole = {name: whole_layout(name, layout.shape, (0,)) for name, layout in layouts.items()}
     new = {name: np.empty(layout.shape, np.float32) for name, layout in whole.items()} if runtime.rank() == 0 else {}
     Resharder(layouts, whole, bucket_bytes=64 << 20).run(slices, new)

@@ -96,15 +96,6 @@ def test_process_that_is_alone_writes_nothing():
     heartbeat.mark_ended(heartbeat.State.FAILED)
 
 
-def test_a_tick_is_cheap(tmp_path: Path):
-    beat = Heartbeat(tmp_path / "beat")
-    began = time.perf_counter()
-    for _ in range(10_000):
-        beat.tick()
-    assert time.perf_counter() - began < 5.0  # 0.5 ms each; 1 microsecond was measured
-    assert read_record(tmp_path / "beat").ticks == 10_000
-
-
 @pytest.mark.parametrize(("records", "expected"), [
     ({}, ()),
     ({0: record(3), 1: record(2), 2: record(3)}, (1,)),

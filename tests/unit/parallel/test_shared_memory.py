@@ -1,4 +1,4 @@
-"""Nobody goes on before all have come: ranks that are threads, then ranks that are processes, on one file."""
+"""Nobody goes on before all have come: ranks that are threads, on one file."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import ctypes
 import random
 import resource
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -28,7 +26,6 @@ from mindgspo.parallel.collectives.shared_memory import (
 from mindgspo.parallel.platform import heartbeat
 from mindgspo_kernels.binding import call
 
-CHILD = Path(__file__).with_name("shared_memory_child.py")
 WAIT_S = 60.0
 # Long enough for a rank that does not wait to show it.
 MOMENT_S = 0.05
@@ -140,19 +137,6 @@ def test_two_clusters_do_not_share_a_file(ranks: list[SharedMemoryGroup], aside:
 def test_a_file_that_is_not_there_names_file_and_rank(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"elsewhere: rank 3 cannot open .* \(No such .*; the workers .* one host"):
         SharedMemoryGroup(tmp_path / "elsewhere", rank=3, world_size=4)
-
-
-def test_processes_wait_for_each_other(file: Path, tmp_path: Path):
-    diary = tmp_path / "diary"
-    np.full(4, -1, np.int64).tofile(diary)
-    commands = [[sys.executable, str(CHILD), str(file), str(rank), "4", str(diary), "500"] for rank in range(4)]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
-    try:
-        assert [process.communicate(timeout=WAIT_S)[0] for process in processes] == ["0\n"] * 4
-        assert [process.returncode for process in processes] == [0] * 4
-    finally:
-        for process in processes:
-            process.kill()
 
 
 def test_waiting_leaves_the_processor_to_others(ranks: list[SharedMemoryGroup], aside: Callable[..., Future]):
