@@ -38,7 +38,7 @@ class MindFormersModel(nn.Cell):
         return self.net.model.tok_embeddings.embedding_weight if self.tied else self.net.lm_head.weight
 
     def construct(self, inputs: Tensor, positions_RT: Tensor, segments_RT: Tensor, *replayed_MX: Tensor) -> Tensor:
-        """Hidden states behind the last norm, [M, H]. inputs: ids_RT. positions_RT: not read, see above. replayed_MX:
+        """Hidden states after the last norm, [M, H]. inputs: ids_RT. positions_RT: not read, see above. replayed_MX:
         nothing; there are no experts."""
         hidden_RTH = self.net.model(inputs)
         one_sample = (segments_RT <= 1).all()
