@@ -41,7 +41,7 @@ MUTATIONS = {
     "a shared prompt that is not copied": Mutation("rollout/engine.py", "one card", ": sampled/0",
         "self._copy_blocks(*", "(lambda *rows: rows)(*"),
     "a swap that does not come back": Mutation("swap/swap.py", "one card", ": loss",
-        "            offload_parameter(parameter)\n", "parameter.set_data(parameter * 0)"),
+        "            offload_parameter(parameter)\n", "            parameter.set_data(parameter * 0)\n"),
     "a missing AllReduce behind row-parallel layers": Mutation(
         "parallel/layers/model_parallel.py", "2x1x1", ": sampled/0",
         "        return self.sum(x)\n\n", "        return x\n\n"),
