@@ -36,7 +36,7 @@ def test_a_card_makes_the_numbers_of_the_cpu(cards: None, dumped: Path) -> None:
     ("aclnnSwiGlu", -1, "first difference: forward: layers.0.mlp.swiglu (Swiglu) is off by"),
     ("aclnnRotaryPositionEmbedding", 4,
      "first difference: forward: layers.0.self_attn.rotate (queries) (RotaryPositionEmbedding) is off by"),
-    ("aclnnRmsNormGrad", 4, "right in front of it is gradient of model.norm.weight, which agrees"),
+    ("aclnnRmsNormGrad", 4, "right before it comes gradient of model.norm.weight, which agrees"),
 ])  # fmt: skip
 def test_an_operator_made_wrong_is_found_by_name(
     cards: None, dumped: Path, operator: str, position: int, said: str
