@@ -1,5 +1,4 @@
-"""The rows of a user's file: read from four kinds of file, their columns told apart, and some held out if no file of
-held-out rows is given. Where names of columns leave a choice, the user is asked with a sample of each."""
+"""The rows of a user's file: read from four kinds of file, and some held out if no file of held-out rows is given."""
 
 from __future__ import annotations
 
@@ -8,9 +7,8 @@ import hashlib
 import heapq
 import json
 import random
-import re
 from codecs import BOM_UTF8
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -20,14 +18,14 @@ from mindgspo.config.data import ColumnsSection, DataSourceSection
 from mindgspo.config.reward import RewardSection
 from mindgspo.data.benchmarks import format_of_row
 from mindgspo.data.formats import Parser, parser_for
-from mindgspo.data.source_rows import DroppedRow, SourceRow, is_blank, json_object
+from mindgspo.data.source_rows import DroppedRow, SourceRow, json_object
 from mindgspo.data.sources import JSONL, PARQUET, read_file
 from mindgspo.errors import DataError
+from mindgspo.init.columns import TableRow, columns_beside, find_columns, held_beside
 from mindgspo.io import MOST_LINE_BYTES, atomic_file, decoded, json_items, make_folder, read_bytes, read_lines
 from mindgspo.rewards.registry import build_function, gold_is_readable
-from mindgspo.text import did_you_mean, hub_hint, listed, shorten
+from mindgspo.text import counted, hub_hint, listed, shorten
 
-TableRow = Mapping[str, object]
 AS_THEY_ARE = (JSONL, PARQUET)
 """Kinds of file that a run reads itself."""
 READERS = ("gsm8k", "multiple_choice", "math")
@@ -45,155 +43,6 @@ MOST_UNUSABLE = 0.1
 MOST_ANSWER = 60
 """Characters."""
 _HELD_OUT_SHARE, _MOST_HELD_OUT = 10, 512
-
-
-# Names of columns without marks and capitals, the most telling first; within a group none is better than another.
-_QUESTION = (
-    ("question", "problem", "prompt", "query", "instruction", "userquery", "messages"),
-    ("questions", "task", "exercise", "puzzle", "q", "ask"),
-    ("input", "text", "content", "user"),
-    ("问题", "题目", "题干", "题目内容"),
-)
-_ANSWER = (
-    ("finalanswer", "goldanswer", "correctanswer", "groundtruth", "expectedanswer", "expectedresult", "goldlabel"),
-    ("answer", "gold", "truth", "expected", "gt", "answerkey"),
-    ("label", "target", "result", "reference", "referenceanswer", "output", "final", "a"),
-    ("solution", "response", "completion"),
-    ("答案", "正确答案", "结果"),
-)
-_SOLUTION = (
-    ("solution", "workedsolution", "rationale", "explanation", "reasoning", "cot", "gtcot", "derivation"),
-    ("解析", "解答", "解题过程"),
-)
-_NEEDED = (
-    "options option choices choice candidates distractors endings body context passage premise story paragraph "
-    "background article table document documents scenario image images figure picture diagram system systemprompt "
-    "systemmessage 选项 材料 背景 文章 正文 上下文 图片 系统提示词"
-)
-"""Names of columns without which a question may have no answer."""
-_FORMS = ("text", "string", "value", "content", "statement")
-"""Last words of a name that change nothing: "problem_text", "answerValue", "final.value"."""
-_LETTERED = re.compile(
-    r"((?:incorrect|wrong|false)?(?:option|choice|op|answer|ending|distractor|选项|))(?:[a-h]|[0-9])"
-)
-_MARK = re.compile(r"\(?[A-Ja-j][).:、]\s*")
-_MOST_COLUMNS, _MOST_NAME = 4096, 200
-_SAMPLE_WIDTH, _MOST_SHOWN, _MOST_DEPTH = 40, 12, 3
-
-
-def find_columns(
-    path: Path, rows: Sequence[TableRow], *, question: str | None, answer: str | None, name: str
-) -> ColumnsSection:
-    """The columns of the first rows of a file, by their names and by what they hold. question, answer: as the user
-    says; name: that all rows get as their data source. Raises DataError that shows the columns, where names leave a
-    choice."""
-    flat = [_flat(row) for row in rows]
-    if len(flat[0]) > _MOST_COLUMNS:
-        raise DataError(f"{path}: has {len(flat[0]):,} columns, and at most {_MOST_COLUMNS:,} are looked at")
-    columns = {key: [row.get(key) for row in flat] for key in flat[0]}
-    for option, given in (("--question", question), ("--answer", answer)):
-        if given is not None and given not in columns:
-            hint, known = did_you_mean(given, columns), listed(list(columns))
-            raise DataError(f"{path}: {option} {given}: there is no such column{hint} (there are: {known})")
-    texts = {key: values for key, values in columns.items() if all(map(_is_question, values)) and key != answer}
-    question = question or _named(texts, _QUESTION)
-    answers = {key: values for key, values in columns.items() if _are_answers(values) and key != question}
-    answer = answer or _named(answers, _ANSWER)
-    if question is None or answer is None:
-        shown = [f"{key} = {shorten(repr(values[0]), _SAMPLE_WIDTH)}" for key, values in columns.items()]
-        missing = "the question" if question is None else f"the answer to {question}"
-        raise DataError(
-            f"{path}: no column is clearly {missing}; say --question COLUMN --answer COLUMN. The first row has: "
-            f"{listed(shown, _MOST_SHOWN) or 'nothing'}"
-        )
-    others = {
-        key: values
-        for key, values in columns.items()
-        if key not in (question, answer) and all(value is None or isinstance(value, str) for value in values)
-    }
-    solution = _named(others, _SOLUTION)
-    for key in filter(None, (question, answer, solution)):
-        if len(key) > _MOST_NAME or re.search("[\ud800-\udfff]", key):
-            rule = f"the name of a column that is read has at most {_MOST_NAME} characters, and no half of a character"
-            raise DataError(f"{path}: {shorten(ascii(key))}: {rule}; rename it")
-    return ColumnsSection(prompt=question, answer=answer, solution=solution, data_source_name=name)
-
-
-def _named(columns: Mapping[str, Sequence[object]], groups: Sequence[Sequence[str]]) -> str | None:
-    """The column with the most telling name; None where no name is known, or equally telling ones hold different
-    values."""
-    for names in groups:
-        found = [key for key in columns if _plain_name(key) in names]
-        if found:
-            return found[0] if all(columns[key] == columns[found[0]] for key in found) else None
-    return None
-
-
-def _plain_name(key: str) -> str:
-    """`meta.Final_Answer` -> `finalanswer`; `problem_text` -> `problem`; `final.value` -> `final`."""
-    above, _, own = key.rpartition(".")
-    if above and own.lower() in _FORMS:
-        return _plain_name(above)
-    bare = re.sub(rf"(?:[\W_]+(?:{'|'.join(_FORMS)})|(?<=[a-z])(?:{'|'.join(map(str.title, _FORMS))}))$", "", own)
-    return re.sub(r"[\W_]+", "", bare or own).lower()
-
-
-def _is_needed(key: str) -> bool:
-    return _plain_name(key) in _NEEDED.split()
-
-
-def _flat(row: TableRow, prefix: str = "", depth: int = 1) -> dict[str, object]:
-    """The row's values by dotted names."""
-    found: dict[str, object] = {}
-    for key, value in row.items():
-        if isinstance(value, Mapping) and value and depth < _MOST_DEPTH and not _is_needed(key):
-            found |= _flat(value, f"{prefix}{key}.", depth + 1)
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
-
-
-def _is_question(value: object) -> bool:
-    """A text, or a list of messages."""
-    if isinstance(value, list):
-        return bool(value) and all(isinstance(one, Mapping) and "role" in one and "content" in one for one in value)
-    return isinstance(value, str) and bool(value.strip())
-
-
-def _are_answers(values: Sequence[object]) -> bool:
-    """Texts or numbers; a few may be missing."""
-    given = [value for value in values if not is_blank(value)]
-    return bool(given) and all(isinstance(value, (str, int, float)) and not isinstance(value, bool) for value in given)
-
-
-def _missing_columns(row: TableRow, asked: str, taken: Collection[str]) -> Iterator[str]:
-    """Columns that the question may need and that hold something it does not say. What holds the whole question is
-    another form of it."""
-    flat, asked = _flat(row), _one_line(asked)
-    lettered: dict[str, list[str]] = {}
-    for key in flat:
-        if match := _LETTERED.fullmatch(_plain_name(key)):
-            lettered.setdefault(match[1], []).append(key)
-    needed = {key for keys in lettered.values() if len(keys) > 1 for key in keys}
-    needed |= {key for key in flat if _is_needed(key)}
-    for key in flat:
-        if key in needed and key not in taken:
-            texts = [_one_line(text) for text in _texts(flat[key])]
-            if any(asked not in text and _MARK.sub("", text, count=1) not in asked for text in texts):
-                yield key
-
-
-def _texts(value: object) -> Iterator[str]:
-    """The pieces that a column holds: each option, the text, a picture."""
-    if isinstance(value, (list, Mapping)):
-        for one in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts(one)
-    elif not is_blank(value):
-        yield str(value)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 @dataclass(slots=True, kw_only=True)
@@ -331,7 +180,7 @@ def account_for_rows(path: Path, *, question: str | None, answer: str | None, ke
         raise DataError(f"{path}: holds no rows")
     known = format_of_row(first[0]) if question is None and answer is None else None
     if known is not None:
-        account = _account(path, DataSourceSection(format=known, path=path))
+        account = _account(path, DataSourceSection(format=known, path=path), first)
         if account.num_unusable <= MOST_UNUSABLE * len(account.keys):
             return _asked_whole(account, is_said=False)
     name = path.stem if gold_is_readable(path.stem, "1") is None else f"own_{path.stem}"
@@ -342,7 +191,7 @@ def account_for_rows(path: Path, *, question: str | None, answer: str | None, ke
             key for key in first[0] if key not in taken and all(key in row and _is_json(row[key]) for row in first)
         ]
         columns = columns.model_copy(update={"extra_info": tuple(others)})
-    account = _account(path, DataSourceSection(format="columns", path=path, columns=columns))
+    account = _account(path, DataSourceSection(format="columns", path=path, columns=columns), first)
     if account.num_unusable > MOST_UNUSABLE * len(account.keys):
         raise DataError(
             f"{path}: {account.num_unusable} of {len(account.keys)} rows cannot be used, with {columns.prompt} as the "
@@ -362,11 +211,14 @@ def _asked_whole(account: RowAccount, *, is_said: bool) -> RowAccount:
     )
 
 
-def _account(path: Path, source: DataSourceSection) -> RowAccount:
+def _account(path: Path, source: DataSourceSection, first: Sequence[TableRow]) -> RowAccount:
     parse = parser_for(source)
     readers = {name: build_function(name, RewardSection()) for name in READERS if source.format == "columns"}
     unread = {name: Unread() for name in readers}
-    taken: Collection[str] = _OF_FORMATS if source.columns is None else _read_columns(source.columns)
+    if source.columns is None:
+        beside = columns_beside([{key: row[key] for key in row if key not in _OF_FORMATS} for row in first], ())
+    else:
+        beside = columns_beside(first, _read_columns(source.columns))
     draw, measured = random.Random(0), []
     keys: list[str | None] = []
     left_out: dict[str, None] = {}
@@ -378,8 +230,8 @@ def _account(path: Path, source: DataSourceSection) -> RowAccount:
         if parsed is None:
             continue
         asked = " ".join(message["content"] for message in parsed.messages)
-        missing = dict.fromkeys(_missing_columns(row, asked, taken))
-        left_out |= missing
+        missing = held_beside(row, beside, asked)
+        left_out |= dict.fromkeys(missing)
         num_left_out += bool(missing)
         for name, reader in readers.items():
             unread[name].add(len(keys) - 1, parsed, can_read=reader.can_read(parsed.answer))
@@ -463,5 +315,6 @@ def rows_text(account: RowAccount) -> str:
     parts += [f"worked solution = {columns.solution}"] if columns.solution else []
     parts = [", ".join(parts)]
     parts += [f"for the reward: {listed(columns.extra_info)}"] if columns.extra_info else []
-    parts += [f"not in the prompt: {listed(account.left_out)}"] if account.left_out else []
+    if account.num_left_out:
+        parts.append(f"not in the prompt: {listed(account.left_out)} ({counted(account.num_left_out, 'row')})")
     return "; ".join(parts)

@@ -19,10 +19,10 @@ from mindgspo.config.yaml_dialect import parse_document
 from mindgspo.data.benchmarks import INSTRUCTIONS
 from mindgspo.data.source_rows import SourceRow, asks
 from mindgspo.errors import ConfigError
+from mindgspo.init.columns import find_columns
 from mindgspo.init.command import LEARNING_RATES, commented_document, usual_learning_rate
 from mindgspo.init.lengths import Lengths, measure
 from mindgspo.init.plans import Fit, Hardware, fitting, prompts_per_step
-from mindgspo.init.rows import find_columns
 from mindgspo.planner import GIB, expected_memory
 
 PROJECT = Path(__file__).resolve().parents[3]
@@ -133,7 +133,7 @@ def test_a_column_may_have_an_odd_name(name: str, brought: Path, tmp_path: Path,
     rows = [{name: f"What is {i} + {i}?", "answer": 2 * i} for i in range(40)]
     (tmp_path / "odd.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ["--model", str(folder), "--data", str(tmp_path / "odd.jsonl"), "--out", str(tmp_path / "new.yaml")]
-    assert main(["init", *words, "--question", name]) == 0
+    assert main(["init", *words]) == 0
     assert "\x1b" not in capsys.readouterr().out + (tmp_path / "new.yaml").read_text()
     assert load_config(tmp_path / "new.yaml").data.train.columns.prompt == name
 

@@ -8,16 +8,9 @@ from pathlib import Path
 import pytest
 
 from mindgspo.errors import ConfigError, DataError
+from mindgspo.init.columns import find_columns
 from mindgspo.init.rewarding import choose_reward
-from mindgspo.init.rows import (
-    RowAccount,
-    account_for_rows,
-    find_columns,
-    held_out_keys,
-    read_table,
-    rows_text,
-    write_rows,
-)
+from mindgspo.init.rows import RowAccount, account_for_rows, held_out_keys, read_table, rows_text, write_rows
 
 FILE = Path("rows.jsonl")
 
@@ -35,11 +28,13 @@ def found(row: dict, **given: str) -> tuple[str, str, str | None]:
     ({"Question": "How many?", "FinalAnswer": "4", "Explanation": "2 + 2"}, ("Question", "FinalAnswer", "Explanation")),
     ({"question": "How many?", "question_id": "a7", "answer": "4", "answer_type": "int"}, ("question", "answer", None)),
     ({"q": "How many?", "a": "4"}, ("q", "a", None)),
-    ({"id": 0, "problem_text": "How many?", "final": {"value": 4}}, ("problem_text", "final.value", None)),
     ({"题目": "多少?", "难度": "易", "答案": "4"}, ("题目", "答案", None)),
     ({"messages": [{"role": "user", "content": "How many?"}], "meta": {"gold_label": 4, "level": 2}},
      ("messages", "meta.gold_label", None)),
+    ({"aufgabe": "Wie viele?", "answer": "4"}, ("aufgabe", "answer", None)),
+    ({"query": "How many?", "loesung": "4"}, ("query", "loesung", None)),
     ({"question_id": "q1", "text": "How many?", "answer": "4"}, ("text", "answer", None)),
+    ({"problem": "algebra/17.json", "content": "How many?", "answer": "4"}, ("content", "answer", None)),
     ({"question": "How many?", "solution_type": "Addition", "answer": "4"}, ("question", "answer", None)),
     ({"question": "How many?", "answer_source": "wiki", "answer_length": 1, "target": 4}, ("question", "target", None)),
     ({"question": "How many?", "model_answer": "5", "answer_idx": 0, "final_answer": "4", "gt_cot": "2 + 2"},
@@ -71,6 +66,8 @@ def test_where_names_leave_a_choice_the_user_is_asked_with_a_sample() -> None:
     ):
         with pytest.raises(DataError, match="no column is clearly the answer to question"):
             found(row)
+    with pytest.raises(DataError, match=r"--answer COLUMN \(final_answer holds lists: write their one item as text or"):
+        found({"question": "How many?", "solution": ["2 + 2"], "final_answer": ["4"], "subfield": "sums"})
     assert found({"question": "How many?", "gold": "4", "truth": "5"}, answer="truth") == ("question", "truth", None)
     assert found({"one": "How?", "two": "4", "three": "5"}, question="one", answer="two") == ("one", "two", None)
     with pytest.raises(DataError, match=r"--answer golt: there is no such column; did you mean 'gold'\?"):
@@ -100,7 +97,7 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path) -> None:
     ("a.json", '{"data": [' + "{}," * 6_000_000 + "{}]}", "no list, and of more than 16,777,216 bytes; write a list"),
     ("a.json", json.dumps([{f"c{i}": i for i in range(4097)}]), "has 4,097 columns, and at most 4,096 are looked at"),
     ("a.json", json.dumps([{"\ud800 question": "x", "answer": 1}]), "'\\ud800 question': the name of a column that is"),
-    ("a.json", json.dumps([{"_" * 300 + "question": "x", "answer": 1}]), "at most 200 characters"),
+    ("a.json", json.dumps([{"x" * 300 + " question": "x", "answer": 1}]), "at most 200 characters"),
     ("a.json", "[3]", "row 1: expected a JSON object, got int"),
     ("a.csv", "ask,gold\nx\n", "a.csv:2: has not the 2 fields that the first line names"),
     ("a.csv", "ask,gold\nx,y,z\n", "a.csv:2: has not the 2 fields"),
@@ -175,7 +172,7 @@ def test_what_a_question_needs_is_not_left_out_silently(extra: object, named: st
     with pytest.raises(DataError, match=rf"a.jsonl: {named}: not in the prompt, and (19|20) of 20 rows say something"):
         account(tmp_path / "a.jsonl", rows)
     said = account(tmp_path / "a.jsonl", rows, question="ask")
-    assert f"; not in the prompt: {named}" in rows_text(said)
+    assert f"; not in the prompt: {named} ({said.num_left_out} rows)" in rows_text(said)
     # A published format has its own columns, and may have others beside them.
     gsm8k = [{"question": "How many?", "answer": f"#### {i}"} | extra(i) for i in range(20)]
     with pytest.raises(DataError, match="not in the prompt"):
@@ -199,7 +196,7 @@ def test_what_stands_in_the_question_already_is_not_missed(tmp_path: Path) -> No
     assert account(tmp_path / "verl.jsonl", verl).num_left_out == 0
     # A few rows that need more are told, and no reason to refuse all.
     found = account(tmp_path / "a.jsonl", [*rows, {**rows[0], "options": ["9 m", "9 km"]}])
-    assert "not in the prompt: options" in rows_text(found)
+    assert "not in the prompt: options (1 row)" in rows_text(found)
 
 
 def test_equal_prompts_are_held_out_together(tmp_path: Path) -> None:
@@ -285,7 +282,7 @@ def test_the_users_function_is_found_without_running_the_file(code: str, given: 
 
 @pytest.mark.shared_data
 @pytest.mark.parametrize(("name", "said"), [
-    ("answer_type", "answer to question; say --question COLUMN --answer COLUMN"),
+    ("answer_type", "answer to question; say --question COLUMN --answer COLUMN (final_answer holds lists"),
     ("answer_index", "choices: not in the prompt, and 40 of 40 rows"),
     ("solution_type", "question = question, answer = answer; gsm8k"),
     ("question_id", "question = text, answer = answer; gsm8k"),
