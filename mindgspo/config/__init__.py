@@ -20,6 +20,7 @@ from mindgspo.config.load import (
     with_recipe,
 )
 from mindgspo.config.model import ModelSection
+from mindgspo.config.notes import notes
 from mindgspo.config.plan import ParallelPlan, check_infer_plan, check_train_plan
 from mindgspo.config.reward import RewardSection
 from mindgspo.config.schema import (
@@ -31,4 +32,4 @@ from mindgspo.config.schema import (
     TrainerSection,
     WarmupSection,
 )
-from mindgspo.config.summary import batch_table, notes, planned_steps
+from mindgspo.config.summary import batch_table, planned_steps

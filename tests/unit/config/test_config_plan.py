@@ -183,11 +183,11 @@ def test_the_banner_says_what_it_refers_to(load) -> None:
     plans = "plans={train: {data_parallel: 2}, infer: {data_parallel: 2}, reference: {model_parallel: 2}}"
     table = dict(batch_table(load(SIX, plans, LOSS, f"{KEY}.mode=ema", f"{KEY}.decay=0.75"), 96))
     assert table["reference policy"].startswith(
-        "a moving average of the policy, decay 0.75, every 1 step; k3 in the loss"
+        "a moving average: ref + 0.25 (policy - ref), each step; k3 in the loss"
     )
     assert table["plans"] == "train 2 x 1 x 1, infer 2 x 1 x 1, reference 1 x 2 x 1 (data x model x pipeline)"
     table = dict(batch_table(load(LOSS, f"{KEY}.mode=sync", f"{KEY}.every=8"), 96))
-    assert table["reference policy"].startswith("the policy, copied every 8 steps; k3 in the loss")
+    assert table["reference policy"].startswith("the policy, taken anew every 8 steps; k3 in the loss")
     unread = load(SIX, plans)
     assert "reference" not in dict(batch_table(unread, 96))["plans"], "nobody scores with it"
     assert any(line.startswith("plans.reference: not read") for line in notes(unread))
@@ -200,7 +200,7 @@ def test_ratios_against_the_sampler_are_not_called_one(load) -> None:
     assert any("every ratio is the mismatch of sampler and trainer" in line for line in single)
     assert not any("every ratio is 1" in line for line in single)
     bfloat16 = notes(load(sampler, "device=Ascend", "model.dtype=bfloat16", "model.num_attention_heads=2"))
-    assert any("watch actor/pg_clipfrac_seq of runs with recompute" in line for line in bfloat16)
+    assert any("in bfloat16 about 1e-2 per token, into a ratio whose clip range is 0.0003" in line for line in bfloat16)
 
 
 # ----- What the model families may set, beside each other; experts' plans too

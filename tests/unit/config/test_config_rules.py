@@ -109,9 +109,11 @@ def test_what_evaluation_draws_is_cut_as_in_training_unless_said(load):
     (["rollout.top_k=20"], "rollout: top_k 20 cut"),
     (["eval={temperature: 0.6, top_p: 0.7}"],
      "eval.temperature, eval.top_p: not read, because the one answer is greedy; eval.do_sample=true draws it"),
-    (["trainer.epochs=3"], "trainer.epochs: not read, because trainer.max_steps is set"),
+    (["trainer.epochs=3"], "trainer.epochs: 3 is not read, because trainer.max_steps is set"),
     (["optimizer={warmup_ratio: 0.1, warmup_steps: 2}"],
-     "optimizer.warmup_ratio: not read, because optimizer.warmup_steps is set"),
+     "optimizer.warmup_ratio: 0.1 is not read, because optimizer.warmup_steps is set"),
+    (["trainer.dump_step=9", "trainer.max_steps=8"],
+     "trainer.dump_step: 9 comes after the run's 8 steps, so no step is dumped"),
     (["optimizer.warmup_steps=9", "trainer.max_steps=8"],
      "optimizer.warmup_steps: 9 is more than the run's 8 steps, so optimizer.lr is never reached"),
 ])  # fmt: skip

@@ -47,7 +47,7 @@ OBJECTIVES = {
     "gspo_token": "GSPO-token: mean_i mean_t min(s_it A_i, clip(s_it, 1-0.0003, 1+0.0004) A_i), "
                   f"s_it = sg[s_i] exp(logp_it - sg[logp_it]), {S}",
     "grpo": f"GRPO: mean_i mean_t min(w_it A_i, clip(w_it, 1-0.2, 1+0.27) A_i), {W}",
-    "ppo": f"PPO: mean_it min(w_it A_i, clip(w_it, 1-0.2, 1+0.2) A_i), {W}, clip_ratio_c 3",
+    "ppo": f"PPO: mean_it max(min(w_it A_i, clip(w_it, 1-0.2, 1+0.2) A_i), 3 A_i if A_i < 0), {W}",
     "dapo": f"DAPO: mean_it min(w_it A_i, clip(w_it, 1-0.2, 1+0.28) A_i), {W}",
     "dr_grpo": f"Dr.GRPO: 1/32 mean_i sum_t min(w_it A_i, clip(w_it, 1-0.2, 1+0.2) A_i), {W}",
     "gmpo": "GMPO: mean_i A_i s_i, s_i = exp(mean_t d_it), d_it = logp_it - old_it, at most 0.4 if A_i > 0, at least "
@@ -78,11 +78,10 @@ def test_objective_shows_the_aggregation(load, mode, mean):
 def test_objective_shows_caps_and_explains_the_weight_of_a_kl_term(load):
     caps = ["algorithm.clip_ratio_c=2.5", "algorithm.ratio_upper_clamp=4", "algorithm.loss_upper_clamp=6"]
     assert objective(load(*caps)) == (
-        f"GSPO: mean_i min(s_i A_i, clip(s_i, 1-0.0003, 1+0.0004) A_i), {S}, clip_ratio_c 2.5, ratio_upper_clamp 4, "
-        "loss_upper_clamp 6"
+        "GSPO: mean_i max(min(min(s_i, 4) A_i, clip(s_i, 1-0.0003, 1+0.0004) A_i), 2.5 A_i if A_i < 0, -6), " + S
     )
     line = objective(load("algorithm.kl={placement: loss, importance_weight: true}"))
-    assert line.endswith(f" - 0.001 mean_i mean_t w_it k3(logp_it - ref_it), {S}")
+    assert line.endswith(f" - 0.001 mean_i mean_t w_it k3(logp_it - ref_it), {S}, {W}")
 
 
 @pytest.mark.parametrize(("overrides", "added"), [
@@ -120,8 +119,8 @@ def test_objective_tells_values_per_token_from_values_per_response(load, overrid
 @pytest.mark.parametrize(("settings", "expected"), [
     ("{}", "A_i = (r_i - mean(r)) / (std(r) + 1e-06), over the group, ddof 1"),
     ("{ddof: 0, eps: 1e-4}", "A_i = (r_i - mean(r)) / (std(r) + 0.0001), over the group, ddof 0"),
-    ("{std_over: batch}", "A_i = (r_i - mean(r)) / (std(r) + 1e-06), over the group, std over the batch, ddof 1"),
-    ("{normalize_by_std: false}", "A_i = (r_i - mean(r)), over the group"),
+    ("{std_over: batch}", "A_i = (r_i - mean(r)) / (std(r) + 1e-06), mean over the group, std over the batch, ddof 1"),
+    ("{normalize_by_std: false}", "A_i = r_i - mean(r), over the group"),
     ("{estimator: dr_grpo}", "A_i = r_i - mean(r), over the group"),
     ("{estimator: rloo}", "A_i = r_i - mean(r of the others), over the group"),
     ("{estimator: opo}", "A_i = r_i - sum(|y| r) / sum(|y|), over the group"),
@@ -132,7 +131,7 @@ def test_objective_tells_values_per_token_from_values_per_response(load, overrid
      "A_i = N / (number of r other than 0) (r_i - mean(r)), mean over the group, N over the batch"),
     ("{estimator: remax}", "A_i = r_i - r of the greedy response"),
     ("{estimator: reinforce_plus_plus}", "A_i = r_i, whitened over all tokens (unbiased)"),
-    ("{estimator: reinforce_plus_plus, gamma: 0.9, whiten: none}", "A_it = (sum of 0.9^(s-t) r_is over s >= t)"),
+    ("{estimator: reinforce_plus_plus, gamma: 0.9, whiten: none}", "A_it = sum of 0.9^(s-t) r_is over s >= t"),
     ("{estimator: reinforce_plus_plus_baseline, whiten: biased}",
      "A_i = r_i - mean(r), over the group, whitened over all tokens (biased)"),
 ])  # fmt: skip
@@ -140,10 +139,18 @@ def test_advantage_of_every_estimator(load, settings, expected):
     assert advantage(load(f"algorithm.advantage={settings}")) == expected
 
 
+def test_advantage_of_several_reward_functions(load):
+    functions = ["reward.functions=[gsm8k, math_dapo]", "reward.weights=[1, 1]"]
+    assert advantage(load("algorithm.advantage.combine=normalize_then_sum", *functions)) == (
+        "A_i = B_i normalised over the batch, B_i = sum_k weight_k (r_ik - mean(r_k)) / (std(r_k) + 1e-06), "
+        "over the group"
+    )
+
+
 def test_advantage_shows_a_penalty_in_the_reward(load):
     reward = "algorithm.kl={placement: reward, estimator: k1, coef: 0.1}"
     assert advantage(load(reward, "algorithm.advantage.estimator=rloo")) == (
-        "A_i = r_i - mean(r of the others), over the group; r_i less 0.1 sum_t k1(old_it - ref_it)"
+        "A_i = r_i - mean(r of the others), over the group; r_i less sum_t 0.1 k1(old_it - ref_it)"
     )
     assert advantage(load(reward, "algorithm.advantage.estimator=remax")) == (
         "A_it = (sum of r_is over s >= t) - r of the greedy response; r_it less 0.1 k1(old_it - ref_it)"
@@ -154,7 +161,7 @@ def test_advantage_shows_a_penalty_in_the_reward(load):
     (["algorithm.kl.placement=loss"], "reference policy",
      "the policy before the first step; k3 in the loss, coefficient 0.001"),
     (["algorithm.kl={placement: reward, estimator: k1, coef: 0.1, target: 6}"], "reference policy",
-     "the policy before the first step; k1 in the reward, coefficient 0.1 at first, steered to a mean KL of 6 "
+     "the policy before the first step; k1 in the reward, coefficient beta = 0.1 at first, steered to a mean KL of 6 "
      "per token (horizon 10,000)"),
     (["algorithm.rollout_correction.level=token"], "rollout correction", "c_it = exp(old_it - sampler_it), at most 2"),
     (["algorithm.rollout_correction={level: sequence, mode: mask, max: 4}"], "rollout correction",
