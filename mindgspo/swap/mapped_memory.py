@@ -168,11 +168,11 @@ class MappedMemory:
     def _map(self, num_bytes: int, keeps_content: bool) -> tuple[int | None, mmap.mmap]:
         """Return zeroed memory and the descriptor of its file, if it has one."""
         if not keeps_content:
-            return None, mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            return None, _mapped(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with ExitStack() as until_mapped:
             file = until_mapped.enter_context(tempfile.TemporaryFile(dir=self._folder))
             self._claim(file.fileno(), num_bytes)
-            memory = mmap.mmap(file.fileno(), num_bytes, flags=mmap.MAP_SHARED)
+            memory = _mapped(file.fileno(), num_bytes, mmap.MAP_SHARED)
             self._files.push(until_mapped.pop_all())
             return file.fileno(), memory
 
@@ -229,6 +229,16 @@ def _check(result: int) -> None:
     if result:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+
+
+def _mapped(descriptor: int, num_bytes: int, flags: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(descriptor, num_bytes, flags=flags)
+    except OSError as error:
+        raise ConfigError(
+            f"swap: no address space for {num_bytes / 2**20:,.1f} MiB ({error}); raise the process's memory limit "
+            "(ulimit -v), or choose a smaller model"
+        ) from error
 
 
 def _whole_pages(num_bytes: int) -> int:

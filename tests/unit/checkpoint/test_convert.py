@@ -438,3 +438,27 @@ def test_exports_without_a_run_and_foreign_files_are_kept(tmp_path: Path) -> Non
     with pytest.raises(CheckpointError, match="export: already there and no export of this run"):
         export(tmp_path / "export", 1.0)
     assert (tmp_path / "export" / "thesis.txt").read_text() == "years of work"
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("target", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("source_dtype", ["float64", "float32", "bfloat16", "float16"])
+def test_rounding_is_torchs(tmp_path: Path, source_dtype: str, target: str) -> None:
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import load_file, save_file
+
+    source = exported(tmp_path / "source")
+    random = np.random.default_rng(5)
+    weights = {}
+    for name, shape in weight_shapes(section()).items():
+        values = random.standard_normal(shape) * 2.0 ** random.integers(-30, 14, shape)
+        ties = np.abs(values) < 2**-12
+        values[ties] = np.round(values[ties] * 2**20) / 2**20 + 2.0**-21  # halfway between coarser numbers
+        weights[name] = torch.from_numpy(values).to(getattr(torch, source_dtype))
+    save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
+    convert_model(Conversion(source=source, out=tmp_path / "out", dtype=target))
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    for name, tensor in weights.items():
+        expected = tensor.to(getattr(torch, target))
+        assert found[name].dtype == expected.dtype
+        assert torch.equal(found[name].contiguous().view(torch.uint8), expected.contiguous().view(torch.uint8)), name

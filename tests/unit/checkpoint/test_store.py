@@ -6,10 +6,13 @@ import hashlib
 import json
 import logging
 import os
+import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -347,3 +350,56 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     for place in places:
         with pytest.raises(CheckpointError, match="cannot be written.*older checkpoints are untouched"):
             save_stateful(place, {})
+
+
+def test_step_and_state_come_back(tmp_path: Path) -> None:
+    path = save(tmp_path / "made" / "on_demand", 10)
+    assert path.name == "step_00000010"
+    loaded = load_checkpoint(shutil.copytree(path, tmp_path / "renamed"))
+    assert loaded.step == 10
+    assert loaded.state == {"cursor": {"epoch": 10}, "learning_rate": 0.30000000000000004}
+
+
+ENDLESS_SAVER = """
+import sys
+from pathlib import Path
+import numpy as np
+from mindgspo.checkpoint.store import Retention, save_checkpoint
+
+folder, step = Path(sys.argv[1]), int(sys.argv[2])
+print("ready", flush=True)
+while True:
+    step += 1
+    arrays = {f"w{number}": np.full(400_000, step, np.float32) for number in range(4)}
+    keep = Retention(last=2)
+    save_checkpoint(folder, step=step, parameters=arrays, optimizer=arrays, state={"step": step}, keep=keep)
+    print(step, flush=True)
+"""
+
+
+def test_kill_9_at_any_moment_leaves_a_loadable_newest_checkpoint(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    moments = random.Random(3)
+    interrupted, reached = 0, 0
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    for _ in range(6):
+        child = subprocess.Popen([sys.executable, "-c", ENDLESS_SAVER, str(folder), str(reached)],
+                                 stdout=subprocess.PIPE, text=True, env=environment)  # fmt: skip
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        assert int(child.stdout.readline()) == reached + 1  # a first save is through; kill during a later one
+        time.sleep(moments.uniform(0, 0.2))
+        child.kill()
+        acknowledged = [reached + 1, *(int(line) for line in child.stdout.read().split())]
+        assert child.wait() == -signal.SIGKILL
+        child.stdout.close()
+        interrupted += any(name.startswith(".") for name in names(folder))
+        newest = newest_checkpoint(folder)
+        assert newest is not None
+        loaded = load_checkpoint(newest)
+        assert loaded.step >= max(acknowledged)
+        assert loaded.state == {"step": loaded.step}
+        for array in (*loaded.parameters.values(), *loaded.optimizer.values()):
+            assert (array == loaded.step).all()
+        reached = loaded.step
+    assert interrupted > 0, "no kill hit a save; the test proved nothing"

@@ -276,3 +276,15 @@ def test_the_log_of_other_ranks_takes_every_call_and_ends_as_the_first_ones() ->
         log.note("x")
     with pytest.raises(ValueError, match="inside"), SilentLog():
         raise ValueError("inside")
+
+
+def test_a_terminal_gets_a_progress_bar_and_other_outputs_do_not(tmp_path: Path) -> None:
+    shown = {}
+    for is_terminal in (True, False):
+        screen = io.StringIO()
+        console = Console(file=screen, force_terminal=is_terminal, width=100)
+        with open_log(tmp_path, console=console, progress=True, total_steps=5) as log:
+            log.log_metrics(3, {"critic/score/mean": 1.0})
+        shown[is_terminal] = screen.getvalue()
+    assert "training" in shown[True] and "3/5" in shown[True]
+    assert shown[False] == "step     3/5  score 1.000\n"

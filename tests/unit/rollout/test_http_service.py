@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import gzip
 import io
+import json
 import random
 import socket
 import subprocess
@@ -598,3 +599,47 @@ def test_the_end_of_a_servers_process_is_noticed_whoever_listens_there() -> None
         child.wait()
         with pytest.raises(RolloutError, match="its process has ended"):
             connected(server.url, processes={server.url: child.pid})
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_response_ends_at_its_longest(api: str) -> None:
+    with FakeServer(api) as server, asking(server) as service:
+        (answer,) = answered(service, request(longest=3))
+    assert [piece.ids.tolist() for piece in answer.pieces] == [[10, 11, 12], [11, 11, 12]]
+    assert [piece.finish_reason for piece in answer.pieces] == [FinishReason.LENGTH] * 2
+
+
+def test_thousands_of_requests_take_one_thread() -> None:
+    with FakeServer() as one, FakeServer() as other, asking(one, other, most_running=400) as service:
+        before = threading.active_count()
+        answers = answered(service, *(request(number) for number in range(2000)))
+        assert threading.active_count() == before
+    assert [answer.number for answer in answers] == list(range(2000))
+
+
+def test_a_cut_of_nothing() -> None:
+    with FakeServer() as server, asking(server) as service:
+        assert service.abort() == []
+        assert len(server.calls) == 1  # no abort
+
+
+def test_an_error_leaves_the_service_to_be_closed() -> None:
+    with FakeServer(spoil=lambda answer: json.dumps(1).encode()) as server, asking(server) as service:
+        service.submit([request(number) for number in range(20)])
+        with pytest.raises(RolloutError):
+            service.wait()
+
+
+def test_the_least_float32_is_a_log_prob() -> None:
+    least = float(np.finfo(np.float32).min)
+    with FakeServer(spoil=set_logprobs([least] * 4)) as server, asking(server) as service:
+        (answer,) = answered(service, request())
+    assert np.isfinite(answer.pieces[1].logprobs).all()
+
+
+def test_a_server_of_another_key_is_named_at_once() -> None:
+    with FakeServer(key=ServerKey("another")) as server:
+        service = connected(server.url, most_running=1, timeout_s=60, retries=0, key=KEY)
+        with pytest.raises(RolloutError, match=r"no server answers there \(status 401: a key is needed\)"):
+            service.await_servers(600)
+        service.close()

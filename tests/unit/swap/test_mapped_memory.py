@@ -216,21 +216,26 @@ from mindgspo.parallel.platform.runtime import set_up_runtime
 set_up_runtime("CPU")
 kept = Parameter(Tensor(np.ones(1 << 20, np.float32)), name="w")
 memory = MappedMemory(Path(sys.argv[1]))
-before = resource.getrlimit(resource.RLIMIT_FSIZE)
-resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+limit, size = getattr(resource, sys.argv[2]), int(sys.argv[3])
+before = resource.getrlimit(limit)
+resource.setrlimit(limit, (size, before[1]))
 try:
-    memory.take_over([kept], keeps_content=True)
+    memory.take_over([kept], keeps_content=sys.argv[2] == "RLIMIT_FSIZE")
 except ConfigError as error:
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    resource.setrlimit(limit, before)
     print(error)
 assert kept.asnumpy().all()
 """
 
 
-def test_the_limit_of_file_sizes_is_explained(tmp_path: Path):
-    command = [sys.executable, "-c", LIMITED, str(tmp_path)]
+@pytest.mark.parametrize(("limit", "size", "message"), [
+    ("RLIMIT_FSIZE", MIB, "has no room for 4.0 MiB ([Errno 27] File too large"),
+    ("RLIMIT_AS", MIB, "swap: no address space for 4.0 MiB ([Errno 12] Cannot allocate memory)"),
+])  # fmt: skip
+def test_limits_of_the_process_are_explained(tmp_path: Path, limit: str, size: int, message: str):
+    command = [sys.executable, "-c", LIMITED, str(tmp_path), limit, str(size)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert "has no room for 4.0 MiB ([Errno 27] File too large" in done.stdout, done.stderr
+    assert message in done.stdout, done.stderr
     assert done.returncode == 0, done.stderr
 
 

@@ -317,3 +317,16 @@ def test_a_large_tensor_is_copied_in_little_memory(tmp_path: Path, formats: tupl
     assert int(child.stdout) < 12 << 10, f"{child.stdout} KiB more for a copy in chunks of 1 MiB"
     with open_tensors(source) as first, open_tensors(target) as second:
         assert np.array_equal(first.read("w"), second.read("w"))
+
+
+def test_shards_are_joined(tmp_path: Path) -> None:
+    weights = write_two_shards(tmp_path)
+    assert_same(read_safetensors(tmp_path), weights)
+
+
+def test_a_truncated_shard_is_named(tmp_path: Path) -> None:
+    write_two_shards(tmp_path)
+    shard = tmp_path / "model-00002-of-00002.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-3])
+    with pytest.raises(WeightsError, match=r"model-00002-of-00002\.safetensors: truncated"):
+        read_safetensors(tmp_path)

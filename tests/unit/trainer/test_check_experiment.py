@@ -12,7 +12,9 @@ from weight_files import write_safetensors
 from mindgspo.cli.data import data_prepare
 from mindgspo.config.huggingface_config import huggingface_config
 from mindgspo.errors import ConfigError, DataError, RewardError, TokenizerError, WeightsError
+from mindgspo.evaluation.datasets import open_checked_dataset
 from mindgspo.models.names import weight_shapes
+from mindgspo.rewards.scorer import Scorer
 from mindgspo.trainer.check import check_experiment
 
 ROWS = [{"question": f"Tom has {n} pens.", "answer": f"{n}+0={n}\n#### {n}"} for n in range(10, 15)]
@@ -199,3 +201,43 @@ def test_a_prepared_folder_must_fit_the_settings_and_be_whole(load, tokenizer, t
     (folder / "prompts.mindrecord").write_bytes(b"cut")
     with pytest.raises(DataError, match="3 bytes, dataset.json says"):
         list(check_experiment(load(*settings)))
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ({"question": "pens " * 40}, r"data.train: .*: 1 of 5 prompts are longer than data.max_prompt_length = 32, the "
+     r"first one .*rows.jsonl:1 with 5. tokens"),
+    ({"answer": "#### 10\n\nThat is \\boxed{11}. #### 11 #### 1"}, None),
+], ids=["long prompt", "last mark"])  # fmt: skip
+def test_first_rows_that_cannot_be_used_are_refused(check, change: dict, said: str | None) -> None:
+    rows = [{**ROWS[0], **change}, *ROWS[1:]]
+    if said is None:
+        assert "--- answer: 1\n" in check(rows)
+    else:
+        with pytest.raises(DataError, match=said):
+            check(rows)
+
+
+def test_a_run_folder_is_left_as_it_is(check, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    check(ROWS, f"run_dir={tmp_path / 'mine'}")
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+def test_a_run_whose_function_reads_the_golds_does_not_say_that_nothing_does(load, tokenizer, tmp_path, caplog) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"q": f"{n}?", "a": str(n)}) + "\n" for n in range(3)))
+    columns = "{prompt: q, answer: a, data_source_name: own}"
+    source = f"data.train={{format: columns, path: {rows}, columns: {columns}}}"
+    tokenizer.save(tmp_path / "tokenizer")
+    config = load(source, f"tokenizer.path={tmp_path / 'tokenizer'}", "reward.functions=[gsm8k]")
+    with Scorer(config.reward) as scorer:
+        opened = open_checked_dataset(config, config.data.train, tokenizer, scorer, tmp_path / "data", seed=0)
+    assert len(list(opened)) == 3 and caplog.messages == []
+
+
+def test_prepared_data_must_be_of_this_tokenizer(check, tmp_path: Path) -> None:
+    data_prepare(format="arithmetic", output=tmp_path / "prepared", max_rows=7)
+    source = "data.eval={format: prepared, path: " + str(tmp_path / "prepared") + "}"
+    assert "data.eval: 7 prepared rows" in check(ROWS, source)
+    with pytest.raises(DataError, match="prepared: was made with another tokenizer"):
+        check(ROWS, source, "tokenizer.eos_tokens=[<|endoftext|>]")

@@ -108,3 +108,18 @@ def test_the_fault_nan_is_in_every_micro_batch_of_its_update(make_trainer, one_o
     first, second = trainer.updater.batches
     assert not any(np.isnan(batch.advantages_NK).any() for batch in first)
     assert all((np.isnan(batch.advantages_NK) == batch.mask_NK).all() and batch.mask_NK.any() for batch in second)
+
+
+def test_what_a_skipped_batch_made_nan_is_not_reported_and_the_count_survives_a_stop(
+    make_trainer, one_of_two_right, fakes
+) -> None:
+    for nonfinite in ([1], []):
+        infinite = fakes.scorer(lambda ids: np.full(ids.shape, -np.inf))
+        updater = fakes.updater(nonfinite=nonfinite)
+        metrics = make_trainer(one_of_two_right, SKIP, old_policy=infinite, updater=updater).train_step(1).metrics
+        assert ("training/rollout_logprob_diff_max" in metrics) == (nonfinite == [])
+        assert metrics["actor/loss"] == 0.75
+    before = SkippedUpdates(total=7, in_a_row=2)
+    after = SkippedUpdates()
+    after.load_state(before.state())
+    assert after == before

@@ -250,3 +250,19 @@ def test_pass_at_k_of_sampled_answers(make_trainer, answer, prompts, evaluate) -
         }
     )  # fmt: skip
     assert evaluation.metrics["val-core/openai/gsm8k/acc/pass@4"] == 0
+
+
+def test_after_a_resume_the_log_knows_what_was_before(tmp_path: Path) -> None:
+    def opened() -> RunLog:
+        return RunLog(tmp_path, progress=False, console=Console(quiet=True))
+
+    with opened() as log:
+        for step in range(4):
+            log.log_metrics(step, {"a": step / 2})
+    (tmp_path / "validation.jsonl").write_text('{"step": 2}\n{"step": 3}\n')
+    with opened() as log:
+        log.truncate_after(2)
+        log.log_metrics(3, {"a": 7.0})
+        series = log.history.series("a")
+        assert (series.steps, series.values) == ((0, 1, 2, 3), (0.0, 0.5, 1.0, 7.0))
+    assert lines(tmp_path / "validation.jsonl") == [{"step": 2}]
