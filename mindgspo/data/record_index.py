@@ -31,7 +31,7 @@ _NO_VALUES = {"id": "int64"}  # what a row without single values holds instead
 class _Header:
     """values: type of every column of single values. arrays: length of the arrays of every other column, in the order
     of the file; -1: any. used: bytes in use of every page, by (type, number). groups: (page of arrays, group of
-    rows)."""
+    rows): MindSpore writes a page of arrays per group, and pages of single values name the groups that they begin."""
 
     values: Mapping[str, str]
     arrays: tuple[int, ...]
@@ -80,7 +80,7 @@ def _read_header(content: mmap.mmap) -> _Header:
     first_page, page_size = header["header_size"], header["page_size"]
     if type(first_page) is not int or type(page_size) is not int or first_page < length or page_size <= 0:
         raise ValueError("its header states impossible sizes")
-    used, groups = {}, set()
+    used, blob_pages, groups = {}, set(), set()
     for page in header["page"]:
         number, bytes_used = page["page_id"], page["page_size"]
         if type(number) is not int or type(bytes_used) is not int or number < 0 or not 0 <= bytes_used <= page_size:
@@ -88,7 +88,10 @@ def _read_header(content: mmap.mmap) -> _Header:
         if first_page + number * page_size + bytes_used > len(content):
             raise ValueError(f"page {number} ends beyond the file")
         used[page["page_type"], number] = bytes_used
-        groups |= {(number, group["id"]) for group in page["row_group_ids"] if page["page_type"] == _PAGE_TYPES["BLOB"]}
+        if page["page_type"] == _PAGE_TYPES["BLOB"]:
+            blob_pages.add((number, page["page_type_id"]))
+        else:
+            groups |= {group["id"] for group in page["row_group_ids"]}
     (schema,) = header["schema"]
     columns, blobs = schema["schema"], schema["blob_fields"]
     arrays = tuple(_array_length(columns[name]) for name in blobs)
@@ -101,7 +104,7 @@ def _read_header(content: mmap.mmap) -> _Header:
         first_page=first_page,
         page_size=page_size,
         used=used,
-        groups=frozenset(groups),
+        groups=frozenset((number, group) for number, group in blob_pages if group in groups),
     )
 
 

@@ -192,15 +192,24 @@ class NativeEngine:
 
     def _run_prompts(self, rows: Sequence[PrefillRow]) -> list[tuple[PrefillRow, ExpertArray]]:
         """Prefill rows. Those that continue a sequence, after a preemption or with a prefix, may be longer than any
-        prompt; they are run one by one. Returns the experts of each row's tokens, [L, X], where recorded."""
+        prompt. Returns the experts of each row's tokens, [L, X], where recorded."""
         recorded: list[tuple[PrefillRow, ExpertArray]] = []
         prompts = [row for row in rows if row.ids.size <= self._prompt_columns]
         for some in _parts(prompts, self._prefill_width):
             longest = max(row.ids.size for row in some)
             recorded += self._prefill_rows(some, self._prefill_width, round_up(longest, self._length_multiple))
+        longer: dict[int, list[PrefillRow]] = {}
         for row in rows:
             if row.ids.size > self._prompt_columns:
-                recorded += self._prefill_rows([row], 1, self._long_columns(row.ids.size))
+                longer.setdefault(self._long_columns(row.ids.size), []).append(row)
+        for columns, some in longer.items():
+            # As many tokens as in a prefill of prompts; a few rows cost less one by one than padded to that width.
+            width = max(1, self._prefill_width * self._prompt_columns // columns)
+            for part in _parts(some, width):
+                if 2 * len(part) > width:
+                    recorded += self._prefill_rows(part, width, columns)
+                else:
+                    recorded += [found for row in part for found in self._prefill_rows([row], 1, columns)]
         return recorded
 
     def _long_columns(self, length: int) -> int:

@@ -9,15 +9,17 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
 
 from mindgspo.config.data import ColumnsSection, DataSourceSection, TokenizerSection
-from mindgspo.data.dataset import HEADER_SIZE, PAGE_SIZE, inspect_dataset, open_dataset
+from mindgspo.data.dataset import HEADER_SIZE, PAGE_SIZE, inspect_dataset, open_dataset, write_prompt_records
 from mindgspo.data.record_index import check_record_file
 from mindgspo.errors import DataError
 from mindgspo.tokenization import Tokenizer, load_tokenizer
+from mindgspo.types import Prompt
 
 
 @pytest.fixture
@@ -126,6 +128,27 @@ def test_settings_that_contradict_the_folder(folder: Path, settings, tokenizer: 
     ):
         with pytest.raises(DataError, match=message):
             open_dataset(folder, tokenizer, settings(**fields))
+
+
+def test_a_file_of_many_pages_is_whole(tmp_path: Path):
+    """Arrays and texts fill pages at their own pace, and MindSpore numbers groups of rows by the pages of arrays."""
+    for name, num_rows, num_ids, num_characters in (
+        ("arrays", 40, 300_000, 10),
+        ("texts", 40, 10, 400_000),
+        ("both", 40, 200_000, 400_000),
+        ("growing", 3000, 1_000, 500),
+    ):
+        (tmp_path / name).mkdir()
+        ids = np.arange(num_ids, dtype=np.int32)
+        prompts = (
+            Prompt(index=i, ids=ids[: num_ids - i % 7], text="x" * num_characters, answer="4", data_source="gsm8k")
+            for i in range(num_rows)
+        )
+        write_prompt_records(prompts, tmp_path / name)
+        check_record_file(tmp_path / name / RECORD, num_rows)
+        set_index("UPDATE INDEXES SET ROW_GROUP_ID = ROW_GROUP_ID + 1 WHERE ROW_ID = 0")(tmp_path / name)
+        with pytest.raises(DataError, match="groups that its header does not name"):
+            check_record_file(tmp_path / name / RECORD, num_rows)
 
 
 def test_inspect_shows_facts_and_exact_text(folder: Path, tokenizer: Tokenizer):
