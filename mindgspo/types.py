@@ -57,21 +57,23 @@ class Verdict(str, Enum):
 class Prompt:
     """One row of a prepared data set.
 
-    index: row number in the data set (>= 0); with seed and step it keys the prompt's random stream.
-    ids: int32 [L], the tokenized chat-formatted prompt. text: exactly the text that was tokenized.
-    answer: gold answer as text. solution: worked solution as text, "" where the data has none.
-    data_source: the name that chose the reward, e.g. "openai/gsm8k".
-
     Example: Prompt(index=0, ids=np.array([5, 9], np.int32), text="2+2=", answer="4", data_source="arithmetic")
     """
 
     index: int
+    """Row number in the data set, from 0; with seed and step it keys the prompt's random stream."""
     ids: Int32Array
+    """int32 [L], the tokenized prompt in its chat format."""
     text: str
+    """Exactly the text that was tokenized."""
     answer: str
+    """Gold answer as text."""
     data_source: str
+    """The name that selects the reward function, e.g. "openai/gsm8k"."""
     solution: str = ""
+    """Worked solution as text; "" if the data has none."""
     extra_info: Mapping[str, object] = field(default_factory=dict)
+    """The row's other columns, passed to reward functions."""
 
     def __post_init__(self) -> None:
         assert self.ids.ndim == 1 and self.ids.size > 0, f"prompt {self.index}: ids has shape {self.ids.shape}"
@@ -79,15 +81,19 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """Which experts of a mixture the sampler's routers chose for the tokens that it was fed.
+    """The experts that the sampler's routers chose for each token they were fed.
 
-    X columns: K of each layer, layer after layer, the likeliest first. prompt_LX: of the prompt's tokens but the last;
-    siblings may share it. response_LX: of the token in front of each response token: the prompt's last one, then the
-    response's but the last, which is fed to nobody.
+    The X columns are the K choices of each layer, layer after layer, the likeliest first.
+
+    Example: a prompt of 3 tokens and a response of 2, in a model of 4 layers that chooses 2 experts per token, have
+    prompt_LX [2, 8] and response_LX [2, 8].
     """
 
     prompt_LX: ExpertArray
+    """[prompt tokens - 1, X], all tokens of the prompt except the last; siblings may share the array."""
     response_LX: ExpertArray
+    """[response tokens, X], the token before each response token: the prompt's last one, then all response tokens
+    except the last, which no router sees."""
 
     @property
     def whole(self) -> ExpertArray:
@@ -97,25 +103,30 @@ class Routing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """One sampled continuation, as the sampler made it.
+    """One sampled continuation, exactly as the sampler produced it.
 
-    prompt_index, sample_index: which prompt, and which of its G siblings.
-    ids: int32 [L], EOS included if one was sampled. logprobs: float32 [L], log-probability of each token under
-    softmax(logits / temperature), before any top-k or top-p cut. temperature: 0 means greedy (log-probs then
-    at temperature 1). weight_version: version stamp of the weights that sampled its first token. token_versions: int32
-    [L], those of each token; None where one version sampled them all. routing: None where it was not recorded, and on
-    ranks of other replicas than the one that sampled it.
+    Example: Response(prompt_index=0, sample_index=3, ids=np.array([7, 2], np.int32), logprobs=np.float32([-0.1, -0.7]),
+    finish_reason=FinishReason.STOP, temperature=1.0, weight_version=12)
     """
 
     prompt_index: int
+    """`Prompt.index` of its prompt."""
     sample_index: int
+    """Its number among the G siblings of the prompt, from 0."""
     ids: Int32Array
+    """int32 [L], EOS included if one was sampled."""
     logprobs: Float32Array
+    """float32 [L], log-probability of each token under softmax(logits / temperature), before any top-k or top-p
+    filter."""
     finish_reason: FinishReason
     temperature: float
+    """0 means greedy; the log-probs are then those at temperature 1."""
     weight_version: int
+    """Version of the weights that sampled the first token."""
     token_versions: Int32Array | None = None
+    """int32 [L], version of the weights that sampled each token; None if one version sampled all of them."""
     routing: Routing | None = None
+    """None if it was not recorded, and on ranks of other replicas than the one that sampled the response."""
 
     def __post_init__(self) -> None:
         assert self.ids.shape == self.logprobs.shape and self.ids.ndim == 1 and self.ids.size > 0, (
@@ -134,20 +145,23 @@ class Response:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """A reward for one response.
+    """The reward of one response.
 
-    value: the total reward; None abstains (the sample is invalid: left out of the group's statistics, counted).
-    verdict: see Verdict. extracted: the answer that was found in the response, None if none was.
-    parts: value of every reward function before weighting, by name. extras: further numbers that a user's function
-    reported, by "function/key"; they are logged only. message: why a function failed, "" where none did.
+    Example: Score(value=1.0, verdict=Verdict.CORRECT, extracted="72", parts={"gsm8k": 1.0})
     """
 
     value: float | None
+    """The total reward. None abstains: the sample is counted, but excluded from the group's statistics and from
+    training."""
     verdict: Verdict
     extracted: str | None = None
+    """The answer found in the response; None if none was found."""
     parts: Mapping[str, float] = field(default_factory=dict)
+    """Unweighted value of each reward function, by name."""
     extras: Mapping[str, float] = field(default_factory=dict)
+    """Other numbers that a user's function returned, by "function/key"; they are only logged."""
     message: str = ""
+    """Why a function failed; "" if none did."""
 
     def __post_init__(self) -> None:
         assert self.value is None or np.isfinite(self.value), f"reward must be finite or None, got {self.value}"
@@ -168,13 +182,11 @@ class ScoredGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group(ScoredGroup):
-    """A scored group with the advantage of every response token.
-
-    advantages: one float32 [L] per response, L its length. Most estimators give all tokens of a response the same.
-    A response whose reward abstained has zeros.
-    """
+    """A scored group with the advantage of every response token."""
 
     advantages: tuple[Float32Array, ...]
+    """One float32 [L] per response, L its length. Most estimators give all tokens of a response the same value; a
+    response whose reward abstained has zeros."""
 
     def __post_init__(self) -> None:
         ScoredGroup.__post_init__(self)
@@ -188,42 +200,50 @@ class Batch:
     """Numpy rows for the train graph: the samples of one micro-batch, padded to static shapes.
 
     Rows hold tokens (right-padded, causal attention never looks right), one sample or several; samples hold responses.
-    The two are joined by the P predictions that reach the vocabulary: `predict_P` says where in the rows each is made,
-    `place_NK` which of them each response token is. So the loss does not know how samples were laid into rows, and the
-    head computes no slot twice that responses of different length leave empty.
+    The P predictions that reach the vocabulary join the two: `predict_P` says where in the rows each is made,
+    `place_NK` which of them belongs to each response token. So the loss does not depend on how samples were laid into
+    rows, and the head skips the slots that short responses leave empty.
 
-    ids_RT: int32, prompt + response tokens, padded with the tokenizer's pad id.
-    positions_RT: int32, position of each token within its own sample; 0 where padded.
-    segments_RT: int32, 1, 2, ... per sample within the row, 0 where padded; attention stays within a segment.
-    predict_P: int32, index into the flattened [R*T] positions whose hidden state predicts a token; 0 where padded.
-    targets_P: int32, that token; 0 where padded. place_NK: int32, index into P of response token k; where masked any
-        index. mask_NK: bool, real tokens.
-    samples_N: int32, the number that the maker of the batch knows each sample by; -1 for a filler sample, whose row
-        of `mask_NK` has no True and which is not counted anywhere.
-    rollout_logp_NK, old_logp_NK, ref_logp_NK: float32 log-probs of the targets under the sampler, the policy before
-        the update and the reference policy; 0 where masked (ref: everywhere, if there is no reference).
-    advantages_NK: float32, 0 where masked. correction_NK: float32 weights against the mismatch of sampler and
-        trainer, 1 everywhere if they are not corrected.
-    num_sequences, num_tokens: denominators over the whole global mini-batch (not this micro-batch).
-    experts_RTX: where routing was recorded, of each token but the last of a sample, see `Routing`; else 0.
+    Example: one sample with prompt [5, 9] and response [7, 2] in a row of 6 slots (pad id 0):
+
+        ids_RT        [[5, 9, 7, 2, 0, 0]]      predict_P  [1, 2]  (the slots of 9 and 7)
+        positions_RT  [[0, 1, 2, 3, 0, 0]]      targets_P  [7, 2]
+        segments_RT   [[1, 1, 1, 1, 0, 0]]      place_NK   [[0, 1]], mask_NK [[True, True]]
     """
 
     ids_RT: Int32Array
+    """int32, prompt and response tokens, padded with the tokenizer's pad id."""
     positions_RT: Int32Array
+    """int32, position of each token within its own sample; 0 in padding."""
     segments_RT: Int32Array
+    """int32, 1, 2, ... per sample within the row, 0 in padding; attention stays within a segment."""
     predict_P: Int32Array
+    """int32, index into the flattened [R * T] positions whose hidden state predicts a token; 0 in padding."""
     targets_P: Int32Array
+    """int32, the token that is predicted; 0 in padding."""
     place_NK: Int32Array
+    """int32, index into P of response token k; arbitrary where masked."""
     mask_NK: BoolArray
+    """bool, True for real response tokens."""
     samples_N: Int32Array
+    """int32, the number under which the maker of the batch knows each sample. -1 for a filler sample, whose row of
+    `mask_NK` is all False and which is not counted anywhere."""
     rollout_logp_NK: Float32Array
+    """float32, log-probs of the targets under the sampler; 0 where masked."""
     old_logp_NK: Float32Array
+    """float32, log-probs under the policy before the update; 0 where masked."""
     ref_logp_NK: Float32Array
+    """float32, log-probs under the reference policy; 0 where masked, and everywhere without a reference."""
     advantages_NK: Float32Array
+    """float32, 0 where masked."""
     correction_NK: Float32Array
+    """float32, weights that correct the mismatch of sampler and trainer; 1 everywhere without a correction."""
     num_sequences: int
+    """Denominator: responses of the whole global mini-batch, not of this micro-batch."""
     num_tokens: int
+    """Denominator: response tokens of the whole global mini-batch."""
     experts_RTX: ExpertArray | None = None
+    """The recorded experts of each token except the last of a sample, see `Routing`, else 0; None without a record."""
 
     def __post_init__(self) -> None:
         shapes_NK = {name: getattr(self, name).shape for name in self.__slots__ if name.endswith("_NK")}
@@ -250,8 +270,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """Outcome of one training step: its metrics (flat, slash-named) and the groups it trained on."""
+    """Outcome of one training step."""
 
     step: int
     metrics: Mapping[str, float]
+    """Flat, with slash-separated names."""
     groups: tuple[Group, ...]
+    """The groups it trained on."""

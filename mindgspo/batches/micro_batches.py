@@ -291,9 +291,16 @@ def _packed_size(by_replica: Sequence[Sequence[Rows]], row_length: int, layout: 
 
 
 def batch_metrics(mini_batches: Sequence[Sequence[Batch]], layout: BatchLayout) -> dict[str, float]:
-    """Means over the updates. global_seqlen/min, max, minmax_diff: tokens of a replica if each took as many samples, in
-    the order of the step; balanced_min, balanced_max: as they are; mean: of both. padding_share: of the token slots
-    that are computed. layout: what made the batches."""
+    """Means over the updates of the token counts per replica and of the padding.
+
+    global_seqlen/min, max, minmax_diff: tokens of a replica if each took equally many samples, in the order of the
+        step.
+    global_seqlen/balanced_min, balanced_max: tokens of a replica in the batches as they are.
+    global_seqlen/mean: mean tokens of a replica, the same in both.
+    padding_share: share of padding in the token slots that are computed.
+
+    layout: the layout that the batches were made with.
+    """
     if not mini_batches:
         return {}
     replicas = layout.replicas

@@ -29,16 +29,19 @@ _NO_VALUES = {"id": "int64"}  # what a row without single values holds instead
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Header:
-    """values: type of every column of single values. arrays: length of the arrays of every other column, in the order
-    of the file; -1: any. used: bytes in use of every page, by (type, number). groups: (page of arrays, group of
-    rows): MindSpore writes a page of arrays per group, and pages of single values name the groups that they begin."""
+    """Facts that the header of a MindRecord file states."""
 
     values: Mapping[str, str]
+    """Type of every column of single values."""
     arrays: tuple[int, ...]
+    """Length of the arrays of every other column, in the order of the file; -1: any length."""
     first_page: int
     page_size: int
     used: Mapping[tuple[str, int], int]
+    """Bytes in use of every page, by (type, number)."""
     groups: frozenset[tuple[int, int]]
+    """(page of arrays, group of rows): MindSpore writes a page of arrays per group, and pages of single values name the
+    groups that start in them."""
 
 
 def check_record_file(path: Path, num_rows: int | None = None) -> None:

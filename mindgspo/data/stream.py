@@ -20,18 +20,23 @@ STREAM_KEY = 0x5EED0DE2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamState:
-    """Where a stream stands.
+    """The position of a stream.
 
-    epoch: number of the epoch being walked, from 0. position: entries of its permutation passed. deferred:
-    entries passed but set aside, drawn next. num_rows, seed, shuffle: what the stream was made with.
+    Example: epoch 1, position 5, deferred (3,): 5 entries of the second permutation are passed; row 3 is drawn next.
     """
 
     epoch: int
+    """Number of the current epoch, from 0."""
     position: int
+    """Entries of its permutation that are passed."""
     deferred: tuple[int, ...]
+    """Rows that were passed and set aside; they are drawn next."""
     num_rows: int
+    """Rows of the data set that the stream was made with."""
     seed: int
+    """Seed that the stream was made with."""
     shuffle: bool
+    """Whether the stream shuffles."""
 
 
 class PromptStream:

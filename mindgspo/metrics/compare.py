@@ -299,13 +299,16 @@ class ComparedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One metric. unit: of its axis. interval: of a single run. is_smooth: a moving mean is drawn."""
+    """One metric of a comparison."""
 
     title: str
     unit: str
+    """Unit of its axis."""
     series: SeriesOf
     interval: tuple[SeriesOf, SeriesOf] | None = None
+    """Ends of the 95 % interval, drawn for a single run."""
     is_smooth: bool = True
+    """Whether a moving mean is drawn."""
     is_logarithmic: bool = False
 
 

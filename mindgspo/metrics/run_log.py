@@ -35,9 +35,12 @@ from mindgspo.types import Group, Int32Array, Prompt, Response, Score, ScoredGro
 class RunLog:
     """The log of one run; a context manager that closes the progress bar and the trackers.
 
-    run_dir: existing folder; files in it are appended to. trackers: begun; they get every metric, and are closed with
-    the log. progress: show a bar when the console is a terminal and `total_steps` is known. console: where lines go;
-    standard output by default. history: the metrics logged so far, those before a resume included.
+    run_dir: existing folder; files in it are appended to.
+    trackers: started trackers; they receive every metric and are closed with the log.
+    progress: whether to show a bar when the console is a terminal and `total_steps` is known.
+    console: where lines go; standard output by default.
+
+    `history` holds the metrics logged so far, including those before a resume.
     """
 
     def __init__(

@@ -24,13 +24,16 @@ _CLOSE_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedRun:
-    """folder: of the run; trackers keep their files below it. run_id: of run.json. config: nested JSON values."""
+    """Identity of a run, as trackers record it."""
 
     folder: Path
+    """The run's folder; trackers keep their files below it."""
     run_id: str
+    """The id in run.json."""
     name: str
     project: str = "mindgspo"
     config: Mapping[str, Any] = field(default_factory=dict)
+    """Nested JSON values."""
 
 
 class Tracker(Protocol):

@@ -200,13 +200,16 @@ def _memory_json(plan: MemoryPlan) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Side:
-    """Cards that hold the same things. name, title: empty where there is one side. generates: it holds the cache."""
+    """Cards that hold the same things."""
 
     experiment: ExperimentConfig
     plan: MemoryPlan
     generates: bool
+    """Whether these cards hold the cache."""
     name: str = ""
+    """"" if there is only one side."""
     title: str = ""
+    """"" if there is only one side."""
 
 
 def _loaded(config: Path, overrides: Sequence[str], memory_gb: float | None) -> tuple[int | None, ExperimentConfig]:

@@ -25,19 +25,20 @@ _KEYS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredPeak:
-    """One call of one graph on one rank.
-
-    fingerprint: of its configuration. graph: "train", "reference", "prefill", ... mindspore: version. allocated: bytes
-    of all tensors at the peak. reserved: bytes of the blocks that the allocator had taken for them.
-    """
+    """Peak memory of one call of one graph on one rank."""
 
     fingerprint: str
+    """Fingerprint of the configuration."""
     graph: str
+    """"train", "reference", "prefill", ..."""
     rank: int
     world_size: int
     mindspore: str
+    """MindSpore's version."""
     allocated: int
+    """Bytes of all tensors at the peak."""
     reserved: int
+    """Bytes of the blocks that the allocator had taken for them."""
 
 
 def fingerprint(config: ExperimentConfig, graph: str) -> str:

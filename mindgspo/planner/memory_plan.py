@@ -75,16 +75,15 @@ class RankMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """The whole run.
-
-    level: the configured one. capacity: bytes of one card; on CPU of the machine, which all ranks share. classes: in
-    order of their first ranks.
-    """
+    """The memory of a whole run."""
 
     device: str
     capacity: int
+    """Bytes of one card; on CPU, of the machine, which all ranks share."""
     level: SwapLevel
+    """The configured swap level."""
     classes: tuple[RankMemory, ...]
+    """In the order of their first ranks."""
 
     @property
     def phases(self) -> tuple[Phase, ...]:

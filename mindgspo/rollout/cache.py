@@ -26,8 +26,10 @@ from mindgspo.rollout.sequences import num_blocks_for
 class PagedCache:
     """Keys and values of all layers, [num_blocks, block, B, D] per layer and kind.
 
-    num_columns: length of the longest sequence. num_blocks: including the scratch block. dtype: a name in `DTYPES`;
-    None: the model's. block: tokens per block.
+    num_columns: length of the longest sequence.
+    num_blocks: number of blocks, including the scratch block.
+    dtype: a name in `DTYPES`; None: the model's.
+    block: tokens per block.
     """
 
     def __init__(

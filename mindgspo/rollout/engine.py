@@ -35,12 +35,16 @@ _MOST_FILTERS = 8  # decode graphs to keep beside the engine's own: the most rec
 class NativeEngine:
     """Implements `RolloutEngine` with MindSpore graphs.
 
-    num_slots: maximum number of sequences decoded at once. prefill_width: prompts per prefill. max_prompt_length,
-    max_new_tokens: bounds of a sequence. length_multiple: prompts are padded to a multiple of it. num_blocks: of the
-    cache, including the scratch block; None: enough for all slots at their longest. tokens_per_sync: decode steps
-    between two syncs with the host. cache_dtype: None: the model's. top_k, top_p: see `SamplingFilter`; settings with
-    another filter get a graph of their own. block: tokens per block. records_experts: training responses have
-    `Routing`.
+    num_slots: maximum number of sequences decoded at once.
+    prefill_width: prompts per prefill.
+    max_prompt_length, max_new_tokens: bounds of a sequence, in tokens.
+    length_multiple: prompts are padded to a multiple of it.
+    num_blocks: blocks of the cache, including the scratch block; None: enough for all slots at their longest.
+    tokens_per_sync: decode steps between two syncs with the host.
+    cache_dtype: type of the cache; None: the model's.
+    top_k, top_p: see `SamplingFilter`; requests with another filter get a graph of their own.
+    block: tokens per block.
+    records_experts: whether training responses carry their `Routing`.
     """
 
     def __init__(

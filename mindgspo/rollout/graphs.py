@@ -231,11 +231,14 @@ class DecodeStep(nn.Cell):
     ) -> tuple[Tensor, ...]:
         """Next ids int32 [S], their log-probs float32 [S], and the `RecordedChoices` for the tokens that were fed.
 
-        ids_S, positions_S: int32, the token fed to each row and its position; idle rows feed anything to column 0.
-        cache_rows_S: int32, where its key and value go. table_SP: int32, the blocks of each row's sequence.
-        batch_valid_length: int32 [S], tokens of each sequence with the one that is fed: positions_S + 1. MindSpore
-        reads the graph input of this name on the host, for PagedAttention. num_rows_1: int32 [1], rows behind these
-        are idle; last, because MindSpore 2.10 does not find an input by its name behind one that no operator reads.
+        ids_S: int32, the token fed to each row; idle rows feed any token, to column 0.
+        positions_S: int32, the position of that token.
+        cache_rows_S: int32, the cache row that its key and value are written to.
+        table_SP: int32, the blocks of each row's sequence.
+        batch_valid_length: int32 [S], tokens of each sequence including the one that is fed: positions_S + 1. MindSpore
+            reads the graph input of this name on the host, for PagedAttention.
+        num_rows_1: int32 [1], number of active rows; the rows after them are idle. It is the last input, because
+            MindSpore 2.10 does not find an input by its name after one that no operator reads.
         """
         model = self.model
         # Read before the cache is written to: a table that is read again behind a write is copied each time.

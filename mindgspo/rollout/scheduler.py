@@ -48,9 +48,13 @@ Counts = np.ndarray | int
 class Scheduler:
     """Schedules the sequences of one cache.
 
-    num_slots: maximum number of sequences decoded at once. max_new_tokens: upper bound of every request. block: tokens
-    per block. most_blocks: of the longest sequence, the width P of the block table. allocator: of a cache that holds at
-    least one longest sequence. tokens_per_sync: maximum number of decode steps in a run. clock: returns seconds.
+    num_slots: maximum number of sequences decoded at once.
+    max_new_tokens: upper bound of every request.
+    block: tokens per block.
+    most_blocks: blocks of the longest sequence, the width P of the block table.
+    allocator: blocks of a cache that holds at least one longest sequence.
+    tokens_per_sync: maximum number of decode steps in a run.
+    clock: returns seconds.
     """
 
     def __init__(

@@ -123,10 +123,11 @@ class CompletionServer:
         folders: Sequence[Path],
         ready: Callable[[], None],
     ) -> None:
-        """Serve until `stop`, or until a signal ends this process; on all ranks.
+        """Serve on all ranks until `stop`, or until a signal ends this process.
 
-        listener: a bound socket on rank 0, None on the others. key, folders: see `ServerFront`. ready: called on rank 0
-        when requests are accepted.
+        listener: a bound socket on rank 0, None on the others.
+        key, folders: see `ServerFront`.
+        ready: called on rank 0 when requests are accepted.
         """
         if listener is None:
             self._work()

@@ -43,8 +43,10 @@ Order = Callable[[str, dict[str, Any]], Future]
 class ServerFront:
     """Receives requests and passes them on as orders.
 
-    order: passes one on. state: returns weight_version and is_sleeping. key: None: anyone who reaches the server may
-    ask. folders: the only ones below which weights are accepted.
+    order: passes one order on.
+    state: returns weight_version and is_sleeping.
+    key: required of every request; None: anyone who reaches the server may send requests.
+    folders: weights are accepted only from below these folders.
     """
 
     def __init__(

@@ -23,13 +23,19 @@ from mindgspo.types import Batch, Float32Array, Group, ScoredGroup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepAdvantages:
-    """groups: with advantages. advantages: float32 [length] by response number. rewards: as they entered the
-    advantages, of the trained responses. kl: mean estimate per trained token, None without KL in the reward."""
+    """The advantages of one step.
+
+    Example: two responses of 3 and 2 tokens, the second better, have advantages [-0.7, -0.7, -0.7] and [0.7, 0.7].
+    """
 
     groups: tuple[Group, ...]
+    """The step's groups, with their advantages."""
     advantages: tuple[Float32Array, ...]
+    """float32 [length] by response number."""
     rewards: NDArray[np.float64]
+    """The trained responses' rewards as they entered the advantages."""
     kl: float | None
+    """Mean KL estimate per trained token; None without KL in the reward."""
 
 
 def step_advantages(
@@ -43,8 +49,9 @@ def step_advantages(
 ) -> StepAdvantages:
     """Estimate the advantages of all responses of a step; those that are not trained have zeros.
 
-    batches: the trained responses with the log-probs of the old and the reference policy, any order. kl_coef: of a KL
-    penalty in the reward. reward_labels, reward_weights: of the reward functions.
+    batches: the trained responses with the log-probs of the old and the reference policy, in any order.
+    kl_coef: coefficient of the KL penalty in the reward.
+    reward_labels, reward_weights: names and weights of the reward functions.
     """
     groups, selection, baselines = samples.groups, samples.selection, samples.baselines
     scores = [score for group in groups for score in group.scores]

@@ -97,9 +97,13 @@ class Saver:
         checkpoints: Path,
         log: RunLog,
     ) -> None:
-        """stateful: what changes while the run goes on beside weights and optimizer, by name. inputs: fingerprints of
-        what the run learns from. checkpoints: the folder. log: what it holds at a save is on disk with the
-        checkpoint."""
+        """Prepare to save checkpoints of a run.
+
+        stateful: the parts that change during the run besides weights and optimizer, by name.
+        inputs: fingerprints of what the run learns from.
+        checkpoints: the folder to write to.
+        log: what it holds at a save is on disk with the checkpoint.
+        """
         self._trainer, self._stateful, self._inputs = trainer, stateful, inputs
         self._folder, self._log = checkpoints, log
         self._writer: threading.Thread | None = None
@@ -193,18 +197,19 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
-    """Restores `trainer` and `stateful`. inputs: fingerprints of what the run learns from. started: this process's
-    clock. learning_rates: describes, given the step of a checkpoint, the learning rates of new steps. All ranks
-    call `restore`, before the first step."""
+    """Restores `trainer` and `stateful`. All ranks call `restore`, before the first step."""
 
     trainer: Trainer
     stateful: Mapping[str, Stateful]
     inputs: Mapping[str, Any]
+    """Fingerprints of what the run learns from."""
     folder: RunFolder
     log: RunLog
     saver: Saver
     started: float
+    """`time.perf_counter()` when this process took the run over."""
     learning_rates: Callable[[int], str | None]
+    """Describes the learning rates of added steps, given the step of a checkpoint."""
 
     def restore(self) -> Start:
         """Restore the state that the run continues from, if any.

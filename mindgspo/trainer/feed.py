@@ -73,27 +73,36 @@ from mindgspo.types import Prompt, Response
 
 @dataclass(slots=True, kw_only=True)
 class _Account:
-    """Since the last step's metrics. waiting, taken, drawn, expired: groups, the first at its begin. waited_s: seconds
-    in which the trainer waited. began: time of its begin. idle_before: the service's idle seconds until then."""
+    """Counts since the last step's metrics."""
 
     waiting: int
+    """Groups that waited at the start."""
     began: float
+    """Time of the start, on the feed's clock."""
     idle_before: float
+    """Seconds that the service had been idle until then."""
     taken: int = 0
+    """Groups whose prompts were taken."""
     drawn: int = 0
+    """Groups that were drawn for a step."""
     expired: int = 0
+    """Groups that became too old."""
     waited_s: float = 0.0
+    """Seconds in which the trainer waited."""
 
 
 class Feed:
-    """Asks a service for responses ahead of the steps that train them; stateful.
+    """Requests responses from a service ahead of the steps that train them; stateful.
 
-    take_prompts: the next ones, in the order of training. sampling: of every training response; its step and draw are
-    replaced. batch_size: prompts of a step. max_staleness: steps by which a token may be stale; so many batches are
-    asked for ahead. is_strict: a step trains the prompts that were taken first, and new weights wait until everything
-    that runs has ended (one step off); else it trains those that have ended first, as far as none becomes too old, and
-    what runs goes on with new weights (bounded). total_steps: of the run; nothing is asked for beyond it. clock:
-    seconds from an arbitrary origin.
+    take_prompts: returns the next prompts, in the order of training.
+    sampling: settings of every training response; its step and draw are replaced.
+    batch_size: prompts of a step.
+    max_staleness: steps by which a token may be stale; this many batches are requested ahead.
+    is_strict: a step trains the prompts that were taken first, and new weights wait until all running requests have
+        ended (one_step_off). Otherwise it trains the prompts whose responses ended first, as long as no other becomes
+        too old, and running requests continue under new weights (bounded).
+    total_steps: steps of the run; nothing is requested beyond it.
+    clock: returns seconds from an arbitrary origin.
     """
 
     def __init__(
