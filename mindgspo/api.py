@@ -112,11 +112,12 @@ def score(
     *,
     is_raw: bool = False,
 ) -> list[ScoredResponse]:
-    """The log-probs of each response's tokens after its prompt, float32, at temperature 1, without any cut.
+    """Log-probs of each response's tokens after its prompt, float32, at temperature 1, unfiltered.
 
-    model, prompts: as of `generate`. responses: one per prompt, as text, or as the ids that `generate` gives, which end
-    with the token that ends a response. is_raw: prompts are text to go on with; no chat template. Raises the errors of
-    `mindgspo.errors`.
+    model, prompts: as for `generate`.
+    responses: one per prompt, as text, or as the ids that `generate` returns, which include the final EOS token.
+    is_raw: prompts are text to continue; no chat template is applied.
+    Raises the errors of `mindgspo.errors`.
 
     Example: score("runs/arithmetic-gspo", ["1+2="], ["3"])[0].logprobs.sum()
     """
@@ -162,23 +163,28 @@ class Metrics(dict[str, MetricSeries]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One response that a run wrote down. sample: its number among the responses to its prompt, or "greedy". score,
-    extracted, advantage: None where there is none. set_name: of held-out problems. record: the whole line."""
+    """One response that a run wrote down."""
 
     step: int
     prompt_index: int
     sample: int | str
+    """Its number among the responses to its prompt, or "greedy"."""
     prompt: str
     response: str
     answer: str
     verdict: str
     score: float | None
+    """None if the reward abstained."""
     extracted: str | None
+    """The answer found in the response; None if there is none."""
     length: int
     finish_reason: str
     advantage: float | None
+    """None for held-out problems."""
     set_name: str | None
+    """Name of the set, for held-out problems."""
     record: Mapping[str, object]
+    """The whole line of the file."""
 
 
 class Samples(Sequence[Sample]):

@@ -65,12 +65,16 @@ class InjectedFault(RuntimeError):  # noqa: N818  (says what it is: nothing was 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """point, what: keys of the tables above. number: the how manieth time. rank: None for every one."""
+    """A fault to inject."""
 
     point: str
+    """Key of the table of fault points."""
     number: int
+    """On which occurrence, from 1."""
     what: str
+    """Key of the table of faults."""
     rank: int | None
+    """None: every rank."""
 
     def __str__(self) -> str:
         where = "" if self.rank is None else f"@{self.rank}"

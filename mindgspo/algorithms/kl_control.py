@@ -84,8 +84,10 @@ def reward_penalty(
     With u = old_logp - ref_logp: k1 u, k2 u^2 / 2, k3 (low_var_kl) exp(-u) + u - 1, abs |u| (John Schulman,
     "Approximating KL divergence"). `exponent_clamp` bounds -u and `value_clamp` the estimate, both of k3 only.
 
-    old_logp, ref_logp: log-probs of the sampled tokens, mask: True at real tokens; all of one shape, [L] or [N, K].
-    Returns float64 of that shape, 0 where masked, whatever stands there in the inputs.
+    old_logp, ref_logp: log-probs of the sampled tokens, [L] or [N, K].
+    mask: True at real tokens, of the same shape.
+
+    Returns float64 of that shape, 0 where masked, whatever the inputs hold there.
     """
     assert old_logp.shape == ref_logp.shape == mask.shape, f"{old_logp.shape}, {ref_logp.shape}, {mask.shape}"
     assert mask.dtype == np.bool_, f"mask has dtype {mask.dtype}"

@@ -230,18 +230,17 @@ NUM_DECILES = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateTelemetry:
-    """Counts that simply add up, over micro-batches, updates and ranks.
-
-    log_ratio_counts: int64 [len(LOG_RATIO_BINS)], responses (one ratio per response) or tokens by bin.
-    responses_L: int64, number of responses by length in tokens. gradient_L: float64, summed weight of these
-    responses in the gradient, where a response weighs sum_t |d loss / d logp_t|.
+    """Counts that add up over micro-batches, updates and ranks.
 
     Example: two responses of 1 and 3 tokens have responses_L [0, 1, 0, 1].
     """
 
     log_ratio_counts: NDArray[np.int64]
+    """int64 [len(LOG_RATIO_BINS)], responses (with one ratio per response) or tokens in each bin."""
     responses_L: NDArray[np.int64]
+    """int64, number of responses of each length in tokens."""
     gradient_L: NDArray[np.float64]
+    """float64, summed weight of these responses in the gradient, where a response weighs sum_t |d loss / d logp_t|."""
 
     def __post_init__(self) -> None:
         assert self.log_ratio_counts.shape == (len(LOG_RATIO_BINS),), f"log-ratio counts {self.log_ratio_counts.shape}"

@@ -62,11 +62,19 @@ def correction_weights(
     rollout_logp_NK: NDArray[np.floating],
     mask_NK: BoolArray,
 ) -> Float32Array:
-    """float32 [N, K]; exactly 1 in masked slots, and everywhere if `section.level` is none.
+    """Weights that correct the mismatch of sampler and trainer.
 
-    With d = old_logp - rollout_logp, level token: w = exp(d); sequence: w = exp(sum_t d), the same for all tokens of a
-    response; geometric: w = exp(mean_t d). mode truncate: min(w, max). mode mask: w where min <= w <= max, else 0.
-    Anything may stand in masked slots. Raises TrainingError if a log-prob of a real token is not finite.
+    With d = old_logp - rollout_logp and `section.level`:
+
+        token      w = exp(d)
+        sequence   w = exp(sum_t d), the same for all tokens of a response
+        geometric  w = exp(mean_t d), the same for all tokens of a response
+        none       1
+
+    Mode truncate returns min(w, max); mode mask returns w where min <= w <= max, else 0.
+
+    Returns float32 [N, K], exactly 1 in masked slots, whatever the inputs hold there. Raises TrainingError if a
+    log-prob of a real token is not finite.
     """
     weights_NK = np.ones(mask_NK.shape, dtype=np.float32)
     if section.level == "none":
@@ -84,9 +92,12 @@ def correction_metrics(
 ) -> dict[str, float]:
     """METRIC_NAMES of the weights, counted in their own units: tokens for level token, else responses.
 
-    weight_mean, weight_max, weight_min: of the weights in use, bounds applied. ess: effective sample size as a share,
-    (sum w)^2 / (U sum w^2): 1 where all weights are equal, 1 / U where one outweighs all others, 0 where all are
-    masked. clipped_share: share of units whose weight was truncated or masked. Level none: 1, 1, 1, 1, 0.
+    weight_mean, weight_max, weight_min: of the weights in use, bounds applied.
+    ess: effective sample size as a share, (sum w)^2 / (U sum w^2): 1 if all weights are equal, 1 / U if one outweighs
+        all others, 0 if all are masked.
+    clipped_share: share of units whose weight was truncated or masked.
+
+    With level none they are 1, 1, 1, 1, 0.
     """
     return _metrics(section, _unit_log_weights(section, old_logp_NK, rollout_logp_NK, mask_NK))
 

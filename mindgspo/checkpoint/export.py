@@ -189,11 +189,14 @@ def export_huggingface(
 ) -> None:
     """Write the weights, config.json, generation_config.json and the tokenizer's files into `folder`.
 
-    The folder is filled aside and renamed: it is absent, or the old one, or the new one, never half of it.
-    run_id: the run that exports (`RunFolder.run_id`). An existing export of the same run is replaced; with
-    None nothing is ever replaced. dtype: of the weights in the file; must agree with model_config where
-    that names one. max_shard_bytes: None writes one model.safetensors, else shards with an index.
-    Raises CheckpointError: the folder holds something else, or the write failed.
+    The folder is filled under another name and renamed: it is absent, the old one or the new one, never half of it.
+
+    run_id: the run that exports (`RunFolder.run_id`). An existing export of the same run is replaced; with None nothing
+        is ever replaced.
+    dtype: type of the weights in the file; must agree with model_config if that names one.
+    max_shard_bytes: None writes one model.safetensors, else shards with an index.
+
+    Raises CheckpointError if the folder holds something else, or if writing fails.
     """
     for key in ("dtype", "torch_dtype"):
         assert model_config.get(key, dtype) == dtype, f"config.json says {model_config[key]}, the file {dtype}"

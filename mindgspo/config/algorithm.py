@@ -41,21 +41,24 @@ EstimatorName = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossRecipe:
-    """One policy loss.
-
-    cell: "module:class" below mindgspo.algorithms.losses. source: where it was published. ratio_level, surrogate:
-    see `algorithms.definition`. clip: default (clip_low, clip_high), None where the loss clips nothing.
-    clip_ratio_c: default dual clip. agg_mode: default `loss_agg_mode`. advantage: default estimator.
-    """
+    """One policy loss and the defaults that come with it."""
 
     cell: str
+    """"module:class" below mindgspo.algorithms.losses."""
     source: str
+    """Where the loss was published."""
     ratio_level: RatioLevel
+    """See `LossDefinition`."""
     surrogate: Surrogate
+    """See `LossDefinition`."""
     agg_mode: AggregationMode
+    """Default `loss_agg_mode`."""
     clip: tuple[float, float] | None = None
+    """Default (clip_low, clip_high); None if the loss clips nothing."""
     clip_ratio_c: float | None = None
+    """Default dual clip."""
     advantage: str = "grpo"
+    """Default estimator."""
 
 
 POLICY_LOSSES: Mapping[str, LossRecipe] = {

@@ -43,13 +43,17 @@ SCHEMA_KEY = "schema"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rename:
-    """since: the first schema without the old name. old, new: dotted keys. value: of the new one, from the old one's;
-    raises ValueError for one that the old setting could not have."""
+    """A setting that got a new name."""
 
     since: int
+    """The first schema without the old name."""
     old: str
+    """Dotted key."""
     new: str
+    """Dotted key."""
     value: Callable[[object], object] = lambda value: value
+    """Returns the new setting's value for the old one's; raises ValueError for a value that the old setting could not
+    have."""
 
 
 def _trackers(is_on: object) -> list[str]:

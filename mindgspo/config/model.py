@@ -15,19 +15,20 @@ from mindgspo.text import divisors, either, nearest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One value of `model.architecture`.
-
-    huggingface_class: in config.json's `architectures`. has_attention_bias: of q, k and v. has_head_norms: an RMSNorm
-    of every query and key head. has_own_head_dim: the width of a head need not be hidden_size / num_attention_heads.
-    has_experts: every layer's feed-forward is a mixture of experts. scales_rope: `model.rope_scaling` may be set.
-    """
+    """One value of `model.architecture`."""
 
     huggingface_class: str
+    """Its name in config.json's `architectures`."""
     has_attention_bias: bool = False
+    """Whether q, k and v have a bias."""
     has_head_norms: bool = False
+    """Whether every query and key head has an RMSNorm."""
     has_own_head_dim: bool = True
+    """Whether the width of a head may differ from hidden_size / num_attention_heads."""
     has_experts: bool = False
+    """Whether every layer's feed-forward block is a mixture of experts."""
     scales_rope: bool = False
+    """Whether `model.rope_scaling` may be set."""
 
 
 FAMILIES: Mapping[str, Family] = {

@@ -36,22 +36,22 @@ _CONFIG_FILE = "config.yaml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRunRequest:
-    """A dry run to make: the experiment as it is on Ascend, whatever device its file names.
-
-    graphs: those that a rank does not have are left out. ranks: of every graph; None: the first of each pipeline stage
-    of its plan. folder: for logs and measurements; None: dryrun/<experiment>. measures_memory: see
-    `run_child`. builder: as in `CompileJob`.
-    """
+    """A dry run to make: the experiment as it is on Ascend, whatever device its file names."""
 
     config: Path
     overrides: tuple[str, ...] = ()
     graphs: tuple[str, ...] = RUN_GRAPHS
+    """Graphs to compile; those that a rank does not have are left out."""
     ranks: tuple[int, ...] | None = None
+    """Ranks to compile for, of every graph; None: the first rank of each pipeline stage of the graph's plan."""
     is_all_ranks: bool = False
     folder: Path | None = None
+    """Folder for logs and measurements; None: dryrun/<experiment>."""
     time_limit_s: float = TIME_LIMIT_S
     measures_memory: bool = True
+    """See `run_child`."""
     builder: str = BUILDER
+    """See `CompileJob`."""
     import_folders: tuple[Path, ...] = ()
 
 

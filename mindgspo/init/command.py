@@ -40,9 +40,7 @@ _BFLOAT16_RATIO_ERROR = 2e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitRequest:
-    """Options of the command line. device: None: Ascend where cards are given, else CPU. memory_gb: of a card, on CPU
-    of the machine; None: 64, or what it has. tokenizer: None: the model's. eos_tokens: instead of those that the
-    folders name. out: None: <model>-<data>.yaml in the current folder."""
+    """Options of the command line."""
 
     model: Path
     data: Path
@@ -52,10 +50,15 @@ class InitRequest:
     reward: str | None = None
     cards: int | None = None
     device: Literal["CPU", "Ascend"] | None = None
+    """None: Ascend if cards are given, else CPU."""
     memory_gb: float | None = None
+    """Memory of one card; on CPU, of the machine. None: 64, or what the machine has."""
     tokenizer: Path | None = None
+    """None: the model's."""
     eos_tokens: tuple[str, ...] = ()
+    """Used instead of those that the folders name."""
     out: Path | None = None
+    """None: <model>-<data>.yaml in the current folder."""
 
     @property
     def machine(self) -> Hardware:
@@ -73,16 +76,20 @@ class InitRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Data:
-    """The rows as a run reads them. to_write: files that must be written for that. train_rows: different questions to
-    train on. repeated: rows with a question that comes before. eval_rows: to measure on. shared: questions of both."""
+    """The rows as a run reads them."""
 
     train: DataSourceSection
     eval: DataSourceSection
     to_write: tuple[tuple[RowAccount, dict[Path, frozenset[str]]], ...]
+    """Files that must be written first."""
     train_rows: int
+    """Number of different questions to train on."""
     repeated: int
+    """Rows whose question occurs earlier."""
     eval_rows: int
+    """Rows to evaluate on."""
     shared: int
+    """Questions that are in both."""
 
 
 def write_new_experiment(request: InitRequest) -> Iterator[str]:

@@ -27,15 +27,18 @@ _NO_LIMIT = 1 << 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """In tokens. prompt, response: the limits. room: of the prompt's, for a suffix that the user is to write; None: no
-    such one. prompts: of the rows that were measured, ascending; solutions: of their worked solutions, where enough
-    have one."""
+    """Lengths of prompts and responses, in tokens."""
 
     prompt: int
+    """Limit of a prompt."""
     response: int
+    """Limit of a response."""
     room: int | None
+    """Part of `prompt` that is kept for a suffix that the user is to write; None if there is none to write."""
     prompts: tuple[int, ...]
+    """Lengths of the measured prompts, ascending."""
     solutions: tuple[int, ...]
+    """Lengths of their worked solutions, ascending; empty if too few have one."""
 
     @property
     def text(self) -> str:

@@ -20,12 +20,14 @@ _USUAL_NAME = "compute_score"  # verl's
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewarding:
-    """function: the entry of reward.functions. instruction: put after each question; None: the user is to write one.
-    why: for a person."""
+    """The chosen reward function."""
 
     function: str
+    """The entry of reward.functions."""
     instruction: str | None
+    """Text put after each question; None: the user is to write one."""
     why: str
+    """The reason for the choice, for a person."""
 
 
 def choose_reward(account: RowAccount, given: str | None) -> Rewarding:

@@ -68,18 +68,21 @@ class Unread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowAccount:
-    """What a file holds. source: how a run reads it. keys: prompt_key of the usable rows in order, None for the others;
-    problem: what is wrong with the first of those, "" where there is none. measured: some of the usable rows.
-    unread: of rows in columns of their own, by name of `READERS` the usable ones whose gold answer it cannot read or
-    hardly ever meets. left_out: columns that questions may need, and that hold something that the prompts of
-    num_left_out rows do not."""
+    """Contents of a data file."""
 
     source: DataSourceSection
+    """How a run reads the file."""
     keys: tuple[str | None, ...]
+    """prompt_key of each row in order; None for a row that cannot be used."""
     problem: str
+    """What is wrong with the first unusable row; "" if all are usable."""
     measured: tuple[SourceRow, ...]
+    """Some of the usable rows."""
     unread: Mapping[str, Unread]
+    """For rows with columns of their own: by name of `READERS`, the usable rows whose gold answer it cannot read or
+    hardly ever meets."""
     left_out: tuple[str, ...]
+    """Columns that questions may need and whose content is missing from the prompts of num_left_out rows."""
     num_left_out: int
 
     @property

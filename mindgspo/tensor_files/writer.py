@@ -29,10 +29,12 @@ def write_tensors(
 ) -> None:
     """Write tensors in the order of `infos`; the suffix chooses the format, `.safetensors` or `.ckpt`.
 
-    parts: (name, piece of that tensor), tensors in the order of `infos`, each in one piece or several; an empty
-    tensor may have none. `path` is the old or the new file, never part of it. metadata: text pairs of the header; in
-    a ckpt, the texts beside the tensors. sync, on_write: see `atomic_file`.
-    Raises OSError where the file system refuses.
+    parts: (name, piece of that tensor), tensors in the order of `infos`, each in one piece or several; an empty tensor
+        may have none.
+    metadata: text pairs of the header; in a ckpt, the texts beside the tensors.
+    sync, on_write: see `atomic_file`.
+
+    `path` is the old or the new file, never part of it. Raises OSError if the file system refuses.
     """
     assert path.suffix in (".safetensors", ".ckpt"), f"{path}: no suffix of a tensor file"
     with atomic_file(path, sync=sync, on_write=on_write) as file:

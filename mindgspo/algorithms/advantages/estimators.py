@@ -175,12 +175,16 @@ def on_every_token(advantages_N: Float64Array, mask_NT: BoolArray) -> Float64Arr
 def whitening(values_NT: Float64Array, mask_NT: BoolArray, kind: Whiten) -> tuple[float, float]:
     """Shift and factor of the map (x - shift) * factor that whitens the real tokens.
 
-    none: x stays. unbiased: mean sum(x) / (n + 1e-8), variance sum((x - mean)^2) / (n + 1e-8) * n / (n - 1),
-    factor (variance + 1e-8)^-1/2 (verl's masked_whiten). unbiased_moments: mean sum(x) / n, variance
-    (sum(x^2) / n - mean^2) n / (n - 1), same factor (slime). biased: variance sum((x - mean)^2) / n, but at least 1e-8
-    (OpenRLHF).
-    One real token is mapped to 0, and so is everything if there is none: a deviation says nothing about one value.
-    verl refuses one token; here it is 0, as in slime and OpenRLHF, because a step must not end over it.
+    The kinds; the factor is (variance + 1e-8)^-1/2, for biased max(variance, 1e-8)^-1/2:
+
+        none              x stays
+        unbiased          mean sum(x) / (n + 1e-8), variance sum((x - mean)^2) / (n + 1e-8) * n / (n - 1)
+                          (verl's masked_whiten)
+        unbiased_moments  mean sum(x) / n, variance (sum(x^2) / n - mean^2) n / (n - 1) (slime)
+        biased            mean sum(x) / n, variance sum((x - mean)^2) / n (OpenRLHF)
+
+    One real token is mapped to 0, and so is everything if there is none: a deviation says nothing about one value. verl
+    rejects one token; here it is 0, as in slime and OpenRLHF, because a step must not end over it.
     """
     if kind == "none":
         return 0.0, 1.0

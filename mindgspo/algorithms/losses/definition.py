@@ -20,18 +20,25 @@ KLKind = Literal["k1", "k2", "k3", "abs"]
 class Aggregation:
     """Reduction of a matrix of token losses L to one number. N_seq and N_tok are global and passed in at run time.
 
-    mode: token-mean sum(L) / N_tok; token-sum sum(L); seq-mean-token-sum sum(L) / N_seq; seq-mean-token-mean
-    sum_i(sum_t(L) / |y_i|) / N_seq; seq-mean-token-sum-norm sum(L) / N_seq / loss_scale_factor;
-    batch-token-sum-norm sum(L) / loss_scale_factor; batch-mean sum_i(L_i) / rows, for losses with one value per
-    response. seq_len_eps: a length is |y| + eps, instead of max(|y|, 1). loss_scale_factor: needed by the two norm
-    modes. empty_rows: whether N_seq counts responses without a real token; a cell only sees it where such a row has
-    a loss of its own (batch-mean).
+    The modes:
+
+        token-mean               sum(L) / N_tok
+        token-sum                sum(L)
+        seq-mean-token-sum       sum(L) / N_seq
+        seq-mean-token-mean      sum_i(sum_t(L) / |y_i|) / N_seq
+        seq-mean-token-sum-norm  sum(L) / N_seq / loss_scale_factor
+        batch-token-sum-norm     sum(L) / loss_scale_factor
+        batch-mean               sum_i(L_i) / rows, for losses with one value per response
     """
 
     mode: AggregationMode
     seq_len_eps: float | None = None
+    """If set, a length is |y| + eps instead of max(|y|, 1)."""
     loss_scale_factor: float | None = None
+    """Required by the two norm modes."""
     empty_rows: Literal["exclude", "include"] = "exclude"
+    """Whether N_seq counts responses without a real token. A cell only sees it if such a row has a loss of its own
+    (batch-mean)."""
 
     def __post_init__(self) -> None:
         needs_scale = self.mode in ("seq-mean-token-sum-norm", "batch-token-sum-norm")
@@ -40,56 +47,58 @@ class Aggregation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KLTerm:
-    """A penalty on the distance to a reference policy, added to the loss; its coefficient is a run-time input.
-
-    kind: k1 = u, k2 = u^2 / 2, k3 = exp(-u) + u - 1 (John Schulman, "Approximating KL divergence"), abs = |u|.
-    arg_clamp: bounds of -u, the exponent of k3. value_clamp: bounds of the estimate. Beyond a bound the gradient is
-    0. importance_weight: times exp(d), with its gradient; log_ratio_max: upper bound of that d.
-    straight_through_k2: value of `kind`, gradient of k2.
-    """
+    """A penalty on the distance to a reference policy, added to the loss; its coefficient is a run-time input."""
 
     kind: KLKind
+    """k1 = u, k2 = u^2 / 2, k3 = exp(-u) + u - 1 (John Schulman, "Approximating KL divergence"), abs = |u|."""
     aggregation: Aggregation
     arg_clamp: tuple[float, float] | None = None
+    """Bounds of -u, the exponent of k3; beyond them the gradient is 0."""
     value_clamp: tuple[float, float] | None = None
+    """Bounds of the estimate; beyond them the gradient is 0."""
     importance_weight: bool = False
+    """Whether the estimate is multiplied by exp(d), with its gradient."""
     log_ratio_max: float | None = None
+    """Upper bound of the d in that weight."""
     straight_through_k2: bool = False
+    """Whether the value of `kind` gets the gradient of k2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossDefinition:
-    """A policy loss. Ties follow torch: max and min split a gradient in halves, a clamp passes it on its edges.
-
-    ratio_level: token log r = d; sequence log r = mean_t d, with its gradient; sequence_token the same value, gradient
-    of logp_t only (GSPO-token); none: no ratio. ratio_len_eps: the mean divides by |y| + eps, not max(|y|, 1).
-    log_ratio_min, log_ratio_max: bounds of the log-ratio before exp. clip_low, clip_high: clip range
-    [1 - low, 1 + high]; None: no bound on that side.
-    surrogate: clip max(-A r, -A clip(r)); cispo -sg[clip(r)] A logp; sapo -A sigmoid(tau (r - 1)) 4 / tau with
-    tau_pos where A > 0, else tau_neg; gpg -A logp; gmpo -A exp(mean_t of d clipped to [-low, high] on the side that
-    A pushes it to).
-    clip_ratio_c: dual clip, where A < 0 min(loss, -c A). ratio_upper_clamp: bound of the unclipped branch.
-    loss_upper_clamp: bound of the token loss. advantage_pool: gmpo only, masked-mean: A = sum(A m) / |y|,
-    its length as in the aggregation; none: the response's own advantage.
-    entropy_coef: entropy, aggregated like the loss, times this, is subtracted.
-    """
+    """A policy loss. Ties follow torch: max and min split a gradient in halves, a clamp passes it on its edges."""
 
     ratio_level: RatioLevel
+    """token: log r = d. sequence: log r = mean_t d, with its gradient. sequence_token: the same value, with the
+    gradient of logp_t only (GSPO-token). none: no ratio."""
     surrogate: Surrogate
+    """clip: max(-A r, -A clip(r)). cispo: -sg[clip(r)] A logp. sapo: -A sigmoid(tau (r - 1)) 4 / tau, with tau_pos
+    where A > 0, else tau_neg. gpg: -A logp. gmpo: -A exp(mean_t of d clipped to [-low, high] on the side that A
+    pushes it to)."""
     aggregation: Aggregation
     clip_low: float | None = None
+    """The clip range is [1 - low, 1 + high]; None: no bound on that side."""
     clip_high: float | None = None
     clip_ratio_c: float | None = None
+    """Dual clip: min(loss, -c A) where A < 0."""
     ratio_upper_clamp: float | None = None
+    """Bound of the ratio in the unclipped branch."""
     loss_upper_clamp: float | None = None
+    """Bound of the token loss."""
     log_ratio_min: float | None = None
+    """Lower bound of the log-ratio before exp."""
     log_ratio_max: float | None = None
+    """Upper bound of the log-ratio before exp."""
     ratio_len_eps: float | None = None
+    """If set, the mean over tokens divides by |y| + eps instead of max(|y|, 1)."""
     tau_pos: float = 1.0
     tau_neg: float = 1.05
     advantage_pool: Literal["none", "masked-mean"] = "none"
+    """For gmpo only. masked-mean: A = sum(A m) / |y|, with the length of the aggregation. none: the response's own
+    advantage."""
     kl: KLTerm | None = None
     entropy_coef: float = 0.0
+    """The entropy, aggregated like the loss, times this is subtracted from the loss."""
 
     def __post_init__(self) -> None:
         for name in ("clip_low", "clip_high"):

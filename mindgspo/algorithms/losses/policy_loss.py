@@ -79,11 +79,12 @@ class Aggregate(nn.Cell):
         self.scale = 1.0 / (aggregation.loss_scale_factor or 1.0)
 
     def construct(self, loss_NK: Tensor, mask_NK: Tensor, num_sequences: Tensor, num_tokens: Tensor) -> Tensor:
-        """float32 scalar.
+        """Reduce the losses to a float32 scalar.
 
-        loss_NK: float32; anything may stand in masked slots. mask_NK: bool. num_sequences, num_tokens: float32
-        scalars over the global mini-batch, read by the modes that divide by them. batch-mean takes loss_N1, one value
-        per response, every row counting.
+        loss_NK: float32; masked slots may hold anything. batch-mean takes loss_N1, one value per response, every row
+            counting.
+        mask_NK: bool.
+        num_sequences, num_tokens: float32 scalars over the global mini-batch, read by the modes that divide by them.
         """
         if self.mode == "batch-mean":
             return loss_NK.sum() / num_sequences

@@ -31,13 +31,17 @@ class AdamW(nn.Cell):
     p -= lr wd p                                        (matrices only, see `decays`)
     p -= lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 
-    The second line is `ops.Adam` with step_size = lr sqrt(1 - b2^t) / (1 - b1^t) and
-    root_eps = eps sqrt(1 - b2^t): the same fraction, multiplied by sqrt(1 - b2^t) above and below.
+    The second line is `ops.Adam` with step_size = lr sqrt(1 - b2^t) / (1 - b1^t) and root_eps = eps sqrt(1 - b2^t): the
+    same fraction, with numerator and denominator multiplied by sqrt(1 - b2^t).
 
-    weights: what is trained. gradients: float32, in the order of the weights. section: betas, eps, weight decay,
-    max_grad_norm; its schedule is not read here. names: of the weights, in place of their own. accumulated: gradients
-    that the applied ones were summed from over ranks, if those are others; zeroed for the next update where
-    `GradientAccumulator` adds to them. Moments are float32 Parameters named adamw.m.<weight>, adamw.v.<weight>.
+    weights: the weights to train.
+    gradients: float32, in the order of the weights.
+    section: betas, eps, weight decay and max_grad_norm; its schedule is not read here.
+    names: names of the weights, if not their own.
+    accumulated: the gradients that the applied ones were summed from over ranks, if those differ; zeroed for the next
+        update if `GradientAccumulator` adds to them.
+
+    Moments are float32 Parameters named adamw.m.<weight>, adamw.v.<weight>.
     """
 
     def __init__(

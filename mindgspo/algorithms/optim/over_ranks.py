@@ -100,9 +100,11 @@ class StepOverRanks:
 
     All ranks call the same methods in the same order. In a single process the sums cost nothing.
 
-    weights, gradients: this rank's slices and beside each its gradient, in one order. model: of these weights; not read
-    for a process that is alone. masters: by name, see `weights.hold_masters`. bucket_bytes: of one collective; it
-    changes no number.
+    weights: this rank's slices.
+    gradients: the gradient of each of them, in the same order.
+    model: the model of these weights; not read in a single process.
+    masters: master weights by name, see `weights.hold_masters`.
+    bucket_bytes: bytes of one collective; it changes no number.
     """
 
     def __init__(

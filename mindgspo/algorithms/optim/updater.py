@@ -87,9 +87,11 @@ class MicroBatchResult(NamedTuple):
 class Updater:
     """Trains every parameter of `policy` that requires a gradient, in place; owns gradients and moments.
 
-    Where ranks share weights out, the policy's model gets master weights, and perhaps parameters of a smaller type.
-    policy, loss: see `gradients.Objective`. place: where the policy's model stands. bucket_bytes: bytes of one
-    collective; it changes no number.
+    If ranks share weights out, the policy's model gets master weights, and perhaps parameters of a smaller type.
+
+    policy, loss: see `gradients.Objective`.
+    place: placement of the policy's model.
+    bucket_bytes: bytes of one collective; it changes no number.
     """
 
     def __init__(

@@ -25,8 +25,9 @@ _VERL_NUMBER = re.compile(r"-?[0-9.,]+")
 class NumericVerifier:
     """The announced answer must equal the gold answer as an exact number.
 
-    own: the data set's own markers. others: the most trusted first, see `extract.find_answer`. correct, wrong: reward
-    values; that no answer was found is paid like a wrong one but has its own verdict.
+    own: the data set's own markers.
+    others: further markers, the most trusted first, see `extract.find_answer`.
+    correct, wrong: reward values. A response without an answer is paid like a wrong one, but has its own verdict.
     """
 
     def __init__(
