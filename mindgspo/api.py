@@ -188,7 +188,7 @@ class Sample:
 
 
 class Samples(Sequence[Sample]):
-    """The samples of a file, which may be long: it is read anew, line by line, by every loop and every index."""
+    """The samples of a file, which may be long: every loop and every index reads it again, line by line."""
 
     def __init__(self, path: Path) -> None:
         """path: samples.jsonl or validation.jsonl; no samples if absent."""
@@ -224,7 +224,7 @@ class Run(PathLike):
         return f"Run.load({str(self.path)!r})"
 
     def __fspath__(self) -> str:
-        """Its folder: a run stands for its model in `generate` and `score`."""
+        """Its folder: `generate` and `score` accept a run in place of its model."""
         return str(self.path)
 
     @classmethod

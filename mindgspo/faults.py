@@ -1,6 +1,6 @@
 """Faults on demand: a run is killed, stopped, refused its disk or given a NaN at a place that has a name.
 
-`save.inside:2=kill` or `update.batch:3=nan@1,reward.inside=stall`: at which point, the how manieth time it is reached
+`save.inside:2=kill` or `update.batch:3=nan@1,reward.inside=stall`: at which point, on which occurrence
 (1 without a number), what happens, on which rank (all without one). Only tests and `tools/torture.py` arm it; unarmed,
 `reach` is one comparison. Standard library only.
 """
@@ -98,7 +98,7 @@ def _fault(text: str) -> Fault:
     if what == "nan" and point not in _POISONED:
         raise ConfigError(f"{VARIABLE}: {text!r}: nan is for {', '.join(_POISONED)} only")
     if colon and (not number.isdecimal() or int(number) < 1):
-        raise ConfigError(f"{VARIABLE}: {text!r}: {number!r} is no number from 1 on: the how manieth time")
+        raise ConfigError(f"{VARIABLE}: {text!r}: {number!r} is not a number from 1 on: on which occurrence it strikes")
     if at and not rank.isdecimal():
         raise ConfigError(f"{VARIABLE}: {text!r}: {rank!r} is no rank; leave @ out for every rank")
     return Fault(point=point, number=int(number or 1), what=what, rank=int(rank) if at else None)

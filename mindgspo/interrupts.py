@@ -78,7 +78,7 @@ def counting() -> Iterator[Callable[[], int]]:
 
 
 def begin_work() -> None:
-    """From here on there may be something to clear away."""
+    """Note that from here on there may be something to clean up."""
     global _has_work
     _has_work = True
 

@@ -30,7 +30,7 @@ Content = bytes | bytearray | memoryview
 MOST_BYTES = 1 << 30
 MOST_LINE_BYTES = 16 << 20
 MOST_DEPTH = 100
-"""Brackets within each other in JSON from outside: real files have fewer than 10, and whoever walks them recurses."""
+"""Brackets within each other in JSON from outside: real files have fewer than 10, and code that walks them recurses."""
 
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<kind>tmp|old)-(?P<pid>\d+)")
 _FLUSH_BYTES = 8 << 20
@@ -60,7 +60,7 @@ def atomic_file(
     """
     temporary = temporary_path(path)
     try:
-        temporary.unlink(missing_ok=True)  # of a dead process with our number, or a link that somebody has laid
+        temporary.unlink(missing_ok=True)  # of a dead process with our number, or a link that someone placed there
         with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield cast(BinaryIO, _NewFile(file, on_write, sync))
             file.flush()
@@ -128,8 +128,11 @@ class Closing(AbstractContextManager):
 
 
 class _NewFile:
-    """What is written goes on to `on_write`, and soon to the disk, so that the final fsync is short: the kernel begins
-    with it while more comes. A thread that flushes would need memory, of which there may be none left."""
+    """A file being written: its bytes also go to `on_write`, and soon to the disk.
+
+    That keeps the final fsync short, because the kernel starts writing while more bytes come. A thread that flushes
+    would need memory when there may be none left.
+    """
 
     def __init__(self, file: BinaryIO, on_write: Callable[[Content], None] | None, sync: bool) -> None:
         self._file, self._on_write, self._sync, self._begun = file, on_write, sync, 0
@@ -395,8 +398,8 @@ def _nearest_folder(path: Path) -> Path:
 def scratch_folder(kind: str) -> Iterator[Path]:
     """`<temporary folder>/mindgspo-<kind>-<user id>-<random>`, removed at the end of the block.
 
-    Its owner holds a lock on it, which the kernel drops with the process: folders of this user that nobody holds were
-    left by processes that were killed, and are removed as well.
+    Its owner holds a lock on it, which the kernel drops with the process: folders of this user that no process holds
+    were left by processes that were killed, and are removed as well.
     """
     parent, prefix = Path(tempfile.gettempdir()), f"mindgspo-{kind}-{os.getuid()}-"
     for left in parent.glob(f"{prefix}*"):
@@ -407,7 +410,7 @@ def scratch_folder(kind: str) -> Iterator[Path]:
             os.close(descriptor)
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-        with suppress(OSError):  # somebody is clearing it away, who came before the lock
+        with suppress(OSError):  # another process got the lock first and is removing it
             descriptor = _locked(folder)
             break
     try:

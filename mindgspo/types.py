@@ -11,8 +11,8 @@ Legend of the shape suffixes used here and in every tensor file:
     V  vocabulary entries                            H  hidden units
     X  experts that one token goes to, in all layers
 
-A record is frozen, built by keyword, and checks its lengths when it is made. Lengths are always explicit:
-nobody rebuilds them by searching for EOS or padding ids.
+A record is frozen, built by keyword, and checks its lengths when it is made. Lengths are always explicit: they are
+never rebuilt by searching for EOS or padding ids.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def write_experiment(folder: Path, *, max_steps: int, workers: int) -> Path:
     return path
 
 
-# {kind: {point: up to the how manieth time}}: within about three steps or two checkpoints of a life of the built-in
+# {kind: {point: up to which occurrence}}: within about three steps or two checkpoints of a life of the built-in
 # experiment.
 KINDS: Mapping[str, Mapping[str, int]] = {
     "save": {"save.before": 2, "save.inside": 6, "save.rename": 2, "save.remove": 2, "save.after": 2},

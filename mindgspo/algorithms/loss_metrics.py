@@ -318,7 +318,7 @@ def _gradient_by_length(responses_L: NDArray[np.int64], gradient_L: NDArray[np.f
         return {}
     reached = np.concatenate(([0], np.cumsum(responses_L))) / responses_L.sum()
     accumulated = np.concatenate(([0.0], np.cumsum(gradient_L))) / gradient
-    # Lengths that do not occur repeat a point of the curve, which np.interp wants only once.
+    # Lengths that do not occur repeat a point of the curve, which np.interp accepts only once.
     occurs = np.concatenate(([True], responses_L > 0))
     cuts = np.linspace(0, 1, NUM_DECILES + 1)
     shares = np.diff(np.interp(cuts, reached[occurs], accumulated[occurs]))

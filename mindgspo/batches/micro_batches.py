@@ -92,7 +92,7 @@ class BatchLayout:
     in_rounds: bool = False
     """Replicas compute as many micro-batches together as they are, which should have one shape."""
     round_size: int = 1
-    """Under a token budget each replica gets a multiple of so many micro-batches."""
+    """Under a token budget each replica gets a multiple of this many micro-batches."""
     balanced: bool = False
     """Replicas get equal shares of the work, instead of samples by turns."""
     one_shape: BatchSize | None = None
@@ -128,8 +128,10 @@ def largest_shape(layout: BatchLayout, *, num_samples: int, longest: int, slots:
 
 
 def few(number: int, *, multiple: int = 1, parts: int = 4) -> int:
-    """At least `number`, a multiple of `multiple`, and one of few values, so that few graphs are compiled: each octave
-    has `parts` of them, so that at most 1 / parts of it is more than was asked for."""
+    """Round `number` up to a multiple of `multiple` that is one of few values, so that few graphs are compiled.
+
+    Each octave has `parts` of these values, so that at most 1 / parts of the result exceeds `number`.
+    """
     octave = 1 << max(number - 1, 0).bit_length()
     return round_up(number, round_up(max(octave // (2 * parts), 1), multiple))
 
@@ -211,10 +213,10 @@ def _packed(samples: _Samples, layout: BatchLayout) -> list[Batch]:
 
 
 def _long_rows(shares: Sequence[_Samples], layout: BatchLayout) -> tuple[list[list[Rows]], BatchSize]:
-    """By replica micro-batches of one row each, of equal numbers of tokens, as few as the budget allows.
+    """Per replica, micro-batches of one row each, with equal numbers of tokens, as few as the budget allows.
 
-    Fused attention wants N segments, whatever the number n of samples, and none of them empty: N - n slots of padding
-    are kept free. In other words a sample counts as one slot less than it has, and N slots are set aside.
+    Fused attention needs N segments, whatever the number n of samples, and none may be empty: N - n slots of padding
+    are kept free. In other words, a sample counts as one slot less than it has, and N slots are set aside.
     """
     most = _most_slots(layout)
     most_tokens = max(sum(sample.length for sample in share) for share in shares)
@@ -239,8 +241,8 @@ _ROW_LENGTHS = (1.0, 1.125, 1.25, 1.5, 1.75, 2.0)
 
 
 def _short_rows(shares: Sequence[_Samples], layout: BatchLayout) -> tuple[list[list[Rows]], BatchSize]:
-    """By replica micro-batches of rows that are not much longer than the longest sample: the length that costs least
-    in all."""
+    """Per replica, micro-batches of rows not much longer than the longest sample: of the length that costs least in
+    total."""
     return min((_rows_of_length(shares, times, layout) for times in _ROW_LENGTHS), key=partial(_price, layout))
 
 
@@ -340,7 +342,7 @@ def sample_lengths(batch: Batch) -> dict[int, int]:
 
 
 def _in_order(batches: Sequence[Batch], replicas: int) -> list[int]:
-    """Tokens of each replica if each took as many samples, in the order of the step."""
+    """Tokens of each replica if each took equally many samples, in the order of the step."""
     lengths = {number: length for batch in batches for number, length in sample_lengths(batch).items()}
     parts = np.array_split([lengths[number] for number in sorted(lengths)], replicas)
     return [int(part.sum()) for part in parts]

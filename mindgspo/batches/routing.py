@@ -76,7 +76,7 @@ class RoutedTokens(NamedTuple):
 
     @classmethod
     def unpacked(cls, batch: Batch) -> RoutedTokens:
-        """In a graph of the batch's own rows."""
+        """The routed tokens of a graph that computes the batch's own rows."""
         segments_RT = batch.segments_RT
         is_last_RT = np.ones(segments_RT.shape, bool)
         is_last_RT[:, :-1] = segments_RT[:, 1:] != segments_RT[:, :-1]
@@ -85,7 +85,7 @@ class RoutedTokens(NamedTuple):
 
     @classmethod
     def packed(cls, place_M: np.ndarray) -> RoutedTokens:
-        """In a graph of the tokens in use alone; see `rows.PackedTokens`."""
+        """The routed tokens of a graph that computes only the tokens in use; see `rows.PackedTokens`."""
         source_J = np.flatnonzero(place_M >= 0)
         return cls(source_J, place_M[source_J])
 

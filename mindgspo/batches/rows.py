@@ -152,7 +152,7 @@ class PackedTokens(NamedTuple):
     """By sequence an earlier one that it continues, -1 for none, and where it ends among the tokens; E = 2 N, the end
     of the last one again for sequences that are not there."""
     predict_P: Int32Array
-    """As of `Batch`; -1 where nobody reads the prediction."""
+    """As in `Batch`; -1 if the prediction is not read."""
     place_M: np.ndarray
     """int64 [R * T], where each of the batch's tokens stands among those in use; -1 for what is left out."""
 
@@ -259,7 +259,7 @@ def evened(batches: Sequence[Batch]) -> list[Batch]:
 
 
 def filler_like(batch: Batch) -> Batch:
-    """A batch of the same shape without a real token, for a graph that wants a fixed number of batches."""
+    """A batch of the same shape without a real token, for a graph that needs a fixed number of batches."""
     return replace(batch, mask_NK=np.zeros_like(batch.mask_NK), samples_N=np.full_like(batch.samples_N, -1))
 
 
@@ -288,9 +288,11 @@ class PredictionParts(NamedTuple):
 
 
 def predictions_in_parts(batch: Batch, predict_P: Int32Array, count: int, *, unread: int = 0) -> PredictionParts:
-    """For ranks that split the flattened tokens of a batch into `count` equal runs. predict_P: as of the batch, among
-    the tokens of the graph, which are as many. unread: what `predict` holds where nothing is predicted; a part has room
-    for any share."""
+    """Predictions by rank, for ranks that split the flattened tokens of a batch into `count` equal runs.
+
+    predict_P: like that of the batch, but an index among the tokens of the graph, which has equally many.
+    unread: what `predict` holds where nothing is predicted; a part has room for any share.
+    """
     run, rest = divmod(batch.ids_RT.size, count)
     assert rest == 0, f"{batch.ids_RT.size} tokens in {count} runs"
     places = batch.place_NK[batch.mask_NK]

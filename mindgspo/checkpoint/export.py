@@ -107,7 +107,7 @@ def write_model_files(
 
 
 def _shards(weights: Sequence[Weight], max_shard_bytes: int | None) -> list[list[Weight]]:
-    """At least one shard."""
+    """Divide the weights into shards; there is at least one."""
     if max_shard_bytes is None:
         return [list(weights)]
     shards: list[list[Weight]] = [[]]

@@ -1,8 +1,8 @@
-"""Where a run takes its state from if not from its own newest checkpoint (`resume: PATH`), and how it returns to an
-earlier step of its own, so that everything after it is set aside.
+"""The checkpoint that a run starts from if not from its own newest one (`resume: PATH`), and the return to an earlier
+step, which sets everything after it aside.
 
-From the moment the marker file `going_back.json` exists, later checkpoints do not count (`steps_newest_first`); moving
-them aside only follows, and is finished by the next process where one was killed.
+From the moment the marker file `going_back.json` exists, later checkpoints do not count (`steps_newest_first`). They
+are moved aside afterwards; if the process is killed, the next one finishes that.
 """
 
 from __future__ import annotations

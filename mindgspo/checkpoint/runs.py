@@ -29,8 +29,8 @@ _WIDEST_VERDICT = 70
 
 
 class RunState(str, Enum):
-    """RUNNING: a process writes into it. FAILED: a worker recorded why it ended. STOPPED: nobody writes, and it is not
-    complete. BROKEN: its files cannot be read."""
+    """RUNNING: a process writes into it. FAILED: a worker recorded why it ended. STOPPED: no process writes, and it is
+    not complete. BROKEN: its files cannot be read."""
 
     RUNNING = "running"
     FINISHED = "finished"

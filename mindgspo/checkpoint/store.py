@@ -93,7 +93,7 @@ def newest_checkpoint(checkpoints_dir: Path, *, clears: bool = True) -> Path | N
 
     Damaged ones are passed over with a warning that names the broken file. Raises NewerFormatError where the newest is
     of a format that this version cannot read: passing it over would lose its steps without need. Raises CheckpointError
-    where checkpoints exist and none is complete: starting anew would hide the loss. clears: remove what dead processes
+    where checkpoints exist and none is complete: starting over would hide the loss. clears: remove what dead processes
     left half written; not in another run's folder.
     """
     if not checkpoints_dir.is_dir():
@@ -182,7 +182,7 @@ def best_first(steps: Sequence[Path]) -> list[Path]:
 
 
 def remove_others(checkpoints_dir: Path, keep: Retention, *, just_written: Path) -> None:
-    """Remove complete checkpoints that nobody asked to keep. Damaged ones neither count nor go: people may look."""
+    """Remove complete checkpoints that need not be kept. Damaged ones neither count nor go: people may look."""
     complete = list(complete_steps(checkpoints_dir))
     wanted = {*complete[: keep.last], *(best_first(complete)[: keep.best] if keep.best else ()), just_written}
     for path in complete:

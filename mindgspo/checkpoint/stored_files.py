@@ -120,7 +120,7 @@ def pick_rank_files(folder: Path, *, prefix: str = "") -> tuple[dict[int, Path],
 
 
 def _tensor_files(folder: Path, prefix: str) -> dict[int, list[Path]]:
-    """By rank what ends as tensor files do; a rank's folder without any gives an empty list."""
+    """Tensor files by rank; a rank's folder without any has an empty list."""
     found: dict[int, list[Path]] = {}
     for entry in sorted(folder.iterdir()):
         rank = _rank_of(entry)
@@ -224,7 +224,8 @@ def find_checkpoint(path: Path, *, prefix: str = "") -> StoredCheckpoint:
 
 
 def steps_folder(path: Path) -> Path | None:
-    """Where the steps of a run lie, of its folder or of that folder itself; None where there are none."""
+    """The folder that holds the steps of a run, given the run's folder or that folder itself; None if it has no
+    steps."""
     for folder in (path / _STEPS, path):
         if folder.is_dir() and steps_newest_first(folder):
             return folder

@@ -1,4 +1,4 @@
-"""Convert a checkpoint of one plan to another: a new file or folder with the same tensors, cut anew.
+"""Convert a checkpoint of one plan to another: a new file or folder with the same tensors, sliced differently.
 
 find files -> open headers, compare with the strategy -> check the destination and the space -> write every file to a
 temporary name, in threads -> read it back -> compare with the source (deep) -> rename
@@ -235,7 +235,7 @@ def _write(source: WholeCheckpoint, files: Sequence[NewFile], request: Transform
         remove_leftovers(target.parent, target.name)
         for new in files:
             (filled / new.name).parent.mkdir(parents=True, exist_ok=True)
-        # The bar's lock would hold threads up, so that there is none unless somebody sees it.
+        # The bar's lock would hold threads up, so there is none unless it is displayed.
         with byte_progress("writing", num_bytes, is_wanted=shows_bar and sys.stderr.isatty()) as threads.report:
             digests = threads.map(partial(write_file_of, source, filled, sync=sync, advance=threads.advance), files)
         is_file = _is_one_file(target, strategy)

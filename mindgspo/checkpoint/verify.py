@@ -140,7 +140,7 @@ def _recorded_file(path: Path, expected: FileRecord) -> str:
 
 
 def _header(path: Path) -> str:
-    """A file of which no hash is known."""
+    """A file whose hash is not known."""
     with open_tensors(path) as opened:
         size = sum(info.num_bytes for info in opened.tensors.values())
         return f"{path}: {len(opened.tensors)} tensors, {_mib(size)}, header and sizes (no hash known)"

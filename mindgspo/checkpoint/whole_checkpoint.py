@@ -236,7 +236,7 @@ def state_of(name: str, names: Container[str]) -> str | None:
 
 
 def _full_shape(shape: Shape, by_stage: Mapping | None) -> Shape:
-    """The shape of the whole tensor of which a rank has a slice of this shape."""
+    """The shape of the whole tensor, given the shape of a rank's slice."""
     if not by_stage:
         return shape
     splits = next(iter(by_stage.values())).splits

@@ -1,4 +1,4 @@
-"""`mindgspo strategy`: look at MindSpore's strategy files, which say who holds what."""
+"""`mindgspo strategy`: inspect MindSpore's strategy files, which say which rank holds which slice."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ _FIXED_BY_COMBINE = ("normalize_by_std", "std_over", "singleton")
 WITHOUT_SIBLINGS = ("remax", "reinforce_plus_plus")
 # They subtract a KL penalty from the reward of each token, the others its sum from the reward of the response.
 _TOKEN_BY_TOKEN = ("remax", "reinforce_plus_plus")
-# Keys that ask for another objective; where they have no effect, somebody expects what will not happen.
+# Keys that ask for another objective; if they have no effect, the user expects something that will not happen.
 _REFUSED_WHERE_UNREAD = ("std_over", "combine", "gamma", "whiten")
 # arXiv 1909.08593, section 2.2, changes the coefficient by at most a fifth per horizon: after five of them at once it
 # would not be positive.

@@ -48,7 +48,7 @@ def cache_blocks(config: ExperimentConfig) -> int:
 
 
 def sequences_at_once(config: ExperimentConfig, columns: int) -> int:
-    """How many sequences of so many columns a replica decodes at once."""
+    """Number of sequences of this many columns that a replica decodes at once."""
     return min(slots_per_replica(config), (cache_blocks(config) - _SCRATCH) // ceil(columns / BLOCK))
 
 
@@ -80,6 +80,6 @@ def replica_config(config: ExperimentConfig) -> ExperimentConfig:
 
 
 def training_config(config: ExperimentConfig) -> ExperimentConfig:
-    """The same experiment on the cards that train. Its infer plan is that of nobody, but as large as the train plan."""
+    """The same experiment on the cards that train. Its infer plan is not used, but as large as the train plan."""
     plans = config.plans.model_copy(update={"infer": ParallelPlan(data_parallel=config.plans.train.world_size)})
     return config.model_copy(update={"plans": plans})

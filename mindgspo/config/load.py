@@ -1,7 +1,7 @@
 """Load experiments: YAML files with includes and overrides in, a frozen and resolved config out.
 
 Settings that have been renamed are read in the words of today. The config.yaml of a run begins with `schema: N`, the
-version of the names in it; a file that somebody writes may leave the number out.
+version of the names in it; a file written by hand may leave the number out.
 """
 
 from __future__ import annotations
@@ -290,10 +290,7 @@ def load_columns(path: Path) -> ColumnsSection:
 def load_mapping(
     source: str, mapping: Mapping[str, Any], overrides: Iterable[str] = (), *, check_files: bool = True
 ) -> ExperimentConfig:
-    """As `load_config`, of an experiment that a program puts together instead of a file; its paths are absolute.
-
-    source: what errors call it.
-    """
+    """Like `load_config`, for an experiment that a program assembles instead of a file; its paths are absolute."""
     return _checked(source, with_overrides(mapping, overrides), check_files=check_files)
 
 

@@ -109,7 +109,7 @@ def _without_second_forms(details: list[ErrorDetails]) -> list[ErrorDetails]:
 
 
 def _is_path(step: int | str) -> bool:
-    """Pydantic names the forms of a union after its own functions; this one stands for a path."""
+    """Pydantic names the forms of a union after its own functions; this one means a path."""
     return isinstance(step, str) and step.startswith("lax-or-strict[")
 
 

@@ -77,7 +77,7 @@ class ModelSection(Section):
     151,936)."""
     table_rows: int | None = Field(default=None, ge=2, le=1 << 24)
     """Rows of the tables in memory: at least vocab_size, and a number that model_parallel divides where that does not
-    divide vocab_size. The rows after vocab_size are zeros; no token stands for them, and exports leave them out.
+    divide vocab_size. The rows after vocab_size are zeros; they belong to no token, and exports leave them out.
     None: vocab_size."""
     hidden_size: int = Field(ge=1, le=1 << 20)
     """Width of the residual stream; where head_dim is not set, a multiple of num_attention_heads."""
@@ -116,7 +116,7 @@ class ModelSection(Section):
     """Standard deviation of random initial weights (Hugging Face's default)."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of weights and activations in the forward and backward pass. Trained weights, gradients and moments are
-    float32. bfloat16 on CPU wants g++, which compiles the kernels."""
+    float32. bfloat16 on CPU needs g++, which compiles the kernels."""
 
     @property
     def rows(self) -> int:

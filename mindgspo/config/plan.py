@@ -28,7 +28,7 @@ _NOT_IN_SCORING = {
 
 
 class ParallelPlan(Section):
-    """How one graph is spread over cards, in MindSpore's words. The default is one process."""
+    """The spread of one graph over cards, in MindSpore's words. The default is one process."""
 
     data_parallel: int = Field(default=1, ge=1)
     """Replicas of the model, each with its own share of the batch."""
@@ -108,7 +108,7 @@ class ParallelPlan(Section):
 
 
 def check_train_plan(name: str, plan: ParallelPlan, model: ModelSection) -> list[str]:
-    """Everything wrong with the plan at `name` (e.g. "plans.train") for training `model`, one line per problem."""
+    """List everything wrong with the plan at `name` (e.g. "plans.train") for training `model`, one line per problem."""
     problems = [*_common_problems(name, plan, model), *_pipeline_problems(name, plan, model)]
     if plan.optimizer_shard and plan.token_parts == 1:
         problems.append(f"{name}.optimizer_shard: there is one replica, which keeps all moments; remove it")
@@ -127,7 +127,8 @@ def _common_problems(name: str, plan: ParallelPlan, model: ModelSection) -> list
 
 
 def check_infer_plan(name: str, plan: ParallelPlan, model: ModelSection) -> list[str]:
-    """Everything wrong with a plan that generates, with entries that mean nothing then, one line per problem."""
+    """List everything wrong with a plan for generation, including entries that mean nothing there, one line per
+    problem."""
     problems = _model_parallel_problems(f"{name}.model_parallel", plan, model)
     if plan.context_parallel > 1:
         problems.append(
@@ -146,7 +147,8 @@ def check_infer_plan(name: str, plan: ParallelPlan, model: ModelSection) -> list
 
 
 def check_reference_plan(name: str, plan: ParallelPlan, model: ModelSection) -> list[str]:
-    """Everything wrong with a plan that only scores, with entries that mean nothing then, one line per problem."""
+    """List everything wrong with a plan that only scores, including entries that mean nothing there, one line per
+    problem."""
     problems = _common_problems(name, plan, model)
     problems += [*_stage_problems(name, plan, model), *_meaningless(name, plan, _NOT_IN_SCORING)]
     return [*problems, *_sequence_problems(name, plan), *_expert_problems(name, plan, model)]

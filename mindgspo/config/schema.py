@@ -63,7 +63,7 @@ class ReshardSection(Section):
 
 
 class ServersSection(Section):
-    """Engines that answer over HTTP: completion servers that somebody has started, or those that `mindgspo run` starts
+    """Engines that answer over HTTP: completion servers that are running already, or those that `mindgspo run` starts
     on cards of their own."""
 
     urls: tuple[str, ...] = ()
@@ -117,7 +117,7 @@ class RolloutSection(Section):
     result. None: 8 on Ascend, 1 on CPU."""
     cache_dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Type of the key/value cache; a smaller one than model.dtype takes less memory and rounds keys and values. On
-    Ascend bfloat16 or float16, on CPU any; bfloat16 there wants g++, as model.dtype does. None: model.dtype, but
+    Ascend bfloat16 or float16, on CPU any; bfloat16 there needs g++, as model.dtype does. None: model.dtype, but
     bfloat16 where that is float32 on Ascend; `mindgspo check` and the start of a run say so (vLLM: kv_cache_dtype)."""
 
     record_experts: bool | None = None
@@ -268,10 +268,10 @@ class PlansSection(Section):
     """Plan of the policy while it is trained."""
     infer: ParallelPlan = ParallelPlan()
     """Plan of the policy while it generates. The same cards, if it has none of its own: its product equals that of
-    `train`. Equal plans share one set of weights; otherwise weights are laid out anew after each step."""
+    `train`. Equal plans share one set of weights; otherwise weights are resharded after each step."""
     reference: ParallelPlan | None = None
     """Plan of the reference policy of a KL term, which only scores. The same cards: its product equals that of `train`.
-    Its replicas share the micro-batches; its weights are laid out anew from the trained ones. None: as `train`, without
+    Its replicas share the micro-batches; its weights are resharded from the trained ones. None: as `train`, without
     optimizer shards (verl: actor_rollout_ref.ref; MindRLHF: ref_config.parallel_config)."""
 
     @property

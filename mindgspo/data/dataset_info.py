@@ -32,7 +32,7 @@ class Facts(BaseModel):
 
 
 class SourceFacts(Facts):
-    """Where the rows came from. columns: the mapping of the format `columns`. seed: only of generated rows."""
+    """The source of the rows."""
 
     format: str
     path: str | None
@@ -40,8 +40,10 @@ class SourceFacts(Facts):
     split: str | None
     max_rows: int | None
     columns: Mapping[str, object] | None
+    """The mapping of the format `columns`."""
     dedup: bool
     seed: int | None
+    """Only for generated rows."""
 
 
 class TokenizerFacts(Facts):
@@ -191,7 +193,7 @@ SHOWN = 3
 
 
 def write_info(info: DatasetInfo, folder: Path) -> None:
-    """Write dataset.json into a folder that nobody reads yet."""
+    """Write dataset.json into a folder that no process reads yet."""
     (folder / FILE_NAME).write_bytes(info.model_dump_json(indent=2).encode() + b"\n")
 
 

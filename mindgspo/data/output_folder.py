@@ -64,7 +64,7 @@ class PartialFolder:
         self._descriptor: int | None = _locked(self.path)
 
     def chunk(self, index: int) -> Path:
-        """Where chunk `index` is, or is to be written."""
+        """Path of chunk `index`, written or not."""
         return self.path / _CHUNK.format(index)
 
     def empty_ready(self) -> Path:

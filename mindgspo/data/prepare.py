@@ -66,7 +66,7 @@ _RECORDS_PER_CHUNKS = 2  # bytes of MindRecord and its index per byte of chunks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Inputs:
-    """All that a data set's content depends on, as facts."""
+    """Everything that the content of a data set depends on, as facts."""
 
     source: SourceFacts
     tokenizer: TokenizerFacts

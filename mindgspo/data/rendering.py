@@ -1,7 +1,7 @@
-"""From a source row to the ids of its prompt: chat rendering, tokenizing, truncation; and files of rendered rows.
+"""Rendering of source rows to prompt ids: chat template, tokenizing, truncation; and files of rendered rows.
 
 Rows are written in chunks, so that an interruption loses little. A chunk file is JSON lines and a last line with the
-number of its rows and the sha256 of the lines before it; it is checked before it is taken over from an earlier attempt.
+number of its rows and the sha256 of the lines before it; it is checked before it is reused from an earlier attempt.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Disk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Everything that the checks read."""
+    """The state of a machine, as the checks read it."""
 
     root: Path
     """Folder below which its files are: / of this machine."""
@@ -86,7 +86,7 @@ class Machine:
     host: str
 
     def path(self, path: str | os.PathLike) -> Path:
-        """Path below `root` that stands for an absolute path of the machine."""
+        """Path below `root` for an absolute path of the machine."""
         return self.root / str(path).lstrip("/")
 
     def text(self, path: str | os.PathLike) -> str:

@@ -1,5 +1,4 @@
-"""Runs all checks, reports them, and fills a folder with everything that somebody who is to help would ask for, without
-secrets."""
+"""Runs all checks, reports them, and fills a folder with everything that a helper would ask for, without secrets."""
 
 from __future__ import annotations
 
@@ -71,7 +70,7 @@ def needs_of(machine: Machine, config: ExperimentConfig | None, nodes: int = 1) 
 
 
 def examine(machine: Machine, needs: Needs) -> list[MachineProblem]:
-    """All that is wrong, in the order of the checks; what is broken first."""
+    """List all problems, the broken parts first, otherwise in the order of the checks."""
     found = []
     if needs.device == "Ascend" and not machine.has_cards():
         found.append(problem("no_npu", "no NPU: neither /dev/davinci* nor a driver"))
@@ -156,7 +155,7 @@ def write_bundle(
 
 
 def write_part(path: Path, text: str, environment: Mapping[str, str]) -> None:
-    """Write a file of the folder, without secrets; nobody else can read it. environment: may hold secrets."""
+    """Write a file of the folder, without secrets; only the user can read it. environment: may hold secrets."""
     write_file(path, redacted(text, environment).encode("utf-8", "replace"), mode=0o600)
 
 

@@ -139,7 +139,7 @@ def smoke_test(path: Path) -> Iterator[SmokeResult]:
 
 
 def _ranks(path: Path, config: ExperimentConfig) -> str:
-    """In as many ranks as the plans have; each calls this command again, see `cli.doctor`."""
+    """Run one process per rank of the plans; each calls this command again, see `cli.doctor`."""
     command = ["-m", "mindgspo.cli", "doctor", str(path), "--smoke"]
     logs = path.parent / "logs"
     code = launch(command, num_workers=config.plans.train.world_size, log_dir=logs, watch=config.watch)

@@ -127,7 +127,7 @@ class _Function:
 
 
 def read_graph(text: str, world_size: int, groups: Mapping[str, tuple[int, ...]] | None = None) -> GraphFacts:
-    """Facts of one call of the graph; a loop's body counts once, for nobody knows how often it runs.
+    """Facts of one call of the graph; a loop's body counts once, because the number of its iterations is unknown.
 
     groups: ranks by name, of all groups but the one of all ranks.
     """

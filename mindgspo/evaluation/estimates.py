@@ -156,7 +156,7 @@ def majority_at_k(votes: Sequence[int | None], right: int, k: int) -> float:
 
     votes: a number per sample, equal for equal answers, None for a sample without an answer, which does not vote.
     right: the number of the right answer. Of m answers with equally many votes each is taken with probability 1/m, as
-    drawing lots would on average. 0 where nobody votes.
+    drawing lots would on average. 0 if there are no votes.
     """
     counts = Counter(vote for vote in votes if vote is not None)
     num_right = counts.pop(right, 0)
@@ -271,8 +271,8 @@ def summarize_problems(
 
 
 def _majority_votes(problems: Sequence[ScoredProblem], ks: Sequence[int]) -> dict[str, Estimate]:
-    """Nothing where a reward function verifies answers without saying what they are: then nobody knows who voted for
-    what."""
+    """Estimates of majority votes; empty if a reward function verifies answers without returning them, so that votes
+    cannot be counted."""
     scores = [score for one in problems for score in one.scores]
     if any(score.verdict in _VERIFIED and score.extracted is None for score in scores):
         return {}
@@ -296,8 +296,11 @@ def reward_values(scores_P: Sequence[Sequence[Score]]) -> list[list[float]]:
 def _rewards(
     problems: Sequence[ScoredProblem], size: int, ks: Sequence[int], *, with_plain_ones: bool
 ) -> dict[str, Estimate]:
-    """Nothing where all right answers have one reward and all others one, unless these are asked for: acc/mean@n and
-    acc/pass@k say as much."""
+    """Estimates of rewards.
+
+    Empty if all right answers have one reward and all others another, because acc/mean@n and acc/pass@k then say the
+    same; `with_plain_ones` asks for them all the same.
+    """
     scores = [score for one in problems for score in one.scores if score.value is not None]
     kinds = {(score.verdict is Verdict.CORRECT, score.value) for score in scores}
     is_plain = len(kinds) == len({is_correct for is_correct, _ in kinds})

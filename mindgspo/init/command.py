@@ -182,7 +182,7 @@ def _experiment(
     rewarding: Rewarding,
     lengths: Lengths,
 ) -> dict[str, Any]:
-    """Everything but plans, slots and micro-batch."""
+    """The experiment without plans, slots and micro-batch."""
     prompts = prompts_per_step(machine, data.train_rows)
     steps_per_epoch = data.train_rows // prompts
     epochs = -(-_FEWEST_STEPS // steps_per_epoch)
@@ -225,7 +225,7 @@ def _experiment(
 
 
 def usual_learning_rate(model: ModelSection) -> float:
-    """By the number of its parameters."""
+    """The usual learning rate for the model's number of parameters."""
     return next(lr for size, lr in LEARNING_RATES if whole_bytes(model) // FLOAT >= size)
 
 

@@ -1,4 +1,4 @@
-"""How long prompts and responses may be, from rows that were tokenized."""
+"""Limits for the lengths of prompts and responses, chosen from rows that were tokenized."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MULTIPLE = {"CPU": 32, "Ascend": 128}
 # Without worked solutions nothing says how long responses want to be.
 _USUAL = {"CPU": 128, "Ascend": 2048}
 _ROOM = 4  # models write more than people
-_OUTLIER = 2  # beyond so many times the 95 % quantile a prompt is left out rather than every row made so long
+_OUTLIER = 2  # beyond this multiple of the 95 % quantile, a prompt is left out instead of making every row that long
 _SUFFIX_ROOM = 2  # times the longest of our own, where the user is to write one
 _MOST_LEFT_OUT = 0.1
 _NO_LIMIT = 1 << 24

@@ -92,7 +92,7 @@ def fitting(source: str, base: Mapping[str, Any], machine: Hardware) -> Fit:
 
 
 def _fits_by_generation(source: str, base: Mapping[str, Any], machine: Hardware, refused: list[Fit]) -> Iterator[Fit]:
-    """For each way to generate the first plan of training that fits. refused: grows by what does not fit."""
+    """For each way to generate, yield the first training plan that fits. refused: collects those that do not fit."""
     model = load_mapping(source, merge(base, _smallest_batch(base, 1)), check_files=False).model
     for is_swapped in (False, True) if machine.device == "Ascend" else (False,):
         for slices in _slices(model, machine):
@@ -111,7 +111,7 @@ def _fits_by_generation(source: str, base: Mapping[str, Any], machine: Hardware,
 
 
 def _tuned(source: str, fit: Fit, machine: Hardware) -> Fit:
-    """With the most slots and the largest micro-batch that fit, too."""
+    """The same plans with the most slots and the largest micro-batch that still fit."""
     slots = {"slots": most_slots(fit.config, capacity=machine.capacity)}
     larger = _tried(source, merge(fit.mapping, {"rollout": slots}), machine)
     assert larger is not None, "rollout.slots breaks no rule"
@@ -123,7 +123,7 @@ def _tuned(source: str, fit: Fit, machine: Hardware) -> Fit:
 
 
 def _tried(source: str, mapping: Mapping[str, Any], machine: Hardware) -> Fit | None:
-    """None where a rule refuses the plans."""
+    """The plans with the memory they need; None if a rule rejects them."""
     try:
         config = load_mapping(source, mapping, check_files=False)
     except ConfigError:
@@ -163,8 +163,10 @@ def _slices(model: ModelSection, machine: Hardware) -> list[int]:
 def _train_plans(
     model: ModelSection, machine: Hardware, infer_slices: int, *, is_swapped: bool
 ) -> Iterator[dict[str, Any]]:
-    """From the fewest divisions to the most; pipelines where slices alone are not enough. Defaults are left out, and
-    plans that cannot fit whatever the batch."""
+    """Training plans from the fewest divisions to the most; pipelines only where slices alone are not enough.
+
+    Default entries are left out, and so are plans that cannot fit with any batch.
+    """
     experts = 0
     if model.num_experts is not None and model.moe_intermediate_size is not None:
         experts = model.num_hidden_layers * model.num_experts * 3 * model.hidden_size * model.moe_intermediate_size

@@ -1,4 +1,4 @@
-"""Which reward function scores the responses, and what it wants to be said to the model."""
+"""The reward function that scores the responses, and the instruction that it needs in the prompt."""
 
 from __future__ import annotations
 

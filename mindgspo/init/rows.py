@@ -48,7 +48,7 @@ _HELD_OUT_SHARE, _MOST_HELD_OUT = 10, 512
 @dataclass(slots=True, kw_only=True)
 class Unread:
     """Rows whose gold answers a reward function cannot read, by their numbers from 0, and the first of them; and those
-    of more than `MOST_ANSWER` characters, which nobody writes again letter by letter."""
+    of more than `MOST_ANSWER` characters, which no response repeats letter by letter."""
 
     rows: set[int] = field(default_factory=set)
     first: str = ""
@@ -204,7 +204,7 @@ def account_for_rows(path: Path, *, question: str | None, answer: str | None, ke
 
 
 def _asked_whole(account: RowAccount, *, is_said: bool) -> RowAccount:
-    """Raises DataError where columns without which questions have no answer are left out, and nobody said so."""
+    """Raises DataError if columns that questions need are left out without the user's consent."""
     if is_said or account.num_left_out <= MOST_UNUSABLE * account.num_rows:
         return account
     raise DataError(

@@ -33,8 +33,11 @@ _HCCL = re.compile(
 
 
 class Kind(IntEnum):
-    """How much a code says: CAUSE is the reason itself; before an ECHO, mostly, another rank failed; VAGUE alone says
-    little."""
+    """Significance of a code.
+
+    CAUSE: the code is the reason itself. ECHO: mostly a consequence of another rank's failure. VAGUE: alone it says
+        little.
+    """
 
     VAGUE = 1
     ECHO = 2
@@ -90,7 +93,7 @@ def find(lines: Iterable[str]) -> list[Seen]:
 
 
 def _codes(line: str) -> list[tuple[str, int]]:
-    """With where they stand."""
+    """The codes of a line, with their positions."""
     codes = [(found[1], found.start()) for pattern in (_LETTERS, _NUMBER) for found in pattern.finditer(line)]
     for found in _HCCL.finditer(line):
         decimal, of_function, hexadecimal = found.groups()

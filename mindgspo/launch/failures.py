@@ -151,7 +151,7 @@ def noted_failure(log_dir: Path) -> Iterator[None]:
 
 
 def read_failure(path: Path) -> FailureRecord | None:
-    """None where no failure was recorded."""
+    """The recorded failure; None if none was recorded."""
     try:
         return FailureRecord(**read_json(path))
     except FileNotFoundError:
@@ -201,7 +201,7 @@ class LogFollower:
         try:
             self._output.write(piece)
             self._output.flush()
-        except BrokenPipeError:  # nobody reads any more, e.g. `| head`; the run goes on, the log is complete
+        except BrokenPipeError:  # the reader is gone, e.g. `| head`; the run goes on, the log is complete
             self._output = None
 
 
@@ -216,7 +216,7 @@ def last_lines(path: Path, count: int) -> list[str]:
 
 
 def last_traceback(path: Path) -> list[str]:
-    """From the last traceback in a log to the log's end; none if it holds no traceback."""
+    """The lines of a log from its last traceback to the end; empty if it has no traceback."""
     lines = _tail(path)
     starts = [number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
     return lines[starts[-1] :][:_MAX_TRACEBACK_LINES] if starts else []
@@ -304,7 +304,8 @@ def first_failure(failures: Iterable[RankFailure]) -> RankFailure | None:
 
 
 def failure_lines(failure: RankFailure, records: Mapping[int, Record | None], folder: LaunchFolder) -> list[str]:
-    """Message for the user: a user's error as the command line shows it, else who failed where, how, and the others."""
+    """Message for the user: a user's error as the command line shows it, else which rank failed, where and how, and the
+    other ranks."""
     if failure.record is not None and failure.record.is_user_error:
         return [f"error: {failure.record.message}"]
     where = position(records.get(failure.rank))

@@ -139,7 +139,7 @@ class _Launch:
 
     def _failure(self) -> RankFailure | None:
         """The first of the failures since the last call. Of a rank that recorded nothing the time of that call is
-        taken: whoever then failed because of it has recorded a later one."""
+        taken: ranks that failed because of it recorded a later one."""
         ended = self._processes.poll()
         failures = []
         for rank in self._plan.members:

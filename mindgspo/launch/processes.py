@@ -166,7 +166,8 @@ _LISTENER = "MINDGSPO_LISTENER"  # number of the file that is the socket a serve
 
 
 def handed_over(listener: socket.socket, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Arguments of Popen for a child that takes a bound socket with `taken_over`: nobody else can have its port."""
+    """Arguments of Popen for a child that takes a bound socket with `taken_over`: no other process can have its
+    port."""
     number = listener.fileno()
     return {"env": {**environment, _LISTENER: str(number)}, "pass_fds": (number,)}
 

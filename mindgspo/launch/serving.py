@@ -182,7 +182,8 @@ def _show_dead(servers: Sequence[_Server]) -> None:
 
 
 def _exit_code(process: subprocess.Popen) -> int | None:
-    """None while it runs. One of which threads are left that the kernel is still ending is waited for."""
+    """Exit code of the process; None while it runs. Waits for a process whose last threads the kernel is still
+    ending."""
     with suppress(psutil.NoSuchProcess, subprocess.TimeoutExpired):
         if psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE:
             process.wait(GRACE_S)

@@ -1,4 +1,4 @@
-"""Watch the progress of a run: report stalls and clusters that do not form, with who is awaited."""
+"""Watch the progress of a run: report stalls and clusters that do not form, with the ranks that others wait for."""
 
 from __future__ import annotations
 
@@ -127,7 +127,8 @@ class _StepTimes:
 
 
 class StartWatch:
-    """Says every `REPORT_MEETING_S` who has not come, until all ranks of this node are past the meeting (is_over)."""
+    """Reports every `REPORT_MEETING_S` which ranks are missing, until all ranks of this node are past the meeting
+    (is_over)."""
 
     def __init__(self, now: float) -> None:
         self._began = self._spoke = now
@@ -185,7 +186,7 @@ class Watch:
         return self._start.is_over
 
     def poll(self) -> bool:
-        """Speak if something has begun or ended. True: it is a stall, and the section wants it to end the launch."""
+        """Speak if something has begun or ended. True: it is a stall, and by the section it ends the launch."""
         now = time.monotonic()
         if now < self._next:
             return False
@@ -271,7 +272,7 @@ class Watch:
 
 
 class RemoteScheduler:
-    """Asks every second whether somebody listens; `is_lost` is called often."""
+    """Checks every second whether the address is listened to; `is_lost` is called often."""
 
     def __init__(self, host: str, port: int) -> None:
         self._address = host.strip("[]"), port
@@ -279,7 +280,7 @@ class RemoteScheduler:
         self._next = 0.0
 
     def is_lost(self) -> bool:
-        """Whether nobody has listened for some seconds. The first call comes when the cluster has formed."""
+        """Whether nothing has listened for some seconds. The first call comes when the cluster has formed."""
         now = time.monotonic()
         if now >= self._next:
             self._next = now + _LOOK_S

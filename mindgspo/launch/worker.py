@@ -37,7 +37,8 @@ _MAX_EXIT_S = 15.0
 
 def run_worker(body: Callable[[], int]) -> NoReturn:
     """Do `body` and end the process with the exit code that it returns, or with 1 after an exception. In the
-    scheduler's process serve, and do not call it. `body` joins its threads and clears its contexts: nobody waits."""
+    scheduler's process serve, and do not call it. `body` joins its threads and clears its contexts: nothing else waits
+    for them."""
     orders = worker_process.launch_orders()
     if worker_process.is_scheduler():
         _serve(orders)
@@ -56,8 +57,8 @@ def run_worker(body: Callable[[], int]) -> NoReturn:
 
 
 def copy_output(log_dir: Path, rank: int) -> None:
-    """From here on write what Python prints to `log_dir`/rank_<rank>.log, too. What MindSpore's own code prints is in
-    msrun's log alone."""
+    """Copy what Python prints from now on to `log_dir`/rank_<rank>.log. MindSpore's own output is only in msrun's
+    log."""
     log = log_file(log_dir, rank).open("w", encoding="utf-8", errors="backslashreplace", buffering=1)
     log.write(f"rank {rank}, process {os.getpid()} on {socket.gethostname()}\n")
     sys.stdout, sys.stderr = _Copied(sys.stdout, log), _Copied(sys.stderr, log)
@@ -181,8 +182,10 @@ def _end_with_launcher(process_id: int, folder: LaunchFolder) -> None:
 
 
 def _leave_cluster() -> None:
-    """In order, so that the scheduler does not take this rank for lost while others still work. Where that hangs, a
-    thread outside Python ends the process; the launcher has seen that the work is finished."""
+    """Leave in order, so that the scheduler does not take this rank for lost while others still work.
+
+    If that hangs, a thread outside Python ends the process; the launcher has seen that the work is finished.
+    """
     log = os.fdopen(os.dup(2), "w")
     faulthandler.dump_traceback_later(_MAX_EXIT_S, exit=True, file=log)
     # MindSpore tells here, at whatever log level, that its connections have ended: nothing to put on the user's screen.

@@ -68,9 +68,8 @@ def _environment() -> Environment:
     return made
 
 
-# ----- Chinese, from pages_cn.yaml
-# English is what the code writes. `{}` of an entry stands for a part that changes (a number, a name), which is
-# translated itself where it has an entry; the parts come back in their order.
+# ----- Chinese, from pages_cn.yaml English is what the code writes. `{}` in an entry is a part that changes (a number,
+# a name), which is translated itself where it has an entry; the parts come back in their order.
 
 
 _LONGEST = 2_000

@@ -102,7 +102,7 @@ class WandB:
         )
 
     def resume_at(self, step: int) -> None:
-        """Nothing: see the class."""
+        """Does nothing: see the class."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """See `Tracker`."""
@@ -138,7 +138,7 @@ class SwanLab:
         )
 
     def resume_at(self, step: int) -> None:
-        """Nothing: steps that are there already are written again with equal numbers."""
+        """Does nothing: steps that exist already are written again with equal numbers."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """See `Tracker`."""
@@ -196,7 +196,7 @@ def _opened(name: str, run: TrackedRun) -> Tracker:
         raise ConfigError(
             f"logging.trackers: {name} cannot be imported ({error}); pip install 'mindgspo[{name}]', or leave it out"
         ) from error
-    except Exception as error:  # whatever a library of somebody else's says when it has no key or no network
+    except Exception as error:  # whatever a third-party library raises when it has no key or no network
         offline = f", set {_OFFLINE[name]}=offline to keep it in the run folder" if name in _OFFLINE else ""
         raise ConfigError(
             f"logging.trackers: {name} cannot begin ({shorten(' '.join(str(error).split()), 200)}); run `{name} login`"

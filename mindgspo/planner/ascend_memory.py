@@ -105,7 +105,7 @@ def graph_bytes(work: RankWork, graph: str) -> int:
 
 
 def _is_prefilled(work: RankWork, name: str) -> bool:
-    """Whether a prefill reads the weight: it wants keys and values alone of the last layer."""
+    """Whether a prefill reads the weight: of the last layer it needs only keys and values."""
     last = f"model.layers.{work.config.model.num_hidden_layers - 1}."
     if name.startswith(last):
         return any(word in name for word in (".input_layernorm.", ".k_proj.", ".v_proj.", ".k_norm."))

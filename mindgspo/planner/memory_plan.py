@@ -87,7 +87,7 @@ class MemoryPlan:
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """In order."""
+        """The phases of a step, in order."""
         return tuple(memory.phase for memory in self.classes[0].levels[self.level])
 
     def needed(self, level: SwapLevel, phase: Phase) -> int:

@@ -44,7 +44,7 @@ class ReplayVerdict(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorDifference:
-    """How far a tensor is from the recorded one."""
+    """Difference of a tensor from the recorded one."""
 
     stage: str
     """Stage of the step, e.g. "update 1, forward"."""
@@ -126,7 +126,7 @@ class ReplayReport:
         return next((one for one in self.differences if not one.is_within), None)
 
     def lines(self) -> list[str]:
-        """By stage how many tensors there are and how far off the worst is; then what is beyond its tolerance."""
+        """Per stage, the number of tensors and the largest difference; then the tensors beyond their tolerance."""
         stages = list(dict.fromkeys(one.stage for one in self.differences))
         rows = [("stage", "tensors", "bit-equal", "largest difference, relative", "allowed")]
         rows += [self._row(stage, [one for one in self.differences if one.stage == stage]) for stage in stages]

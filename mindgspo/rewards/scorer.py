@@ -30,10 +30,13 @@ _RUN_MATH_VERIFY = ("math", AUTO)
 class Scorer(Closing):
     """Weighted sum of reward functions. It owns the worker processes: close it, or use it in a `with` statement.
 
-    build, pool: what makes a function of a name, and what runs jobs; other than the defaults in tests only. on_answer:
-    called whenever a job of the worker processes has its reply.
-    has_files: whether any function is a user's own. has_verifier: whether any compares with the gold answer.
-    labels: the name under which each entry of `reward.functions` is logged, in its order ("auto" has none of its own).
+    build: makes a function of a name; tests replace it.
+    pool: runs jobs; tests replace it.
+    on_answer: called whenever a job of the worker processes has its reply.
+
+    `has_files` says whether any function is a user's own, `has_verifier` whether any compares with the gold answer.
+    `labels` are the names under which the entries of `reward.functions` are logged, in order ("auto" has none of its
+    own).
     """
 
     def __init__(

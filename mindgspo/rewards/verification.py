@@ -32,7 +32,7 @@ class Candidate:
     index: int
     """Number of the row, for messages."""
     num_tokens: int | None = None
-    """Length of the response in tokens, None where nobody tokenized it (a file of texts)."""
+    """Length of the response in tokens, None if it was not tokenized (a file of texts)."""
     is_cut: bool = False
     """Whether the response reached the longest length without an EOS."""
     extra_info: Mapping[str, object] = field(default_factory=dict)

@@ -241,7 +241,7 @@ class DecodeStep(nn.Cell):
             MindSpore 2.10 does not find an input by its name after one that no operator reads.
         """
         model = self.model
-        # Read before the cache is written to: a table that is read again behind a write is copied each time.
+        # Read before the cache is written to: a table that is read again after a write is copied each time.
         output_weight_VH = ops.cast(model.output_weight(), model.dtype)
         rows, tokens, rotation = num_rows_1, (num_rows_1, num_rows_1, num_rows_1), model.rotation(positions_S)
         places = self.attend.attend.places(cache_rows_S, table_SP, batch_valid_length, num_rows_1)

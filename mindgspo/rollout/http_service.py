@@ -283,13 +283,13 @@ class Server:
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()  # the reason to give it up
 
     def begin(self, count: int) -> None:
-        """Note that it is asked for so many responses."""
+        """Count responses that were requested from it."""
         if not self.running:
             self._idle_s += time.perf_counter() - self._idle_since
         self.running += count
 
     def end(self, count: int) -> None:
-        """Note that so many responses are answered."""
+        """Count responses that were answered."""
         self.running -= count
         if not self.running:
             self._idle_since = time.perf_counter()

@@ -39,8 +39,8 @@ from mindgspo.rollout.sequences import (
 from mindgspo.rollout.service import NO_TOKENS, Piece, Request
 from mindgspo.types import ExpertArray, FinishReason, Int32Array
 
-# A sequence is admitted only if so many free blocks remain for each active one. At published lengths (responses to 20k)
-# 1 keeps 4 % more sequences at work than 4, but prefills four times as many tokens again; 8 keeps 7 % fewer.
+# A sequence is admitted only if this many free blocks remain for each active one. At published lengths (responses to
+# 20k) 1 keeps 4 % more sequences at work than 4, but prefills four times as many tokens again; 8 keeps 7 % fewer.
 _MARGIN = 4
 Counts = np.ndarray | int
 
@@ -384,5 +384,5 @@ class Scheduler:
 
 
 def _padded(values_JX: np.ndarray, count: int, value: float) -> np.ndarray:
-    """Append so many columns of a value."""
+    """Append this many columns of a value."""
     return np.pad(values_JX, ((0, 0), (0, count)), constant_values=value)

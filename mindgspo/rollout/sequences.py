@@ -19,7 +19,7 @@ SCRATCH = 0
 
 
 def num_blocks_for(columns: int, block: int) -> int:
-    """Number of blocks that hold so many columns."""
+    """Number of blocks that hold this many columns."""
     return -(-columns // block)
 
 
@@ -50,7 +50,7 @@ class BlockAllocator:
         return self.capacity - len(self._free)
 
     def take(self, count: int) -> list[int]:
-        """Return so many free blocks, each with one holder. There must be as many (`num_free`)."""
+        """Return this many free blocks, each with one holder. There must be enough (`num_free`)."""
         assert count <= len(self._free), f"{count} blocks wanted, {len(self._free)} are free"
         taken = [self._free.pop() for _ in range(count)]
         for block in taken:

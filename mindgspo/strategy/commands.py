@@ -34,8 +34,8 @@ def collapse_layers(pairs: Iterable[tuple[str, Rest]]) -> list[tuple[str, Rest]]
 
 
 def without_state(pairs: Sequence[tuple[str, Rest]]) -> tuple[list[tuple[str, Rest]], dict[str, int]]:
-    """The pairs without those `<prefix>.<parameter>` of which the same is said as of the parameter; {prefix: how many}
-    of these, e.g. {"adamw.m.": 339}."""
+    """The pairs without those `<prefix>.<parameter>` that have the same layout as the parameter; {prefix: how many} of
+    these, e.g. {"adamw.m.": 339}."""
     said = set(pairs)
     kept, left_out = [], {}
     for name, rest in pairs:
@@ -159,8 +159,8 @@ def diff_lines(
 ) -> Differences:
     """List what two files or folders place differently, by parameter; equal layouts written differently are equal.
 
-    shows_all: layers and state of which the same is said have lines of their own. spelling: report other spellings of
-    equal layouts, too. common: leave out parameters that only one of the two has. Raises CheckpointError.
+    shows_all: layers and state with equal layouts get lines of their own. spelling: report other spellings of equal
+    layouts, too. common: leave out parameters that only one of the two has. Raises CheckpointError.
     """
     one, other = read_source(left), read_source(right)
     lines, number, equal = [f"left   {left}", f"right  {right}"], 0, []
@@ -178,7 +178,7 @@ def diff_lines(
 
 
 def _folded(lines: list[str]) -> list[str]:
-    """Lines "<parameter> ...": layers and state of which the same is said in one."""
+    """Lines "<parameter> ...": layers and state with equal layouts share one."""
     pairs, state = without_state([(name, rest) for name, _, rest in (line.partition(" ") for line in lines)])
     folded = [f"{name} {rest}" for name, rest in collapse_layers(pairs)]
     return [*folded, *(f"{prefix}*: {number} entries, as their parameters" for prefix, number in state.items())]
@@ -217,10 +217,10 @@ def _common(left: Strategy, right: Strategy) -> tuple[Strategy, Strategy]:
 
 
 def compare_strategies(left: Strategy, right: Strategy, *, spelling: bool = False) -> list[str]:
-    """Everything in which the two differ, one line each, by stage and parameter; empty where they place alike.
+    """List the differences of two strategies, one line each, by stage and parameter; empty if they place alike.
 
     Two spellings of one placement, e.g. device matrix (4, 1) with map (1, -1) and (4,) with (0, -1), are no difference;
-    `spelling` reports them as such. Shapes are compared where both records hold them.
+    `spelling` reports them as such. Shapes are compared if both records hold them.
     """
     lines = []
     for stage in sorted({*left.stages, *right.stages}):

@@ -6,36 +6,27 @@ What the fields mean, and how that was established with MindSpore 2.10.0. [C]: s
 wrote in a dry run (plain, hsdp, Layout, pipeline). [T]: checkpoints cut by our layouts and given to
 `transform_checkpoints` with our files came out as our layouts' slices. [R]: MindSpore's Python readers.
 
-parallel_layout_item
-    One entry per parameter of the stage, under its name, or `<stage>-<name>` in a merged file [R, T]; also of the
-    optimizer state (adam_m., adam_v., accu_grads.) [C]. Read by all of MindSpore's functions.
-dev_matrix
-    Arrangement of the stage's ranks, row-major [C, T]. The compiler leaves out axes of one device; one rank is (1) [C].
-tensor_map
-    Per tensor axis the device axis that splits it, from the right; -1: not split [C, T]. An axis split by several: one
-    message per tensor axis, outermost device axis first, and an empty message after a single one [C, T]. The JSON form
-    has flat maps only: the compiler writes map and shape of a reshaped tensor there [C], which is read as it stands.
-    `load_distributed_checkpoint`, too, takes flat maps only [R].
-tensor_shape
-    Full shape; JSON only [C]. Protobuf has no field for it, nor does any reader ask for it.
-opt_weight_shard_step, opt_weight_shard_size
-    The rank stores one of `size` parts of axis 0 of its slice, weights and moments alike; replicas that share a slice
-    are `step` ranks apart. -1: as many parts as replicas, which is the compiler's default and counts the model_parallel
-    ranks of a norm [C]. 0: whole. Which replicas: `strategy.record` [T, with hand-made entries too]; which
-    parameters the compiler cuts: `strategy.layouts` [C]. `step` only repeats what the device matrix says; readers ask
-    for non-zero, and for the right one where a single device axis is free [R].
-field; param_split_shape, indices_offset
-    Tables split by fields; rows per slice and first rows of tables split unevenly. 0 and empty for all others [C].
-    Others' hand-written files put shapes into param_split_shape, so it counts with indices_offset only.
-parallel_strategy_item
-    Operators with the splits of their inputs, by `<operator>_<parameter>` [C]. Merging asks for one at least and takes
-    the first one's `stage` for the file's [R]; so one per stage, without splits, is written here.
-current_stage
-    Counts the compiler's saves (2 seen) [C]; 1 in merged files. Read by nobody.
-A file of one stage has plain parameter names, and the stage in every item of parallel_strategy_item. The protobuf
-messages are built here from their field numbers, in a pool of their own, so MindSpore need not be installed and may
-register its copy in the same process.
-Rank lists are not in the file: rank = stage x ranks per stage + position in the device matrix [R, T].
+parallel_layout_item One entry per parameter of the stage, under its name, or `<stage>-<name>` in a merged file [R, T];
+also of the optimizer state (adam_m., adam_v., accu_grads.) [C]. Read by all of MindSpore's functions. dev_matrix
+Arrangement of the stage's ranks, row-major [C, T]. The compiler leaves out axes of one device; one rank is (1) [C].
+tensor_map Per tensor axis the device axis that splits it, from the right; -1: not split [C, T]. An axis split by
+several: one message per tensor axis, outermost device axis first, and an empty message after a single one [C, T]. The
+JSON form has flat maps only: the compiler writes map and shape of a reshaped tensor there [C], which is read as it
+stands. `load_distributed_checkpoint`, too, takes flat maps only [R]. tensor_shape Full shape; JSON only [C]. Protobuf
+has no field for it, nor does any reader ask for it. opt_weight_shard_step, opt_weight_shard_size The rank stores one of
+`size` parts of axis 0 of its slice, weights and moments alike; replicas that share a slice are `step` ranks apart. -1:
+as many parts as replicas, which is the compiler's default and counts the model_parallel ranks of a norm [C]. 0: whole.
+Which replicas: `strategy.record` [T, with hand-made entries too]; which parameters the compiler cuts:
+`strategy.layouts` [C]. `step` only repeats what the device matrix says; readers ask for non-zero, and for the right one
+where a single device axis is free [R]. field; param_split_shape, indices_offset Tables split by fields; rows per slice
+and first rows of tables split unevenly. 0 and empty for all others [C]. Others' hand-written files put shapes into
+param_split_shape, so it counts with indices_offset only. parallel_strategy_item Operators with the splits of their
+inputs, by `<operator>_<parameter>` [C]. Merging asks for one at least and takes the first one's `stage` for the file's
+[R]; so one per stage, without splits, is written here. current_stage Counts the compiler's saves (2 seen) [C]; 1 in
+merged files. Not read. A file of one stage has plain parameter names, and the stage in every item of
+parallel_strategy_item. The protobuf messages are built here from their field numbers, in a pool of their own, so
+MindSpore need not be installed and may register its copy in the same process. Rank lists are not in the file: rank =
+stage x ranks per stage + position in the device matrix [R, T].
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class PhaseRecord:
 
 
 class SwapLedger:
-    """Ledger of one `Swap`. Phase None stands for the time before the first phase."""
+    """Ledger of one `Swap`. Phase None is the time before the first phase."""
 
     def __init__(self) -> None:
         self.held: Counter[Holding] = Counter()

@@ -214,7 +214,7 @@ def _open_shards(index: Path) -> OpenTensors:
 
 
 def joined(path: Path, files: Sequence[OpenTensors]) -> OpenTensors:
-    """The tensors of several open files, of which no two have a name in common."""
+    """The tensors of several open files that have no name in common."""
     metadata = dict(sorted(set.intersection(*(set(file.metadata.items()) for file in files))))
     contents = [content for file in files for content in file._files]
     return OpenTensors(

@@ -130,9 +130,11 @@ def load_tokenizer_json(files: TokenizerFiles) -> BpeBackend:
 
 
 def blanks(files: TokenizerFiles) -> Literal["always", "first", "never"]:
-    """Where a model of sentencepiece puts a blank in front of a text, by Hugging Face's `legacy` and
-    `add_prefix_space`: after every special token too, at the very start alone, or nowhere. What the files do not say
-    is as transformers 5 has it."""
+    """Where a sentencepiece model inserts a blank before a text, by Hugging Face's `legacy` and `add_prefix_space`.
+
+    After every special token too, only at the very start, or nowhere. What the files leave open is as in transformers
+    5.
+    """
     config, llama = files.config(), is_llama(files)
     if llama and config.get("add_prefix_space") is False:
         return "never"

@@ -33,7 +33,7 @@ LONGEST_TEXT = 16 << 20
 
 
 class ChatTemplate:
-    """A template's source; without chat needs, nobody meets its faults."""
+    """A template's source; its errors only matter to rows that need a chat template."""
 
     def __init__(
         self, source: str, *, where: str, files: TokenizerFiles, child: ConfinedTokenizer | None = None

@@ -34,7 +34,7 @@ MEMORY_BYTES = 4 << 30
 _LONGEST_FAULT = 500
 
 _START = "import sys; sys.path[:] = sys.argv[1:]; import mindgspo.tokenization.confined as c; c.serve_requests()"
-# One thread, whose processor time is the child's; a panic's backtrace would be printed nobody knows where.
+# One thread, whose processor time is the child's; a panic's backtrace would be printed in an unknown place.
 _ENVIRONMENT = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"}
 
 
@@ -98,7 +98,7 @@ class ConfinedTokenizer:
                 self._child = self._started()
             try:
                 reply = _exchange(self._child, {"service": service, "seconds": seconds, **fields})
-            except BaseException:  # Ctrl-C, say: nobody waits for the reply, which would be taken for the next one
+            except BaseException:  # Ctrl-C, say: the reply is not read, and would be taken for the next one
                 self._end()
                 raise
             if reply is None:
@@ -163,7 +163,7 @@ _IN_USE: WeakValueDictionary[tuple[str, str], ConfinedTokenizer] = WeakValueDict
 
 
 def confined(files: TokenizerFiles) -> ConfinedTokenizer:
-    """The child of these files; whoever asks for the same files shares it."""
+    """The child process for these files; all callers with the same files share it."""
     digest = hashlib.sha256()
     for name, content in sorted(files.contents.items()):
         digest.update(f"{name} {len(content)}\n".encode() + content)

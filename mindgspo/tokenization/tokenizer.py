@@ -111,7 +111,7 @@ class Tokenizer:
         return digest.hexdigest()
 
     def in_own_process(self) -> Tokenizer:
-        """The same tokenizer in a child process that nobody else asks; itself where it needs none."""
+        """The same tokenizer in a child process of its own; itself if it needs none."""
         if is_built_in(self.files):
             return self
         child = ConfinedTokenizer(self.files)

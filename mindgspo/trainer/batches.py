@@ -23,8 +23,11 @@ COSTLY_ROW = 2.5
 
 
 def batch_layout(config: ExperimentConfig, *, pad_id: int) -> BatchLayout:
-    """For the replicas of the training plan. Ascend's fused attention and our kernels take a long row of many samples;
-    replicas that have experts together compute rounds of micro-batches together."""
+    """Layout of batches for the replicas of the training plan.
+
+    Ascend's fused attention and our kernels take one long row of many samples; replicas that share experts compute
+    rounds of micro-batches together.
+    """
     trainer, plan = config.trainer, config.plans.train
     is_fused = config.device == "Ascend"
     in_rounds = plan.couples_replicas

@@ -258,7 +258,7 @@ def resolved_old_log_probs(config: ExperimentConfig, model: nn.Cell) -> Literal[
 
     Kernels add up and round a token's numbers alike in every batch, so that sampler and trainer find the same log-prob
     of a token, bit for bit, unless the cache rounds more than the model, weights are split over processes or a response
-    is of earlier weights. A correction of the mismatch wants both.
+    is of earlier weights. A correction of the mismatch needs both.
     """
     algorithm, plans = config.algorithm, config.plans
     if algorithm.old_log_probs != "auto":

@@ -55,8 +55,8 @@ class Stateful(Protocol):
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Written as they are, into `<name>.safetensors` of the checkpoint; no such file where there are none. Copies,
-        or arrays that nobody changes any more: they may be written while the run goes on. Where ranks hold parts, rank
-        0 gives the whole, the others may give nothing."""
+        or arrays that no longer change: they may be written while the run goes on. Where ranks hold parts, rank 0 gives
+        the whole, the others may give nothing."""
 
     def load(self, state: Mapping[str, Any], arrays: TensorSource) -> None:
         """Continue from what was saved. arrays: open for this call only, empty where none were saved; a rank reads what
@@ -289,8 +289,8 @@ class Resume:
         return Start(progress=progress, settle=settle)
 
     def _load(self, path: Path, run: Path | None) -> tuple[Progress, dict[str, int]]:
-        """Everything that `Saver` took; and how many bytes of each log of that run are from before it, as far as the
-        log is whole. run: None where the checkpoint lies in no run folder."""
+        """Load everything that `Saver` saved. Also returns how many bytes of each log of that run precede the
+        checkpoint, for logs that are whole. run: None if the checkpoint is in no run folder."""
         trainer = self.trainer
         with open_checkpoint(path) as saved, _state_of(path):
             if saved.step > trainer.total_steps:

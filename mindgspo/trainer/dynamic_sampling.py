@@ -318,7 +318,8 @@ class LeftoverBuffer:
         self._groups += groups
 
     def take(self, most: int, *, step: int) -> list[SampledGroup]:
-        """At most `most` groups that step `step` may still train, oldest first; those that are too old are dropped."""
+        """Take at most `most` groups that step `step` may still train, oldest first; groups that are too old are
+        dropped."""
         young = [sampled for sampled in self._groups if step - sampled.step <= self._keep_steps]
         self.num_expired += len(self._groups) - len(young)
         self._groups = young[most:]

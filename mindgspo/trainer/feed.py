@@ -132,7 +132,8 @@ class Feed:
         return len(self._groups)
 
     def draw(self, num_prompts: int, *, step: int) -> list[PartialGroup]:
-        """As many complete groups for step `step`, in the order in which their prompts were taken; waits for them."""
+        """Draw this many complete groups for step `step`, in the order in which their prompts were taken; waits for
+        them."""
         if step != self._step:
             self._step, self._takes = step, 0
         self._drop_expired()

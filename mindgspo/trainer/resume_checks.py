@@ -238,7 +238,7 @@ def is_complete(config: ExperimentConfig, folder: RunFolder) -> bool:
 
 
 def finished_line(folder: RunFolder) -> str:
-    """Message to a user who starts a run that is finished: where its report is, and how to continue."""
+    """Message for starting a run that is finished: where its report is, and how to continue."""
     steps = read_summary(folder.root).get("steps", 0)
     return (
         f"{folder.root}: this run is finished; its report is {report_of_finished(folder.root)}\n"

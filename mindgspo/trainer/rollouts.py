@@ -40,7 +40,7 @@ class ResponseSource(Protocol):
         """Generate with the policy's present weights from now on."""
 
     def metrics(self, trained: Sequence[Response], *, seconds: float) -> dict[str, float]:
-        """Return how old the trained responses are and who waited, in a step of `seconds`."""
+        """Return the staleness of the trained responses and the shares of waiting, in a step of `seconds`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Recorded routing of a mixture of experts on its way from the rank that sampled a response to those that train it.
 
-It is the largest thing that a response has (384 bytes per token of Qwen3-30B-A3B), so that it is sent to nobody else.
+It is the largest thing that a response has (384 bytes per token of Qwen3-30B-A3B), so it is sent to no other rank.
 
 Legend: X experts that one token goes to, in all layers; L layers, E experts.
 """
@@ -93,7 +93,7 @@ class RoutingTransfer:
         ]
 
     def brought(self, groups: Sequence[ScoredGroup], wanted: Sequence[Wanted]) -> dict[int, Routing]:
-        """Exchange routing; return that of the responses that this rank wants, by their number."""
+        """Exchange routing; return that of the responses that this rank trains, by their number."""
         sampled = _Sampled.of(groups)
         holders = self._holders(sampled.responses)
         found: dict[int, Routing] = {}

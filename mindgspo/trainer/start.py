@@ -1,4 +1,4 @@
-"""From the command line to a run: here, or in as many workers as the plans need."""
+"""Start of a run from the command line: in this process, or in as many workers as the plans need."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class RunRequest:
 
 def start(request: RunRequest, options: ClusterOptions) -> int:
     """Run an experiment and return the exit code. Raises the errors of `mindgspo.errors`."""
-    worker_process.api_key()  # before there are children, who have no need of it
+    worker_process.api_key()  # before there are children, which must not inherit it
     if worker_process.is_launched():
         if worker_process.launch_orders() is None:
             _check_msrun(request.experiment())

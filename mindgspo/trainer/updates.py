@@ -145,7 +145,7 @@ def write_batches(folder: Path, name: str, batches: Sequence[Batch]) -> list[Pat
 
 @contextmanager
 def saved_on_failure(folder: Path, name: str, batches: Sequence[Batch]) -> Iterator[None]:
-    """On a NonFiniteError save the micro-batches, and raise a TrainingError that names the files."""
+    """Save the micro-batches on a NonFiniteError, and raise a TrainingError that names the files."""
     try:
         yield
     except NonFiniteError as error:

@@ -206,7 +206,7 @@ def _reinforce_plus_plus_baseline(section: AdvantageSection, inputs: AdvantageIn
 
 
 def _whitened(values_NT: Float64Array, mask_NT: BoolArray, kind: Whiten) -> Float64Array:
-    """As `estimators.whiten`, but exactly 0 for equal values, of which the 1e-8 in verl's mean would leave a trace."""
+    """Like `estimators.whiten`, but exactly 0 for equal values, where the 1e-8 in verl's mean would leave a residue."""
     values = values_NT[mask_NT]
     if kind != "none" and (values.size == 0 or values.min() == values.max()):
         return np.zeros_like(values_NT)

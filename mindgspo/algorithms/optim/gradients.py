@@ -202,7 +202,8 @@ class GivenGradient(nn.Cell):
 
 
 class StageAccumulator(Accumulator):
-    """As `GradientAccumulator`, of a stage that is not the last. Its forward pass is computed again."""
+    """Accumulates the gradients of a stage that is not the last, like `GradientAccumulator`; recomputes its forward
+    pass."""
 
     def __init__(
         self, policy: nn.Cell, weights: ParameterTuple, gradients: ParameterTuple, *, is_first: bool = True

@@ -18,13 +18,18 @@ ABSTAINED = "abstained: the function returned None as its score"
 
 
 class FromFile:
-    """A verifier that asks a user's function (data_source, solution_str, ground_truth, extra_info), as verl calls it.
+    """A verifier that calls a user's function (data_source, solution_str, ground_truth, extra_info), like verl.
 
-    It may return a number (True and False are 1 and 0), None to abstain, or a dict:
-    score: the number, or None to abstain. acc: True, False, 1 or 0 for a right or wrong answer. verdict: a name of
-    `Verdict`, where acc does not tell; those that say nothing about the answer (unparseable_gold, timeout, error)
-    abstain. pred: the answer that was found. Other numbers in it are logged.
-    Where neither acc nor verdict tells, a score above 0 counts as correct and any other as wrong.
+    The function may return a number (True and False are 1 and 0), None to abstain, or a dict:
+
+    score: the number, or None to abstain.
+    acc: True, False, 1 or 0 for a right or wrong answer.
+    verdict: a name of `Verdict`, if acc is absent; those that say nothing about the answer (unparseable_gold, timeout,
+        error) abstain.
+    pred: the answer that was found.
+
+    Other numbers in it are logged. With neither acc nor verdict, a score above 0 counts as correct and any other as
+    wrong.
     """
 
     def __init__(self, function: FileFunction) -> None:

@@ -135,7 +135,7 @@ def boxed_choices(text: str) -> Choice | None:
 
 
 def _announced(text: str, mode: AnswerMode, is_cut: bool, is_block: bool) -> Iterator[tuple[str, Choice | None]]:
-    """All that might be the choice, the most trusted first."""
+    """Everything that might be the choice, the most trusted first."""
     from_start = mode == "first"
     spans = boxed_spans(text)
     boxes = spans[:MAX_OCCURRENCES] if from_start else spans[-MAX_OCCURRENCES:]
@@ -184,7 +184,7 @@ def _unannounced(text: str, is_block: bool) -> Iterator[tuple[str, Choice | None
 
 
 def _is_word(flat: str) -> bool:
-    """Whether letters that nothing announces may well be a word, as BAD; nobody but a list has them in their order."""
+    """Whether letters that nothing announces may well be a word, as BAD; only a list has them in alphabetical order."""
     run = _BARE_RUN.fullmatch(flat)
     return run is not None and any(left >= right for left, right in pairwise(run["letters"]))
 
@@ -195,7 +195,7 @@ def _read_box(text: str, box: BoxSpan, lists: dict[BoxSpan, tuple[str, Choice | 
 
 
 def _lists_of_boxes(text: str, boxes: Sequence[BoxSpan]) -> dict[BoxSpan, tuple[str, Choice | None]]:
-    """For each box that is one of several in a row, the row and its letters; none if they are alternatives."""
+    """Rows of several boxes: for each box in one, the row and its letters; empty if the boxes are alternatives."""
     lists: dict[BoxSpan, tuple[str, Choice | None]] = {}
     row: list[tuple[BoxSpan, Choice]] = []
     is_hedged = False

@@ -25,7 +25,7 @@ _PAUSE_S = 0.02
 def run_guard() -> None:
     """Watch until the input ends."""
     if os.fork():
-        os._exit(0)  # nobody's child: nobody has to wait for it, or counts it
+        os._exit(0)  # an orphan: no process has to wait for it, or counts it
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     watched: dict[str, int] = {}

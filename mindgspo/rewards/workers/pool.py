@@ -29,10 +29,12 @@ MAX_FAILED_STARTS = 2
 class WorkerPool(Closing):
     """Worker processes that load `tasks` and answer jobs: at most `limits.count` of them, started when jobs need them.
 
-    tasks: "math_verify", or "/path/file.py:function" for a user's function: all that the workers will be asked for.
+    tasks: everything that the workers will be asked for: "math_verify", or "/path/file.py:function" for a user's
+        function.
     limits: a worker whose job runs out of time is killed with its process group and replaced; no job pays for loading;
-    the limit of memory counts what a worker may write to (not the libraries it maps, nor memory it shares or gives to
-    programs of its own). on_answer: called whenever a job has its reply, in the thread that called `run`.
+        the memory limit counts what a worker may write to (not the libraries it maps, nor memory it shares or gives to
+        programs of its own).
+    on_answer: called whenever a job has its reply, in the thread that called `run`.
 
     The workers end with the pool, with this process however it ends, and at exit. One thread at a time is served.
     """
@@ -46,7 +48,7 @@ class WorkerPool(Closing):
         self._on_answer = on_answer
         self._workers = _Workers(tuple(tasks), limits)
         self._lock = threading.Lock()
-        weakref.finalize(self, self._workers.close)  # when nobody holds the pool any more, and at exit
+        weakref.finalize(self, self._workers.close)  # when the pool is no longer referenced, and at exit
 
     def start(self) -> None:
         """Start one worker and wait until it has loaded all tasks, so that a broken file is reported now.
@@ -131,7 +133,8 @@ class _Workers:
         self.reap()
 
     def forget_in_copy(self) -> bool:
-        """In a forked copy of the process: let go of the workers, which stay the original's. True if it is a copy."""
+        """In a forked copy of the process, let go of the workers, which belong to the original. True if it is a
+        copy."""
         is_copy = os.getpid() != self._owner
         if is_copy:
             self._owner, self.alive, self._killed = os.getpid(), [], []

@@ -71,7 +71,7 @@ class WorkerProcess:
     def ask(self, line: bytes, seconds: float, setting: str, is_over: threading.Event) -> Reply | None:
         """The reply to a line; None where the worker had ended before it could read it.
 
-        seconds: until the reply is late; `setting` is their name. is_over: once it is set, nobody waits any longer.
+        seconds: until the reply is late; `setting` is their name. is_over: once it is set, waiting ends.
         """
         deadline = time.monotonic() + seconds
         unsent = memoryview(line)
