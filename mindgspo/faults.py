@@ -98,7 +98,7 @@ def _fault(text: str) -> Fault:
     if what == "nan" and point not in _POISONED:
         raise ConfigError(f"{VARIABLE}: {text!r}: nan is for {', '.join(_POISONED)} only")
     if colon and (not number.isdecimal() or int(number) < 1):
-        raise ConfigError(f"{VARIABLE}: {text!r}: {number!r} is not a number from 1 on: on which occurrence it strikes")
+        raise ConfigError(f"{VARIABLE}: {text!r}: {number!r} is no number from 1 on: on which occurrence it strikes")
     if at and not rank.isdecimal():
         raise ConfigError(f"{VARIABLE}: {text!r}: {rank!r} is no rank; leave @ out for every rank")
     return Fault(point=point, number=int(number or 1), what=what, rank=int(rank) if at else None)
