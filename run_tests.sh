@@ -79,7 +79,8 @@ if [[ -n $with_mindformers ]]; then
     if ! "$second/bin/python" -m pip show --quiet mindformers mindgspo >/dev/null 2>&1; then
         echo "== making $second"
         "$python" -m venv "$second"
-        "$second/bin/python" -m pip install --no-input --quiet --editable ".[mindformers]" --editable tools/kernels --editable tools/ascend_emulator
+        "$second/bin/python" -m pip install --no-input --quiet --editable ".[mindformers]" --editable tools/kernels \
+            --editable tools/math_answers --editable tools/ascend_emulator
     fi
     export MINDGSPO_MINDFORMERS_PYTHON=$second/bin/python
 fi

@@ -13,12 +13,9 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field
 
+from math_answers.findings import AnswerMode, Unevaluated
 from mindgspo.config.section import Section, is_changed
 from mindgspo.text import did_you_mean
-
-AnswerMode = Literal["strict", "flexible", "first", "last"]
-
-Unevaluated = Literal["refuse", "accept"]
 
 AUTO = "auto"
 """Stands for the function that fits a row's data_source."""

@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from math_answers.choices import read_choices
+from math_answers.equivalence import Equivalence, compare_answers
+from math_answers.quantity import parse_number
 from mindgspo.data.dataset import PAGE_SIZE
 from mindgspo.data.dataset_info import (
     ConflictingPrompt,
@@ -23,9 +26,6 @@ from mindgspo.data.dataset_info import (
 from mindgspo.data.rendering import RenderedRow
 from mindgspo.data.source_rows import DroppedRow
 from mindgspo.errors import DataError
-from mindgspo.rewards.answers.equivalence import Equivalence, compare_answers
-from mindgspo.rewards.answers.quantity import parse_number
-from mindgspo.rewards.functions.multiple_choice import read_choices
 from mindgspo.rewards.registry import gold_is_met
 from mindgspo.types import Prompt
 

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from math_answers.quantity import last_boxes, read_quantity
 from mindgspo.data.source_rows import (
     DroppedRow,
     SourceRow,
@@ -28,7 +29,6 @@ from mindgspo.data.source_rows import (
     value_text,
 )
 from mindgspo.errors import DataError
-from mindgspo.rewards.answers.quantity import last_boxes, read_quantity
 from mindgspo.text import did_you_mean
 from mindgspo.tokenization import ChatMessage
 

@@ -33,7 +33,7 @@ from math import comb, sqrt
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mindgspo.rewards.answers.equivalence import RIGHT, votes_of
+from math_answers.equivalence import RIGHT, votes_of
 from mindgspo.types import FinishReason, Score, ScoredGroup, Verdict
 
 CONFIDENCE = 0.95

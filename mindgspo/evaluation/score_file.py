@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from math_answers.findings import AnswerMode
 from mindgspo.config.reward import (
     WITH_TOKENS,
-    AnswerMode,
     RewardSection,
     RewardWorkersSection,
     file_function,

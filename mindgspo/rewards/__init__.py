@@ -1,4 +1,4 @@
-"""Reward functions: find the answer in a response, compare it with the gold answer, and pay for it. No MindSpore.
+"""Reward functions: pay for the answer that `math_answers` finds in a response and compares. No MindSpore.
 
 What runs in the calling process is linear in the text; the rest runs in worker processes that are killed when they take
 too long.

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol, Union
 
+from math_answers.findings import Finding, Outcome
 from mindgspo.types import Verdict
 
 MAX_EXTRACTED_CHARS = 200
@@ -113,4 +114,14 @@ def verified(answer: str, is_correct: bool, *, correct: float = 1.0, wrong: floa
         value=correct if is_correct else wrong,
         verdict=Verdict.CORRECT if is_correct else Verdict.WRONG,
         extracted=answer[:MAX_EXTRACTED_CHARS],
+    )
+
+
+def paid(found: Finding, *, correct: float = 1.0, wrong: float = 0.0) -> Verification:
+    """What a check has decided, with its value: None where the gold answer cannot be read."""
+    values = {Outcome.CORRECT: correct, Outcome.UNPARSEABLE_GOLD: None}
+    return Verification(
+        value=values.get(found.outcome, wrong),
+        verdict=Verdict(found.outcome.value),
+        extracted=None if found.answer is None else found.answer[:MAX_EXTRACTED_CHARS],
     )

@@ -16,6 +16,7 @@ import yaml
 from markdown_pages import code_blocks, shell_lines, tables
 from pydantic import TypeAdapter
 
+from math_answers.findings import AnswerMode
 from mindgspo import faults
 from mindgspo.cli.program import app
 from mindgspo.config import load_config
@@ -24,7 +25,7 @@ from mindgspo.config.algorithm_rules import LENGTH_FACTORS, READERS
 from mindgspo.config.data import CHANGE, OVERALL, EvalSection, EvalSources
 from mindgspo.config.deployment_rules import backend_problems
 from mindgspo.config.messages import known_keys
-from mindgspo.config.reward import SHAPERS, VERIFIERS, AnswerMode, RewardSection
+from mindgspo.config.reward import SHAPERS, VERIFIERS, RewardSection
 from mindgspo.config.rules import evaluation_metrics
 from mindgspo.config.schema import TrainerSection
 from mindgspo.data.benchmarks import NAMES, NUM_GENERATED_ROWS, find_benchmark

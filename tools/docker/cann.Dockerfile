@@ -14,7 +14,7 @@ COPY . .
 # A MindSpore that the image brings belongs to its CANN, and stays.
 RUN python3 -c "import importlib.metadata as m; m.version('mindspore')" \
     || pip install --no-cache-dir "mindspore>=2.9,<2.11"
-RUN pip install --no-cache-dir -e . -e tools/kernels -e tools/ascend_emulator
+RUN pip install --no-cache-dir -e . -e tools/kernels -e tools/math_answers -e tools/ascend_emulator
 
 # The user must be in the group of /dev/davinci*, whose number is the host's (1000 by the driver's installer).
 ARG HWHIAIUSER_GID=1000

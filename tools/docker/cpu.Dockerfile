@@ -10,7 +10,7 @@ RUN apt-get update \
 
 WORKDIR /opt/mindgspo
 COPY . .
-RUN pip install --no-cache-dir -e ".[mindspore]" -e tools/kernels -e tools/ascend_emulator
+RUN pip install --no-cache-dir -e ".[mindspore]" -e tools/kernels -e tools/math_answers -e tools/ascend_emulator
 
 RUN useradd --create-home user
 USER user

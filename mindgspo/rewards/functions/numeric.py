@@ -6,13 +6,10 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from mindgspo.config.reward import AnswerMode
-from mindgspo.rewards.answers.equivalence import Equivalence, compare_answers
-from mindgspo.rewards.answers.extract import USUAL_MARKERS, Marker, find_answer
-from mindgspo.rewards.answers.quantity import MAX_CONTENT_CHARS, Quantity, read_quantity, same_quantity, unboxed
-from mindgspo.rewards.answers.rounded import alike
-from mindgspo.rewards.answers.text import plain, same_text
-from mindgspo.rewards.verification import Candidate, Verification, verified
+from math_answers.extract import USUAL_MARKERS, Marker
+from math_answers.findings import AnswerMode
+from math_answers.numeric import check_number, is_number
+from mindgspo.rewards.verification import Candidate, Verification, paid, verified
 from mindgspo.types import Verdict
 
 VERL_TAIL_CHARS = 300
@@ -26,8 +23,9 @@ class NumericVerifier:
     """The announced answer must equal the gold answer as an exact number.
 
     own: the data set's own markers.
-    others: further markers, the most trusted first, see `extract.find_answer`.
+    others: further markers, the most trusted first, see `math_answers.extract.find_answer`.
     correct, wrong: reward values. A response without an answer is paid like a wrong one, but has its own verdict.
+    takes_formulas: see `math_answers.numeric.check_number`.
     """
 
     def __init__(
@@ -38,29 +36,28 @@ class NumericVerifier:
         mode: AnswerMode,
         correct: float,
         wrong: float,
+        takes_formulas: bool = False,
     ) -> None:
-        self._own, self._others, self._mode = own, others, mode
+        self._own, self._others, self._mode, self._takes_formulas = own, others, mode, takes_formulas
         self._correct, self._wrong = correct, wrong
 
     def can_read(self, gold: str) -> bool:
-        """Whether `gold` is a number, or a worked solution that ends in "#### 72"."""
-        return _gold_quantity(gold) is not None
+        """Whether `gold` is a number, or a worked solution that ends in "#### 72"; with `takes_formulas`, whether it
+        holds a letter or a digit."""
+        return is_number(gold, takes_formulas=self._takes_formulas)
 
     def verify(self, candidate: Candidate) -> Verification:
         """UNPARSEABLE_GOLD abstains (value None); CORRECT, WRONG and NO_ANSWER are paid."""
-        if not self.can_read(candidate.gold):
-            return Verification(value=None, verdict=Verdict.UNPARSEABLE_GOLD)
-        announced = find_answer(
-            candidate.text, own=self._own, others=self._others, mode=self._mode, is_cut=candidate.is_cut
+        found = check_number(
+            candidate.text,
+            candidate.gold,
+            own=self._own,
+            others=self._others,
+            mode=self._mode,
+            is_cut=candidate.is_cut,
+            takes_formulas=self._takes_formulas,
         )
-        if announced is None:
-            return Verification(value=self._wrong, verdict=Verdict.NO_ANSWER)
-        is_correct = self._is_correct(announced.text, candidate.gold)
-        return verified(plain(announced.text), is_correct, correct=self._correct, wrong=self._wrong)
-
-    def _is_correct(self, announced: str, gold: str) -> bool:
-        answer, expected = read_quantity(announced), _gold_quantity(gold)
-        return answer is not None and expected is not None and same_quantity(answer, expected)
+        return paid(found, correct=self._correct, wrong=self._wrong)
 
 
 class Gsm8k(NumericVerifier):
@@ -87,19 +84,8 @@ class MathDapo(NumericVerifier):
             mode="strict" if strict_box else answer,
             correct=1.0,
             wrong=-1.0,
+            takes_formulas=True,
         )
-
-    def can_read(self, gold: str) -> bool:
-        """Whether `gold` holds a letter or a digit."""
-        return any(character.isalnum() for character in plain(gold[:MAX_CONTENT_CHARS]))
-
-    def _is_correct(self, announced: str, gold: str) -> bool:
-        if _gold_quantity(gold) is not None:
-            return super()._is_correct(announced, gold)
-        answer, expected = unboxed(announced), unboxed(gold)
-        if same_text(answer, expected):
-            return True
-        return compare_answers(*alike(plain(answer), plain(expected))) is Equivalence.SAME
 
 
 class VerlGsm8k:
@@ -124,12 +110,6 @@ class VerlGsm8k:
         if extracted is None:
             return Verification(value=0.0, verdict=Verdict.NO_ANSWER)
         return verified(extracted, extracted == candidate.gold)
-
-
-def _gold_quantity(gold: str) -> Quantity | None:
-    """The gold answer's value, None where it is no number; a worked solution ending in "#### 72" is read too."""
-    announced = find_answer(gold, own=(Marker.HASHES,), others=(), mode="strict")
-    return read_quantity(gold if announced is None else announced.text)
 
 
 def _after_hashes(tail: str) -> str | None:

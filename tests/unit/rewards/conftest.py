@@ -19,6 +19,6 @@ def ctrl_c_interrupts() -> None:
 def task() -> Callable:
     """The symbolic comparison that runs in workers."""
     pytest.importorskip("math_verify", reason="the symbolic comparison needs the package math-verify")
-    from mindgspo.rewards.workers.math_verify import are_symbolically_same
+    from math_answers.symbolic import are_symbolically_same
 
-    return are_symbolically_same
+    return lambda arguments: are_symbolically_same(**arguments)

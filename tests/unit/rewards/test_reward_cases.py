@@ -15,9 +15,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindgspo.rewards.answers.answer_tokens import answer_tokens
-from mindgspo.rewards.answers.equivalence import Equivalence, compare_answers
-from mindgspo.rewards.answers.symbolic_input import is_too_large
+from math_answers.answer_tokens import answer_tokens
+from math_answers.equivalence import Equivalence, compare_answers
+from math_answers.symbolic_input import is_too_large
 from mindgspo.rewards.functions.math import Math
 from mindgspo.rewards.functions.multiple_choice import MultipleChoice
 from mindgspo.rewards.functions.numeric import Gsm8k, MathDapo, VerlGsm8k
@@ -71,6 +71,20 @@ def test_modes(case: dict) -> None:
             assert found.verdict is Verdict(name), function
             assert found.value == {C: 1.0, W: wrong, N: wrong, U: None}[found.verdict]
             assert (found.extracted is None) == (found.verdict in (N, U))
+
+
+@pytest.mark.parametrize(("text", "gold", "value", "verdict", "extracted"), [
+    (r"\boxed{DBA}", "A, B, D", 1.0, C, "ABD"), (r"\boxed{AB}", "ABD", 0.0, W, "AB"),
+    (r"\boxed{ Paris }", "B", 0.0, W, "Paris"), ("We do not know.", "B", 0.0, N, None),
+    (r"\boxed{B}", "Paris", None, U, None), (rf"\boxed{{{'x' * 300}}}", "B", 0.0, W, "x" * 200),
+])  # fmt: skip
+def test_what_letters_are_paid(
+    text: str, gold: str, value: float | None, verdict: Verdict, extracted: str | None
+) -> None:
+    assert verification("multiple_choice", text, gold) == Verification(
+        value=value, verdict=verdict, extracted=extracted
+    )
+    assert MultipleChoice().can_read(gold) == (verdict is not U)
 
 
 TOPICS: Mapping[str, Mapping[str, Sequence]] = read_cases("responses.yaml")

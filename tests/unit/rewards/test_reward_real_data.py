@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 
 import pytest
 
-from mindgspo.config.reward import AnswerMode
-from mindgspo.rewards.answers.final_number import final_number
-from mindgspo.rewards.answers.quantity import read_quantity, same_quantity
+from math_answers.equivalence import RIGHT, votes_of
+from math_answers.final_number import final_number
+from math_answers.findings import AnswerMode
+from math_answers.quantity import read_quantity, same_quantity
+from mindgspo.config import RewardSection
+from mindgspo.rewards import Scorer
 from mindgspo.rewards.functions.numeric import Gsm8k, MathDapo, NumericVerifier
 from mindgspo.rewards.verification import Candidate
 from mindgspo.types import Verdict
@@ -129,3 +132,23 @@ def test_boxed_answers_agree_with_their_published_labels(shared_rows) -> None:
     assert counts == Counter(
         {(True, "correct"): 279, (False, "wrong"): 17, (True, "unparseable_gold"): 16, (False, "unparseable_gold"): 8}
     )
+
+
+def test_real_groups_of_eight_answers(shared_rows) -> None:
+    """40 problems of MATH with 8 answers each: right ones agree, so whoever has five right ones wins the vote."""
+    rows = shared_rows("model-outputs/math_qwen25math_boxed.jsonl")
+    candidates = [
+        Candidate(text=row["response"], gold=row["gold"], data_source="math", index=number)
+        for number, row in enumerate(rows)
+    ]
+    with Scorer(RewardSection(functions=("math",), weights=(1.0,))) as scorer:
+        scores = scorer.score(candidates)
+    groups = defaultdict(list)
+    for row, score in zip(rows, scores, strict=True):
+        groups[row["problem"]].append(score)
+    assert len(groups) == 40
+    for group in groups.values():
+        are_correct = [score.verdict is Verdict.CORRECT for score in group]
+        votes = votes_of([score.extracted for score in group], are_correct)
+        assert [vote == RIGHT for vote in votes] == are_correct
+        assert all((vote is None) == (score.extracted is None) for vote, score in zip(votes, group, strict=True))

@@ -16,7 +16,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mindgspo.rewards.answers.latex_tokens import BINOMIAL, FRACTION, LINE_BREAK, Token, TokenKind
+from math_answers.latex_tokens import BINOMIAL, FRACTION, LINE_BREAK, Token, TokenKind
 
 MAX_BITS = 2.0**17
 """A larger result is not computed: 39,000 digits are more than any answer needs (2018! has 5,800)."""

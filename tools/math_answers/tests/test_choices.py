@@ -1,4 +1,4 @@
-r"""The reward `multiple_choice`: exactly the right letters, in whatever way they are written."""
+"""Multiple choice: exactly the right letters, in whatever way they are written."""
 
 from __future__ import annotations
 
@@ -6,19 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindgspo.config.reward import AnswerMode
-from mindgspo.rewards.functions.multiple_choice import MultipleChoice, read_choices
-from mindgspo.rewards.verification import Candidate
-from mindgspo.types import Verdict
+from math_answers.choices import check_choice, gold_choices, read_choices
+from math_answers.findings import AnswerMode, Outcome
 
-CORRECT, WRONG, NO_ANSWER = Verdict.CORRECT, Verdict.WRONG, Verdict.NO_ANSWER
+CORRECT, WRONG, NO_ANSWER = Outcome.CORRECT, Outcome.WRONG, Outcome.NO_ANSWER
 
 
-def verdict(text: str, gold: str, mode: AnswerMode = "flexible", *, is_cut: bool = False) -> Verdict:
-    row = Candidate(text=text, gold=gold, data_source="dianjin", index=0, is_cut=is_cut)
-    found = MultipleChoice(mode).verify(row)
-    assert found.value == {CORRECT: 1.0, Verdict.UNPARSEABLE_GOLD: None}.get(found.verdict, 0.0)
-    return found.verdict
+def verdict(text: str, gold: str, mode: AnswerMode = "flexible", *, is_cut: bool = False) -> Outcome:
+    return check_choice(text, gold, mode=mode, is_cut=is_cut).outcome
 
 
 @pytest.mark.parametrize(
@@ -46,7 +41,7 @@ def verdict(text: str, gold: str, mode: AnswerMode = "flexible", *, is_cut: bool
 def test_letters(text: str, letters: str) -> None:
     assert read_choices(text) == frozenset(letters)
     assert verdict(rf"\boxed{{{text}}}", letters, "strict") is CORRECT
-    assert MultipleChoice().can_read(text)
+    assert gold_choices(text) is not None
 
 
 @pytest.mark.parametrize("text", [
@@ -55,8 +50,8 @@ def test_letters(text: str, letters: str) -> None:
 ])  # fmt: skip
 def test_no_letters(text: str) -> None:
     assert read_choices(text) is None
-    assert not MultipleChoice().can_read(text)
-    assert verdict(r"\boxed{A}", text) is Verdict.UNPARSEABLE_GOLD
+    assert gold_choices(text) is None
+    assert verdict(r"\boxed{A}", text) is Outcome.UNPARSEABLE_GOLD
 
 
 @pytest.mark.parametrize("gold", ["ABD", r"\boxed{ABD}", "A, B, D", r"First A. Then \boxed{A}, no, \boxed{DBA}"])
@@ -87,7 +82,7 @@ def test_gold_answers(gold: str) -> None:
     (r"12 is \boxed{12}. Answer: B", "B", CORRECT, WRONG), (r"\boxed{A}. The answer is B.", "B", WRONG, WRONG),
     ("", "B", NO_ANSWER, NO_ANSWER),
 ])  # fmt: skip
-def test_responses(text: str, gold: str, flexible: Verdict, strict: Verdict) -> None:
+def test_responses(text: str, gold: str, flexible: Outcome, strict: Outcome) -> None:
     assert verdict(text, gold) is flexible
     assert verdict(text, gold, "strict") is strict
 
@@ -191,7 +186,7 @@ soup = st.lists(st.sampled_from(PIECES), max_size=30).map("".join)
 @settings(max_examples=300)
 @given(text=soup | st.text(), gold=soup | st.text(), mode=st.sampled_from(["strict", "flexible", "first", "last"]))
 def test_any_text_gets_a_verdict(text: str, gold: str, mode: AnswerMode) -> None:
-    assert verdict(text, gold, mode) in Verdict
+    assert verdict(text, gold, mode) in Outcome
 
 
 @given(
@@ -212,4 +207,4 @@ def test_exactly_the_same_set(letters: set[str], others: set[str]) -> None:
 def test_a_megabyte_of_noise_finishes(unit: str) -> None:
     noise = unit * (1_000_000 // len(unit))
     assert verdict(noise, "AC") in (WRONG, NO_ANSWER)
-    assert verdict(r"\boxed{A}", noise) is Verdict.UNPARSEABLE_GOLD or unit.startswith(r"\boxed{A}")
+    assert verdict(r"\boxed{A}", noise) is Outcome.UNPARSEABLE_GOLD or unit.startswith(r"\boxed{A}")

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mindgspo.config import RewardSection
-from mindgspo.rewards import Candidate, Scorer
-from mindgspo.rewards.answers.answer_tokens import answer_tokens, spelled_out
-from mindgspo.rewards.answers.equivalence import RIGHT, Equivalence, compare_answers, votes_of
-from mindgspo.rewards.answers.latex_reader import normal_form
-from mindgspo.rewards.answers.latex_tokens import MAX_EXPRESSION_CHARS, tokens_of
-from mindgspo.rewards.answers.symbolic_input import safe_latex
-from mindgspo.rewards.functions.math import expression_in
-from mindgspo.types import Verdict
+from math_answers.answer_tokens import answer_tokens, spelled_out
+from math_answers.equivalence import RIGHT, Equivalence, compare_answers, votes_of
+from math_answers.expressions import expression_in
+from math_answers.latex_reader import normal_form
+from math_answers.latex_tokens import MAX_EXPRESSION_CHARS, tokens_of
+from math_answers.symbolic_input import safe_latex
 
 SAME = [
     # numbers
@@ -331,24 +326,3 @@ def test_who_votes_with_whom() -> None:
     assert votes_of(["72", "72"], [True, False]) == [RIGHT, 1]
     assert votes_of([None, "3", None], [False, False, False]) == [None, 1, None]
     assert votes_of([], []) == []
-
-
-@pytest.mark.shared_data
-def test_real_groups_of_eight_answers(shared_rows) -> None:
-    """40 problems of MATH with 8 answers each: right ones agree, so whoever has five right ones wins the vote."""
-    rows = shared_rows("model-outputs/math_qwen25math_boxed.jsonl")
-    candidates = [
-        Candidate(text=row["response"], gold=row["gold"], data_source="math", index=number)
-        for number, row in enumerate(rows)
-    ]
-    with Scorer(RewardSection(functions=("math",), weights=(1.0,))) as scorer:
-        scores = scorer.score(candidates)
-    groups = defaultdict(list)
-    for row, score in zip(rows, scores, strict=True):
-        groups[row["problem"]].append(score)
-    assert len(groups) == 40
-    for group in groups.values():
-        are_correct = [score.verdict is Verdict.CORRECT for score in group]
-        votes = votes_of([score.extracted for score in group], are_correct)
-        assert [vote == RIGHT for vote in votes] == are_correct
-        assert all((vote is None) == (score.extracted is None) for vote, score in zip(votes, group, strict=True))

@@ -12,7 +12,7 @@ from enum import Enum
 from fractions import Fraction
 from typing import NamedTuple
 
-from mindgspo.rewards.answers.text import (
+from math_answers.text import (
     COLOUR,
     ORDINAL,
     SIZES,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from mindgspo.rewards.answers.latex_tokens import (
+from math_answers.latex_tokens import (
     CLOSE,
     DEGREE,
     FRACTION,
@@ -23,7 +23,7 @@ from mindgspo.rewards.answers.latex_tokens import (
     TokenKind,
     tokens_of,
 )
-from mindgspo.rewards.answers.text import word_set
+from math_answers.text import word_set
 
 # ----- braces that were left out
 

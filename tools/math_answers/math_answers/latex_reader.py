@@ -23,9 +23,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from mindgspo.rewards.answers.answer_tokens import answer_tokens
-from mindgspo.rewards.answers.latex_tokens import LINE_BREAK, Token, TokenKind
-from mindgspo.rewards.answers.latex_values import (
+from math_answers.answer_tokens import answer_tokens
+from math_answers.latex_tokens import LINE_BREAK, Token, TokenKind
+from math_answers.latex_values import (
     CONSTANTS,
     PLUS_MINUS,
     Element,
@@ -48,9 +48,9 @@ from mindgspo.rewards.answers.latex_values import (
     value_element,
     with_sign,
 )
-from mindgspo.rewards.answers.quantity import MAX_DIGITS
-from mindgspo.rewards.answers.relations import head_recurs
-from mindgspo.rewards.answers.text import word_set
+from math_answers.quantity import MAX_DIGITS
+from math_answers.relations import head_recurs
+from math_answers.text import word_set
 
 _CLOSERS = (")", "]", r"\}", "}")
 _RELATION_COMMANDS = word_set(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from mindgspo.rewards.answers.text import BOX, BRACES, BoxSpan, boxed_spans, plain, without_inner_boxes, word_set
+from math_answers.text import BOX, BRACES, BoxSpan, boxed_spans, plain, without_inner_boxes, word_set
 
 MAX_DIGITS = 100
 """Longest number read, and largest power of ten. Gold answers have a dozen digits at most; int() is quadratic in the

@@ -11,11 +11,11 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from mindgspo.rewards.answers.answer_tokens import answer_tokens
-from mindgspo.rewards.answers.latex_tokens import Token, TokenKind
-from mindgspo.rewards.answers.quantity import MAX_CONTENT_CHARS, parse_number, read_quantity
-from mindgspo.rewards.answers.relations import names_a_value
-from mindgspo.rewards.answers.text import plain
+from math_answers.answer_tokens import answer_tokens
+from math_answers.latex_tokens import Token, TokenKind
+from math_answers.quantity import MAX_CONTENT_CHARS, parse_number, read_quantity
+from math_answers.relations import names_a_value
+from math_answers.text import plain
 
 _ABOUT = re.compile(r"(?<!\\not)(?<!\\not )\\(?:approx(?:eq)?|simeq|thickapprox|(?:falling)?doteq)(?![A-Za-z])|[≃≈≐≒]")
 _SEVERAL = re.compile(r"[,;](?![0-9]{3})|\b(?:and|or)\b")

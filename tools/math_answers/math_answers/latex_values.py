@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from mindgspo.rewards.answers.text import word_set
+from math_answers.text import word_set
 
 PLUS_MINUS = "±"
 

@@ -24,21 +24,21 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
 
-from mindgspo.config.reward import Unevaluated
-from mindgspo.rewards.answers import relations
-from mindgspo.rewards.answers.answer_tokens import denies
-from mindgspo.rewards.answers.latex_reader import form_of_tokens
-from mindgspo.rewards.answers.latex_tokens import LINE_BREAK, MAX_EXPRESSION_CHARS, TRIGONOMETRIC, Token, TokenKind
-from mindgspo.rewards.answers.latex_values import CONSTANTS, NormalForm
-from mindgspo.rewards.answers.quantity import (
+from math_answers import relations
+from math_answers.answer_tokens import denies
+from math_answers.findings import Unevaluated
+from math_answers.latex_reader import form_of_tokens
+from math_answers.latex_tokens import LINE_BREAK, MAX_EXPRESSION_CHARS, TRIGONOMETRIC, Token, TokenKind
+from math_answers.latex_values import CONSTANTS, NormalForm
+from math_answers.quantity import (
     Quantity,
     is_number_in_prose,
     parse_number,
     read_quantity,
     same_quantity,
 )
-from mindgspo.rewards.answers.symbolic_input import is_too_large, safe_latex
-from mindgspo.rewards.answers.text import plain, word_set
+from math_answers.symbolic_input import is_too_large, safe_latex
+from math_answers.text import plain, word_set
 
 
 class Equivalence(Enum):

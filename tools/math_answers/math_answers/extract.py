@@ -11,7 +11,7 @@ r"""Where in a response its answer stands: the ways in which responses announce 
 The Chinese forms of these are read too. The response is searched from end to end, in linear time. A marker that is
 followed by words instead of a value ("#### Step 1", "Answer: we compute ...") does not outvote one that states a value.
 In every mode but first, an answer that is taken back ("Wait, this is wrong.") is none: what follows decides.
-What `mode` does (reward.answer in the configuration):
+What `mode` does:
 
     strict      the last of the data set's own markers
     flexible    the last of its own; else the last of the kind that comes first in `others`, and so on
@@ -34,10 +34,10 @@ from enum import Enum
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
-from mindgspo.config.reward import AnswerMode
-from mindgspo.rewards.answers.final_number import final_number
-from mindgspo.rewards.answers.latex_tokens import MAX_EXPRESSION_CHARS
-from mindgspo.rewards.answers.quantity import (
+from math_answers.final_number import final_number
+from math_answers.findings import AnswerMode
+from math_answers.latex_tokens import MAX_EXPRESSION_CHARS
+from math_answers.quantity import (
     MAX_CONTENT_CHARS,
     before_calculation,
     box_content,
@@ -46,7 +46,7 @@ from mindgspo.rewards.answers.quantity import (
     starts_with_number,
     states_several,
 )
-from mindgspo.rewards.answers.text import BOX, WRONG_MARKS, Passage, boxed_spans, passages, plain, without_open_boxes
+from math_answers.text import BOX, WRONG_MARKS, Passage, boxed_spans, passages, plain, without_open_boxes
 
 AnyItem = TypeVar("AnyItem")
 
@@ -264,9 +264,9 @@ class Announced(NamedTuple):
 def find_answer(
     text: str,
     *,
-    own: Sequence[Marker],
-    others: Sequence[Marker],
-    mode: AnswerMode,
+    own: Sequence[Marker] = (Marker.HASHES, Marker.BOXED),
+    others: Sequence[Marker] = USUAL_MARKERS,
+    mode: AnswerMode = "flexible",
     is_cut: bool = False,
     ending: Callable[[str], str | None] = final_number,
 ) -> Announced | None:

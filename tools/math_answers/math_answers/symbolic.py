@@ -1,10 +1,10 @@
-r"""Symbolic comparison of two answers, in a worker process only: it may run forever, take all memory or crash.
+r"""Symbolic comparison of two answers, for a process that may be killed: it may run forever, take all memory or crash.
 
 No text is ever evaluated. math-verify's own `parse` is not used, because its reader of plain expressions hands text to
 sympy's `parse_expr`, which is `eval`. The texts are broken into tokens and written down again with nothing but numbers,
 single letters, commands of letters and a fixed set of symbols; the grammar of latex2sympy builds a sympy tree from
 that, and math-verify's `verify` compares trees. The only text that reaches an evaluating function is a run of digits.
-The library's own time limits, which use signal.alarm, are off: the pool's limit is the only one.
+The library's own time limits, which use signal.alarm, are off: whoever kills the process sets the only one.
 
 Where math-verify is too lax, its steps are replaced. It takes numbers for equal whose difference is below 1e-15, so
 that e^{-50} would be e^{-51}; `numerically_equal` stands in for that step. Two equations without a real solution, or
@@ -17,7 +17,6 @@ about a second.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from functools import partial
 
 from latex2sympy2_extended import latex2sympy
@@ -49,10 +48,9 @@ from sympy import (
 )
 from sympy.core.relational import Relational
 
-from mindgspo.rewards.answers.latex_tokens import Token
-from mindgspo.rewards.answers.relations import values_of_pair
-from mindgspo.rewards.answers.symbolic_input import safe_latex
-from mindgspo.rewards.verification import JSONValue
+from math_answers.latex_tokens import Token
+from math_answers.relations import values_of_pair
+from math_answers.symbolic_input import safe_latex
 
 RELATIVE_TOLERANCE = 1e-6
 r"""For comparisons with a decimal number, as in 1.414214 for \sqrt{2}."""
@@ -230,10 +228,8 @@ def _are_same(gold: Basic | MatrixBase, answer: Basic | MatrixBase) -> bool:
         return False
 
 
-def are_symbolically_same(arguments: Mapping[str, JSONValue]) -> bool:
-    """The task of the workers: whether arguments["answer"] and arguments["gold"] are formulas that are the same."""
-    answer, gold = arguments["answer"], arguments["gold"]
-    assert isinstance(answer, str) and isinstance(gold, str), "answer and gold are texts"
+def are_symbolically_same(answer: str, gold: str) -> bool:
+    """Whether both are formulas and the same. No text raises; only memory that runs out does (MemoryError)."""
     trees = [_parse(tokens) for tokens in values_of_pair(answer, gold)]
     return trees[0] is not None and trees[1] is not None and _are_same(trees[1], trees[0])
 

@@ -11,11 +11,11 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 
-from mindgspo.rewards.answers.answer_tokens import tokens_of_pair
-from mindgspo.rewards.answers.latex_tokens import TRIGONOMETRIC, Token, TokenKind
-from mindgspo.rewards.answers.latex_values import CONSTANTS, UNKNOWNS
-from mindgspo.rewards.answers.quantity import contradict
-from mindgspo.rewards.answers.text import word_set
+from math_answers.answer_tokens import tokens_of_pair
+from math_answers.latex_tokens import TRIGONOMETRIC, Token, TokenKind
+from math_answers.latex_values import CONSTANTS, UNKNOWNS
+from math_answers.quantity import contradict
+from math_answers.text import word_set
 
 _NAME_ACCENTS = (
     "angle measuredangle sphericalangle triangle overline overrightarrow vec hat bar widehat widetilde tilde dot ddot "

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import re
 
-from mindgspo.rewards.answers.quantity import number_places, read_quantity, without_aside
-from mindgspo.rewards.answers.text import WRONG_MARKS, ascii_forms, plain, without_code
+from math_answers.quantity import number_places, read_quantity, without_aside
+from math_answers.text import WRONG_MARKS, ascii_forms, plain, without_code
 
 MAX_LINE_CHARS = 1000
 """Most characters of a line that are read, counted back from its last digit; the answer's sentence is shorter."""

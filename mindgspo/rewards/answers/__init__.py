@@ -1,1 +1,0 @@
-"""Where in a response its answer stands, and whether two answers are the same. Pure Python, linear in the text."""
