@@ -12,7 +12,7 @@ from __future__ import annotations
 from mindspore import Tensor, nn, ops
 
 from mindgspo.algorithms.losses.definition import LossDefinition
-from mindgspo.algorithms.losses.policy_loss import PolicyLoss, bounded, log_bound, log_clip_range, zeros_like
+from mindgspo.algorithms.losses.policy_loss import PolicyLoss, bounded, log_bound, zeros_like
 from mindgspo.algorithms.losses.ratios import SequenceRatio, SequenceTokenRatio, TokenRatio
 
 
@@ -25,16 +25,14 @@ class ClippedLoss(PolicyLoss):
 
     def __init__(self, definition: LossDefinition, ratio: type[nn.Cell] | None = None) -> None:
         super().__init__(definition, ratio)
-        self.log_low, self.log_high = log_clip_range(definition.clip_low, definition.clip_high)
         self.log_upper_clamp = log_bound(definition.ratio_upper_clamp)
         self.clip_ratio_c = definition.clip_ratio_c
         self.loss_upper_clamp = definition.loss_upper_clamp
 
     def surrogate(
-        self, log_ratio: Tensor, logp_NK: Tensor, advantages_NK: Tensor, mask_NK: Tensor
+        self, log_ratio: Tensor, inside: Tensor, logp_NK: Tensor, advantages_NK: Tensor, mask_NK: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         free = bounded(log_ratio, None, self.log_upper_clamp)
-        inside = bounded(log_ratio, self.log_low, self.log_high)
         # The larger loss is the smaller r A: a choice between logarithms, which are exact where ratios are not, and
         # the metrics need it. Exactly on an edge both branches are one, and the gradient is whole.
         clipped = ops.logical_or(

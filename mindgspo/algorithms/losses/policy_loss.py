@@ -1,4 +1,5 @@
-"""The body every policy loss shares: mask, ratio, surrogate, aggregation, KL and entropy, metrics.
+"""The body every policy loss shares, on one page, `PolicyLoss.construct`: log-probs -> ratio -> clip -> surrogate ->
+aggregation, KL and entropy, metrics.
 
 A loss is a subclass with its surrogate (`clipped`, `surrogates`); `registry` finds it by name. Tests compare it with
 the float64 twins in numpy of `tools/conformance`.
@@ -178,6 +179,7 @@ class PolicyLoss(nn.Cell):
         super().__init__()
         self.log_ratio_min = definition.log_ratio_min
         self.log_ratio_max = definition.log_ratio_max
+        self.log_low, self.log_high = log_clip_range(definition.clip_low, definition.clip_high)
         self.log_ratio = (ratio or self.ratio)(definition.ratio_len_eps)
         self.is_per_response = self.log_ratio.is_per_response
         self.aggregate = Aggregate(definition.aggregation)
@@ -187,11 +189,15 @@ class PolicyLoss(nn.Cell):
         self.weighted_sums = ops.MatMul(transpose_b=True)
 
     def surrogate(
-        self, log_ratio: Tensor, logp_NK: Tensor, advantages_NK: Tensor, mask_NK: Tensor
+        self, log_ratio: Tensor, inside: Tensor, logp_NK: Tensor, advantages_NK: Tensor, mask_NK: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Token loss, to be minimised, and two bool masks: where the clip acts, and where the dual clip does.
 
-        log_ratio: within its bounds, [N, K] or [N, 1]. logp_NK: 0 where masked. Each result is [N, K] or [N, 1].
+        log_ratio: within its bounds, [N, K] or [N, 1].
+        inside: `log_ratio` within the clip range.
+        logp_NK: 0 where masked.
+
+        Each result is [N, K] or [N, 1].
         """
         raise NotImplementedError
 
@@ -244,7 +250,8 @@ class PolicyLoss(nn.Cell):
         advantages_NK = self.token_advantages(advantages_NK, mask_NK)
         raw_log_ratio = self.log_ratio(difference_NK, mask_NK)
         log_ratio = bounded(raw_log_ratio, self.log_ratio_min, self.log_ratio_max)
-        token_loss, clipped, capped = self.surrogate(log_ratio, masked_logp_NK, advantages_NK, mask_NK)
+        inside = bounded(log_ratio, self.log_low, self.log_high)  # the clip
+        token_loss, clipped, capped = self.surrogate(log_ratio, inside, masked_logp_NK, advantages_NK, mask_NK)
         policy_loss = self.aggregate(
             self.corrected(token_loss, correction_NK, mask_NK), mask_NK, num_sequences, num_tokens
         )

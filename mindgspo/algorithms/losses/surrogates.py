@@ -11,7 +11,7 @@ import mindspore as ms
 from mindspore import Tensor, nn, ops
 
 from mindgspo.algorithms.losses.definition import LossDefinition
-from mindgspo.algorithms.losses.policy_loss import PolicyLoss, bounded, log_clip_range, zeros_like
+from mindgspo.algorithms.losses.policy_loss import PolicyLoss, zeros_like
 
 
 class CISPOLoss(PolicyLoss):
@@ -20,14 +20,9 @@ class CISPOLoss(PolicyLoss):
     The clip bounds the weight of a token, never its gradient: no token falls silent.
     """
 
-    def __init__(self, definition: LossDefinition, ratio: type[nn.Cell] | None = None) -> None:
-        super().__init__(definition, ratio)
-        self.log_low, self.log_high = log_clip_range(definition.clip_low, definition.clip_high)
-
     def surrogate(
-        self, log_ratio: Tensor, logp_NK: Tensor, advantages_NK: Tensor, mask_NK: Tensor
+        self, log_ratio: Tensor, inside: Tensor, logp_NK: Tensor, advantages_NK: Tensor, mask_NK: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        inside = bounded(log_ratio, self.log_low, self.log_high)
         weight = ops.stop_gradient(ops.exp(inside))
         clipped = inside != log_ratio
         return -weight * advantages_NK * logp_NK, clipped, zeros_like(clipped)
@@ -46,7 +41,7 @@ class SAPOLoss(PolicyLoss):
         self.tau_neg = definition.tau_neg
 
     def surrogate(
-        self, log_ratio: Tensor, logp_NK: Tensor, advantages_NK: Tensor, mask_NK: Tensor
+        self, log_ratio: Tensor, inside: Tensor, logp_NK: Tensor, advantages_NK: Tensor, mask_NK: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         above_one = ops.exp(log_ratio) - 1.0
         rising = ops.sigmoid(above_one * self.tau_pos) * (4.0 / self.tau_pos)
@@ -62,7 +57,7 @@ class GPGLoss(PolicyLoss):
     """
 
     def surrogate(
-        self, log_ratio: Tensor, logp_NK: Tensor, advantages_NK: Tensor, mask_NK: Tensor
+        self, log_ratio: Tensor, inside: Tensor, logp_NK: Tensor, advantages_NK: Tensor, mask_NK: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         nothing = zeros_like(mask_NK)
         return -advantages_NK * logp_NK, nothing, nothing
@@ -95,14 +90,15 @@ class GMPOLoss(PolicyLoss):
         return own_N1 + zeros_like(advantages_NK)
 
     def surrogate(
-        self, log_ratio: Tensor, logp_NK: Tensor, advantages_NK: Tensor, mask_NK: Tensor
+        self, log_ratio: Tensor, inside: Tensor, logp_NK: Tensor, advantages_NK: Tensor, mask_NK: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        pushed_up = bounded(log_ratio, None, self.log_high)
-        pushed_down = bounded(log_ratio, self.log_low, None)
-        kept_NK = ops.where(advantages_NK > 0, pushed_up, ops.where(advantages_NK < 0, pushed_down, 0.0))
+        clipped = ops.logical_or(
+            ops.logical_and(log_ratio > inside, advantages_NK > 0),
+            ops.logical_and(log_ratio < inside, advantages_NK < 0),
+        )
+        kept_NK = ops.where(clipped, inside, ops.where(advantages_NK == 0, 0.0, log_ratio))
         ratio_N1 = ops.exp(self.mean(ops.where(mask_NK, kept_NK, 0.0), mask_NK))
         advantage_N1 = self.mean(advantages_NK, mask_NK) if self.pools_advantages else advantages_NK[:, :1]
-        clipped = ops.logical_and(kept_NK != log_ratio, advantages_NK != 0)
         return -advantage_N1 * ratio_N1, clipped, zeros_like(clipped)
 
     def corrected(self, token_loss: Tensor, correction_NK: Tensor, mask_NK: Tensor) -> Tensor:
