@@ -104,25 +104,21 @@ class Scorer(Closing):
     def try_out(self, candidates: Sequence[Candidate]) -> list[Score]:
         """Score a few candidates at the start of a run. Raises RewardError if a function fails on one of them: what
         fails on ordinary rows would fail all night."""
-        scores = self._scored(candidates)
+        scores = self.score(candidates, logs_failures=False)
         for candidate, score in zip(candidates, scores, strict=True):
             if score.verdict in (Verdict.ERROR, Verdict.TIMEOUT) and score.message != ABSTAINED:
                 raise RewardError(f"reward.functions: {score.message} (tried on row {candidate.index})")
         return scores
 
-    def score(self, candidates: Sequence[Candidate]) -> list[Score]:
+    def score(self, candidates: Sequence[Candidate], *, logs_failures: bool = True) -> list[Score]:
         """One Score per candidate, in input order.
 
         Score.value is the weighted sum; None (invalid) as soon as one function abstains or fails. The verdict and the
-        extracted answer are those of the first verifier, or of the first that made the sample
-        invalid. Without a verifier a positive value counts as correct. The first failure of a
-        function is logged.
-        """
-        scores = self._scored(candidates)
-        self._log_first_failure(candidates, scores)
-        return scores
+        extracted answer are those of the first verifier, or of the first that made the sample invalid. Without a
+        verifier a positive value counts as correct.
 
-    def _scored(self, candidates: Sequence[Candidate]) -> list[Score]:
+        logs_failures: whether the first failure of a function is logged.
+        """
         functions = [self._functions_of(candidate.data_source, f"row {candidate.index}") for candidate in candidates]
         found: list[dict[str, Verification]] = [{} for _ in candidates]
         pending: list[tuple[int, str, RewardJob]] = []
@@ -130,7 +126,10 @@ class Scorer(Closing):
             for name in functions[number]:
                 if name in SHAPERS:
                     continue
-                said = self._verify(name, candidate)
+                try:
+                    said = self._function(name).verify(candidate)
+                except Exception as error:  # one broken sample must neither stop the run nor be paid as wrong
+                    said = _failed(name, Verdict.ERROR, f"{type(error).__name__}: {error}")
                 if isinstance(said, RewardJob):
                     pending.append((number, name, said))
                 else:
@@ -140,13 +139,10 @@ class Scorer(Closing):
         self._try_without_responses(late)
         for (number, name, job), reply in zip(pending, replies, strict=True):
             found[number][name] = self._concluded(name, job, reply)
-        return [self._joined(*row) for row in zip(candidates, functions, found, strict=True)]
-
-    def _verify(self, name: str, candidate: Candidate) -> Verification | RewardJob:
-        try:
-            return self._function(name).verify(candidate)
-        except Exception as error:  # one broken sample must neither stop the run nor be paid as wrong
-            return _failed(name, Verdict.ERROR, f"{type(error).__name__}: {error}")
+        scores = [self._joined(*row) for row in zip(candidates, functions, found, strict=True)]
+        if logs_failures:
+            self._log_first_failure(candidates, scores)
+        return scores
 
     def _try_without_responses(self, late: Sequence[RewardJob]) -> None:
         """Finds out for each gold answer whether a job whose time ran out was slow because of the response."""
