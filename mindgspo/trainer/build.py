@@ -52,10 +52,9 @@ from mindgspo.trainer.dynamic_sampling import LeftoverBuffer
 from mindgspo.trainer.metrics import Speed, StepReport
 from mindgspo.trainer.policies import PolicyScores, ReferencePolicy
 from mindgspo.trainer.resume_checks import fingerprints, rows_digest
-from mindgspo.trainer.rollouts import Rollouts, WeightSync
 from mindgspo.trainer.routing_transfer import RoutingTransfer
-from mindgspo.trainer.schedules import FedRollouts, build_generation
-from mindgspo.trainer.step import Trainer
+from mindgspo.trainer.schedules import build_generation
+from mindgspo.trainer.step import Trainer, WeightSync
 from mindgspo.trainer.updates import UpdateGuard
 from mindgspo.trainer.validation import Validation
 from mindgspo.trainer.warmup import Warmup, supervised_sample
@@ -157,13 +156,9 @@ def build_experiment(
     )
     layout = batch_layout(config, pad_id=tokenizer.pad_id)
     trainer = Trainer(
-        rollouts=Rollouts(
-            source=generation.source,
-            reward=response_scorer,
-            timers=timers,
-            swap=swap,
-            may_draw_again=config.algorithm.filter_groups.refill,
-        ),
+        take_prompts=generation.take_prompts,
+        engine=generation.engine,
+        reward=response_scorer,
         scorer=PolicyScores(
             policy=model,
             scorer=PolicyScorer(
@@ -176,7 +171,7 @@ def build_experiment(
             replays_old=replay == "old",
         ),
         updater=updater,
-        weights=WeightSync(source=generation.source, swap=swap),
+        weights=WeightSync(engine=generation.engine, swap=swap),
         algorithm=config.algorithm,
         rollout=config.rollout,
         settings=config.trainer,
@@ -197,7 +192,7 @@ def build_experiment(
             layout=layout,
             speed=Speed.of(config.model, config.plans.train, config.logging.peak_tflops),
             timers=timers,
-            source=generation.source,
+            fed=generation.fed,
             stream=stream,
             leftovers=leftovers,
             scores_old=old_log_probs == "recompute",
@@ -208,7 +203,7 @@ def build_experiment(
     )
     validation = Validation(
         Evaluator(
-            generation.evaluation_engine,
+            generation.engine,
             response_scorer,
             config.eval,
             max_new_tokens=config.rollout.max_new_tokens,
@@ -278,7 +273,7 @@ def resolved_old_log_probs(config: ExperimentConfig, model: nn.Cell) -> Literal[
 def stateful_parts(trainer: Trainer, stream: PromptStream, validation: Validation) -> dict[str, Stateful]:
     """State that must survive a stop beside weights, optimizer and progress, by its name in checkpoints."""
     baseline, skipped = validation.baseline, trainer.guard.skipped
-    source, reference = trainer.rollouts.source, trainer.scorer.reference
+    fed, reference = trainer.report.fed, trainer.scorer.reference
 
     def stream_state() -> dict[str, Any]:
         state = stream.state()
@@ -294,8 +289,8 @@ def stateful_parts(trainer: Trainer, stream: PromptStream, validation: Validatio
         "surplus": trainer.leftovers,
         "baseline": JSONState(baseline.state, baseline.load_state),
     }
-    if isinstance(source, FedRollouts):
-        parts["feed"] = source
+    if fed is not None:
+        parts["feed"] = fed
     if reference is not None and not reference.is_frozen:
         parts["reference"] = reference
     return parts

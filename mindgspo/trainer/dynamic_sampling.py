@@ -72,13 +72,23 @@ from mindgspo.parallel.platform.cluster import is_first
 from mindgspo.rollout.protocol import RolloutCounters
 from mindgspo.tensor_files.tensors import TensorSource
 from mindgspo.trainer.partial_responses import StoredTokens
-from mindgspo.trainer.rollouts import SampledGroup
 from mindgspo.trainer.routing_transfer import RoutingTransfer, Wanted
 from mindgspo.types import FinishReason, Response, Score, ScoredGroup, Verdict
 
 SURPLUS, SHORT, KEPT = "surplus", "short", "kept"
 """Why whole groups with a signal are not trained: beyond the full batch; in a step that found too few of them and is
 skipped; put aside for a later step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledGroup:
+    """A scored group of responses to one prompt."""
+
+    group: ScoredGroup
+    baseline: float | None
+    """Reward of the greedy response; None where there is none."""
+    step: int
+    """The step that generated it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

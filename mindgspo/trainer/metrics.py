@@ -234,7 +234,7 @@ from mindgspo.trainer.dynamic_sampling import (
     StepSamples,
     sampling_metrics,
 )
-from mindgspo.trainer.rollouts import ResponseSource
+from mindgspo.trainer.schedules import FedEngine
 from mindgspo.types import Group
 
 
@@ -272,7 +272,8 @@ class StepReport:
     layout: BatchLayout
     speed: Speed
     timers: Timers
-    source: ResponseSource
+    fed: FedEngine | None
+    """The engine, where it has a feed."""
     stream: PromptStream
     leftovers: LeftoverBuffer
     scores_old: bool
@@ -295,7 +296,8 @@ class StepReport:
         }
         selection = samples.selection
         trained = [selection.responses[number] for number in selection.trained(0, len(selection.responses))]
-        metrics |= self.source.metrics(trained, seconds=metrics["timing_s/step"])
+        if self.fed is not None:
+            metrics |= self.fed.metrics(trained, seconds=metrics["timing_s/step"])
         if None not in record.results:
             return metrics
         # The batch of a skipped update has made some NaN or infinite, hence meaningless.

@@ -10,10 +10,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +26,7 @@ from mindgspo.parallel.collectives.replicas import pack_arrays, unpack_arrays
 from mindgspo.parallel.platform import runtime
 from mindgspo.parallel.platform.cluster import is_first
 from mindgspo.rollout.build import build_engine, remote_engine
-from mindgspo.rollout.protocol import Rollout, RolloutEngine, SamplingSettings, training_sampling
+from mindgspo.rollout.protocol import Purpose, Rollout, RolloutEngine, SamplingSettings, training_sampling
 from mindgspo.rollout.service import ServiceEngine, tokens_counted
 from mindgspo.rollout.weight_transfer import ServedWeights
 from mindgspo.rollout.weights_folder import weights_folder
@@ -37,16 +36,19 @@ from mindgspo.tensor_files.tensors import TensorSource
 from mindgspo.tokenization import Tokenizer
 from mindgspo.trainer.feed import Feed
 from mindgspo.trainer.partial_responses import PartialGroup, arrays_of, describe, restore
-from mindgspo.trainer.rollouts import EngineSource, ResponseSource
 from mindgspo.types import Prompt, Response
 
 if TYPE_CHECKING:
     from mindgspo.rollout.http_service import HTTPService
 
 
-class FedRollouts:
-    """Responses from a feed, in place of an engine; stateful. feed: on rank 0, None on the others. engine: stamps the
-    version that evaluations ask for. prompts: those of training, by index."""
+class FedEngine:
+    """Implements `RolloutEngine` with a feed; stateful. A step trains the prompts whose responses have come: it takes
+    them, then asks for their responses. Evaluations ask `engine`, and whatever the feed has running makes way.
+
+    feed: on rank 0, None on the others.
+    prompts: those of training, by index.
+    """
 
     def __init__(
         self,
@@ -58,21 +60,28 @@ class FedRollouts:
     ) -> None:
         self._feed, self._weights, self._engine = feed, weights, engine
         self._prompts, self._sampling = prompts, sampling
+        self._taken: list[PartialGroup] = []
 
-    def sample(
-        self, num_prompts: int, *, step: int, draw: int, weight_version: int
-    ) -> tuple[list[Prompt], Rollout, Rollout | None]:
-        """See `ResponseSource`; routing stays on rank 0. draw and weight_version are not read: the feed knows which
-        weights drew what."""
+    def take_prompts(self, num_prompts: int, step: int) -> list[Prompt]:
+        """Return the next prompts of training whose responses have come; waits for them. Routing stays on rank 0."""
         groups = [] if self._feed is None else self._feed.draw(num_prompts, step=step)
         if runtime.world_size() > 1:
             message = b"" if self._feed is None else _message(groups)
             (message,) = exchange(message, senders=(0,))
             if self._feed is None:
                 groups = self._told(message)
-        responses = tuple(group.responses(self._sampling.temperature) for group in groups)
-        sampled = Rollout(responses=responses, counters=tokens_counted(responses))
-        return [group.prompt for group in groups], sampled, None
+        self._taken = groups
+        return [group.prompt for group in groups]
+
+    def generate(self, prompts: Sequence[Prompt], settings: SamplingSettings, *, weight_version: int) -> Rollout:
+        """See `RolloutEngine`; in training, of the prompts that were taken last. The feed knows which weights drew
+        what."""
+        if settings.stream.purpose is Purpose.EVALUATION:
+            with nullcontext() if self._feed is None else self._feed.paused():
+                return self._engine.generate(prompts, settings, weight_version=weight_version)
+        assert [prompt.index for prompt in prompts] == [group.prompt.index for group in self._taken]
+        responses = tuple(group.responses(settings.temperature) for group in self._taken)
+        return Rollout(responses=responses, counters=tokens_counted(responses))
 
     def load_weights(self, version: int) -> None:
         """Let generation go on with the trained weights."""
@@ -103,22 +112,6 @@ class FedRollouts:
         return restore(described["groups"], tokens, stream=self._sampling.stream, prompts=self._prompts)
 
 
-class EvaluationEngine:
-    """Implements `RolloutEngine` for evaluations: whatever the feed has running makes way."""
-
-    def __init__(self, engine: RolloutEngine, feed: Feed | None) -> None:
-        self._engine, self._feed = engine, feed
-
-    def load_weights(self, version: int) -> None:
-        """The trainer hands weights over."""
-        raise AssertionError("weights are handed over by the trainer")
-
-    def generate(self, prompts: Sequence[Prompt], settings: SamplingSettings, *, weight_version: int) -> Rollout:
-        """See `RolloutEngine`."""
-        with nullcontext() if self._feed is None else self._feed.paused():
-            return self._engine.generate(prompts, settings, weight_version=weight_version)
-
-
 def _message(groups: Sequence[PartialGroup]) -> bytes:
     arrays = arrays_of(groups, with_routing=False)
     header = json.dumps({"groups": describe(groups), "names": list(arrays)}).encode()
@@ -129,9 +122,12 @@ def _message(groups: Sequence[PartialGroup]) -> bytes:
 class Generation:
     """Parts of an experiment that generate responses."""
 
-    source: ResponseSource
-    """Training responses."""
-    evaluation_engine: RolloutEngine
+    engine: RolloutEngine
+    """Generates in training and in evaluations."""
+    take_prompts: Callable[[int, int], list[Prompt]]
+    """See `Trainer`."""
+    fed: FedEngine | None = None
+    """The engine, where it has a feed."""
     service: HTTPService | None = None
     """Connection to the servers that generate, on rank 0 where there are any."""
 
@@ -146,19 +142,15 @@ def build_generation(
     total_steps: int,
 ) -> Generation:
     """Generation on the cards that train, or by servers. stream: the order in which `train_set` is trained."""
-    engine_source = partial(
-        EngineSource,
-        prompts=train_set,
-        stream=stream,
-        rollout=config.rollout,
-        seed=config.seed,
-        needs_greedy=config.algorithm.advantage.estimator == "remax",
-    )
+
+    def take_prompts(number: int, step: int) -> list[Prompt]:
+        return [train_set[index] for index in stream.take(number)]
+
     if not config.has_servers:
         built = build_engine(config, model, tokenizer, swap)
         swap.register(Holding.ROLLOUT_WEIGHTS, built.model.get_parameters())
         swap.register(Holding.KV_CACHE, built.cache, keeps_content=False)
-        return Generation(source=engine_source(engine=built.engine), evaluation_engine=built.engine)
+        return Generation(engine=built.engine, take_prompts=take_prompts)
     from mindgspo.rollout.http_service import open_service  # the HTTP library is not needed otherwise
 
     service = open_service(config, tokenizer) if is_first() else None
@@ -166,7 +158,7 @@ def build_generation(
     told = None if service is None else ServiceEngine(service)
     if config.trainer.schedule == "sync":
         engine = remote_engine(told, lambda version: weights.push_weights(version, service.load_weights))
-        return Generation(source=engine_source(engine=engine), evaluation_engine=engine, service=service)
+        return Generation(engine=engine, take_prompts=take_prompts, service=service)
     sampling = training_sampling(config.rollout, config.seed, step=0)
     engine, feed = remote_engine(told, lambda version: None), None
     if service is not None:
@@ -179,8 +171,5 @@ def build_generation(
             is_strict=config.trainer.schedule == "one_step_off",
             total_steps=total_steps,
         )
-    return Generation(
-        source=FedRollouts(feed, weights, engine, train_set, sampling),
-        evaluation_engine=EvaluationEngine(engine, feed),
-        service=service,
-    )
+    fed = FedEngine(feed, weights, engine, train_set, sampling)
+    return Generation(engine=fed, take_prompts=fed.take_prompts, fed=fed, service=service)

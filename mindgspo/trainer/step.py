@@ -1,18 +1,20 @@
 """One training step, on one page: `Trainer.train_step` names every verb in order.
 
-    prompts -> responses -> rewards -> scored groups (filtered, drawn again)   rollouts
-            -> rows of each mini-batch -> old and reference log-probs          scorer
-            -> advantages -> one update per mini-batch                         updater
-            -> weights, with a new version, to what generates                  weights
+    prompts -> responses                                                take_prompts, engine
+            -> rewards -> scored groups (filtered, drawn again)         reward
+            -> rows of each mini-batch -> old and reference log-probs   scorer
+            -> advantages -> one update per mini-batch                  updater
+            -> weights, with a new version, to what generates           weights
             -> metrics, from the record of the step
 
-All ranks call every verb at once: the four collaborators divide their work and give all ranks all results, so that this
-page is the same on one process and on many.
+All ranks call every verb at once: the collaborators divide their work and give all ranks all results, so that this page
+is the same on one process and on many.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mindspore import nn
@@ -23,25 +25,43 @@ from mindgspo.algorithms.optim.learning_rate import learning_rate
 from mindgspo.algorithms.optim.updater import Updater, UpdateResult
 from mindgspo.batches.micro_batches import BatchLayout
 from mindgspo.config import AlgorithmSection, OptimizerSection, RolloutSection, TrainerSection
+from mindgspo.evaluation.evaluator import ResponseScorer
 from mindgspo.metrics.timers import Timers
+from mindgspo.rollout.protocol import RolloutCounters, RolloutEngine, training_sampling
 from mindgspo.swap.states import Phase
 from mindgspo.swap.swap import Swap
 from mindgspo.trainer.advantages import step_advantages, with_advantages
 from mindgspo.trainer.batches import MiniBatches, flattened, lay_out_mini_batches
 from mindgspo.trainer.dump import StepDump
-from mindgspo.trainer.dynamic_sampling import LeftoverBuffer, StepBatch, left_out_rule
+from mindgspo.trainer.dynamic_sampling import LeftoverBuffer, SampledGroup, StepBatch, left_out_rule
 from mindgspo.trainer.metrics import StepRecord, StepReport
 from mindgspo.trainer.policies import PolicyScores
-from mindgspo.trainer.rollouts import Rollouts, WeightSync
 from mindgspo.trainer.updates import UpdateGuard, check_first_update, require_rewards
-from mindgspo.types import StepResult
+from mindgspo.types import Prompt, StepResult
+
+
+@dataclass(slots=True, kw_only=True)
+class WeightSync:
+    """Brings trained weights to the engine, stamped with a version: the number of updates they have had."""
+
+    engine: RolloutEngine
+    swap: Swap
+    version: int = 0
+
+    def push(self) -> None:
+        """Generate with the policy's present weights from now on."""
+        with self.swap.phase(Phase.RESHARD):
+            self.engine.load_weights(self.version)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trainer:
     """Trains one policy, on one rank of the plans; `build.build_experiment` makes it."""
 
-    rollouts: Rollouts
+    take_prompts: Callable[[int, int], list[Prompt]]
+    """(number, step) -> the next prompts; from a feed, those whose responses have come."""
+    engine: RolloutEngine
+    reward: ResponseScorer
     scorer: PolicyScores
     updater: Updater
     weights: WeightSync
@@ -73,7 +93,7 @@ class Trainer:
         with self.timers("step"):
             batch, version = self.open_batch(step), self.weights.version
             while num_prompts := batch.missing:
-                batch.add(*self.rollouts.sample(num_prompts, step=step, draw=batch.num_draws, weight_version=version))
+                batch.add(*self.sample(num_prompts, step=step, draw=batch.num_draws))
             samples = batch.close()
             require_rewards(samples.groups, step)
             with self.timers("old_log_prob"), self.swap.phase(Phase.SCORE):
@@ -89,7 +109,7 @@ class Trainer:
                     flattened(mini_batches),
                     self.algorithm,
                     kl_coef=self.kl.coef,
-                    reward_labels=self.rollouts.reward.labels,
+                    reward_labels=self.reward.labels,
                     reward_weights=self.reward_weights,
                 )
                 mini_batches = with_advantages(mini_batches, estimated.advantages, self.algorithm.rollout_correction)
@@ -117,17 +137,41 @@ class Trainer:
 
     def open_batch(self, step: int) -> StepBatch:
         """Begin the groups of a step; one rollout fills them, or as many as replace groups without a signal."""
-        section, rollouts = self.algorithm.filter_groups, self.rollouts
-        label = dict(zip(self.reward_functions, rollouts.reward.labels, strict=True)).get(section.metric)
-        has_baselines = self.algorithm.advantage.estimator == "remax"
+        section = self.algorithm.filter_groups
+        label = dict(zip(self.reward_functions, self.reward.labels, strict=True)).get(section.metric)
         return StepBatch(
             section,
             batch_size=self.rollout.prompts_per_step,
-            left_out=left_out_rule(section, label, needs_baseline=has_baselines),
+            left_out=left_out_rule(section, label, needs_baseline=self.has_baselines),
             leftovers=self.leftovers,
             step=step,
-            has_baselines=has_baselines,
+            has_baselines=self.has_baselines,
         )
+
+    def sample(self, num_prompts: int, *, step: int, draw: int) -> tuple[list[SampledGroup], RolloutCounters]:
+        """Return the scored groups of the next prompts, and the work that they took.
+
+        draw: number of the rollout within the step, from 0.
+        """
+        version, greedy = self.weights.version, None
+        with self.timers("gen"), self.swap.phase(Phase.ROLLOUT):
+            prompts = self.take_prompts(num_prompts, step)
+            settings = training_sampling(self.rollout, self.seed, step=step, draw=draw)
+            sampled = self.engine.generate(prompts, settings, weight_version=version)
+            if self.has_baselines:
+                settings = replace(settings, num_samples=1, temperature=0.0)
+                greedy = self.engine.generate(prompts, settings, weight_version=version)
+            if not self.algorithm.filter_groups.refill:  # no other rollout follows in this step
+                self.swap.prefetch(Phase.SCORE)
+        with self.timers("reward"):
+            groups = self.reward.score(prompts, sampled)
+            baselines: list[float | None] = [None] * len(groups)
+            if greedy is not None:
+                baselines = [group.scores[0].value for group in self.reward.score(prompts, greedy)]
+        return [
+            SampledGroup(group=group, baseline=baseline, step=step)
+            for group, baseline in zip(groups, baselines, strict=True)
+        ], sampled.counters
 
     def update(self, mini_batches: MiniBatches, step: int) -> list[UpdateResult | None]:
         """Make one optimizer update per mini-batch, `epochs_per_rollout` times over; None where one was skipped."""
@@ -172,6 +216,11 @@ class Trainer:
         """Learning rate of the update number `update_index` (from 0) of the run."""
         per_step = self.updates_per_rollout
         return learning_rate(update_index, self.total_steps * per_step, self.optimizer, updates_per_step=per_step)
+
+    @property
+    def has_baselines(self) -> bool:
+        """Whether the advantage compares with the reward of a greedy response."""
+        return self.algorithm.advantage.estimator == "remax"
 
     @property
     def updates_per_rollout(self) -> int:

@@ -68,7 +68,7 @@ def trainer(cpu_runtime: None, tmp_path_factory: pytest.TempPathFactory):
     )
     trainer = experiment.trainer
     reward = ResponseScorer(EvenIds(), experiment.tokenizer)
-    return replace(trainer, rollouts=replace(trainer.rollouts, reward=reward))
+    return replace(trainer, reward=reward)
 
 
 def with_algorithm(trainer, config: ExperimentConfig, old_log_probs: str = "recompute", *, with_entropy: bool = False):
@@ -81,7 +81,7 @@ def with_algorithm(trainer, config: ExperimentConfig, old_log_probs: str = "reco
     initialize_weights(trainer.model, config.model, seed=1)
     policy = PolicyLogProbs(trainer.model, temperature=1.0, with_entropy=with_entropy)
     trainer.weights.version += 1
-    trainer.rollouts.source.load_weights(trainer.weights.version)
+    trainer.engine.load_weights(trainer.weights.version)
     return replace(
         trainer,
         algorithm=config.algorithm,

@@ -206,8 +206,7 @@ def make_trainer(cpu_runtime: None, load, prompts, tokenizer, tmp_path: Path, co
         from mindgspo.trainer.dynamic_sampling import LeftoverBuffer
         from mindgspo.trainer.metrics import Speed, StepReport
         from mindgspo.trainer.policies import PolicyScores
-        from mindgspo.trainer.rollouts import EngineSource, Rollouts, WeightSync
-        from mindgspo.trainer.step import Trainer
+        from mindgspo.trainer.step import Trainer, WeightSync
         from mindgspo.trainer.updates import UpdateGuard
 
         config = load(*overrides)
@@ -219,34 +218,30 @@ def make_trainer(cpu_runtime: None, load, prompts, tokenizer, tmp_path: Path, co
         leftovers = LeftoverBuffer(section.filter_groups.keep_surplus_steps, prompts)
         timers, swap, model = Timers(), Swap(SwapSection(), None), changed.get("model")
         reward = ResponseScorer(changed.get("reward_scorer") or Scorer(config.reward), tokenizer)
-        source = changed.get("source") or EngineSource(
-            engine=changed.get("engine") or ScriptedEngine(script), prompts=prompts, stream=stream,
-            rollout=config.rollout, seed=config.seed, needs_greedy=section.advantage.estimator == "remax",
-        )  # fmt: skip
+        engine = changed.get("engine") or ScriptedEngine(script)
         layout = batch_layout(config, pad_id=tokenizer.pad_id)
         sections = {"algorithm": section, "rollout": config.rollout, "settings": config.trainer, "layout": layout}
         made = Trainer(
-            rollouts=Rollouts(
-                source=source, reward=reward, timers=timers, swap=swap, may_draw_again=section.filter_groups.refill
-            ),
+            take_prompts=lambda number, step: [prompts[index] for index in stream.take(number)],
+            engine=engine, reward=reward,
             scorer=PolicyScores(
                 policy=model, scorer=changed.get("old_policy") or FakeScorer(), old_log_probs=old_log_probs,
                 reference=changed.get("reference"), routing=None, records_experts=False, replays_old=False,
             ),
             updater=changed.get("updater") or FakeUpdater(),
-            weights=WeightSync(source=source, swap=swap),
+            weights=WeightSync(engine=engine, swap=swap),
             optimizer=config.optimizer, reward_functions=config.reward.functions, reward_weights=config.reward.weights,
             seed=config.seed, model=model, total_steps=config.trainer.max_steps, kl=KLController(section.kl),
             leftovers=leftovers, guard=UpdateGuard(settings=config.trainer, failures_dir=tmp_path / "failures"),
             report=StepReport(
-                speed=changed.get("speed") or Speed(), timers=timers, source=source, stream=stream, leftovers=leftovers,
+                speed=changed.get("speed") or Speed(), timers=timers, fed=None, stream=stream, leftovers=leftovers,
                 scores_old=old_log_probs == "recompute", **sections,
             ),
             dumps_dir=tmp_path / "dumps", timers=timers, swap=swap, **sections,
         )  # fmt: skip
         configs[id(made)] = config
         alive.append(made)
-        source.load_weights(0)
+        engine.load_weights(0)
         return made
 
     return make
@@ -264,7 +259,7 @@ def validation_of(configs: dict, prompts, tokenizer):
         if id(trainer) not in made:
             config = configs[id(trainer)]
             evaluator = Evaluator(
-                trainer.rollouts.source.engine, trainer.rollouts.reward, config.eval,
+                trainer.engine, trainer.reward, config.eval,
                 max_new_tokens=config.rollout.max_new_tokens, seed=config.seed,
                 names_sets=config.data.names_eval_sets, swap=trainer.swap,
             )  # fmt: skip

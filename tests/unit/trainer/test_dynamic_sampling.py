@@ -35,7 +35,7 @@ def draw_samples(trainer, step: int):
     """The samples of a step that is not trained."""
     batch = trainer.open_batch(step)
     while num_prompts := batch.missing:
-        batch.add(*trainer.rollouts.sample(num_prompts, step=step, draw=batch.num_draws, weight_version=0))
+        batch.add(*trainer.sample(num_prompts, step=step, draw=batch.num_draws))
     return batch.close()
 
 

@@ -28,8 +28,8 @@ def feed_it(load, prompts):
         from mindgspo.rollout.protocol import training_sampling
         from mindgspo.rollout.service import ServiceEngine
         from mindgspo.trainer.feed import Feed
-        from mindgspo.trainer.rollouts import WeightSync
-        from mindgspo.trainer.schedules import FedRollouts
+        from mindgspo.trainer.schedules import FedEngine
+        from mindgspo.trainer.step import WeightSync
 
         clock = VirtualClock()
         timed = TimedService(script, clock=clock, sleep=clock.sleep, **{"slots": 4, **service})
@@ -44,12 +44,13 @@ def feed_it(load, prompts):
             total_steps=trainer.total_steps,
             clock=clock,
         )
-        source = FedRollouts(feed, NoWeights(), ServiceEngine(timed), prompts, sampling)
+        engine = FedEngine(feed, NoWeights(), ServiceEngine(timed), prompts, sampling)
         fed = replace(
             trainer,
-            rollouts=replace(trainer.rollouts, source=source),
-            weights=WeightSync(source=source, swap=trainer.swap),
-            report=replace(trainer.report, source=source),
+            take_prompts=engine.take_prompts,
+            engine=engine,
+            weights=WeightSync(engine=engine, swap=trainer.swap),
+            report=replace(trainer.report, fed=engine),
             settings=load(f"trainer.schedule={schedule}", f"trainer.max_staleness={staleness}").trainer,
         )
         fed.weights.push()
@@ -124,15 +125,13 @@ def test_one_step_behind(make_trainer, feed_it, one_of_two_right, schedule, behi
 
 def test_an_evaluation_while_the_feed_runs(make_trainer, feed_it, one_of_two_right, prompts) -> None:
     from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingSettings
-    from mindgspo.trainer.schedules import EvaluationEngine
 
     trainer = make_trainer(one_of_two_right)
     trainer, service = feed_it(trainer, one_of_two_right, "bounded", 1, slots=3, token_s=2.0)
     trainer.train_step(1)
-    engine = EvaluationEngine(trainer.rollouts.source._engine, trainer.rollouts.source._feed)
     stream = RandomStream(seed=1, purpose=Purpose.EVALUATION, step=1)
     settings = SamplingSettings(num_samples=1, temperature=0.0, max_new_tokens=16, stream=stream)
-    rollout = engine.generate(prompts[:3], settings, weight_version=2)
+    rollout = trainer.engine.generate(prompts[:3], settings, weight_version=2)
     assert [response.ids.tolist() for (response,) in rollout.responses] == [one_of_two_right(p, 0) for p in prompts[:3]]
     result = trainer.train_step(2)
     assert result.metrics["samples/trained"] == 8

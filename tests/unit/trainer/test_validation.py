@@ -66,13 +66,13 @@ def asked(make_trainer, answer):
 
     def make(*overrides: str):
         trainer, settings_seen = make_trainer(lambda prompt, sample: answer(prompt.answer), *overrides), []
-        generate = trainer.rollouts.source.engine.generate
+        generate = trainer.engine.generate
 
         def remembered(prompts, settings, **kept):
             settings_seen.append(settings)
             return generate(prompts, settings, **kept)
 
-        trainer.rollouts.source.engine.generate = remembered
+        trainer.engine.generate = remembered
         return trainer, settings_seen
 
     return make
