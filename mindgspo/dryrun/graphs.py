@@ -33,7 +33,8 @@ from mindgspo.models.weights import held_parameters
 from mindgspo.parallel.ops.device import attention_segments, takes_packed
 from mindgspo.parallel.plans.placement import Placement
 from mindgspo.rollout.cache import PagedCache
-from mindgspo.rollout.graphs import DecodeStep, PackedWeights, Prefill, TokenSampler
+from mindgspo.rollout.graphs import DecodeStep, NextLogits, PackedWeights, Prefill
+from mindgspo.rollout.protocol import SamplingFilter
 from mindgspo.rollout.sizes import reads_trained_weights, rollout_sizes
 from mindgspo.rollout.weight_transfer import hold_in_compute_type
 from mindgspo.trainer.batches import longest_batch
@@ -107,13 +108,12 @@ def _decode(config: ExperimentConfig, rank: int) -> CompilableGraph:
     model = _generating_model(config, rank)
     num_slots = rollout_sizes(config).num_slots
     cache = _cache(model, config)
-    sampler = TokenSampler(top_k=config.rollout.top_k, top_p=config.rollout.top_p)
     ids_S, floats_S = np.zeros(num_slots, np.int32), np.ones(num_slots, np.float32)
     table_SP, num_rows_1 = np.zeros((num_slots, cache.most_blocks), np.int32), np.array([num_slots], np.int32)
     greedy_S = np.zeros(num_slots, bool)
     inputs = (ids_S, ids_S, ids_S, table_SP, floats_S, floats_S, greedy_S, ids_S + 1, num_rows_1)
-    records_experts = bool(config.rollout.record_experts)
-    cell = DecodeStep(model, cache, sampler, PackedWeights(model), records_experts=records_experts)
+    logits = NextLogits(model, cache, PackedWeights(model), records_experts=bool(config.rollout.record_experts))
+    cell = DecodeStep(logits, model.place, SamplingFilter(config.rollout.top_k, config.rollout.top_p))
     return CompilableGraph(cell=cell, inputs=tuple(Tensor(array) for array in inputs))
 
 

@@ -21,10 +21,10 @@ from mindgspo.parallel.collectives.host import GraphOfRanks
 from mindgspo.parallel.ops.device import attention_segments, takes_packed
 from mindgspo.parallel.platform.runtime import CompiledCell, paged_kernels
 from mindgspo.rollout.cache import CopyBlocks, PagedCache
-from mindgspo.rollout.graphs import Collect, DecodeStep, PackedWeights, Prefill, TokenSampler
+from mindgspo.rollout.graphs import Collect, DecodeStep, NextLogits, PackedWeights, Prefill
 from mindgspo.rollout.protocol import Purpose, Rollout, RolloutCounters, SamplingFilter, SamplingSettings
 from mindgspo.rollout.scheduler import Scheduler
-from mindgspo.rollout.sequences import SCRATCH, BlockAllocator, DecodeRun, EndedRequest, PrefillRow, num_blocks_for
+from mindgspo.rollout.sequences import SCRATCH, BlockAllocator, EndedRequest, PrefillRow, num_blocks_for
 from mindgspo.rollout.service import numbered_requests, whole_responses
 from mindgspo.types import ExpertArray, Float32Array, Int32Array, Prompt, Response
 
@@ -145,9 +145,8 @@ class NativeEngine:
         return Tensor(np.full(self._num_slots, inverse, np.float32)), Tensor(np.full(self._num_slots, greedy))
 
     def _decoder(self, sampling_filter: SamplingFilter) -> GraphOfRanks:
-        sampler = TokenSampler(top_k=sampling_filter.top_k, top_p=sampling_filter.top_p)
-        step = DecodeStep(self._model, self._cache, sampler, self._packed, records_experts=self._records_experts)
-        return GraphOfRanks(step, self._team)
+        logits = NextLogits(self._model, self._cache, self._packed, records_experts=self._records_experts)
+        return GraphOfRanks(DecodeStep(logits, self._model.place, sampling_filter), self._team)
 
     def _decoder_of(self, settings: SamplingSettings) -> GraphOfRanks:
         """Return the decode graph of the settings' filter. Each filter has its own, because sorting the vocabulary is
@@ -161,37 +160,18 @@ class NativeEngine:
             del self._decoders[old]
         return decoder
 
-    def _run_steps(
-        self, run: DecodeRun, decode: GraphOfRanks, sampling: tuple[Tensor, Tensor], *, is_recorded: bool
+    def _read(
+        self, drawn: Sequence[tuple[Tensor, ...]], *, is_recorded: bool
     ) -> tuple[Int32Array, Float32Array, ExpertArray | None]:
-        """Run decode steps, each fed with the tokens of the one before it; the host syncs once, after the last. Returns
-        ids and log-probs [J, S], and, where recorded, the experts [J, S, X] of the fed tokens."""
-        ids_S, table_SP = Tensor(run.ids_S), Tensor(run.table_SP)
-        num_rows_1 = Tensor(np.array([run.num_rows], np.int32))
-        ids: list[Tensor] = []
-        logprobs: list[Tensor] = []
-        recorded: list[Tensor] = []
-        with paged_kernels():
-            for step in range(run.num_steps):
-                ids_S, logprobs_S, *experts_SX = decode(
-                    ids_S,
-                    Tensor(run.positions_JS[step]),
-                    Tensor(run.cache_rows_JS[step]),
-                    table_SP,
-                    Tensor(run.uniforms_JS[step]),
-                    *sampling,
-                    Tensor(run.positions_JS[step] + np.int32(1)),
-                    num_rows_1,
-                )
-                ids.append(ids_S)
-                logprobs.append(logprobs_S)
-                recorded += experts_SX
-        experts_JSX = np.stack([tensor.asnumpy() for tensor in recorded]) if is_recorded else None
+        """Sync with the host: ids and log-probs [J, S] of a run's decode steps, and, where recorded, the experts
+        [J, S, X] of the fed tokens."""
+        experts_JSX = np.stack([found[2].asnumpy() for found in drawn]) if is_recorded else None
         if self._tokens_per_sync == 1:
-            return ids[0].asnumpy()[None], logprobs[0].asnumpy()[None], experts_JSX
-        for drawn in (ids, logprobs):  # always the same number, so that there is one graph
-            drawn.extend(drawn[-1:] * (self._tokens_per_sync - run.num_steps))
-        ids_JS, logprobs_JS = self._collect(*ids, *logprobs).asnumpy()[:, : run.num_steps]
+            ((ids_S, logprobs_S, *_),) = drawn
+            return ids_S.asnumpy()[None], logprobs_S.asnumpy()[None], experts_JSX
+        # Always the same number, so that there is one graph.
+        ids, logprobs, *_ = zip(*drawn, *[drawn[-1]] * (self._tokens_per_sync - len(drawn)), strict=True)
+        ids_JS, logprobs_JS = self._collect(*ids, *logprobs).asnumpy()[:, : len(drawn)]
         return ids_JS.astype(np.int32), logprobs_JS, experts_JSX
 
     def _run_prompts(self, rows: Sequence[PrefillRow]) -> list[tuple[PrefillRow, ExpertArray]]:
@@ -261,7 +241,7 @@ class Decoding:
     def __init__(self, engine: NativeEngine, settings: SamplingSettings) -> None:
         self._engine, self._allocator = engine, BlockAllocator(engine._cache.num_blocks)
         self._scheduler = engine._scheduler(self._allocator)
-        self._sampling, self._decoder = engine._sampling(settings), engine._decoder_of(settings)
+        self._sampling, self._decode = engine._sampling(settings), engine._decoder_of(settings)
         self._is_recorded = engine._records_experts and settings.stream.purpose is Purpose.TRAINING
         self._steps = self._busy = self._prefilled = 0
         self.add, self.ended, self.abort = self._scheduler.add, self._scheduler.ended, self._scheduler.abort
@@ -278,7 +258,8 @@ class Decoding:
         return self._scheduler.num_finished
 
     def advance(self) -> None:
-        """Admit sequences, and decode up to the next sync with the host."""
+        """Admit sequences, and decode up to the next sync with the host; each step feeds the tokens that the one before
+        it drew."""
         engine, scheduler = self._engine, self._scheduler
         scheduler.grow()
         admissions = scheduler.admit()
@@ -288,8 +269,23 @@ class Decoding:
             scheduler.keep_routing(routed)
         engine._copy(admissions.copies)
         run = scheduler.next_run()
-        drawn = engine._run_steps(run, self._decoder, self._sampling, is_recorded=self._is_recorded)
-        self._busy += scheduler.take(*drawn)
+        ids_S, table_SP = Tensor(run.ids_S), Tensor(run.table_SP)
+        num_rows_1 = Tensor(np.array([run.num_rows], np.int32))
+        drawn: list[tuple[Tensor, ...]] = []
+        with paged_kernels():
+            for step in range(run.num_steps):
+                ids_S, *others = self._decode(
+                    ids_S,
+                    Tensor(run.positions_JS[step]),
+                    Tensor(run.cache_rows_JS[step]),
+                    table_SP,
+                    Tensor(run.uniforms_JS[step]),
+                    *self._sampling,
+                    Tensor(run.positions_JS[step] + np.int32(1)),
+                    num_rows_1,
+                )
+                drawn.append((ids_S, *others))
+        self._busy += scheduler.take(*engine._read(drawn, is_recorded=self._is_recorded))
         self._steps += run.num_steps
 
     def counters(self, **extremes: int) -> RolloutCounters:

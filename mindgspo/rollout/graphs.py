@@ -20,54 +20,9 @@ from mindgspo.models.transformer import FeedForward, KeptRows, LayerLoop
 from mindgspo.parallel.layers.model_parallel import from_first_rank, gather_columns
 from mindgspo.parallel.ops.device import has_kernels, takes_packed
 from mindgspo.parallel.ops.kernels import LinearKernel, PackedLinearKernel, PackKernel, SampleKernel
+from mindgspo.parallel.plans.placement import Placement
 from mindgspo.rollout.cache import PagedCache, StoreOp, decode_attention
-
-
-class TokenSampler(nn.Cell):
-    """Inverse-CDF sampling from softmax(logits / temperature), optionally cut by top-k and top-p.
-
-    top_k: 0 is off. top_p: 1 is off; the smallest set of tokens whose mass reaches top_p stays, as in Hugging Face,
-    with top-k applied first. Tokens tied with the last one kept stay too.
-    """
-
-    def __init__(self, *, top_k: int, top_p: float) -> None:
-        super().__init__(auto_prefix=False)
-        self.top_k, self.top_p = top_k, top_p
-        self.log_softmax = ops.LogSoftmax(-1)
-        self.argmax = ops.Argmax(-1, ms.int32)
-        self.sort = ops.Sort(-1, True)
-        self.kernel = SampleKernel(top_k=top_k, top_p=top_p) if has_kernels() else None
-
-    def construct(
-        self, logits_SV: Tensor, uniforms_S: Tensor, inverse_temperature_S: Tensor, greedy_S: Tensor, tokens: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """ids int32 [S] and log-probs float32 [S], the latter at the temperature and before any cut.
-
-        logits_SV: float32. uniforms_S: float32 in (0, 1]. greedy_S: bool, takes the likeliest token instead. tokens:
-        see `ops.kernels`.
-        """
-        if self.kernel is not None:
-            return self.kernel(logits_SV, uniforms_S, inverse_temperature_S, greedy_S, tokens)
-        logp_SV = self.log_softmax(logits_SV * inverse_temperature_S.reshape(-1, 1))
-        cdf_SV = ops.cumsum(self._cut(ops.exp(logp_SV)), -1)
-        # Scaled by the last entry: rounding and cuts leave a total other than 1. Counting entries strictly below
-        # the target (> 0) always lands on a token that raised the CDF, hence of positive probability.
-        target_S1 = cdf_SV[:, -1:] * uniforms_S.reshape(-1, 1)
-        drawn_S = ops.cast(ops.cast(cdf_SV < target_S1, ms.float32).sum(-1), ms.int32)
-        ids_S = ops.where(greedy_S, self.argmax(logits_SV), drawn_S)
-        return ids_S, ops.gather_elements(logp_SV, 1, ids_S.reshape(-1, 1)).reshape(-1)
-
-    def _cut(self, probs_SV: Tensor) -> Tensor:
-        if self.top_k == 0 and self.top_p == 1.0:
-            return probs_SV
-        sorted_SV, _ = self.sort(probs_SV)
-        if 0 < self.top_k < probs_SV.shape[-1]:
-            sorted_SV = sorted_SV * ops.cast(sorted_SV >= sorted_SV[:, self.top_k - 1 : self.top_k], ms.float32)
-        before_SV = ops.cumsum(sorted_SV, -1) - sorted_SV
-        kept_SV = before_SV < self.top_p * sorted_SV.sum(-1, keepdims=True)
-        kept_SV = ops.logical_and(kept_SV, sorted_SV > 0)
-        last_kept_S1 = ops.where(kept_SV, sorted_SV, 2.0).min(-1, keepdims=True)
-        return ops.where(probs_SV >= last_kept_S1, probs_SV, 0.0)
+from mindgspo.rollout.protocol import SamplingFilter
 
 
 class RecordedChoices(nn.Cell):
@@ -193,29 +148,67 @@ class CachedRows(nn.Cell):
         return self.attend(self.cache[2 * i], self.cache[2 * i + 1], query, key, value, *context), ()
 
 
-class DecodeStep(nn.Cell):
-    """Feeds one token per row and samples the next one. The ranks of a model-parallel group share the rows: each
-    holds its heads' part of the cache, the first one draws, and all go on with its tokens."""
+class NextLogits(nn.Cell):
+    """Feeds one token per row. The ranks of a model-parallel group share the rows: each holds its heads' part of the
+    cache."""
 
     def __init__(
-        self,
-        model: nn.Cell,
-        cache: PagedCache,
-        sampler: TokenSampler,
-        packed: PackedWeights,
-        *,
-        records_experts: bool = False,
+        self, model: nn.Cell, cache: PagedCache, packed: PackedWeights, *, records_experts: bool = False
     ) -> None:
         super().__init__(auto_prefix=False)
         self.model = model
         self.recorded = RecordedChoices(model, records_experts=records_experts)
         self.attend = CachedRows(cache)
         self.loop = LayerLoop(model, self.attend, packed)
-        self.sampler = sampler
         self.packed = packed
         self.gather_columns = gather_columns(model.place)
         self.num_tokens, self.is_padded = model.num_tokens, model.is_padded
-        self.from_first_rank = from_first_rank(model.place)
+
+    def construct(
+        self,
+        ids_S: Tensor,
+        positions_S: Tensor,
+        cache_rows_S: Tensor,
+        table_SP: Tensor,
+        batch_valid_length: Tensor,
+        num_rows_1: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """Logits of the next token, float32 [S, V], and the `RecordedChoices` for the tokens that were fed. Inputs: see
+        `DecodeStep`."""
+        model = self.model
+        # Read before the cache is written to: a table that is read again after a write is copied each time.
+        output_weight_VH = ops.cast(model.output_weight(), model.dtype)
+        rows, tokens, rotation = num_rows_1, (num_rows_1, num_rows_1, num_rows_1), model.rotation(positions_S)
+        places = self.attend.attend.places(cache_rows_S, table_SP, batch_valid_length, num_rows_1)
+        x_SH = model.embed_tokens(ids_S, tokens)
+        x_SH, delta_SH, _, choices = self.loop(x_SH, rotation, tokens, places)
+        normed_SH, _ = model.norm.of_sum(x_SH, delta_SH, rows)
+        logits_SV = self.packed.logits(normed_SH, output_weight_VH, rows)
+        logits_SV = self.gather_columns(ops.cast(logits_SV, ms.float32))
+        if self.is_padded:  # by rows for which there is no token
+            logits_SV = logits_SV[:, : self.num_tokens]
+        return logits_SV, *self.recorded(choices)
+
+
+class DecodeStep(nn.Cell):
+    """Feeds one token per row and draws the next one: from softmax(logits / temperature) by its inverse CDF, within the
+    sampling filter. Of the ranks of a model-parallel group the first one draws, and all go on with its tokens.
+
+    logits: a `NextLogits`.
+    place: where the model stands.
+    sampling_filter: top-k is applied first, then the smallest set of tokens whose mass reaches top_p stays, as in
+        Hugging Face. Tokens tied with the last one kept stay too.
+    """
+
+    def __init__(self, logits: nn.Cell, place: Placement, sampling_filter: SamplingFilter) -> None:
+        super().__init__(auto_prefix=False)
+        self.logits = logits
+        self.top_k, self.top_p = sampling_filter
+        self.log_softmax = ops.LogSoftmax(-1)
+        self.argmax = ops.Argmax(-1, ms.int32)
+        self.sort = ops.Sort(-1, True)
+        self.kernel = SampleKernel(top_k=self.top_k, top_p=self.top_p) if has_kernels() else None
+        self.from_first_rank = from_first_rank(place)
 
     def construct(
         self,
@@ -229,32 +222,49 @@ class DecodeStep(nn.Cell):
         batch_valid_length: Tensor,
         num_rows_1: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Next ids int32 [S], their log-probs float32 [S], and the `RecordedChoices` for the tokens that were fed.
+        """Next ids int32 [S], their log-probs float32 [S] at the temperature and before any filter, and the
+        `RecordedChoices` for the tokens that were fed.
 
         ids_S: int32, the token fed to each row; idle rows feed any token, to column 0.
         positions_S: int32, the position of that token.
         cache_rows_S: int32, the cache row that its key and value are written to.
         table_SP: int32, the blocks of each row's sequence.
+        uniforms_S: float32 in (0, 1].
+        inverse_temperature_S: float32.
+        greedy_S: bool, takes the likeliest token instead.
         batch_valid_length: int32 [S], tokens of each sequence including the one that is fed: positions_S + 1. MindSpore
             reads the graph input of this name on the host, for PagedAttention.
         num_rows_1: int32 [1], number of active rows; the rows after them are idle. It is the last input, because
             MindSpore 2.10 does not find an input by its name after one that no operator reads.
         """
-        model = self.model
-        # Read before the cache is written to: a table that is read again after a write is copied each time.
-        output_weight_VH = ops.cast(model.output_weight(), model.dtype)
-        rows, tokens, rotation = num_rows_1, (num_rows_1, num_rows_1, num_rows_1), model.rotation(positions_S)
-        places = self.attend.attend.places(cache_rows_S, table_SP, batch_valid_length, num_rows_1)
-        x_SH = model.embed_tokens(ids_S, tokens)
-        x_SH, delta_SH, _, choices = self.loop(x_SH, rotation, tokens, places)
-        normed_SH, _ = model.norm.of_sum(x_SH, delta_SH, rows)
-        logits_SV = self.packed.logits(normed_SH, output_weight_VH, rows)
-        logits_SV = self.gather_columns(ops.cast(logits_SV, ms.float32))
-        if self.is_padded:  # by rows for which there is no token
-            logits_SV = logits_SV[:, : self.num_tokens]
-        drawn_S, logprobs_S = self.sampler(logits_SV, uniforms_S, inverse_temperature_S, greedy_S, rows)
+        found = self.logits(ids_S, positions_S, cache_rows_S, table_SP, batch_valid_length, num_rows_1)
+        logits_SV = found[0]
+        if self.kernel is not None:
+            drawn_S, logprobs_S = self.kernel(logits_SV, uniforms_S, inverse_temperature_S, greedy_S, num_rows_1)
+        else:
+            logp_SV = self.log_softmax(logits_SV * inverse_temperature_S.reshape(-1, 1))
+            cdf_SV = ops.cumsum(self.filtered(ops.exp(logp_SV)), -1)
+            # Scaled by the last entry: rounding and filters leave a total other than 1. Counting entries strictly below
+            # the target (> 0) always lands on a token that raised the CDF, hence of positive probability.
+            target_S1 = cdf_SV[:, -1:] * uniforms_S.reshape(-1, 1)
+            drawn_S = ops.cast(ops.cast(cdf_SV < target_S1, ms.float32).sum(-1), ms.int32)
+            drawn_S = ops.where(greedy_S, self.argmax(logits_SV), drawn_S)
+            logprobs_S = ops.gather_elements(logp_SV, 1, drawn_S.reshape(-1, 1)).reshape(-1)
         drawn_S, logprobs_S = self.from_first_rank(drawn_S, logprobs_S)
-        return drawn_S, logprobs_S, *self.recorded(choices)
+        return drawn_S, logprobs_S, *found[1:]
+
+    def filtered(self, probs_SV: Tensor) -> Tensor:
+        """Probabilities, 0 where the sampling filter leaves a token out."""
+        if self.top_k == 0 and self.top_p == 1.0:
+            return probs_SV
+        sorted_SV, _ = self.sort(probs_SV)
+        if 0 < self.top_k < probs_SV.shape[-1]:
+            sorted_SV = sorted_SV * ops.cast(sorted_SV >= sorted_SV[:, self.top_k - 1 : self.top_k], ms.float32)
+        before_SV = ops.cumsum(sorted_SV, -1) - sorted_SV
+        kept_SV = before_SV < self.top_p * sorted_SV.sum(-1, keepdims=True)
+        kept_SV = ops.logical_and(kept_SV, sorted_SV > 0)
+        last_kept_S1 = ops.where(kept_SV, sorted_SV, 2.0).min(-1, keepdims=True)
+        return ops.where(probs_SV >= last_kept_S1, probs_SV, 0.0)
 
 
 class Collect(nn.Cell):

@@ -461,7 +461,7 @@ class PackedLinearKernel(nn.Cell):
 
 
 class SampleKernel(nn.Cell):
-    """See `rollout.graphs.TokenSampler`."""
+    """See `rollout.graphs.DecodeStep`."""
 
     def __init__(self, *, top_k: int, top_p: float) -> None:
         super().__init__(auto_prefix=False)

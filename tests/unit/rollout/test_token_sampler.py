@@ -14,15 +14,23 @@ TINIEST = np.float32(2.0**-53)  # the smallest uniform a RandomStream can draw
 def sample(
     logits, uniforms, temperatures=None, greedy=None, *, top_k: int = 0, top_p: float = 1.0
 ) -> tuple[np.ndarray, np.ndarray]:
-    from mindspore import Tensor
+    from mindspore import Tensor, nn
 
-    from mindgspo.rollout.graphs import TokenSampler
+    from mindgspo.parallel.plans.placement import ALONE
+    from mindgspo.rollout.graphs import DecodeStep
+    from mindgspo.rollout.protocol import SamplingFilter
 
-    sampler, size = TokenSampler(top_k=top_k, top_p=top_p), len(uniforms)
+    class Given(nn.Cell):
+        """In the place of `NextLogits`: the logits that are fed."""
+
+        def construct(self, logits_SV, *others):
+            return (logits_SV,)
+
+    step, size = DecodeStep(Given(), ALONE, SamplingFilter(top_k, top_p)), len(uniforms)
     greedy = np.zeros(size, bool) if greedy is None else greedy
     inverse = np.ones(size, np.float32) if temperatures is None else (1 / temperatures).astype(np.float32)
-    every = np.array([size], np.int32)
-    ids, logp = sampler(*map(Tensor, (logits, uniforms, inverse, greedy, every)))
+    every, unread = np.array([size], np.int32), np.zeros(size, np.int32)
+    ids, logp = step(*map(Tensor, (logits, unread, unread, unread, uniforms, inverse, greedy, unread, every)))
     return ids.asnumpy(), logp.asnumpy()
 
 
