@@ -229,7 +229,7 @@ class Run(PathLike):
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Run:
-        """The run in a folder. Raises RunFolderError where there is none."""
+        """The run in a folder. Raises RunFolderError if there is none."""
         from mindgspo.metrics.files import METRICS_FILE, RUN_FILE
 
         folder = Path(path)

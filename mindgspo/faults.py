@@ -110,7 +110,7 @@ _reached: dict[str, int] = {}
 
 def arm(rank: int, text: str | None = None) -> str | None:
     """Arm this process, of this rank, and count from 0. text: None reads the variable. Returns a warning for the user,
-    None where nothing is armed. Raises ConfigError as `faults_of`."""
+    None if nothing is armed. Raises ConfigError as `faults_of`."""
     faults = faults_of(os.environ.get(VARIABLE, "") if text is None else text)
     _reached.clear()
     _armed[:] = [fault for fault in faults if fault.rank in (None, rank)]

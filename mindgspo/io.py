@@ -164,7 +164,7 @@ def write_new_file(path: Path, content: Content) -> None:
 
 
 def check_is_new(path: Path) -> None:
-    """Raises ConfigError where a file or folder has the name that --out gives."""
+    """Raises ConfigError if a file or folder has the name that --out gives."""
     if path.exists():
         raise ConfigError(f"{path}: is there already; give --out another name, or move it away")
 
@@ -220,7 +220,7 @@ def decoded(content: bytes) -> str:
 
 
 def unique_keys(pairs: Iterable[tuple[str, object]]) -> dict[str, object]:
-    """A hook of `json.loads`, which keeps the last of equal keys silently. Raises ValueError where they disagree."""
+    """A hook of `json.loads`, which keeps the last of equal keys silently. Raises ValueError if they disagree."""
     found: dict[str, object] = {}
     for key, value in pairs:
         if repr(found.setdefault(key, value)) != repr(value):
@@ -421,7 +421,7 @@ def scratch_folder(kind: str) -> Iterator[Path]:
 
 
 def _locked(folder: Path) -> int:
-    """The descriptor of a folder that exists and is locked. Raises OSError where it is gone, or held by another."""
+    """The descriptor of a folder that exists and is locked. Raises OSError if it is gone, or held by another."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

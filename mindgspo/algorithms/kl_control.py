@@ -1,4 +1,4 @@
-"""The coefficient of the KL penalty, and the penalty itself where it belongs to the reward.
+"""The coefficient of the KL penalty, and the penalty itself if it belongs to the reward.
 
 The penalty inside the loss is `losses.kl`. numpy only.
 """
@@ -27,7 +27,7 @@ class KLController:
     """The coefficient: fixed, or steered so that the mean KL per token approaches `target`.
 
     Adaptive (arXiv 1909.08593, section 2.2): coef *= 1 + clip(KL / target - 1, -0.2, 0.2) * responses / horizon.
-    0 where no penalty is placed anywhere.
+    0 if no penalty is placed anywhere.
     """
 
     def __init__(self, section: KLSection) -> None:

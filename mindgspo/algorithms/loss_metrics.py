@@ -364,7 +364,7 @@ def mismatch_metrics(sampler_I: NDArray[np.floating], trainer_I: NDArray[np.floa
 
 
 def _correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float | None:
-    """Pearson's, within [-1, 1]; None where one of the two does not vary."""
+    """Pearson's, within [-1, 1]; None if one of the two does not vary."""
     if np.ptp(one) == 0 or np.ptp(other) == 0:  # a mean that rounds would make a deviation of nothing
         return None
     one, other = one - one.mean(), other - other.mean()

@@ -134,7 +134,7 @@ class RoutingDifference:
 
     @property
     def share(self) -> float:
-        """Share of all layers' choices that differ; 0 where there are none."""
+        """Share of all layers' choices that differ; 0 if there are none."""
         choices = self.total * len(self.differing)
         return sum(self.differing) / choices if choices else 0.0
 

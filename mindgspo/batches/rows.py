@@ -39,7 +39,7 @@ class TrainingSample:
 class BatchSize:
     """Shape of a micro-batch: R rows of T token slots, N samples of K response-token slots, P predictions.
 
-    predictions: None where every slot of every response has one of its own, P = N * K.
+    predictions: None if every slot of every response has one of its own, P = N * K.
     """
 
     rows: int

@@ -40,7 +40,7 @@ class Manifest:
     files: dict[str, FileRecord]
     """By plain file name."""
     logs: dict[str, FileRecord] | None
-    """Content of the run's logs at that time, by file name; None where that was not recorded."""
+    """Content of the run's logs at that time, by file name; None if that was not recorded."""
 
 
 def new_digest(hash_name: str = _HASH_NAME) -> hashlib._Hash | xxhash.xxh3_128:
@@ -99,7 +99,7 @@ def verify(folder: Path, *, required: tuple[str, ...], hashes: bool = True) -> M
 
 
 def check_size(path: Path, record: FileRecord, named_by: str, remedy: str) -> None:
-    """Raises CheckpointError where a recorded file is missing or has another size. named_by: what records it."""
+    """Raises CheckpointError if a recorded file is missing or has another size. named_by: what records it."""
     if not path.is_file():
         raise CheckpointError(f"{path}: missing, though {named_by} names it; {remedy}")
     size = path.stat().st_size

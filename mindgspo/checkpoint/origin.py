@@ -48,7 +48,7 @@ class Origin:
 
     @property
     def config(self) -> Path | None:
-        """The configuration of the run that wrote it; None where it lies outside of a run."""
+        """The configuration of the run that wrote it; None if it lies outside of a run."""
         run = self.run
         return None if run is None else run / CONFIG_FILE
 
@@ -120,7 +120,7 @@ def roll_back(root: Path, step: int) -> Path:
 
 
 def finish_rollback(root: Path) -> Path | None:
-    """End what `roll_back` began, from whatever point; None where nothing was begun. Raises RunFolderError."""
+    """End what `roll_back` began, from whatever point; None if nothing was begun. Raises RunFolderError."""
     marker = root / CHECKPOINTS / ROLLBACK_FILE
     if not marker.is_file():
         return None

@@ -48,11 +48,11 @@ class RunOverview:
     step: int | None = None
     """Step of the last line of metrics.jsonl."""
     total_steps: int | None = None
-    """None where its data set decides."""
+    """None if its data set decides."""
     accuracy: float | None = None
     """Accuracy of the latest evaluation, a share."""
     reward: float | None = None
-    """Mean reward of the same answers; None where it says no more than the accuracy."""
+    """Mean reward of the same answers; None if it says no more than the accuracy."""
     best: float | None = None
     """The best value of eval.best_metric."""
     best_step: int | None = None

@@ -88,10 +88,10 @@ def complete_steps(checkpoints_dir: Path) -> Iterator[Path]:
 
 
 def newest_checkpoint(checkpoints_dir: Path, *, clears: bool = True) -> Path | None:
-    """The complete checkpoint with the most steps, its content verified; None where there is no checkpoint
+    """The complete checkpoint with the most steps, its content verified; None if there is no checkpoint
     at all.
 
-    Damaged ones are passed over with a warning that names the broken file. Raises NewerFormatError where the newest is
+    Damaged ones are passed over with a warning that names the broken file. Raises NewerFormatError if the newest is
     of a format that this version cannot read: passing it over would lose its steps without need. Raises CheckpointError
     where checkpoints exist and none is complete: starting over would hide the loss. clears: remove what dead processes
     left half written; not in another run's folder.
@@ -121,7 +121,7 @@ def newest_checkpoint(checkpoints_dir: Path, *, clears: bool = True) -> Path | N
 
 
 def read_state(step: Path) -> dict[str, Any]:
-    """The JSON state of a checkpoint. Raises CheckpointError where it is none."""
+    """The JSON state of a checkpoint. Raises CheckpointError if it is none."""
     path = step / STATE_FILE
     try:
         state = read_json(path)
@@ -154,7 +154,7 @@ class Retention:
 
 
 def evaluation_of(step: Path) -> float | None:
-    """Value of the evaluation with a checkpoint's weights, higher is better; None where there was none."""
+    """Value of the evaluation with a checkpoint's weights, higher is better; None if there was none."""
     try:
         latest = read_state(step)["progress"]["latest"]
         return float(latest["value"]) if latest["step"] == step_of(step) else None
@@ -278,13 +278,13 @@ class OpenCheckpoint:
     _arrays: Mapping[str, TensorSource]
 
     def arrays_of(self, name: str) -> TensorSource:
-        """Empty where none were saved."""
+        """Empty if none were saved."""
         return self._arrays.get(name) or ArraySource({}, path=self.path / stateful_file(name))
 
 
 @contextmanager
 def open_checkpoint(path: Path) -> Iterator[OpenCheckpoint]:
-    """Open all files of a checkpoint for the block. Raises CheckpointError, WeightsError where sizes or headers say
+    """Open all files of a checkpoint for the block. Raises CheckpointError, WeightsError if sizes or headers say
     that one is damaged."""
     manifest = verify(path, required=CHECKPOINT_FILES, hashes=False)
     state = read_state(path)

@@ -63,7 +63,7 @@ def write_shard_record(folder: Path, record: ShardRecord) -> None:
 
 
 def read_shard_record(folder: Path) -> ShardRecord:
-    """Read `checkpoint.json`. Raises CheckpointError where it is damaged or names files outside of its folder."""
+    """Read `checkpoint.json`. Raises CheckpointError if it is damaged or names files outside of its folder."""
     path = folder / RECORD_FILE
     try:
         content = read_json(path)

@@ -182,7 +182,7 @@ class NewFile:
 
 
 def _rank_files(source: WholeCheckpoint, strategy: Strategy, *, suffix: str, prefix: str) -> tuple[NewFile, ...]:
-    """One file per rank. Raises WeightsError or CheckpointError where the strategy does not fit the checkpoint."""
+    """One file per rank. Raises WeightsError or CheckpointError if the strategy does not fit the checkpoint."""
     layouts = placed_layouts({name: tensor.info.shape for name, tensor in source.tensors.items()}, strategy)
     return tuple(
         _new_file(f"rank_{rank}/{prefix}{rank}{suffix}", rank, source.tensors, layouts, source.tensors)
@@ -224,7 +224,7 @@ def _new_file(
 def _write(source: WholeCheckpoint, files: Sequence[NewFile], request: TransformRequest, *, shows_bar: bool) -> None:
     """Write aside, read back, rename; `deep` first checks that source and destination hold the same.
 
-    Raises CheckpointError where the file system refuses, or something else is read than was written.
+    Raises CheckpointError if the file system refuses, or something else is read than was written.
     """
     target, strategy, sync = request.destination, request.destination_strategy, request.sync
     filled = temporary_path(target)
@@ -267,7 +267,7 @@ def write_file_of(
 ) -> dict[str, str]:
     """Write one file below `folder` and read it back; returns the digests of its tensors. sync: flush it to disk.
 
-    Raises OSError where the file system refuses, CheckpointError where something else is read than was written.
+    Raises OSError if the file system refuses, CheckpointError where something else is read than was written.
     """
     digests: dict[str, str] = {}
     path = folder / new.name
@@ -293,7 +293,7 @@ def _parts(
 
 
 def read_back(path: Path, new: NewFile, digests: Mapping[str, str], *, advance: Advance) -> None:
-    """Read a written file. Raises CheckpointError where it holds anything else than was written."""
+    """Read a written file. Raises CheckpointError if it holds anything else than was written."""
     with open_tensors(path) as file:
         if list(file.tensors.items()) != list(new.infos.items()):
             raise CheckpointError(f"{path}: its header, read back, is not what was written; {_REMEDY}")
@@ -330,7 +330,7 @@ def _add_other_files(
 
 
 def _compare(left: WholeCheckpoint, right: WholeCheckpoint, threads: _Threads) -> None:
-    """Raises CheckpointError where the two do not hold the same tensors, or replicas of a slice differ in one."""
+    """Raises CheckpointError if the two do not hold the same tensors, or replicas of a slice differ in one."""
     if left.tensors.keys() != right.tensors.keys():
         names = sorted(left.tensors.keys() ^ right.tensors.keys())
         raise CheckpointError(f"{right.stored.path}: {names[0]} is only in one of source and destination")
@@ -384,7 +384,7 @@ def _is_one_file(target: Path, strategy: Strategy | None) -> bool:
 
 
 def _require_absent(path: Path) -> None:
-    """Raises CheckpointError where anything but an empty folder exists."""
+    """Raises CheckpointError if anything but an empty folder exists."""
     if path.is_dir() and not any(path.iterdir()):
         return
     if path.exists() or path.is_symlink():

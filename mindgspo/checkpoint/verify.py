@@ -38,7 +38,7 @@ _HEADER = ("folder", "step", "size", "saved", "evaluated", "state")
 
 
 def recorded_file(path: Path) -> FileRecord:
-    """Size and digest of a written file, by its tensors. Raises WeightsError where it is damaged."""
+    """Size and digest of a written file, by its tensors. Raises WeightsError if it is damaged."""
     with open_tensors(path) as file:
         digests = {name: tensor_digest(file, name, advance=lambda num_bytes: None) for name in file.tensors}
         return FileRecord(size=path.stat().st_size, digest=file_digest(file.tensors, digests))
@@ -72,7 +72,7 @@ def whole_digest(checkpoint: WholeCheckpoint, name: str, *, advance: Advance) ->
 
 
 def check_replicas(checkpoint: WholeCheckpoint, name: str, *, advance: Advance) -> None:
-    """Raises CheckpointError where ranks that should hold the same slice of a tensor do not."""
+    """Raises CheckpointError if ranks that should hold the same slice of a tensor do not."""
     why = "the strategy says that both hold the same part of it; one of the two is damaged"
     digest = partial(tensor_digest, advance=advance)
     compare_replicas(name, checkpoint.tensors[name].layout, checkpoint.ranks, digest, why)
@@ -156,7 +156,7 @@ def _mib(num_bytes: int) -> str:
 
 
 def list_lines(path: Path) -> Iterator[str]:
-    """The table. Raises CheckpointError where there is no checkpoint, WeightsError for a damaged file of tensors."""
+    """The table. Raises CheckpointError if there is no checkpoint, WeightsError for a damaged file of tensors."""
     steps = steps_folder(path)
     if steps is not None:
         yield from aligned([_HEADER, *_step_rows(steps)])

@@ -101,7 +101,7 @@ class WholeCheckpoint(Closing):
 
     @property
     def metadata(self) -> dict[str, str] | None:
-        """Text that all files have beside their tensors; None where there is none."""
+        """Text that all files have beside their tensors; None if there is none."""
         return dict(sorted(set.intersection(*(set(file.metadata.items()) for file in self.ranks.values())))) or None
 
     def blocks(self, name: str, *, near: int = 0) -> TensorBlocks:
@@ -326,7 +326,7 @@ def _check_holders(name: str, layout: Layout, holders: set[int], source: str) ->
 def compare_replicas(
     name: str, layout: Layout, ranks: Mapping[int, OpenTensors], content: Callable[[OpenTensors, str], object], why: str
 ) -> None:
-    """Raises CheckpointError where `content` differs between ranks that hold the same slice. why: ends the message."""
+    """Raises CheckpointError if `content` differs between ranks that hold the same slice. why: ends the message."""
     for index in layout.slice_indices():
         first, *others = layout.holders(index)
         expected = content(ranks[first], name) if others else None

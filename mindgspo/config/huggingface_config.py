@@ -121,7 +121,7 @@ _SAMPLING = ("bos_token_id", "do_sample", "temperature", "top_p", "top_k", "min_
 
 def generation_config(*, eos_ids: Sequence[int], pad_id: int, base: Path | None = None) -> dict[str, object]:
     """The content of generation_config.json: the stop tokens of the run; sampling as the folder of the first weights
-    says, greedy where it does not. Raises WeightsError where that folder's file is damaged."""
+    says, greedy where it does not. Raises WeightsError if that folder's file is damaged."""
     path = None if base is None else base / "generation_config.json"
     found = _read(path) if path is not None and path.is_file() else {}
     found = found if isinstance(found, dict) else {}

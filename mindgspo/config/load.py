@@ -106,7 +106,7 @@ def migrated(mapping: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _section_of_key(mapping: dict[str, Any], dotted: str) -> tuple[dict[str, Any] | None, str]:
-    """The innermost section of a dotted key, None where there is none, and the key in it."""
+    """The innermost section of a dotted key, None if there is none, and the key in it."""
     *sections, key = dotted.split(".")
     found: Any = mapping
     for name in sections:

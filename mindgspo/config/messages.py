@@ -91,7 +91,7 @@ def known_keys(section: type[Section] = ExperimentConfig, prefix: str = "") -> I
 
 
 def section_of(section: type[Section], name: str) -> type[Section] | None:
-    """The class of the subsection at key `name`, None where the key holds a value. Of a key that holds a section or
+    """The class of the subsection at key `name`, None if the key holds a value. Of a key that holds a section or
     several by name, the class of one."""
     annotation = section.model_fields[name].annotation
     for option in (annotation, *get_args(annotation)):

@@ -131,7 +131,7 @@ class ModelSection(Section):
 
     @model_validator(mode="after")
     def _with_head_dim(self) -> ModelSection:
-        """Filled in here and not by `config.load`, because Python code builds sections too. It stays None where the
+        """Filled in here and not by `config.load`, because Python code builds sections too. It stays None if the
         quotient is not whole, which `config.rules` refuses."""
         if self.head_dim is None and self.hidden_size % self.num_attention_heads == 0:
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)

@@ -96,7 +96,7 @@ class ParallelPlan(Section):
 
     @property
     def card_numbers(self) -> tuple[int, ...] | None:
-        """The numbers that `cards` names, in its order; None where it names none."""
+        """The numbers that `cards` names, in its order; None if it names none."""
         if self.cards is None:
             return None
         ends = [part.partition("-") for part in self.cards.split(",")]

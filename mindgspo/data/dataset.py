@@ -80,7 +80,7 @@ def _write(call: Callable[..., object], folder: Path, *arguments: object) -> Non
 
 
 def read_prompt_records(folder: Path, num_rows: int) -> Iterator[Prompt]:
-    """The prompts in the order in which they were written. Raises DataError where the file is not whole or holds
+    """The prompts in the order in which they were written. Raises DataError if the file is not whole or holds
     another number of rows."""
     check_record_file(folder / RECORD_NAME, num_rows)
     try:

@@ -59,7 +59,7 @@ class PartialFolder:
     """Chunk files, the finished data set before it gets its name, and a lock."""
 
     def __init__(self, out_dir: Path, key: str) -> None:
-        """Raises OutputError where another process has the folder, or the file system knows no locks."""
+        """Raises OutputError if another process has the folder, or the file system knows no locks."""
         self.path = partial_path(out_dir, key)
         self._descriptor: int | None = _locked(self.path)
 

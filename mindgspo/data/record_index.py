@@ -63,7 +63,7 @@ def check_record_file(path: Path, num_rows: int | None = None) -> None:
 
 
 def num_records(path: Path) -> int:
-    """Rows of the file. Raises DataError where its index cannot be read."""
+    """Rows of the file. Raises DataError if its index cannot be read."""
     try:
         with closing(_open_index(path)) as index:
             return int(index.execute("SELECT COUNT(*) FROM INDEXES").fetchone()[0])

@@ -59,7 +59,7 @@ def read_file(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
 
 
 def read_schema(path: Path) -> pyarrow.Schema:
-    """The columns of a parquet file. Raises DataError where it is none."""
+    """The columns of a parquet file. Raises DataError if it is none."""
     import pyarrow
     import pyarrow.parquet
 
@@ -196,7 +196,7 @@ def open_source(section: DataSourceSection, seed: int, tokenizer: Tokenizer | No
     """Check that the source exists, that a parquet file has the mapped columns, and take its hash. tokenizer: for the
     format mindrlhf, whose rows are ids.
 
-    Raises DataError: no such file, unknown kind of file, a path where none belongs or none where one does, columns
+    Raises DataError: no such file, unknown kind of file, a path where none belongs or none if one does, columns
     missing in the section or in the file, or the format "prepared", whose folder has no raw rows.
     """
     if section.format == "prepared":

@@ -76,7 +76,7 @@ class PromptStream:
         )
 
     def restore(self, state: StreamState) -> None:
-        """Go on from `state`. Raises DataError where it belongs to other data, seed or order."""
+        """Go on from `state`. Raises DataError if it belongs to other data, seed or order."""
         for name, saved, own in (
             ("number of prompts", state.num_rows, self._num_rows),
             ("seed", state.seed, self._seed),

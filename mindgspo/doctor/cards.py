@@ -63,7 +63,7 @@ def parse_npu_smi(text: str) -> list[CardStatus]:
 
 
 def known_cards(machine: Machine) -> list[CardStatus]:
-    """Cards that npu-smi shows; none where it does not answer."""
+    """Cards that npu-smi shows; none if it does not answer."""
     output = machine.run(NPU_SMI)
     return parse_npu_smi(output.text) if output is not None and output.code == 0 else []
 

@@ -124,7 +124,7 @@ def write_bundle(
     """Fill a new folder, which only this user can read: report.txt, report.json, environment.txt, npu-smi.txt, logs/,
     and codes.txt, what codes in these mean.
 
-    log_dir: of a run, whose logs' ends go along. Raises ConfigError where the folder holds something.
+    log_dir: of a run, whose logs' ends go along. Raises ConfigError if the folder holds something.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"--bundle {folder}: holds something already; name a new folder")

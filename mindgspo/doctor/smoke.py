@@ -52,7 +52,7 @@ class SmokeResult:
     name: str
     seconds: float
     problem: str
-    """Empty where all went well."""
+    """Empty if all went well."""
 
     def __str__(self) -> str:
         return f"{self.name}: {'FAILED, ' + self.problem if self.problem else 'ok'} ({self.seconds:.0f} s)"
@@ -165,7 +165,7 @@ def _run(path: Path, *, without: Sequence[str]) -> str:
 
 
 def _wrong_metric(config: ExperimentConfig) -> str:
-    """Describe how the last step is not as it must be; empty where it is."""
+    """Describe how the last step is not as it must be; empty if it is."""
     assert config.run_dir is not None, "config is not resolved"
     name, metrics = "training/rollout_logprob_diff_mean", config.run_dir / "metrics.jsonl"
     found = [line for text in metrics.read_text(encoding="utf-8").splitlines() if name in (line := json.loads(text))]

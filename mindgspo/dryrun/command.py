@@ -69,7 +69,7 @@ class DryRun:
     def prepare(cls, request: DryRunRequest) -> DryRun:
         """Check all that can be checked before the first compile.
 
-        Raises ConfigError, DryRunUnavailable where nothing can be compiled, DryRunError for a rank or a graph that does
+        Raises ConfigError, DryRunUnavailable if nothing can be compiled, DryRunError for a rank or a graph that does
         not exist and for a folder that cannot be used.
         """
         request = replace(request, overrides=(*request.overrides, "device=Ascend"))

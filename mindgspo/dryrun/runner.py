@@ -95,7 +95,7 @@ class ChildAnswer:
     failure: CompileFailure | None = None
     facts: GraphFacts = field(default_factory=GraphFacts)
     memory: CallMemory | None = None
-    """None where it was not asked for."""
+    """None if it was not asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

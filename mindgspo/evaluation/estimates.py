@@ -49,7 +49,7 @@ class Estimate:
     value: float
     """Figure over the problems measured."""
     low: float | None
-    """Lower end of the interval over all problems like these; None where a single problem cannot say."""
+    """Lower end of the interval over all problems like these; None if a single problem cannot say."""
     high: float | None
 
 
@@ -120,7 +120,7 @@ def change_estimate(before_P: ArrayLike, after_P: ArrayLike) -> Estimate:
 
     The two are no independent samples, so only problems whose outcome changed count. The interval is Agresti and Min's
     (2005): with half a problem added to each of the four outcomes, d +- 1.96 sqrt(c - d^2) / sqrt(P + 2), where c is
-    the share of problems that changed and d the difference. It is not empty where nothing changed.
+    the share of problems that changed and d the difference. It is not empty if nothing changed.
     """
     before, after = np.asarray(before_P, bool), np.asarray(after_P, bool)
     assert before.shape == after.shape and before.ndim == 1 and before.size, (before.shape, after.shape)
@@ -284,7 +284,7 @@ def _majority_votes(problems: Sequence[ScoredProblem], ks: Sequence[int]) -> dic
 
 
 def reward_values(scores_P: Sequence[Sequence[Score]]) -> list[list[float]]:
-    """The rewards of the answers to each problem; one that could not be scored has the lowest of all. Empty where none
+    """The rewards of the answers to each problem; one that could not be scored has the lowest of all. Empty if none
     could, or where sums and squares would overflow."""
     known = [score.value for scores in scores_P for score in scores if score.value is not None]
     if not known or max(map(abs, known)) > _LARGEST_REWARD:

@@ -190,7 +190,7 @@ class EvaluatedSet:
     single: tuple[ScoredGroup, ...]
     """One answer per problem, greedy unless eval.do_sample."""
     sampled: tuple[ScoredGroup, ...] = ()
-    """eval.num_samples answers per problem; empty where that is 1."""
+    """eval.num_samples answers per problem; empty if that is 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +202,7 @@ class Evaluation:
     solved: tuple[bool, ...]
     """Whether the one answer is correct, by problem, set after set."""
     rewards: tuple[float, ...]
-    """Reward of the one answer, by problem; empty where no answer could be scored."""
+    """Reward of the one answer, by problem; empty if no answer could be scored."""
     metrics: Mapping[str, float]
     """Metrics by name, with the ends of intervals."""
 
@@ -262,7 +262,7 @@ class Evaluator:
         return Evaluation(sets=tuple(evaluated), solved=tuple(solved), rewards=tuple(rewards), metrics=metrics)
 
     def greedy_figures(self, prompts: Sequence[Prompt], *, weight_version: int) -> tuple[float, float | None]:
-        """Share of problems whose greedy answer is correct, and the mean reward; None where no answer has one."""
+        """Share of problems whose greedy answer is correct, and the mean reward; None if no answer has one."""
         groups = self.answers(prompts, 0, weight_version=weight_version)
         rewards = estimates.reward_values([group.scores for group in groups])
         return float(np.mean([_is_solved(group) for group in groups])), float(np.mean(rewards)) if rewards else None
@@ -304,7 +304,7 @@ class Evaluator:
 
 
 def single_temperature(section: EvalSection) -> float:
-    """Temperature of the one answer to each problem; 0 where it is greedy."""
+    """Temperature of the one answer to each problem; 0 if it is greedy."""
     return section.temperature if section.do_sample else 0.0
 
 
@@ -358,7 +358,7 @@ def _is_solved(group: ScoredGroup) -> bool:
 
 
 def check_best_metric(section: EvalSection, eval_sets: Mapping[str, PromptDataset], *, names_sets: bool) -> None:
-    """Raises ConfigError where eval.best_metric is about a data source that no set holds."""
+    """Raises ConfigError if eval.best_metric is about a data source that no set holds."""
     part = part_of(section.best_metric)
     names = [
         name

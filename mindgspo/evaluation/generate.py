@@ -179,7 +179,7 @@ class Chat:
     def say(self, text: str, is_stopped: Callable[[], object] = lambda: False) -> Iterator[str]:
         """The pieces of the answer. is_stopped: asked between two looks at the engine; what was said by then counts.
 
-        Raises ConfigError where the conversation has become too long; it is then as before.
+        Raises ConfigError if the conversation has become too long; it is then as before.
         """
         asked = [*self.messages, {"role": "user", "content": text}]
         ids = self._encode(asked)
@@ -242,7 +242,7 @@ def _drawing(found: FoundModel, options: GenerateOptions) -> _Drawing:
 
 
 def _answer_length(found: FoundModel, options: GenerateOptions, longest_prompt: int) -> int:
-    """Most tokens of an answer. Raises ConfigError where prompt and answer do not fit into the model's positions."""
+    """Most tokens of an answer. Raises ConfigError if prompt and answer do not fit into the model's positions."""
     room = found.positions - longest_prompt
     wanted = options.max_new_tokens
     if wanted is None:

@@ -78,7 +78,7 @@ def find_model(path: Path, *, tokenizer: Path | None = None, eos_tokens: Sequenc
 
 
 def read_model_folder(folder: Path) -> ModelSection:
-    """Read the architecture from config.json, `path` made absolute. Raises WeightsError where there is none, or no
+    """Read the architecture from config.json, `path` made absolute. Raises WeightsError if there is none, or no
     weights."""
     if (folder / MANIFEST_FILE).is_file():
         raise WeightsError(f"{folder}: a checkpoint of a run; `mindgspo checkpoint export {folder} DIR`, then give DIR")
@@ -176,7 +176,7 @@ def _prompt_of(row: Mapping[str, object], where: str) -> PromptText:
 
 
 def only_key(row: Mapping[str, object], first: str, second: str, where: str) -> str:
-    """Which of two keys a row has. Raises DataError where it has both or neither."""
+    """Which of two keys a row has. Raises DataError if it has both or neither."""
     keys = [key for key in (first, second) if key in row]
     if len(keys) != 1:
         raise DataError(f'{where}: expected either "{first}" or "{second}", got {", ".join(keys) or "neither"}')

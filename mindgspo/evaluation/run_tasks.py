@@ -65,7 +65,7 @@ class TaskResult:
     single: EvaluationSummary
     """One answer per problem, greedy unless eval.do_sample."""
     sampled: EvaluationSummary | None
-    """eval.num_samples answers per problem, None where that is 1."""
+    """eval.num_samples answers per problem, None if that is 1."""
 
     def summaries(self) -> Iterator[tuple[str, EvaluationSummary]]:
         """The summaries, each with the name of its answers."""
@@ -180,7 +180,7 @@ def _rows(task: EvalTask, tokenizer: Tokenizer, scorer: Scorer, folder: Path) ->
 def _sized(config: ExperimentConfig, opened: Sequence[tuple[EvalTask, PromptDataset]]) -> ExperimentConfig:
     """The configuration of the engine of all tasks: room for the longest prompt, no more slots than there is to answer.
 
-    Raises ConfigError where the model has too few positions, or the cache too few blocks.
+    Raises ConfigError if the model has too few positions, or the cache too few blocks.
     """
     rollout = config.rollout
     task, prompt = max(((task, prompt) for task, rows in opened for prompt in rows), key=lambda pair: pair[1].ids.size)
@@ -340,7 +340,7 @@ GENERATIONS = "generations.jsonl"
 
 class EvalFolder(Closing):
     """Folder of `--out`, filled aside in a `with` statement and renamed by `finish`; removed where that is never
-    reached. Raises ConfigError where the folder is there already, or cannot be made."""
+    reached. Raises ConfigError if the folder is there already, or cannot be made."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._aside = path, temporary_path(path.absolute())
@@ -358,12 +358,12 @@ class EvalFolder(Closing):
         shutil.rmtree(self._aside, ignore_errors=True)
 
     def write(self, records: Iterable[Mapping[str, object]]) -> None:
-        """Append lines to generations.jsonl. Raises ConfigError where the disk is full."""
+        """Append lines to generations.jsonl. Raises ConfigError if the disk is full."""
         with self._named_errors():
             self._generations.writelines(map(json_line, records))
 
     def finish(self, report: Mapping[str, object]) -> None:
-        """Write eval.json and give the folder its name. Raises ConfigError where somebody else took it meanwhile."""
+        """Write eval.json and give the folder its name. Raises ConfigError if somebody else took it meanwhile."""
         with self._named_errors():
             self._generations.close()
             write_json(self._aside / REPORT, report)

@@ -44,7 +44,7 @@ class Confusion:
     first_failure: str = ""
     """Message of the first row without a score."""
     counts: Counter[tuple[bool | None, Verdict]] = field(default_factory=Counter)
-    """(label, verdict) -> rows; label None where a row has none."""
+    """(label, verdict) -> rows; label None if a row has none."""
     examples: dict[bool, list[str]] = field(default_factory=lambda: {False: [], True: []})
     """Label -> lines for people about rows with that label and another verdict."""
 
@@ -63,7 +63,7 @@ class Confusion:
             self.examples[label].append(f"  {where}: {found}\n    ...{response[-TAIL_CHARS:]!r}")
 
     def raise_if_all_failed(self) -> None:
-        """Raises RewardError where there are rows and none of them has a score."""
+        """Raises RewardError if there are rows and none of them has a score."""
         if self.num_unscored and self.num_unscored == self.counts.total():
             raise RewardError(f"all {self.num_unscored} rows are without a score; the first, {self.first_failure}")
 

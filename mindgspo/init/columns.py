@@ -138,7 +138,7 @@ def held_beside(row: TableRow, beside: Sequence[str], asked: str) -> list[str]:
 
 
 def _at(row: TableRow, name: str) -> object:
-    """The value at a dotted name, None where there is none."""
+    """The value at a dotted name, None if there is none."""
     if name in row:
         return row[name]
     first, _, rest = name.partition(".")
@@ -219,7 +219,7 @@ def _is_solution(values: Sequence[object]) -> bool:
 
 
 def _best(names: Iterable[str], words: Mapping[str, int], columns: Mapping[str, Sequence[object]]) -> str | None:
-    """Return the best-scored name; None where none does, or two do as much and hold different values."""
+    """Return the best-scored name; None if none does, or two do as much and hold different values."""
     scores = {name: _score(name, words) for name in names}
     most = max(scores.values(), default=0)
     best = [name for name, score in scores.items() if score == most > 0]
@@ -250,7 +250,7 @@ def _said(name: str) -> list[str]:
 
 
 def _only(names: Sequence[str], columns: Mapping[str, Sequence[object]]) -> str | None:
-    """The one name that is left without those of columns about a row; None where it speaks against itself, or its
+    """The one name that is left without those of columns about a row; None if it speaks against itself, or its
     column repeats few values."""
     found = [name for name in names if not (said := _said(name)) or said[-1] not in _ABOUT]
     is_clear = len(found) == 1 and not _OF_ANOTHER.intersection(_said(found[0])) and not _are_few(columns[found[0]])

@@ -138,7 +138,7 @@ def write_new_experiment(request: InitRequest) -> Iterator[str]:
 
 def _data(accounts: list[RowAccount], out: Path) -> _Data:
     """The files as they are, where a run can read them; else, and where rows are to be held out, files of their own in
-    a folder beside the experiment. Raises ConfigError where that is there, DataError for too few rows."""
+    a folder beside the experiment. Raises ConfigError if that is there, DataError for too few rows."""
     folder = out.absolute().with_name(f"{out.stem}_data")
     files = {name: folder / f"{name}.jsonl" for name in ("train", "eval")}
     train, held_out = accounts[0], accounts[-1]

@@ -57,7 +57,7 @@ def measure(
     rows: Sequence[SourceRow], instruction: str | None, tokenizer: Tokenizer, *, device: str, positions: int
 ) -> Lengths:
     """instruction: put after each question; None: the user is to write one. positions: that the model has for both.
-    Raises ConfigError where prompts leave too little room for responses."""
+    Raises ConfigError if prompts leave too little room for responses."""
     facts = PromptFacts(
         system_prompt=None,
         instruction_prefix="",

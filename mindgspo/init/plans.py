@@ -46,7 +46,7 @@ class Hardware:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
     """An experiment that fits: its mapping, the same resolved, and its memory. seconds: that a step is expected to
-    take, None where nothing is known of the speed. padding: why the tables have more rows than the vocabulary."""
+    take, None if nothing is known of the speed. padding: why the tables have more rows than the vocabulary."""
 
     mapping: Mapping[str, Any]
     config: ExperimentConfig
@@ -57,7 +57,7 @@ class Fit:
 
 def prompts_per_step(machine: Hardware, num_rows: int) -> int:
     """A number that every plan on these cards can share out: a multiple of the cards and of the updates, at most what
-    is usual and what leaves a few steps per epoch. Raises ConfigError where there are too few rows."""
+    is usual and what leaves a few steps per epoch. Raises ConfigError if there are too few rows."""
     step = lcm(UPDATES, machine.cards)
     usual = min(32 * machine.cards, 512) if machine.device == "Ascend" else 16
     number = max(min(usual, num_rows // _STEPS_PER_EPOCH) // step * step, step)
@@ -241,7 +241,7 @@ def _refusal(source: str, base: Mapping[str, Any], machine: Hardware, refused: l
 
 
 def _padded(source: str, base: Mapping[str, Any], machine: Hardware) -> tuple[dict[str, Any], str] | None:
-    """The experiment with tables that can be cut over more of the cards, and why; None where that is not so."""
+    """The experiment with tables that can be cut over more of the cards, and why; None if that is not so."""
     model = load_mapping(source, merge(base, _smallest_batch(base, 1)), check_files=False).model
     rows = -(-model.vocab_size // _TABLE_ROWS) * _TABLE_ROWS
     slices, legal = _slices(model, machine), _slices(model.model_copy(update={"table_rows": rows}), machine)

@@ -264,7 +264,7 @@ def _parsed(parse: Parser, row: Mapping[str, object], where: str) -> tuple[Sourc
 
 def held_out_keys(account: RowAccount) -> frozenset[str]:
     """The prompts to measure accuracy on: a tenth, chosen by their hash, so that equal prompts stay together and more
-    rows change little. Raises DataError where there are too few rows."""
+    rows change little. Raises DataError if there are too few rows."""
     different = account.prompts
     number = min(len(different) // _HELD_OUT_SHARE, _MOST_HELD_OUT)
     if number == 0:

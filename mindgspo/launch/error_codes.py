@@ -108,7 +108,7 @@ def _around(line: str, start: int) -> str:
 
 
 def find_in_file(path: Path) -> list[Seen]:
-    """Find codes in a file's last four megabytes. Raises OSError where it cannot be read."""
+    """Find codes in a file's last four megabytes. Raises OSError if it cannot be read."""
     with path.open("rb") as file:
         size = file.seek(0, 2)
         file.seek(max(0, size - MOST_BYTES))

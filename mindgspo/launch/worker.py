@@ -144,7 +144,7 @@ def _tell_failure(error: Exception, folder: LaunchFolder | None) -> None:
 
 
 def _bytes_printed() -> int:
-    """Length of the log, which standard output and error share; 0 where it is no file."""
+    """Length of the log, which standard output and error share; 0 if it is no file."""
     with suppress(OSError):
         return os.lseek(1, 0, os.SEEK_CUR)
     return 0

@@ -1,6 +1,6 @@
 """Why a run does or does not learn, in words: findings for the report and for the lines after each evaluation.
 
-A rule looks at one run and returns a `RunFinding`, or None where it has nothing to say. Rules over training metrics
+A rule looks at one run and returns a `RunFinding`, or None if it has nothing to say. Rules over training metrics
 look at the mean of the last steps; most are rows of thresholds.yaml, a figure with its limits.
 """
 

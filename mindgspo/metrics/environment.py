@@ -78,7 +78,7 @@ def cann_release(default: Path = _CANN_DEFAULT) -> str | None:
 
 
 def git_state(root: Path) -> dict[str, object] | None:
-    """{"commit": ..., "dirty": whether tracked files differ from it}; None where root is no checkout of its own, and
+    """{"commit": ..., "dirty": whether tracked files differ from it}; None if root is no checkout of its own, and
     where git cannot be asked: a run does not depend on it."""
     if not (root / ".git").exists():
         return None

@@ -90,7 +90,7 @@ def _forms() -> list[tuple[list[str], str]]:
 
 
 def chinese(text: str) -> str | None:
-    """The text in Chinese; None where there is no entry for it."""
+    """The text in Chinese; None if there is no entry for it."""
     if text in chinese_words():
         return chinese_words()[text]
     if len(text) > _LONGEST:
@@ -103,7 +103,7 @@ def chinese(text: str) -> str | None:
 
 
 def _parts(text: str, pieces: Sequence[str]) -> list[str]:
-    """Texts between the pieces, each as short as can be; none where the text does not match. Names in a text
+    """Texts between the pieces, each as short as can be; none if the text does not match. Names in a text
     come from data: no pattern that a hostile one could keep busy."""
     end = len(text) - len(pieces[-1])
     if not text.startswith(pieces[0]) or not text.endswith(pieces[-1]):
@@ -144,7 +144,7 @@ def questions(prompts: Sequence[str]) -> list[str]:
 
 
 def _shared(turns: Sequence[Sequence[str]]) -> int:
-    """Number of lines with which all of them begin; 0 where they are all the same."""
+    """Number of lines with which all of them begin; 0 if they are all the same."""
     if all(turn == turns[0] for turn in turns):
         return 0
     return next(number for number, lines in enumerate(zip_longest(*turns)) if len(set(lines)) > 1)

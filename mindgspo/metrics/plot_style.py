@@ -78,7 +78,7 @@ class PanelPicture:
 
 
 def draw_alone(panel: Callable[[Axes], object], theme: Theme) -> PanelPicture | None:
-    """Picture of what `panel` draws on empty axes; None where its metric was not recorded. The legend
+    """Picture of what `panel` draws on empty axes; None if its metric was not recorded. The legend
     stands below the axes, where no line is."""
     figure = new_figure(theme, 5.6, 3.0)
     axes = figure.subplots()

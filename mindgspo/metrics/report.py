@@ -133,7 +133,7 @@ class HeldOutAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutProblem:
-    """A problem with its answers; first, last: None where that evaluation has none."""
+    """A problem with its answers; first, last: None if that evaluation has none."""
 
     set_name: str
     question: str
@@ -152,7 +152,7 @@ class HeldOutTable:
 
 
 def held_out_table(run: RunRecord) -> HeldOutTable | None:
-    """Answers of the first and the last evaluation; None where none were logged."""
+    """Answers of the first and the last evaluation; None if none were logged."""
     evaluations = [_by_problem(lines) for lines in (run.first_validation, run.last_validation) if lines]
     if not evaluations:
         return None

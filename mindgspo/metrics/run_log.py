@@ -167,7 +167,7 @@ _SHOWN_FIGURE = re.compile(r"(?P<part>val-core/.+)/(?P<kind>acc|reward)/(?P<of>(
 
 
 def step_line(step: int, total_steps: int | None, metrics: Mapping[str, float]) -> str | None:
-    """The console line of a step; None where `metrics` holds nothing that it shows."""
+    """The console line of a step; None if `metrics` holds nothing that it shows."""
     cells = []
     for label, keys, form in _COLUMNS:
         key = next((key for key in keys if key in metrics), None)

@@ -92,7 +92,7 @@ def _embedded(value: object) -> str:
 
 
 def write_samples_page(run_dir: Path, name: str, *, most_chars: Mapping[str, int] = MOST_CHARS) -> Path | None:
-    """Write samples.html into the run folder and return its path; None where the run logged no samples.
+    """Write samples.html into the run folder and return its path; None if the run logged no samples.
 
     name: of the run. most_chars: by file. Raises RunFolderError for a damaged line, WriteError.
     """

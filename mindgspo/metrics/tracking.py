@@ -174,7 +174,7 @@ def check_installed(names: Sequence[str], has_package: Callable[[str], object] =
 
 
 def open_trackers(names: Sequence[str], run: TrackedRun, warn: Callable[[str], object] | None = None) -> list[Tracker]:
-    """Open each tracker once. Raises ConfigError where one cannot begin: not installed, not logged in, no network.
+    """Open each tracker once. Raises ConfigError if one cannot begin: not installed, not logged in, no network.
 
     warn: for a resumed run, which does not depend on a tracker; called instead, and the others are returned."""
     run = replace(run, config=_without_secrets(run.config))

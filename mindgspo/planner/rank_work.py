@@ -45,7 +45,7 @@ class RankWidths:
     inner: int
     """Features of SwiGLU, or of each expert's."""
     experts: int
-    """Experts on the rank; 0 where there are none."""
+    """Experts on the rank; 0 if there are none."""
     chosen: int
     """Experts per token, of all."""
     sees: Fraction
@@ -106,7 +106,7 @@ class FeedForwardSizes:
     inner: int
     """One tensor of inner features."""
     routed: int
-    """One tensor of hidden states before or after the experts; 0 where there are none."""
+    """One tensor of hidden states before or after the experts; 0 if there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -180,7 +180,7 @@ def _other_plans(
     config: ExperimentConfig, cards: int, slices: int, stages: int, parts: int, infer_slices: int, experts: int
 ) -> dict[str, Any]:
     """Settings after so many doublings of the cards, of the training plan's slices, stages and parts of sequences, of
-    the infer plan's slices and of the parts of the experts; replicas make up for them. Empty where they cannot."""
+    the infer plan's slices and of the parts of the experts; replicas make up for them. Empty if they cannot."""
     train, infer = config.plans.train, config.plans.infer
     replicas = _scaled(train.data_parallel, cards - slices - stages - parts)
     infer_replicas = _scaled(infer.data_parallel, cards - infer_slices)
@@ -209,7 +209,7 @@ def _other_plans(
 
 
 def _scaled(value: int, doublings: int) -> int | None:
-    """value * 2^doublings, None where that is no whole number."""
+    """value * 2^doublings, None if that is no whole number."""
     if doublings >= 0:
         return value << doublings
     return None if value % 2**-doublings else value >> -doublings

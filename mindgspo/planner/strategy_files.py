@@ -61,7 +61,7 @@ class WrittenFolder:
 def graph_layouts(model: ModelSection, plans: PlansSection, graph: str) -> tuple[ParallelPlan, dict[str, Layout]]:
     """The plan of one of GRAPHS, and the layouts of all its parameters without optimizer shards.
 
-    Only `train` has AdamW's moments. Raises ConfigError where a plan does not fit the model."""
+    Only `train` has AdamW's moments. Raises ConfigError if a plan does not fit the model."""
     assert graph in GRAPHS, graph
     plan = {"train": plans.train, "reference": plans.scoring, "rollout": plans.infer}[graph]
     weights = parameter_layouts(parameter_shapes(model), model, plan)
@@ -147,7 +147,7 @@ def plan_strategy(config: Path, plan: str) -> Strategy:
 
 
 def single_source(path: Path) -> Strategy:
-    """One file or one folder of ranks' files. Raises CheckpointError where there are those of several graphs."""
+    """One file or one folder of ranks' files. Raises CheckpointError if there are those of several graphs."""
     found = read_source(path)
     if len(found) > 1:
         example = path / next(iter(found))

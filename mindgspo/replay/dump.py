@@ -68,7 +68,7 @@ class Dump:
 
     @classmethod
     def open(cls, folder: Path) -> Dump:
-        """Raises CheckpointError where it is no dump, one of another format, or one whose parts do not fit each other;
+        """Raises CheckpointError if it is no dump, one of another format, or one whose parts do not fit each other;
         ConfigError for its configuration."""
         facts = _read_facts(folder)
         # Weights are in the dump, the model's folder need not be here.

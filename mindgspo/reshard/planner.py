@@ -152,7 +152,7 @@ def plan_reshard(
     lack is broadcast to all of them at once; blocks that several ranks hold are shared out between them. No broadcast
     exceeds `bucket_bytes` (a multiple of 4). `item_bytes`: bytes per element, one number or by parameter.
 
-    The order of the mappings does not matter. Raises WeightsError where names or full shapes differ, ConfigError for an
+    The order of the mappings does not matter. Raises WeightsError if names or full shapes differ, ConfigError for an
     impossible bucket size.
     """
     names = _common_names(source, destination)

@@ -75,13 +75,13 @@ def function_for(data_source: str) -> str:
 
 
 def gold_is_readable(data_source: str, gold: str) -> bool | None:
-    """Whether the function that "auto" would choose can read a gold answer; None where it would choose none."""
+    """Whether the function that "auto" would choose can read a gold answer; None if it would choose none."""
     name = _known_function_for(data_source)
     return None if name is None else _default_verifier(name).can_read(gold)
 
 
 def gold_is_met(data_source: str, gold: str) -> bool | None:
-    r"""Whether that function pays a response that repeats the gold answer in a box; None where there is no function. A
+    r"""Whether that function pays a response that repeats the gold answer in a box; None if there is no function. A
     gold that its own repetition does not meet, such as \frac{1}{2}}, has no answer that anybody could give."""
     name = _known_function_for(data_source)
     return None if name is None else repeats_itself(name, gold)

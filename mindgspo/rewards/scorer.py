@@ -64,7 +64,7 @@ class Scorer(Closing):
         self._pool.close()
 
     def start(self) -> None:
-        """Load the user's files, if there are any, in a worker process. Raises RewardError where one is broken."""
+        """Load the user's files, if there are any, in a worker process. Raises RewardError if one is broken."""
         if self.has_files:
             self._pool.start()
 
@@ -89,7 +89,7 @@ class Scorer(Closing):
         self._functions_of(data_source, where)
 
     def unreadable(self, where: str, data_source: str, gold: str) -> str | None:
-        """None where every verifier of a row reads its gold answer and pays its repetition, else `where` and the first
+        """None if every verifier of a row reads its gold answer and pays its repetition, else `where` and the first
         that does not. Raises DataError for a data_source without a function."""
         for name in self._functions_of(data_source, where):
             if name in SHAPERS:

@@ -26,7 +26,7 @@ from mindgspo.rollout.protocol import SamplingFilter
 
 
 class RecordedChoices(nn.Cell):
-    """Collects the routers' choices in the form of `types.Routing`; returns nothing where they are not recorded."""
+    """Collects the routers' choices in the form of `types.Routing`; returns nothing if they are not recorded."""
 
     def __init__(self, model: nn.Cell, *, records_experts: bool) -> None:
         super().__init__(auto_prefix=False)

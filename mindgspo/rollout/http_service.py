@@ -340,7 +340,7 @@ class Server:
             return True
 
     async def command(self, calls: Sequence[Call]) -> None:
-        """Make these calls one after the other. Raises RolloutError where one fails."""
+        """Make these calls one after the other. Raises RolloutError if one fails."""
         for call in calls:
             content = await self.content(call)
             if content is None:
@@ -353,7 +353,7 @@ class Server:
     async def content(
         self, call: Call, most_bytes: int = _MORE_BYTES, is_given_up: Callable[[], bool] = lambda: False
     ) -> bytes | None:
-        """Return the content of the answer, with retries; None where the server lacks an optional route, or where
+        """Return the content of the answer, with retries; None if the server lacks an optional route, or where
         `is_given_up` before a retry. Raises RolloutError, also as soon as the server is lost."""
         self._num_calls += 1
         work = asyncio.ensure_future(self._retried(call, most_bytes, is_given_up))

@@ -87,7 +87,7 @@ def training_sampling(section: RolloutSection, seed: int, *, step: int, draw: in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutCounters:
-    """The work of an engine in one call; 0 where it was not measured."""
+    """The work of an engine in one call; 0 if it was not measured."""
 
     prefilled_prompts: int = 0
     """Prompts run through the model: once per group, and once more, with the tokens so far, after each preemption."""

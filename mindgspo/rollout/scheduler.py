@@ -130,7 +130,7 @@ class Scheduler:
         return not self._jobs
 
     def tokens_of(self, number: int) -> Int32Array:
-        """Return the tokens so far of a request's first active response; none where all of them wait."""
+        """Return the tokens so far of a request's first active response; none if all of them wait."""
         for slot in self._rows:
             if self._sequence(slot)[0].request.number == number:
                 return self._ids[slot, : self._lengths[slot]].copy()
@@ -345,7 +345,7 @@ class Scheduler:
         self._leave(slot)
 
     def _finish(self, slot: int, reason: FinishReason | None) -> None:
-        """End a sequence. reason: None where it is aborted."""
+        """End a sequence. reason: None if it is aborted."""
         job, place = self._sequence(slot)
         length = int(self._lengths[slot])
         if reason is not None:

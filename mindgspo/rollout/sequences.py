@@ -98,7 +98,7 @@ class EndedRequest:
     pieces: tuple[Piece, ...]
     """In the order of the request's samples."""
     seconds: tuple[float, ...]
-    """Time from each sample's first admission to the sync that found its end; 0 where it was never admitted."""
+    """Time from each sample's first admission to the sync that found its end; 0 if it was never admitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +165,7 @@ class Job:
     def piece(
         self, ids: Int32Array, logprobs: Float32Array, experts: ExpertArray | None, reason: FinishReason | None
     ) -> Piece:
-        """Return the part of these tokens that follows the request's prefix. reason: None where it was aborted."""
+        """Return the part of these tokens that follows the request's prefix. reason: None if it was aborted."""
         start, routing = self.request.prefix.size, None
         if experts is not None and ids.size > start:
             assert self.prompt_experts is not None

@@ -204,7 +204,7 @@ class CompletionServer:
         return bool(self._later) or (self._decoding is not None and not self._decoding.done)
 
     def _follow(self, order: _Order) -> tuple[int, Any] | None:
-        """Return the answer to an order; None where it comes later."""
+        """Return the answer to an order; None if it comes later."""
         kind, content = order.kind, order.content
         if kind == "ask":
             if self._version is None:

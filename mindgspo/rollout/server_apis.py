@@ -35,7 +35,7 @@ class Expected:
     vocab_size: int
     eos_ids: Collection[int]
     routing: np.ndarray | None = None
-    """Empty array [0, X] of the integer type that stores expert numbers; None where experts are not recorded."""
+    """Empty array [0, X] of the integer type that stores expert numbers; None if experts are not recorded."""
     num_experts: int = 0
 
 
@@ -346,7 +346,7 @@ def _load_sglang(folder: Path, version: int) -> tuple[Call, ...]:
 
 
 def _only(versions: set[Any]) -> Any:
-    """The one version; None where none is reported, a text of all where there are several."""
+    """The one version; None if none is reported, a text of all where there are several."""
     return next(iter(versions), None) if len(versions) < 2 else ", ".join(sorted(map(str, versions)))
 
 

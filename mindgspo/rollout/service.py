@@ -53,11 +53,11 @@ class Piece:
     """The part of one response that one request produced."""
 
     ids: Int32Array
-    """int32 [L], the tokens after the prefix; empty where it was aborted before its first token."""
+    """int32 [L], the tokens after the prefix; empty if it was aborted before its first token."""
     logprobs: Float32Array
     """float32 [L]."""
     finish_reason: FinishReason | None
-    """None where it was aborted."""
+    """None if it was aborted."""
     routing: Routing | None = None
     """Recorded experts; prompt_LX covers prompt and prefix but the last token, and is empty for an empty piece."""
 
@@ -82,7 +82,7 @@ class Answer:
 
 
 class CompletionService(Protocol):
-    """Generates in the background, and is called from one thread. Raises RolloutError where an engine fails for good,
+    """Generates in the background, and is called from one thread. Raises RolloutError if an engine fails for good,
     or gives an invalid answer."""
 
     def submit(self, requests: Sequence[Request]) -> None:

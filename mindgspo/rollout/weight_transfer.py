@@ -69,7 +69,7 @@ class WeightTransfer:
         self.last: ReshardReport | None = None
 
     def push(self, version: int) -> None:
-        """Fill the generating model. Raises WeightsError where a verified parameter is not bit for bit the rounded
+        """Fill the generating model. Raises WeightsError if a verified parameter is not bit for bit the rounded
         trained one."""
         old, new = self._views(self._trained), weight_views(self._generating)
         self.last = self._resharder.run(old, new)

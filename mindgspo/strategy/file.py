@@ -438,7 +438,7 @@ def _from_entry(entry: object) -> StoredLayout:
 
 
 def _stage(document: Mapping[str, object]) -> int:
-    """The stage of the first strategy item, 0 where there is none."""
+    """The stage of the first strategy item, 0 if there is none."""
     items = document.get(_STRATEGIES)
     first = next(iter(items.values()), None) if isinstance(items, dict) else None
     stage = _integer(first, "stage") if isinstance(first, dict) else 0

@@ -141,7 +141,7 @@ def strategy_layouts(strategy: Strategy, shapes: Mapping[str, Shape] | None = No
     shapes: full shapes by name; only these parameters are returned, in this order, those of them that the record holds
     (`check_fits` tells what is missing). Not needed for a JSON file, which holds shapes: None returns all in its order.
     Stages are equal runs of consecutive ranks. A parameter on several stages gets the stage as outermost device axis.
-    Raises WeightsError where the shape is unknown, contradicts the file or does not divide, CheckpointError for what no
+    Raises WeightsError if the shape is unknown, contradicts the file or does not divide, CheckpointError for what no
     Layout can say.
     """
     size = strategy.stage_size

@@ -24,7 +24,7 @@ MOST_DEVICES = 1 << 20
 
 
 def device_axes(entry: int | tuple[int, ...]) -> tuple[int, ...]:
-    """The device axes that split one tensor axis, outermost first; empty where it is not split."""
+    """The device axes that split one tensor axis, outermost first; empty if it is not split."""
     if isinstance(entry, tuple):
         return tuple(axis for axis in entry if axis != NOT_SPLIT)
     return () if entry == NOT_SPLIT else (entry,)
@@ -48,7 +48,7 @@ def map_entry(axes: tuple[int, ...]) -> int | tuple[int, ...]:
 
 
 def without_fields(matrix: DeviceMatrix, tensor_map: TensorMap, step: int, size: int) -> tuple[DeviceMatrix, TensorMap]:
-    """Device matrix and tensor map that say by themselves what the two fields add. Raises ValueError where they cannot.
+    """Device matrix and tensor map that say by themselves what the two fields add. Raises ValueError if they cannot.
 
     Example: matrix (4, 2), map (0, -1), step 2, size 2: (2, 2, 2) and ((0, 1), -1). The four replicas are split into
     two runs of two.
@@ -127,11 +127,11 @@ class StoredLayout:
     """
 
     device_matrix: DeviceMatrix
-    """Arrangement of the stage's ranks; empty where the stage is one rank."""
+    """Arrangement of the stage's ranks; empty if the stage is one rank."""
     tensor_map: TensorMap
     """Per tensor axis the device axis or axes that split it, counted from the right; -1: not split."""
     shape: Shape | None = None
-    """Shape of the full tensor; None where the file does not say (protobuf has no field for it)."""
+    """Shape of the full tensor; None if the file does not say (protobuf has no field for it)."""
     field: int = 0
     """Rows per field of a table that is split by fields, 0 for all others."""
     opt_weight_shard_step: int = 0

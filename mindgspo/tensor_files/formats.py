@@ -38,7 +38,7 @@ def damaged(path: Path, what: object) -> WeightsError:
 
 
 def titled_names(title: str, names: Sequence[str], describe: Callable[[str], str] = str) -> list[str]:
-    """A titled block with the first few names and how many more there are; nothing where there are none."""
+    """A titled block with the first few names and how many more there are; nothing if there are none."""
     if not names:
         return []
     more = [f"    ... and {len(names) - LISTED} more"] if len(names) > LISTED else []
@@ -70,7 +70,7 @@ class FileContent:
     """An open file of known size."""
 
     def __init__(self, path: Path) -> None:
-        """Raises WeightsError where the file cannot be opened."""
+        """Raises WeightsError if the file cannot be opened."""
         self.path = path
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -83,7 +83,7 @@ class FileContent:
             raise WeightsError(f"{path}: is no regular file")
 
     def at(self, start: int, length: int) -> bytes:
-        """`length` bytes from `start`. Raises WeightsError where the file is shorter."""
+        """`length` bytes from `start`. Raises WeightsError if the file is shorter."""
         found = bytearray(length)
         self.fill(memoryview(found), start)
         return bytes(found)
@@ -96,7 +96,7 @@ class FileContent:
             raise damaged(self.path, error) from error
 
     def fill(self, buffer: memoryview, start: int) -> None:
-        """Read as many bytes as `buffer` holds, from `start`. Raises WeightsError where the file is shorter."""
+        """Read as many bytes as `buffer` holds, from `start`. Raises WeightsError if the file is shorter."""
         assert self._descriptor >= 0, f"{self.path} is closed"
         done = 0
         while done < buffer.nbytes:  # one call reads 2 GiB at most

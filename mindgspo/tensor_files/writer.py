@@ -129,7 +129,7 @@ def write_tensor_file(
     """Write arrays bit for bit, each in its own dtype, aside and flushed to disk; then rename to `path`.
 
     bfloat16_bits: the arrays are uint16 and hold the bits of bfloat16 numbers. on_write: see `write_tensors`.
-    Raises OSError where the file system refuses.
+    Raises OSError if the file system refuses.
     """
     infos = library_order({name: info_of(tensor, bfloat16_bits=bfloat16_bits) for name, tensor in tensors.items()})
     write_tensors(path, infos, ((name, tensors[name]) for name in infos), metadata=metadata, on_write=on_write)

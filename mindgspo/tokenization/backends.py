@@ -78,7 +78,7 @@ class BpeBackend:
 def load_qwen2(files: TokenizerFiles) -> BpeBackend:
     """Qwen2's tokenizer from vocab.json, merges.txt and the added tokens of tokenizer_config.json.
 
-    Raises TokenizerError where a file is missing or malformed, or where tokenizer_class names another family:
+    Raises TokenizerError if a file is missing or malformed, or where tokenizer_class names another family:
     the splitting pattern is not in the files, so another family's would be silently wrong.
     """
     for name in (VOCAB, MERGES, CONFIG):
@@ -106,7 +106,7 @@ def load_qwen2(files: TokenizerFiles) -> BpeBackend:
 def load_tokenizer_json(files: TokenizerFiles) -> BpeBackend:
     """Any tokenizer.json, plus those added tokens of tokenizer_config.json that it lacks.
 
-    Raises TokenizerError where the file is malformed or contradicts tokenizer_config.json.
+    Raises TokenizerError if the file is malformed or contradicts tokenizer_config.json.
     """
     text = files.text(TOKENIZER_JSON)
     try:
@@ -281,7 +281,7 @@ class SentencePieceBackend:
 
 
 def load_sentencepiece(files: TokenizerFiles) -> SentencePieceBackend:
-    """The folder's one *.model. Raises TokenizerError where there are several or the model is unreadable."""
+    """The folder's one *.model. Raises TokenizerError if there are several or the model is unreadable."""
     names = files.sentencepiece_names()
     if len(names) != 1:
         raise TokenizerError(f"{files.origin}: {len(names)} sentencepiece models ({', '.join(names)}); keep one")

@@ -47,7 +47,7 @@ class ChatTemplate:
         self._confined = None if is_built_in(files) else child or confined(files)
 
     def check_tokens(self, id_of: Callable[[str], int | None]) -> None:
-        """Raises TokenizerError where the template may write a special token that the vocabulary lacks, which would be
+        """Raises TokenizerError if the template may write a special token that the vocabulary lacks, which would be
         taken apart. id_of: of a token's text."""
         for name, text in self._special_tokens.items():
             if name in self._source and id_of(text) is None:
@@ -101,7 +101,7 @@ def _compiled(source: str) -> jinja2.Template:
 def read_chat_template(files: TokenizerFiles, child: ConfinedTokenizer | None = None) -> ChatTemplate | None:
     """The folder's template: chat_template.jinja if there is one, else the field of tokenizer_config.json.
 
-    A list of named templates gives its entry "default". None where the folder has no template. Raises
+    A list of named templates gives its entry "default". None if the folder has no template. Raises
     TokenizerError where the field is neither text nor such a list. child: as of `ChatTemplate`.
     """
     if CHAT_TEMPLATE in files:

@@ -65,7 +65,7 @@ class ConfinedTokenizer:
         return list(self.load()["special_names"])
 
     def load(self) -> Mapping[str, Any]:
-        """num_ids and special_names. Raises TokenizerError where the files are no tokenizer."""
+        """num_ids and special_names. Raises TokenizerError if the files are no tokenizer."""
         if self._facts is None:
             self._facts = self._named("the tokenizer cannot be loaded", lambda: self.ask("load", seconds=LOADING_S))
         return self._facts
@@ -138,7 +138,7 @@ class ConfinedTokenizer:
 
 
 def _exchange(child: subprocess.Popen[bytes], request: Mapping[str, object]) -> dict[str, Any] | None:
-    """The reply; None where the child has died."""
+    """The reply; None if the child has died."""
     assert child.stdin and child.stdout
     try:
         child.stdin.write(json.dumps(request).encode() + b"\n")

@@ -45,14 +45,14 @@ class TokenizerFiles:
         return f"{self.origin}/{name}"
 
     def text(self, name: str) -> str:
-        """The file's text. Raises TokenizerError where it is not UTF-8."""
+        """The file's text. Raises TokenizerError if it is not UTF-8."""
         try:
             return decoded(self.contents[name])
         except ValueError as error:
             raise TokenizerError(f"{self.where(name)}: {error}") from error
 
     def json_object(self, name: str) -> dict[str, object]:
-        """The file's JSON object. Raises TokenizerError where it is none."""
+        """The file's JSON object. Raises TokenizerError if it is none."""
         try:
             value = parse_json(self.contents[name], object_pairs_hook=unique_keys)
         except ValueError as error:
@@ -145,7 +145,7 @@ def _token_sources(files: TokenizerFiles) -> list[dict[str, object]]:
 
 
 def read_added_tokens(files: TokenizerFiles) -> dict[int, AddedToken]:
-    """{id: token} of added_tokens_decoder, or without it of added_tokens.json, by id; empty where both are absent.
+    """{id: token} of added_tokens_decoder, or without it of added_tokens.json, by id; empty if both are absent.
     Raises TokenizerError if malformed."""
     where = f"{files.where(CONFIG)}: added_tokens_decoder"
     table = files.config().get("added_tokens_decoder")

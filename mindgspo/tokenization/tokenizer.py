@@ -92,7 +92,7 @@ class Tokenizer:
     def render_chat(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True) -> str:
         """The conversation as one text, ending where the assistant begins to speak.
 
-        Raises TokenizerError where the tokenizer has no chat template or the template fails.
+        Raises TokenizerError if the tokenizer has no chat template or the template fails.
         """
         if self.template is None:
             raise TokenizerError(
@@ -214,7 +214,7 @@ def _eos_ids(model_dir: Path) -> list[int]:
 
 
 def read_object(path: Path) -> Mapping[str, object]:
-    """The object of a JSON file; empty where the file is absent. Raises TokenizerError where it holds no object."""
+    """The object of a JSON file; empty if the file is absent. Raises TokenizerError if it holds no object."""
     try:
         value = read_json(path, object_pairs_hook=unique_keys) if path.exists() else {}
     except (OSError, ValueError) as error:
@@ -235,7 +235,7 @@ def _names_of(ids: Sequence[int], names: Mapping[int | None, str], model_dir: Pa
 
 
 def _turn_end(files: TokenizerFiles, backend: Backend) -> list[str]:
-    """The special token that directly follows what an assistant says; none where the template has it otherwise."""
+    """The special token that directly follows what an assistant says; none if the template has it otherwise."""
     template = read_chat_template(files)
     if template is None:
         return []

@@ -72,7 +72,7 @@ class Experiment:
     scorer: Scorer
     """Owns the worker processes of the reward functions."""
     service: HTTPService | None
-    """Connection to the servers that generate, on rank 0 where there are any."""
+    """Connection to the servers that generate, on rank 0 if there are any."""
     trainer: Trainer
     validation: Validation
     stateful: Mapping[str, Stateful]
@@ -342,7 +342,7 @@ _MODEL_BACKENDS = {"mindformers": "mindgspo.integrations.mindformers.model:build
 
 def build_trained_model(config: ExperimentConfig, place: Placement) -> nn.Cell:
     """The transformer that is trained, ours or another suite's as `model.backend` says; its parameters have no values
-    yet. Raises ConfigError where that suite is not installed."""
+    yet. Raises ConfigError if that suite is not installed."""
     if config.model.backend == "native":
         return build_model(config.model, place)
     module, _, name = _MODEL_BACKENDS[config.model.backend].partition(":")

@@ -160,7 +160,7 @@ def _left_out(account: Account, max_prompt_length: int) -> str:
 def _judgements(
     key: str, scorer: Scorer, prompts: Sequence[Prompt], tokenizer: Tokenizer, *, may_be_wrong: bool
 ) -> list[str]:
-    """Try the reward functions on the first rows. Raises RewardError where none of `_MOST_TRIED` gets a reward."""
+    """Try the reward functions on the first rows. Raises RewardError if none of `_MOST_TRIED` gets a reward."""
     found = []
     for number, prompt in enumerate(prompts):
         text, is_valued = _judged(scorer, prompt, tokenizer, may_be_wrong=may_be_wrong)

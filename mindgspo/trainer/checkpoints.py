@@ -59,7 +59,7 @@ class Stateful(Protocol):
         the whole, the others may give nothing."""
 
     def load(self, state: Mapping[str, Any], arrays: TensorSource) -> None:
-        """Continue from what was saved. arrays: open for this call only, empty where none were saved; a rank reads what
+        """Continue from what was saved. arrays: open for this call only, empty if none were saved; a rank reads what
         it holds (`read_slice`). Raises CheckpointError, DataError."""
 
 
@@ -188,7 +188,7 @@ class Start:
     """State that a run begins with."""
 
     progress: Progress | None = None
-    """None where the run begins at step 0."""
+    """None if the run begins at step 0."""
     has_weights: bool = False
     """Whether its weights are those of a checkpoint, so that no warm-up is due."""
     settle: Callable[[], None] = lambda: None

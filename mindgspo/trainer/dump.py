@@ -80,7 +80,7 @@ class StepDump:
             self._write("trace", trace)
 
     def after(self, result: UpdateResult | None) -> None:
-        """Write the result of the update; None where it was skipped."""
+        """Write the result of the update; None if it was skipped."""
         number = len(self._updates)
         if result is None:
             self._updates[-1]["is_skipped"] = True

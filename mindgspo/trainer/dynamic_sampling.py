@@ -114,7 +114,7 @@ class StepSamples:
     selection: Selection
     """Responses of the groups, and which of them are trained."""
     baselines: tuple[float | None, ...] | None
-    """Greedy rewards by group; None where the estimator needs none."""
+    """Greedy rewards by group; None if the estimator needs none."""
     num_earlier: int
     """Groups at the start of `groups` that earlier steps generated."""
     num_with_signal: int
@@ -222,7 +222,7 @@ def left_out_rule(section: FilterGroupsSection, label: str | None, *, needs_base
     """Says why a whole group is left out: `no_baseline` where its greedy answer has no reward, `zero_signal` where its
     responses do not differ in the filter's metric, None for a group that is trained.
 
-    label: the name of the filter's reward function in scores, None where the metric is none of them. needs_baseline:
+    label: the name of the filter's reward function in scores, None if the metric is none of them. needs_baseline:
     whether the estimator compares with the greedy answer.
     """
 
@@ -340,7 +340,7 @@ class LeftoverBuffer:
         return {"num_expired": self.num_expired, "groups": [_describe(sampled) for sampled in self._groups]}
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """ids and logprobs of all responses, end to end, and their routing where it is recorded; nothing where no group
+        """ids and logprobs of all responses, end to end, and their routing where it is recorded; nothing if no group
         waits."""
         responses = [response for sampled in self._groups for response in sampled.group.responses]
         if not responses:

@@ -52,7 +52,7 @@ from mindgspo.trainer.warmup import Warmup, warm_up
 
 
 def run_experiment(config: ExperimentConfig, *, overwrite: bool = False, only_warm_up: bool = False) -> Path | None:
-    """Run or continue an experiment; returns the report's path, None where the run was finished before.
+    """Run or continue an experiment; returns the report's path, None if the run was finished before.
 
     only_warm_up: no training steps; the accuracies before and after are then those around the warm-up. Raises the
     errors of `mindgspo.errors`. What was saved before an error stays, and the run can be resumed.
@@ -254,7 +254,7 @@ def _is_due(step: int, every: int | None) -> bool:
 
 
 def require_all_steps(progress: Progress, total_steps: int) -> None:
-    """Raises TrainingError where the run ends with fewer steps than it was asked for: it is not finished then."""
+    """Raises TrainingError if the run ends with fewer steps than it was asked for: it is not finished then."""
     if progress.step < total_steps:
         raise TrainingError(
             f"the run ended at step {progress.step} of {total_steps}: it is not finished. What was saved stays; look "

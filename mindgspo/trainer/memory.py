@@ -46,7 +46,7 @@ class Growth:
 
 
 def growth_of(readings: Sequence[float], share_per_100_steps: float) -> Growth | None:
-    """Growth over the last `WINDOW` readings by more than this share of the level per 100 steps; None where it is less,
+    """Growth over the last `WINDOW` readings by more than this share of the level per 100 steps; None if it is less,
     not steady, or there are fewer readings."""
     if len(readings) < WINDOW:
         return None

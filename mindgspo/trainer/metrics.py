@@ -247,14 +247,14 @@ class StepRecord:
     estimated: StepAdvantages
     mini_batches: MiniBatches
     results: Sequence[UpdateResult | None]
-    """Updates in their order, pass by pass over the mini-batches; None where one was skipped."""
+    """Updates in their order, pass by pass over the mini-batches; None if one was skipped."""
     old_scores: Sequence[TokenScores]
-    """Scores of the old policy, by micro-batch; empty where the sampler's log-probs stand for them."""
+    """Scores of the old policy, by micro-batch; empty if the sampler's log-probs stand for them."""
     version: int
     """Version of the weights that sampled and scored, counted in updates."""
     reference_version: float | None
     expert_loads: np.ndarray | None
-    """Tokens of the step's responses by layer and expert, [L, E]; None where no routing was recorded."""
+    """Tokens of the step's responses by layer and expert, [L, E]; None if no routing was recorded."""
     kl_coef: float
     learning_rate: float
     """Learning rate of the last update."""
@@ -373,8 +373,8 @@ def router_metrics(
 ) -> dict[str, float]:
     """Changes of the routing between sampling and the updates, and how evenly experts were used while sampling.
 
-    results: of the updates, None where one was skipped. replay: `algorithm.router_replay`. loads_LE: see
-    `expert_loads`; None where no routing was recorded.
+    results: of the updates, None if one was skipped. replay: `algorithm.router_replay`. loads_LE: see
+    `expert_loads`; None if no routing was recorded.
     """
     metrics = {} if loads_LE is None else load_metrics(loads_LE)
     drifts = [result.drift for result in results if result is not None and result.drift is not None]
@@ -429,7 +429,7 @@ def account(
 
 
 def rollout_metrics(counters: RolloutCounters) -> dict[str, float]:
-    """Work of the engine; none where a server generates and reports nothing of it."""
+    """Work of the engine; none if a server generates and reports nothing of it."""
     if counters.generated_tokens and not counters.slot_steps:
         return {}
     timed = {}
@@ -522,7 +522,7 @@ class Speed:
         )
 
     def utilization(self, lengths: Sequence[int], seconds: float) -> float | None:
-        """Share of the cards' peak that updates on samples of these lengths reached; None where it is not known."""
+        """Share of the cards' peak that updates on samples of these lengths reached; None if it is not known."""
         if self.peak is None or seconds == 0:
             return None
         operations = self.per_token * sum(lengths) + self.per_square * sum(length * length for length in lengths)

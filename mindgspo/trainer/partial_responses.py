@@ -100,7 +100,7 @@ def describe(groups: Sequence[PartialGroup]) -> list[dict[str, Any]]:
 
 
 def arrays_of(groups: Sequence[PartialGroup], *, with_routing: bool) -> dict[str, np.ndarray]:
-    """Tokens of all partials end to end, and with_routing the experts of their tokens and prompts; nothing where there
+    """Tokens of all partials end to end, and with_routing the experts of their tokens and prompts; nothing if there
     is no token."""
     partials = [draft for group in groups for draft in group.partials if draft.ids.size]
     if not partials:

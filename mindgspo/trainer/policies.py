@@ -102,7 +102,7 @@ class ReferencePolicy:
 
     def restore(self, folder: Path) -> None:
         """Load the frozen weights that `freeze` saved; a reference that follows the policy came with the checkpoint.
-        Raises CheckpointError where nothing complete is left of either."""
+        Raises CheckpointError if nothing complete is left of either."""
         if self._is_filled and not self.is_frozen:
             return
         path = path_for_all(lambda: newest_checkpoint(folder)) if self.is_frozen else None
@@ -215,7 +215,7 @@ class PolicyScores:
     reference: ReferencePolicy | None
     """The policy that a KL term refers to; None without one."""
     routing: RoutingTransfer | None
-    """Brings recorded routing to the ranks that train a sample; None where none is recorded or replayed."""
+    """Brings recorded routing to the ranks that train a sample; None if none is recorded or replayed."""
     records_experts: bool
     replays_old: bool
     """Whether updates replay the routing of the scoring pass (algorithm.router_replay=old)."""
@@ -237,7 +237,7 @@ class PolicyScores:
         return self.routing.routed(mini_batches, groups)
 
     def expert_loads(self, generated: tuple[ScoredGroup, ...]) -> np.ndarray | None:
-        """Return the tokens of these responses by layer and expert, [L, E]; None where routing is not recorded."""
+        """Return the tokens of these responses by layer and expert, [L, E]; None if routing is not recorded."""
         if self.routing is None or not self.records_experts:
             return None
         return self.routing.loads([response for group in generated for response in group.responses])

@@ -247,7 +247,7 @@ def finished_line(folder: RunFolder) -> str:
 
 
 def config_before(folder: RunFolder) -> ExperimentConfig | None:
-    """Configuration that the run, or the run whose checkpoint it begins with, was begun with; None where there is none,
+    """Configuration that the run, or the run whose checkpoint it begins with, was begun with; None if there is none,
     or where steps are counted from 0."""
     path = folder.config
     if folder.status is RunStatus.NEW:
@@ -269,9 +269,9 @@ def set_summary_aside(folder: RunFolder) -> Path | None:
 def new_learning_rates(
     config: ExperimentConfig, saved: ExperimentConfig, *, step: int, num_rows: int, updates_per_step: int
 ) -> str | None:
-    """One line on the learning rates of the steps that are new; None where the run has not become longer.
+    """One line on the learning rates of the steps that are new; None if the run has not become longer.
 
-    step: steps done before the checkpoint. num_rows: of the training set. Raises ConfigError where the schedule
+    step: steps done before the checkpoint. num_rows: of the training set. Raises ConfigError if the schedule
     does not say what they learn with: both answers are named with their figures.
     """
     before, total = planned_steps(saved, num_rows), planned_steps(config, num_rows)

@@ -129,7 +129,7 @@ class Generation:
     fed: FedEngine | None = None
     """The engine, where it has a feed."""
     service: HTTPService | None = None
-    """Connection to the servers that generate, on rank 0 where there are any."""
+    """Connection to the servers that generate, on rank 0 if there are any."""
 
 
 def build_generation(

@@ -160,7 +160,7 @@ def warm_up_alone(config: ExperimentConfig) -> ExperimentConfig:
     """The configuration of `mindgspo sft`: only the warm-up of an experiment, with its export.
 
     It gets a run folder of its own, runs/<experiment>-sft unless run_dir names another: in the experiment's folder it
-    would stand in the way of the experiment. Raises ConfigError where no warm-up is configured.
+    would stand in the way of the experiment. Raises ConfigError if no warm-up is configured.
     """
     if config.warmup is None:
         raise ConfigError("warmup: missing; `mindgspo sft` runs only the warm-up (max_steps, batch_size, lr)")

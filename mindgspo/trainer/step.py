@@ -78,7 +78,7 @@ class Trainer:
     """Layout of samples in rows."""
     model: nn.Cell
     total_steps: int
-    """Steps of the whole run; 0 where it only warms up."""
+    """Steps of the whole run; 0 if it only warms up."""
     kl: KLController
     leftovers: LeftoverBuffer
     guard: UpdateGuard
@@ -174,7 +174,7 @@ class Trainer:
         ], sampled.counters
 
     def update(self, mini_batches: MiniBatches, step: int) -> list[UpdateResult | None]:
-        """Make one optimizer update per mini-batch, `epochs_per_rollout` times over; None where one was skipped."""
+        """Make one optimizer update per mini-batch, `epochs_per_rollout` times over; None if one was skipped."""
         results: list[UpdateResult | None] = []
         kl_coef = self.kl.coef if self.algorithm.kl.placement == "loss" else 0.0
         dump = self._dump(step)

@@ -51,7 +51,7 @@ class SkippedUpdates:
         return {"total": self.total, "in_a_row": self.in_a_row}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state` returned; from 0 where it is empty."""
+        """Continue from what `state` returned; from 0 if it is empty."""
         self.total, self.in_a_row = int(state.get("total", 0)), int(state.get("in_a_row", 0))
 
 
@@ -68,7 +68,7 @@ class UpdateGuard:
     def __call__(self, batches: Sequence[Batch], name: str, *, is_first: bool) -> Iterator[Sequence[Batch]]:
         """Guard one update of these micro-batches; where it is skipped, the block ends without a result.
 
-        name: of the files that a broken batch is saved in. is_first: of its step. Raises TrainingError where the run
+        name: of the files that a broken batch is saved in. is_first: of its step. Raises TrainingError if the run
         must stop.
         """
         if not is_first:

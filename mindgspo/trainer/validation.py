@@ -32,12 +32,12 @@ class Progress:
     """Counts and scores of a run that survive a stop."""
 
     accuracy_before: float | None = None
-    """Accuracy before the first step; None where nothing was evaluated then."""
+    """Accuracy before the first step; None if nothing was evaluated then."""
     accuracy: float | None = None
     """Accuracy of the latest evaluation."""
     reward_before: float | None = None
     reward: float | None = None
-    """Mean reward of the latest evaluation; None where no answer could be scored."""
+    """Mean reward of the latest evaluation; None if no answer could be scored."""
     best: Best | None = None
     """Best evaluation; None before the first."""
     latest: Best | None = None
@@ -58,7 +58,7 @@ class Progress:
         self.tokens += int(metrics["perf/total_num_tokens"])
 
     def evaluated(self, accuracy: float, value: float | None, reward: float | None = None) -> None:
-        """Record an evaluation at the present step. value: of eval.best_metric, None where it was not measured.
+        """Record an evaluation at the present step. value: of eval.best_metric, None if it was not measured.
 
         Of equally good ones the first is best. A second one at a step, around a warm-up, replaces the first.
         """

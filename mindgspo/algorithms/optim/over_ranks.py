@@ -42,9 +42,9 @@ class Share:
     """One rank's part in reducing the gradient of a weight."""
 
     shard_ranks: Ranks = ()
-    """Ranks that divide the weight's rows among them, in row order, ascending; empty where the weight is kept whole."""
+    """Ranks that divide the weight's rows among them, in row order, ascending; empty if the weight is kept whole."""
     sum_ranks: Ranks = ()
-    """Ranks that then add up their results for the same rows, ascending; empty where nothing is left to add."""
+    """Ranks that then add up their results for the same rows, ascending; empty if nothing is left to add."""
 
     @property
     def parts(self) -> int:

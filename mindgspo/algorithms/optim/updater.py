@@ -358,7 +358,7 @@ class Updater:
         return {parameter.name: tuple(parameter.shape) for parameter in self.moments}
 
     def _moment_layouts(self) -> dict[str, Layout] | None:
-        """{moment's name: layout}; None where this rank holds all moments whole."""
+        """{moment's name: layout}; None if this rank holds all moments whole."""
         return None if self._is_alone else moment_layouts_of(self.over_ranks.moments)
 
 

@@ -66,7 +66,7 @@ class StepEstimate:
     response_tokens: float
     """Mean tokens of a response."""
     steps: int | None
-    """Steps of the run; None where its epochs decide."""
+    """Steps of the run; None if its epochs decide."""
     notes: tuple[str, ...]
     """The grounds of the estimate, one line each."""
 

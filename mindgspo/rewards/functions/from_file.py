@@ -76,7 +76,7 @@ def conclude(value: JSONValue) -> Verification:
 
 
 def _problem_of(value: JSONValue) -> str | None:
-    """Problem of a function's value, in one line; None where it is a reward or abstains."""
+    """Problem of a function's value, in one line; None if it is a reward or abstains."""
     if isinstance(value, dict):
         if "score" not in value:
             return f"returned a dict with the keys {_shown(list(value))}; {_EXPECTED}"

@@ -144,7 +144,7 @@ class Repetition:
         self._factor = section.factor
 
     def value(self, candidate: Candidate, verdict: Verdict | None) -> float:
-        """0 where nothing is repeated; above -factor, because one n-gram is always the first of its kind."""
+        """0 if nothing is repeated; above -factor, because one n-gram is always the first of its kind."""
         words = _WORD.findall(candidate.text.lower())
         total = len(words) - self._size + 1
         if total < 1:

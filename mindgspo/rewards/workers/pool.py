@@ -208,7 +208,7 @@ class _Call:
             self._done.put(None)
 
     def next_worker(self) -> WorkerProcess | None:
-        """An idle worker, or a new one that has loaded its tasks; None where none can be started, see `failure`."""
+        """An idle worker, or a new one that has loaded its tasks; None if none can be started, see `failure`."""
         while self._idle:
             worker = self._idle.popleft()
             if not worker.has_ended():

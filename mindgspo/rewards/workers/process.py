@@ -69,7 +69,7 @@ class WorkerProcess:
         return self.died() if reply is None else reply
 
     def ask(self, line: bytes, seconds: float, setting: str, is_over: threading.Event) -> Reply | None:
-        """The reply to a line; None where the worker had ended before it could read it.
+        """The reply to a line; None if the worker had ended before it could read it.
 
         seconds: until the reply is late; `setting` is their name. is_over: once it is set, waiting ends.
         """

@@ -179,7 +179,7 @@ def of_positive_letters(tree: Basic | MatrixBase, letters: set[str]) -> Basic | 
 
 
 def _parse(tokens: list[Token]) -> Basic | MatrixBase | None:
-    """The tree of one answer, None where it is no formula."""
+    """The tree of one answer, None if it is no formula."""
     latex = safe_latex(tokens)
     if not latex:
         return None
