@@ -56,7 +56,7 @@ WHATS = {
 """Everything that can happen at a point."""
 
 _POISONED = ("update.batch",)
-_STALL_S = 86400.0
+_STALL_S = 86400.0  # longer than any watch waits
 
 
 class InjectedFault(RuntimeError):  # noqa: N818  (says what it is: nothing was wrong)

@@ -33,7 +33,7 @@ MOST_DEPTH = 100
 """Brackets within each other in JSON from outside: real files have fewer than 10, and code that walks them recurses."""
 
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<kind>tmp|old)-(?P<pid>\d+)")
-_FLUSH_BYTES = 8 << 20
+_FLUSH_BYTES = 8 << 20  # handed to the disk at once, so that the final fsync has little left
 os.umask(_UMASK := os.umask(0o077))  # the only way to read it
 _RESERVE_BYTES = 16 << 20  # headers, small files, the file system's own records
 

@@ -41,7 +41,7 @@ import numpy as np
 
 from mindgspo.types import Batch, ExpertArray, Routing
 
-_ONE_BYTE = 256
+_ONE_BYTE = 256  # expert numbers that a byte can hold
 
 
 def expert_dtype(num_experts: int) -> np.dtype:

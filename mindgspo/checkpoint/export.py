@@ -40,7 +40,7 @@ _MARKER = "mindgspo_export.json"
 _TOKENIZER_BYTES = 48 << 20  # the largest ones
 # Without it transformers refuses a file.
 METADATA = {"format": "pt"}
-_CHUNK_BYTES = 4 << 20
+_CHUNK_BYTES = 4 << 20  # in memory at once, whatever the size of a tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

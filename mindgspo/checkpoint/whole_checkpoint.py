@@ -35,7 +35,7 @@ OPTIMIZER_PREFIX = "adamw."
 _OTHER_FILES = 256
 _NUMBER = re.compile(r"\d+")
 _LISTED = 3
-_SAMPLE_BYTES = 4096
+_SAMPLE_BYTES = 4096  # one page: enough to tell the files of two plans apart, and as quick as reading a header
 _REMEDY = "give the strategy of the run that wrote this checkpoint"
 
 

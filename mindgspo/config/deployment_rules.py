@@ -16,7 +16,7 @@ from mindgspo.config.schema import ExperimentConfig
 from mindgspo.text import either
 from mindgspo_kernels.build import has_compiler
 
-_HEAD_STEP = 16
+_HEAD_STEP = 16  # FlashAttentionScore takes heads of a multiple of this width
 _ARCHITECTURES = ("qwen2", "llama")
 
 

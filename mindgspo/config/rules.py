@@ -30,7 +30,7 @@ from mindgspo.text import closest, divisors, either, nearest
 _BEST = re.compile(r"val-core/(?P<part>.+)/(?P<metric>(?:acc|reward)/[a-z]+@[0-9]+)")
 _FILE_FORMATS = ("gsm8k", "verl", "dapo", "math", "aime", "dianjin", "columns")
 _SUFFIXES = (".jsonl", ".parquet")
-_MOST_GENERATED = 100_000
+_MOST_GENERATED = 100_000  # more would only repeat problems
 
 
 def batch_problems(config: ExperimentConfig) -> Iterator[str]:

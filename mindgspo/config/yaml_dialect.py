@@ -35,7 +35,7 @@ _SCALARS = (
     ("tag:yaml.org,2002:null", re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
 )
 
-MOST_DEPTH = 50
+MOST_DEPTH = 50  # real configurations have fewer than 10; PyYAML recurses
 MOST_DIGITS = 400
 """The longest float has 309 digits before its point."""
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")

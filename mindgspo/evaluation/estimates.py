@@ -38,7 +38,7 @@ from mindgspo.types import FinishReason, Score, ScoredGroup, Verdict
 
 CONFIDENCE = 0.95
 _Z = 1.959963984540054  # the normal distribution's quantile at 0.975
-_LARGEST_REWARD = 1e100
+_LARGEST_REWARD = 1e100  # squares of larger ones would overflow
 _VERIFIED = (Verdict.CORRECT, Verdict.WRONG)
 
 

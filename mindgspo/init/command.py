@@ -29,13 +29,13 @@ from mindgspo.text import counted, either, printable
 from mindgspo.tokenization import load_tokenizer
 from mindgspo.tokenization.tokenizer import tokenizer_section_of
 
-_GROUP = 8
+_GROUP = 8  # responses per prompt
 _WIDTH = 110
 _FEWEST_STEPS, _EVALUATIONS = 20, 4
 LEARNING_RATES = ((1_000_000_000, 1e-6), (100_000_000, 5e-6), (10_000_000, 1e-5), (0, 5e-5))
 """(parameters from, peak): 1e-6 is usual for billions, 5e-5 was measured with the smallest; those between go by the
 width of the model (docs/tuning.md)."""
-_BFLOAT16_RATIO_ERROR = 2e-3
+_BFLOAT16_RATIO_ERROR = 2e-3  # rounding alone makes the first ratio differ from 1 by that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ _ROOM = 4  # models write more than people
 _OUTLIER = 2  # beyond this multiple of the 95 % quantile, a prompt is left out instead of making every row that long
 _SUFFIX_ROOM = 2  # times the longest of our own, where the user is to write one
 _MOST_LEFT_OUT = 0.1
-_NO_LIMIT = 1 << 24
+_NO_LIMIT = 1 << 24  # tokens; lengths are measured before there is a limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

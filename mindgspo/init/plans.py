@@ -25,8 +25,8 @@ from mindgspo.text import counted, divisors, either
 
 UPDATES = 4
 """Per rollout, as in the paper."""
-_STEPS_PER_EPOCH = 4
-_SERVER = 8
+_STEPS_PER_EPOCH = 4  # at least, so that a small file is not used up by one step
+_SERVER = 8  # cards; model_parallel stays within a server, where links are fast
 _BYTES_GENERATING = 2  # of a weight in bfloat16
 _MICRO_BATCH = {"CPU": 4096, "Ascend": 16_384}
 _FEWEST_SLOTS = 8

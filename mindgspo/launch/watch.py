@@ -25,7 +25,7 @@ from mindgspo.parallel.platform.heartbeat import MEETING, Heartbeat, Record, Sta
 
 _NUM_STEP_TIMES = 50  # of the last steps the median is taken, so that the limit follows growing responses
 REPORT_MEETING_S = 30.0
-_MAX_STACKS = 4
+_MAX_STACKS = 4  # ranks whose stacks are shown; the others usually wait at the same place
 _CALLS_GRAPHS = ("/mindspore/", "/mindgspo/parallel/platform/runtime.py", "/mindgspo/parallel/collectives/")
 MAX_STACK_LINES = 12
 _STACK_WAIT_S = 1.0

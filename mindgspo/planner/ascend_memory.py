@@ -45,7 +45,7 @@ _RUNTIME = 3 * GIB
 _GROUP_BUFFERS = 2 * 200 * MIB
 _CHUNK_BYTES = 512 * MIB  # models.log_prob
 _BUCKET_BYTES = 64 * MIB  # algorithms.optim.over_ranks
-_FLASH_STATISTICS = 2 * 8
+_FLASH_STATISTICS = 2 * 8  # float32 per token and head: maximum and sum of the softmax, 8 times each
 _MASK_BYTES = 2048 * 2048  # parallel.ops.device.SegmentMask
 GRAPHS: Mapping[Phase, tuple[str, ...]] = {
     Phase.ROLLOUT: ("prefill", "decode"),

@@ -26,8 +26,8 @@ _OPTIMIZER_SHARD, _SEQUENCE = 1, 1
 _SELECTIVE, _FULL_RECOMPUTE = 2, 4
 _HALF_MICRO_BATCH, _HALF_SLOTS = 2, 2
 _SWAP, _RESHARD_BY_STEP = 3, 5
-_OTHER_PLAN = 6
-_TWICE_THE_CARDS = 40
+_OTHER_PLAN = 6  # per doubling of a size of the plan
+_TWICE_THE_CARDS = 40  # per doubling of the cards, dearer than any other plan
 _MAX_DOUBLINGS = 3
 
 

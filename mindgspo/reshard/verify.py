@@ -20,7 +20,7 @@ from mindgspo.parallel.platform import runtime
 from mindgspo.reshard.resharder import Residency, Types, everything_stays
 from mindgspo.text import listed
 
-SAMPLE_SIZE = 4
+SAMPLE_SIZE = 4  # parameters; few, because every rank hashes them, and later reshards take the others
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 

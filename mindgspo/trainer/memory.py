@@ -28,7 +28,7 @@ from mindgspo.parallel.collectives.host import sum_over_world
 from mindgspo.parallel.platform import runtime
 from mindgspo.swap.mapped_memory import free_memory_bytes
 
-QUARTER = 12
+QUARTER = 12  # steps; the lowest reading of so many leaves out memory that is freed again
 WINDOW = 4 * QUARTER
 """Steps that are looked at."""
 # What a quarter must contribute to the growth, as a share of a quarter's mean contribution.

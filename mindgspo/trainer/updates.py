@@ -28,7 +28,7 @@ from mindgspo.types import Batch, ScoredGroup
 
 _log = logging.getLogger(__name__)
 
-MAX_SAVED_UPDATES = 8
+MAX_SAVED_UPDATES = 8  # enough to look at, and few enough not to fill the disk
 _FIRST = "_micro_batch_0.npz"
 
 

@@ -64,7 +64,7 @@ def tensors_of(
     return tuple(Tensor(array) for array in arrays), of_policy.routed
 
 
-_NUM_MEASURED = 5
+_NUM_MEASURED = 5  # outputs of `Objective` up to the log-probs
 
 
 class Objective(nn.Cell):

@@ -147,7 +147,7 @@ def _rope(model: ModelSection) -> dict[str, object]:
     }
 
 
-_ROWS_AT_ONCE = 256
+_ROWS_AT_ONCE = 256  # bounds the float64 copies of logits
 
 
 def log_probs_by_mindformers(section: ModelSection, folder: Path, rows: Sequence[Int32Array]) -> Iterable[RowScore]:

@@ -23,7 +23,7 @@ from mindgspo.rewards.verification import JobOutcome, Reply, RewardJob
 from mindgspo.rewards.workers.process import WorkerProcess
 
 REAP_SECONDS = 5.0
-MAX_FAILED_STARTS = 2
+MAX_FAILED_STARTS = 2  # a second try survives a moment without memory; a broken file fails again
 
 
 class WorkerPool(Closing):

@@ -85,7 +85,7 @@ def decided(node: Node, text_of: TextOf) -> Verdict:
     if node.type in ("list", "binary_expression") and len(parts) == 2:
         sign = next((one.type for one in node.children if one not in parts), "")
         if node.type == "list" and not _is_test(parts[0]):
-            return None  # what else is run may change what is tested behind it
+            return None  # what else is run may change what is tested after it
         if sign == "&&":
             return _not(_any(_not(decided(one, text_of)) for one in parts))
         if sign == "||":
