@@ -90,19 +90,19 @@ class BatchLayout:
     replicas: int = 1
     """Data-parallel replicas that share the micro-batches."""
     in_rounds: bool = False
-    """Replicas compute as many micro-batches together as they are, which should have one shape."""
+    """Replicas compute one micro-batch each at the same time; these should have one shape."""
     round_size: int = 1
     """Under a token budget each replica gets a multiple of this many micro-batches."""
     balanced: bool = False
     """Replicas get equal shares of the work, instead of samples by turns."""
     one_shape: BatchSize | None = None
-    """The shape of all batches, see `rows.in_one_row`; None: as their samples ask for."""
+    """The shape of all batches, see `rows.in_one_row`; None: each has the shape its samples need."""
 
 
 def micro_batches(samples: _Samples, layout: BatchLayout) -> list[Batch]:
     """Return micro-batches that hold every sample once, longest samples first where padding is computed.
 
-    A sample longer than the budget is a mistake of ours: `config.rules` refuses such a budget.
+    A sample longer than the budget is our own mistake: `config.rules` rejects such a budget.
     """
     batches = _packed(samples, layout) if layout.packing else _unpacked(samples, layout)
     return batches if layout.one_shape is None else [in_one_row(batch, layout.one_shape) for batch in batches]

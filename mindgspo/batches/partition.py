@@ -9,7 +9,7 @@ import heapq
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 
-# What a part holds while it grows: nothing, an index, or two such things.
+# Content of a part while it grows: nothing, an index, or two such contents.
 _Tree = None | int | tuple["_Tree", "_Tree"]
 _Sums = list[tuple[int, _Tree]]
 

@@ -1,5 +1,5 @@
-"""The experts that a mixture's routers chose, in numpy: how recorded routing stands in the tokens of a graph, how
-far two routings differ, and how evenly experts are used.
+"""The experts that a mixture's routers chose, in numpy: where recorded routing belongs among the tokens of a graph, how
+much two routings differ, and how evenly experts are used.
 
 Legend: R rows, T token slots, M tokens of a graph, J tokens whose routing is recorded, L layers, K experts per token,
 X = L * K, E experts.
@@ -45,7 +45,7 @@ _ONE_BYTE = 256  # expert numbers that a byte can hold
 
 
 def expert_dtype(num_experts: int) -> np.dtype:
-    """The smallest type that holds their numbers and that every device computes with."""
+    """The smallest type that holds the experts' numbers and that every device supports."""
     return np.dtype(np.uint8 if num_experts <= _ONE_BYTE else np.int16)
 
 
@@ -67,7 +67,7 @@ def with_experts(batch: Batch, routing: Mapping[int, Routing], *, like: ExpertAr
 
 
 class RoutedTokens(NamedTuple):
-    """The tokens of a batch whose routing is recorded: not padding, nor the last of a sample."""
+    """The tokens of a batch whose routing is recorded: all but padding and the last token of each sample."""
 
     source_J: np.ndarray
     """Their places among the batch's R * T tokens."""
@@ -96,13 +96,14 @@ class RoutedTokens(NamedTuple):
         return given
 
     def in_rows(self, batch: Batch, chosen_MX: ExpertArray) -> ExpertArray:
-        """The routing that a graph has found, as `Batch.experts_RTX`. chosen_MX: as `PolicyLogProbs` tells it."""
+        """The routing that a graph chose, in the form of `Batch.experts_RTX`. chosen_MX: as `PolicyLogProbs` returns
+        it."""
         experts_RTX = np.zeros((*batch.ids_RT.shape, chosen_MX.shape[1]), chosen_MX.dtype)
         _flat(experts_RTX)[self.source_J] = chosen_MX[self.place_J]
         return experts_RTX
 
     def differing(self, batch: Batch, chosen_MX: np.ndarray, num_layers: int) -> RoutingDifference:
-        """Between the batch's routing and what a graph has found; a token of the graph counts once."""
+        """Difference between the batch's routing and what a graph chose; a token of the graph counts once."""
         place_J, first_J = np.unique(self.place_J, return_index=True)
         return routing_difference(_flat(_known(batch))[self.source_J[first_J]], chosen_MX[place_J], num_layers)
 
@@ -151,7 +152,7 @@ class RoutingDifference:
 
 
 def routing_difference(a_JX: np.ndarray, b_JX: np.ndarray, num_layers: int) -> RoutingDifference:
-    """Between two routings of the same tokens; the order of a token's experts does not count."""
+    """Difference between two routings of the same tokens; the order of a token's experts does not matter."""
     assert a_JX.shape == b_JX.shape, (a_JX.shape, b_JX.shape)
     a_JLK, b_JLK = (x.reshape(len(x), num_layers, -1) for x in (a_JX, b_JX))
     kept_JLK = np.zeros(a_JLK.shape, bool)

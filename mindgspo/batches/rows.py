@@ -146,7 +146,7 @@ class PackedTokens(NamedTuple):
     """
 
     ids_1M: Int32Array
-    """As many slots as the batch has; tokens in use stand in front."""
+    """As many slots as the batch has; tokens in use come first."""
     positions_1M: Int32Array
     segments_E2: Int32Array
     """By sequence an earlier one that it continues, -1 for none, and where it ends among the tokens; E = 2 N, the end
@@ -154,7 +154,7 @@ class PackedTokens(NamedTuple):
     predict_P: Int32Array
     """As in `Batch`; -1 if the prediction is not read."""
     place_M: np.ndarray
-    """int64 [R * T], where each of the batch's tokens stands among those in use; -1 for what is left out."""
+    """int64 [R * T], the position of each of the batch's tokens among those in use; -1 for tokens that are left out."""
 
 
 def packed_tokens(batch: Batch) -> PackedTokens:
@@ -199,9 +199,9 @@ def packed_tokens(batch: Batch) -> PackedTokens:
 
 
 def in_one_row(batch: Batch, size: BatchSize) -> Batch:
-    """Put the samples into one row of the length of all of `size`'s, and padded to its other sizes: for kernels, to
-    which padding costs nothing, so that batches of all lengths have one graph. What is larger than `size` stays so, but
-    for the samples: more than those of `size` are padded to twice as many, or four times, and so on."""
+    """Put the samples into one row of the length of all of `size`'s, and padded to its other sizes: for kernels, which
+    skip padding, so that batches of all lengths share one graph. Lengths above `size` stay as they are, except for the
+    number of samples: more than those of `size` are padded to twice as many, or four times, and so on."""
     samples, slots = size.samples, max(size.slots, batch.mask_NK.shape[1])
     while samples < batch.samples_N.size:
         samples *= 2

@@ -85,7 +85,7 @@ def regrouped(batches: Sequence[Batch], like: MiniBatches) -> MiniBatches:
 
 
 def longest_batch(config: ExperimentConfig) -> Batch:
-    """Return a meaningless micro-batch as large as an experiment can make one, to compile graphs with before the first
+    """Return a micro-batch without meaning, as large as the experiment's can become, to compile graphs before the first
     rollout: rows of the longest prompt and the longest response; under a token budget as many as it holds."""
     prompt_ids = np.zeros(config.data.max_prompt_length, np.int32)
     response_ids = np.zeros(config.rollout.max_new_tokens, np.int32)

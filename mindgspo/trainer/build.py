@@ -76,7 +76,7 @@ class Experiment:
     trainer: Trainer
     validation: Validation
     stateful: Mapping[str, Stateful]
-    """Contents of checkpoints beside weights and optimizer, by name."""
+    """Contents of checkpoints besides weights and optimizer, by name."""
     inputs: Mapping[str, Any]
     """Fingerprints of everything the run learns from."""
 
@@ -94,7 +94,7 @@ def build_experiment(
 
     swap_dir: where evicted memory waits on CPU, unless swap.path names a folder. data_dir: where raw data sets are
     prepared; they are reused if nothing changed. new_run: data that a start with other settings left there is moved
-    aside; a resumed run refuses it.
+    aside; a resumed run rejects it.
     """
     start_device(config)
     tokenizer = load_tokenizer(config.tokenizer, config.model.vocab_size)
@@ -124,7 +124,7 @@ def build_experiment(
     place = train_place(config)
     model = build_trained_model(config, place)
     temperature = config.rollout.temperature
-    # Of the trainer's graphs: to be replayed, or compared with what was recorded.
+    # The experts that the trainer's graphs chose: to be replayed, or compared with the recorded ones.
     replay, records = config.algorithm.router_replay, bool(config.rollout.record_experts)
     returns_routing = records or replay == "old"
     old_log_probs = resolved_old_log_probs(config, model)
@@ -231,7 +231,7 @@ def build_experiment(
 def build_updater(config: ExperimentConfig, model: nn.Cell) -> Updater:
     """Build the updater of an experiment's model."""
     place, replay = model.place, config.algorithm.router_replay
-    # Where nothing is scored the updates report the entropy, if it costs next to nothing.
+    # If nothing is scored, the updates report the entropy, provided that it costs next to nothing.
     is_free = resolved_old_log_probs(config, model) == "sampler" and takes_packed(model)
     return Updater(
         PolicyLogProbs(
@@ -239,7 +239,7 @@ def build_updater(config: ExperimentConfig, model: nn.Cell) -> Updater:
             temperature=config.rollout.temperature,
             with_entropy=config.algorithm.entropy_coef > 0 or is_free,
             replays_experts=replay != "none",
-            # What is computed again in the backward pass is a cell with one output.
+            # Only a cell with one output can be recomputed in the backward pass.
             returns_routing=(bool(config.rollout.record_experts) or replay == "old") and place.recompute == "none",
         ),
         build_policy_loss(config.algorithm),
@@ -251,9 +251,9 @@ def build_updater(config: ExperimentConfig, model: nn.Cell) -> Updater:
 def resolved_old_log_probs(config: ExperimentConfig, model: nn.Cell) -> Literal["recompute", "sampler"]:
     """Resolve `algorithm.old_log_probs`.
 
-    Kernels add up and round a token's numbers alike in every batch, so that sampler and trainer find the same log-prob
-    of a token, bit for bit, unless the cache rounds more than the model, weights are split over processes or a response
-    is of earlier weights. A correction of the mismatch needs both.
+    Kernels sum and round a token's numbers in the same way in every batch, so sampler and trainer compute the same
+    log-prob of a token, bit for bit, unless the cache rounds more than the model, weights are split over processes, or
+    a response was drawn with earlier weights. A correction of the mismatch needs both.
     """
     algorithm, plans = config.algorithm, config.plans
     if algorithm.old_log_probs != "auto":
@@ -271,7 +271,7 @@ def resolved_old_log_probs(config: ExperimentConfig, model: nn.Cell) -> Literal[
 
 
 def stateful_parts(trainer: Trainer, stream: PromptStream, validation: Validation) -> dict[str, Stateful]:
-    """State that must survive a stop beside weights, optimizer and progress, by its name in checkpoints."""
+    """State that must survive a stop besides weights, optimizer and progress, by its name in checkpoints."""
     baseline, skipped = validation.baseline, trainer.guard.skipped
     fed, reference = trainer.report.fed, trainer.scorer.reference
 
@@ -341,8 +341,8 @@ _MODEL_BACKENDS = {"mindformers": "mindgspo.integrations.mindformers.model:build
 
 
 def build_trained_model(config: ExperimentConfig, place: Placement) -> nn.Cell:
-    """The transformer that is trained, ours or another suite's as `model.backend` says; its parameters have no values
-    yet. Raises ConfigError if that suite is not installed."""
+    """The transformer to train, ours or another suite's, by `model.backend`; its parameters have no values yet. Raises
+    ConfigError if that suite is not installed."""
     if config.model.backend == "native":
         return build_model(config.model, place)
     module, _, name = _MODEL_BACKENDS[config.model.backend].partition(":")

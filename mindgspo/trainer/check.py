@@ -1,6 +1,6 @@
 """Checks before a run (`mindgspo check`): every input file that can be read without MindSpore.
 
-The rows are read and judged as in a run, so that the counts are those of the rows that it drops.
+The rows are read and judged as in a run, so the counts equal those of the rows that the run drops.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def _check_prepared(config: ExperimentConfig, source: DataSourceSection, tokeniz
 def _looked_at(
     config: ExperimentConfig, key: str, source: DataSourceSection, tokenizer: Tokenizer, scorer: Scorer
 ) -> tuple[Account, list[Prompt]]:
-    """Judge every row as `data prepare` does, and return the account with the first prompts. Gold answers are read by
-    the functions of the configuration; lengths are those of the first `_MOST_RENDERED` rows."""
+    """Check every row as `data prepare` does; return the account and the first prompts. Gold answers are read by the
+    functions of the configuration; lengths are those of the first `_MOST_RENDERED` rows."""
     opened = open_source(source, config.seed if key == "data.train" else HELD_OUT_SEED, tokenizer)
     facts = prompt_facts(source, config.data)
     first: list[tuple[int, RenderedRow]] = []
@@ -178,8 +178,8 @@ def _judgements(
 def _judged(scorer: Scorer, prompt: Prompt, tokenizer: Tokenizer, *, may_be_wrong: bool) -> tuple[str, bool]:
     """Score the row's own solution, or else its gold answer; return a line about it, and whether there is a reward.
 
-    may_be_wrong: the solutions are a careless teacher's, so only one without an answer is refused. Any verdict of a
-    user's own function is accepted.
+    may_be_wrong: the solutions are a careless teacher's, so only one without an answer is rejected. A user's own
+    function may return any verdict.
     """
     score = scorer.try_out([trial_candidate(prompt, tokenizer)])[0]
     accepted = {Verdict.CORRECT, *([Verdict.WRONG] if may_be_wrong else [])}
@@ -193,7 +193,7 @@ def _judged(scorer: Scorer, prompt: Prompt, tokenizer: Tokenizer, *, may_be_wron
         )
     value = f"no reward ({score.message})" if score.value is None else f"{score.value:g}"
     parts = " + ".join(f"{name} {part:g}" for name, part in score.parts.items()) if len(score.parts) > 1 else ""
-    # A function of the user's need not say what it found.
+    # A user's function need not return the answer it found.
     found = "" if scorer.has_files and score.extracted is None else f", found {score.extracted!r}"
     text = f"the row's {what} gets {value}{parts and f' ({parts})'}{found}, gold {prompt.answer!r}"
     return text, score.value is not None

@@ -51,12 +51,12 @@ class Stateful(Protocol):
     swap; rank 0's is written."""
 
     def state(self) -> dict[str, Any]:
-        """JSON, equal on all ranks (no tuples, no integer keys, no NaN); {} where there is none."""
+        """JSON, equal on all ranks (no tuples, no integer keys, no NaN); {} if there is none."""
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Written as they are, into `<name>.safetensors` of the checkpoint; no such file where there are none. Copies,
-        or arrays that no longer change: they may be written while the run goes on. Where ranks hold parts, rank 0 gives
-        the whole, the others may give nothing."""
+        """Written as they are, into `<name>.safetensors` of the checkpoint; without arrays there is no such file.
+        Copies, or arrays that no longer change: they may be written while the run goes on. If ranks hold parts, rank 0
+        returns the whole; the others may return nothing."""
 
     def load(self, state: Mapping[str, Any], arrays: TensorSource) -> None:
         """Continue from what was saved. arrays: open for this call only, empty if none were saved; a rank reads what
@@ -84,9 +84,9 @@ class JSONState:
 
 
 class Saver:
-    """Saves one run; a context manager; when it ends, nothing is being written any more.
+    """Saves one run. A context manager, which ends when everything is written.
 
-    In the background an error of the disk comes up at the next `save`, or at the latest in `wait`.
+    In the background, a disk error is raised by the next `save`, or at the latest by `wait`.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Saver:
                 faults.reach("save.after")
 
     def wait(self) -> None:
-        """Wait until the last checkpoint is published. Raises the error that its writing met."""
+        """Wait until the last checkpoint is published. Raises the error that occurred while writing it."""
         if self._writer is not None:
             self._writer.join()
             self._writer = None
@@ -190,9 +190,9 @@ class Start:
     progress: Progress | None = None
     """None if the run begins at step 0."""
     has_weights: bool = False
-    """Whether its weights are those of a checkpoint, so that no warm-up is due."""
+    """Whether its weights come from a checkpoint, so that no warm-up is needed."""
     settle: Callable[[], None] = lambda: None
-    """Finishes the work in the run folder, once it is sure that the run begins; all ranks call it."""
+    """Finishes the work in the run folder once the run is certain to start; all ranks call it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,8 +215,8 @@ class Resume:
         """Restore the state that the run continues from, if any.
 
         Raises CheckpointError, WeightsError, DataError: damaged, of another model, tokenizer or data; TrainingError: it
-        is beyond the steps that are asked for; ConfigError: nothing says what new steps learn with. Nothing in the
-        folder has changed then.
+        is beyond the steps that are asked for; ConfigError: nothing says what new steps learn with. The folder is
+        unchanged then.
         """
         folder, origin = self.folder, self.folder.origin
         if origin is not None and origin.is_same_run:
@@ -319,7 +319,7 @@ class Resume:
         return progress, sizes
 
     def _check_tokens(self, saved: OpenCheckpoint) -> None:
-        """Responses that wait: graphs look their tokens up in tables. Raises ValueError."""
+        """Check the tokens of waiting responses, because graphs use them as indices into tables. Raises ValueError."""
         vocabulary = self.trainer.model.config.vocab_size
         for name in saved.stateful:
             arrays = saved.arrays_of(name)
@@ -361,8 +361,8 @@ def _path_in(origin: Origin) -> Path:
 
 @contextmanager
 def _state_of(path: Path) -> Iterator[None]:
-    """Turn errors about a checkpoint's state into CheckpointError: its digests hold, but anybody may have written it,
-    so keys may be missing or of another kind."""
+    """Turn errors about a checkpoint's state into CheckpointError: its digests match, but anyone may have written it,
+    so keys may be missing or have another type."""
     try:
         yield
     except MindGSPOError:

@@ -1,9 +1,9 @@
-"""Draws the scored groups of a step: one rollout, or as many as it takes to fill the batch.
+"""Draws the scored groups of a step: one rollout, or as many as are needed to fill the batch.
 
 With `algorithm.filter_groups.refill` this is DAPO's dynamic sampling (arXiv 2503.14476, section 3.2): the batch holds
 `rollout.prompts_per_step` groups whose responses differ in a metric. Prompts that are always or never solved are left
-out, so what is trained is not what was drawn: `sampling_metrics` says by how much. Groups beyond the batch may wait in
-a `LeftoverBuffer` for a later step.
+out, so the trained groups differ from those drawn: `sampling_metrics` measures by how much. Groups beyond the batch may
+wait in a `LeftoverBuffer` for a later step.
 
 Metrics:
   Dynamic sampling:
@@ -98,7 +98,7 @@ class Selection:
     responses: tuple[Response, ...]
     """All of the step, group by group."""
     reasons: tuple[str | None, ...]
-    """Why each one is left out of the update; None for those that are trained."""
+    """Reason why each response is left out of the update; None for a trained one."""
 
     def trained(self, start: int, stop: int) -> list[int]:
         """Numbers of the trained responses from `start` to `stop` (excluded)."""
@@ -136,8 +136,8 @@ LeftOutRule = Callable[[SampledGroup], str | None]
 
 
 class StepBatch:
-    """The groups of one step while it draws them: ask `missing` how many prompts to roll out, `add` what they gave, and
-    `close` once nothing is missing."""
+    """The groups of one step while they are drawn: `missing` returns how many prompts to roll out, `add` takes their
+    groups, and `close` ends the step once nothing is missing."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class StepBatch:
 
     @property
     def missing(self) -> int:
-        """Prompts of the next rollout; 0 once the batch is full, or may draw no more."""
+        """Prompts of the next rollout; 0 if the batch is full, or no further rollout is allowed."""
         section, batch_size, drawn = self._section, self._batch_size, self._drawn
         missing = batch_size - len(self._found)
         if not section.refill:
@@ -185,7 +185,7 @@ class StepBatch:
         self._found += [sampled for sampled, reason in marked if reason is None]
 
     def close(self) -> StepSamples:
-        """Return the samples of the step. Raises TrainingError if the batch is not full and that is to end the run."""
+        """Return the samples of the step. Raises TrainingError if the batch is not full and `when_short` is stop."""
         marked = self._filled() if self._section.refill else self._drawn
         return StepSamples(
             groups=tuple(sampled.group for sampled, _ in marked),
@@ -198,7 +198,7 @@ class StepBatch:
         )
 
     def _filled(self) -> list[MarkedGroup]:
-        """All groups of a step with refill: the batch, those beyond it (kept in the leftover buffer where it keeps
+        """All groups of a step with refill: the batch, the groups beyond it (kept in the leftover buffer, if it keeps
         any), and those without a signal."""
         section, found, leftovers = self._section, self._found, self._leftovers
         silent = [(sampled, reason) for sampled, reason in self._drawn if reason is not None]
@@ -219,8 +219,8 @@ class StepBatch:
 
 
 def left_out_rule(section: FilterGroupsSection, label: str | None, *, needs_baseline: bool) -> LeftOutRule:
-    """Says why a whole group is left out: `no_baseline` where its greedy answer has no reward, `zero_signal` where its
-    responses do not differ in the filter's metric, None for a group that is trained.
+    """Returns why a whole group is left out: `no_baseline` if its greedy answer has no reward, `zero_signal` if its
+    responses do not differ in the filter's metric; None for a group that is trained.
 
     label: the name of the filter's reward function in scores, None if the metric is none of them. needs_baseline:
     whether the estimator compares with the greedy answer.
@@ -238,7 +238,7 @@ def left_out_rule(section: FilterGroupsSection, label: str | None, *, needs_base
 
 
 def _metric_value(score: Score, metric: str, label: str | None) -> float | None:
-    """Value that the filter compares; None for a response that has none, which then does not count."""
+    """Value that the filter compares; None for a response without one, which is then ignored."""
     if score.value is None:
         return None
     if metric == "reward":
@@ -249,7 +249,8 @@ def _metric_value(score: Score, metric: str, label: str | None) -> float | None:
 
 
 def select(groups: Sequence[MarkedGroup]) -> Selection:
-    """A response without a reward is left out by its verdict, unless its group is kept: then a later step counts it."""
+    """Select the trained responses. One without a reward is left out with its verdict as the reason, unless its group
+    is kept: then a later step counts it."""
     reasons: list[str | None] = []
     for sampled, whole in groups:
         reasons += [
@@ -277,7 +278,7 @@ def sampling_metrics(section: FilterGroupsSection, samples: StepSamples, leftove
     if generated:
         metrics |= {
             "sampling/signal_share": samples.num_with_signal / len(generated),
-            # By advantages alone, groups beyond the batch would seem to have no signal.
+            # Judged by advantages alone, groups beyond the batch would seem to have no signal.
             "reward/zero_signal_group_ratio": 1 - samples.num_with_signal / len(generated),
             "sampling/all_correct_share": float(np.mean([all(of_group) for of_group in correct])),
             "sampling/none_correct_share": float(np.mean([not any(of_group) for of_group in correct])),
@@ -303,10 +304,11 @@ def _shifts(samples: StepSamples) -> dict[str, float]:
 
 
 class LeftoverBuffer:
-    """Groups with a signal that found no room in their step; stateful.
+    """Groups with a signal that their step had no room for; stateful.
 
-    keep_steps: for how many steps after its own a group may be trained. train_set: whose prompts they answer. routing:
-    where experts are recorded.
+    keep_steps: number of steps after its own in which a group may be trained.
+    train_set: the data set of their prompts.
+    routing: given if experts are recorded.
     """
 
     def __init__(self, keep_steps: int, train_set: PromptDataset, routing: RoutingTransfer | None = None) -> None:
@@ -340,7 +342,7 @@ class LeftoverBuffer:
         return {"num_expired": self.num_expired, "groups": [_describe(sampled) for sampled in self._groups]}
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """ids and logprobs of all responses, end to end, and their routing where it is recorded; nothing if no group
+        """ids and logprobs of all responses, end to end, and their routing if it is recorded; empty if no group
         waits."""
         responses = [response for sampled in self._groups for response in sampled.group.responses]
         if not responses:

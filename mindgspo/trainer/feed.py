@@ -1,8 +1,8 @@
 """The queue of prompts whose responses are generated while a step trains, between a service and the trainer.
 
 The age of a token is the number of steps between the weights that drew it and those that a step begins with; a group is
-as old as its oldest token. A group that no step has trained when it would become older than `max_staleness` was passed
-over too often, which the choice of each step's groups rules out: see `first_due`.
+as old as its oldest token. Each step chooses its groups so that none is passed over until it becomes older than
+`max_staleness`: see `first_due`.
 
 Metrics:
   Schedule:
@@ -149,7 +149,7 @@ class Feed:
         return chosen
 
     def push_weights(self, folder: Path, version: int) -> None:
-        """Let the service go on with the weights in `folder`, those after the step that drew last."""
+        """Let the service continue with the weights in `folder`, those after the step that drew last."""
         if self._is_strict:
             while self._running:
                 self._absorb(self._waited(self._service.wait))
@@ -164,7 +164,7 @@ class Feed:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Suspend generation within the block; afterwards it goes on where it was."""
+        """Suspend generation within the block; afterwards it continues where it stopped."""
         self._abort()
         yield
         self._submit(self._groups)
@@ -188,7 +188,7 @@ class Feed:
         return metrics | self._staleness(trained)
 
     def state(self) -> dict[str, Any]:
-        """See `Stateful`. Running requests are saved with the tokens known here, and go on from there."""
+        """See `Stateful`. Running requests are saved with the tokens received so far, and continue from there."""
         return {
             "step": self._step,
             "steps_of": [[version, steps] for version, steps in self._steps_of.items()],
@@ -200,7 +200,7 @@ class Feed:
         return arrays_of(self._groups, with_routing=True)
 
     def load(self, state: Mapping[str, Any], arrays: TensorSource, prompts: Sequence[Prompt]) -> None:
-        """Continue from what `state` and `arrays` returned; generation goes on with the next hand-over."""
+        """Continue from what `state` and `arrays` returned; generation continues with the next hand-over."""
         assert not self._running, "the feed is in use"
         self._step, self._takes = int(state["step"]), 0
         self._steps_of = {int(version): int(steps) for version, steps in state["steps_of"]}
@@ -212,11 +212,11 @@ class Feed:
         return _Account(waiting=len(self._groups), began=self._clock(), idle_before=self._service.idle_seconds())
 
     def _fill(self, num_prompts: int) -> None:
-        """Take prompts until those of this draw are there, and those of the steps ahead."""
+        """Take prompts until there are enough for this draw and for the steps ahead."""
         ahead = min(self._max_staleness, self._total_steps - self._step) * self._batch_size
         missing = num_prompts + ahead - len(self._groups)
         while missing > 0:
-            # One take holds no prompt twice, and has random numbers of its own.
+            # No prompt occurs twice in one take, and each take has its own random numbers.
             prompts = self._take_prompts(min(missing, max(num_prompts, self._batch_size)))
             missing -= len(prompts)
             stream = replace(self._sampling.stream, step=self._step, draw=self._takes)
@@ -234,7 +234,7 @@ class Feed:
             self._submit(groups)
 
     def _choice(self, num_prompts: int) -> list[PartialGroup] | None:
-        """The groups of a draw, None while they are not there: strict, the first; else see `first_due`."""
+        """The groups of a draw; None while they are incomplete. Strict: the first ones; else see `first_due`."""
         if self._is_strict:
             chosen = self._groups[:num_prompts]
             return chosen if all(group.is_complete for group in chosen) else None
@@ -254,14 +254,14 @@ class Feed:
         return steps + self._max_staleness + 1
 
     def _drop_expired(self) -> None:
-        """Drop groups that became too old, which happens where steps train fewer groups than a batch."""
+        """Drop groups that became too old, which happens if steps train fewer groups than a batch."""
         kept = [group for group in self._groups if self._due(group) >= self._step]
         self._account.expired += len(self._groups) - len(kept)
         self._groups = kept
 
     def _submit(self, groups: Sequence[PartialGroup]) -> None:
-        """Ask for what is missing of these: one request for all responses of a group that have no token yet, one for
-        each that goes on."""
+        """Request what these groups lack: one request for all responses of a group without a token yet, and one for
+        each response that continues."""
         requests = []
         for group in groups:
             open_samples = [number for number, partial in enumerate(group.partials) if partial.finish_reason is None]

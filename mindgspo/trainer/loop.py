@@ -54,8 +54,8 @@ from mindgspo.trainer.warmup import Warmup, warm_up
 def run_experiment(config: ExperimentConfig, *, overwrite: bool = False, only_warm_up: bool = False) -> Path | None:
     """Run or continue an experiment; returns the report's path, None if the run was finished before.
 
-    only_warm_up: no training steps; the accuracies before and after are then those around the warm-up. Raises the
-    errors of `mindgspo.errors`. What was saved before an error stays, and the run can be resumed.
+    only_warm_up: no training steps; the accuracies before and after are then those before and after the warm-up. Raises
+    the errors of `mindgspo.errors`. After an error, everything saved so far stays, and the run can be resumed.
     """
     assert config.run_dir is not None, "config is not resolved"
     start_device(config)
@@ -83,7 +83,8 @@ def run_experiment(config: ExperimentConfig, *, overwrite: bool = False, only_wa
 
 
 def _log_under_msrun(folder: RunFolder) -> None:
-    """Logs of all ranks where the launcher has those of its workers; msrun's own are wherever it was called."""
+    """Write the logs of all ranks to where the launcher writes those of its workers; msrun's own are in the folder it
+    was called from."""
 
     def begin() -> None:
         make_folder(folder.logs)
@@ -125,7 +126,7 @@ def _run(
                 started=started,
                 learning_rates=partial(_learning_rates, config, before, experiment),
             ).restore()
-            # From here on the folder holds a run. Whatever was wrong with the inputs has been said before.
+            # From here on the folder holds a run. Any problem of the inputs has been raised before.
             first_rank_first(lambda: _begin(config, folder, log, start.progress))
             start.settle()
             with noted_failure(folder.logs):
@@ -209,7 +210,7 @@ def _prepare(
     log: RunLog,
     progress: Progress,
 ) -> None:
-    """A new run up to its first step: warm-up, reference policy, the accuracy before."""
+    """Take a new run up to its first step: warm-up, reference policy, first evaluation."""
     trainer, validation = experiment.trainer, experiment.validation
     trainer.weights.push()
     if config.eval.before and trainer.total_steps == 0:
@@ -254,7 +255,7 @@ def _is_due(step: int, every: int | None) -> bool:
 
 
 def require_all_steps(progress: Progress, total_steps: int) -> None:
-    """Raises TrainingError if the run ends with fewer steps than it was asked for: it is not finished then."""
+    """Raises TrainingError if the run ends with fewer steps than requested: it is not finished then."""
     if progress.step < total_steps:
         raise TrainingError(
             f"the run ended at step {progress.step} of {total_steps}: it is not finished. What was saved stays; look "

@@ -1,8 +1,8 @@
 """Warns of resident memory that grows from step to step, on any rank.
 
 The window of the latest steps is cut into four quarters, and the lowest reading of each is compared: it must rise from
-quarter to quarter. So what is freed again (a saw-tooth) is no growth, nor is what came once and stays (a graph compiled
-for another shape).
+quarter to quarter. So memory that is freed again (a saw-tooth) is not growth, nor is memory that is taken once and kept
+(a graph compiled for another shape).
 
 Metrics:
   Progress, time and memory:
@@ -31,7 +31,7 @@ from mindgspo.swap.mapped_memory import free_memory_bytes
 QUARTER = 12  # steps; the lowest reading of so many leaves out memory that is freed again
 WINDOW = 4 * QUARTER
 """Steps that are looked at."""
-# What a quarter must contribute to the growth, as a share of a quarter's mean contribution.
+# Least growth of each quarter, as a share of the quarters' mean growth.
 _LEAST_PART = 0.25
 
 
@@ -82,9 +82,9 @@ class MemoryAlarm:
         self._num_steps = 0
 
     def observe(self, resident_gb: Sequence[float], room_gb: float | None = None) -> str | None:
-        """The readings of one more step, by rank. Returns a warning about ranks that were not warned of before.
+        """Record the readings of a step, by rank. Returns a warning about ranks that no earlier warning named.
 
-        room_gb: what this machine has left; None: asked when it is needed.
+        room_gb: memory that this machine has left; None: read when it is needed.
         """
         self._num_steps += 1
         if self._share is None or self._num_steps <= _SKIPPED_STEPS:
@@ -102,7 +102,7 @@ class MemoryAlarm:
 
 
 def memory_metrics(resident_gb: Sequence[float]) -> dict[str, float]:
-    """Metric over several ranks; none for one, whose figure is logged anyway."""
+    """Metric over several ranks; empty for a single rank, whose figure is logged anyway."""
     return {"perf/cpu_memory_used_max_gb": max(resident_gb)} if len(resident_gb) > 1 else {}
 
 

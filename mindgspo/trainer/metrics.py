@@ -249,9 +249,9 @@ class StepRecord:
     results: Sequence[UpdateResult | None]
     """Updates in their order, pass by pass over the mini-batches; None if one was skipped."""
     old_scores: Sequence[TokenScores]
-    """Scores of the old policy, by micro-batch; empty if the sampler's log-probs stand for them."""
+    """Scores of the old policy, by micro-batch; empty if the sampler's log-probs are used instead."""
     version: int
-    """Version of the weights that sampled and scored, counted in updates."""
+    """Version of the weights that sampled and scored, as a number of updates."""
     reference_version: float | None
     expert_loads: np.ndarray | None
     """Tokens of the step's responses by layer and expert, [L, E]; None if no routing was recorded."""
@@ -300,14 +300,14 @@ class StepReport:
             metrics |= self.fed.metrics(trained, seconds=metrics["timing_s/step"])
         if None not in record.results:
             return metrics
-        # The batch of a skipped update has made some NaN or infinite, hence meaningless.
+        # The batch of a skipped update made some of them NaN or infinite, hence meaningless.
         return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
     def _sample_metrics(self, record: StepRecord) -> dict[str, float]:
         """Groups, account of samples, updates, performance, mismatch of sampler and trainer."""
         samples, mini_batches, results, section = record.samples, record.mini_batches, record.results, self.algorithm
         batches = flattened(mini_batches)
-        # Of this step's own rollouts; where the batch was full without any, of what it trains.
+        # Of this step's own rollouts; if the batch was full without any, of the trained responses.
         groups = record.estimated.groups[samples.num_earlier :] or record.estimated.groups
         num_earlier = sum(len(group.responses) for group in samples.groups[: samples.num_earlier])
         num_nonfinite = num_lost(mini_batches, results)
@@ -354,7 +354,7 @@ def scoring_metrics(record: StepRecord) -> dict[str, float]:
 
 
 def reward_metrics(estimated: StepAdvantages, section: KLSection, kl_coef: float) -> dict[str, float]:
-    """The KL penalty, and what it did to the rewards where it belongs to them."""
+    """The KL penalty, and its effect on the rewards if it is part of them."""
     metrics: dict[str, float] = {}
     if section.placement != "none":
         metrics["actor/kl_coef"] = kl_coef
@@ -402,8 +402,8 @@ def account(
     """Account of all samples: generated + earlier = trained + filtered + dropped + kept, filtered and dropped by
     reason. An account that does not balance is a bug.
 
-    num_earlier: responses that earlier steps generated. num_asked: those that the engine was asked for. num_trained:
-    sequences that the updates counted. num_nonfinite: those of skipped updates.
+    num_earlier: responses that earlier steps generated. num_asked: responses requested from the engine. num_trained:
+    sequences that the updates counted. num_nonfinite: sequences of skipped updates.
     """
     generated = len(selection.responses) - num_earlier
     left_out = Counter(reason for reason in selection.reasons if reason is not None)
@@ -429,7 +429,7 @@ def account(
 
 
 def rollout_metrics(counters: RolloutCounters) -> dict[str, float]:
-    """Work of the engine; none if a server generates and reports nothing of it."""
+    """Work of the engine; empty if a server generates, which does not report it."""
     if counters.generated_tokens and not counters.slot_steps:
         return {}
     timed = {}
@@ -456,8 +456,8 @@ def step_mismatch(
     scores_old: bool,
     first_number: int = 0,
 ) -> dict[str, float]:
-    """Mismatch of the sampler's and the trainer's log-probs over all response tokens of the step's own rollouts; where
-    nothing was scored, over those of the first update, which finds the policy as it sampled. first_number: number of
+    """Mismatch of the sampler's and the trainer's log-probs over all response tokens of the step's own rollouts; if
+    nothing was scored, over those of the first update, which still has the policy that sampled. first_number: number of
     the first response that this step sampled."""
     if scores_old:
         batches = flattened(mini_batches)
@@ -475,9 +475,9 @@ _EXTREMES = {"log_ratio_max": max, "log_ratio_min": min, "ratio_error_max": max}
 def update_metrics(
     results: Sequence[UpdateResult], algorithm: AlgorithmSection, *, scores_old: bool
 ) -> dict[str, float]:
-    """Means over the step's updates; extremes where a mean would hide them; telemetry over all of them. What the
-    algorithm does not have (KL term, dual clip) is not reported. Where nothing was scored the entropy is that of the
-    updates, each over its own mini-batch, if they compute it."""
+    """Means over the step's updates; extremes where a mean would hide them; telemetry over all of them. Parts that the
+    algorithm lacks (KL term, dual clip) are not reported. If nothing was scored, the entropy is that of the updates,
+    each over its own mini-batch, if they compute it."""
     metrics: dict[str, float] = {"actor/updates": len(results)}
     if not results:
         return metrics
@@ -512,7 +512,7 @@ class Speed:
 
     @staticmethod
     def of(model: ModelSection, train: ParallelPlan, peak_tflops: float | None) -> Speed:
-        """As verl has it: neither recomputing nor the optimizer counts."""
+        """Speed as verl counts it: without recomputation and without the optimizer."""
         operations = Operations.of(model)
         return Speed(
             cards=train.world_size,
@@ -541,8 +541,8 @@ def trained_lengths(samples: StepSamples) -> list[int]:
 
 
 def perf_metrics(groups: Sequence[Group], timers: Timers, speed: Speed, lengths: Sequence[int]) -> dict[str, float]:
-    """Throughput by the step's own timers, memory, and the timings themselves. lengths: of what updates went through,
-    as often as they did."""
+    """Throughput by the step's own timers, memory, and the timings themselves. lengths: of the samples that updates
+    processed, each as often as it was processed."""
     response_tokens = sum(response.length for group in groups for response in group.responses)
     prompt_tokens = sum(group.prompt.ids.size * len(group.responses) for group in groups)
     timings = timers.collect()

@@ -1,4 +1,4 @@
-"""Partial responses: the answers of a service so far, by prompt, and their form in checkpoints and messages."""
+"""Partial responses: what a service has returned so far, by prompt, and their form in checkpoints and messages."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class PartialResponse:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class PartialGroup:
-    """The responses to one prompt. stream: their random numbers; its step and draw are those in which the prompt was
+    """The responses to one prompt. stream: of their random numbers; its step and draw are those in which the prompt was
     taken."""
 
     prompt: Prompt
@@ -115,8 +115,8 @@ def arrays_of(groups: Sequence[PartialGroup], *, with_routing: bool) -> dict[str
 
 
 class StoredTokens:
-    """Arrays of many responses end to end, by name, read response by response. with_routing: whether experts that were
-    stored are wanted."""
+    """Arrays of many responses end to end, by name, read response by response. with_routing: whether to read stored
+    experts."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray], *, with_routing: bool = True) -> None:
         self._arrays, self._starts = arrays, dict.fromkeys(arrays, 0)

@@ -162,7 +162,7 @@ class ReferencePolicy:
 
 
 class MovingAverage:
-    """Planned once. Beside both sets of weights there is memory for one step of the reshard."""
+    """Planned once. Besides both sets of weights, it needs memory for one step of the reshard."""
 
     def __init__(self, policy: nn.Cell, averaged: nn.Cell, model: ModelSection, section: ReshardSection) -> None:
         self._policy, self._averaged = policy, averaged
@@ -180,7 +180,7 @@ class MovingAverage:
         """Move the average by one step towards the policy."""
         self._share = np.float32(1 - decay)
         self._parameters = {parameter.name: parameter for parameter in self._averaged.get_parameters()}
-        # Not touched, hence no memory, before their step of the reshard; gone after it.
+        # Untouched before their step of the reshard, so they take no memory; freed after it.
         self._arrived = {
             name: np.empty(tuple(parameter.shape), np.float32) for name, parameter in self._parameters.items()
         }
@@ -189,7 +189,7 @@ class MovingAverage:
 
     @contextmanager
     def _mixed_after(self, names: tuple[str, ...]) -> Iterator[None]:
-        """Around a step of the reshard: what it brought is mixed into the average."""
+        """Around a step of the reshard: mix the weights that it brought into the average."""
         yield
         for name in names:
             if name in self._arrived:
@@ -215,13 +215,13 @@ class PolicyScores:
     reference: ReferencePolicy | None
     """The policy that a KL term refers to; None without one."""
     routing: RoutingTransfer | None
-    """Brings recorded routing to the ranks that train a sample; None if none is recorded or replayed."""
+    """Sends recorded routing to the ranks that train a sample; None if none is recorded or replayed."""
     records_experts: bool
     replays_old: bool
     """Whether updates replay the routing of the scoring pass (algorithm.router_replay=old)."""
 
     def follow(self, step: int, version: int) -> None:
-        """Let a moving reference policy take its step towards the policy of weight version `version`."""
+        """Move a moving reference policy one step towards the policy, whose weights have version `version`."""
         if self.reference is not None:
             self.reference.follow(self.policy, steps_done=step - 1, version=version)
 
@@ -246,7 +246,7 @@ class PolicyScores:
         """Return the batches with old (and, for a KL term, reference) log-probs, and the old policy's scores.
 
         The old policy of all updates of a step is that of its present weights; with algorithm.old_log_probs=sampler
-        the sampler's log-probs stand for it, and nothing is scored.
+        the sampler's log-probs are used instead, and nothing is scored.
         """
         if not mini_batches:
             return [], []

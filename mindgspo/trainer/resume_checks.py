@@ -1,11 +1,11 @@
-"""Checks of a resumed run, and of one that goes on for more steps than it was begun with. No MindSpore.
+"""Checks of a resumed run, and of one that is extended by more steps. No MindSpore.
 
 It must be the same experiment: its configuration is compared with that of the run folder, and hashes of everything it
-learns from with those of the checkpoint (files that changed under one name). Its logs should still hold what they held
-when the checkpoint was saved.
+learns from with those of the checkpoint (files that changed under one name). Its logs should still begin with what they
+held when the checkpoint was saved.
 
-Steps that were made stay as they are. Where more steps would stretch the schedule of the learning rate, the user has to
-say which rates the new steps shall have (optimizer.schedule_steps).
+Finished steps stay as they are. If more steps would stretch the learning-rate schedule, the user has to choose the
+rates of the new steps (optimizer.schedule_steps).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from mindgspo.metrics import read_summary, report_of_finished
 from mindgspo.metrics.files import FileRecord, begins_with
 from mindgspo.tokenization import Tokenizer
 
-# Keys that may change within a run without changing its results, but for rounding: checkpoints hold whole tensors, so
-# that any plan reads them.
+# Keys that may change within a run without changing its results, except for rounding: checkpoints hold whole tensors,
+# so any plan can read them.
 _FREE = (
     "resume",
     "restore",
@@ -59,14 +59,14 @@ _FREE = (
     "swap.",
     "watch.",
 )
-# Keys that change the course of a run, perhaps on purpose: the run goes on, with a warning.
+# Keys that change the course of a run, perhaps on purpose: the run continues, with a warning.
 _WARNED = ("reward.",)
-# A run that begins with another's checkpoint has its own name.
+# A run that starts from another's checkpoint has its own name.
 _FREE_ELSEWHERE = ("experiment",)
 
 
 def check_config(config: ExperimentConfig, folder: RunFolder) -> list[str]:
-    """Compare a run's configuration with the one in its folder, or with that of the run that it begins with.
+    """Compare a run's configuration with the one in its folder, or with that of the run it starts from.
 
     Returns warnings, one line each. Raises ConfigError naming every setting that differs and must not.
     """
@@ -81,7 +81,7 @@ def check_config(config: ExperimentConfig, folder: RunFolder) -> list[str]:
 
 
 def _free_length(config: ExperimentConfig, saved: Path) -> tuple[str, ...]:
-    """Keys that may differ because the run becomes longer; it may not become shorter."""
+    """Keys that may differ because the run is extended; it cannot be shortened."""
     is_longer = saved.is_file() and asks_for_more(config, load_config(saved, check_files=False))
     return LENGTH_KEYS if is_longer else ()
 
@@ -89,8 +89,8 @@ def _free_length(config: ExperimentConfig, saved: Path) -> tuple[str, ...]:
 def check_same_experiment(
     config: ExperimentConfig, saved: Path, *, free: tuple[str, ...] = (), warned: tuple[str, ...] = ()
 ) -> list[str]:
-    """Raises ConfigError naming every setting that differs from the saved configuration. free, warned: beginnings of
-    keys that may differ, too; of the latter the warnings are returned."""
+    """Raises ConfigError naming every setting that differs from the saved configuration. free, warned: prefixes of keys
+    that may also differ; for the latter, warnings are returned."""
     if not saved.is_file():
         return []
     ours = dict(dotted_items(config_mapping(config)))
@@ -129,9 +129,9 @@ def fingerprints(config: ExperimentConfig, tokenizer: Tokenizer, rows: PromptDat
 def check_fingerprints(
     saved: Mapping[str, Any] | None, ours: Mapping[str, Any], *, where: object, weights_only: bool
 ) -> list[str]:
-    """Warnings, one line each. saved: None in checkpoints that have none. weights_only: data and reward may be others.
+    """Warnings, one line each. saved: None in checkpoints that have none. weights_only: data and reward may differ.
 
-    Raises CheckpointError for another tokenizer, whose ids the weights do not know, and for other training rows.
+    Raises CheckpointError for another tokenizer, whose ids do not match the weights, and for other training rows.
     """
     if not saved:
         return [f"{where} does not say with which tokenizer and data it was made; nothing is compared"]
@@ -167,8 +167,8 @@ def intact_logs(run: Path, logs: Mapping[str, FileRecord] | None) -> dict[str, i
 def log_warnings(
     run: Path, checkpoint: Path, logs: Mapping[str, FileRecord] | None, *, intact: Mapping[str, int]
 ) -> list[str]:
-    """One line per log that lacks something, and one that says what can be done. The run can go on all the same: no
-    state of it is in its logs. logs: None in checkpoints that do not record them."""
+    """One line per log that lacks something, and one with the remedies. The run can continue all the same: its logs
+    hold no state. logs: None in checkpoints that do not record them."""
     if logs is None:
         return [f"{checkpoint} does not record what the logs held when it was saved; they are not checked"]
     lines = [_log_problem(run / name, checkpoint, log.size) for name, log in logs.items() if name not in intact]
@@ -247,8 +247,8 @@ def finished_line(folder: RunFolder) -> str:
 
 
 def config_before(folder: RunFolder) -> ExperimentConfig | None:
-    """Configuration that the run, or the run whose checkpoint it begins with, was begun with; None if there is none,
-    or where steps are counted from 0."""
+    """Configuration that the run, or the run whose checkpoint it starts from, was started with; None if there is none,
+    or if steps are counted from 0."""
     path = folder.config
     if folder.status is RunStatus.NEW:
         path = None if folder.origin is None or folder.origin.restore == "weights" else folder.origin.config
@@ -256,7 +256,8 @@ def config_before(folder: RunFolder) -> ExperimentConfig | None:
 
 
 def set_summary_aside(folder: RunFolder) -> Path | None:
-    """Rename the summary, which marks a run as finished, of one that goes on. Return its new path, None without one."""
+    """Rename the summary of a run that is extended, because it marks the run as finished. Return its new path; None
+    without one."""
     if not folder.summary.is_file():
         return None
     steps = read_summary(folder.root).get("steps", 0)
@@ -269,10 +270,10 @@ def set_summary_aside(folder: RunFolder) -> Path | None:
 def new_learning_rates(
     config: ExperimentConfig, saved: ExperimentConfig, *, step: int, num_rows: int, updates_per_step: int
 ) -> str | None:
-    """One line on the learning rates of the steps that are new; None if the run has not become longer.
+    """One line on the learning rates of the added steps; None if the run was not extended.
 
-    step: steps done before the checkpoint. num_rows: of the training set. Raises ConfigError if the schedule
-    does not say what they learn with: both answers are named with their figures.
+    step: steps done before the checkpoint. num_rows: of the training set. Raises ConfigError if the schedule leaves
+    them open; the message gives both options with their numbers.
     """
     before, total = planned_steps(saved, num_rows), planned_steps(config, num_rows)
     assert before is not None and total is not None

@@ -30,10 +30,10 @@ class Wanted(NamedTuple):
 
 
 class RoutingTransfer:
-    """Seen from one rank; all call its methods at once, with the same groups. Until then routing is in the responses of
-    the rank that speaks for the replica that sampled them.
+    """One rank's view of the transfer; all ranks call its methods together, with the same groups. Until then, routing
+    is in the responses on the leader of the replica that sampled them.
 
-    train: of the plan that trains, as its slices are held.
+    train: placement of this rank in the training plan.
     """
 
     def __init__(self, train: Placement, model: ModelSection) -> None:
@@ -68,8 +68,8 @@ class RoutingTransfer:
         ]
 
     def shared(self, mini_batches: Sequence[Sequence[Batch]]) -> list[list[Batch]]:
-        """The same batches with the routing that scoring has found on all ranks of the replica that trains them; until
-        then the one that speaks for it has it."""
+        """The same batches with the routing of the scoring pass on all ranks of the replica that trains them; until
+        then only its leader has it."""
         count, leader = len(self._trainers), self._leaders[self._own]
         own = [batch for batches in mini_batches for batch in batches[self._own :: count]]
         sizes = [batch.ids_RT.size * self._no_rows.shape[1] for batch in own]
@@ -154,7 +154,7 @@ def _numbers(batches: Iterable[Batch]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Sampled:
-    """Responses, and by response the number of its group and the rows of its prompt, which siblings share."""
+    """Responses, and for each the number of its group and the rows of its prompt, which siblings share."""
 
     responses: list[Response]
     groups: list[int]

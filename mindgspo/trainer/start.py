@@ -53,12 +53,12 @@ class RunRequest:
     """Fills in settings that follow from the whole configuration."""
 
     def experiment(self) -> ExperimentConfig:
-        """The resolved configuration of the run that is asked for. Raises ConfigError."""
+        """The resolved configuration of the requested run. Raises ConfigError."""
         config = self.complete(load_config(self.config, self.overrides))
         return warm_up_alone(config) if self.command == "sft" else config
 
     def arguments(self) -> list[str]:
-        """Arguments of a worker for the same experiment; a former run has been moved aside by then."""
+        """Arguments of a worker for the same experiment; an earlier run has been moved aside by then."""
         return ["-m", "mindgspo.cli", self.command, *self.words()]
 
     def words(self) -> list[str]:
@@ -109,8 +109,9 @@ def _needs(config: ExperimentConfig) -> str:
 
 
 def _check_msrun(config: ExperimentConfig) -> None:
-    """Refuse another number of workers than the plans', in the scheduler's process, too: msrun waits for it, and it for
-    workers that will not come. And say who this is, for msrun's logs of ranks that print nothing else."""
+    """Reject a number of workers other than the plans', in the scheduler's process, too: msrun waits for it, and it
+    waits for workers that will not come. Also print which rank this is, for msrun's logs of ranks that print nothing
+    else."""
     number, rank = worker_process.msrun_workers()
     if number != config.plans.train.world_size:
         needed = config.plans.train.world_size
@@ -126,7 +127,7 @@ def _check_msrun(config: ExperimentConfig) -> None:
 
 
 def _is_finished(request: RunRequest, config: ExperimentConfig) -> bool:
-    """Handle the remains of a former run before MindSpore is imported; rank 0 opens and locks the folder again."""
+    """Handle what an earlier run left before MindSpore is imported; rank 0 opens and locks the folder again."""
     assert config.run_dir is not None, "config is not resolved"
     folder = open_run_folder(config.run_dir, resume=config.resume, overwrite=request.overwrite, restore=config.restore)
     folder.close()
@@ -160,7 +161,7 @@ def warm_up_alone(config: ExperimentConfig) -> ExperimentConfig:
     """The configuration of `mindgspo sft`: only the warm-up of an experiment, with its export.
 
     It gets a run folder of its own, runs/<experiment>-sft unless run_dir names another: in the experiment's folder it
-    would stand in the way of the experiment. Raises ConfigError if no warm-up is configured.
+    would block the experiment. Raises ConfigError if no warm-up is configured.
     """
     if config.warmup is None:
         raise ConfigError("warmup: missing; `mindgspo sft` runs only the warm-up (max_steps, batch_size, lr)")

@@ -1,7 +1,7 @@
-"""Applies one update of a step and guards it: what becomes of a loss or gradient that is not finite, and whether the
-first importance ratios are 1.
+"""Applies one update of a step and guards it: handles a loss or gradient that is not finite, and checks that the first
+importance ratios are 1.
 
-Losses and gradient norm are known to all ranks before the optimizer's step, so that all ranks decide alike.
+All ranks know losses and gradient norm before the optimizer's step, so they all decide alike.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class SkippedUpdates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateGuard:
-    """Decides what becomes of an update whose loss or gradient is not finite (trainer.on_nonfinite)."""
+    """Handles an update whose loss or gradient is not finite (trainer.on_nonfinite)."""
 
     settings: TrainerSection
     failures_dir: Path
@@ -66,10 +66,11 @@ class UpdateGuard:
 
     @contextmanager
     def __call__(self, batches: Sequence[Batch], name: str, *, is_first: bool) -> Iterator[Sequence[Batch]]:
-        """Guard one update of these micro-batches; where it is skipped, the block ends without a result.
+        """Guard one update of these micro-batches; if it is skipped, the block ends without a result.
 
-        name: of the files that a broken batch is saved in. is_first: of its step. Raises TrainingError if the run
-        must stop.
+        name: of the files that a broken batch is saved in.
+        is_first: whether it is the first update of its step.
+        Raises TrainingError if the run must stop.
         """
         if not is_first:
             faults.reach("update.inside")
@@ -103,8 +104,8 @@ class UpdateGuard:
 
 
 def _with_injected_nan(batches: Sequence[Batch]) -> Sequence[Batch]:
-    """The micro-batches; where the fault point `update.batch` is armed with nan, without a finite advantage: whichever
-    of them the rank that is meant computes."""
+    """The micro-batches. If the fault point `update.batch` is armed with nan, all their advantages are NaN, whichever
+    of them the rank in question computes."""
     if not faults.reach("update.batch"):
         return batches
     return [
@@ -153,7 +154,7 @@ def saved_on_failure(folder: Path, name: str, batches: Sequence[Batch]) -> Itera
 
 
 def require_rewards(groups: Sequence[ScoredGroup], step: int) -> None:
-    """Raises TrainingError if not one response has a reward: there is nothing to train on."""
+    """Raises TrainingError if no response has a reward: there is nothing to train on."""
     verdicts = Counter(score.verdict.value for group in groups for score in group.scores if score.value is None)
     if verdicts.total() == sum(len(group.scores) for group in groups):
         counted = ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items()))

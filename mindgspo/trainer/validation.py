@@ -49,7 +49,8 @@ class Progress:
     tokens: int = 0
     """Sum over steps."""
     seconds_before: float = 0.0
-    """Seconds that the run took before this process's clock read 0; negative where that clock started elsewhere."""
+    """Seconds that the run took before this process's clock read 0; negative if that clock started at another
+    origin."""
 
     def advance(self, metrics: Mapping[str, float]) -> None:
         """Count one more step."""
@@ -60,7 +61,7 @@ class Progress:
     def evaluated(self, accuracy: float, value: float | None, reward: float | None = None) -> None:
         """Record an evaluation at the present step. value: of eval.best_metric, None if it was not measured.
 
-        Of equally good ones the first is best. A second one at a step, around a warm-up, replaces the first.
+        Of equally good evaluations, the first is best. A second one at a step, around a warm-up, replaces the first.
         """
         if self.step == 0 and self.accuracy_before is None:
             self.accuracy_before, self.reward_before = accuracy, reward
@@ -120,8 +121,8 @@ class Baseline:
         self._rewards: tuple[float, ...] = ()
 
     def changes(self, solved: Sequence[bool], rewards: Sequence[float]) -> dict[str, Estimate]:
-        """Changes of accuracy and mean reward since the first call, by name. That one only takes note; so does one
-        about another number of problems (a run that began with another's checkpoint, on other rows)."""
+        """Changes of accuracy and mean reward since the first call, by name. The first call only records; so does a
+        call with another number of problems (a run that started from another's checkpoint, on other rows)."""
         outcome = np.asarray(solved, bool)
         if self._solved is None or self._solved.size != outcome.size:
             self._solved, self._rewards = outcome, tuple(rewards)

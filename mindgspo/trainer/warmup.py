@@ -1,7 +1,7 @@
 """Supervised fine-tuning on worked solutions, before reinforcement learning.
 
-It uses the update backend of reinforcement learning with another loss, watches its accuracy on a set of its own, and
-may stop early.
+It uses the updater of reinforcement learning with another loss, measures accuracy on a set of its own, and may stop
+early.
 
 Metrics:
   Supervised warm-up:
