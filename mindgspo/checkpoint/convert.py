@@ -1,6 +1,6 @@
 """Convert a model's weights to another layout, dtype or number of files. Needs no MindSpore.
 
-A chunk of one weight is in memory at a time, whatever the size of the model.
+Only one chunk of a weight is in memory at a time, whatever the size of the model.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from mindgspo.tensor_files.writer import WeightDtype
 from mindgspo.tokenization import load_tokenizer
 from mindgspo.tokenization.files import read_files
 
-# What MindFormers' weights are kept in, where a folder has no safetensors.
+# Name of MindFormers' weights in a folder without safetensors.
 CKPT_FILE = "model.ckpt"
 _GENERATION_CONFIG = "generation_config.json"
 _MARK_OF_MINDFORMERS = "model.tok_embeddings.embedding_weight"
@@ -79,9 +79,9 @@ def open_model_source(source: Path, *, model_folder: Path | None) -> Iterator[Mo
     """Open a model for conversion.
 
     source: a Hugging Face folder; a folder with MindFormers' weights and config.json; a file of either; or the folder
-    `step_XXXXXXXX` of a run. model_folder: where config.json and the tokenizer are instead.
-    Raises WeightsError, CheckpointError, TokenizerError: something is missing or damaged, the architecture is unknown,
-    names or shapes do not fit it.
+    `step_XXXXXXXX` of a run. model_folder: where config.json and the tokenizer are, if elsewhere. Raises WeightsError,
+    CheckpointError, TokenizerError: something is missing or damaged, the architecture is unknown, names or shapes do
+    not fit it.
     """
     try:
         is_checkpoint = (source / MANIFEST_FILE).is_file()
@@ -200,7 +200,7 @@ class Converted:
 
 
 def convert_model(conversion: Conversion, *, shows_progress: bool = False) -> Converted:
-    """Write the folder `conversion.out`; it is absent, or whole.
+    """Write the folder `conversion.out`, whole or not at all.
 
     shows_progress: a bar on stderr, if that is a terminal. Raises WeightsError, CheckpointError, TokenizerError: the
     source is damaged or does not fit its config.json, a value overflows the dtype, a weight has no name in the layout,

@@ -38,7 +38,7 @@ MINDSPORE_INDEX_FILE = "param_name_map.json"
 # Marks a folder as ours; transformers ignores it.
 _MARKER = "mindgspo_export.json"
 _TOKENIZER_BYTES = 48 << 20  # the largest ones
-# Without it transformers refuses a file.
+# Without it transformers rejects a file.
 METADATA = {"format": "pt"}
 _CHUNK_BYTES = 4 << 20  # in memory at once, whatever the size of a tensor
 
@@ -54,7 +54,7 @@ class Weight:
     dtype: str
     """Type in the file, by its name in safetensors."""
     chunks: Callable[[], Iterator[np.ndarray]]
-    """Its bits as they are stored there, flat, in pieces, in order."""
+    """Its stored bits, flat, in pieces, in order."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be rounded."""
@@ -137,9 +137,9 @@ def _write_file(
 
 @contextmanager
 def filled_folder(folder: Path, *, run_id: str | None, num_bytes: int) -> Iterator[Path]:
-    """A hidden folder that becomes `folder` where the block ends well, and vanishes where it does not.
+    """A hidden folder that becomes `folder` if the block succeeds, and is removed otherwise.
 
-    run_id: the run that writes. What it wrote before is replaced; with None nothing is ever replaced. num_bytes: of the
+    run_id: the run that writes. Its earlier output is replaced; with None nothing is ever replaced. num_bytes: of the
     weights, for which there must be space. Raises CheckpointError: the folder holds something else, too little space,
     or the write failed.
     """

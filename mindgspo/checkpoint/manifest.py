@@ -1,6 +1,7 @@
 """The manifest of a checkpoint: its files with their sizes and digests, written last.
 
-Format 2 has XXH3 digests of 128 bits, which cost next to nothing beside the disk; format 1 had SHA-256, and is read.
+Format 2 has XXH3 digests of 128 bits, which cost next to nothing compared with the disk; format 1 had SHA-256, and can
+still be read.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _REMEDY = "restore the file from a copy, or move this checkpoint away to continu
 
 
 class NewerFormatError(CheckpointError):
-    """A checkpoint that is whole, as far as anybody here can tell, but of a format that this version does not know."""
+    """A checkpoint that appears whole, but has a format that this version does not know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ from mindgspo.metrics.files import (
 
 Restore = Literal["all", "weights"]
 CHECKPOINTS = "checkpoints"
-# From a checkpoint to its run: checkpoints/, or what was set aside in there.
+# Path from a checkpoint to its run: checkpoints/, or a folder of checkpoints set aside in it.
 _LEVELS = 3
 
 
@@ -70,7 +70,8 @@ class Origin:
 
 
 def find_origin(path: Path, root: Path, *, restore: Restore) -> Origin | None:
-    """Find what `resume: PATH` names for the run in `root`; None for the run's own newest checkpoint, as with auto.
+    """Find the checkpoint that `resume: PATH` names for the run in `root`; None for the run's own newest one, as with
+    auto.
 
     path: a checkpoint, a folder of checkpoints, or a run. Raises RunFolderError for anything else.
     """
@@ -111,7 +112,7 @@ _OF_THE_END = (SUMMARY_FILE, REPORT_FILE, SAMPLES_PAGE, PLOT_FILE, "export")
 
 
 def roll_back(root: Path, step: int) -> Path:
-    """Make `step` the newest one of the run; returns the folder in which everything later now lies."""
+    """Make `step` the newest one of the run; returns the folder to which everything later was moved."""
     checkpoints = root / CHECKPOINTS
     write_json(checkpoints / ROLLBACK_FILE, {"to": step, "aside": unused_name(checkpoints / "abandoned").name})
     aside = finish_rollback(root)
@@ -120,7 +121,7 @@ def roll_back(root: Path, step: int) -> Path:
 
 
 def finish_rollback(root: Path) -> Path | None:
-    """End what `roll_back` began, from whatever point; None if nothing was begun. Raises RunFolderError."""
+    """Finish a rollback that was interrupted at any point; None if none was started. Raises RunFolderError."""
     marker = root / CHECKPOINTS / ROLLBACK_FILE
     if not marker.is_file():
         return None
@@ -161,7 +162,7 @@ def _move(source: Path, target: Path) -> None:
 
 
 def _cut(source: Path, target: Path, step: int) -> None:
-    """Lines beyond the step go; the first time, not when this is done once more."""
+    """Remove lines beyond the step; only the first time, not if this is repeated."""
     if not source.exists():
         return
     _, later = split_records(source, step)

@@ -1,4 +1,4 @@
-"""The folder of one run: its files, its lock, and whether it may be begun, resumed or replaced.
+"""The folder of one run: its files, its lock, and whether it may be started, resumed or replaced.
 
 Nothing is ever deleted here.
 """
@@ -37,7 +37,7 @@ from mindgspo.parallel.platform.runtime import is_emulated
 from mindgspo.text import listed
 
 _LOCK = ".lock"
-# Any of these says that a run has begun here. Prepared data and the configuration are written before a run does
+# Any of these shows that a run has started here. Prepared data and the configuration are written before a run does
 # anything that could be lost.
 _RUN_MARKS = (METRICS_FILE, SAMPLES_FILE, SUMMARY_FILE, CHECKPOINTS, "export")
 _OWN_NAMES = (
@@ -124,7 +124,7 @@ def is_open(root: Path) -> bool:
 
 
 class RunStatus(str, Enum):
-    """NEW: nothing was there. RESUMED: a run goes on. FINISHED: its summary says that it is complete."""
+    """NEW: nothing was there. RESUMED: a run continues. FINISHED: its summary says that it is complete."""
 
     NEW = "new"
     RESUMED = "resumed"
@@ -152,10 +152,10 @@ class RunFolder:
     run_id: str
     """Made once per run, kept on resume."""
     moved_aside: Path | None = None
-    """Where the former run of this name went; None if there was none."""
+    """Where the earlier run of this name was moved; None if there was none."""
     origin: Origin | None = None
-    """Where its state comes from: of a new run its beginning, of a resumed one the step to go back to, or what it began
-    with and must begin with again as long as it has no checkpoint."""
+    """Source of its state: for a new run its starting point; for a resumed one the step to go back to, or its starting
+    point again as long as it has no checkpoint."""
     _lock: RunLock | None = field(default=None, repr=False, compare=False)
 
     config = _Inside(CONFIG_FILE)
@@ -194,10 +194,12 @@ def open_run_folder(
 ) -> RunFolder:
     """Make, continue or replace a run folder, and lock it.
 
-    A folder that holds a run is refused with resume="never", continued with "auto", and with overwrite
-    moved to `<run_dir>.old-<timestamp>`. A folder with other files and no run is always refused. resume as a path: a
-    run rolls back to a checkpoint of its own, or a new one begins with another run's, with as much of it as `restore`
-    says. Raises RunFolderError: refused, locked by a live process, not writable.
+    A folder that holds a run is rejected with resume="never", continued with "auto", and moved to
+    `<run_dir>.old-<timestamp>` with overwrite. A folder with other files and no run is always rejected. With a path as
+    resume, a run rolls back to a checkpoint of its own, or a new one starts from another run's, taking as much of it as
+    `restore` says.
+
+    Raises RunFolderError: rejected, locked by a live process, not writable.
     """
     root = Path(os.path.abspath(run_dir.expanduser()))
     if overwrite and resume == "auto":
@@ -279,7 +281,7 @@ def _refuse_foreign(root: Path) -> None:
 
 
 def _is_ours(name: str) -> bool:
-    """A name of this folder, or `.<name>.<anything>`: a file on its way there, left by a killed process."""
+    """A name of this folder, or `.<name>.<anything>`: an unfinished file left by a killed process."""
     return name == _LOCK or name in _OWN_NAMES or name.startswith(tuple(f".{own}." for own in _OWN_NAMES))
 
 

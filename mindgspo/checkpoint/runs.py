@@ -1,4 +1,4 @@
-"""Overview of a folder of runs: how far each one is, how well it does, what its diagnosis says."""
+"""Overview of a folder of runs: progress, results and diagnosis of each."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class RunOverview:
     accuracy: float | None = None
     """Accuracy of the latest evaluation, a share."""
     reward: float | None = None
-    """Mean reward of the same answers; None if it says no more than the accuracy."""
+    """Mean reward of the same answers; None if it equals the accuracy."""
     best: float | None = None
     """The best value of eval.best_metric."""
     best_step: int | None = None
@@ -123,7 +123,7 @@ def _total_steps(run: RunRecord) -> int | None:
 
 
 def _failure(folder: Path, *, since: float) -> str | None:
-    """Message of the first worker to fail, unless the run has gone on since. since: seconds since the epoch."""
+    """Message of the first worker to fail, unless the run has continued since. since: seconds since the epoch."""
     try:
         records = [read_failure(path) for path in (folder / "logs").glob("failure_*.json")]
     except (ValueError, TypeError) as error:
@@ -141,7 +141,7 @@ def _verdicts(run: RunRecord) -> tuple[str, ...]:
 
 
 def run_table(runs: Sequence[RunOverview]) -> list[str]:
-    """One line per run below a header; of the verdicts the first. Rewards have a column where a run has any."""
+    """One line per run below a header, with the first verdict only. Rewards have a column if any run has them."""
     header = ("run", "state", "step", "accuracy", "reward", "best", "last written", "verdict")
     rows = [header, *map(_row, runs)]
     if all(run.reward is None for run in runs):

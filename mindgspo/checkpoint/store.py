@@ -70,7 +70,7 @@ def stateful_file(name: str) -> str:
 
 
 def steps_newest_first(checkpoints_dir: Path) -> list[Path]:
-    """Folders that bear a checkpoint's name, most steps first; without those that a run has gone back from."""
+    """Folders with a checkpoint's name, most steps first; without those beyond a rollback."""
     last = _last_step(checkpoints_dir)
     steps = {path: step for path in checkpoints_dir.iterdir() if path.is_dir() and (step := step_of(path)) is not None}
     wanted = [path for path, step in steps.items() if last is None or step <= last]
@@ -78,7 +78,8 @@ def steps_newest_first(checkpoints_dir: Path) -> list[Path]:
 
 
 def complete_steps(checkpoints_dir: Path) -> Iterator[Path]:
-    """Checkpoints whose files have their sizes, most steps first. Hashing all of them would cost more than a save."""
+    """Checkpoints whose files have the recorded sizes, most steps first. Hashing all of them would cost more than a
+    save."""
     for path in steps_newest_first(checkpoints_dir):
         try:
             verify(path, required=CHECKPOINT_FILES, hashes=False)
@@ -91,9 +92,9 @@ def newest_checkpoint(checkpoints_dir: Path, *, clears: bool = True) -> Path | N
     """The complete checkpoint with the most steps, its content verified; None if there is no checkpoint
     at all.
 
-    Damaged ones are passed over with a warning that names the broken file. Raises NewerFormatError if the newest is
-    of a format that this version cannot read: passing it over would lose its steps without need. Raises CheckpointError
-    where checkpoints exist and none is complete: starting over would hide the loss. clears: remove what dead processes
+    Damaged ones are passed over with a warning that names the broken file. Raises NewerFormatError if the newest is of
+    a format that this version cannot read: passing it over would lose its steps without need. Raises CheckpointError if
+    checkpoints exist and none is complete: starting over would hide the loss. clears: remove files that dead processes
     left half written; not in another run's folder.
     """
     if not checkpoints_dir.is_dir():
@@ -150,7 +151,7 @@ class Retention:
     last: int
     """So many of the newest, at least 1."""
     best: int = 0
-    """So many of the best, of those that were evaluated at their step."""
+    """Number of the best ones to keep, among those evaluated at their step."""
 
 
 def evaluation_of(step: Path) -> float | None:
@@ -163,7 +164,7 @@ def evaluation_of(step: Path) -> float | None:
 
 
 def evaluation_text(step: Path) -> str:
-    """The value of `evaluation_of`, with accuracy and reward where these are two numbers; "-" where there is none."""
+    """The value of `evaluation_of`, with accuracy and reward if they differ; "-" if there is none."""
     value = evaluation_of(step)
     if value is None:
         return "-"
@@ -182,7 +183,8 @@ def best_first(steps: Sequence[Path]) -> list[Path]:
 
 
 def remove_others(checkpoints_dir: Path, keep: Retention, *, just_written: Path) -> None:
-    """Remove complete checkpoints that need not be kept. Damaged ones neither count nor go: people may look."""
+    """Remove complete checkpoints that need not be kept. Damaged ones are not counted and not removed, so that they can
+    be examined."""
     complete = list(complete_steps(checkpoints_dir))
     wanted = {*complete[: keep.last], *(best_first(complete)[: keep.best] if keep.best else ()), just_written}
     for path in complete:
@@ -253,7 +255,7 @@ def save_checkpoint(
 
 
 def _flush_logs(paths: Iterable[Path]) -> None:
-    """A checkpoint must not outlive the lines that it covers, as it would after a power cut."""
+    """Flush the logs: after a power cut, no checkpoint may exist without the lines that it covers."""
     present = [path for path in paths if path.exists()]
     for path in (*present, *{path.parent for path in present}):
         fsync(path)
@@ -274,7 +276,7 @@ class OpenCheckpoint:
     """Weights under Hugging Face names."""
     optimizer: TensorSource
     stateful: Mapping[str, Mapping[str, Any]]
-    """{name: state} of what else the run keeps; `arrays_of` gives their arrays."""
+    """{name: state} of the run's other stateful parts; `arrays_of` returns their arrays."""
     _arrays: Mapping[str, TensorSource]
 
     def arrays_of(self, name: str) -> TensorSource:

@@ -1,6 +1,6 @@
 """Find the checkpoint at a path: a tensor file, a model's folder, a run's step folder, or the files of ranks.
 
-Only names are looked at here; `whole_checkpoint` opens the files. MindSpore takes the last name of a rank's folder by
+Only names are examined here; `whole_checkpoint` opens the files. MindSpore takes the last name of a rank's folder by
 spelling, so that 9 comes after 10 and ranks may come from different saves; here the newest save that all ranks have is
 taken, by number.
 """
@@ -25,7 +25,7 @@ _FORMAT_VERSION = 1
 SUFFIXES = (".safetensors", ".ckpt")
 _RANK_FOLDER = re.compile(r"rank_(\d+)")
 _RANK_IN_NAME = re.compile(r"rank_?(\d+)")
-# What MindSpore puts after a name: <epoch>_<step>.
+# MindSpore's suffix of a name: <epoch>_<step>.
 _SAVE = re.compile(r"-(\d+)_(\d+)$")
 _LISTED = 3
 # A run keeps its steps here.
@@ -34,7 +34,7 @@ _STEPS = "checkpoints"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRecord:
-    """The content of `checkpoint.json`, which stands beside the ranks' folders."""
+    """The content of `checkpoint.json`, which lies beside the ranks' folders."""
 
     order: tuple[str, ...]
     """Names of all tensors as the whole checkpoint had them."""
@@ -45,7 +45,7 @@ class ShardRecord:
 
     @property
     def stateful(self) -> tuple[str, ...]:
-        """Files of what the run keeps beside weights and optimizer: those that belong to no rank."""
+        """Files of the run's other stateful parts: those that belong to no rank."""
         return tuple(name for name in self.files if "/" not in name)
 
 
@@ -91,7 +91,7 @@ def pick_rank_files(folder: Path, *, prefix: str = "") -> tuple[dict[int, Path],
     """The files of all ranks, by rank from 0 up without a gap, and notes for people on what was taken and passed over.
 
     prefix: only files whose names begin with it. Raises CheckpointError: a rank between others is missing or has no
-    file, no save that all ranks have, several kinds of files between which nothing decides.
+    file, no save that all ranks have, or several kinds of files to choose from.
     """
     by_rank = _tensor_files(folder, prefix)
     ranks = sorted(by_rank)
@@ -182,7 +182,8 @@ class StoredCheckpoint:
     path: Path
     """The checkpoint itself, e.g. the step folder of a run that was named."""
     files: Mapping[int, tuple[Path, ...]]
-    """Paths for `open_tensors`, by rank; several files of one rank are read as one. What is whole has rank 0 alone."""
+    """Paths for `open_tensors`, by rank; several files of one rank are read as one. A whole checkpoint has only rank
+    0."""
     notes: tuple[str, ...]
     """How they were picked, for people."""
     step: int | None = None
@@ -206,9 +207,9 @@ class StoredCheckpoint:
 
 
 def find_checkpoint(path: Path, *, prefix: str = "") -> StoredCheckpoint:
-    """Find the checkpoint at a path. prefix: of the names of ranks' files, where several kinds lie side by side.
+    """Find the checkpoint at a path. prefix: of the names of ranks' files, if several kinds lie side by side.
 
-    Raises CheckpointError for what is no checkpoint, with what would be one.
+    Raises CheckpointError if it is no checkpoint, and says what would be one.
     """
     if path.is_file():
         return _whole(path, (path,), "one file")

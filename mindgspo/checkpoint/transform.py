@@ -91,17 +91,17 @@ class TransformRequest:
     jobs: int | None = None
     """Files that are written at a time; None: one per processor."""
     deep: bool = False
-    """Compare the source with the hashes that are known of it, and prove in the end that both sides hold the same."""
+    """Compare the source with its known hashes, and in the end verify that both sides hold the same."""
     sync: bool = True
-    """End when everything is on the disk; otherwise, as `cp` does, when the kernel has it."""
+    """Return when everything is on the disk; otherwise, like `cp`, when the kernel has it."""
 
 
 def transform(request: TransformRequest, *, note: Callable[[str], None], shows_bar: bool = True) -> None:
-    """Convert a checkpoint, and report by `note` what was picked and done.
+    """Convert a checkpoint, and report through `note` which files were chosen and what was done.
 
     Raises CheckpointError or WeightsError: the source is not whole or not of its strategy, the destination's strategy
-    is of another model, something stands at the destination, there is no room, writing fails. Nothing is then left at
-    the destination.
+    is of another model, the destination exists, there is no space, writing fails. Nothing is left at the destination
+    then.
     """
     started = time.perf_counter()
     stored = find_checkpoint(request.source, prefix=request.source_prefix)
@@ -126,14 +126,14 @@ def transform(request: TransformRequest, *, note: Callable[[str], None], shows_b
 
 
 def _require_sound(stored: StoredCheckpoint) -> None:
-    """Compare the source with the hashes that are known of it, or its headers. Raises CheckpointError."""
+    """Compare the source with its known hashes, or check its headers. Raises CheckpointError."""
     for finding in verify_checkpoint(stored.path):
         if not finding.is_sound:
             raise CheckpointError(finding.line.removeprefix("damaged  "))
 
 
 def _files_to_write(source: WholeCheckpoint, request: TransformRequest) -> tuple[NewFile, ...]:
-    """The files, once it is known that they fit and that nothing stands in their place."""
+    """The files to write, after checking that they fit and that none of them exists."""
     strategy = request.destination_strategy
     if strategy is None:
         files = _whole_files(source, request.destination)
@@ -191,9 +191,9 @@ def _rank_files(source: WholeCheckpoint, strategy: Strategy, *, suffix: str, pre
 
 
 def _whole_files(source: WholeCheckpoint, path: Path) -> tuple[NewFile, ...]:
-    """One file where `path` ends as one does, else the two files of a step folder.
+    """One file if `path` has a file's suffix, else the two files of a step folder.
 
-    Raises CheckpointError for a folder where the checkpoint comes from no run.
+    Raises CheckpointError for a folder if the checkpoint does not come from a run.
     """
     layouts = placed_layouts({name: tensor.info.shape for name, tensor in source.tensors.items()}, None)
     if path.suffix in SUFFIXES:

@@ -2,7 +2,7 @@
 
 A strategy and the shapes of the tensors give layouts; the ranks' files must agree with them. A tensor without an entry
 is held whole by every rank: scalars, counters, tables that nothing splits. A forgotten entry would go unnoticed, so two
-cases are refused: a name that differs from an entry's in the layer's number alone, and optimizer state of a parameter
+cases are rejected: a name that differs from an entry's only in the layer's number, and optimizer state of a parameter
 that is split. Only headers are read at first; blocks may be read from several threads.
 """
 
@@ -40,8 +40,10 @@ _REMEDY = "give the strategy of the run that wrote this checkpoint"
 
 
 class TensorBlocks:
-    """Reads blocks of one tensor. near: of ranks with equal slices this one is read, or, for other neighbours, another
-    one."""
+    """Reads blocks of one tensor.
+
+    near: of several ranks with equal slices, this one is read; if it is none of them, one of them by this number.
+    """
 
     def __init__(self, name: str, layout: Layout, ranks: Mapping[int, OpenTensors], near: int) -> None:
         self._name = name
@@ -62,7 +64,7 @@ class TensorBlocks:
             self._read(file, part.relative_to(held.starts), target)
 
     def _read(self, file: OpenTensors, block: TensorSlice, target: np.ndarray) -> None:
-        """A block of one rank's slice, by way of a scratch array where it does not lie in one piece in the target."""
+        """A block of one rank's slice, through a scratch array if it is not contiguous in the target."""
         if target.flags.c_contiguous:
             file.read_slice(self._name, block.index, target)
             return
@@ -246,7 +248,7 @@ def _full_shape(shape: Shape, by_stage: Mapping | None) -> Shape:
 
 
 def _check_fits(strategy: Strategy, shapes: Mapping[str, Shape]) -> None:
-    """Refuse a strategy whose names are not there, or whose axes do not fit or divide."""
+    """Reject a strategy whose names do not exist, or whose axes do not fit or divide."""
     entries = strategy.parameters
     common = [name for name in shapes if name in entries]
     foreign = [name for name in entries if name not in shapes and not _is_known(name, entries, shapes)]

@@ -1,4 +1,4 @@
-"""Account of every row: kept, truncated, or dropped for a reason; rows that ask the same."""
+"""Account of every row (kept, truncated, or dropped for a reason) and of rows that ask the same question."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class PromptIndex:
         self._rows: dict[bytes, list[_Row]] = {}
 
     def add(self, key: str, *, number: int, where: str, answer: str, text: str) -> None:
-        """Take in the row `number` (its position in the source), whose prompt has the hexadecimal `key`. text: the
-        prompt letter by letter."""
+        """Add row `number` (its position in the source), whose prompt has the hexadecimal `key`. text: the exact
+        prompt."""
         rows = self._rows.setdefault(bytes.fromhex(key), [])
         digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
         if rows:  # most repetitions are exact: they share their memory with the first
@@ -81,8 +81,8 @@ class PromptIndex:
         )
 
     def superfluous(self) -> dict[int, str]:
-        """Row number -> reason, of the rows that dedup drops: all but the first of equal prompts, and every one of
-        those whose answers differ."""
+        """{row number: reason} of the rows that dedup drops: all but the first of equal prompts, and all of them if
+        their answers differ."""
         reasons = {}
         for rows in self._rows.values():
             if len(rows) > 1 and len(_answers(rows)) > 1:
@@ -107,7 +107,8 @@ def _answers(rows: list[_Row]) -> list[_Row]:
 
 
 def _are_same(answer: str, other: str) -> bool:
-    """Whether two texts surely mean the same: one number, one formula typed in two ways, or one choice of letters."""
+    """Whether two texts certainly mean the same: one number, one formula typed in two ways, or one choice of
+    letters."""
     number = parse_number(answer)
     if number is not None and number == parse_number(other):
         return True
@@ -143,7 +144,7 @@ class Account:
     duplicates: DuplicateFacts
     lengths: LengthFacts
     unchecked: tuple[str, ...]
-    """Data sources whose gold answers nothing was known to read, in the order of their first rows."""
+    """Data sources whose gold answers no function is known to read, in the order of their first rows."""
 
     def prompts(self, rows: Iterable[RenderedRow | DroppedRow]) -> Iterator[Prompt]:
         """The prompts that are kept, numbered from 0 on. Raises DataError for a row too big for the file."""
@@ -166,8 +167,8 @@ class Account:
 def judge_rows(
     rows: Iterable[RenderedRow | DroppedRow], facts: PromptFacts, *, label: str, dedup: bool, is_readable: GoldCheck
 ) -> Account:
-    """Judge every row. The first reason that applies counts: no answer, an unreadable one, one that its own repetition
-    does not meet, length, dedup.
+    """Check every row. The first reason that applies counts: no answer, an unreadable one, one that its own repetition
+    does not match, length, dedup.
 
     Raises DataError for overlong prompts under truncation "error", and where no row is left. label: the source's name.
     """

@@ -82,9 +82,8 @@ def generate_rows(
 
     forgotten_carries: probability that a worked solution forgets its carry or borrow; the answer is always right.
 
-    The split's problems are walked in random order, again and again, so that rows repeat a problem (with
-    another story) only after every other one has come, and the first `len(problems(split))` rows are all
-    distinct.
+    The split's problems are walked in random order, again and again, so rows repeat a problem (with another story) only
+    after all others have occurred, and the first `len(problems(split))` rows are distinct.
     """
     pool = problems(split)
     count = len(pool) if num_rows is None else num_rows

@@ -35,7 +35,7 @@ def recognised_format(path: Path) -> DataFormat:
 
 
 def format_of_row(row: Mapping[str, object]) -> DataFormat | None:
-    """The published format that a row's columns are those of; AIME's could be anybody's."""
+    """The published format that has a row's columns; AIME's columns are so common that they could be anyone's."""
     if {"prompt", "reward_model"} <= row.keys():
         return "dapo" if str(row.get("data_source", "")).startswith(_DAPO) else "verl"
     if {"instruction", "output"} <= row.keys():
@@ -72,7 +72,8 @@ _FUNCTIONS = {"gsm8k": "gsm8k", "arithmetic": "gsm8k", "math": "math", "aime": "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Benchmark:
-    """One data set to measure on. label: for tables. path: a file or a prepared folder, None for generated rows."""
+    """One data set to evaluate on. label: its name in tables. path: a file or a prepared folder, None for generated
+    rows."""
 
     label: str
     format: DataFormat
@@ -80,18 +81,19 @@ class Benchmark:
 
     @property
     def instruction_suffix(self) -> str:
-        """Text appended to each question; "" where the rows say themselves how to answer."""
+        """Text appended to each question; "" if the rows themselves say how to answer."""
         return "" if self.format == "arithmetic" else INSTRUCTIONS.get(self.function, "")
 
     @property
     def function(self) -> str:
-        """The entry of `reward.functions`; "auto" where the rows' data source decides."""
+        """The entry of `reward.functions`; "auto" if the rows' data source decides."""
         return _FUNCTIONS.get(self.format, "auto")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownName:
-    """files: where its rows may lie below the data folder, the first that is there counts; none are generated."""
+    """files: places of its rows below the data folder, of which the first that exists is read; empty: rows are
+    generated."""
 
     format: DataFormat
     files: tuple[str, ...] = ()
@@ -116,8 +118,8 @@ NAMES: Mapping[str, KnownName] = {
 def find_benchmark(text: str, *, folder: Path | None, format: DataFormat | None) -> Benchmark:
     """The data set that `text` means: a name of `NAMES`, NAME=PATH, or a *.jsonl, *.parquet or prepared folder.
 
-    folder: where names are looked up. format: of a path; None: recognised from its columns.
-    Raises DataError: nothing of that name or path, and where was looked.
+    folder: where names are looked up. format: of a path; None: recognised from its columns. Raises DataError if there
+    is nothing of that name or path, with the places that were searched.
     """
     name, equals, path = text.partition("=")
     if text in NAMES:

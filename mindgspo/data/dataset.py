@@ -1,4 +1,4 @@
-"""A prepared data set: its MindRecord file written, verified, opened and shown.
+"""Writes, verifies, opens and shows a prepared data set.
 
 MindSpore is imported only when a MindRecord file is written or read. The columns are those of `dataset_info.COLUMNS`.
 """
@@ -48,7 +48,7 @@ ROWS_PER_WRITE = 1024
 
 
 def write_prompt_records(prompts: Iterable[Prompt], folder: Path) -> None:
-    """Write all prompts into `folder`. The file knows its own name: rename the folder, never the file."""
+    """Write all prompts into `folder`. The file contains its own name: rename the folder, never the file."""
     from mindspore.mindrecord import FileWriter
 
     restore_umask()
@@ -68,7 +68,7 @@ def write_prompt_records(prompts: Iterable[Prompt], folder: Path) -> None:
 
 
 def _write(call: Callable[..., object], folder: Path, *arguments: object) -> None:
-    """Raises WriteError for MindSpore's RuntimeError, which does not tell what the system said."""
+    """Raises WriteError for MindSpore's RuntimeError, which does not contain the system's message."""
     try:
         call(*arguments)
     except RuntimeError as error:
@@ -123,7 +123,7 @@ def _to_record(prompt: Prompt) -> dict[str, object]:
 
 
 def verify_files(folder: Path, info: DatasetInfo, *, hashes: bool = False) -> None:
-    """Raise DataError unless every file that dataset.json names is there with its size.
+    """Raise DataError unless every file that dataset.json names exists with its size.
 
     hashes: also compare each file's sha256.
     """
@@ -181,9 +181,9 @@ class PromptDataset:
 def open_dataset(
     folder: Path, tokenizer: Tokenizer, data: DataSection | None = None, *, max_rows: int | None = None
 ) -> PromptDataset:
-    """Load a prepared data set into memory; max_rows: at most so many of its rows, from the start.
+    """Load a prepared data set into memory. max_rows: at most this many of its first rows.
 
-    Raises DataError as `check_folder`, and for a file with other rows than dataset.json says.
+    Raises DataError as `check_folder`, and if the file's rows differ from those in dataset.json.
     """
     info = check_folder(folder, tokenizer, data)
     verify_files(folder, info, hashes=True)

@@ -1,4 +1,4 @@
-"""dataset.json: the inputs of a prepared data set, the fate of every row, and the columns of its file."""
+"""dataset.json: the inputs of a prepared data set, what became of every row, and the columns of its file."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SourceFacts(Facts):
 
 
 class TokenizerFacts(Facts):
-    """Which tokenizer, chat template included, made the ids, and by which way of rendering."""
+    """The tokenizer, including its chat template, and the version of the rendering that made the ids."""
 
     name: str
     fingerprint: str
@@ -65,8 +65,8 @@ class PromptFacts(Facts):
 
 
 class RowCounts(Facts):
-    """rows_in = rows_out + the sum of dropped (by reason). truncated counts rows of rows_out, by side, and nulled the
-    values of their extra_info that JSON has nothing for, by kind."""
+    """rows_in = rows_out + the sum of dropped (by reason). truncated counts rows of rows_out, by side; nulled counts
+    values of their extra_info that JSON cannot express, by kind."""
 
     rows_in: int
     rows_out: int
@@ -221,7 +221,7 @@ def read_info(folder: Path) -> DatasetInfo:
 
 
 def _check_version(path: Path, content: bytes) -> None:
-    """First of all: a file of another version lacks fields, which would be a misleading complaint."""
+    """Comes first: a file of another version lacks fields, which would give a misleading error."""
     try:
         version = json.loads(content)["schema_version"]
     except (ValueError, LookupError, TypeError, RecursionError):
@@ -236,8 +236,8 @@ def _check_version(path: Path, content: bytes) -> None:
 def differences(old: DatasetInfo, source: SourceFacts, tokenizer: TokenizerFacts, prompt: PromptFacts) -> list[str]:
     """The inputs in which a prepared data set differs from those given, one "name: was X, now Y" each.
 
-    Names and paths do not count: the same bytes in another place are the same input. Nor does the way of rendering:
-    what was prepared by an earlier one stays as it is, so that its runs go on.
+    Names and paths do not count: the same bytes in another place are the same input. Nor does the version of the
+    rendering: data prepared by an earlier one stays as it is, so that its runs can continue.
     """
     return [
         f"{section}.{key}: was {getattr(getattr(old, section), key)!r}, now {value!r}"

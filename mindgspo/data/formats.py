@@ -1,7 +1,7 @@
 r"""The formats that rows of files come in: one parser each, from a dictionary to a `SourceRow`.
 
-A parser gives a `DroppedRow` where a solution is there but states no answer. A field that the format promises and the
-row lacks raises a DataError that names row, field and rule: then the file is not what it is said to be, and nothing is
+A parser returns a `DroppedRow` if a solution exists but states no answer. A field that the format promises and the row
+lacks raises a DataError that names row, field and rule: then the file is not in the stated format, and nothing is
 repaired. To add a format: its parser here, its entry in `PARSERS`, its name in config/data.py and config/rules.py.
 """
 
@@ -81,7 +81,7 @@ def parse_math(row: Mapping[str, object], where: str) -> SourceRow | DroppedRow:
     r"""MATH (Hendrycks et al. 2021, arXiv 2103.03874) and MATH-lighteval: {problem, solution, level, type}; MATH-500:
     {problem, solution, answer, subject, level, unique_id}.
 
-    Gold is `answer` where the row has that field, else the solution's last \boxed{}. The data source is "math" for all
+    Gold is `answer` if the row has that field, else the solution's last \boxed{}. The data source is "math" for all
     three, which differ in nothing that a reward looks at; level, type, subject and unique_id go into extra_info.
     """
     problem = text_of(row, "problem", where)
@@ -162,7 +162,7 @@ def parse_dianjin(row: Mapping[str, object], where: str) -> SourceRow | DroppedR
 def parse_verl(row: Mapping[str, object], where: str) -> SourceRow | DroppedRow:
     """{data_source, prompt: chat messages, ability, reward_model: {ground_truth, style}, extra_info}.
 
-    extra_info is kept as it is, with `ability` beside its keys (unless it has that key itself).
+    extra_info is kept as it is, with `ability` added to its keys (unless it has that key itself).
     """
     messages = messages_of(row.get("prompt"), f"{where}: prompt")
     return _with_ground_truth(row, messages, where, lambda: text_of(row, "data_source", where))
@@ -178,7 +178,7 @@ def parse_dapo(row: Mapping[str, object], where: str) -> SourceRow | DroppedRow:
 
 
 def _in_dapo_prompt(message: ChatMessage) -> ChatMessage:
-    """The question in the published prompt; as it is where either half of that prompt is there already."""
+    """The question in the published prompt; unchanged if it already contains either half of that prompt."""
     content = message["content"]
     if content.lstrip().startswith(DAPO_PREFIX.strip()) or content.rstrip().endswith(DAPO_SUFFIX.strip()):
         return message
@@ -188,7 +188,7 @@ def _in_dapo_prompt(message: ChatMessage) -> ChatMessage:
 def _with_ground_truth(
     row: Mapping[str, object], messages: tuple[ChatMessage, ...], where: str, data_source: Callable[[], str]
 ) -> SourceRow | DroppedRow:
-    """verl's fields beside the prompt. The row is dropped where reward_model.ground_truth is there and empty."""
+    """verl's fields other than the prompt. The row is dropped if reward_model.ground_truth exists and is empty."""
     reward_model = row.get("reward_model")
     if not isinstance(reward_model, Mapping):
         raise DataError(f"{where}: reward_model: expected {{ground_truth, style}}, got {value_text(reward_model)}")
@@ -227,7 +227,7 @@ def parser_for(section: DataSourceSection) -> Parser:
 
 
 # The format `columns`: a name may be dotted, reward_model.ground_truth, to reach into nested columns; a column whose
-# own name has the dots goes before.
+# own name has the dots takes precedence.
 
 
 def parse_columns(columns: ColumnsSection, row: Mapping[str, object], where: str) -> SourceRow:

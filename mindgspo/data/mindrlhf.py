@@ -2,7 +2,8 @@
 
 Its columns are those of `write_mindrecord` in MindRLHF's examples/grpo/*/rlhf_data.py, all int64 [slots]: `prompt_ids`,
 the question without a chat template, and `pretrain_ids`, the gold answer, both filled up on the right with the pad id;
-and `loss_mask`, which MindRLHF's trainer does not read. A row becomes text again here, and goes the way of every other.
+and `loss_mask`, which MindRLHF's trainer does not read. A row is turned back into text here, and then treated like any
+other.
 
 MindSpore is imported only when a file is read or written.
 """
@@ -108,7 +109,7 @@ class Written:
     rows: int
     """Rows written."""
     dropped: int
-    """Rows left out, for want of a readable gold answer or for their length."""
+    """Rows left out, because they lack a readable gold answer or are too long."""
 
 
 def write_mindrlhf(
@@ -118,8 +119,8 @@ def write_mindrlhf(
 
     facts: prefix, suffix, longest prompt and what becomes of a longer one. seq_length: slots of an answer (MindRLHF:
     --seq_length). Both files appear at once, or neither. MindRLHF puts its own chat template around a question, so a
-    conversation of several messages is refused.
-    Raises DataError: `path` is taken, such a conversation, a prompt or answer that is too long.
+    conversation of several messages is rejected. Raises DataError: `path` is taken, such a conversation, a prompt or
+    answer that is too long.
     """
     from mindspore.mindrecord import FileWriter
 
@@ -134,7 +135,7 @@ def write_mindrlhf(
         folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
         with named_os_errors(path):
-            # The file knows its own name: it is written under it, in another folder.
+            # The file contains its own name, so it is written under that name, in another folder.
             writer = FileWriter(str(folder / path.name), shard_num=1)
             writer.set_header_size(_HEADER_SIZE)
             writer.add_schema(SCHEMA, "questions and gold answers")

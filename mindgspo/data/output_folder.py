@@ -1,6 +1,6 @@
-"""The folder that a data set becomes, and the one beside it in which its parts are gathered.
+"""The folder of a data set, and the one beside it in which its parts are collected.
 
-`<out>.partial-<key>` outlives a process that was killed, and the next one with the same inputs goes on from it; the
+`<out>.partial-<key>` outlives a process that was killed, and the next one with the same inputs continues from it; the
 kernel drops its lock with the process, so there are no stale locks.
 """
 
@@ -19,11 +19,11 @@ from mindgspo.io import make_folder, write_error
 
 
 class OutputError(DataError):
-    """The disk or the path is at fault, not the data: what is done stays for the next attempt."""
+    """The disk or the path is at fault, not the data: finished work is kept for the next attempt."""
 
 
 def is_taken(out_dir: Path) -> bool:
-    """Whether something is there that must not be touched; an empty folder is not."""
+    """Whether the path holds something that must not be touched; an empty folder may be."""
     return out_dir.exists() and not (out_dir.is_dir() and not any(out_dir.iterdir()))
 
 
@@ -41,7 +41,7 @@ def check_out_dir(out_dir: Path) -> None:
 
 @contextmanager
 def named_os_errors(out_dir: Path) -> Iterator[None]:
-    """Raise an OutputError with its path for what the system refuses: a full disk, no permission."""
+    """Turn the system's errors (a full disk, no permission) into OutputErrors that name the path."""
     try:
         yield
     except WriteError as error:

@@ -2,8 +2,8 @@
 
     rows -> chunk files of tokenized rows -> account (what is dropped and why) -> MindRecord file, read back -> folder
 
-Everything is gathered in `<out>.partial-<key>`, flushed to disk and renamed: a reader sees all of it or nothing,
-an existing folder is never overwritten, and an interrupted preparation goes on from its chunks.
+Everything is collected in `<out>.partial-<key>`, flushed to disk and renamed: a reader sees all of it or nothing, an
+existing folder is never overwritten, and an interrupted preparation continues from its chunks.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class _Inputs:
     prompt: PromptFacts
 
     def key(self, chunk_rows: int) -> str:
-        """Names the chunks made of these inputs. What is decided after tokenizing has no part in it."""
+        """Key in the name of chunks made from these inputs. Decisions made after tokenizing do not enter it."""
         source = self.source.model_copy(update={"dedup": False}).model_dump()
         tokenizer = [self.tokenizer.fingerprint, self.tokenizer.rendering]
         facts = [SCHEMA_VERSION, chunk_rows, source, *tokenizer, self.prompt.model_dump()]
@@ -96,12 +96,12 @@ def prepare_dataset(
     """Make the prepared data set `out_dir`, or reuse it if it was made of exactly the same inputs.
 
     Of `data`, only the prompt settings are read (system_prompt, instruction_prefix and _suffix, max_prompt_length,
-    truncation). Prefix and suffix do not apply to verl and dapo rows, which bring their own; a system prompt does,
-    where a row has none. seed: draws generated rows; files do not depend on it. force: an existing `out_dir`
-    is moved aside to `<out_dir>.old-<n>` once the new one is complete. is_readable: rows whose gold answer it calls
-    unreadable are dropped, as are those whose answer its own repetition does not meet. The result does not depend on
-    the others: workers, child processes that tokenize (None: one per processor; small data needs one); chunk_rows, as
-    many rows as an interruption can cost each of them; show_progress, a bar on stderr if that is a terminal.
+    truncation). Prefix and suffix do not apply to verl and dapo rows, which bring their own; a system prompt does, if a
+    row has none. seed: draws generated rows; files do not depend on it. force: an existing `out_dir` is moved aside to
+    `<out_dir>.old-<n>` once the new one is complete. is_readable: rows whose gold answer it calls unreadable are
+    dropped, as are those whose answer its own repetition does not meet. The result does not depend on the others:
+    workers, child processes that tokenize (None: one per processor; small data needs one); chunk_rows, as many rows as
+    an interruption can cost each of them; show_progress, a bar on stderr if that is a terminal.
 
     Raises DataError: a source that is missing, malformed, empty or has a row without an answer; prompts
     longer than allowed under truncation "error"; an `out_dir` that holds something else. What was tokenized is kept for
@@ -172,8 +172,8 @@ def _render_chunks(
     workers: int,
     chunk_rows: int,
 ) -> list[Path]:
-    """The chunk files of all rows, in order: what an earlier attempt finished is taken over, the rest is tokenized. The
-    files do not depend on `workers`."""
+    """The chunk files of all rows, in order: chunks that an earlier attempt finished are reused, the rest is tokenized.
+    The files do not depend on `workers`."""
     paths: list[Path] = []
     rows_found = 0
 
@@ -244,7 +244,7 @@ def _write(
     seed: int,
     is_readable: GoldCheck,
 ) -> DatasetInfo:
-    """Fill `folder` from the chunks, and compare what can be read from it with them."""
+    """Fill `folder` from the chunks, and read it back to compare."""
     dedup = inputs.source.dedup
     rows = read_chunks(paths)
     account = judge_rows(rows, inputs.prompt, label=opened.label, dedup=dedup, is_readable=is_readable)

@@ -1,5 +1,5 @@
-"""Whether MindSpore's reader can be trusted with a MindRecord file: it follows index, header and rows blindly, so that
-a damaged file ends the process.
+"""Checks a MindRecord file before MindSpore reads it, because its reader trusts index, header and rows, and a damaged
+file would crash the process.
 
 The file begins with 8 bytes of length and a header in JSON: columns and pages. A page holds the single values of rows,
 each row a MessagePack map, or their arrays of integers. The index, a SQLite file beside it, has a row per record: the

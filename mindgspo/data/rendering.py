@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedRow:
-    """A row that states an answer, tokenized; fields without a text of their own are those of `Prompt`."""
+    """A row that states an answer, tokenized; undocumented fields are those of `Prompt`."""
 
     where: str
     """File and row."""
@@ -63,7 +63,7 @@ class RenderedRow:
 
 
 def _middle(ids: list[int], limit: int) -> list[int]:
-    """The first half and the last half; the last is the longer one where the limit is odd (as in verl)."""
+    """The first half and the last half; the last is the longer one if the limit is odd (as in verl)."""
     head = limit // 2
     return ids[:head] + ids[len(ids) - (limit - head) :]
 
@@ -76,7 +76,7 @@ CUTS: Mapping[str, Callable[[list[int], int], list[int]]] = {
 }
 
 
-# Their prompts say already how the answer is to be written.
+# Their prompts already say how to write the answer.
 FORMATS_WITH_INSTRUCTION = ("verl", "dapo")
 
 
@@ -108,9 +108,10 @@ def conversation(row: SourceRow, facts: PromptFacts) -> list[ChatMessage]:
 
 
 def render_row(row: SourceRow | DroppedRow, facts: PromptFacts, tokenizer: Tokenizer) -> RenderedRow | DroppedRow:
-    """Tokenize a row that states an answer; a prompt too long is cut where `facts.truncation` names a side, else whole.
+    """Tokenize a row that states an answer; a prompt that is too long is cut if `facts.truncation` names a side, else
+    left whole.
 
-    Raises DataError for a prompt without any token, TokenizerError where the chat template fails.
+    Raises DataError for a prompt without any token, TokenizerError if the chat template fails.
     """
     if isinstance(row, DroppedRow):
         return row
@@ -153,9 +154,9 @@ def write_chunk(path: Path, rows: Iterable[RenderedRow | DroppedRow]) -> None:
 
 
 def write_chunks(chunks: Iterable[Chunk], facts: PromptFacts, tokenizer: Tokenizer, *, count: int) -> Iterator[int]:
-    """Have every chunk written by `count` threads; yields the number of rows of each, in order.
+    """Write all chunks in `count` threads; yields the number of rows of each, in order.
 
-    Each thread has the tokenizer in a child process of its own, where most of the time goes. At most two chunks per
+    Each thread has the tokenizer in a child process of its own, which takes most of the time. At most two chunks per
     thread are under way. Raises what rendering a row raises, the first one in the order of chunks.
     """
     of_thread = threading.local()

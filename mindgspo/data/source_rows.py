@@ -1,4 +1,4 @@
-"""One row of a data source before any tokenizer has seen it, and the checked reading of its fields."""
+"""One row of a data source before tokenizing, and the checked reading of its fields."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class SourceRow:
     data_source: str
     """The name that chooses the reward."""
     solution: str = ""
-    """Worked solution that ends in the answer ("#### 72", a box); "" where the source has none."""
+    """Worked solution that ends in the answer ("#### 72", a box); "" if the source has none."""
     extra_info: Mapping[str, object] = field(default_factory=dict)
-    """JSON values only; whatever else is given is converted by `json_object`."""
+    """JSON values only; others are converted by `json_object`."""
     nulled: Sequence[str] = field(default=(), init=False)
-    """The kinds of the values of extra_info that JSON has nothing for, which are null now."""
+    """Kinds of the values of extra_info that JSON cannot express, which became null."""
 
     def __post_init__(self) -> None:
         assert self.messages and self.answer, f"{self.where}: a source row needs a question and an answer"
@@ -77,7 +77,7 @@ def text_of(row: Mapping[str, object], key: str, where: str) -> str:
 
 
 def checked_text(value: object, place: str) -> str:
-    """`value` if it is a text with something in it that can be written as UTF-8."""
+    """`value` if it is a non-empty text that can be encoded as UTF-8."""
     if not isinstance(value, str) or not value.strip():
         raise DataError(f"{place}: expected a non-empty text, got {value_text(value)}")
     if not value.isascii():
@@ -113,13 +113,13 @@ def answer_text(value: object, place: str) -> str:
 
 
 def is_blank(value: object) -> bool:
-    """Whether a field is there but says nothing: null, or text of nothing but white space."""
+    """Whether a field is present but empty: null, or only white space."""
     return value is None or (isinstance(value, str) and not value.strip())
 
 
 def messages_of(prompt: object, place: str) -> tuple[ChatMessage, ...]:
-    """A conversation: a non-empty list of {role, content}, both text, of known roles, that ends with what is to be
-    answered."""
+    """A conversation: a non-empty list of {role, content}, both text, of known roles, that ends with the message to
+    answer."""
     if not isinstance(prompt, list) or not prompt:
         raise DataError(f"{place}: expected a list of {{role, content}} messages, got {value_text(prompt)}")
     messages: list[ChatMessage] = []
@@ -150,8 +150,8 @@ def asks(question: str) -> tuple[ChatMessage, ...]:
 
 
 def json_object(value: Mapping[str, object]) -> tuple[dict[str, object], tuple[str, ...]]:
-    """`value` as JSON gives it back, and the kinds of the values for which JSON has nothing: NaN and infinity, bytes
-    that are no text, foreign objects. They become null; decimals, times and bytes text, arrays lists."""
+    """`value` as JSON returns it, and the kinds of the values that JSON cannot express: NaN and infinity, bytes that
+    are not text, foreign objects. These become null; decimals, times and bytes become text, arrays become lists."""
     nulled: list[str] = []
     try:
         return json.loads(json.dumps(value, allow_nan=False)), ()
@@ -187,7 +187,7 @@ def _json_value(value: object, nulled: list[str]) -> object:
 
 
 def shortest(value: float | np.floating) -> float:
-    """The number of the shortest decimals that give back `value` in its own type: 0.1 for the float32 0.1."""
+    """The number with the fewest decimals that equals `value` in its own type: 0.1 for the float32 0.1."""
     return float(str(value)) if isinstance(value, np.floating) else value
 
 

@@ -183,7 +183,8 @@ class Source:
         return str(self.section.path) if self.section.path else f"arithmetic {self.section.split}"
 
     def parsed(self) -> Iterator[SourceRow | DroppedRow]:
-        """At most `max_rows` rows in order, those left out for want of an answer among them. Raises as `read_file`."""
+        """At most `max_rows` rows in order, including those left out because they lack an answer. Raises like
+        `read_file`."""
         return itertools.islice(self._rows(), self.section.max_rows)
 
     def count(self) -> int:

@@ -76,7 +76,7 @@ class PromptStream:
         )
 
     def restore(self, state: StreamState) -> None:
-        """Go on from `state`. Raises DataError if it belongs to other data, seed or order."""
+        """Continue from `state`. Raises DataError if it belongs to other data, seed or order."""
         for name, saved, own in (
             ("number of prompts", state.num_rows, self._num_rows),
             ("seed", state.seed, self._seed),
@@ -101,7 +101,7 @@ class PromptStream:
         self._order = self._order_of(epoch)
 
     def _take_distinct(self, n: int) -> list[int]:
-        # What was set aside comes first. It is all of the current epoch, so it cannot clash with itself.
+        # Rows that were set aside come first. They are all of the current epoch, so none occurs twice.
         drawn, self._deferred = self._deferred[:n], self._deferred[n:]
         held = set(drawn)
         while len(drawn) < n:

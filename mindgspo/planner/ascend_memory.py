@@ -1,4 +1,4 @@
-"""Memory of one rank's graphs on an Ascend card beside the holdings: an estimate.
+"""Estimated memory of one rank's graphs on an Ascend card, in addition to the holdings.
 
 Which tensors are alive at once was read off the allocations of MindSpore 2.10's own allocator
 (`mindgspo dryrun`), whose order of execution is breadth first; `docs/memory_table.md` compares both.
@@ -263,7 +263,7 @@ def _prefill(work: RankWork) -> Parts:
 
 
 def _decode(work: RankWork) -> Parts:
-    """A step's logits: beside the output table in the compute type, or all of them, and what sampling makes of them."""
+    """A step's logits: with the output table in the compute type, or all of them, and the tensors of sampling."""
     width, size, model = work.infer, TYPE_BYTES[work.config.model.dtype], work.config.model
     is_cut = work.config.rollout.top_k > 0 or work.config.rollout.top_p < 1
     head = {

@@ -1,5 +1,5 @@
-"""The key/value cache's budget and the number of slots where the configuration leaves them open: what the memory plan
-says is left. Pure Python."""
+"""The key/value cache's budget and the number of slots if the configuration leaves them open: what remains by the
+memory plan. Pure Python."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _SLOTS = {"CPU": (128, 64, 32, 16, 8), "Ascend": (256, 128, 64, 32, 16, 8)}  # o
 
 
 def with_cache_budget(config: ExperimentConfig, *, capacity: int | None = None) -> ExperimentConfig:
-    """The resolved configuration, with `rollout.cache_gb` set where a card does not hold the cache for all slots at
-    their longest. As it is where that is said already, where other processes generate, where nothing need be done, and
-    where no cache is small enough.
+    """The resolved configuration, with `rollout.cache_gb` set if a card cannot hold the cache for all slots at their
+    longest. Unchanged if it is set already, if other processes generate, if the cache fits, or if no cache is small
+    enough.
 
     capacity: as that of `expected_memory`.
     """
@@ -55,7 +55,7 @@ def with_cache_budget(config: ExperimentConfig, *, capacity: int | None = None) 
 def replica_with_cache_budget(config: ExperimentConfig, *, capacity: int | None = None) -> ExperimentConfig:
     """`replica_config`, with the budget of a card that holds the replica's weights and cache alone."""
     replica = replica_config(config)
-    # What a rollout needs where everything else is swapped out.
+    # What a rollout needs if everything else is swapped out.
     alone = replica.model_copy(update={"swap": SwapSection(enabled=True)})
     budget = with_cache_budget(alone, capacity=capacity).rollout.cache_gb
     return replica.model_copy(update={"rollout": replica.rollout.model_copy(update={"cache_gb": budget})})
@@ -65,7 +65,7 @@ def most_slots(config: ExperimentConfig, *, capacity: int | None = None) -> int:
     """The largest `rollout.slots` worth setting, over all replicas of plans.infer.
 
     Each replica gets a power of two, at most its part of a step's responses, whose cache at the longest fits within
-    SHARE of the memory. Where no more than the configured number fits, and where others' servers generate, that number.
+    SHARE of the memory. The configured number if no more fit, or if other servers generate.
 
     config: resolved. capacity: bytes of a card, or on CPU of the machine; None: as in `expected_memory`.
     """

@@ -1,7 +1,7 @@
-"""`mindgspo plan`: the memory and time of an experiment as tables, and the smallest change where it does not fit.
+"""`mindgspo plan`: the memory and time of an experiment as tables, and the smallest change if it does not fit.
 
-Data and weights need not exist. Where a dry run has measured graphs of this configuration, its numbers stand beside the
-plan's.
+Data and weights need not exist. If a dry run has measured graphs of this configuration, its numbers are shown beside
+the plan's.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def measured_lines(peaks: Sequence[tuple[Phase, MeasuredPeak, int]]) -> Iterator
 
 
 def peak_text(plan: MemoryPlan, level: SwapLevel | None = None) -> str:
-    """The most that a level needs against what there is, e.g. "update needs 51.20 of 64.00 GiB"."""
+    """The peak of a level and the capacity, e.g. "update needs 51.20 of 64.00 GiB"."""
     phase, needed = plan.peak(level)
     processes = sum(len(each.ranks) for each in plan.classes)
     together = f" ({processes} processes together)" if plan.device == "CPU" and processes > 1 else ""
@@ -125,7 +125,7 @@ def plan_of_file(
     card: str = "A2",
     rates: Path | None = None,
 ) -> Iterator[str]:
-    """Memory, time, and last whether it fits.
+    """Lines on memory and time; the last one says whether it fits.
 
     memory_gb: GiB of a card, on CPU of the machine; None: 64, or what the machine has. card, rates: as in
     `estimate_step`. Raises ConfigError, RunFolderError.
@@ -259,7 +259,7 @@ def _cache_line(experiment: ExperimentConfig) -> str:
 
 
 def _measured(experiment: ExperimentConfig) -> Iterator[str]:
-    """Peaks that a dry run measured for this configuration; no line where there was none."""
+    """Peaks that a dry run measured for this configuration; empty if there was none."""
     folder = DRY_RUNS / experiment.experiment
     peaks = stored_peaks(folder, experiment)
     rows = [
@@ -281,7 +281,7 @@ def _measured(experiment: ExperimentConfig) -> Iterator[str]:
 
 
 def _verdict(plan: MemoryPlan) -> str:
-    """Whether it fits, and how much is left where that is less than the estimate is worth."""
+    """Whether it fits, and how much is left if that is less than the error of the estimate."""
     if not plan.fits():
         return f"does not fit: {peak_text(plan)}"
     share = plan.peak()[1] / plan.capacity

@@ -1,5 +1,5 @@
-"""Memory of one rank's graphs of kernels on CPU beside its holdings: an estimate in float32, without that of graphs
-composed of MindSpore's small operators, which keep more.
+"""Estimated memory of one rank's graphs of kernels on CPU, in addition to its holdings: float32; graphs composed of
+MindSpore's small operators keep more and are not covered.
 
 Per token the backward pass keeps of each layer: its input and what it becomes after
 attention, and both normed (4 hidden); rotated queries and attention's output (2 query); keys and values (2 key/value);
@@ -29,8 +29,8 @@ def cpu_reserve(work: RankWork) -> int:
 
 
 def cpu_standing(work: RankWork, phases: Collection[Phase]) -> Parts:
-    """Memory that lives as long as the process: compiled graphs, the matrices packed for decoding, and the pool from
-    which graphs take what they work with. It gives nothing back, so it is as large as the largest of them needs."""
+    """Memory that lives as long as the process: compiled graphs, the matrices packed for decoding, and the pool that
+    graphs allocate from. It returns nothing to the system, so it is as large as the largest graph needs."""
     pools = [_update(work)] if Phase.UPDATE in phases else []
     if Phase.ROLLOUT in phases:
         pools.append(_rollout(work))
@@ -50,8 +50,8 @@ def cpu_temporary(work: RankWork, phase: Phase) -> Parts:
 
 
 def _update(work: RankWork) -> Parts:
-    """The backward pass begins with all that was kept and the output table's gradient, and ends with all gradients;
-    those of both uses of a tied table stand beside their sum."""
+    """The backward pass starts with everything kept and the output table's gradient, and ends with all gradients; those
+    of both uses of a tied table exist together with their sum."""
     width, tokens = work.train, work.tokens(work.train)
     kept = width.layers * (tokens * width.hidden if work.plan.recompute == "full" else _kept(width, tokens))
     table = width.output_rows * width.hidden if width.is_last else 0
@@ -84,7 +84,7 @@ def _at_work(width: RankWidths, tokens: int) -> int:
 
 
 def _rollout(work: RankWork) -> Parts:
-    """A prefill with all keys and values, beside which a decode step is small, and the logits of a step."""
+    """A prefill with all keys and values, compared with which a decode step is small, and the logits of a step."""
     width = work.infer
     prefill = max(
         2 * width.layers * rows * length * width.key_value + _at_work(width, rows * length)

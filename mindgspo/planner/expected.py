@@ -44,8 +44,8 @@ def expected_memory(
     """The plan of a resolved configuration.
 
     capacity: bytes of a card, or on CPU of the machine; None: 64 GiB, or what the machine has. phases: those that the
-    process goes through; what only others need does not exist in it. levels: to be worked out, the configured one
-    among them.
+    process runs; holdings that only others need do not exist in it. levels: those to compute, including the configured
+    one.
     """
     if capacity is None:
         capacity = psutil.virtual_memory().total if config.device == "CPU" else CARD_BYTES

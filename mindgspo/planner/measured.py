@@ -15,7 +15,7 @@ from mindgspo.config.section import Section
 from mindgspo.io import read_json, write_json
 
 _FOLDER = "memory"
-# What graphs are made of; of `model` all but where its weights lie.
+# Sections that determine graphs; of `model`, everything except the place of its weights.
 _SECTIONS = ("model", "plans", "algorithm", "rollout")
 _KEYS = {
     "data": ("max_prompt_length",),
@@ -42,8 +42,8 @@ class MeasuredPeak:
 
 
 def fingerprint(config: ExperimentConfig, graph: str) -> str:
-    """16 digits that are equal for configurations of which this graph is. Defaults do not count, so that a setting
-    which is new and not used changes none; nor does the cache's budget for graphs without a cache."""
+    """16 digits that are equal for all configurations that have this graph. Defaults do not count, so a new setting
+    that is not used changes nothing; nor does the cache's budget count for graphs without a cache."""
     said = _said(config)
     content = {section: said.get(section, {}) for section in _SECTIONS}
     if graph not in ("prefill", "decode"):
@@ -67,7 +67,7 @@ def _said(section: Section) -> dict[str, Any]:
 
 
 def store_peak(folder: Path, peak: MeasuredPeak) -> None:
-    """folder: of the dry run. One that was measured before for this graph and rank is replaced."""
+    """folder: of the dry run. An earlier measurement of this graph and rank is replaced."""
     path = folder / _FOLDER / f"{peak.graph}_{peak.rank}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, dataclasses.asdict(peak))

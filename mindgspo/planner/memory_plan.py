@@ -40,7 +40,7 @@ Parts = Mapping[Part, int]
 
 
 class SwapLevel(Enum):
-    """Amount of what a phase does not read that stays in memory: section `swap`."""
+    """What stays in memory of the things that a phase does not read: section `swap`."""
 
     EVERYTHING = "swap off"
     BY_PHASE = "swap, reshard_level 0"
@@ -62,7 +62,7 @@ class PhaseMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """Ranks that need the same memory. layers: their decoder layers in training."""
+    """Ranks that need the same memory. layers: number of their decoder layers in training."""
 
     ranks: Ranks
     layers: range
@@ -91,7 +91,7 @@ class MemoryPlan:
         return tuple(memory.phase for memory in self.classes[0].levels[self.level])
 
     def needed(self, level: SwapLevel, phase: Phase) -> int:
-        """Bytes to be held against the capacity: those of the fullest card, on CPU those of all ranks together."""
+        """Bytes to compare with the capacity: those of the fullest card; on CPU, those of all ranks together."""
         totals = [(each.at(level, phase).total, len(each.ranks)) for each in self.classes]
         if self.device == "CPU":
             return sum(total * count for total, count in totals)

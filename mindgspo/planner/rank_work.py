@@ -1,4 +1,4 @@
-"""The sizes that one rank computes with and the bytes that it holds, from the layouts. Pure Python.
+"""The sizes that one rank computes with and the bytes it holds, from the layouts. Pure Python.
 
 Lengths are the longest that the configuration allows. What follows from model and plans alone is cached.
 """
@@ -198,7 +198,7 @@ class RankWork:
 
 
 def held_bytes(work: RankWork) -> dict[Holding, int]:
-    """Bytes of every holding on the rank; what two holdings share counts for the trained weights."""
+    """Bytes of every holding on the rank; memory shared by two holdings counts for the trained weights."""
     config, plans = work.config, work.config.plans
     own = sum(weight_sizes(config.model, plans.train, work.rank).values())
     moments = FLOAT * sum(moment_sizes(config.model, plans.train, work.rank).values())
@@ -234,11 +234,11 @@ class ReshardBytes:
     bucket: int
     """The largest buffer that it sends or receives."""
     step: int
-    """The most that one step's parameters take, old and new slices together."""
+    """The largest size of one step's parameters, old and new slices together."""
 
 
 def reshard_bytes(work: RankWork) -> ReshardBytes:
-    """Buffers of the transfer of weights to generation; 0 where both plans share one set."""
+    """Buffers of the transfer of weights to generation; 0 if both plans share one set."""
     config = work.config
     if reads_trained_weights(config):
         return ReshardBytes(bucket=0, step=0)

@@ -1,6 +1,6 @@
-"""The smallest change of settings with which a run fits: candidates are tried, cheapest first, through the same plan.
+"""The smallest change of settings that makes a run fit: candidates are tried, cheapest first, with the same plan.
 
-Only settings that leave the results as they are (but for rounding) are changed, and only to values that `config.rules`
+Only settings that do not change the results (except for rounding) are changed, and only to values that `config.rules`
 accepts. A price is a rough rank of what a change costs in time or cards; the cheapest combination is the smallest. Pure
 Python.
 """
@@ -64,8 +64,8 @@ def _with(section: Any, keys: Sequence[str], value: Any) -> Any:
 
 
 def _cheapest(base: ExperimentConfig, capacity: int, limit: int | None) -> tuple[int, dict[str, Any]] | None:
-    """Best first over all combinations of rungs. Every rung needs less memory than the one below it, or as much: where
-    all the highest do not fit, nothing does."""
+    """Search all combinations of rungs, cheapest first. No rung needs more memory than the one below it: if all the
+    highest together do not fit, nothing does."""
     ladders = _ladders(base)
     top = tuple(len(ladder) - 1 for ladder in ladders)
     if not _fits(base, _combined(ladders, top)[1], capacity):
@@ -179,8 +179,8 @@ def _plan_changes(config: ExperimentConfig) -> Iterator[Rung]:
 def _other_plans(
     config: ExperimentConfig, cards: int, slices: int, stages: int, parts: int, infer_slices: int, experts: int
 ) -> dict[str, Any]:
-    """Settings after so many doublings of the cards, of the training plan's slices, stages and parts of sequences, of
-    the infer plan's slices and of the parts of the experts; replicas make up for them. Empty if they cannot."""
+    """Settings after this many doublings of the cards, of the training plan's slices, stages and parts of sequences, of
+    the infer plan's slices, and of the parts of the experts; the number of replicas compensates. Empty if it cannot."""
     train, infer = config.plans.train, config.plans.infer
     replicas = _scaled(train.data_parallel, cards - slices - stages - parts)
     infer_replicas = _scaled(infer.data_parallel, cards - infer_slices)

@@ -21,7 +21,7 @@ from mindgspo.strategy.layouts import compiled_strategy, hsdp_size
 from mindgspo.strategy.record import NOT_SPLIT, Strategy
 
 GRAPHS = ("train", "reference", "rollout")
-# What AdamW keeps beside each weight.
+# AdamW's moments of each weight.
 _MOMENTS = ("adamw.m.", "adamw.v.")
 _THEIR_MOMENTS = ("adam_m.", "adam_v.")
 # Suites whose names the files can bear, and what stands before MindFormers' own in each graph. MindRLHF's cells have
