@@ -139,11 +139,11 @@ def tokenizer_file(value: Any, settings: Settings, row: Row) -> Outcome:
 
 
 def config_class(value: Any, settings: Settings, row: Row) -> Outcome:
-    return mapped({}, "the layers determine the family") if value == _LAYERS_TELL else _another_family()
+    return mapped({}, "the layers tell the family") if value == _LAYERS_TELL else _another_family()
 
 
 def model_class(value: Any, settings: Settings, row: Row) -> Outcome:
-    return mapped({}, "the layers determine the family") if _CLASSES.fullmatch(str(value)) else _another_family()
+    return mapped({}, "the layers tell the family") if _CLASSES.fullmatch(str(value)) else _another_family()
 
 
 def model_type(value: Any, settings: Settings, row: Row) -> Outcome:
