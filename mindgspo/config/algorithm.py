@@ -121,20 +121,21 @@ class FilterGroupsSection(Section):
     """Prompts per draw. None: first as many as are missing; then as many as are missing divided by the share of groups
     with a signal so far, at most rollout.prompts_per_step. (verl: data.gen_batch_size)"""
     max_num_gen_batches: int = Field(default=10, ge=1)
-    """Most draws of one step. (verl: algorithm.filter_groups.max_num_gen_batches)"""
+    """Maximum number of draws in one step. (verl: algorithm.filter_groups.max_num_gen_batches)"""
     when_short: Literal["train", "skip", "stop"] = "train"
-    """Action if the batch is not full then. train: on the groups there are, in fewer or smaller updates. skip: no
-    update in this step. stop: the run ends with an error, as in verl."""
+    """Action if the batch is not full by then. train: train on the available groups, in fewer or smaller updates. skip:
+    no update in this step. stop: the run ends with an error, as in verl."""
     keep_surplus_steps: int = Field(default=0, ge=0)
-    """For how many further steps groups beyond the full batch are kept, to be trained first then; their responses are
-    older than the weights by as many steps. 0: they are dropped."""
+    """Number of further steps for which groups beyond the full batch are kept, to be trained first; their responses are
+    then up to that many steps older than the weights. 0: they are dropped."""
 
 
 PolicyLossName = Literal[tuple(POLICY_LOSSES)]
 
 
 class AdvantageSection(Section):
-    """From rewards to advantages. A response whose reward abstains leaves all statistics and has advantage 0."""
+    """How rewards become advantages. A response whose reward abstains is excluded from all statistics and has advantage
+    0."""
 
     estimator: EstimatorName | None = None
     """grpo: (r - mean) / (std + eps) over the group. dr_grpo: r - mean. rloo: r - mean of the others. opo: r - mean
@@ -153,8 +154,8 @@ class AdvantageSection(Section):
     singleton: Literal["zero", "raw"] = "zero"
     """Advantage of the only rewarded response of a group: 0, as TRL, or its raw reward, as verl."""
     combine: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
-    """Several reward functions with grpo: normalise their weighted sum, or each one by itself before summing, so
-    that a function with rare differences is heard (GDPO)."""
+    """Several reward functions with grpo: normalise their weighted sum, or each one by itself before summing, so that a
+    function with rare differences still counts (GDPO)."""
     gamma: float = Field(default=1.0, gt=0, le=1)
     """reinforce_plus_plus: discount per token."""
     whiten: Literal["unbiased", "biased", "none"] = "unbiased"
@@ -163,15 +164,15 @@ class AdvantageSection(Section):
 
 
 class ReferenceSection(Section):
-    """Fate of the reference policy while the policy is trained. It begins as the policy is when reinforcement
-    learning begins, and changes before a step's responses are scored."""
+    """How the reference policy changes during training. It starts as the policy at the beginning of reinforcement
+    learning, and changes before a step's responses are scored."""
 
     mode: Literal["frozen", "sync", "ema"] = "frozen"
-    """frozen: it stays what it is. sync: it becomes the policy of the moment (TRL, MindRLHF: sync_ref_model). ema: it
-    moves towards the policy, reference + (1 - decay) (policy - reference), in float32."""
+    """frozen: it does not change. sync: it becomes the current policy (TRL, MindRLHF: sync_ref_model). ema: it moves
+    towards the policy, reference + (1 - decay) (policy - reference), in float32."""
     every: int | None = Field(default=None, ge=1)
     """Steps of the run from one change to the next (TRL, MindRLHF: ref_model_sync_steps; slime: ref-update-interval).
-    None: 1 for ema; sync has to say."""
+    None: 1 for ema; required for sync."""
     decay: float | None = Field(default=None, gt=0, lt=1)
     """ema only: share of the reference that a change keeps (TRL: 1 - ref_model_mixup_alpha). None: 0.99."""
 
@@ -207,7 +208,7 @@ class KLSection(Section):
 
 
 class RolloutCorrectionSection(Section):
-    """Importance weights against a sampler whose log-probs differ from the trainer's."""
+    """Importance weights that correct a sampler whose log-probs differ from the trainer's."""
 
     level: Literal["none", "token", "sequence", "geometric"] = "none"
     """Weight exp(old - sampler) of the log-probs: of each token, of the response (their product), or its geometric
@@ -221,7 +222,7 @@ class RolloutCorrectionSection(Section):
 
 
 class AlgorithmSection(Section):
-    """The policy loss, and what stands around it."""
+    """The policy loss and the terms around it."""
 
     name: PolicyLossName = "gspo"
     """gspo, gspo_token, grpo, ppo, dapo, dr_grpo, gmpo, cispo, sapo, gpg: see `config/algorithm.py`."""
@@ -236,10 +237,10 @@ class AlgorithmSection(Section):
     ratio_upper_clamp: float | None = Field(default=None, gt=0)
     """Upper bound of the ratio in the unclipped branch (TRL: delta). None: off."""
     loss_upper_clamp: float | None = Field(default=None, gt=0)
-    """Upper bound of a token's loss; beyond it its gradient is 0, so that for instance the only wrong answer of a
-    group of 32 teaches nothing at 3 (ChatLearn: final_clip_ratio). None: off."""
+    """Upper bound of a token's loss; beyond it its gradient is 0, so that with 3, for instance, the only wrong answer
+    in a group of 32 has no effect (ChatLearn: final_clip_ratio). None: off."""
     log_ratio_max: float = Field(default=10.0, gt=0)
-    """Upper bound of the log ratio before exp, so that a wild response cannot overflow (verl's gspo: 10)."""
+    """Upper bound of the log ratio before exp, so that an extreme response cannot overflow (verl's gspo: 10)."""
     log_ratio_min: float | None = Field(default=None, lt=0)
     """Lower bound of the log ratio before exp (verl's ppo: -20). None: off."""
     tau_pos: float = Field(default=1.0, gt=0)
@@ -265,16 +266,16 @@ class AlgorithmSection(Section):
     kl: KLSection = KLSection()
     """Penalty on the distance to the reference policy."""
     old_log_probs: Literal["auto", "recompute", "sampler"] = "auto"
-    """Log-probs of the old policy, which the ratio compares with. recompute: a scoring pass of the training graph
-    before the first update. sampler: those that the responses were drawn with; no scoring pass, and the ratio carries
-    the mismatch of sampler and trainer as well (verl: rollout_correction.bypass_mode; slime: use-rollout-logprobs).
-    auto: those of the sampler where they are the trainer's, bit for bit (on CPU kernels, with a cache that rounds no
-    more than the model, no weight split over processes, every response from the present weights), else recompute."""
+    """Log-probs of the old policy, the denominator of the ratio. recompute: a scoring pass of the training graph before
+    the first update. sampler: those that the responses were drawn with; no scoring pass, and the ratio carries the
+    mismatch of sampler and trainer as well (verl: rollout_correction.bypass_mode; slime: use-rollout-logprobs).
+    auto: those of the sampler if they equal the trainer's, bit for bit (on CPU kernels, with a cache that rounds no
+    more than the model, no weight split over processes, every response from the current weights), else recompute."""
     rollout_correction: RolloutCorrectionSection = RolloutCorrectionSection()
     """Correction of the mismatch between sampler and trainer."""
     router_replay: Literal["none", "old", "rollout"] = "none"
-    """Mixtures of experts: which experts the updates use. none: those that the routers choose at each moment. old:
-    those that they chose when the old log-probs were scored (R2). rollout: those that they chose when the response was
-    sampled, in scoring, too (R3, arXiv 2510.11370). Gradients flow through the weights of the replayed experts; the
+    """Mixtures of experts: which experts the updates use. none: those that the routers choose in the update itself.
+    old: those that they chose when the old log-probs were scored (R2). rollout: those that they chose when the response
+    was sampled, in scoring, too (R3, arXiv 2510.11370). Gradients flow through the weights of the replayed experts; the
     reference policy chooses for itself (verl: router_replay.mode; slime: use-routing-replay,
     use-rollout-routing-replay)."""

@@ -28,8 +28,8 @@ def slots_per_replica(config: ExperimentConfig) -> int:
 
 
 def block_bytes(config: ExperimentConfig) -> int:
-    """Keys and values of one block on one rank of the infer plan; where ranks are more than key/value heads, each has
-    one."""
+    """Keys and values of one block on one rank of the infer plan; if there are more ranks than key/value heads, each
+    rank has one head."""
     model = config.model
     assert model.head_dim is not None and config.rollout.cache_dtype is not None, "config.resolve fills them in"
     heads = max(1, model.num_key_value_heads // config.plans.infer.model_parallel)
@@ -37,12 +37,12 @@ def block_bytes(config: ExperimentConfig) -> int:
 
 
 def whole_cache_blocks(config: ExperimentConfig) -> int:
-    """Blocks with which all slots can be at their longest at once, the scratch block among them."""
+    """Number of blocks with which all slots can be at their longest at once, including the scratch block."""
     return slots_per_replica(config) * ceil(cache_columns(config) / BLOCK) + _SCRATCH
 
 
 def cache_blocks(config: ExperimentConfig) -> int:
-    """Blocks of one rank: what `rollout.cache_gb` pays for, but no more than can ever be used."""
+    """Blocks of one rank: as many as fit in `rollout.cache_gb`, but no more than can ever be used."""
     whole, budget = whole_cache_blocks(config), config.rollout.cache_gb
     return whole if budget is None else min(whole, int(budget * _GIB) // block_bytes(config))
 
@@ -70,7 +70,7 @@ def cache_budget_problems(config: ExperimentConfig) -> Iterator[str]:
 
 
 def replica_config(config: ExperimentConfig) -> ExperimentConfig:
-    """The same experiment on the cards of one replica of its infer plan, which does nothing but generate."""
+    """The same experiment on the cards of one replica of its infer plan, which only generates."""
     infer = config.plans.infer.model_copy(update={"data_parallel": 1, "cards": None})
     train = ParallelPlan(model_parallel=infer.model_parallel)
     rollout = config.rollout.model_copy(update={"slots": slots_per_replica(config), "servers": ServersSection()})

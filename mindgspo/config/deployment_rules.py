@@ -1,4 +1,4 @@
-"""Rules of what is around an experiment: devices, backends, servers and schedules.
+"""Rules of an experiment's environment: devices, backends, servers and schedules.
 
 The numbers for Ascend are those of its fused operators; the dry run's tests compare them.
 """
@@ -80,8 +80,8 @@ def split_problems(config: ExperimentConfig) -> Iterator[str]:
 
 
 def _split_problems(name: str, plan: ParallelPlan, config: ExperimentConfig) -> Iterator[str]:
-    """Tokens of a micro-batch, flattened, are split, or shared out between blocks of ranks that have all experts; its
-    width is any multiple of length_multiple."""
+    """Tokens of a micro-batch, flattened, are split, or divided among blocks of ranks that hold all experts; its width
+    is any multiple of length_multiple."""
     model = config.model
     if plan.model_parallel not in legal_model_parallel(plan, model):
         return  # which the plan's own rules say, as below
@@ -126,7 +126,7 @@ def backend_problems(config: ExperimentConfig) -> Iterator[str]:
 
 
 def mindformers_problems(model: ModelSection) -> Iterator[str]:
-    """Every detail of an architecture that MindFormers' legacy cells do not have."""
+    """Every architecture detail that MindFormers' legacy cells lack."""
     if model.architecture not in _ARCHITECTURES:
         yield (
             f"model.architecture: {model.architecture} is not among the legacy cells of MindFormers; legal with that "

@@ -1,7 +1,7 @@
 """Hugging Face's config.json and generation_config.json, to and from the model section; and what `model.path` alone
 says.
 
-Needs neither MindSpore nor numpy. An architecture detail that the cells do not implement is refused here, never
+Needs neither MindSpore nor numpy. An architecture detail that the cells do not implement is rejected here, never
 ignored.
 """
 
@@ -35,7 +35,7 @@ _SHARED = (
     "initializer_range",
 )
 _EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
-# What transformers takes where a config.json does not say, and the cells assume of fields that they do not read.
+# Values that transformers uses if a config.json leaves them out, and that the cells assume for fields they do not read.
 # Qwen2's attention has biases and no switch for them.
 _QWEN: Mapping[str, object] = {"hidden_act": "silu", "use_sliding_window": False, "use_mrope": False}
 _ASSUMED: Mapping[str, Mapping[str, object]] = {
@@ -51,7 +51,7 @@ _DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "llama": {"max_position_embeddings": 2048},
 }
 _SCALING = tuple(RopeScalingSection.model_fields)
-# What no cell has, whatever the family: weights that are no plain numbers, experts that every token goes to.
+# Features that no cell has, whatever the family: quantised weights, experts that every token goes to.
 _FOREIGN = ("quantization_config", "compression_config", "shared_expert_intermediate_size", "n_shared_experts")
 FILE = "config.json"
 _MOST_BYTES = 1 << 20
@@ -115,7 +115,7 @@ def huggingface_config(model: ModelSection, *, eos_ids: Sequence[int], pad_id: i
     }
 
 
-# How a published model is meant to be asked. Lengths are not among it: training's bound says nothing about answers.
+# How a published model should be sampled. Lengths are left out: training's bound says nothing about answers.
 _SAMPLING = ("bos_token_id", "do_sample", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -175,7 +175,8 @@ def _rope_type(raw: Mapping[str, object]) -> object:
 
 
 def _rope_theta(raw: Mapping[str, object]) -> object:
-    """transformers 5 nests it in rope_parameters; before it stood at the top. Its own default is 10,000."""
+    """transformers 5 nests it in rope_parameters; earlier versions have it at the top level. Its own default is
+    10,000."""
     return _rope(raw).get("rope_theta", raw.get("rope_theta", 10_000.0))
 
 
@@ -230,7 +231,7 @@ def check_architecture(configured: ModelSection, found: ModelSection) -> None:
 
 
 def contradictions(configured: ModelSection, found: ModelSection, among: Collection[str] | None = None) -> list[str]:
-    """One line per field in which the section is not what config.json says. among: names of fields; None: all."""
+    """One line per field in which the section contradicts config.json. among: names of fields; None: all."""
     ours, theirs = configured.model_dump(exclude=_FREE), found.model_dump(exclude=_FREE)
     return [
         f"model.{key}: {ours[key]!r}, but {found.path}/{FILE} says {theirs[key]!r}; leave it out, or give another "
@@ -247,10 +248,10 @@ _NEEDED = tuple(name for name, field in ModelSection.model_fields.items() if fie
 
 def with_model_folder(source: str, mapping: Mapping[str, Any]) -> dict[str, Any]:
     """The mapping of an experiment, or of a file of model_configs/, whose section `model` has all that config.json of
-    `model.path` says. As it is where the folder need not be read: no path, or no config.json and every size set.
+    `model.path` says. Unchanged if the folder need not be read: no path, or no config.json and every size set.
 
-    source: what errors call it. Raises ConfigError: a value that is set and contradicts config.json, a model that is
-    not implemented, sizes that stand nowhere.
+    source: its name in errors. Raises ConfigError: a value contradicts config.json, the model is not implemented, or
+    sizes are missing.
     """
     given = mapping.get("model")
     path = given.get("path") if isinstance(given, Mapping) else None

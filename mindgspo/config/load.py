@@ -1,7 +1,7 @@
 """Load experiments: YAML files with includes and overrides in, a frozen and resolved config out.
 
-Settings that have been renamed are read in the words of today. The config.yaml of a run begins with `schema: N`, the
-version of the names in it; a file written by hand may leave the number out.
+Renamed settings are read under their new names. The config.yaml of a run begins with `schema: N`, the version of the
+names in it; a file written by hand may leave the number out.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ RENAMES = (
 
 
 def migrated(mapping: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The mapping of a file or an override without `schema`, old names replaced; a line on standard error tells which
-    in text without a number, that is in what a person keeps. where: what errors call it.
+    """The mapping of a file or an override without `schema`, old names replaced; a line on standard error lists them
+    for text without a number, that is, for files written by hand. where: what errors call it.
 
     Raises ConfigError: a number of a newer version, an old and its new name at once, a value that the old one could not
     have.
@@ -147,7 +147,7 @@ def merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_file(path: Path, including: tuple[Path, ...], *, read: list[Path]) -> dict[str, Any]:
-    """One file merged over its includes. `including`: the files on the way here, outermost first. read: grows by every
+    """One file merged over its includes. `including`: the files that include it, outermost first. read: collects every
     file that is read."""
     resolved = path.resolve()
     read.append(resolved)
@@ -238,7 +238,7 @@ def _absolute_function(text: Any, folder: Path) -> Any:
 
 
 def _absolute_path(text: str, folder: Path) -> Path:
-    """`text` counted from `folder`, `~/` expanded. The last name stays as it is: a download cache may link
+    """`text` relative to `folder`, `~/` expanded. The last name is not resolved: a download cache may link
     `train.jsonl` to a file without a suffix."""
     path = folder / (Path.home() / text[2:] if text.startswith("~/") else text)
     return path.parent.resolve() / path.name
@@ -257,8 +257,8 @@ def load_config(path: str | PathLike[str], overrides: Iterable[str] = (), check_
     """The experiment at `path` with `overrides` ("section.key=value", later wins), checked and resolved.
 
     A relative `path` in a file counts from that file's folder, one in an override from the current folder.
-    check_files: also refuse data, tokenizer and weight paths that do not exist, and what this machine cannot compute.
-    Raises ConfigError with every problem found, one per line.
+    check_files: also reject data, tokenizer and weight paths that do not exist, and settings that this machine cannot
+    compute. Raises ConfigError with every problem found, one per line.
     """
     return _checked(str(path), read_layers(Path(path), overrides), check_files=check_files)
 
@@ -266,7 +266,7 @@ def load_config(path: str | PathLike[str], overrides: Iterable[str] = (), check_
 def load_columns(path: Path) -> ColumnsSection:
     """The columns that a YAML file maps, keys `prompt`, `answer`, ... at its top level.
 
-    Raises ConfigError for a file that is missing or no such YAML, with every problem of its keys.
+    Raises ConfigError for a missing file or other YAML, with every problem of its keys.
     """
     mapping, names = read_layers(path, ()), list(ColumnsSection.model_fields)
     unknown = [key for key in mapping if key not in names]
@@ -332,7 +332,7 @@ def _records_experts(config: ExperimentConfig) -> bool:
 
 
 def _with_tied_tables(model: ModelSection, plans: PlansSection) -> PlansSection:
-    """The plans, which split a tied table as the output table is split, unless they say otherwise."""
+    """The plans, which split a tied table like the output table unless they say otherwise."""
     own = {}
     for name, plan in plans:
         is_said = plan is None or "vocab_emb_dp" in plan.model_fields_set
@@ -362,7 +362,7 @@ def dump_config(config: ExperimentConfig) -> str:
 
 
 def with_recipe(algorithm: AlgorithmSection, *, max_new_tokens: int) -> AlgorithmSection:
-    """The section with whatever is None filled in from the loss's recipe. A loss without clip range keeps None."""
+    """The section with None values filled in from the loss's recipe. A loss without clip range keeps None."""
     recipe = POLICY_LOSSES[algorithm.name]
     low, high = recipe.clip or (None, None)
     defaults = {
@@ -401,7 +401,7 @@ def with_lengths(reward: RewardSection, *, max_new_tokens: int) -> RewardSection
 
 
 def _parse(source: str, mapping: dict[str, Any]) -> ExperimentConfig:
-    """Through JSON, because pydantic's strict JSON mode knows that text may be a path and a list a tuple."""
+    """Via JSON, because pydantic's strict JSON mode accepts text as a path and a list as a tuple."""
     try:
         return ExperimentConfig.model_validate_json(json.dumps(mapping), strict=True)
     except ValidationError as error:

@@ -103,7 +103,7 @@ def section_of(section: type[Section], name: str) -> type[Section] | None:
 
 
 def _without_second_forms(details: list[ErrorDetails]) -> list[ErrorDetails]:
-    """A value that may be a word or a path fails as either, which is one problem."""
+    """A value that may be a word or a path fails as both, but that is one problem."""
     words = {one["loc"][:-1] for one in details if one["type"] == "literal_error"}
     return [one for one in details if not (one["loc"] and _is_path(one["loc"][-1]) and one["loc"][:-1] in words)]
 
@@ -179,8 +179,8 @@ def _section_at(location: tuple[int | str, ...]) -> type[Section]:
 
 
 def _unknown_key_fix(location: tuple[int | str, ...]) -> str:
-    """The closest sibling and the same key in other sections; failing both, the key that another suite calls
-    by this name; failing that, a close key in another section."""
+    """The closest sibling and the same key in other sections; failing both, the key that another suite calls by this
+    name; failing that, a similar key in another section."""
     key, siblings = str(location[-1]), list(_section_at(location[:-1]).model_fields)
     if len(location) == 1 and key in _FOREIGN_SECTIONS:
         suite, what = _FOREIGN_SECTIONS[key]
@@ -212,7 +212,7 @@ def _paths_close_to(leaf: str) -> list[str]:
 
 
 def _hint(key: str, given: Any, expected: str) -> str:
-    """Why there is no such value, or which one is close; nothing if neither is known."""
+    """Why there is no such value, or which one is similar; "" if neither is known."""
     if (key, str(given)) in _NOT_BUILT:
         return f"; {_NOT_BUILT[key, str(given)]}"
     if (key, str(given).lower()) in _SYNONYMS:

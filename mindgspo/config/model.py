@@ -43,8 +43,8 @@ class RopeScalingSection(Section):
     """Llama 3.1's stretched rotary embedding, in Hugging Face's field names.
 
     With wavelength w of a pair of features and L = original_max_position_embeddings: pairs with w below
-    L / high_freq_factor turn as they did, those with w above L / low_freq_factor turn `factor` times slower, and
-    between the two the frequencies are interpolated linearly in L / w.
+    L / high_freq_factor turn as before, those with w above L / low_freq_factor turn `factor` times slower, and between
+    the two the frequencies are interpolated linearly in L / w.
     """
 
     rope_type: Literal["llama3"] = "llama3"
@@ -76,14 +76,14 @@ class ModelSection(Section):
     """Rows of the embedding table; at least the tokenizer's size (Qwen2.5 pads its 151,665 tokens to
     151,936)."""
     table_rows: int | None = Field(default=None, ge=2, le=1 << 24)
-    """Rows of the tables in memory: at least vocab_size, and a number that model_parallel divides where that does not
-    divide vocab_size. The rows after vocab_size are zeros; they belong to no token, and exports leave them out.
+    """Rows of the tables in memory: at least vocab_size, and a multiple of model_parallel if vocab_size is not one. The
+    rows after vocab_size are zeros; they belong to no token, and exports leave them out.
     None: vocab_size."""
     hidden_size: int = Field(ge=1, le=1 << 20)
-    """Width of the residual stream; where head_dim is not set, a multiple of num_attention_heads."""
+    """Width of the residual stream; a multiple of num_attention_heads unless head_dim is set."""
     intermediate_size: int = Field(ge=1, le=1 << 22)
-    """Width inside the SwiGLU feed-forward block. Not used where every layer has experts, but Hugging Face's
-    config.json names it."""
+    """Width inside the SwiGLU feed-forward block. Not used if every layer has experts, but Hugging Face's config.json
+    names it."""
     num_hidden_layers: int = Field(ge=1, le=1000)
     """Decoder layers."""
     num_attention_heads: int = Field(ge=1, le=65_536)
@@ -96,7 +96,7 @@ class ModelSection(Section):
     num_experts: int | None = Field(default=None, ge=2, le=1024)
     """qwen3_moe only: experts of every layer."""
     num_experts_per_tok: int | None = Field(default=None, ge=1)
-    """qwen3_moe only: how many of them each token goes to; at most num_experts."""
+    """qwen3_moe only: number of experts per token; at most num_experts."""
     moe_intermediate_size: int | None = Field(default=None, ge=1, le=1 << 22)
     """qwen3_moe only: width inside each expert's SwiGLU."""
     norm_topk_prob: bool = False
@@ -132,7 +132,7 @@ class ModelSection(Section):
     @model_validator(mode="after")
     def _with_head_dim(self) -> ModelSection:
         """Filled in here and not by `config.load`, because Python code builds sections too. It stays None if the
-        quotient is not whole, which `config.rules` refuses."""
+        quotient is not whole, which `config.rules` rejects."""
         if self.head_dim is None and self.hidden_size % self.num_attention_heads == 0:
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
         return self

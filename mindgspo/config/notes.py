@@ -1,4 +1,4 @@
-"""Notes about legal settings that have no effect, or another one than it seems."""
+"""Notes about legal settings that have no effect, or one that may surprise."""
 
 from __future__ import annotations
 

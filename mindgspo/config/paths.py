@@ -1,5 +1,5 @@
-"""Paths in a config: names that a file can have, inputs that exist, a run folder that can be made; and the files that
-come with this package."""
+"""Paths in a config: checks that names are legal, inputs exist and a run folder can be made; and the files that come
+with this package."""
 
 from __future__ import annotations
 
@@ -99,7 +99,6 @@ def shipped_folder() -> Path:
 
 
 def experiment_file(path: Path) -> Path:
-    """A file of the user's, by its path; else one that is shipped, by its path below `shipped_folder` or as
-    `quickstart`."""
+    """A user's file by its path; else a shipped one, by its path below `shipped_folder` or as `quickstart`."""
     shipped = shipped_folder() / _NAMED.get(path, path)
     return shipped if not path.exists() and not path.is_absolute() and shipped.is_file() else path

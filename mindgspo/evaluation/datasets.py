@@ -23,8 +23,8 @@ HELD_OUT_SEED = 0
 
 
 def trial_candidate(prompt: Prompt, tokenizer: Tokenizer) -> Candidate:
-    """A response that ought to be right: the row's own solution; without one, its gold answer in every form that a
-    data set asks for."""
+    """A response that must be judged correct: the row's own solution or, without one, its gold answer in every form
+    that a data set asks for."""
     gold = prompt.answer
     text = prompt.solution or f"\\boxed{{{gold}}}\nAnswer: {gold}\n#### {gold}"
     return Candidate(
@@ -74,13 +74,13 @@ def _prepare(
 ) -> None:
     prepare = partial(
         prepare_dataset, source, config.data, tokenizer, folder, seed=seed, show_progress=config.logging.progress,
-        # Of data sources that no function is known for, the run's own functions read the gold answers.
+        # Gold answers of data sources without a known function are read by the run's own functions.
         is_readable=lambda name, gold: gold_is_readable(name, gold) is not False,
     )  # fmt: skip
     try:
         prepare()
     except DataError:
-        # Left by a start that failed with other settings: nothing was ever trained on it.
+        # Left by a failed start with other settings: no run was trained on it.
         if not new_run or not folder.is_dir():
             raise
         prepare(force=True)
@@ -105,8 +105,8 @@ def open_eval_sets(
 
 
 def check_distinct_prompts(config: ExperimentConfig, num_rows: int) -> None:
-    """A prompt that comes twice in one draw would be sampled with the same random numbers, hence counted double. Raises
-    ConfigError; num_rows: of data.train."""
+    """Check that no draw contains a prompt twice: it would be sampled with the same random numbers, and counted double.
+    Raises ConfigError; num_rows: of data.train."""
     for key, prompts in (
         ("rollout.prompts_per_step", config.rollout.prompts_per_step),
         ("algorithm.filter_groups.prompts_per_draw", config.algorithm.filter_groups.prompts_per_draw),

@@ -6,16 +6,17 @@ r"""Summary of an evaluation: mean@n, pass@k, maj@k and best@k with 95 % interva
     reward/mean@n   mean reward
     reward/best@k   the highest reward among k samples of a problem; a failed verification counts as the lowest reward
 
-Estimates of k samples are expectations over all ways of taking k from the n that were drawn; maj and best are given for
-k = n, too, and not for k = 1, where they are the mean.
+Estimates for k samples are expectations over all ways of taking k of the n samples drawn; maj and best are also given
+for k = n, and not for k = 1, where they equal the mean.
 
-The samples of one problem are alike, so 30 problems with 16 samples are not 480 independent answers. Every interval
-therefore rests on the spread between problems. For shares it is Wilson's interval with the effective number of answers
+The samples of one problem are correlated, so 30 problems with 16 samples are not 480 independent answers. Every
+interval therefore rests on the spread between problems. For shares it is Wilson's interval with the effective number of
+answers
 
     n_eff = p (1 - p) / (s^2 / P)        s^2: variance of the P problems' values around p, ddof 0
 
-which is P where every problem's value is 0 or 1 (a greedy accuracy: Wilson's interval as it is known) and P times the
-number of samples where problems do not differ. Against the plain p +- 1.96 s / sqrt(P), it stays within 0 and 1, and a
+which is P if every problem's value is 0 or 1 (a greedy accuracy: the usual Wilson interval) and P times the number of
+samples if problems do not differ. Against the plain p +- 1.96 s / sqrt(P), it stays within 0 and 1, and a
 model that solves 0 of 30 problems is not said to solve none for certain. Against a bootstrap over problems, which also
 respects the dependence, it needs no random numbers, and it does not shrink to nothing at 0 and 1.
 
@@ -66,7 +67,8 @@ def share_estimate(values_P: ArrayLike, draws_per_problem: int = 1) -> Estimate:
 
 
 def effective_number(values_P: np.ndarray, draws_per_problem: int) -> float:
-    """Number of independent answers that the problems' values are worth: between P and P * draws_per_problem."""
+    """Number of independent answers that carry as much information as the problems' values: between P and P *
+    draws_per_problem."""
     num_problems, mean = values_P.size, values_P.mean()
     binomial, variance = mean * (1 - mean), values_P.var()
     if binomial == 0 or num_problems == 1:  # no spread to estimate from: one answer per problem claims the least
@@ -80,7 +82,7 @@ def wilson(share: float, number: float) -> Estimate:
     weight = _Z**2 / number
     middle = (share + weight / 2) / (1 + weight)
     half = _Z * sqrt(share * (1 - share) / number + weight / (4 * number)) / (1 + weight)
-    # At 0 and 1 one end is the share itself, which rounding would miss.
+    # At 0 and 1, one end equals the share, which rounding would miss.
     return Estimate(value=share, low=max(0.0, min(share, middle - half)), high=min(1.0, max(share, middle + half)))
 
 
@@ -118,7 +120,7 @@ def best_at_k_estimate(values_PN: ArrayLike, k: int) -> Estimate:
 def change_estimate(before_P: ArrayLike, after_P: ArrayLike) -> Estimate:
     """Change of the share of solved problems between two evaluations on the same problems; True: solved.
 
-    The two are no independent samples, so only problems whose outcome changed count. The interval is Agresti and Min's
+    The two samples are not independent, so only problems whose outcome changed count. The interval is Agresti and Min's
     (2005): with half a problem added to each of the four outcomes, d +- 1.96 sqrt(c - d^2) / sqrt(P + 2), where c is
     the share of problems that changed and d the difference. It is not empty if nothing changed.
     """
@@ -199,7 +201,7 @@ def _with_one_more_answer(ways: np.ndarray, votes: int, taken: int) -> np.ndarra
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredProblem:
-    """One problem with the scores of its answers; what is kept of a `ScoredGroup` of thousands of tokens."""
+    """One problem with the scores of its answers; all that is kept of a `ScoredGroup` with thousands of tokens."""
 
     data_source: str
     scores: tuple[Score, ...]
@@ -245,7 +247,7 @@ def summarize_problems(
 ) -> EvaluationSummary:
     """The figures of problems with equally many answers. ks: of pass@k, maj@k and best@k; none for greedy answers.
 
-    all_rewards: figures of rewards also where these say no more than right or wrong.
+    all_rewards: report rewards even if they only repeat right and wrong.
     """
     size = len(problems[0].scores)
     assert all(len(one.scores) == size for one in problems), "problems with different numbers of answers"

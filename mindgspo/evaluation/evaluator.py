@@ -1,8 +1,8 @@
 """Evaluation of the policy on held-out problems, and scoring of responses by their text, in training as in evaluation.
 
-One answer per problem, and mean@n, maj@k, pass@k, best@k where samples are asked for. Metrics are named
-`val-core/<part>/...`, with the ends of their intervals. A part is each data source of a single set, each set where sets
-have names, and below such a set `<set>/<source>` where it holds several sources.
+One answer per problem, and mean@n, maj@k, pass@k, best@k if samples are requested. Metrics are named
+`val-core/<part>/...`, with the ends of their intervals. The parts are the data sources of a single set, or the named
+sets, with `<set>/<source>` below a set of several sources.
 
 Metrics:
   Evaluation on held-out problems:
@@ -119,7 +119,8 @@ AnyGroup = TypeVar("AnyGroup", Group, ScoredGroup)
 
 
 def start_scorer(section: RewardSection, place: Placement) -> Scorer:
-    """Make the reward functions. Only ranks that score start worker processes. place: in the infer plan."""
+    """Create the reward functions. Only ranks that score start worker processes. place: this rank's, in the infer
+    plan."""
     scorer = Scorer(section, on_answer=heartbeat.tick)
     if place.is_replica_leader:
         scorer.start()
@@ -127,7 +128,7 @@ def start_scorer(section: RewardSection, place: Placement) -> Scorer:
 
 
 class ResponseScorer:
-    """Scores what the engine sampled; each scoring rank takes its share, and all ranks get all scores."""
+    """Scores the engine's responses; each scoring rank takes its share, and all ranks get all scores."""
 
     def __init__(self, scorer: Scorer, tokenizer: Tokenizer, replicas: Replicas | None = None) -> None:
         self._scorer, self._tokenizer = scorer, tokenizer
@@ -174,7 +175,7 @@ def score_from_json(text: str) -> Score:
 
 
 def logged_groups(groups: Sequence[AnyGroup], count: int | None) -> tuple[AnyGroup, ...]:
-    """The first `count` groups, and as many of the others in which a reward function failed, so that its message is
+    """The first `count` groups, and up to as many others in which a reward function failed, so that its message is
     logged. None: all."""
     if count is None:
         return tuple(groups)
@@ -215,8 +216,8 @@ class Evaluation:
 class Evaluator:
     """Answers problems with the policy's weights and summarizes the answers.
 
-    names_sets: whether the held-out sets have names, which their metrics then bear. swap: what is resident in which
-    phase; all ranks call the methods together.
+    names_sets: whether the held-out sets have names, which then appear in their metrics. swap: moves memory between
+    phases; all ranks call the methods together.
     """
 
     def __init__(
@@ -309,7 +310,7 @@ def single_temperature(section: EvalSection) -> float:
 
 
 def part_names(set_name: str, sources: Iterable[str], *, names_sets: bool) -> dict[str, list[str]]:
-    """The parts of one set, each with the data sources that it holds. sources: of the set's rows."""
+    """The parts of one set, each with its data sources. sources: of the set's rows."""
     distinct = sorted(set(sources))
     if not names_sets:
         return {source: [source] for source in distinct}
@@ -318,7 +319,7 @@ def part_names(set_name: str, sources: Iterable[str], *, names_sets: bool) -> di
 
 
 def with_bounds(name: str, estimate: Estimate) -> dict[str, float]:
-    """The estimate as metrics: its value, and the ends of its interval where it has one."""
+    """The estimate as metrics: its value, and the ends of its interval if it has one."""
     ends = {f"{name}/low": estimate.low, f"{name}/high": estimate.high}
     return {name: estimate.value, **{key: end for key, end in ends.items() if end is not None}}
 

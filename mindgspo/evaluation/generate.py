@@ -1,7 +1,7 @@
-"""Answers prompts with a model on disk, or talks (`mindgspo generate`, `mindgspo.generate`).
+"""Answers prompts with a model on disk, or chats (`mindgspo generate`, `mindgspo.generate`).
 
-Prompts go through the tokenizer's chat template unless they are raw text. Everything that can be wrong in prompts and
-lengths is found before the weights are read.
+Prompts go through the tokenizer's chat template unless they are raw text. Prompts and lengths are checked before the
+weights are read.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _ROUNDS_PER_CALL = 8  # how often the slots are filled per call of the engine; s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateOptions:
-    """Options of generation. None: as the folder's generation_config.json says; where it says nothing, greedy (0), no
-    top-p, no top-k, and answers of up to 2,048 tokens."""
+    """Options of generation. None: the value in the folder's generation_config.json; without one, greedy (0), no top-p,
+    no top-k, and answers of up to 2,048 tokens."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -55,7 +55,7 @@ class GenerateOptions:
     system_prompt: str | None = None
     """System message of every conversation without one of its own."""
     is_raw: bool = False
-    """Whether prompts are text to go on with, without a chat template."""
+    """Whether prompts are text to continue, without a chat template."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,8 @@ class _Drawing:
 
 
 def generate_completions(model: Path, prompts: Sequence[PromptText], options: GenerateOptions) -> Iterator[Generated]:
-    """The answers, prompt by prompt, in their order. An answer depends on seed, its prompt's place and its own number.
+    """The answers, prompt by prompt, in their order. An answer depends on the seed, the position of its prompt and its
+    own number.
 
     Raises DataError for a prompt without a token, ConfigError for one that is too long, and the errors of the model's
     files.
@@ -135,8 +136,8 @@ def _completion(tokenizer: Tokenizer, response: Response) -> Completion:
 class TextPieces:
     """The text of a growing list of tokens, piece by piece.
 
-    A tokenizer may write a token otherwise at the beginning of a text, and a character may take several tokens: a piece
-    is the text after the last few tokens, and it waits while its last character is broken.
+    A tokenizer may decode a token differently at the start of a text, and a character may take several tokens: a piece
+    is the text added by the last few tokens, and it is held back while its last character is incomplete.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -177,7 +178,7 @@ class Chat:
         self.messages = []
 
     def say(self, text: str, is_stopped: Callable[[], object] = lambda: False) -> Iterator[str]:
-        """The pieces of the answer. is_stopped: asked between two looks at the engine; what was said by then counts.
+        """The pieces of the answer. is_stopped: called between two syncs with the engine; the text so far is kept.
 
         Raises ConfigError if the conversation has become too long; it is then as before.
         """
@@ -222,7 +223,7 @@ def json_row(generated: Generated) -> str:
 
 
 def _drawing(found: FoundModel, options: GenerateOptions) -> _Drawing:
-    """Raises ConfigError for numbers that cannot be, and for several samples that would all be the same."""
+    """Raises ConfigError for impossible numbers, and for several samples that would all be equal."""
     said = found.generation if found.generation.get("do_sample") is True else {}
 
     def chosen(given: float | None, key: str, default: float) -> float:
@@ -278,7 +279,7 @@ def _config(
     max_new_tokens: int,
     slots: int,
 ) -> ExperimentConfig:
-    """An experiment that would generate so. Raises ConfigError for numbers that cannot be."""
+    """An experiment that generates like this. Raises ConfigError for impossible numbers."""
     sections = {
         "experiment": "generate",
         "device": options.device,

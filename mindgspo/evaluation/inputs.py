@@ -51,7 +51,7 @@ class FoundModel:
 
 
 def default_length(model: ModelSection, generation: Mapping[str, object]) -> int:
-    """Longest response where no option says: that of generation_config.json, else see `MAX_NEW_TOKENS`."""
+    """Longest response unless an option sets it: that of generation_config.json, else see `MAX_NEW_TOKENS`."""
     named = generation.get("max_new_tokens")
     if type(named) is int and named >= 1:
         return named
@@ -131,7 +131,7 @@ def _in_step(step: Path, tokenizer: Path | None, eos_tokens: Sequence[str]) -> F
 def encode_prompt(
     tokenizer: Tokenizer, prompt: PromptText, where: str, *, system_prompt: str | None = None, is_raw: bool = False
 ) -> Int32Array:
-    """Encode a prompt up to where the answer begins; int32 [L].
+    """Encode a prompt up to the start of the answer; int32 [L].
 
     where: its name in errors. system_prompt: for a conversation without one of its own. is_raw: text to go on with; no
     chat template. Raises DataError for a prompt without a token, TokenizerError where the chat template is missing or

@@ -72,7 +72,7 @@ def score_responses(
 ) -> list[ScoredResponse]:
     """The log-probs of responses, float32, at temperature 1; one response per prompt.
 
-    responses: text, which gets no token that ends it, or ids. is_raw: no chat template. Every row is checked before the
+    responses: text, to which no end token is added, or ids. is_raw: no chat template. Every row is checked before the
     weights are read. Raises DataError naming the row, and the errors of the model's files.
     """
     if len(prompts) != len(responses):

@@ -1,7 +1,6 @@
 """`mindgspo eval`: evaluate a model on one or several data sets, and write table, eval.json and generations.jsonl.
 
-One model and one engine serve all data sets; everything that can be wrong in files and lengths is found before the
-weights are read.
+One model and one engine serve all data sets; files and lengths are checked before the weights are read.
 """
 
 from __future__ import annotations
@@ -152,7 +151,7 @@ def _answered(
     temperature: float,
     num_samples: int,
 ) -> list[ScoredProblem]:
-    """Answer call by call; what is sampled depends on the prompt alone, so the size of a call changes nothing."""
+    """Answer call by call; samples depend only on the prompt, so the size of a call changes nothing."""
     size = max(1, ROUNDS_PER_CALL * task.config.rollout.slots // num_samples)
     problems: list[ScoredProblem] = []
     with RowProgress(is_wanted=task.config.logging.progress) as progress:
@@ -240,7 +239,7 @@ def _percent(share: float) -> str:
 
 
 def remarks(results: Sequence[TaskResult]) -> Iterator[str]:
-    """Reasons to trust the figures less than they seem to deserve, each with what to do about it."""
+    """Reasons to trust the figures less than they suggest, each with a remedy."""
     named = set()
     for result in results:
         task, label = result.task, _label(result, results)
@@ -339,8 +338,8 @@ GENERATIONS = "generations.jsonl"
 
 
 class EvalFolder(Closing):
-    """Folder of `--out`, filled aside in a `with` statement and renamed by `finish`; removed where that is never
-    reached. Raises ConfigError if the folder is there already, or cannot be made."""
+    """Folder of `--out`, filled under another name in a `with` statement and renamed by `finish`; removed if that is
+    not reached. Raises ConfigError if the folder is there already, or cannot be made."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._aside = path, temporary_path(path.absolute())

@@ -98,7 +98,7 @@ CHUNK_ROWS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowKeys:
-    """Keys of a row that hold the response, the gold answer and, where there is one, the label. `data_source` and
+    """Keys of a row that hold the response, the gold answer and, if there is one, the label. `data_source` and
     `extra_info` are read under these names."""
 
     response: str = "response"

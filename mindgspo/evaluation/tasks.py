@@ -1,6 +1,6 @@
 """Command line of `mindgspo eval` -> one `EvalTask` per data set, its configuration checked like any other.
 
-Runs before MindSpore is imported. What an option sets, a `--set` sets too, and wins.
+Runs before MindSpore is imported. A `--set` overrides an option.
 """
 
 from __future__ import annotations

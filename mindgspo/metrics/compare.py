@@ -1,4 +1,4 @@
-"""Runs beside each other: which settings differ, what came out, curves over one another; also of unfinished runs.
+"""Compares runs, finished or not: settings that differ, results, and curves in one figure.
 
 Curves are lines per variant: a run of its own, or the runs of one recipe with several seeds. The band of several runs
 goes from the smallest to the largest of them; that of one run is its 95 % interval where there is one.
@@ -54,7 +54,7 @@ from mindgspo.text import aligned, shorten
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# How a run is called, where it lies and how it begins says nothing about what it computes.
+# A run's name, folder and start do not affect what it computes.
 _NOT_COMPARED = ("schema", "experiment", "run_dir", "resume", "restore", "logging.progress")
 _ABSENT = "-"
 _WIDTH = 40
@@ -91,9 +91,9 @@ class RunOutcome:
     """Held-out accuracy."""
     last_reward: MeasuredFigure | None
     best_reward: MeasuredFigure | None
-    """Held-out reward, where it is another number than the accuracy."""
+    """Held-out reward, if it differs from the accuracy."""
     seconds: float | None
-    """Seconds of the whole run; of its steps alone while it goes on."""
+    """Seconds of the whole run; of its steps alone while it is running."""
     tokens_per_second: float | None
     """Tokens per second of training steps."""
 
@@ -167,7 +167,7 @@ def _outcome(name: str, folder: Path, run: RunRecord) -> RunOutcome:
 
 
 def _last_and_best(run: RunRecord, figure: HeldOut) -> tuple[MeasuredFigure | None, MeasuredFigure | None]:
-    """The last and the best evaluation; of several at one step, around a warm-up, the last counts."""
+    """The last and the best evaluation; if there are several at one step, around a warm-up, the last counts."""
     if figure not in held_out_figures(run):
         return None, None
     all_three = (figure.series(run, end) for end in ("", "/low", "/high"))
@@ -183,7 +183,8 @@ def _last_and_best(run: RunRecord, figure: HeldOut) -> tuple[MeasuredFigure | No
 
 
 def _settings(path: Path) -> dict[str, object]:
-    """Settings by dotted key, in the schema's order. A file that this version cannot load is taken as it is written."""
+    """Settings by dotted key, in the schema's order. A file that this version cannot load is compared as it is
+    written."""
     if not path.is_file():
         return {}
     try:

@@ -94,7 +94,7 @@ class Threshold:
     alarm: float = math.inf
     advice: str
     is_low_bad: bool = False
-    """Whether the figure must not be low instead: warn and alarm are lower limits."""
+    """Whether low values are the problem: warn and alarm are then lower limits."""
     is_silent: bool = False
     """Whether nothing is said while the figure is healthy."""
 
@@ -180,7 +180,7 @@ def _judged(run: RecordedRun) -> RunFinding | None:
 
 
 def _beside(run: RecordedRun) -> RunFinding | None:
-    """The other figure, which judges nothing; that it fell is news only where the first one did not."""
+    """The other figure, which is not decisive; its fall is reported only if the first one did not fall."""
     movements = [movement for figure in held_out_figures(run)[1:] if (movement := _movement(run, figure))]
     if not movements:
         return None
@@ -192,7 +192,7 @@ def _beside(run: RecordedRun) -> RunFinding | None:
 
 
 def _no_answer(run: RecordedRun) -> RunFinding | None:
-    """Whole answers without a recognised result; a cut one seldom holds one, which its own rule says."""
+    """Complete answers without a recognised result; cut answers have a rule of their own."""
     beyond = {
         part: (latest(run, f"val-aux/{part}/no_answer_ratio") or 0.0)
         - (latest(run, f"val-aux/{part}/response_length/clip_ratio") or 0.0)
@@ -208,7 +208,7 @@ def _no_answer(run: RecordedRun) -> RunFinding | None:
 
 
 def _all_or_none_solved(run: RecordedRun) -> RunFinding | None:
-    """A set of which all, or no, problems are solved, unless the reward tells its answers apart."""
+    """A set whose problems are all solved, or none of them, unless rewards distinguish its answers."""
     for part, series in accuracies(run).items():
         number, solved = latest(run, f"val-aux/{part}/num_problems"), series.values[-1]
         if number is None or number < FEW_PROBLEMS or 1e-12 < solved < 1 - 1e-12:
@@ -399,7 +399,7 @@ def diagnose(run: RecordedRun) -> list[RunFinding]:
 
 
 def verdict_lines(run: RecordedRun, *, step: int, best: str) -> list[str]:
-    """The figures in one line, then the gravest findings; empty for a run without an evaluation.
+    """The figures in one line, then the most serious findings; empty for a run without an evaluation.
 
     best: the best evaluation so far, as text.
     """

@@ -1,6 +1,6 @@
-"""environment.jsonl: with which versions, by which command and where a run was started; one line per start.
+"""environment.jsonl: versions, command line and machine of each start of a run, one line per start.
 
-Nothing of the environment's variables is written: they hold keys and passwords.
+Environment variables are not written, because they hold keys and passwords.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def command_line(words: list[str]) -> str:
 
 
 def versions() -> dict[str, str]:
-    """{name: version} of Python, the packages that decide what a run computes, and CANN; what is absent is left out.
+    """{name: version} of Python, the packages that decide what a run computes, and CANN; absent ones are left out.
 
     MindSpore for Ascend may bear another distribution's name, and then says its version itself once it is imported."""
     found = {"python": platform.python_version()}

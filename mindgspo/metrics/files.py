@@ -1,7 +1,7 @@
 """Names of a run folder's files, and how they are read and written: JSON Lines, whole files, summary.json.
 
-A JSON Lines file only grows by whole lines, each write one system call; any other file is written beside its place and
-renamed.
+A JSON Lines file only grows by whole lines, each write one system call; any other file is written under another name
+and renamed.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class LogFile:
         return FileRecord(size=self._hashed, digest=self._hash.hexdigest())
 
     def cut(self, step: int, size: int | None = None) -> None:
-        """Drop the records beyond `step`. size: where they begin, if that is known; what lies beyond is not read."""
+        """Drop the records beyond `step`. size: where they begin, if that is known; the rest is not read."""
         if size is None:
             drop_records_after(self.path, step)
         elif self.path.exists():

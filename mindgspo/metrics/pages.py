@@ -46,8 +46,8 @@ def page(template: str, **values: object) -> bytes:
 
 
 def in_both(english: object, translated: object = None) -> Markup:
-    """A text in English and in Chinese, of which a page shows one; as it is where it has no translation. translated:
-    the Chinese one, if the table of translations does not have it."""
+    """A text in English and in Chinese, of which a page shows one; unchanged if it has no translation. translated: the
+    Chinese one, if the table of translations does not have it."""
     text = str(english)
     other = chinese(text) if translated is None else str(translated)
     if other is None or other == text:
@@ -84,7 +84,7 @@ def chinese_words() -> dict[str, str]:
 
 @cache
 def _forms() -> list[tuple[list[str], str]]:
-    """The texts around the parts that change, and the Chinese form; those with the most words of their own first."""
+    """The texts around the parts that change, and the Chinese form; those with the most fixed words first."""
     forms = [(english.split("{}"), chinese) for english, chinese in chinese_words().items() if "{}" in english]
     return sorted(forms, key=lambda form: -sum(map(len, form[0])))
 
@@ -103,8 +103,8 @@ def chinese(text: str) -> str | None:
 
 
 def _parts(text: str, pieces: Sequence[str]) -> list[str]:
-    """Texts between the pieces, each as short as can be; none if the text does not match. Names in a text
-    come from data: no pattern that a hostile one could keep busy."""
+    """Texts between the pieces, each as short as can be; none if the text does not match. Names in a text come from
+    data, so no regular expression is used that a hostile one could slow down."""
     end = len(text) - len(pieces[-1])
     if not text.startswith(pieces[0]) or not text.endswith(pieces[-1]):
         return []

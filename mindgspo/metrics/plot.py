@@ -1,5 +1,5 @@
-"""The run's curves as PNG: reward, accuracy, clip fraction and length in one picture; these and how the policy was
-updated as one picture each.
+"""The run's curves as PNG: reward, accuracy, clip fraction and length in one picture; these and the policy updates as
+one picture each.
 
 matplotlib is imported only when something is drawn.
 """
@@ -195,7 +195,7 @@ def _draw_gradient_by_length(axes: Axes, run: RunRecord, theme: Theme) -> None:
 
 
 def _draw_accuracy(axes: Axes, run: RunRecord, theme: Theme) -> None:
-    """Accuracy of one answer to each problem, by set or data source; of all together, too, where there are several."""
+    """Accuracy of one answer to each problem, by set or data source; and of all together, if there are several."""
     entitle(axes, theme, "Held-out accuracy", "one answer per problem; shaded: 95 % interval; \N{BLACK STAR} best step")
     names = {f"val-core/{part}/acc/mean@1": part for part in accuracies(run)}
     if len(names) > 1 and run.series(OVERALL):

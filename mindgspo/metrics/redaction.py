@@ -1,5 +1,5 @@
-"""Text without secrets: known forms of keys, values after a name that means a secret, words that look random,
-and every value of a variable that may hold a secret, wherever it occurs."""
+"""Text without secrets: known forms of keys, values after names of secrets, words that look random, and every value of
+a variable that may hold a secret, wherever it occurs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PLAIN = re.compile(
 _FEWEST = 4
 """Characters of a value that is looked for elsewhere: shorter ones are part of every text."""
 
-# Group 1 stays. Repetitions are bounded, or end at what begins the next one: logs are long.
+# Group 1 stays. Repetitions are bounded, or end where the next one begins, because logs are long.
 _FORMS = tuple(
     re.compile(pattern, flags)
     for pattern, flags in (

@@ -38,7 +38,7 @@ class Headline:
 
 
 def report_of_finished(run_dir: Path) -> Path:
-    """report.html of a run that is finished; made where there is none that is younger than its summary."""
+    """report.html of a run that is finished; written if there is none newer than the summary."""
     path, summary = run_dir / REPORT_FILE, run_dir / SUMMARY_FILE
     if not path.is_file() or path.stat().st_mtime_ns <= summary.stat().st_mtime_ns:
         plot_run(run_dir)
@@ -105,7 +105,7 @@ def headlines(run: RunRecord) -> list[Headline]:
 
 
 def _own_reward(line: Mapping[str, object]) -> str:
-    """The reward of an answer; "" where it is 1 for a correct one and 0 for another."""
+    """The reward of an answer; "" if it is 1 for a correct answer and 0 otherwise."""
     score = recorded_number(line.get("score"))
     return "" if score is None or score == (line.get("verdict") == "correct") else reward_text(score)
 
@@ -119,7 +119,7 @@ _GREEDY = "greedy"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutAnswer:
-    """The one answer to a problem, and how many of its samples are correct. reward: "" where the verdict says it."""
+    """The one answer to a problem, and how many of its samples are correct. reward: "" if the verdict implies it."""
 
     verdict: str
     extracted: object

@@ -77,7 +77,7 @@ class RunLog:
         self._trackers.clear()
 
     def _tell(self, call: Callable[[Tracker], None]) -> None:
-        """A tracker that fails gets nothing more; the run does not depend on it."""
+        """Send to a tracker; one that fails receives nothing more, and the run continues."""
         for tracker in tuple(self._trackers):
             try:
                 call(tracker)
@@ -96,7 +96,7 @@ class RunLog:
     def truncate_after(self, step: int, sizes: Mapping[str, int] | None = None) -> None:
         """Forget what was logged beyond `step`: called once on resume, before anything is logged.
 
-        sizes: {file name: bytes until then}, of logs of which that is known.
+        sizes: {file name: bytes until then}, of the logs for which that is known.
         """
         for log in (self._metrics, self._samples, self._validation):
             log.cut(step, (sizes or {}).get(log.path.name))

@@ -1,7 +1,7 @@
 """samples.html: a run's samples with search and filters, and one prompt over the steps; one file, nothing is fetched.
 
-Prompts and responses are untrusted. They travel as JSON in which no tag can begin, the page's script sets them as text,
-and the content policy lets no other script run. Of a long run as many steps are taken as fit, evenly spread.
+Prompts and responses are untrusted. They are embedded as JSON in which no tag can begin, the page's script sets them as
+text, and the content policy lets no other script run. Of a long run, as many steps as fit are shown, evenly spread.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _spread(steps: Sequence[int], count: int) -> list[int]:
 
 
 def _records(path: Path) -> Iterator[tuple[int, int, Mapping[str, object]]]:
-    """Step, characters that the page would have of it, and the record itself. Raises RunFolderError."""
+    """Step, number of characters that it would add to the page, and the record itself. Raises RunFolderError."""
     for number, record in enumerate(read_records(path), start=1):
         step = record.get("step")
         if not isinstance(step, int):

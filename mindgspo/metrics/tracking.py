@@ -1,4 +1,4 @@
-"""Trackers that show a run's metrics beside others': TensorBoard, SwanLab, Weights & Biases.
+"""Trackers that show a run's metrics next to those of other runs: TensorBoard, SwanLab, Weights & Biases.
 
 metrics.jsonl has everything; a tracker gets a copy of each line's numbers and the configuration, no prompt and no
 response. Keys are the trackers' own business (`wandb login`, `swanlab login`, their environment variables); nothing of
@@ -37,7 +37,7 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """One of them, begun. Whatever it raises later is said once, and it gets nothing more."""
+    """A started tracker. An error that it raises later is reported once, and it then receives nothing more."""
 
     @property
     def name(self) -> str: ...
@@ -84,7 +84,7 @@ class TensorBoard:
 
 
 class WandB:
-    """Weights & Biases; files below wandb/. Steps that it has already are not taken again, and they are equal."""
+    """Weights & Biases; files below wandb/. Steps that it already has are not sent again; they would be equal."""
 
     name = "wandb"
 
@@ -213,7 +213,7 @@ def _without_secrets(value: Any) -> Any:
 
 
 def _within(seconds: float, call: Callable[[], object]) -> None:
-    """Call it in a thread, and wait so long. Raises what it raises, or TimeoutError."""
+    """Call it in a thread and wait at most this long. Raises what it raises, or TimeoutError."""
     failure: list[BaseException] = []
 
     def run() -> None:
