@@ -248,7 +248,7 @@ class StepBench:
             "weights_packed": (engine._pack_weights.cell, 1),
             "prefill": (engine._prefill.cell, 1),
             "decode_step": (engine._decoders[engine._filter].cell, self.decode_steps),
-            "gradients": (updater.accumulator, num_batches),
+            "gradients": (updater.gradient_cell, num_batches),
             "optimizer": (updater.over_ranks.apply.cell, len(self.mini_batches)),
         }
         if self.recomputes_old:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _NOT_IN_GENERATION = {
     "optimizer_shard": "there is no optimizer while generating",
+    "overlap_grad_reduce": "there are no gradients while generating",
     "micro_batch_num": "there are no micro-batches while generating",
     "recompute": "there is no backward pass while generating",
     "use_seq_parallel": "decoding takes one token per sequence",
@@ -22,6 +23,7 @@ _NOT_IN_GENERATION = {
 _OF_EXPERTS = ("expert_parallel", "expert_tensor_parallel")
 _NOT_IN_SCORING = {
     "optimizer_shard": "there is no optimizer while scoring",
+    "overlap_grad_reduce": "there are no gradients while scoring",
     "micro_batch_num": "without a backward pass micro-batches follow each other through the stages as they are",
     "recompute": "there is no backward pass while scoring",
 }
@@ -55,6 +57,10 @@ class ParallelPlan(Section):
     optimizer_shard: bool = False
     """Split optimizer state over data_parallel x context_parallel, whose ranks hold the same weights (MindSpore's
     enable_parallel_optimizer)."""
+    overlap_grad_reduce: bool = False
+    """Add gradients up over the ranks inside the backward graph of an update's last micro-batch, layer by layer, rather
+    than in a graph of their own after it (Megatron: overlap_grad_reduce). On Ascend, collectives then run beside the
+    rest of the backward pass, for one more graph to compile; results stay the same. Without effect on a CPU."""
     vocab_emb_dp: bool = True
     """Replicate the embedding table instead of splitting it over `model_parallel` (MindFormers' default). Where nothing
     is said and model.tie_word_embeddings makes it the output table, which is split, it is split too."""
@@ -112,6 +118,8 @@ def check_train_plan(name: str, plan: ParallelPlan, model: ModelSection) -> list
     problems = [*_common_problems(name, plan, model), *_pipeline_problems(name, plan, model)]
     if plan.optimizer_shard and plan.token_parts == 1:
         problems.append(f"{name}.optimizer_shard: there is one replica, which keeps all moments; remove it")
+    if plan.overlap_grad_reduce and plan.token_parts == 1:
+        problems.append(f"{name}.overlap_grad_reduce: there is one replica, which has all gradients; remove it")
     return [*problems, *_sequence_problems(name, plan), *_expert_problems(name, plan, model)]
 
 

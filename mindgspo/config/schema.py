@@ -279,7 +279,7 @@ class PlansSection(Section):
         """The plan that the reference policy scores with."""
         if self.reference is not None:
             return self.reference
-        return self.train.model_copy(update={"optimizer_shard": False})
+        return self.train.model_copy(update={"optimizer_shard": False, "overlap_grad_reduce": False})
 
 
 class LoggingSection(Section):

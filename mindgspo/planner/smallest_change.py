@@ -200,6 +200,7 @@ def _other_plans(
         "plans.train.micro_batch_num": max(train.micro_batch_num, pipeline) if pipeline > 1 else 1,
         "plans.train.expert_parallel": min(train.expert_parallel << experts, largest),
         "plans.train.optimizer_shard": train.optimizer_shard and replicas * context > 1,
+        "plans.train.overlap_grad_reduce": train.overlap_grad_reduce and replicas * context > 1,
         "plans.infer.data_parallel": infer_replicas,
         "plans.infer.model_parallel": infer.model_parallel << infer_slices,
     }

@@ -42,6 +42,7 @@ def in_bfloat16(train: Mapping) -> dict:
 DATA, MODEL, STAGES = {"data_parallel": 2}, {"model_parallel": 2}, {"pipeline_stage": 2, "micro_batch_num": 2}
 CONTEXT, CONTEXT_OF_4 = {"context_parallel": 2}, {"context_parallel": 4}
 SPLIT_TABLE, SHARDED = {"vocab_emb_dp": False}, {"optimizer_shard": True}
+OVERLAPPED = {"overlap_grad_reduce": True}
 SPLIT_SEQUENCE, WHOLE_EXPERTS = {"use_seq_parallel": True}, {"expert_tensor_parallel": 1}
 TWO_PARTS, FOUR_PARTS = WHOLE_EXPERTS | {"expert_parallel": 2}, WHOLE_EXPERTS | {"expert_parallel": 4}
 # Cases by number of ranks; one job runs all of a size.
@@ -64,6 +65,7 @@ TWO = {
     "1x1x2, tied": case("tied", STAGES | SPLIT_TABLE, DATA),
     "1x2x1, tied, a whole table": case("tied", MODEL, DATA),
     "2x1x1, sharded moments": case("dense", DATA | SHARDED, DATA),
+    "2x1x1, sharded moments, overlapped": case("dense", DATA | SHARDED | OVERLAPPED, DATA),
     "2x1x1, split experts": case("experts", DATA | {"expert_parallel": 2}, DATA),
     "1x2x1, whole experts": case("experts", MODEL | TWO_PARTS, MODEL | TWO_PARTS),
     "1x2x1, whole experts, split sequence": case("experts", MODEL | TWO_PARTS | SPLIT_SEQUENCE, MODEL),
@@ -128,6 +130,7 @@ FOUR = {
     "2x1x2, split experts, told": told(DATA | STAGES | {"expert_parallel": 2}),
     "1x4x1, two blocks of whole experts, replayed": replayed({"model_parallel": 4} | TWO_PARTS),
     "2x1x2, split experts, packed, replayed": replayed(DATA | STAGES | {"expert_parallel": 2}, is_packed=True),
+    "2x1x2, tied, overlapped": case("tied", DATA | STAGES | SPLIT_TABLE | OVERLAPPED, {"data_parallel": 4}),
     "1x2x2, whole experts": case("experts", MODEL | STAGES | TWO_PARTS, {"model_parallel": 4} | FOUR_PARTS),
 }
 EIGHT = {

@@ -15,8 +15,10 @@ from ascend.divisions import (
     FOUR,
     MODEL,
     ONE,
+    OVERLAPPED,
     SHARDED,
     SIX,
+    STAGES,
     THREE,
     TWO,
     case,
@@ -77,6 +79,19 @@ def test_rounded_weights_beside_masters_make_the_numbers_of_float32_ones(figures
     for key, array in found["whole"].items():
         rtol = 1e-6 if key == "grad_norm" else 0
         np.testing.assert_allclose(found["masters"][key], array, rtol=rtol, atol=0, err_msg=key)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "model", "train"), [(2, "experts", DATA | SHARDED), (4, "tied", DATA | STAGES)])
+def test_sums_inside_the_backward_pass_make_the_same_bits(figures_of_cards: Callable, size, model, train) -> None:
+    cases = {
+        name: case(model, train | extra, {"data_parallel": size})
+        for name, extra in (("apart", {}), ("inside", OVERLAPPED))
+    }
+    found = figures_of_cards(size, named(cases))
+    assert any(key.startswith("weight/") for key in found["apart"])
+    for key, array in found["apart"].items():
+        np.testing.assert_array_equal(found["inside"][key], array, err_msg=key)
 
 
 @pytest.mark.slow

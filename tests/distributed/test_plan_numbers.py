@@ -21,6 +21,7 @@ WORKERS = Path(__file__).parent / "workers"
 WHOLE = {"model_parallel": 2, "expert_parallel": 2, "expert_tensor_parallel": 1}
 STAGES = {"pipeline_stage": 2, "micro_batch_num": 2}
 SHARDED = {"optimizer_shard": True}
+OVERLAPPED = {"overlap_grad_reduce": True}
 MODEL, SEQUENCE = {"model_parallel": 2}, {"use_seq_parallel": True}
 # (name, training plan, generating plan) by number of workers.
 PLANS = {
@@ -35,6 +36,7 @@ PLANS = {
         ("1x1x2", STAGES, {"model_parallel": 2}), ("1x1x2 padded", STAGES, {"data_parallel": 2}),
         ("1x1x2 of experts", STAGES, {"data_parallel": 2}), ("1x1x2 packed", STAGES, {"data_parallel": 2}),
         ("2x1x1 sharded", {"data_parallel": 2} | SHARDED, {"model_parallel": 2}),
+        ("2x1x1 overlapped, small operators", {"data_parallel": 2} | OVERLAPPED, {"data_parallel": 2}),
         ("1x1x2 recomputed", STAGES | {"recompute": "full"}, {"data_parallel": 2}),
         ("1x2x1 split sequence", MODEL | SEQUENCE, {"data_parallel": 2}),
         ("1x2x1 split sequence and table", MODEL | SEQUENCE | {"vocab_emb_dp": False}, {"data_parallel": 2}),
@@ -59,6 +61,8 @@ PLANS = {
         ("1x2x2", {"model_parallel": 2} | STAGES, {"model_parallel": 4}),
         ("2x1x2", {"data_parallel": 2} | STAGES, {"data_parallel": 4}),
         ("2x1x2 sharded", {"data_parallel": 2} | STAGES | SHARDED, {"data_parallel": 4}),
+        ("2x1x2 sharded, overlapped, small operators", {"data_parallel": 2} | STAGES | SHARDED | OVERLAPPED,
+            {"data_parallel": 4}),
         ("2x2x1 sharded", {"data_parallel": 2, "model_parallel": 2} | SHARDED, {"data_parallel": 4}),
         ("2x2x1 of whole experts, sharded", {"data_parallel": 2} | WHOLE | SHARDED, {"data_parallel": 4}),
         # The tables' 66 rows are not divided over 4 ranks.

@@ -122,7 +122,7 @@ class Objective(nn.Cell):
         return loss, metrics, log_ratio, entropy, ops.stop_gradient(logp_NK), *found[2:]
 
 
-class Accumulator(nn.Cell):
+class Accumulate(nn.Cell):
     """Adds to `gradients`. Without the kernel they are zero before the first micro-batch, as `AdamW` leaves them; the
     kernel replaces what the update before has left."""
 
@@ -133,7 +133,7 @@ class Accumulator(nn.Cell):
         self.kernel = AccumulateKernel(gradients) if has_kernels() else None
         self.unknown = Tensor(np.zeros(1, np.float32))
 
-    def add(self, is_added: Tensor, gradients: tuple[Tensor, ...]) -> Tensor:
+    def construct(self, is_added: Tensor, gradients: tuple[Tensor, ...]) -> Tensor:
         """is_added: int32 [1], 0 for the first micro-batch of an update. By the kernel the sum of the squares so far,
         float32 [1]."""
         squares = self.unknown
@@ -150,19 +150,17 @@ class Accumulator(nn.Cell):
             ops.assign_add(self.gradients[i], ops.cast(gradients[i], ms.float32))
 
 
-class GradientAccumulator(Accumulator):
-    """Gradient of one micro-batch, added to `gradients`. is_first: whether ids come in; on a later stage of a pipeline
-    hidden states do, which are differentiated, too."""
+class GradientAccumulator(nn.Cell):
+    """Gradient of one micro-batch, handed to `add`, an `Accumulate` or another cell with its inputs and output.
+    is_first: whether ids come in; on a later stage of a pipeline hidden states do, which are differentiated, too."""
 
-    def __init__(
-        self, objective: Objective, weights: ParameterTuple, gradients: ParameterTuple, *, is_first: bool = True
-    ) -> None:
-        super().__init__(gradients)
-        self.objective, self.weights, self.is_first = objective, weights, is_first
+    def __init__(self, objective: Objective, weights: ParameterTuple, add: nn.Cell, *, is_first: bool = True) -> None:
+        super().__init__(auto_prefix=False)
+        self.objective, self.weights, self.add, self.is_first = objective, weights, add, is_first
         self.value_and_grad = ops.value_and_grad(objective, 0 if is_first else (0, 1), weights, has_aux=True)
 
     def construct(self, is_added: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Takes is_added (see `Accumulator.add`) and the inputs of `Objective`. Returns the outputs of `Objective` up
+        """Takes is_added (see `Accumulate`) and the inputs of `Objective`. Returns the outputs of `Objective` up
         to log-probs and d loss / d logp [N, K], 0 where masked; then the result of `add`, the policy's other outputs,
         and the gradient of hidden states that came in."""
         found, (of_inputs, gradients) = self.value_and_grad(*inputs)
@@ -201,15 +199,13 @@ class GivenGradient(nn.Cell):
         return gradient, ops.zeros_like(gradient)
 
 
-class StageAccumulator(Accumulator):
+class StageAccumulator(nn.Cell):
     """Accumulates the gradients of a stage that is not the last, like `GradientAccumulator`; recomputes its forward
     pass."""
 
-    def __init__(
-        self, policy: nn.Cell, weights: ParameterTuple, gradients: ParameterTuple, *, is_first: bool = True
-    ) -> None:
-        super().__init__(gradients)
-        self.weights, self.is_first = weights, is_first
+    def __init__(self, policy: nn.Cell, weights: ParameterTuple, add: nn.Cell, *, is_first: bool = True) -> None:
+        super().__init__(auto_prefix=False)
+        self.weights, self.add, self.is_first = weights, add, is_first
         self.grad = ops.grad(StageObjective(policy), None if is_first else 0, weights)
 
     def construct(self, is_added: Tensor, entering: Tensor, gradient_MH: Tensor, *inputs: Tensor) -> Tensor:

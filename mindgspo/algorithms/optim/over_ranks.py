@@ -19,7 +19,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from mindgspo.algorithms.optim.adamw import AdamW
+from mindgspo.algorithms.optim.adamw import AdamW, short_runs
 from mindgspo.algorithms.optim.gradients import GradientNorm
 from mindgspo.config.model import ModelSection
 from mindgspo.config.schema import OptimizerSection
@@ -141,6 +141,11 @@ class StepOverRanks:
         self.optimizer = AdamW(rows, self.gradients, section, names=names, accumulated=gradients)
         buckets = list(buckets_of(everything, shares, bucket_bytes))
         scattered = [bucket for bucket in buckets if bucket[1].shard_ranks]
+        # The backward pass ends with the first weights. Sums over several stages come last: no backward pass of a
+        # stage may wait for another one's, which waits for it.
+        sums = [_Sum(*bucket) for bucket in reversed(buckets)]
+        inside = [one for one in sums if len({place.grid.coordinates(other).stage for other in one.ranks}) == 1]
+        left = [one for one in sums if one not in inside]
         # Of the ranks that hold the same numbers, the first one counts them.
         counts = {
             name: self._is_alone or self.moments[name].ranks_with_slice_of(rank)[0] == rank for name in everything
@@ -149,7 +154,10 @@ class StepOverRanks:
             [one.summed for name, one in everything.items() if counts[name] is its] for its in (True, False)
         )
         self._ranks = world = (rank,) if self._is_alone else world_ranks()
-        self._sum = GraphOfRanks(_Chain([_Sum(*bucket) for bucket in buckets]), world)
+        self._sum = GraphOfRanks(_Chain([*inside, *left]), world)
+        self._sum_left = GraphOfRanks(_Chain(left), world) if left else None
+        self.accumulate_and_sum = _AccumulateAndSum(gradients, inside)
+        """Takes the place of `Accumulate` for the last micro-batch where sums overlap with its backward pass."""
         self._norm = GraphOfRanks(GradientNorm(counted, others, world), world)
         self.apply = GraphOfRanks(self.optimizer, world)
         """Takes `AdamW.scalars`."""
@@ -165,13 +173,22 @@ class StepOverRanks:
             "gather": (self._gather.cell, (_START,)),
         }
 
-    def norm(self) -> float:
-        """Add the gradients up over the ranks, and return their global L2 norm, the same on all ranks."""
+    def norm(self, *, has_summed: bool = False) -> float:
+        """Add the gradients up over the ranks, and return their global L2 norm, the same on all ranks.
+
+        has_summed: this rank ran `accumulate_and_sum`, so that only the sums over several stages are left.
+        """
         if not self._is_alone:
             # Replicas may have had micro-batches of other shapes, hence graphs to compile.
-            wait_for_ranks(self._ranks)
-            self._sum(_START)
+            self.meet()
+            graph = self._sum_left if has_summed else self._sum
+            if graph is not None:
+                graph(_START)
         return float(self._norm().asnumpy())
+
+    def meet(self) -> None:
+        """Wait until all ranks call this, so that none waits inside a collective for one that compiles."""
+        wait_for_ranks(self._ranks)
 
     def step(self, number: int, lr: float, grad_norm: float) -> None:
         """Apply update number `number` (1, 2, ...) to the weights. grad_norm: result of `norm`."""
@@ -250,11 +267,23 @@ class _Sum(_OfBucket):
 
     def __init__(self, bucket: Sequence[_Shared], share: Share) -> None:
         super().__init__(bucket, share)
+        self.ranks = (*share.shard_ranks, *share.sum_ranks)
         self.scatter = reduce_scatter(share.shard_ranks) if share.shard_ranks else None
         self.sum = all_reduce(share.sum_ranks) if share.sum_ranks else None
 
     def construct(self, before: Tensor) -> Tensor:
-        found = self.joined(self.gradients, self.parts, ms.float32, before)
+        return self.add_up(self.gradients, before)
+
+    def with_more(self, more: tuple[Tensor, ...], before: Tensor) -> Tensor:
+        """As `construct`, with a last micro-batch's gradients, which `gradients` do not hold yet. These are not
+        written: a write would come after everything before it, and no sum could begin before the backward pass ends."""
+        whole = ()
+        for i in range(self.count):
+            whole += (self.gradients[i] + ops.cast(more[i], ms.float32),)
+        return self.add_up(whole, before)
+
+    def add_up(self, gradients: tuple[Tensor, ...], before: Tensor) -> Tensor:
+        found = self.joined(gradients, self.parts, ms.float32, before)
         if self.scatter is not None:
             found = self.scatter(found)
         if self.sum is not None:
@@ -262,6 +291,45 @@ class _Sum(_OfBucket):
         for i in range(self.count):
             before = ops.depend(before, ops.assign(self.summed[i], self.part(found, i).reshape(self.row_shapes[i])))
         return before
+
+
+class _AccumulateAndSum(nn.Cell):
+    """Adds gradients as `Accumulate` does without the kernel, and adds those of a bucket up over the ranks as soon as
+    the backward pass has them.
+
+    gradients: all. buckets: in the order in which the backward pass ends with them.
+    """
+
+    def __init__(self, gradients: ParameterTuple, buckets: Sequence[_Sum]) -> None:
+        super().__init__(auto_prefix=False)
+        numbers = {gradient.name: i for i, gradient in enumerate(gradients)}
+        self.buckets, self.count = nn.CellList(buckets, auto_prefix=False), len(buckets)
+        self.members = tuple(tuple(numbers[one.name] for one in bucket.gradients) for bucket in buckets)
+        summed = {i for members in self.members for i in members}
+        self.others = tuple(i for i in range(len(gradients)) if i not in summed)
+        self.runs = tuple(self.others[first:last] for first, last in short_runs(len(self.others)))
+        self.gradients = gradients
+        self.unknown = Tensor(np.zeros(1, np.float32))
+
+    def construct(self, is_added: Tensor, gradients: tuple[Tensor, ...]) -> Tensor:
+        before = self.unknown
+        for i in range(self.count):
+            before = self.buckets[i].with_more(self.taken(gradients, self.members[i]), before)
+        for run in self.runs:
+            self.add_run(gradients, run)
+        return before
+
+    def taken(self, gradients: tuple[Tensor, ...], members: tuple[int, ...]) -> tuple[Tensor, ...]:
+        """The gradients of a bucket."""
+        found = ()
+        for i in members:
+            found += (gradients[i],)
+        return found
+
+    def add_run(self, gradients: tuple[Tensor, ...], members: tuple[int, ...]) -> None:
+        """Add those that are in no bucket."""
+        for i in members:
+            ops.assign_add(self.gradients[i], ops.cast(gradients[i], ms.float32))
 
 
 class _Gather(_OfBucket):

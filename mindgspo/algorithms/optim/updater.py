@@ -23,6 +23,7 @@ from mindgspo.algorithms.loss_metrics import UpdateTelemetry, collect_telemetry,
 from mindgspo.algorithms.optim.gradients import (
     NUM_INPUTS,
     NUM_POLICY_INPUTS,
+    Accumulate,
     GradientAccumulator,
     Objective,
     StageAccumulator,
@@ -38,7 +39,7 @@ from mindgspo.errors import CheckpointError, NonFiniteError
 from mindgspo.models.weights import hold_masters
 from mindgspo.parallel.collectives.host import GraphOfRanks
 from mindgspo.parallel.collectives.replicas import Arrays, Replicas
-from mindgspo.parallel.ops.device import takes_packed
+from mindgspo.parallel.ops.device import has_kernels, takes_packed
 from mindgspo.parallel.pipeline import Stage, entering
 from mindgspo.parallel.plans.layout import Layout, Shape
 from mindgspo.parallel.plans.placement import ALONE, Placement
@@ -108,17 +109,11 @@ class Updater:
         self.weights = ParameterTuple(policy.trainable_params())
         self.rank, self._is_alone = place.rank, place.plan.world_size == 1
         self._plan, self._replicas = place.plan, Replicas(place)
+        # Kernels on a CPU run one after the other, so there is nothing to overlap with.
+        self._overlaps = place.plan.overlap_grad_reduce and not has_kernels()
         self._stage = Stage(place, getattr(policy, "model", None))
         self.gradients = gradients_of(self.weights)
         """The accumulated gradients of this rank; between two updates zero, or what the next one replaces."""
-        is_first = self._stage.is_first
-        if self._stage.is_last:
-            objective = Objective(policy, loss)
-            self.accumulator = GradientAccumulator(objective, self.weights, self.gradients, is_first=is_first)
-        else:
-            self.accumulator = StageAccumulator(policy, self.weights, self.gradients, is_first=is_first)
-            self._forward = GraphOfRanks(policy, place.graph_ranks)
-        self._backward = GraphOfRanks(self.accumulator, place.graph_ranks)
         replays = getattr(policy, "replays_experts", False)
         self._form = {"is_packed": takes_packed(policy), "replays": replays, "place": place}
         self._num_layers = getattr(policy, "num_layers", 0)
@@ -130,6 +125,18 @@ class Updater:
             self.weights, self.gradients, section, place, model, masters, bucket_bytes=bucket_bytes
         )
         self.optimizer = self.over_ranks.optimizer
+        self._forward = None if self._stage.is_last else GraphOfRanks(policy, place.graph_ranks)
+        objective = Objective(policy, loss) if self._stage.is_last else policy
+        cell = GradientAccumulator if self._stage.is_last else StageAccumulator
+
+        def backward(add: nn.Cell) -> GraphOfRanks:
+            accumulator = cell(objective, self.weights, add, is_first=self._stage.is_first)
+            return GraphOfRanks(accumulator, place.graph_ranks)
+
+        self._accumulate = Accumulate(self.gradients)
+        self._backward = backward(self._accumulate)
+        self._last_backward = backward(self.over_ranks.accumulate_and_sum) if self._overlaps else self._backward
+        """Of the last micro-batch of an update."""
         self._metric_table = loss.metrics
         self._has_entropy = getattr(policy, "with_entropy", True)
         self._squares = np.zeros(1, np.float32)
@@ -142,9 +149,14 @@ class Updater:
         return self._updates
 
     @property
+    def gradient_cell(self) -> nn.Cell:
+        """The cell of one micro-batch's gradients."""
+        return self._backward.cell
+
+    @property
     def compiled_graphs(self) -> int:
         """Gradient graphs compiled so far: one per shape of a micro-batch."""
-        return len(self.accumulator.compile_cache)
+        return sum(len(graph.cell.compile_cache) for graph in {self._backward, self._last_backward})
 
     @property
     def gradients_are_zero(self) -> bool:
@@ -171,7 +183,8 @@ class Updater:
             own = self._replicas.own(rounds)
             laid_out = [tensors_of(batch, kl_coef, **self._form) for batch in own]
             inputs = [tensors for tensors, _ in laid_out]
-            self._stage.prepare(call for i in range(len(inputs)) for call in self._calls(i, inputs[i]))
+            last = len(inputs) - 1
+            self._prepare(call for i in range(len(inputs)) for call in self._calls(i, inputs[i], is_last=i == last))
             if not inputs:
                 discard(self.gradients)
             results: list[tuple[Tensor, ...]] = []
@@ -184,7 +197,8 @@ class Updater:
                 return hidden_MH
 
             def backward(i: int, came: Tensor | None, gradient: Tensor | None) -> Tensor | None:
-                found = self._backward(*_for_backward(i, inputs[i], came, gradient))  # the graph of `Objective`
+                graph = self._last_backward if i == last else self._backward  # those of `Objective`
+                found = graph(*_for_backward(i, inputs[i], came, gradient))
                 if not self._stage.is_last:
                     return found
                 results.append(found if came is None else found[:-1])
@@ -194,24 +208,35 @@ class Updater:
             self._stage.run([tensors[1].size for tensors in inputs], forward=forward, backward=backward)
             measured = self._measured(results, [routed for _, routed in laid_out], own)
             micros = self._collected(measured, batches, num_rounds=len(rounds))
-            grad_norm = self._grad_norm()
+            grad_norm = self._grad_norm(has_summed=self._overlaps and bool(inputs))
             self._require_finite([float(micro.loss) for micro in micros], grad_norm)
             self.over_ranks.step(self._updates + 1, lr, grad_norm)
             self._updates += 1
         return self._result(batches, micros, grad_norm)
 
     def graphs_for(self, batch: Batch) -> list[tuple[nn.Cell, tuple[Tensor, ...]]]:
-        """Return the graphs of one micro-batch, each with its inputs: that of the forward pass, on a stage that is not
-        the last, and that of the gradients."""
+        """Return the graphs of an update's last micro-batch, each with its inputs: that of the forward pass, on a stage
+        that is not the last, and that of the gradients."""
         tensors, _ = tensors_of(batch, 0.0, **self._form)
-        return [(graph.cell, inputs) for graph, inputs in self._calls(0, tensors)]
+        return [(graph.cell, inputs) for graph, inputs in self._calls(0, tensors, is_last=True)]
 
-    def _calls(self, i: int, inputs: tuple[Tensor, ...]) -> Iterator[tuple[GraphOfRanks, tuple[Tensor, ...]]]:
-        """The graphs of micro-batch i, with inputs of the right shapes."""
+    def _calls(
+        self, i: int, inputs: tuple[Tensor, ...], *, is_last: bool
+    ) -> Iterator[tuple[GraphOfRanks, tuple[Tensor, ...]]]:
+        """The graphs of micro-batch i, with inputs of the right shapes. is_last: of the update."""
         came, gradient = self._stage.like_what_comes(inputs[1]), self._stage.like_what_goes(inputs[1])
         if not self._stage.is_last:
             yield self._forward, _for_forward(inputs, came)
-        yield self._backward, _for_backward(i, inputs, came, gradient)
+        yield self._last_backward if is_last else self._backward, _for_backward(i, inputs, came, gradient)
+
+    def _prepare(self, calls: Iterator[tuple[GraphOfRanks, tuple[Tensor, ...]]]) -> None:
+        """Compile where a rank would hold others inside a collective by compiling later."""
+        if not self._overlaps:
+            self._stage.prepare(calls)
+            return
+        for graph, inputs in calls:
+            graph.compile(*inputs)
+        self.over_ranks.meet()
 
     @contextmanager
     def _open_gradients(self) -> Iterator[None]:
@@ -259,10 +284,10 @@ class Updater:
             results = [_without_padding(result, batch) for result, batch in zip(results, batches, strict=False)]
         return [MicroBatchResult(*arrays) for arrays in results]
 
-    def _grad_norm(self) -> float:
-        if self._is_alone and self.accumulator.kernel is not None:
+    def _grad_norm(self, *, has_summed: bool) -> float:
+        if self._is_alone and self._accumulate.kernel is not None:
             return math.sqrt(float(self._squares[0]))  # the kernel added the squares up
-        return self.over_ranks.norm()
+        return self.over_ranks.norm(has_summed=has_summed)
 
     def _require_finite(self, losses: Sequence[float], grad_norm: float) -> None:
         where = f"update {self._updates + 1}"

@@ -19,7 +19,7 @@ def test_gradients_norm_and_step_of_many_weights(cpu_runtime: None, form: str) -
     from mindspore import Parameter, ParameterTuple, Tensor, nn
 
     from mindgspo.algorithms.optim.adamw import AdamW, short_runs
-    from mindgspo.algorithms.optim.gradients import GradientAccumulator, GradientNorm, gradients_of
+    from mindgspo.algorithms.optim.gradients import Accumulate, GradientAccumulator, GradientNorm, gradients_of
     from mindgspo.parallel.ops.device import composed_ops, has_kernels
     from mindgspo.parallel.platform.parameter_memory import values_of
 
@@ -47,7 +47,7 @@ def test_gradients_norm_and_step_of_many_weights(cpu_runtime: None, form: str) -
     section = OptimizerSection(lr=LR, beta1=BETA1, beta2=BETA2, weight_decay=0.0, max_grad_norm=1e9)
     with composed_ops() if form == "composed" else nullcontext():
         assert has_kernels() == (form == "kernels")
-        accumulate = GradientAccumulator(Slope(weights), weights, gradients)
+        accumulate = GradientAccumulator(Slope(weights), weights, Accumulate(gradients))
         step = AdamW(weights, gradients, section)
     norm = GradientNorm(gradients)
     expected, m, v = 1.0, 0.0, 0.0

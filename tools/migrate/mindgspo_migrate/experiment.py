@@ -148,6 +148,7 @@ class Experiment:
         """Takes out of the train plan what its own sizes make void; this project refuses such entries."""
         for name, sizes, why in (
             ("optimizer_shard", ("data_parallel", "context_parallel"), "one replica keeps all moments"),
+            ("overlap_grad_reduce", ("data_parallel", "context_parallel"), "one replica has all gradients"),
             ("use_seq_parallel", ("model_parallel",), "nothing splits the sequence"),
         ):
             key = f"{TRAIN}.{name}"

@@ -243,7 +243,11 @@ def _fill_plans(settings: Settings, experiment: Experiment) -> None:
         experiment.set_from(settings, of_megatron(settings, name), f"{TRAIN}.{target}", size)
     _fill_experts_of_training(settings, experiment)
     experiment.fill_replicas(TRAIN, cards, block, "num_npus / (tensor x pipeline x context)")
-    for name, target in (("sequence_parallel", "use_seq_parallel"), ("use_distributed_optimizer", "optimizer_shard")):
+    for name, target in (
+        ("sequence_parallel", "use_seq_parallel"),
+        ("use_distributed_optimizer", "optimizer_shard"),
+        ("overlap_grad_reduce", "overlap_grad_reduce"),
+    ):
         key = of_megatron(settings, name)
         experiment.set_from(settings, key, f"{TRAIN}.{target}", settings.is_on(key))
     key = of_megatron(settings, "recompute_granularity")
