@@ -1,5 +1,5 @@
-"""Whether a machine can run an experiment, what is wrong with it and the one thing to do about each; and the folder to
-send to somebody who can help. Imports no MindSpore: it must answer where that does not load.
+"""Checks whether a machine can run an experiment, lists each problem with one fix, and collects a folder to send to a
+helper. Does not import MindSpore, because it must work where MindSpore does not load.
 
     this_machine() -> examine(machine, needs) -> problems -> report_lines, write_bundle
 """

@@ -69,7 +69,7 @@ def known_cards(machine: Machine) -> list[CardStatus]:
 
 
 def visible_cards(machine: Machine) -> list[int]:
-    """Devices that ASCEND_RT_VISIBLE_DEVICES leaves, all where it says nothing."""
+    """Devices that ASCEND_RT_VISIBLE_DEVICES leaves visible; all if it is not set."""
     devices, text = machine.devices(), machine.environment.get("ASCEND_RT_VISIBLE_DEVICES")
     if text is None:
         return devices

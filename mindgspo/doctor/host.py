@@ -37,7 +37,7 @@ ROLES = ("MS_ROLE", "MS_WORKER_NUM", "MS_NODE_ID", "RANK_ID", "RANK_SIZE")
 
 
 def leftovers(machine: Machine, needs: Needs) -> Iterator[MachineProblem]:
-    """Variables of an earlier launch: `mindgspo run` would take itself for one of its workers."""
+    """Variables of an earlier launch, which would make `mindgspo run` take itself for one of its workers."""
     names = [name for name in ROLES if name in machine.environment]
     if "MS_ROLE" in names or "RANK_ID" in names:
         what = f"{listed([f'{name}={machine.environment[name]}' for name in names])} in this shell"
@@ -100,7 +100,7 @@ def _ports_from(first: int) -> set[int]:
 
 
 def rank_table(machine: Machine, needs: Needs) -> Iterator[MachineProblem]:
-    """The file of RANK_TABLE_FILE. The launcher needs none: HCCL then finds the cards by itself."""
+    """Check the file of RANK_TABLE_FILE. The launcher does not need one: HCCL then finds the cards itself."""
     path = machine.environment.get("RANK_TABLE_FILE")
     if needs.device == "Ascend" and path and (wrong := _wrong_table(machine.text(path), needs)):
         yield problem("rank_table", f"RANK_TABLE_FILE={path}: {wrong}")

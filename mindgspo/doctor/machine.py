@@ -1,5 +1,5 @@
-"""The machine as the checks see it, so that a test can hand them another one; what an experiment needs of it; and what
-a check finds. Severity, reason and fix of each finding are in findings.yaml."""
+"""The machine as the checks see it, so that a test can supply another one; the needs of an experiment; and the problems
+that a check finds. Severity, reason and fix of each finding are in findings.yaml."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Needs:
     run_dir: Path = Path("/")
     """Absolute."""
     has_config: bool = False
-    """Whether an experiment was named; without one the least is asked for."""
+    """Whether an experiment was named; without one, only the minimum is required."""
 
     @property
     def is_cluster(self) -> bool:
@@ -141,7 +141,7 @@ class Needs:
 
 
 class Severity(str, Enum):
-    """BROKEN: a run will fail, or compute something else. RISK: it may fail later, or be slow."""
+    """BROKEN: a run will fail, or compute wrong results. RISK: it may fail later, or be slow."""
 
     BROKEN = "broken"
     RISK = "risk"
@@ -252,7 +252,7 @@ def _listening() -> frozenset[int]:
 
 
 def _container_limits() -> Iterator[int]:
-    """Memory limits of control groups of both versions, as a container sees its own; infinite where there is none."""
+    """Memory limits of control groups of both versions, as a container sees its own; infinite if there is none."""
     yield 1 << 62
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         with suppress(OSError):

@@ -50,8 +50,8 @@ _NEVER_SENT = re.compile(r"\.(?:safetensors|ckpt|npz|png|html)")
 
 
 def needs_of(machine: Machine, config: ExperimentConfig | None, nodes: int = 1) -> Needs:
-    """Requirements of an experiment on each of `nodes` machines; without one, those of any. Raises ConfigError for
-    nodes that do not divide its ranks."""
+    """Requirements of an experiment on each of `nodes` machines; without one, those of every experiment. Raises
+    ConfigError for nodes that do not divide its ranks."""
     if config is None:
         has_ascend = machine.has_cards() or "ASCEND_HOME_PATH" in machine.environment
         return Needs(device="Ascend" if has_ascend else "CPU", nodes=nodes, run_dir=Path.cwd())
@@ -124,7 +124,7 @@ def write_bundle(
     """Fill a new folder, which only this user can read: report.txt, report.json, environment.txt, npu-smi.txt, logs/,
     and codes.txt, what codes in these mean.
 
-    log_dir: of a run, whose logs' ends go along. Raises ConfigError if the folder holds something.
+    log_dir: of a run, the ends of whose logs are included. Raises ConfigError if the folder holds something.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"--bundle {folder}: holds something already; name a new folder")
@@ -160,7 +160,7 @@ def write_part(path: Path, text: str, environment: Mapping[str, str]) -> None:
 
 
 def clean(folder: Path, environment: Mapping[str, str]) -> None:
-    """Make what a computation has left in the bundle fit to be sent: redacted text, no weights and no pages."""
+    """Clean what a computation left in the bundle for sending: redact text, remove weights and pages."""
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.is_symlink() or _NEVER_SENT.search(path.name):
             path.unlink()

@@ -36,7 +36,7 @@ _MOST_MISMATCH = 2e-2
 """Between sampler and trainer, nats per token; the cache of a card rounds to bfloat16."""
 _PLAN_KEYS = ("data_parallel", "model_parallel", "pipeline_stage", "context_parallel", "micro_batch_num",
               "use_seq_parallel", "optimizer_shard", "vocab_emb_dp")  # fmt: skip
-# Groups of equal rewards teach nothing, and a model of a few updates answers nothing right.
+# Groups of equal rewards have no gradient, and a model after a few updates gives no right answer.
 _REWARD = '''"""A reward that any response has some of."""
 
 
@@ -147,8 +147,8 @@ def _ranks(path: Path, config: ExperimentConfig) -> str:
 
 
 def _run(path: Path, *, without: Sequence[str]) -> str:
-    """Run an experiment. without: variables that its process does not get; what an earlier launch left in the shell
-    would make it a rank."""
+    """Run an experiment. without: variables to remove from its environment, because those of an earlier launch would
+    make it a rank."""
     log = path.with_suffix(".log")
     environment = {name: value for name, value in os.environ.items() if name not in without}
     with log.open("wb") as output:

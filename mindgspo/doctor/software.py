@@ -1,4 +1,4 @@
-"""Python, MindSpore, CANN and driver: whether they are there, and fit each other.
+"""Python, MindSpore, CANN and driver: checks that they are present and compatible.
 
 `check_version` of MindSpore 2.10 has the series of CANN; MindFormers' installation page has the driver of each.
 """

@@ -1,6 +1,6 @@
-"""Which column of a file is the question and which the answer, by their names and by what they hold.
+"""Finds the columns of question and answer in a file, by their names and contents.
 
-Nothing is guessed where names leave a choice: then the user is asked, with the columns and a sample of each.
+If names leave a choice, nothing is guessed: the user is asked, and shown the columns with a sample of each.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# How strongly the last word of a name speaks for its column. Words that qualify a better one ("final answer", "expected
+# How strongly the last word of a name indicates the column. Words that qualify a better one ("final answer", "expected
 # result") count less than words that can stand alone.
 _QUESTION = {
     **dict.fromkeys(("question", "questions", "problem", "prompt", "query", "instruction"), 3),
@@ -77,8 +77,8 @@ _SAMPLE_WIDTH, _MOST_SHOWN, _MOST_DEPTH = 40, 12, 3
 def find_columns(
     path: Path, rows: Sequence[TableRow], *, question: str | None, answer: str | None, name: str
 ) -> ColumnsSection:
-    """Find the columns of a file from its first rows. question, answer: as the user says; name: data source of all
-    rows. Raises DataError that shows the columns, where names leave a choice."""
+    """Find the columns of a file from its first rows. question, answer: the user's choice; name: data source of all
+    rows. Raises a DataError that shows the columns if names leave a choice."""
     flat = [_flat(row) for row in rows]
     if len(flat[0]) > _MOST_COLUMNS:
         raise DataError(f"{path}: has {len(flat[0]):,} columns, and at most {_MOST_COLUMNS:,} are looked at")
@@ -94,7 +94,7 @@ def find_columns(
     answer = answer or _best([key for key in answers if key != question and key not in lettered], _ANSWER, columns)
     named = [key for key, values in columns.items() if _score(key, _ANSWER) > 0 and not all(map(is_blank, values))]
     lists = [] if any(key in answers for key in named) else [key for key in named if _are_lists(columns[key])]
-    # Where one is known and only one other column could be the other, there is no choice.
+    # If one is known and only one column could be the other, there is no choice.
     if question is not None and answer is None:
         answer = None if lists else _only([key for key in answers if key != question], columns)
     if answer is not None and question is None:
@@ -118,8 +118,8 @@ def find_columns(
 
 
 def columns_beside(rows: Sequence[TableRow], taken: Iterable[str]) -> tuple[str, ...]:
-    """Name the columns without which a question may have no answer: options, and texts that it is about. rows: the
-    first ones. taken: columns that are used."""
+    """Names of columns that a question may depend on: options, and texts that it refers to. rows: the first ones.
+    taken: columns that are used."""
     columns = dict.fromkeys(key for row in rows for key in _flat(row))
     lettered, found = _lettered(columns), dict.fromkeys(taken)
     found = {_belonging(key) or (key if key in lettered else None): None for key in columns if key not in found}
@@ -172,7 +172,7 @@ def _belonging(key: str) -> str | None:
 
 
 def _lettered(columns: Iterable[str]) -> set[str]:
-    """Columns that differ by a letter or digit alone, as those of options do: A, B, C, D; option1, option2."""
+    """Columns whose names differ only in a letter or digit, like those of options: A, B, C, D; option1, option2."""
     found: dict[str, list[str]] = {}
     for key in columns:
         if match := _LETTERED.fullmatch(key):
@@ -219,7 +219,7 @@ def _is_solution(values: Sequence[object]) -> bool:
 
 
 def _best(names: Iterable[str], words: Mapping[str, int], columns: Mapping[str, Sequence[object]]) -> str | None:
-    """Return the best-scored name; None if none does, or two do as much and hold different values."""
+    """Return the name with the highest score; None if no name scores, or if two tie and hold different values."""
     scores = {name: _score(name, words) for name in names}
     most = max(scores.values(), default=0)
     best = [name for name, score in scores.items() if score == most > 0]
@@ -227,7 +227,8 @@ def _best(names: Iterable[str], words: Mapping[str, int], columns: Mapping[str, 
 
 
 def _score(name: str, words: Mapping[str, int]) -> int:
-    """Score a name by its last word, 0 for none: one that merely holds such a word ("answer_type") is no answer."""
+    """Score a name by its last word, 0 if that is unknown: a name that merely contains such a word ("answer_type") is
+    no answer."""
     *above, own = map(_said, name.split("."))
     while len(own) > 1 and own[-1] in _FORMS:
         own = own[:-1]
@@ -250,8 +251,8 @@ def _said(name: str) -> list[str]:
 
 
 def _only(names: Sequence[str], columns: Mapping[str, Sequence[object]]) -> str | None:
-    """The one name that is left without those of columns about a row; None if it speaks against itself, or its
-    column repeats few values."""
+    """The only name left apart from columns of metadata; None if the name itself rules it out, or if its column repeats
+    a few values."""
     found = [name for name in names if not (said := _said(name)) or said[-1] not in _ABOUT]
     is_clear = len(found) == 1 and not _OF_ANOTHER.intersection(_said(found[0])) and not _are_few(columns[found[0]])
     return found[0] if is_clear else None

@@ -1,4 +1,4 @@
-"""`mindgspo init`: puts the choices together, writes the file, and says in five lines what was chosen and why."""
+"""`mindgspo init`: combines the choices, writes the file, and reports in five lines what was chosen and why."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class _Data:
 
 
 def write_new_experiment(request: InitRequest) -> Iterator[str]:
-    """Write the experiment, and the split rows beside it where no file of held-out rows is given; five lines about it.
+    """Write the experiment and, without a file of held-out rows, the split rows beside it; yields five lines about it.
 
     Raises the errors of `mindgspo.errors`; then nothing is written.
     """
@@ -137,8 +137,8 @@ def write_new_experiment(request: InitRequest) -> Iterator[str]:
 
 
 def _data(accounts: list[RowAccount], out: Path) -> _Data:
-    """The files as they are, where a run can read them; else, and where rows are to be held out, files of their own in
-    a folder beside the experiment. Raises ConfigError if that is there, DataError for too few rows."""
+    """The given files, if a run can read them; otherwise, or if rows are to be held out, new files in a folder beside
+    the experiment. Raises ConfigError if that exists, DataError for too few rows."""
     folder = out.absolute().with_name(f"{out.stem}_data")
     files = {name: folder / f"{name}.jsonl" for name in ("train", "eval")}
     train, held_out = accounts[0], accounts[-1]

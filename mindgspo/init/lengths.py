@@ -16,7 +16,7 @@ from mindgspo.tokenization import Tokenizer
 
 MULTIPLE = {"CPU": 32, "Ascend": 128}
 """To which rows are rounded up, so that few graphs are compiled."""
-# Without worked solutions nothing says how long responses want to be.
+# Without worked solutions, the length of responses is unknown.
 _USUAL = {"CPU": 128, "Ascend": 2048}
 _ROOM = 4  # models write more than people
 _OUTLIER = 2  # beyond this multiple of the 95 % quantile, a prompt is left out instead of making every row that long
@@ -56,8 +56,8 @@ class Lengths:
 def measure(
     rows: Sequence[SourceRow], instruction: str | None, tokenizer: Tokenizer, *, device: str, positions: int
 ) -> Lengths:
-    """instruction: put after each question; None: the user is to write one. positions: that the model has for both.
-    Raises ConfigError if prompts leave too little room for responses."""
+    """instruction: put after each question; None: the user is to write one. positions: the model's positions, for
+    prompt and response together. Raises ConfigError if prompts leave too little room for responses."""
     facts = PromptFacts(
         system_prompt=None,
         instruction_prefix="",
@@ -88,7 +88,8 @@ def measure(
 
 
 def _longest(lengths: Sequence[int]) -> int:
-    """The largest that is no outlier. The very largest does not say what is one: of few rows it is the quantile."""
+    """The largest value that is no outlier. Outliers are not judged by the maximum itself, which is the quantile if
+    there are few rows."""
     return max(length for length in lengths if length <= _OUTLIER * _quantile(lengths[:-1] or lengths, 0.95))
 
 

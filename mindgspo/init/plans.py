@@ -1,7 +1,7 @@
-"""Plans and batch sizes that fit: candidates in the order in which one would want them, tried with the planner.
+"""Plans and batch sizes that fit: candidates in the order of preference, tried with the planner.
 
-First what divides the model least, for every division costs messages; before more of it activations are computed again;
-only where nothing else helps, weights leave the card between the phases.
+Plans that divide the model least come first, because every division costs messages; activations are recomputed before
+the model is divided further; weights leave the card between phases only if nothing else helps.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Fit:
 
 
 def prompts_per_step(machine: Hardware, num_rows: int) -> int:
-    """A number that every plan on these cards can share out: a multiple of the cards and of the updates, at most what
-    is usual and what leaves a few steps per epoch. Raises ConfigError if there are too few rows."""
+    """A number that every plan on these cards can divide: a multiple of the cards and of the updates, at most the usual
+    number, and small enough for a few steps per epoch. Raises ConfigError if there are too few rows."""
     step = lcm(UPDATES, machine.cards)
     usual = min(32 * machine.cards, 512) if machine.device == "Ascend" else 16
     number = max(min(usual, num_rows // _STEPS_PER_EPOCH) // step * step, step)
@@ -71,10 +71,10 @@ def prompts_per_step(machine: Hardware, num_rows: int) -> int:
 
 def fitting(source: str, base: Mapping[str, Any], machine: Hardware) -> Fit:
     """The base experiment with plans that fit, and the most slots and largest micro-batch that fit then. Of several
-    ways to generate, the one with which a step is expected to be the fastest.
+    ways to generate, the one with the fastest expected step.
 
-    source: what errors call it. base: without plans, slots and micro-batch. Raises ConfigError: nothing fits,
-    with the number of cards on which something would.
+    source: its name in errors. base: without plans, slots and micro-batch. Raises ConfigError if nothing fits, with the
+    number of cards on which something would.
     """
     refused: list[Fit] = []
     found = [_tuned(source, fit, machine) for fit in _fits_by_generation(source, base, machine, refused)]
@@ -241,7 +241,8 @@ def _refusal(source: str, base: Mapping[str, Any], machine: Hardware, refused: l
 
 
 def _padded(source: str, base: Mapping[str, Any], machine: Hardware) -> tuple[dict[str, Any], str] | None:
-    """The experiment with tables that can be cut over more of the cards, and why; None if that is not so."""
+    """The experiment with padded tables that can be split over more cards, and the reason; None if padding does not
+    help."""
     model = load_mapping(source, merge(base, _smallest_batch(base, 1)), check_files=False).model
     rows = -(-model.vocab_size // _TABLE_ROWS) * _TABLE_ROWS
     slices, legal = _slices(model, machine), _slices(model.model_copy(update={"table_rows": rows}), machine)

@@ -32,7 +32,7 @@ class Rewarding:
 
 def choose_reward(account: RowAccount, given: str | None) -> Rewarding:
     """given: "FILE.py" or "FILE.py:function", None for a function of this project. Raises ConfigError for a file
-    without such a function, DataError where none of ours reads the gold answers."""
+    without such a function, DataError if none of ours reads the gold answers."""
     if given is not None:
         function = _own_function(given)
         has_own = account.source.format in FORMATS_WITH_INSTRUCTION
@@ -55,7 +55,7 @@ def choose_reward(account: RowAccount, given: str | None) -> Rewarding:
             f"{account.source.path}: no reward function of this project reads enough answers ({reads}{others}); write "
             "one and give it with --reward FILE.py:function"
         )
-    # A more particular function that reads nearly all tells that the others are out of line.
+    # If a more specific function reads nearly all answers, the remaining ones are irregular.
     for name in READERS[: READERS.index(best)]:
         if counts[name] >= most:
             others += f"; {name} reads {counts[name]}, the first it does not: {account.unread[name].first}"

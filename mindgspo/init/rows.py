@@ -173,8 +173,8 @@ def _read_csv(path: Path, *, delimiter: str) -> Iterator[tuple[str, dict[str, ob
 
 
 def account_for_rows(path: Path, *, question: str | None, answer: str | None, keeps_others: bool) -> RowAccount:
-    """Reads all rows. question, answer: columns, where the user says so. keeps_others: a reward function of the user's
-    is to see the other columns.
+    """Read all rows. question, answer: columns, if the user names them. keeps_others: whether a user's reward function
+    gets the other columns.
 
     Raises DataError: no rows, columns that cannot be told apart, or more than a tenth of the rows unusable.
     """
@@ -263,8 +263,8 @@ def _parsed(parse: Parser, row: Mapping[str, object], where: str) -> tuple[Sourc
 
 
 def held_out_keys(account: RowAccount) -> frozenset[str]:
-    """The prompts to measure accuracy on: a tenth, chosen by their hash, so that equal prompts stay together and more
-    rows change little. Raises DataError if there are too few rows."""
+    """The prompts to hold out: a tenth, chosen by hash, so that equal prompts stay together and additional rows change
+    little. Raises DataError if there are too few rows."""
     different = account.prompts
     number = min(len(different) // _HELD_OUT_SHARE, _MOST_HELD_OUT)
     if number == 0:
@@ -276,8 +276,8 @@ def held_out_keys(account: RowAccount) -> frozenset[str]:
 
 
 def write_rows(account: RowAccount, files: Mapping[Path, frozenset[str]]) -> None:
-    """Write the usable rows as JSON Lines: those whose prompts a file's set names into that file. Of rows in columns of
-    their own the columns that are read. Raises WriteError."""
+    """Write the usable rows as JSON Lines: those whose prompts a file's set names into that file. For rows with columns
+    of their own, only the columns that are read. Raises WriteError."""
     columns = account.source.columns
     kept = None if columns is None else _top_columns(columns) | set(columns.extra_info)
     for folder in {file.parent for file in files}:

@@ -18,7 +18,7 @@ MOST_BYTES = 4 << 20
 _MOST_TOLD = 2
 _WIDTH = 200
 
-# EI0006, EZ9999, E19999, ERR00100; what merely contains such letters is no code.
+# EI0006, EZ9999, E19999, ERR00100; longer words that contain such letters are not codes.
 _LETTERS = re.compile(r"(?<![A-Za-z0-9_])(E[0-9A-Z]\d{4}|ERR\d{5})(?![0-9A-Za-z_])")
 # `ret: 507011`, `error code is 107020`, `ErrCode=507899`, `ret[207001]`: a number alone may be anything.
 _NUMBER = re.compile(
@@ -58,7 +58,8 @@ class ErrorCode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """A code where a log has it first. number: of the line, from 1 on, of what was read. line: it, or a piece of it."""
+    """The first occurrence of a code in a log. number: line number from 1, within what was read. line: the line, or a
+    piece of it."""
 
     error: ErrorCode
     number: int
@@ -116,7 +117,7 @@ def find_in_file(path: Path) -> list[Seen]:
 
 
 def told(seen: list[Seen], *, where: str = "") -> list[str]:
-    """Message about the codes that say most: meaning, cause and fix. where: whose log it is, instead of line
+    """Message about the most informative codes: meaning, cause and fix. where: whose log it is, instead of line
     numbers."""
     if not seen:
         return []

@@ -1,5 +1,5 @@
-"""The files of one launch, and what they tell of a failure: which rank failed first, and why, by failure records, exit
-codes, heartbeats and logs."""
+"""The files of one launch, and what they show of a failure: which rank failed first, and why, from failure records,
+exit codes, heartbeats and logs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class LaunchFolder:
         return failure_file(self.log_dir, rank)
 
     def failure_beside_logs(self, rank: int) -> Path:
-        """The same where log_dir is on a disk that is full: the launcher still tells it in one message."""
+        """The same if log_dir is on a full disk: the launcher still reports it in one message."""
         return failure_file(self.state_dir, rank)
 
     def stack(self, rank: int) -> Path:
@@ -62,7 +62,7 @@ class LaunchFolder:
         return self.state_dir / f"stack_{rank}"
 
     def waits(self, rank: int) -> Path:
-        """The collectives that a rank has waited in for long, a line each; written on emulated cards."""
+        """The collectives that a rank has waited in for a long time, one line each; written on emulated cards."""
         return self.state_dir / f"waits_{rank}"
 
     def heartbeat(self, rank: int) -> Path:
@@ -82,7 +82,7 @@ def failure_file(log_dir: Path, rank: int) -> Path:
 
 @contextmanager
 def open_folder(log_dir: Path, members: Iterable[int]) -> Iterator[LaunchFolder]:
-    """The folders, made. What an earlier launch logged for these ranks is moved to `log_dir`/earlier_<n>."""
+    """Create the folders. Logs of an earlier launch for these ranks are moved to `log_dir`/earlier_<n>."""
     make_folder(log_dir)
     with scratch_folder("launch") as state_dir:
         folder = LaunchFolder(log_dir=log_dir.resolve(), state_dir=state_dir.resolve())
@@ -91,7 +91,7 @@ def open_folder(log_dir: Path, members: Iterable[int]) -> Iterator[LaunchFolder]
 
 
 def move_earlier_aside(log_dir: Path, members: Iterable[int]) -> None:
-    """Move what an earlier launch logged for these ranks to `log_dir`/earlier_<n>."""
+    """Move logs of an earlier launch for these ranks to `log_dir`/earlier_<n>."""
     paths = [file(log_dir, rank) for rank in members for file in (log_file, failure_file)]
     paths = [path for path in paths if path.exists()]
     if not paths:
@@ -138,8 +138,8 @@ class FailureRecord:
 
 @contextmanager
 def noted_failure(log_dir: Path) -> Iterator[None]:
-    """Writes down why the block ended with an exception, of a process that no launcher started: `mindgspo runs` tells
-    it. A launcher's workers do so themselves."""
+    """Records the exception that ended the block, in a process that no launcher started, for `mindgspo runs`. A
+    launcher's workers do so themselves."""
     try:
         yield
     except Exception as error:
@@ -184,7 +184,7 @@ class LogFollower:
         self._is_line_open = not piece.endswith(b"\n")
 
     def end_line(self) -> None:
-        """Make room for a message of the launcher: a progress bar in the line is wiped, and draws itself again."""
+        """Clear the line for a message of the launcher; a progress bar there is redrawn afterwards."""
         if self._is_line_open:
             self._write(_CLEAR_LINE if self._is_terminal else b"\n")
             self._is_line_open = False
@@ -249,7 +249,7 @@ def names(ranks: Iterable[int]) -> str:
 
 
 def position(record: Record | None) -> str:
-    """`step 3, generate`, and the collective in which it waits; empty for a rank without a sign of life."""
+    """`step 3, generate`, and the collective in which it waits; empty for a rank without a heartbeat."""
     if record is None:
         return ""
     if record.state is State.FINISHED:
@@ -299,7 +299,7 @@ class RankFailure:
 
 
 def first_failure(failures: Iterable[RankFailure]) -> RankFailure | None:
-    """The earliest; of failures at the same time a worker's before the scheduler's, which lost that worker."""
+    """The earliest failure; of simultaneous ones, a worker's before the scheduler's, which lost that worker."""
     return min(failures, key=lambda failure: (failure.time, failure.rank == SCHEDULER, failure.rank), default=None)
 
 
@@ -319,8 +319,8 @@ def failure_lines(failure: RankFailure, records: Mapping[int, Record | None], fo
 
 
 def _meaning(failure: RankFailure, records: Mapping[int, Record | None], folder: LaunchFolder) -> list[str]:
-    """Meaning of the error codes of CANN, HCCL and MindSpore in the log that says most: the rank that was first to end
-    may only have waited for the one that failed."""
+    """Meaning of the error codes of CANN, HCCL and MindSpore in the most informative log: the first rank to end may
+    only have waited for the one that failed."""
     own = _tail(folder.log(failure.rank))
     if failure.record is not None:
         own += failure.record.traceback.splitlines()

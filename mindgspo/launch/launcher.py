@@ -58,9 +58,9 @@ def launch(
     1 for an exception, 128 + number for a signal; 124 after a stall with watch.on_stall=stop; 130 or 143 after SIGINT
     or SIGTERM to this process. One launcher per
     node; node_rank 0 runs on the machine of master_addr. devices: numbers of the cards here, by default the first ones.
-    listener: a bound socket for rank 0, see `processes.handed_over`.
-    log_dir gets rank_<r>.log, scheduler.log, failure_<r>.json.
-    Called in the main thread. Raises ConfigError for sizes and ports that cannot be, before anything starts.
+    listener: a bound socket for rank 0, see `processes.handed_over`. log_dir gets rank_<r>.log, scheduler.log,
+    failure_<r>.json. Called in the main thread. Raises ConfigError for impossible sizes and ports, before anything
+    starts.
     """
     plan = plan_cluster(
         num_workers=num_workers, nodes=nodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port
@@ -119,8 +119,8 @@ class _Launch:
                 self._copy_output(size if failure.rank != 0 else failure.log_bytes)
                 self._tell(failure_lines(failure, watch.records(), self._folder))
                 return failure.launcher_exit_code
-            # Looked at before the failures were: what is copied here holds no traceback, which is printed after the
-            # failure was recorded. So it is not shown twice.
+            # Read before the failures: what is copied here contains no traceback, because that is printed after the
+            # failure is recorded. So it is not shown twice.
             self._copy_output(size)
             if self._is_done():
                 self._copy_output(self._follower.size())
@@ -138,8 +138,8 @@ class _Launch:
         return 128 + number
 
     def _failure(self) -> RankFailure | None:
-        """The first of the failures since the last call. Of a rank that recorded nothing the time of that call is
-        taken: ranks that failed because of it recorded a later one."""
+        """The first failure since the last call. For a rank that recorded nothing, the time of that call is used: ranks
+        that failed because of it recorded a later one."""
         ended = self._processes.poll()
         failures = []
         for rank in self._plan.members:
@@ -153,14 +153,16 @@ class _Launch:
         return first_failure(failures)
 
     def _is_failure(self, rank: int, exit_code: int) -> bool:
-        """A rank that has done its work may leave badly; so may the scheduler, once no rank needs it."""
+        """Whether it counts as a failure: a rank that has finished its work may exit with an error, and so may the
+        scheduler once no rank needs it."""
         if exit_code == 0 or (rank == SCHEDULER and self._is_done()):
             return False
         heartbeat = read_record(self._folder.heartbeat(rank))
         return heartbeat is None or heartbeat.state is not State.FINISHED
 
     def _is_done(self) -> bool:
-        """All ranks of this node have ended, and with other nodes the scheduler too, which they may still need."""
+        """Whether all ranks of this node have ended and, with other nodes, also the scheduler, which these may still
+        need."""
         needed = self._plan.members if self._plan.nodes > 1 else self._plan.ranks
         return all(rank in self._processes.exit_codes for rank in needed)
 
@@ -181,14 +183,14 @@ class _Launch:
 
 @contextmanager
 def _noted_signals() -> Iterator[list[signal.Signals]]:
-    """The list grows by every SIGINT, SIGTERM and SIGHUP instead of what these would do."""
+    """Collects SIGINT, SIGTERM and SIGHUP in the list instead of acting on them."""
     noted: list[signal.Signals] = []
 
     def note(number: int, frame: object) -> None:
         noted.append(signal.Signals(number))
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    # Where SIGCHLD is ignored, which a process inherits, the kernel keeps no exit codes.
+    # If SIGCHLD is ignored, which a process inherits, the kernel keeps no exit codes.
     before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         yield noted

@@ -1,4 +1,4 @@
-"""The processes of one launch on this machine: how many, where they meet, their start, exit codes and end."""
+"""The processes of one launch on this machine: their number, rendezvous, start, exit codes and end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mindgspo.launch.failures import SCHEDULER, LaunchFolder
 from mindgspo.parallel.platform import runtime, worker_process
 from mindgspo.text import counted, divisors, either, nearest
 
-# How long processes that were asked to end may take: contexts are left, temporary folders removed. Whoever hangs in a
+# Time for processes to end on request: they leave contexts and remove temporary folders. A process that hangs in a
 # collective cannot react at all.
 GRACE_S = 3.0
 _KILL_S = 3.0
@@ -105,9 +105,9 @@ def is_loopback(address: str) -> bool:
 
 
 def listen_once(family: int, host: str, port: int) -> int:
-    """The port, of a free one where it is 0, at which a process of this machine can listen now. Raises OSError."""
+    """The port at which a process of this machine can listen now; for 0 a free one. Raises OSError."""
     with socket.socket(family, socket.SOCK_STREAM) as listener:
-        # As the scheduler does: connections of an earlier run that are still being closed are no obstacle.
+        # As the scheduler does: connections of an earlier run that are still closing do not prevent it.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
         listener.listen()
@@ -187,7 +187,7 @@ class Processes:
     numbers as in `subprocess`."""
 
     def __init__(self, started: Mapping[int, subprocess.Popen], others: frozenset[int]) -> None:
-        """others: process ids of children that have nothing to do with the launch, from `children_now`."""
+        """others: process ids of children outside of the launch, from `children_now`."""
         self.started = dict(started)
         self.exit_codes: dict[int, int] = {}
         self._others = others
@@ -213,7 +213,7 @@ class Processes:
         return None
 
     def end(self, grace_s: float = GRACE_S) -> None:
-        """Ask all to end, wait `grace_s`, kill what remains, their descendants included. Nothing is left."""
+        """Ask all to end, wait `grace_s`, then kill the rest, including their descendants. Nothing is left."""
         for rank in self.started:
             self.signal(rank, signal.SIGTERM)
         give_up = time.monotonic() + grace_s

@@ -77,13 +77,13 @@ def _numbers(config: ExperimentConfig, cards: str) -> list[str]:
 
 
 def _bound(host: str, port: int, *, has_key: bool) -> socket.socket:
-    """Before anything is compiled; it listens once it can answer. Raises ConfigError."""
+    """Bind a socket before anything is compiled; it listens once the server can answer. Raises ConfigError."""
     where = f"--host {host} --port {port}"
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         family, _, _, _, address = min(found, key=lambda one: one[0])  # localhost is 127.0.0.1 where it is ::1 too
         listener = socket.socket(family, socket.SOCK_STREAM)
-        # Connections of an earlier server that are still being closed are no obstacle.
+        # Connections of an earlier server that are still closing do not prevent it.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
@@ -112,9 +112,9 @@ class _Server:
 
 @contextmanager
 def own_servers(config: ExperimentConfig, words: Sequence[str], log_dir: Path) -> Iterator[Callable[[], None]]:
-    """While the block runs there is a server for each replica of the infer plan, on cards of its own, and this process
-    and its children know where. words: configuration and overrides as on the command line. Yields what shows the last
-    lines of servers that have ended; where the block raises, they are shown."""
+    """While the block runs, each replica of the infer plan has a server on cards of its own, and this process and its
+    children know their addresses. words: configuration and overrides as on the command line. Yields a function that
+    shows the last lines of servers that have ended; if the block raises, they are shown."""
     cards, size = infer_cards(config), config.plans.infer.model_parallel
     make_folder(log_dir)
     servers: list[_Server] = []
@@ -157,7 +157,7 @@ def _started(words: Sequence[str], cards: Sequence[int], log_dir: Path, number: 
 
 
 def _await(servers: Sequence[_Server]) -> None:
-    """Until all listen, which they do once they are ready. Raises RolloutError."""
+    """Wait until all listen, which they do once they are ready. Raises RolloutError."""
     give_up = time.monotonic() + _READY_WITHIN_S
     for server in servers:
         while not _listens(server.port):

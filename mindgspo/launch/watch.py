@@ -38,7 +38,7 @@ STALLED = 124
 """Exit code of a run that was ended because it stalled; also that of timeout(1)."""
 _LOOK_S = 1.0
 _CONNECT_S = 1.0
-# Shorter silence may be a busy network. MindSpore's scheduler waits 30 s for a node that is silent.
+# A shorter silence may be a busy network. MindSpore's scheduler waits 30 s for a node that is silent.
 _LOST_S = 5.0
 
 
@@ -60,14 +60,14 @@ class GoesOn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbsentRanks:
-    """The cluster has not formed after `seconds`; `ranks` of this node have not come, which may be none."""
+    """The cluster has not formed after `seconds`; `ranks` of this node are missing, possibly none."""
 
     ranks: tuple[int, ...]
     seconds: float
 
 
 class StallWatch:
-    """Told about all ranks' records every now and then, says once that a stall has begun and once that it has ended."""
+    """Receives all ranks' records at intervals; reports once that a stall has begun and once that it has ended."""
 
     def __init__(self, section: WatchSection, now: float) -> None:
         """now: seconds of any clock that does not jump, here and in `observe`."""
@@ -104,7 +104,7 @@ class StallWatch:
 
 
 class _StepTimes:
-    """Seconds from one step to the next, as the foremost rank shows them. Step 0 is what comes before the first."""
+    """Seconds from one step to the next, by the foremost rank. Step 0 is the time before the first step."""
 
     def __init__(self) -> None:
         self._step: int | None = None
@@ -186,7 +186,7 @@ class Watch:
         return self._start.is_over
 
     def poll(self) -> bool:
-        """Speak if something has begun or ended. True: it is a stall, and by the section it ends the launch."""
+        """Report a stall that has begun or ended. True: there is a stall, and on_stall ends the launch."""
         now = time.monotonic()
         if now < self._next:
             return False
@@ -249,14 +249,14 @@ class Watch:
         return [f"rank {rank} waits in {record.waits_in}"] if record is not None and record.waits_in else []
 
     def _about_waiting(self, rank: int, record: Record | None) -> list[str]:
-        """The collective that a rank waits in, where that is known, and the innermost line that asked for something."""
+        """The collective that a rank waits in, if known, and the innermost line of its own code."""
         waits = self._waits(rank, record)
         stack = self._stack(rank) if waits else []
         own = [line for line in stack if not any(part in line for part in _CALLS_GRAPHS)]
         return [*waits, *(f"  {line}" for line in (own or stack)[:1])]
 
     def _stack(self, rank: int) -> list[str]:
-        """Ask a worker that has a heartbeat, and so answers, for its Python stack; empty if it does not in time."""
+        """Ask a worker with a heartbeat for its Python stack; empty if it does not answer in time."""
         path = self._folder.stack(rank)
         before = path.stat().st_size
         self._processes.signal(rank, signal.SIGUSR1)
@@ -304,8 +304,8 @@ def _tell(lines: Sequence[str]) -> None:
 def watch_this_process(
     section: WatchSection, tell: Callable[[Sequence[str]], None] = _tell, end: Callable[[int], object] = end_process
 ) -> Iterator[None]:
-    """While the block runs in the calling thread, another thread looks whether its heartbeat moves. tell: shows lines
-    to the user. end: ends the process with an exit code."""
+    """While the block runs in the calling thread, another thread watches its heartbeat. tell: shows lines to the user.
+    end: ends the process with an exit code."""
     is_over = threading.Event()
     watch = SelfWatch(section, heartbeat.start_beating(None), threading.get_ident(), tell, end)
     thread = threading.Thread(target=watch.run, args=(is_over,), name="mindgspo-watch", daemon=True)
@@ -319,7 +319,7 @@ def watch_this_process(
 
 
 class SelfWatch:
-    """Looks at the heartbeat of its own process. thread: identity of the thread whose stack is shown."""
+    """Watches the heartbeat of its own process. thread: identity of the thread whose stack is shown."""
 
     def __init__(
         self,

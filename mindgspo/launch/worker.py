@@ -1,7 +1,7 @@
 """The entry of a started process: does a worker's work, or serves as MindSpore's scheduler, and ends.
 
-Under an msrun that the user has called there is no launcher, and nothing is reported; `copy_output` then gives the run
-folder its logs.
+If the user called msrun, there is no launcher, and nothing is reported; `copy_output` then writes the logs into the run
+folder.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from mindgspo.parallel.platform import heartbeat, worker_process
 from mindgspo.text import error_text, raw_stream
 
 _LOOK_S = 1.0
-# How long this worker may take to leave its contexts when the launcher is gone.
+# Time for this worker to leave its contexts when the launcher is gone.
 _GRACE_S = 4.0
 # To leave the cluster takes 0.4 s.
 _MAX_EXIT_S = 15.0
 
 
 def run_worker(body: Callable[[], int]) -> NoReturn:
-    """Do `body` and end the process with the exit code that it returns, or with 1 after an exception. In the
-    scheduler's process serve, and do not call it. `body` joins its threads and clears its contexts: nothing else waits
+    """Run `body` and end the process with the exit code that it returns, or with 1 after an exception. In the
+    scheduler's process, serve and do not call it. `body` joins its threads and clears its contexts: nothing else waits
     for them."""
     orders = worker_process.launch_orders()
     if worker_process.is_scheduler():
@@ -100,8 +100,8 @@ def _report_to_launcher(orders: worker_process.LaunchOrders) -> LaunchFolder:
 
 
 def _do(body: Callable[[], int], folder: LaunchFolder | None) -> int:
-    """The exit code. When the work has ended signals are ignored: the launcher sends SIGTERM as soon as it knows of a
-    failure."""
+    """Returns the exit code. Once the work has ended, signals are ignored, because the launcher sends SIGTERM as soon
+    as it knows of a failure."""
     try:
         code = body()
         _ignore_signals()
@@ -129,7 +129,7 @@ def _ignore_signals() -> None:
 
 
 def _tell_failure(error: Exception, folder: LaunchFolder | None) -> None:
-    """Record, then print: so the launcher knows of the failure before it can copy a traceback from the log."""
+    """Record, then print, so that the launcher knows of the failure before it can copy a traceback from the log."""
     if folder is not None:
         sys.stdout.flush()
         rank, record = worker_process.launched_rank(), FailureRecord.of(error, log_bytes=_bytes_printed())
@@ -162,16 +162,16 @@ def _serve(orders: worker_process.LaunchOrders | None) -> NoReturn:
 
 
 def _tie_to_launcher(process_id: int) -> None:
-    """The scheduler hangs in C code and holds Python's lock, so that only the kernel can end it with the launcher, its
-    parent."""
+    """The scheduler blocks in C code while it holds Python's lock, so only the kernel can end it together with the
+    launcher, its parent."""
     worker_process.die_with_parent()
     if os.getppid() != process_id:
         end_process(1)
 
 
 def _end_with_launcher(process_id: int, folder: LaunchFolder) -> None:
-    """Thread of a worker: end it when the launcher, its parent, is gone; gently at first. MindSpore lets other threads
-    run while it compiles, and while it waits in a collective."""
+    """Thread of a worker that ends it when the launcher, its parent, is gone; gently at first. MindSpore lets other
+    threads run while it compiles, and while it waits in a collective."""
     while os.getppid() == process_id:
         time.sleep(_LOOK_S)
     print("the launcher is gone; this worker ends", file=sys.stderr)
@@ -188,15 +188,16 @@ def _leave_cluster() -> None:
     """
     log = os.fdopen(os.dup(2), "w")
     faulthandler.dump_traceback_later(_MAX_EXIT_S, exit=True, file=log)
-    # MindSpore tells here, at whatever log level, that its connections have ended: nothing to put on the user's screen.
+    # At any log level, MindSpore reports here that its connections have ended, which does not belong on the user's
+    # screen.
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 2)
         worker_process.run_exit_functions()
 
 
 def end_process(code: int) -> NoReturn:
-    """End this process and what it has started. Not by `sys.exit`: threads of MindSpore that hang, e.g. waiting for a
-    dead rank, would keep the process alive, and what its destructors print hides the failure in the log."""
+    """End this process and its children. Not by `sys.exit`: threads of MindSpore that hang, e.g. waiting for a dead
+    rank, would keep the process alive, and what its destructors print hides the failure in the log."""
     with suppress(psutil.Error):
         for child in psutil.Process().children(recursive=True):
             with suppress(psutil.NoSuchProcess):

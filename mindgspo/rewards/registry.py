@@ -82,7 +82,7 @@ def gold_is_readable(data_source: str, gold: str) -> bool | None:
 
 def gold_is_met(data_source: str, gold: str) -> bool | None:
     r"""Whether that function pays a response that repeats the gold answer in a box; None if there is no function. A
-    gold that its own repetition does not meet, such as \frac{1}{2}}, has no answer that anybody could give."""
+    gold that its own repetition does not meet, such as \frac{1}{2}}, cannot be matched by any answer."""
     name = _known_function_for(data_source)
     return None if name is None else repeats_itself(name, gold)
 

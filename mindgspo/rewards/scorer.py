@@ -102,8 +102,8 @@ class Scorer(Closing):
         return None
 
     def try_out(self, candidates: Sequence[Candidate]) -> list[Score]:
-        """Score a few candidates at the start of a run. Raises RewardError if a function fails on one of them: what
-        fails on ordinary rows would fail all night."""
+        """Score a few candidates at the start of a run. Raises RewardError if a function fails on one of them: a
+        function that fails on ordinary rows would fail throughout the run."""
         scores = self.score(candidates, logs_failures=False)
         for candidate, score in zip(candidates, scores, strict=True):
             if score.verdict in (Verdict.ERROR, Verdict.TIMEOUT) and score.message != ABSTAINED:
@@ -145,7 +145,7 @@ class Scorer(Closing):
         return scores
 
     def _try_without_responses(self, late: Sequence[RewardJob]) -> None:
-        """Finds out for each gold answer whether a job whose time ran out was slow because of the response."""
+        """Determines for each gold answer whether a job that timed out was slow because of the response."""
         if self._section.workers.on_timeout == "leave_out":
             return
         trials = {_key(job): job for job in late if job.when_late is not None and _key(job) not in self._quick}

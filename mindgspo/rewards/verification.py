@@ -1,8 +1,7 @@
-"""A response to score, what a reward function says about it, and the two kinds of functions.
+"""A response to score, the result of a reward function, and the two kinds of functions.
 
-A `Verifier` compares the answer with the gold answer. What it can decide in linear time it says at once as a
-`Verification`; the rest it hands over as a `RewardJob` for a worker process. A `Shaper` values the shape of the
-response: tags, length, repetition.
+A `Verifier` compares the answer with the gold answer. It returns a `Verification` if it can decide in linear time, else
+a `RewardJob` for a worker process. A `Shaper` scores the form of the response: tags, length, repetition.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class RewardJob:
     conclude: Callable[[JSONValue], Verification] = field(compare=False)
     """Turns the value that the task returned into a verification."""
     when_late: Verification | None = None
-    """Verification where time ran out though `without_response` is quick; None: running out of time is a failure."""
+    """Verification if time runs out although `without_response` is quick; None: running out of time is a failure."""
     without_response: Mapping[str, JSONValue] = field(default_factory=dict)
     """Arguments that ask the same of the row alone."""
 
@@ -88,7 +87,7 @@ class Reply:
     value: JSONValue = None
     """Value that the task of a DONE job returned."""
     message: str = ""
-    """One line on what went wrong; for a DONE job, on what was left out of its value."""
+    """One line on the error; for a DONE job, on the parts of its value that were ignored."""
 
 
 class Verifier(Protocol):
@@ -118,7 +117,7 @@ def verified(answer: str, is_correct: bool, *, correct: float = 1.0, wrong: floa
 
 
 def paid(found: Finding, *, correct: float = 1.0, wrong: float = 0.0) -> Verification:
-    """What a check has decided, with its value: None where the gold answer cannot be read."""
+    """The verification of a check's verdict, with its value: None if the gold answer cannot be read."""
     values = {Outcome.CORRECT: correct, Outcome.UNPARSEABLE_GOLD: None}
     return Verification(
         value=values.get(found.outcome, wrong),

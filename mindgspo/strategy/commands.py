@@ -23,7 +23,7 @@ Rest = TypeVar("Rest", bound=Hashable)
 
 
 def collapse_layers(pairs: Iterable[tuple[str, Rest]]) -> list[tuple[str, Rest]]:
-    """Pairs that differ in the layer's number alone become one, model.layers.{0-13}.mlp.up_proj.weight, where the first
+    """Pairs that differ only in the layer's number become one, model.layers.{0-13}.mlp.up_proj.weight, where the first
     of them stood."""
     numbers: dict[tuple[str, Rest], list[int]] = {}
     for name, rest in pairs:
@@ -111,7 +111,7 @@ def _shape(name: str, stored: StoredLayout, shapes: Mapping[str, Shape]) -> Shap
 
 
 def _slice(stored: StoredLayout, shape: Shape | None) -> str:
-    """The part that a rank computes with: its shape, or the share of every axis where the shape is not known."""
+    """The part that a rank computes with: its shape, or the share of every axis if the shape is unknown."""
     splits = splits_of(stored.device_matrix, stored.tensor_map)
     if shape is None or len(shape) != len(splits):
         return " x ".join("1" if split == 1 else f"1/{split}" for split in splits)
@@ -144,7 +144,7 @@ class Differences:
 def show_lines(path: Path, *, shows_all: bool = False, layouts: Mapping[str, Layout] | None = None) -> Iterator[str]:
     """The table of a file or folder. layouts: of the model under any plan, for shapes, which protobuf files lack.
 
-    Raises CheckpointError for what is no strategy, WeightsError where it is another model's.
+    Raises CheckpointError if it is no strategy, WeightsError if it is another model's.
     """
     shapes = {name: layout.shape for name, layout in (layouts or {}).items()}
     for name, strategy in read_source(path).items():
@@ -233,7 +233,7 @@ def compare_strategies(left: Strategy, right: Strategy, *, spelling: bool = Fals
 
 
 def same_placement(one: StoredLayout, other: StoredLayout) -> bool:
-    """Whether every rank of the stage holds the same part under both; shapes are not looked at."""
+    """Whether every rank of the stage holds the same part under both; shapes are not compared."""
     if one.num_devices != other.num_devices or len(one.tensor_map) != len(other.tensor_map):
         return False
     if one.placement == other.placement:
@@ -266,7 +266,7 @@ def _entry_lines(left: StoredLayout, right: StoredLayout, spelling: bool) -> Ite
 
 
 def _described(stored: StoredLayout, other: StoredLayout) -> str:
-    """A placement as the file spells it; the optimizer-shard fields only where one of the two has them."""
+    """A placement as the file spells it; with the optimizer-shard fields only if one of the two has them."""
     text = f"device matrix {stored.device_matrix}, tensor map {stored.tensor_map}"
     if stored.opt_weight_shard_size or other.opt_weight_shard_size:
         text += f", opt_weight_shard step {stored.opt_weight_shard_step} size {stored.opt_weight_shard_size}"

@@ -78,8 +78,8 @@ class BpeBackend:
 def load_qwen2(files: TokenizerFiles) -> BpeBackend:
     """Qwen2's tokenizer from vocab.json, merges.txt and the added tokens of tokenizer_config.json.
 
-    Raises TokenizerError if a file is missing or malformed, or where tokenizer_class names another family:
-    the splitting pattern is not in the files, so another family's would be silently wrong.
+    Raises TokenizerError if a file is missing or malformed, or if tokenizer_class names another family: the splitting
+    pattern is not in the files, so another family's would be silently wrong.
     """
     for name in (VOCAB, MERGES, CONFIG):
         if name not in files:
@@ -113,7 +113,7 @@ def load_tokenizer_json(files: TokenizerFiles) -> BpeBackend:
         inner = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the library raises bare Exception for every malformed file
         raise TokenizerError(f"{files.where(TOKENIZER_JSON)}: not a tokenizer file ({error})") from error
-    # Whoever wrote the file may have left truncation or padding switched on; both would change ids silently.
+    # The file may have truncation or padding switched on; both would change ids silently.
     inner.no_truncation()
     inner.no_padding()
     if is_llama(files) and isinstance(inner.model, models.BPE):
@@ -142,7 +142,7 @@ def blanks(files: TokenizerFiles) -> Literal["always", "first", "never"]:
 
 
 def is_llama(files: TokenizerFiles) -> bool:
-    """Whether transformers reads the files by its LlamaTokenizer, which is for none that work on bytes."""
+    """Whether transformers reads the files with its LlamaTokenizer, which does not handle byte-level ones."""
     return family_of(files) == "LlamaTokenizer"
 
 
@@ -168,8 +168,8 @@ def _bpe_model(files: TokenizerFiles) -> models.BPE:
 
 
 def _add_tokens(inner: tokenizers.Tokenizer, files: TokenizerFiles) -> None:
-    """Add what is missing, in order of id, and insist on the ids that the configuration states. What it calls a special
-    token and the vocabulary has becomes one."""
+    """Add missing tokens in order of id, and require the ids that the configuration states. A token of the vocabulary
+    that it calls special becomes special."""
     tokens, known = read_added_tokens(files), inner.get_added_tokens_decoder()
     inner.add_tokens([token for number, token in tokens.items() if number not in known])
     for number, token in tokens.items():
@@ -269,7 +269,7 @@ class SentencePieceBackend:
         if token in self._id_of:
             return self._id_of[token]
         piece = self._start.piece_to_id(token)
-        # The library answers the unknown piece's id for every name it does not know.
+        # The library returns the unknown piece's id for every name it does not know.
         return piece if self._start.id_to_piece(piece) == token else None
 
     def piece_at(self, id: int) -> str | None:
@@ -308,7 +308,7 @@ def load_sentencepiece(files: TokenizerFiles) -> SentencePieceBackend:
 
 
 def _is_unlike_llama(proto: sentencepiece_model_pb2.ModelProto) -> bool:
-    """Whether LlamaTokenizer, which rebuilds a model from its pieces alone, makes another one of it."""
+    """Whether LlamaTokenizer, which rebuilds a model from its pieces alone, would build a different one."""
     text = proto.normalizer_spec
     return (
         proto.trainer_spec.model_type != sentencepiece_model_pb2.TrainerSpec.BPE

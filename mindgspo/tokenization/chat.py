@@ -2,7 +2,8 @@
 
 The template is untrusted code: it runs in a child process with limits, there in jinja2's immutable sandbox without a
 loader, sees plain strings only, and has the helpers of transformers' templates but the clock (`strftime_now`).
-Rendering is deterministic: templates that look for a clock take their fixed date, those that insist are refused.
+Rendering is deterministic: templates that merely look for a clock use their fixed date, those that require one are
+rejected.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class ChatTemplate:
 
     def check_tokens(self, id_of: Callable[[str], int | None]) -> None:
         """Raises TokenizerError if the template may write a special token that the vocabulary lacks, which would be
-        taken apart. id_of: of a token's text."""
+        split into pieces. id_of: of a token's text."""
         for name, text in self._special_tokens.items():
             if name in self._source and id_of(text) is None:
                 raise TokenizerError(
@@ -59,8 +60,8 @@ class ChatTemplate:
     def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
         """The text of a conversation, as Hugging Face's `apply_chat_template` renders it.
 
-        Raises TokenizerError naming the template's file where the template fails or refuses the messages, takes too
-        long or too much memory.
+        Raises TokenizerError naming the template's file if the template fails, rejects the messages, or takes too long
+        or too much memory.
         """
         for message in messages:
             assert all(isinstance(value, str) for value in message.values()), f"not text: {message}"
@@ -85,7 +86,7 @@ class ChatTemplate:
 
 def render_here(source: str, variables: Mapping[str, Any]) -> str:
     """The text that a template makes, in this process. Raises whatever its code can raise; ValueError for a text that
-    cannot be written as UTF-8 or is endless."""
+    cannot be encoded as UTF-8 or is too long."""
     text = _compiled(source).render(variables)
     if len(text) > LONGEST_TEXT:
         raise ValueError(f"it wrote {len(text):,} characters; at most {LONGEST_TEXT:,} are taken")
@@ -122,14 +123,14 @@ def read_chat_template(files: TokenizerFiles, child: ConfinedTokenizer | None = 
 
 class _Generation(jinja2.ext.Extension):
     """`{% generation %}...{% endgeneration %}`: transformers marks an assistant's words so for training masks; in a
-    prompt the tags stand for their content."""
+    prompt the tags are replaced by their content."""
 
     tags = frozenset({"generation"})
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
         line = next(parser.stream).lineno
         content = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        # What is set inside does not hold after it.
+        # Variables set inside do not exist after it.
         return jinja2.nodes.Scope(content, lineno=line)
 
 

@@ -54,7 +54,8 @@ class FromFile:
 
 
 def conclude(value: JSONValue) -> Verification:
-    """The function's value taken apart; without a value and with a message where it is no reward, or abstains."""
+    """The verification in a function's value; without a value, but with a message, if it is not a reward or
+    abstains."""
     problem = _problem_of(value)
     if problem is not None:
         return Verification(value=None, verdict=Verdict.ERROR, message=problem)

@@ -36,8 +36,8 @@ class Math:
         return is_expression(gold)
 
     def verify(self, candidate: Candidate) -> Verification | RewardJob:
-        """UNPARSEABLE_GOLD abstains (value None); CORRECT, WRONG and NO_ANSWER are paid. A job where only a symbolic
-        comparison can tell."""
+        """UNPARSEABLE_GOLD abstains (value None); CORRECT, WRONG and NO_ANSWER are paid. Returns a job if only a
+        symbolic comparison can decide."""
         found = check_expression(
             candidate.text,
             candidate.gold,

@@ -119,7 +119,7 @@ def _after_hashes(tail: str) -> str | None:
 
 
 def _last_number(tail: str) -> str | None:
-    """The last number that is not a lone full stop. Where all are, verl returns one, so that "Yes." is an answer."""
+    """The last number that is not a lone full stop. If all are, verl returns one, so that "Yes." is an answer."""
     numbers = _VERL_NUMBER.findall(tail)
     if not numbers:
         return None

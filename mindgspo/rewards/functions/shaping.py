@@ -1,4 +1,4 @@
-"""Functions that value the shape of a response: tags, length, repetition.
+"""Reward functions for the form of a response: tags, length, repetition.
 
 N responses
 """
@@ -21,14 +21,14 @@ THINK, END_THINK, ANSWER, END_ANSWER = "<think>", "</think>", "<answer>", "</ans
 
 
 class ThinkFormat:
-    """1.0 for a well-formed response, else 0.0; what stands inside the tags does not matter.
+    """1.0 for a well-formed response, else 0.0; the content of the tags does not matter.
 
     Well-formed: every tag exactly once and in this order; nothing but white space before <think>, between </think> and
     <answer>, and after </answer>. Any white space, line ends included, may stand inside the tags and between them.
 
     The opening <think> may be missing: chat templates of reasoning models write it at the end of the prompt, so that
     the response begins inside the block. A response cannot tell which template it follows, and 0 for every response of
-    such a model would be worse than 1 for one that forgot the tag under another template. Where <think> does stand, it
+    such a model would be worse than 1 for one that forgot the tag under another template. If <think> is present, it
     must come first.
     """
 
@@ -47,8 +47,8 @@ class CosineLength:
         value = long + (short - long) (1 + cos(pi length / max_len)) / 2
 
     short and long are the values at lengths 0 and max_len, those of a correct response for the verdict CORRECT and
-    those of a wrong one for every other verdict, so also where there is no verifier. Beyond max_len the value
-    stays that of max_len; the paper pays a value of its own there, for which `overlong` is meant here.
+    those of a wrong one for every other verdict, so also where there is no verifier. Beyond max_len the value stays
+    that of max_len; the paper uses a separate value there, for which `overlong` is meant here.
     """
 
     def __init__(self, section: LengthSection) -> None:
@@ -98,8 +98,8 @@ def overlong_penalty(
     """Penalties (<= 0), float64 [N]: DAPO, arXiv 2503.14476, eq. 13.
 
     0 up to max_len - buffer_len tokens, then a straight line that reaches -factor at max_len.
-    floor: smallest penalty, which ends the line: -1 in the paper and TRL, -factor in OpenRLHF. None: the line goes
-    on, as in verl. buffer_len 0 is a step from 0 to `floor` beyond max_len.
+    floor: smallest penalty, which ends the line: -1 in the paper and TRL, -factor in OpenRLHF. None: the line
+    continues, as in verl. buffer_len 0 is a step from 0 to `floor` beyond max_len.
     lengths_N: whole numbers >= 0.
     Raises DataError for lengths or settings out of range, and for a step that has no floor to fall to.
     """

@@ -1,1 +1,1 @@
-"""Worker processes for whatever may hang, crash or eat memory: symbolic comparison and users' own functions."""
+"""Worker processes for code that may hang, crash or exhaust memory: symbolic comparison and users' own functions."""

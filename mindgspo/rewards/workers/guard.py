@@ -1,4 +1,5 @@
-"""The program that ends what reward functions have started: with their worker, or with the run, even after `kill -9`.
+"""The program that ends processes started by reward functions: together with their worker, or with the run, even after
+`kill -9`.
 
 `process` starts it once, as a script by its path. It leaves its parent at once and reads from standard input lines
 "+<process id> <mark>" of workers that began and "-<process id> <mark>" of those that were killed; the input ends with

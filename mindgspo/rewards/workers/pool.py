@@ -69,11 +69,11 @@ class WorkerPool(Closing):
             raise RewardError(f"reward.functions: {call.failure}")
 
     def run(self, jobs: Sequence[RewardJob]) -> list[Reply]:
-        """One reply per job, in order. Starts what is needed. Never raises because of what a job does: hanging,
-        crashing, eating memory or ending its process costs that job alone.
+        """One reply per job, in order. Starts what is needed. Never raises because of a job: hanging, crashing,
+        exhausting memory or ending its process costs that job alone.
 
-        Where no worker can be started any more (the file was changed meanwhile), the jobs that are left are FAILED with
-        the reason; the next call tries again. KeyboardInterrupt ends the busy workers and leaves the pool usable.
+        If no worker can be started any more (the file was changed meanwhile), the remaining jobs are FAILED with the
+        reason; the next call tries again. KeyboardInterrupt ends the busy workers and leaves the pool usable.
         """
         if not jobs:
             return []

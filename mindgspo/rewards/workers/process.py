@@ -41,7 +41,8 @@ _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_TH
 
 
 class WorkerProcess:
-    """A worker process, to be loaded first and then asked, by one thread at a time. Raises OSError if there is no room.
+    """A worker process, which is first loaded and then given jobs, by one thread at a time. Raises OSError if there is
+    no room.
 
     is_usable: whether it can be asked once more. num_answered: jobs that it has answered; kept by the pool.
     """
