@@ -32,8 +32,8 @@ Overrides = Sequence[str] | Mapping[str, object]
 def train(config: str | PathLike[str], overrides: Overrides = (), *, overwrite: bool = False) -> Run:
     """Run an experiment to its end, as `mindgspo run` does, and return the run.
 
-    config: its YAML file. overwrite: move an existing run folder aside. Where the plans need several processes, they
-    are started. Raises the errors of `mindgspo.errors`; what was saved before stays, and resume=auto continues it.
+    config: its YAML file. overwrite: move an existing run folder aside. Starts several processes if the plans need
+    them. Raises the errors of `mindgspo.errors`; what was saved stays, and resume=auto continues from it.
 
     Example: train("examples/arithmetic/gspo.yaml", {"trainer.max_steps": 4, "run_dir": "runs/short"}).summary
     """
@@ -129,7 +129,7 @@ def score(
 
 
 def _check_is_list(name: str, value: object) -> None:
-    """One text, or one conversation, in place of the list would be taken for a list of letters or messages."""
+    """Reject one text or one conversation in place of the list: it would be taken for a list of letters or messages."""
     if isinstance(value, str | Mapping) or (isinstance(value, Sequence) and value and isinstance(value[0], Mapping)):
         raise DataError(
             f"{name}: expected a list, got one {'text' if isinstance(value, str) else 'conversation'}; "
@@ -214,7 +214,7 @@ class Samples(Sequence[Sample]):
 
 
 class Run(PathLike):
-    """Content of a run folder, also while the run goes on; read when it is asked for, and then kept."""
+    """Content of a run folder, also of a running one; read on first access, and then kept."""
 
     def __init__(self, path: Path) -> None:
         """See `load`."""
@@ -265,21 +265,21 @@ class Run(PathLike):
 
     @property
     def overview(self) -> RunOverview:
-        """State, step, accuracy and diagnosis as `mindgspo runs` shows them, of this moment."""
+        """Current state, step, accuracy and diagnosis, as `mindgspo runs` shows them."""
         from mindgspo.checkpoint.runs import overview
 
         return overview(self.path)
 
     @property
     def samples(self) -> Samples:
-        """The training responses that were written down (logging.groups_per_step)."""
+        """The logged training responses (logging.groups_per_step)."""
         from mindgspo.metrics.files import SAMPLES_FILE
 
         return Samples(self.path / SAMPLES_FILE)
 
     @property
     def validation(self) -> Samples:
-        """The answers to held-out problems that were written down (eval.logged_problems)."""
+        """The logged answers to held-out problems (eval.logged_problems)."""
         from mindgspo.metrics.files import VALIDATION_FILE
 
         return Samples(self.path / VALIDATION_FILE)

@@ -1,4 +1,4 @@
-"""Faults on demand: a run is killed, stopped, refused its disk or given a NaN at a place that has a name.
+"""Faults on demand: a run is killed, stopped, denied its disk or given a NaN at a named point.
 
 `save.inside:2=kill` or `update.batch:3=nan@1,reward.inside=stall`: at which point, on which occurrence
 (1 without a number), what happens, on which rank (all without one). Only tests and `tools/torture.py` arm it; unarmed,
@@ -120,7 +120,7 @@ def arm(rank: int, text: str | None = None) -> str | None:
 
 
 def reach(point: str) -> bool:
-    """This process has come to a point of the table. Does what is armed there; True asks the caller for a NaN."""
+    """This process has reached a point of the table. Triggers the fault armed there; True asks the caller for a NaN."""
     if not _armed:
         return False
     assert point in POINTS, point

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 EXIT_CODE = 128 + signal.SIGINT
-# A signal that comes later than this after the first one finds a command that hangs while it clears up.
+# A signal that comes later than this after the first one means that the command hangs in its cleanup.
 _PATIENCE_S = 3.0
 
 _received_s: float | None = None
@@ -30,8 +30,8 @@ def caught(*, at_end_of_process: bool = True) -> Iterator[None]:
     KeyboardInterrupt once, after the import that may be going on. For the main thread.
 
     SIGTERM too, because while a MindSpore graph runs MindSpore's own handler answers Ctrl-C with a SIGTERM to the
-    process. SIGALRM delivers again what could not be answered. What the starting shell ignores (`nohup`, `&`) stays
-    ignored. at_end_of_process: what comes after it is Python's own end, which is not disturbed.
+    process. SIGALRM delivers again what could not be answered. Signals that the starting shell ignores (`nohup`, `&`)
+    stay ignored. at_end_of_process: only Python's own shutdown follows, which is not disturbed.
     """
     global _received_s, _is_raised, _has_work, _advice
     _received_s, _is_raised, _has_work, _advice = None, False, False, ""
@@ -54,8 +54,8 @@ def caught(*, at_end_of_process: bool = True) -> Iterator[None]:
 
 @contextmanager
 def counting() -> Iterator[Callable[[], int]]:
-    """Within it, Ctrl-C is counted and raises nothing; the function tells how often it came. For work that looks at it
-    between two of its steps. The third one, for work that does not, is answered as outside.
+    """Within it, Ctrl-C is counted and raises nothing; the function returns the count. For work that checks it between
+    two of its steps. The third one is handled as outside, for work that does not.
 
     SIGTERM too, which is what MindSpore makes of Ctrl-C while a graph runs.
     """
@@ -125,7 +125,8 @@ def _receive(number: int, frame: FrameType | None) -> None:
 
 
 def _silence_standard_error() -> None:
-    """The line is all that is said: MindSpore's compiler would log each of its functions that the interrupt passes."""
+    """Nothing but the line is printed: MindSpore's compiler would log each of its functions that the interrupt passes
+    through."""
     global _standard_error
     if _standard_error != 2:
         return
@@ -135,7 +136,7 @@ def _silence_standard_error() -> None:
 
 
 def _is_importing(frame: FrameType | None) -> bool:
-    """Half a package, above all half of MindSpore, prints pages when it is left."""
+    """A half-imported package, above all MindSpore, prints pages when the import is interrupted."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return True
@@ -148,7 +149,7 @@ def _come_again() -> None:
 
 
 def _raise_again(unraisable: sys.UnraisableHookArgs) -> None:
-    """Python drops what is raised in a destructor or a callback: an interrupt that is lost there comes again."""
+    """Python drops exceptions raised in a destructor or a callback: an interrupt that is lost there is raised again."""
     global _is_raised
     if not is_received():
         sys.__unraisablehook__(unraisable)

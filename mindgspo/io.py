@@ -55,8 +55,8 @@ def atomic_file(
     """A binary file that becomes `path` when the block succeeds and is removed when it fails.
 
     sync: flush it to disk; otherwise a power cut may leave part of it. on_write: called with everything that is
-    written, e.g. to hash it without reading it back. num_bytes: that it will have, if that is known. mode:
-    of the new file, less the umask. Raises WriteError.
+    written, e.g. to hash it without reading it back. num_bytes: its final size, if known. mode: of the new file, less
+    the umask. Raises WriteError.
     """
     temporary = temporary_path(path)
     try:
@@ -79,8 +79,8 @@ def atomic_file(
 
 
 def write_error(path: Path, error: OSError, num_bytes: int | None = None) -> WriteError:
-    """The error for a refused write to `path`: what it needs, what there is, what can be done. num_bytes: that
-    were to be written, if that is known."""
+    """The error for a failed write to `path`: space needed, space available, remedy. num_bytes: that were to be
+    written, if that is known."""
     folder = _nearest_folder(path)
     mend = "choose another place"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -107,7 +107,7 @@ def _size(num_bytes: int) -> str:
 
 @contextmanager
 def writing(path: Path, num_bytes: int | None = None) -> Iterator[None]:
-    """A block that writes `path`, a file or folder; what the system refuses becomes a WriteError, see `write_error`."""
+    """A block that writes `path`, a file or folder; system errors become a WriteError, see `write_error`."""
     try:
         yield
     except WriteError:
@@ -158,7 +158,7 @@ def write_file(path: Path, content: Content, *, sync: bool = True, mode: int = 0
 
 
 def write_new_file(path: Path, content: Content) -> None:
-    """Write a file that was not there, atomically. Raises ConfigError for one that is; WriteError."""
+    """Write a new file atomically. Raises ConfigError if it exists; WriteError."""
     check_is_new(path)
     write_file(path, content)
 
@@ -175,8 +175,8 @@ def write_json(path: Path, content: object) -> None:
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """The content of a file from outside. Raises OSError, also for what is no regular file (a pipe would wait for ever)
-    and for more than `most` bytes."""
+    """The content of a file from outside. Raises OSError, also if it is not a regular file (a pipe would block for
+    ever) or has more than `most` bytes."""
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
@@ -187,7 +187,7 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def check_is_fetched(path: Path, start: bytes, error: type[Exception]) -> None:
-    """Raises `error` where a file begins as the pointer that Git LFS leaves in its place. start: its first bytes."""
+    """Raises `error` if a file begins like the pointer that Git LFS leaves in its place. start: its first bytes."""
     if start.startswith(b"version https://git-lfs.github.com/"):
         raise error(f"{path}: a Git LFS pointer, not the file; fetch it, e.g. by `git lfs pull` in {path.parent}")
 
@@ -205,7 +205,7 @@ def read_lines(path: Path, error: type[Exception], most: int = MOST_LINE_BYTES) 
 
 
 def decoded(content: bytes) -> str:
-    """Text from outside. Raises ValueError that says from which encoding it is to be converted."""
+    """Text from outside. Raises a ValueError that says which encoding to convert it from."""
     head = content[:2]
     marked = head in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     wide = "UTF-16" if marked else "UTF-16LE" if head[1:] == b"\0" else "UTF-16BE" if head[:1] == b"\0" else ""
@@ -229,8 +229,8 @@ def unique_keys(pairs: Iterable[tuple[str, object]]) -> dict[str, object]:
 
 
 def parse_json(content: str | bytes, **options: Any) -> Any:
-    """JSON from outside. options: of `json.loads`. Raises ValueError that says in a few words why it cannot be read:
-    not UTF-8, not JSON, nested too deeply, an integer of thousands of digits, which would take quadratic time."""
+    """JSON from outside. options: of `json.loads`. Raises a ValueError that says briefly why it cannot be read: not
+    UTF-8, not JSON, nested too deeply, an integer of thousands of digits, which would take quadratic time."""
     with _plain_json_errors():
         text = content if isinstance(content, str) else decoded(content)
         value = json.loads(text, **options)
@@ -302,7 +302,7 @@ def read_json(path: Path, **options: Any) -> Any:
 
 
 def is_deeper(value: object, depth: int) -> bool:
-    """Whether lists and mappings stand more than `depth` deep within each other."""
+    """Whether lists and mappings are nested more than `depth` deep."""
     level = [value] if isinstance(value, (list, dict)) else []
     for _ in range(depth):
         inside = (below for one in level for below in (one.values() if isinstance(one, dict) else one))
@@ -351,7 +351,7 @@ def publish_folder(filled: Path, target: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder that may be absent. It is renamed first, so that half of it is never taken for the whole."""
+    """Remove a folder that may be absent. It is renamed first, so that a part of it is never taken for the whole."""
     if not folder.exists():
         return
     doomed = folder if _LEFTOVER.fullmatch(folder.name) else temporary_path(folder)
@@ -361,7 +361,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def remove_leftovers(parent: Path, name: str = "") -> None:
-    """Remove what dead processes left in `parent`, for one target name or all.
+    """Remove files that dead processes left in `parent`, for one target name or all.
 
     A folder moved to `.old-` whose successor never arrived gets its name back.
     """

@@ -1,5 +1,5 @@
-"""Progress bars, gone when the work ends: of rows and of bytes on stderr, where notes go whether bars do or not, and of
-a run, with what its step is doing."""
+"""Progress bars, which disappear when the work ends: of rows and bytes on stderr, which also takes notes, and of a run,
+with the current phase of its step."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ class RowProgress(AbstractContextManager["RowProgress"]):
         self._bars.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def stage(self, name: str, count: Callable[[], int]) -> Callable[[int], None]:
-        """A new bar; the function to call with the number of rows just done. count: asked only if a bar is shown."""
+        """A new bar; yields the function to call with the number of rows just done. count: called only if a bar is
+        shown."""
         if self._bars.disable:
             return lambda rows: None
         task = self._bars.add_task(name, total=count())
@@ -100,7 +101,7 @@ _run_bar: RunBar | None = None
 
 
 def enter_phase(phase: str) -> None:
-    """Show on the run's bar what it does from now on, by the name of its timer."""
+    """Show the phase that begins on the run's bar, by the name of its timer."""
     if _run_bar is not None and phase in _PHASES:
         _run_bar.doing = _PHASES[phase]
 
@@ -112,8 +113,8 @@ def count(done: int, total: int, what: str) -> None:
 
 
 class RunBar:
-    """Stages (a warm-up, the training), each with its own count of steps; what the present step does; the time left by
-    the last steps of the stage, however long they are. One per process is told by `enter_phase` and `count`."""
+    """Stages (a warm-up, the training), each with its own count of steps; the current phase; the time left, estimated
+    from the last steps of the stage. One bar per process is updated by `enter_phase` and `count`."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         global _run_bar

@@ -1,4 +1,4 @@
-"""`mindgspo checkpoint`: look at checkpoints, prove them whole, cut and merge them, export them."""
+"""`mindgspo checkpoint`: list and verify checkpoints, shard, merge, transform and export them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def checkpoint_verify(
     config: ConfigOption = None,
     prefix: PrefixOption = "",
 ) -> None:
-    """Prove that files are whole.
+    """Verify that files are whole.
 
     Hashes are compared where they are known; the exit code is 1 if a file is not whole. With a strategy, also
     that the ranks' files agree with it.

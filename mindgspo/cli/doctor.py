@@ -1,4 +1,4 @@
-"""Commands that find out why a machine cannot run an experiment, or computes something else."""
+"""Commands that find out why a machine cannot run an experiment, or computes wrong results."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def doctor_command(
         Path | None, typer.Option(metavar="FILE", help="Instead, say what the error codes in this log mean.")
     ] = None,
 ) -> None:
-    """Check this machine, and say how to fix what is wrong.
+    """Check this machine, and say how to fix each problem.
 
     There is one fix for each problem. Looks at Python, MindSpore, CANN, driver and their versions, the cards' health
-    and users, HCCL's variables, rank table and ports, shared memory, disks, limits and memory. Without a card what
-    matters on CPU is checked. If something is wrong, ends with a folder to send to somebody who can help, without
-    what looks like a secret; look through it before you send it. Exit code 1 if something is broken.
+    and users, HCCL's variables, rank table and ports, shared memory, disks, limits and memory. Without a card, it
+    checks what matters on CPU. If there is a problem, it ends by writing a folder to send to someone who can help, with
+    everything that looks like a secret removed; look through it before you send it. Exit code 1 if something is broken.
 
     With --smoke, a tiny model is computed under the plans of the experiment: each rank runs a step again that
     the CPU has dumped, each group of ranks adds up, and two steps are run with the weights resharded and verified.

@@ -95,8 +95,8 @@ def plan_command(
     """Print the memory and the time that an experiment will need.
 
     Memory is by phase, rank and use. Time is seconds of a step by phase, tokens per second and card-hours of the run.
-    The last line says whether it fits, and if not the smallest change of settings with which it does: many are tried.
-    It takes seconds, without MindSpore; weights and data need not be there. On Ascend all of it is an estimate.
+    The last line says whether it fits, and if not, the smallest change of settings that makes it fit, found by trying
+    many. It takes seconds, without MindSpore; weights and data need not be there. On Ascend all of it is an estimate.
     """
     import json
 

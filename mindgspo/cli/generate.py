@@ -60,8 +60,8 @@ def generate_command(
     """Answer a prompt or a file of prompts, or chat.
 
     The model is that of a folder, or of a run: its export, else its newest checkpoint. Without --prompt and --file it
-    is a chat: /reset begins a new conversation, /quit or Ctrl-D ends the chat, Ctrl-C stops an answer. How answers are
-    drawn is what generation_config.json says unless an option does, else greedy.
+    is a chat: /reset begins a new conversation, /quit or Ctrl-D ends the chat, Ctrl-C stops an answer. Answers are
+    sampled as the options say, else as generation_config.json says, else greedily.
     """
     if prompt is not None and file is not None:
         raise typer.BadParameter("give --prompt or --file, not both")

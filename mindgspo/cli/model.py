@@ -144,7 +144,7 @@ def _evaluate_and_print(tasks: list[EvalTask], out: Path | None) -> None:
             results = evaluate_tasks(tasks)
         else:
             results = evaluate_tasks(tasks, lambda *answered: folder.write(generation_records(*answered)))
-        # Printed first: where the folder cannot be finished, hours of work are not lost.
+        # Printed first, so that hours of work are not lost if the folder cannot be finished.
         for line in results_table(results):
             print(line)
         for line in remarks(results):

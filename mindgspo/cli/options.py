@@ -23,7 +23,7 @@ _COMMANDS = {"train": "run", "evaluate": "eval", "resume": "run", "chat": "gener
 
 
 class CommandGroup(TyperGroup):
-    """Commands; those of other suites are named by ours, a misspelt one by typer."""
+    """Commands; other suites' names lead to ours, and typer corrects misspelt ones."""
 
     def resolve_command(self, ctx: Context, args: list[str]) -> Any:
         """As typer does."""
@@ -189,7 +189,7 @@ EmulateOption = Annotated[
 
 
 def emulated_overrides(is_wanted: bool, overrides: list[str] | None) -> list[str]:
-    """The `--set` entries of a command; with --emulate-ascend its process is on an emulated card from here on."""
+    """The `--set` entries of a command; with --emulate-ascend the process uses an emulated card from here on."""
     if not is_wanted:
         return overrides or []
     from mindgspo.parallel.platform.emulator import enter_emulated_cards

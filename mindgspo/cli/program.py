@@ -1,8 +1,8 @@
 """The command line: one function per command, each parses and calls the package.
 
 Heavy imports stay inside the functions, so that `--help` and configuration errors answer at once. A `MindGSPOError` is
-printed as one message with exit code 1, a wrong command line with exit code 2; only a defect of ours shows a traceback.
-Commands stand in files by what they take; this one puts them together.
+printed as one message with exit code 1, a wrong command line with exit code 2; only our own defects show a traceback.
+Commands are in files by the kind of their input; this one combines them.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ _EXTRAS = {"convert.config": "migrate", "conformance": "conformance"}
 
 
 def add_installed_commands() -> None:
-    """Add the commands of packages beside this one; one that is missing or broken says so when it is called."""
+    """Add the commands of companion packages; a missing or broken package is reported when its command is called."""
     installed = {point.name: point for point in importlib.metadata.entry_points(group="mindgspo.commands")}
     for name in {**_EXTRAS, **installed}:
         *group, command = name.split(".")
@@ -178,7 +178,7 @@ def run_program(arguments: Sequence[str] | None) -> int:
 
 
 def _message(error: Exception) -> str | None:
-    """The text for the user; None for a defect of ours, which keeps its traceback."""
+    """The text for the user; None for our own defects, which keep their traceback."""
     match error:
         case MindGSPOError():
             return error_text(error)
@@ -195,7 +195,7 @@ def _message(error: Exception) -> str | None:
 
 
 def _file_message(error: OSError) -> str | None:
-    """About a file of the user's, wherever it was used: gone, a name too long, no right, no space."""
+    """Message about a user's file, wherever it was used: missing, name too long, no permission, no space."""
     if error.errno in DISK_ERRORS:
         place = f"{error.strerror}; make room there"  # of standard output, or of what a library writes
         return error_text(write_error(Path(error.filename), error) if error.filename else place)

@@ -16,7 +16,7 @@ def runs_command(
 ) -> None:
     """List the runs of a folder: state, step, accuracy, verdict.
 
-    A run is running, finished, failed, stopped, or broken where its files cannot be read. The latest comes first.
+    A run is running, finished, failed, stopped, or broken if its files cannot be read. The latest comes first.
     """
     from mindgspo.checkpoint.runs import overviews, run_table
 

@@ -45,7 +45,7 @@ def serve_command(
 ) -> None:
     """Serve completions over HTTP, for trainers that run elsewhere.
 
-    This is one replica of an experiment's infer plan. It begins without weights and gets them from its trainer
+    This is one replica of an experiment's infer plan. It starts without weights and receives them from its trainer
     (docs/rollout_servers.md). Ctrl-C ends it.
     """
     from mindgspo.config import load_config

@@ -29,9 +29,9 @@ def strategy_show(
         Path | None, typer.Option(help="Experiment or file of model_configs/, for shapes; protobuf files have none.")
     ] = None,
 ) -> None:
-    """List how a strategy file cuts every parameter.
+    """List how a strategy file splits every parameter.
 
-    Also shown is which ranks hold it.
+    It also shows which ranks hold each part.
     """
     from mindgspo.config import load_model_and_plans
     from mindgspo.models.names import parameter_shapes
@@ -78,7 +78,7 @@ def strategy_merge(
 ) -> None:
     """Merge the files of all pipeline stages into one.
 
-    MindSpore's checkpoint tools want it so.
+    MindSpore's checkpoint tools need one file.
     """
     from mindgspo.strategy.commands import merge_files
 

@@ -1,4 +1,4 @@
-"""Runs a dumped step again in this process, whole, whatever plan it was made by, and compares it number by number.
+"""Reruns a dumped step in this one process, whatever plan it was made with, and compares it number by number.
 
 First the forward pass of its first micro-batch, module by module, each given the recorded inputs. Then
 all updates, from the recorded weights and moments on: log-probs, loss, norm, gradients of the first one, and the
@@ -50,7 +50,7 @@ class TensorDifference:
     """Stage of the step, e.g. "update 1, forward"."""
     name: str
     operator: str
-    """Ascend operator that computes it; empty if it is not one operator."""
+    """Ascend operator that computes it; "" if it is not a single operator."""
     max_abs: float
     """Largest absolute difference; inf if one side alone is not finite or shapes differ."""
     largest: float
@@ -122,7 +122,7 @@ class ReplayReport:
         return ReplayVerdict.WITHIN if all(one.is_within for one in self.differences) else ReplayVerdict.DIFFERENT
 
     def first_beyond(self) -> TensorDifference | None:
-        """The first tensor that is further off than allowed; each module has been given what was recorded before it."""
+        """The first tensor beyond its tolerance; each module was given its recorded inputs."""
         return next((one for one in self.differences if not one.is_within), None)
 
     def lines(self) -> list[str]:
@@ -163,7 +163,7 @@ _BACKWARD = (
 
 
 def replay_step(dump: Dump, *, tolerance: float | None = None) -> ReplayReport:
-    """Run a step again; `set_up_runtime` has chosen the device. tolerance: in place of those of the model's type."""
+    """Rerun a step; `set_up_runtime` has chosen the device. tolerance: replaces those of the model's type."""
     return _Replay(dump, tolerance).run()
 
 

@@ -1,7 +1,7 @@
 """MindFormers' legacy `LlamaForCausalLM` (Qwen2, Qwen2.5, Llama) in the place of our transformer.
 
-What is imported from here needs neither MindSpore nor MindFormers; `model` has the cell. MindFormers 1.9.0 wants
-MindSpore 2.9.0, hence an environment of its own: docs/integrations.md says how to make one.
+This module needs neither MindSpore nor MindFormers; `model` has the cell. MindFormers 1.9.0 needs MindSpore 2.9.0,
+hence a separate environment: see docs/integrations.md.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def require_mindformers() -> ModuleType:
     """The package `mindformers`. Raises ConfigError: it is absent, not the tested pair of versions, or told by an
     environment variable to do something else.
 
-    On its import MindFormers sends its messages and Python's warnings to stdout, which belongs to our results. Here its
-    errors go to stderr, lesser things into its log file alone, and warnings stay Python's.
+    On import, MindFormers sends its messages and Python's warnings to stdout, where our results go. Here its errors go
+    to stderr, lesser messages only to its log file, and warnings are left to Python.
     """
     found = {name: _version(name) for name in WANTED}
     if found["mindformers"] is None:
