@@ -37,8 +37,8 @@ class ParallelPlan(Section):
     model_parallel: int = Field(default=1, ge=1)
     """Cards that split every weight matrix (tensor parallelism); divides the attention heads."""
     pipeline_stage: int = Field(default=1, ge=1)
-    """Groups of consecutive layers on different cards; where they do not divide the layers, the last groups have one
-    layer fewer."""
+    """Groups of consecutive layers on different cards; if they do not divide the layers, the last groups have one layer
+    fewer."""
     context_parallel: int = Field(default=1, ge=1)
     """Cards that split the tokens of each micro-batch; around attention they exchange tokens for heads (Ulysses,
     arXiv 2309.14509). Divides the attention heads of each model_parallel slice. Training and scoring only."""
@@ -46,11 +46,11 @@ class ParallelPlan(Section):
     """Parts into which the experts of a mixture are split; expert_parallel x expert_tensor_parallel consecutive ranks
     of a stage have all of them. Taken from data_parallel and model_parallel, so it does not count in `world_size`."""
     expert_tensor_parallel: int | None = Field(default=None, ge=1)
-    """Ranks that split the features of each expert (verl: expert_tensor_parallel_size): model_parallel, which is meant
-    where nothing is said, or 1, so that experts are whole and expert_parallel splits them over model_parallel, too."""
+    """Ranks that split the features of each expert (verl: expert_tensor_parallel_size): model_parallel, the default, or
+    1: then experts are whole, and expert_parallel splits them over model_parallel, too."""
     micro_batch_num: int = Field(default=1, ge=1)
-    """Under pipeline_stage, of how many a replica's mini-batch has a multiple of micro-batches; at least
-    `pipeline_stage`, or stages stand idle. More means less idle time: at most `pipeline_stage` are in flight."""
+    """With pipeline_stage: the number of micro-batches in a replica's mini-batch is a multiple of this; at least
+    `pipeline_stage`, or stages stay idle. More means less idle time: at most `pipeline_stage` are in flight."""
     use_seq_parallel: bool = False
     """Split activations along the sequence between tensor-parallel regions: norms and residuals take 1/model_parallel
     of the memory. Training and scoring only."""
@@ -62,16 +62,16 @@ class ParallelPlan(Section):
     than in a graph of their own after it (Megatron: overlap_grad_reduce). On Ascend, collectives then run beside the
     rest of the backward pass, for one more graph to compile; results stay the same. Without effect on a CPU."""
     vocab_emb_dp: bool = True
-    """Replicate the embedding table instead of splitting it over `model_parallel` (MindFormers' default). Where nothing
-    is said and model.tie_word_embeddings makes it the output table, which is split, it is split too."""
+    """Replicate the embedding table instead of splitting it over `model_parallel` (MindFormers' default). If it is not
+    set and model.tie_word_embeddings makes the table the output table, which is split, it is split too."""
     recompute: Literal["none", "selective", "full"] = "none"
-    """Activations that the backward pass computes again instead of keeping them. full: everything inside a decoder
-    layer but its input. selective: norms, rotary embedding and SwiGLU, on CPU also what lies inside attention; outputs
-    of products stay."""
+    """Activations that the backward pass recomputes instead of keeping them. full: everything inside a decoder layer
+    except its input. selective: norms, rotary embedding and SwiGLU, on CPU also the inside of attention; outputs of
+    matrix products are kept."""
 
     cards: str | None = None
-    """plans.infer only: cards of this plan alone, e.g. "4-7" or "4,5", where generation does not share those of
-    plans.train, which are the first ones. None: it shares them with trainer.schedule=sync, else those after them."""
+    """plans.infer only: cards of this plan alone, e.g. "4-7" or "4,5", if generation does not share those of
+    plans.train, which are the first ones. None: the same cards with trainer.schedule=sync, else the ones after them."""
 
     @property
     def world_size(self) -> int:

@@ -48,18 +48,19 @@ class OptimizerSection(Section):
     min_lr_ratio: float = Field(default=0.1, ge=0, le=1)
     """Cosine only: last learning rate as a share of the peak."""
     schedule_steps: int | None = Field(default=None, ge=1)
-    """Training steps that the schedule takes; later ones keep its last learning rate. It says what a run that goes on
-    beyond its end learns with. None: the whole run (Megatron: lr_decay_iters)."""
+    """Training steps that the schedule takes; later ones keep its last learning rate. It also sets the rates of a run
+    that is extended beyond it. None: the whole run (Megatron: lr_decay_iters)."""
 
 
 class ReshardSection(Section):
-    """Weights travel in buckets; the whole can prove that it arrived bit for bit."""
+    """Weights are sent in buckets, and can be verified bit for bit on arrival."""
 
     bucket_mb: int = Field(default=64, ge=1)
-    """Largest buffer of one broadcast in MiB, hence the extra memory of a reshard. Larger ones cost fewer messages."""
+    """Largest buffer of one broadcast in MiB, hence the extra memory of a reshard. Larger buffers need fewer
+    messages."""
     verify: Literal["off", "sampled", "full"] = "sampled"
-    """Compare SHA-256 of the parameters on both sides after a reshard: of none, of a few that change from step to
-    step, or of all (each rank then hashes everything it holds)."""
+    """Parameters whose SHA-256 is compared on both sides after a reshard: none, a few that change from step to step, or
+    all (each rank then hashes everything it holds)."""
 
 
 class ServersSection(Section):
@@ -67,22 +68,23 @@ class ServersSection(Section):
     on cards of their own."""
 
     urls: tuple[str, ...] = ()
-    """Where running servers are reached, e.g. http://10.0.0.2:8000; prompts are shared between them. Empty: none, or
-    those that the run starts."""
+    """Addresses of running servers, e.g. http://10.0.0.2:8000, which share the prompts. Empty: none, or the servers
+    that the run starts."""
     api: Literal["mindgspo", "vllm", "sglang"] = "mindgspo"
-    """How they are asked: as those of `mindgspo serve`, or in vLLM's or SGLang's way (docs/rollout_servers.md)."""
+    """Their API: that of `mindgspo serve`, vLLM or SGLang (docs/rollout_servers.md)."""
     weights_dir: Path | None = None
-    """Folder in which a run makes one of its own, through which servers get new weights; they see it under the same
-    path. Memory of this machine, /dev/shm, is fast; servers of other machines want storage that all share. None:
+    """Folder in which a run creates its own folder for handing new weights to servers, which must see it under the same
+    path. /dev/shm, memory of this machine, is fast; servers on other machines need shared storage. None:
     rollout_weights in run_dir."""
     api_key_file: Path | None = None
     """File with the key that the run and its servers share; `mindgspo serve` of the same experiment reads it too. The
-    variable MINDGSPO_API_KEY comes first. None: no key, unless that is set. Servers that a run starts have one of their
-    own."""
+    variable MINDGSPO_API_KEY takes precedence. None: no key, unless that is set. Servers that a run starts get a key of
+    their own."""
     timeout_seconds: float = Field(default=3600.0, gt=0)
-    """Within which a server answers a request. 3600: a long response of a large model takes tens of minutes."""
+    """Time within which a server must answer a request. 3600: a long response of a large model takes tens of
+    minutes."""
     retries: int = Field(default=3, ge=0)
-    """How often a request is made again after its connection broke or its server was busy, before the run ends."""
+    """Number of times a request is repeated after its connection broke or its server was busy, before the run ends."""
 
 
 class RolloutSection(Section):
@@ -96,53 +98,53 @@ class RolloutSection(Section):
     max_new_tokens: int = Field(ge=1)
     """Longest response in tokens, EOS included (verl: max_response_length; TRL: max_completion_length)."""
     temperature: float = Field(default=1.0, ge=0)
-    """Softmax temperature; also applied to the log-probs that are trained. 1 is the paper's; 0 (greedy) is
-    refused, because all responses of a group would be the same."""
+    """Softmax temperature; also applied to the log-probs that are trained. 1 is the paper's; 0 (greedy) is rejected,
+    because all responses of a group would be the same."""
     top_p: float = Field(default=1.0, ge=LEAST_TOP_P, le=1)
     """Sample from the smallest set of tokens that holds this probability mass; 1 switches it off, as in the
     paper."""
     top_k: int = Field(default=0, ge=0)
     """Sample from the k likeliest tokens; 0 switches it off, as in the paper."""
     slots: int = Field(default=64, ge=1, le=65_536)
-    """Most sequences decoded at the same time, over all replicas of plans.infer; a finished sequence's slot is refilled
-    at once. Changes memory and speed, not the result (vLLM: max_num_seqs)."""
+    """Maximum number of sequences decoded at the same time, over all replicas of plans.infer; a finished sequence's
+    slot is refilled at once. Changes memory and speed, not the result (vLLM: max_num_seqs)."""
     cache_gb: float | None = Field(default=None, gt=0)
-    """Budget of the key/value cache of one rank, in GB of 2^30 bytes. It is cut into blocks of 128 tokens, which
-    sequences get as they grow; where none is left, the youngest one waits and is run again. At least one longest
-    sequence. Changes memory and speed, not the result. None: enough for all slots at their longest; on Ascend
-    no more than `mindgspo plan` says is left on a card of 64 GB (vLLM: gpu_memory_utilization)."""
+    """Budget of the key/value cache of one rank, in GB of 2^30 bytes. It is divided into blocks of 128 tokens, which
+    sequences get as they grow; if none is left, the youngest sequence waits and is run again. It must hold at least one
+    longest sequence. Changes memory and speed, not the result. None: enough for all slots at their longest; on Ascend
+    no more than what `mindgspo plan` leaves on a card of 64 GB (vLLM: gpu_memory_utilization)."""
     tokens_per_sync: int | None = Field(default=None, ge=1, le=64)
-    """Tokens that every sequence is given before the host reads them, ends what has ended and admits others. More let
-    the card work on between two syncs with the host; what is drawn after an end is dropped. Changes speed, not the
-    result. None: 8 on Ascend, 1 on CPU."""
+    """Tokens drawn for every sequence before the host reads them, ends finished sequences and admits others. More
+    tokens let the card work longer between two syncs with the host; tokens drawn after an end are dropped. Changes
+    speed, not the result. None: 8 on Ascend, 1 on CPU."""
     cache_dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """Type of the key/value cache; a smaller one than model.dtype takes less memory and rounds keys and values. On
-    Ascend bfloat16 or float16, on CPU any; bfloat16 there needs g++, as model.dtype does. None: model.dtype, but
-    bfloat16 where that is float32 on Ascend; `mindgspo check` and the start of a run say so (vLLM: kv_cache_dtype)."""
+    """Type of the key/value cache; one smaller than model.dtype takes less memory and rounds keys and values. On Ascend
+    bfloat16 or float16, on CPU any; bfloat16 there needs g++, as model.dtype does. None: model.dtype, but bfloat16 if
+    that is float32 on Ascend; `mindgspo check` and the start of a run say so (vLLM: kv_cache_dtype)."""
 
     record_experts: bool | None = None
     """Mixtures of experts: keep with each response which experts the sampler's routers chose, one byte per choice (two
-    beyond 256 experts), e.g. 384 bytes per token of Qwen3-30B-A3B. It is what router/ metrics are made of. None: where
+    beyond 256 experts), e.g. 384 bytes per token of Qwen3-30B-A3B. The router/ metrics need it. None: only if
     algorithm.router_replay is rollout (verl: enable_rollout_routing_replay)."""
     servers: ServersSection = ServersSection()
     """Generation by other processes, reached over HTTP."""
 
 
 class SwapSection(Section):
-    """Heterogeneous memory: only what the present phase of a step reads is resident. On Ascend the rest waits in host
-    memory, on CPU on disk."""
+    """Heterogeneous memory: only what the current phase of a step reads is resident. The rest is in host memory on
+    Ascend, on disk on CPU."""
 
     enabled: bool = False
-    """False: everything stays where it is; the ledger of bytes is kept all the same."""
+    """False: everything stays resident; the ledger of bytes is kept all the same."""
     path: Path | None = None
-    """CPU only: folder on a disk that takes what is evicted (its files bear no name and vanish with the process). None:
-    a folder of the run."""
+    """CPU only: folder on a disk for evicted memory (its files have no name and disappear with the process). None: a
+    folder of the run."""
     reshard_level: Literal[0, 1] = 0
-    """While weights go from the actor to the rollout. 0: both whole sets are resident. 1: one step of the reshard at a
-    time, its parameters of both sides (MindRLHF: reshard_mem_opt_level)."""
+    """What is resident while weights go from the actor to the rollout. 0: both whole sets. 1: the parameters of one
+    step of the reshard at a time, on both sides (MindRLHF: reshard_mem_opt_level)."""
     prefetch: bool = False
-    """CPU only: page in what the next phase reads while the present one computes, if that much memory is free. It
-    hides a slow disk, at the price of the memory of two phases at once."""
+    """CPU only: page in what the next phase reads while the current one computes, if enough memory is free. It hides a
+    slow disk, at the price of the memory of two phases at once."""
 
 
 class TrainerSection(Section):
@@ -152,10 +154,11 @@ class TrainerSection(Section):
     """Who waits for whom. sync: a step generates, then trains, on the same cards. one_step_off: while a step trains,
     the responses of the next one are generated on cards of their own, with the weights before it (verl:
     one_step_off_policy). bounded: generation never stops; a step trains the first prompts whose responses have ended,
-    and what runs when new weights come goes on with them (verl: fully_async_policy)."""
+    and running requests continue under new weights when these arrive (verl: fully_async_policy)."""
     max_staleness: int = Field(default=1, ge=0, le=64)
-    """Steps by which the weights that drew the oldest token of a response may be older than those that a step begins
-    with. 0: none, as sync. Not read with schedule=sync; one_step_off has 0 or 1 (verl: staleness_threshold)."""
+    """Maximum number of steps by which the weights that drew the oldest token of a response may lag behind those at the
+    start of a step. 0: none, as with sync. Not read with schedule=sync; one_step_off has 0 or 1 (verl:
+    staleness_threshold)."""
 
     max_steps: int | None = Field(default=None, ge=1)
     """Training steps; one step is one rollout and all updates made from it. None: `epochs` decides
@@ -167,8 +170,8 @@ class TrainerSection(Section):
     """Prompts (with all their responses) per optimizer update; divides rollout.prompts_per_step.
     The quotient is the number of updates per rollout; the paper makes 4 (verl: ppo_mini_batch_size)."""
     epochs_per_rollout: int = Field(default=1, ge=1)
-    """How often the mini-batches of a rollout are gone through; beyond the first time the responses are off-policy,
-    which the ratio and its clipping take into account. (verl: ppo_epochs; TRL: num_iterations)"""
+    """Number of passes over the mini-batches of a rollout; after the first pass the responses are off-policy, which the
+    ratio and its clipping account for. (verl: ppo_epochs; TRL: num_iterations)"""
     samples_per_micro_batch: int | None = Field(default=None, ge=1)
     """Responses per forward and backward pass; divides a mini-batch. Changes memory and speed, not the
     result. Either this or max_tokens_per_micro_batch is set (verl: ppo_micro_batch_size_per_gpu)."""
@@ -180,8 +183,8 @@ class TrainerSection(Section):
     """Several responses with their prompts share a row, and none sees another: hardly any padding is computed, and few
     graphs are compiled. With max_tokens_per_micro_batch (verl: use_remove_padding; MindRLHF: packing)."""
     balance_batches: bool = True
-    """The replicas of plans.train get equal numbers of tokens in each update. false: samples are dealt out by length.
-    Changes speed, not the result (verl: balance_batch)."""
+    """The replicas of plans.train get equal numbers of tokens in each update. false: samples are dealt in turn by
+    length. Changes speed, not the result (verl: balance_batch)."""
     length_multiple: int = Field(default=32, ge=1)
     """Sequence lengths are padded up to a multiple of this, so that few graphs are compiled."""
     save_every: int | None = Field(default=None, ge=1)
@@ -190,18 +193,18 @@ class TrainerSection(Section):
     keep_checkpoints: int = Field(default=2, ge=1)
     """Newest checkpoints kept (verl: max_actor_ckpt_to_keep; TRL: save_total_limit)."""
     keep_best: int = Field(default=0, ge=0)
-    """Checkpoints kept beside those because their evaluation was among this many best ones. From 1 on, every evaluation
-    that is the best so far is saved at once (TRL: load_best_model_at_end)."""
+    """Number of additional checkpoints kept because their evaluations are the best. From 1 on, every evaluation that is
+    the best so far is saved at once (TRL: load_best_model_at_end)."""
     save_in_background: bool = False
     """Write checkpoints in a thread of rank 0 while the run goes on. Its host memory then holds the copy of weights and
-    moments, 12 bytes per parameter, beside the next rollout; and an error of the disk is reported at the next save or
-    at the end."""
+    moments, 12 bytes per parameter, during the next rollout, and disk errors are reported at the next save or at the
+    end."""
     max_ratio_error: float = Field(default=1e-5, gt=0)
-    """The run stops when |s - 1| exceeds this on the first mini-batch after a rollout, where the ratio s must
-    be 1. 1e-5 suits float32, and every type in one process on CPU, whose kernels leave no difference; bfloat16 on
-    Ascend needs about 2e-3."""
+    """The run stops when |s - 1| exceeds this on the first mini-batch after a rollout, where the ratio s must be 1.
+    1e-5 suits float32, and every type in one process on CPU, where kernels leave no difference; bfloat16 on Ascend
+    needs about 2e-3."""
     max_rollout_mismatch: float = Field(default=0.1, gt=0)
-    """Only with algorithm.old_log_probs=sampler, where that ratio tells nothing: the run stops when sampler and trainer
+    """Only with algorithm.old_log_probs=sampler, where that ratio says nothing: the run stops when sampler and trainer
     differ by more than this in the log-probs of the first mini-batch, in nats, mean of the absolute difference per
     token. float32: about 1e-6; bfloat16: 0.01 to 0.02; 0 in one process on CPU, unless the cache rounds more than the
     model."""
@@ -212,12 +215,12 @@ class TrainerSection(Section):
     max_nonfinite_skips: int = Field(default=20, ge=1)
     """Updates that a run may skip with on_nonfinite=skip; one more stops it. Counted over all its processes."""
     max_nonfinite_skips_in_a_row: int = Field(default=3, ge=1)
-    """Updates that may be skipped one after the other; one more stops the run, because then it is not the batch but
-    the weights that are broken."""
+    """Consecutive updates that may be skipped; one more stops the run, because then the weights are broken rather than
+    the batch."""
     dump_step: int | None = Field(default=None, ge=1)
-    """Step whose inputs and results are written to run_dir/dumps, to be run again elsewhere and compared number by
-    number (`mindgspo replay`): weights twice, moments, gradients, batches, and of one process what each module
-    returned. It takes about 20 bytes per parameter on the disk. None: no step."""
+    """Step whose inputs and results are written to run_dir/dumps, to be rerun elsewhere and compared number by number
+    (`mindgspo replay`): weights twice, moments, gradients, batches and, for a single process, the output of each
+    module. It takes about 20 bytes per parameter on disk. None: no step."""
 
 
 class WarmupSection(Section):
@@ -243,22 +246,22 @@ class WatchSection(Section):
     """A stall is reported with the ranks that the others wait for and the Python lines where they are."""
 
     factor: float = Field(default=10.0, ge=1.0)
-    """Multiple of the median step time without progress of any worker that is a stall. 10: evaluations and
-    checkpoints take a few steps' time, and a report is no harm. Below 1 every step would be one."""
+    """A stall is this multiple of the median step time without progress of any worker. 10: evaluations and checkpoints
+    take the time of a few steps, and a report does no harm. Below 1, every step would be a stall."""
     min_seconds: float = Field(default=300.0, gt=0.0)
-    """Seconds without progress before which nothing is a stall; before the first step has ended this alone counts.
-    300: graphs of large models take minutes to compile. A server that generates, and answers nothing for so long, ends
-    the run."""
+    """Minimum number of seconds without progress that make a stall; the only criterion until the first step has ended.
+    300: graphs of large models take minutes to compile. A generating server that is silent for this long ends the
+    run."""
     on_stall: Literal["report", "stop"] = "report"
-    """Action after a report. report: nothing, the run may go on. stop: all workers of this machine are ended and the
-    exit code is 124, so that whatever started the run can start it again with resume=auto. With stop, min_seconds must
-    exceed the longest compilation and the longest job of a reward function."""
+    """Action after a report. report: none, the run may continue. stop: all workers of this machine are ended and the
+    exit code is 124, so that the program that started the run can restart it with resume=auto. With stop, min_seconds
+    must exceed the longest compilation and the longest job of a reward function."""
     memory_growth: float | None = Field(default=0.05, gt=0.0)
     """Share of its resident memory by which a worker may grow per 100 steps; a steady growth beyond it, over 48 steps
     from the 11th of a process on, is reported once per worker. 0.05: runs that compile no new graphs grow by less than
     0.01. None: no alarm."""
     poll_seconds: float = Field(default=1.0, gt=0.0)
-    """Seconds between two looks at the workers' heartbeats. 1: a look reads one small file per worker."""
+    """Seconds between two checks of the workers' heartbeats. 1: a check reads one small file per worker."""
 
 
 class PlansSection(Section):
@@ -267,7 +270,7 @@ class PlansSection(Section):
     train: ParallelPlan = ParallelPlan()
     """Plan of the policy while it is trained."""
     infer: ParallelPlan = ParallelPlan()
-    """Plan of the policy while it generates. The same cards, if it has none of its own: its product equals that of
+    """Plan of the policy while it generates. It uses the same cards unless it has its own: its product equals that of
     `train`. Equal plans share one set of weights; otherwise weights are resharded after each step."""
     reference: ParallelPlan | None = None
     """Plan of the reference policy of a KL term, which only scores. The same cards: its product equals that of `train`.
@@ -311,13 +314,13 @@ class ExperimentConfig(Section):
     device: Literal["CPU", "Ascend"] = "CPU"
     """Where graphs run."""
     resume: Literal["never", "auto"] | Path = "never"
-    """never: a run folder that holds a run is refused. auto: continue from its newest complete checkpoint. Or a path,
-    relative to the current folder: a checkpoint, a folder of checkpoints or a run, whose newest complete one counts. A
-    run rolls back to an earlier checkpoint of its own, and what came later is set aside; with another run's a new run
-    begins (verl: resume_mode, resume_from_path; TRL: resume_from_checkpoint)."""
+    """never: a run folder that holds a run is rejected. auto: continue from its newest complete checkpoint. Or a path,
+    relative to the current folder: a checkpoint, a folder of checkpoints or a run, whose newest complete one counts.
+    With an earlier checkpoint of its own, a run rolls back and sets later ones aside; with another run's checkpoint, a
+    new run starts (verl: resume_mode, resume_from_path; TRL: resume_from_checkpoint)."""
     restore: Literal["all", "weights"] = "all"
-    """State that a new run takes from another run's checkpoint that `resume` names. all: it goes on at that step, with
-    its optimizer, counters and place in the data. weights: the weights alone; it begins at step 0, without a
+    """State that a new run takes from another run's checkpoint named by `resume`. all: it continues at that step, with
+    its optimizer, counters and position in the data. weights: only the weights; it starts at step 0, without a
     warm-up."""
     model: ModelSection
     """The policy."""
