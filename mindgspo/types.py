@@ -169,7 +169,10 @@ class Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredGroup:
-    """The G siblings of one prompt with their scores."""
+    """The G siblings of one prompt with their scores.
+
+    Example: of two responses, the first right and the second wrong, the scores have values 1.0 and 0.0.
+    """
 
     prompt: Prompt
     responses: tuple[Response, ...]
@@ -182,7 +185,10 @@ class ScoredGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group(ScoredGroup):
-    """A scored group with the advantage of every response token."""
+    """A scored group with the advantage of every response token.
+
+    Example: two responses of 3 and 2 tokens, the first better, have advantages [0.7, 0.7, 0.7] and [-0.7, -0.7].
+    """
 
     advantages: tuple[Float32Array, ...]
     """One float32 [L] per response, L its length. Most estimators give all tokens of a response the same value; a
@@ -270,7 +276,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """Outcome of one training step."""
+    """Outcome of one training step.
+
+    Example: StepResult(step=3, metrics={"critic/score/mean": 0.55, "actor/grad_norm": 0.4}, groups=groups)
+    """
 
     step: int
     metrics: Mapping[str, float]

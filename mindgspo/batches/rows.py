@@ -20,14 +20,20 @@ from mindgspo.types import Batch, ExpertArray, Float32Array, Int32Array
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSample:
-    """One response to be trained on."""
+    """One response to be trained on.
+
+    Example: TrainingSample(prompt_ids=np.int32([5, 9]), response_ids=np.int32([7, 2]),
+    rollout_logp=np.float32([-0.1, -0.7]), number=0)
+    """
 
     prompt_ids: Int32Array
+    """int32, tokens of the prompt."""
     response_ids: Int32Array
+    """int32, tokens of the response, EOS included if one was sampled."""
     rollout_logp: Float32Array
-    """The sampler's log-probs of `response_ids`."""
+    """float32, the sampler's log-probs of `response_ids`."""
     number: int
-    """>= 0, the caller's own, kept in `Batch.samples_N`."""
+    """The caller's own number, from 0; kept in `Batch.samples_N`."""
 
     @property
     def length(self) -> int:

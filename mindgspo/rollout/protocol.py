@@ -59,7 +59,10 @@ class SamplingFilter(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingSettings:
-    """Settings of one call."""
+    """Settings of one call of an engine.
+
+    Example: SamplingSettings(num_samples=8, temperature=1.0, max_new_tokens=512, stream=stream)
+    """
 
     num_samples: int
     """Responses per prompt."""

@@ -50,7 +50,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """The part of one response that one request produced."""
+    """The part of one response that one request produced.
+
+    Example: a response aborted after tokens 5 and 7 gives ids [5, 7] and no finish_reason; 5, 7 is its next prefix.
+    """
 
     ids: Int32Array
     """int32 [L], the tokens after the prefix; empty if it was aborted before its first token."""
