@@ -125,7 +125,7 @@ def _receive(number: int, frame: FrameType | None) -> None:
 
 
 def _silence_standard_error() -> None:
-    """Nothing but the line is printed: MindSpore's compiler would log each of its functions that the interrupt passes
+    """Print nothing but the line: MindSpore's compiler would log each of its functions that the interrupt passes
     through."""
     global _standard_error
     if _standard_error != 2:

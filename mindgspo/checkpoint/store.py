@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 
 def step_folder(checkpoints_dir: Path, step: int) -> Path:
-    """Where the checkpoint of a step is."""
+    """Path of the checkpoint of a step."""
     return checkpoints_dir / f"step_{step:08d}"
 
 

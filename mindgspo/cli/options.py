@@ -26,7 +26,7 @@ class CommandGroup(TyperGroup):
     """Commands; other suites' names lead to ours, and typer corrects misspelt ones."""
 
     def resolve_command(self, ctx: Context, args: list[str]) -> Any:
-        """As typer does."""
+        """Resolve a command like typer; for another suite's name, say what it is called here."""
         if args[0] in _COMMANDS and not ctx.resilient_parsing:
             ctx.fail(f"No such command: {args[0]}; it is called {_COMMANDS[args[0]]} here")
         return super().resolve_command(ctx, args)
@@ -36,7 +36,7 @@ class SettingsCommand(TyperCommand):
     """A command with `--set` that takes settings as bare words, too. Both may be mixed; the later one wins."""
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        """As typer does, with `--set` put before every bare setting."""
+        """Parse like typer, with `--set` put before every bare setting."""
         return super().parse_args(ctx, list(self._with_set(ctx, args)))
 
     def _with_set(self, ctx: Context, args: Sequence[str]) -> Iterator[str]:

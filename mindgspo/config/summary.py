@@ -62,7 +62,7 @@ def objective(config: ExperimentConfig) -> str:
 
 
 def advantage(config: ExperimentConfig) -> str:
-    """How advantages come from rewards."""
+    """Formula that turns rewards into advantages."""
     kl = config.algorithm.kl
     line = _estimator(config)
     if kl.placement == "reward":

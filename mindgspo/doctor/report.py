@@ -194,6 +194,6 @@ def _newest(folder: Path | None, pattern: str) -> list[Path]:
 
 
 def _plog_folder(machine: Machine) -> Path:
-    """Where CANN logs: ASCEND_PROCESS_LOG_PATH, else ~/ascend/log."""
+    """Folder of CANN's logs: ASCEND_PROCESS_LOG_PATH, else ~/ascend/log."""
     home = machine.environment.get("HOME", "/root")
     return machine.path(machine.environment.get("ASCEND_PROCESS_LOG_PATH") or f"{home}/ascend/log") / "debug" / "plog"

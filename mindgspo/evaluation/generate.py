@@ -87,7 +87,7 @@ class Generated:
 
 @dataclass(frozen=True, slots=True)
 class _Drawing:
-    """How tokens are drawn, from options and generation_config.json."""
+    """Sampling settings, from options and generation_config.json."""
 
     temperature: float
     top_p: float

@@ -40,7 +40,7 @@ Parts = Mapping[Part, int]
 
 
 class SwapLevel(Enum):
-    """What stays in memory of the things that a phase does not read: section `swap`."""
+    """Amount of memory that stays resident although a phase does not read it: section `swap`."""
 
     EVERYTHING = "swap off"
     BY_PHASE = "swap, reshard_level 0"

@@ -89,8 +89,11 @@ class Scorer(Closing):
         self._functions_of(data_source, where)
 
     def unreadable(self, where: str, data_source: str, gold: str) -> str | None:
-        """None if every verifier of a row reads its gold answer and pays its repetition, else `where` and the first
-        that does not. Raises DataError for a data_source without a function."""
+        """The problem of a gold answer: `where` and the first verifier that cannot read it or does not pay its
+        repetition.
+
+        None if every verifier of the row does both. Raises DataError for a data_source without a function.
+        """
         for name in self._functions_of(data_source, where):
             if name in SHAPERS:
                 continue

@@ -338,7 +338,7 @@ class LeftoverBuffer:
         return young[:most]
 
     def state(self) -> dict[str, Any]:
-        """Everything but token ids and log-probs."""
+        """The state of the groups, without token ids and log-probs."""
         return {"num_expired": self.num_expired, "groups": [_describe(sampled) for sampled in self._groups]}
 
     def arrays(self) -> dict[str, np.ndarray]:
