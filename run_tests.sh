@@ -10,7 +10,7 @@ usage() {
     cat <<'TEXT'
 Usage: run_tests.sh [--parity] [--mindformers] [--mindspore SERIES] [--all] [PYTEST_ARGUMENT...]
 
-Sets the environment up as run_gspo.sh does, with the development tools, then runs ruff and the test suite:
+Sets the environment up as run_gspo.sh does, with the development tools, then runs ruff, pyright and the test suite:
   ./run_tests.sh                          the default tier, within 10 minutes on 2 cores: unit tests, and one of each kind
                                           of whole run, launch of several ranks, emulated card and divided graph
   ./run_tests.sh --all                    every test, hours; random instead of fixed examples where tests draw some
@@ -89,6 +89,8 @@ echo "== ruff check"
 "$python" -m ruff check .
 echo "== ruff format"
 "$python" -m ruff format --check .
+echo "== pyright"
+PYRIGHT_PYTHON_IGNORE_WARNINGS=1 "$python" -m pyright --pythonpath "$python" --level error   # 1: asks no server for newer ones
 echo "== pytest"
 # The workers below fill the cores; threads of operators would only wait for one another.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}

@@ -100,7 +100,7 @@ def generate(model: str | PathLike[str], prompts: Sequence[PromptText], **option
     try:
         chosen = TypeAdapter(GenerateOptions).validate_python(options)  # numbers of numpy become Python's
     except ValidationError as error:
-        (wrong, *_), said = error.errors()[0]["loc"], error.errors()[0]["msg"]
+        wrong, said = str(error.errors()[0]["loc"][0]), error.errors()[0]["msg"]
         raise ConfigError(f"{wrong}: {said[:1].lower()}{said[1:]}, got {shorten(repr(options[wrong]))}") from None
     return list(generate_completions(Path(model), prompts, chosen))
 

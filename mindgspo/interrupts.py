@@ -60,7 +60,7 @@ def counting() -> Iterator[Callable[[], int]]:
     SIGTERM too, which is what MindSpore makes of Ctrl-C while a graph runs.
     """
     received: list[int] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def receive(number: int, frame: FrameType | None) -> None:
         received.append(number)

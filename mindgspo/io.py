@@ -263,7 +263,7 @@ def json_items(content: bytes) -> Iterator[Any]:
     Raises ValueError as `parse_json`."""
     with _plain_json_errors():
         text = content.decode("utf-8-sig")
-    start = _SPACE.match(text, 0).end()
+    start = _after_space(text, 0)
     if not text.startswith("[", start):
         if len(content) > MOST_LINE_BYTES:
             raise ValueError(f"no list, and of more than {MOST_LINE_BYTES:,} bytes; write a list, or one row per line")
@@ -275,12 +275,12 @@ def json_items(content: bytes) -> Iterator[Any]:
         return
     decoder, place, mark = json.JSONDecoder(), start, "["
     while mark != "]":
-        place = _SPACE.match(text, place + 1).end()
+        place = _after_space(text, place + 1)
         if mark == "[" and text.startswith("]", place):
             break
         with _plain_json_errors():
             value, end = decoder.raw_decode(text, place)
-            place = _SPACE.match(text, end).end()
+            place = _after_space(text, end)
             mark = text[place : place + 1]
             if mark not in (",", "]"):
                 raise json.JSONDecodeError("expected , or ]", text, place)
@@ -288,11 +288,19 @@ def json_items(content: bytes) -> Iterator[Any]:
             raise ValueError(_TOO_DEEP)
         yield value
     with _plain_json_errors():
-        if (end := _SPACE.match(text, place + 1).end()) < len(text):
+        if (end := _after_space(text, place + 1)) < len(text):
             raise json.JSONDecodeError("more after the list", text, end)
 
 
 _SPACE = re.compile(r"[ \t\n\r]*")
+
+
+def _after_space(text: str, place: int) -> int:
+    found = _SPACE.match(text, place)
+    assert found is not None, "it matches nothing as well"
+    return found.end()
+
+
 _TOO_DEEP = f"not JSON that can be read (nested more than {MOST_DEPTH} deep)"
 
 

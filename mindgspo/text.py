@@ -64,6 +64,10 @@ class PrintableStream:
         self.raw.write(printable(text))
         return len(text)
 
+    def flush(self) -> None:
+        """As of any stream."""
+        self.raw.flush()
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.raw, name)
 

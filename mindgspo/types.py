@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 Int32Array = NDArray[np.int32]
 Float32Array = NDArray[np.float32]
 BoolArray = NDArray[np.bool_]
-ExpertArray = NDArray[np.uint8] | NDArray[np.int16]
+ExpertArray = NDArray[np.uint8 | np.int16]
 """Numbers of experts: one byte each where a layer has at most 256 of them, two where it has more."""
 
 

@@ -41,7 +41,7 @@ _probe() {
     local lines modules=() extra
     for extra in "${_extras[@]}"; do
         case $extra in
-            dev) modules+=(pytest hypothesis ruff) ;;
+            dev) modules+=(pytest hypothesis ruff pyright) ;;
             parity) modules+=(torch transformers) ;;
             docs) modules+=(mkdocs material jieba) ;;
         esac

@@ -163,6 +163,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mindgspo.algorithms.advantages.groups import weighted_bincount
 from mindgspo.algorithms.rollout_correction import LARGEST_EXPONENT
 from mindgspo.metrics.glossary import LOG_RATIO_BINS, LOG_RATIO_EDGES
 from mindgspo.types import Batch, BoolArray, Float32Array
@@ -265,7 +266,7 @@ def collect_telemetry(*, log_ratio: Float32Array, grad_logp_NK: Float32Array, ma
     return UpdateTelemetry(
         log_ratio_counts=_count_by_bin(ratios),
         responses_L=np.bincount(length_N[is_real_N], minlength=slots + 1),
-        gradient_L=np.bincount(length_N[is_real_N], weights=weight_N[is_real_N], minlength=slots + 1),
+        gradient_L=weighted_bincount(length_N[is_real_N], weight_N[is_real_N], minlength=slots + 1),
     )
 
 

@@ -100,11 +100,11 @@ def denominators(samples: Sequence[TrainingSample]) -> tuple[int, int]:
 
 def batch_of(rows: Sequence[Sequence[TrainingSample]], size: BatchSize, pad_id: int, whole: tuple[int, int]) -> Batch:
     """Samples in rows, which may be fewer or shorter than those of `size`. whole: `denominators` of the mini-batch."""
-    is_dense = size.predictions is None
-    num_slots = size.samples * size.slots
+    num_slots, num_predictions = size.samples * size.slots, size.predictions
+    is_dense = num_predictions is None
     ids_RT = np.full((size.rows, size.row_length), pad_id, dtype=np.int32)
     positions_RT, segments_RT = np.zeros_like(ids_RT), np.zeros_like(ids_RT)
-    predict_P = np.zeros(num_slots if is_dense else size.predictions, dtype=np.int32)
+    predict_P = np.zeros(num_slots if num_predictions is None else num_predictions, dtype=np.int32)
     targets_P = np.zeros_like(predict_P)
     place_NK = np.arange(num_slots, dtype=np.int32) if is_dense else np.zeros(num_slots, dtype=np.int32)
     place_NK = place_NK.reshape(size.samples, size.slots)
@@ -225,9 +225,9 @@ def in_one_row(batch: Batch, size: BatchSize) -> Batch:
     return _padded(replace(batch, predict_P=new_place_M[batch.predict_P], **rows), shapes)
 
 
-def gathered(batches: Iterable[Batch], arrays_NK: Iterable[Float32Array], num_samples: int) -> list[Float32Array]:
+def gathered(batches: Iterable[Batch], arrays_NK: Iterable[np.ndarray], num_samples: int) -> list[np.ndarray]:
     """The rows of the batches' arrays by sample number, each cut to its real tokens; empty for numbers in no batch."""
-    rows = [np.zeros(0, np.float32)] * num_samples
+    rows: list[np.ndarray] = [np.zeros(0, np.float32)] * num_samples
     for batch, array_NK in zip(batches, arrays_NK, strict=True):
         for row, number in enumerate(batch.samples_N):
             if number >= 0:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from typer.completion import completion_init, get_completion_script
+from typer.completion import completion_init, get_completion_script  # pyright: ignore[reportPrivateImportUsage]
 
 from mindgspo.cli import experiment, model
 from mindgspo.cli.checkpoint import checkpoint_app

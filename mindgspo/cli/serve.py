@@ -68,6 +68,7 @@ def serve_command(
         from mindgspo.rollout.server import serve as serve_replica  # MindSpore comes with it
 
         def tell() -> None:
+            assert listener is not None, "only the rank that listens tells"
             print(f"serving at http://{host}:{listener.getsockname()[1]}", flush=True)
 
         serve_replica(experiment, listener, key=key, folders=folders, ready=tell)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -130,7 +130,10 @@ class FilterGroupsSection(Section):
     then up to that many steps older than the weights. 0: they are dropped."""
 
 
-PolicyLossName = Literal[tuple(POLICY_LOSSES)]
+if TYPE_CHECKING:
+    PolicyLossName = str  # type checkers cannot read the table
+else:
+    PolicyLossName = Literal[tuple(POLICY_LOSSES)]
 
 
 class AdvantageSection(Section):

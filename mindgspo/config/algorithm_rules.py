@@ -173,7 +173,7 @@ def advantage_problems(config: ExperimentConfig) -> Iterator[str]:
     if len(functions) < 2:
         yield (
             f"algorithm.advantage.combine: normalize_then_sum joins several reward functions, but reward.functions "
-            f"has only {functions[0]}; add one, or set algorithm.advantage.combine=sum_then_normalize"
+            f"has only {', '.join(functions)}; add one, or set algorithm.advantage.combine=sum_then_normalize"
         )
     elif "auto" in functions:
         yield (

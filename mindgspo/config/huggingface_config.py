@@ -213,8 +213,9 @@ def _unimplemented(raw: Mapping[str, object]) -> Iterator[str]:
     if others:
         yield f"layer_types has {others[0]!r}; only full_attention is implemented"
     head_dim, hidden, heads = raw.get("head_dim"), raw.get("hidden_size"), raw.get("num_attention_heads")
-    numbers = all(isinstance(value, int) for value in (head_dim, hidden, heads))
-    if not family.has_own_head_dim and numbers and head_dim * heads != hidden:
+    if family.has_own_head_dim or not isinstance(hidden, int):
+        return
+    if isinstance(head_dim, int) and isinstance(heads, int) and head_dim * heads != hidden:
         yield f"head_dim {head_dim} x {heads} heads is not hidden_size {hidden}; not implemented for {architecture}"
 
 

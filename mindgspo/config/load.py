@@ -141,8 +141,7 @@ def merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in top.items():
         below = merged.get(key)
-        both_are_mappings = isinstance(below, Mapping) and isinstance(value, Mapping)
-        merged[key] = merge(below, value) if both_are_mappings else value
+        merged[key] = merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
     return merged
 
 
@@ -191,12 +190,13 @@ def _parse_file(path: Path, including: tuple[Path, ...]) -> Mapping[str, Any]:
 
 
 def _included_names(path: Path, include: object) -> list[str]:
-    names = [] if include is None else include if isinstance(include, list) else [include]
-    for name in names:
+    names: list[str] = []
+    for name in [] if include is None else include if isinstance(include, list) else [include]:
         if not isinstance(name, str):
             raise ConfigError(f"{path}: include: expected a path or a list of paths, got {shorten(repr(name))}")
         if "\0" in name:
             raise ConfigError(f"{path}: include: {name!r}: the character NUL can be in no file's name")
+        names.append(name)
     return names
 
 
@@ -335,8 +335,9 @@ def _with_tied_tables(model: ModelSection, plans: PlansSection) -> PlansSection:
     """The plans, which split a tied table like the output table unless they say otherwise."""
     own = {}
     for name, plan in plans:
-        is_said = plan is None or "vocab_emb_dp" in plan.model_fields_set
-        if model.tie_word_embeddings and not is_said and plan.model_parallel > 1:
+        if plan is None or "vocab_emb_dp" in plan.model_fields_set:
+            continue
+        if model.tie_word_embeddings and plan.model_parallel > 1:
             own[name] = plan.model_copy(update={"vocab_emb_dp": False})
     return plans.model_copy(update=own)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
@@ -61,6 +61,10 @@ class RopeScalingSection(Section):
 
 class ModelSection(Section):
     """The policy's architecture, in Hugging Face's field names, and where its weights come from."""
+
+    if TYPE_CHECKING:  # pydantic gives frozen sections a hash, which type checkers do not know
+
+        def __hash__(self) -> int: ...
 
     path: Path | None = None
     """Hugging Face folder (config.json + *.safetensors). Architecture and sizes below are read from its config.json;
@@ -186,11 +190,9 @@ def _expert_problems(model: ModelSection) -> Iterator[str]:
     missing = [name for name in sizes if getattr(model, name) is None]
     for name in missing:
         yield f"model.{name}: missing; {model.architecture} needs it, and its config.json has it"
-    if not missing and model.num_experts_per_tok > model.num_experts:
-        yield (
-            f"model.num_experts_per_tok: {model.num_experts_per_tok} is more than num_experts {model.num_experts}; "
-            f"largest legal: {model.num_experts}"
-        )
+    chosen, every = model.num_experts_per_tok, model.num_experts
+    if not missing and chosen is not None and every is not None and chosen > every:
+        yield f"model.num_experts_per_tok: {chosen} is more than num_experts {every}; largest legal: {every}"
 
 
 def _rope_scaling_problems(model: ModelSection) -> Iterator[str]:

@@ -32,6 +32,10 @@ _NOT_IN_SCORING = {
 class ParallelPlan(Section):
     """The spread of one graph over cards, in MindSpore's words. The default is one process."""
 
+    if TYPE_CHECKING:  # pydantic gives frozen sections a hash, which type checkers do not know
+
+        def __hash__(self) -> int: ...
+
     data_parallel: int = Field(default=1, ge=1)
     """Replicas of the model, each with its own share of the batch."""
     model_parallel: int = Field(default=1, ge=1)

@@ -11,9 +11,11 @@ Differences from PyYAML's default:
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable
 from typing import Any, ClassVar
 
 import yaml
+from yaml.composer import ComposerError
 
 from mindgspo.text import shorten
 
@@ -55,15 +57,15 @@ class _Loader(yaml.SafeLoader):
         super().__init__(stream)
         self._depth = 0
 
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             event = self.peek_event()
             problem = f"alias *{event.anchor} is not supported; repeat the value, or share it with `include`"
-            raise yaml.composer.ComposerError(None, None, problem, event.start_mark)
+            raise ComposerError(None, None, problem, event.start_mark)
         self._depth += 1
         if self._depth > MOST_DEPTH:
             problem = f"nested more than {MOST_DEPTH} deep"
-            raise yaml.composer.ComposerError(None, None, problem, self.peek_event().start_mark)
+            raise ComposerError(None, None, problem, self.peek_event().start_mark)
         node = super().compose_node(parent, index)
         self._depth -= 1
         return node
@@ -79,7 +81,7 @@ class _Loader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         return text
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: dict[str, yaml.Node] = {}
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)

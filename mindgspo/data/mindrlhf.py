@@ -78,7 +78,7 @@ def _records(path: Path) -> Iterator[tuple[_Ids, _Ids]]:
     try:
         records = MindDataset(str(path), columns_list=columns, shuffle=False, num_parallel_workers=1)
         for record in records.create_dict_iterator(num_epochs=1, output_numpy=True):
-            yield tuple(record[name] for name in columns)
+            yield record[columns[0]], record[columns[1]]
     except RuntimeError as error:  # MindSpore's, several paragraphs
         first = next(iter(str(error).strip().splitlines()), "no reason given")
         raise DataError(f"{path}: cannot be read as MindRLHF's ({first}); it has the columns {columns}") from error

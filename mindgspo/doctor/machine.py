@@ -248,7 +248,7 @@ def _listening() -> frozenset[int]:
         connections = psutil.net_connections("tcp")
     except psutil.AccessDenied:
         return frozenset()
-    return frozenset(one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN)
+    return frozenset(one.laddr.port for one in connections if one.laddr and one.status == psutil.CONN_LISTEN)
 
 
 def _container_limits() -> Iterator[int]:

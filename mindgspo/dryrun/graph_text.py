@@ -151,13 +151,19 @@ def read_graph(text: str, world_size: int, groups: Mapping[str, tuple[int, ...]]
                 group=group,
                 ranks=ranks.get(group, ()),
                 count=sum(count for count, _ in calls),
-                bytes=None if any(size is None for _, size in calls) else sum(count * size for count, size in calls),
+                bytes=_total(calls),
             )
             for (kind, group), calls in sorted(found.items())
         ),
         operators=dict(sorted(operators.items())),
         products=dict(sorted(products.items())),
     )
+
+
+def _total(calls: list[tuple[int, int | None]]) -> int | None:
+    """Bytes of (calls, bytes of one); None if one is unknown."""
+    sizes = [None if size is None else count * size for count, size in calls]
+    return None if None in sizes else sum(size or 0 for size in sizes)
 
 
 def _parse(text: str) -> tuple[str, tuple[HeldParameter, ...], dict[str, _Function]]:

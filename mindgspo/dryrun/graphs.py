@@ -29,6 +29,7 @@ from mindgspo.config import ExperimentConfig
 from mindgspo.config.plan import ParallelPlan
 from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.scoring import PolicyScorer
+from mindgspo.models.transformer import Transformer
 from mindgspo.models.weights import held_parameters
 from mindgspo.parallel.ops.device import attention_segments, takes_packed
 from mindgspo.parallel.plans.placement import Placement
@@ -117,14 +118,14 @@ def _decode(config: ExperimentConfig, rank: int) -> CompilableGraph:
     return CompilableGraph(cell=cell, inputs=tuple(Tensor(array) for array in inputs))
 
 
-def _generating_model(config: ExperimentConfig, rank: int) -> nn.Cell:
+def _generating_model(config: ExperimentConfig, rank: int) -> Transformer:
     model = build_model(config.model, Placement(plan=config.plans.infer, rank=rank))
     if not reads_trained_weights(config):
         hold_in_compute_type(model)
     return model
 
 
-def _cache(model: nn.Cell, config: ExperimentConfig) -> PagedCache:
+def _cache(model: Transformer, config: ExperimentConfig) -> PagedCache:
     sizes = rollout_sizes(config)
     return PagedCache(model, num_blocks=sizes.num_blocks, num_columns=sizes.cache_columns, dtype=sizes.cache_dtype)
 

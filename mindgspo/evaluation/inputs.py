@@ -142,8 +142,10 @@ def encode_prompt(
             raise DataError(f"{where}: a conversation goes through the chat template; raw prompts are text")
         text = prompt
     else:
-        messages = [{"role": "user", "content": prompt}]
-        if not isinstance(prompt, str):
+        messages: list[ChatMessage]
+        if isinstance(prompt, str):
+            messages = [{"role": "user", "content": prompt}]
+        else:
             messages = [*messages_of(list(prompt) if isinstance(prompt, Sequence) else prompt, where)]
         if system_prompt is not None and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": system_prompt})
@@ -157,6 +159,7 @@ def encode_prompt(
 def read_prompts(path: Path) -> list[PromptText]:
     """Read the prompts of a file: of *.jsonl the key `prompt`, a text or a list of messages, or `messages`; of any
     other file every line that is not empty. Raises DataError naming file and line."""
+    prompts: list[PromptText]
     if path.suffix == ".jsonl":
         prompts = [_prompt_of(row, where) for where, row in read_file(path)]
     else:

@@ -23,7 +23,7 @@ from mindgspo.data.sources import JSONL, PARQUET, read_file
 from mindgspo.errors import DataError
 from mindgspo.init.columns import TableRow, columns_beside, find_columns, held_beside
 from mindgspo.io import MOST_LINE_BYTES, atomic_file, decoded, json_items, make_folder, read_bytes, read_lines
-from mindgspo.rewards.registry import build_function, gold_is_readable
+from mindgspo.rewards.registry import build_verifier, gold_is_readable
 from mindgspo.text import counted, hub_hint, listed, shorten
 
 AS_THEY_ARE = (JSONL, PARQUET)
@@ -216,7 +216,7 @@ def _asked_whole(account: RowAccount, *, is_said: bool) -> RowAccount:
 
 def _account(path: Path, source: DataSourceSection, first: Sequence[TableRow]) -> RowAccount:
     parse = parser_for(source)
-    readers = {name: build_function(name, RewardSection()) for name in READERS if source.format == "columns"}
+    readers = {name: build_verifier(name, RewardSection()) for name in READERS if source.format == "columns"}
     unread = {name: Unread() for name in readers}
     if source.columns is None:
         beside = columns_beside([{key: row[key] for key in row if key not in _OF_FORMATS} for row in first], ())

@@ -149,7 +149,9 @@ def start_processes(
             environment[runtime.EMULATED_WAITS] = str(folder.waits(member))
         if devices is not None and member != SCHEDULER:
             environment["DEVICE_ID"] = devices[plan.ranks.index(member)]
-        handed = {"env": environment} if member or listener is None else handed_over(listener, environment)
+        handed: dict[str, Any] = {"env": environment}
+        if not member and listener is not None:
+            handed = handed_over(listener, environment)
         with folder.log(member).open("wb") as log:
             started[member] = subprocess.Popen(
                 [sys.executable, *command],

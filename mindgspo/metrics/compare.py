@@ -127,7 +127,7 @@ def compare_runs(folders: Sequence[Path]) -> RunComparison:
     names = distinct_names(folders)
     return RunComparison(
         runs=tuple(ComparedRun(variant=name, seed=0, run=run) for name, run in zip(names, records, strict=True)),
-        outcomes=tuple(_outcome(name, *one) for name, *one in zip(names, folders, records, strict=True)),
+        outcomes=tuple(_outcome(name, folder, run) for name, folder, run in zip(names, folders, records, strict=True)),
         settings=_differences([_settings(folder / CONFIG_FILE) for folder in folders]),
         environment=_differences([_environment(run) for run in records]),
     )
@@ -174,11 +174,11 @@ def _last_and_best(run: RunRecord, figure: HeldOut) -> tuple[MeasuredFigure | No
     values, low, high = (dict(zip(one.steps, one.values, strict=True)) for one in all_three)
     found = []
     for step, value in values.items():
-        ends = (low.get(step), high.get(step))
+        least, most = low.get(step), high.get(step)
         text = figure.text(value)
-        if None not in ends:
-            text += f" ({' .. '.join(figure.text(end).removesuffix('%') for end in ends)})"
-        found.append(MeasuredFigure(step=step, value=value, low=ends[0], high=ends[1], text=text))
+        if least is not None and most is not None:
+            text += f" ({' .. '.join(figure.text(end).removesuffix('%') for end in (least, most))})"
+        found.append(MeasuredFigure(step=step, value=value, low=least, high=most, text=text))
     return (found[-1], max(found, key=lambda one: one.value)) if found else (None, None)
 
 

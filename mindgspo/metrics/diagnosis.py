@@ -113,7 +113,8 @@ class Threshold:
         if "<part>" not in self.keys[0]:
             return recent(run, *self.keys), ""
         parts = [(latest(run, self.keys[0].replace("<part>", part)), part) for part in accuracies(run)]
-        return max((pair for pair in parts if pair[0] is not None), default=(None, ""), key=lambda pair: pair[0])
+        known = [(value, part) for value, part in parts if value is not None]
+        return max(known, key=lambda pair: pair[0]) if known else (None, "")
 
 
 def _longest_response(run: RecordedRun) -> str:

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
@@ -96,7 +97,7 @@ def json_line(record: Mapping[str, object]) -> bytes:
     return json.dumps(record, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace") + b"\n"
 
 
-def read_records(path: Path) -> Iterator[dict[str, object]]:
+def read_records(path: Path) -> Iterator[dict[str, Any]]:
     """The records of a JSON Lines file; none if absent. A last line without newline (killed run) is skipped.
 
     Raises RunFolderError, naming file and line, for a line that is not a JSON object.
@@ -143,7 +144,7 @@ def _step(record: Mapping[str, object], path: Path, number: int) -> int:
     return step
 
 
-def plain_number(key: str, value: object) -> int | float:
+def plain_number(key: str, value: Any) -> int | float:
     """`value` (Python or numpy scalar) as int or float; an assertion naming `key` if it is not finite."""
     number = value.item() if hasattr(value, "item") else value
     assert isinstance(number, (int, float)), f"metric {key}: expected a number, got {type(value).__name__}"

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -243,7 +243,10 @@ def _shares(run: RunRecord, part: str) -> list[str]:
     return [match[0] for match in sorted(found, key=lambda match: (order.index(match["kind"]), int(match["k"])))]
 
 
-_Panel = Callable[["Axes", RunRecord, Theme], None]
+class _Panel(Protocol):
+    def __call__(self, axes: Axes, /, run: RunRecord, theme: Theme) -> None: ...
+
+
 _CURVES: tuple[_Panel, ...] = (_draw_reward, _draw_accuracy, _draw_clip_fraction, _draw_length)
 # Each panel with the metric without which it is left out.
 _POLICY: tuple[tuple[_Panel, str], ...] = (

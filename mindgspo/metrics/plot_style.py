@@ -54,10 +54,11 @@ def new_figure(theme: Theme, width: float, height: float) -> Figure:
     """An empty figure of that size in inches. Not pyplot's: no global state, no backend for the whole process."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure = Figure(figsize=(width, height), dpi=130, facecolor=theme.surface, layout="constrained")
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12, wspace=0.04, hspace=0.05)
+    figure = Figure(figsize=(width, height), dpi=130, facecolor=theme.surface, layout=layout)
     FigureCanvasAgg(figure)
-    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12, wspace=0.04, hspace=0.05)
     return figure
 
 

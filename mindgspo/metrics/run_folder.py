@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import yaml
 
@@ -40,9 +40,9 @@ class RunRecord:
 
     name: str
     """The folder's name, and whether its cards were emulated."""
-    metrics: tuple[Mapping[str, object], ...]
+    metrics: tuple[Mapping[str, Any], ...]
     """Lines of metrics.jsonl."""
-    summary: Mapping[str, object] = field(default_factory=dict)
+    summary: Mapping[str, Any] = field(default_factory=dict)
     """Fields of summary.json; {} while the run goes on."""
     config_text: str = ""
     """The resolved YAML; "" if absent."""
@@ -160,9 +160,11 @@ class RecordedRun(Protocol):
 
     def names(self) -> Iterable[str]:
         """Every metric that was written, in the order of first appearance."""
+        ...
 
     def series(self, key: str) -> Series:
         """All values of a metric; empty if it was never written."""
+        ...
 
 
 def accuracies(run: RecordedRun) -> dict[str, Series]:
@@ -278,7 +280,7 @@ class RunSettings:
     @property
     def clips_responses(self) -> bool | None:
         """Whether whole responses are clipped, as in gspo. None: unknown."""
-        if self.algorithm not in POLICY_LOSSES:
+        if self.algorithm is None or self.algorithm not in POLICY_LOSSES:
             return None
         recipe = POLICY_LOSSES[self.algorithm]
         return recipe.ratio_level in ("sequence", "sequence_token") and recipe.clip is not None

@@ -89,7 +89,7 @@ class WandB:
     name = "wandb"
 
     def __init__(self, run: TrackedRun) -> None:
-        import wandb
+        import wandb  # pyright: ignore[reportMissingImports] - an extra
 
         self._run = wandb.init(
             project=run.project,
@@ -119,7 +119,7 @@ class SwanLab:
     name = "swanlab"
 
     def __init__(self, run: TrackedRun) -> None:
-        import swanlab
+        import swanlab  # pyright: ignore[reportMissingImports] - an extra
 
         folder = run.folder / "swanlab"
         folder.mkdir(exist_ok=True)

@@ -62,7 +62,7 @@ class ChunkedLogProb(nn.Cell):
         assert temperature > 0, temperature
         self.inverse_temperature = 1.0 / temperature
         self.chunk_bytes = chunk_bytes
-        self.is_padded, self.mask_V = mask_V is not None, mask_V
+        self.mask_V = mask_V
         self.logits = ops.MatMul(transpose_b=True)
         self.times_weight = ops.MatMul()
         self.transposed_times = ops.MatMul(transpose_a=True)
@@ -147,7 +147,7 @@ class ChunkedLogProb(nn.Cell):
     def _scaled_logits(self, hidden_CH: Tensor, weight: Tensor) -> Tensor:
         # The temperature, too, multiplies the [C, H] side: on [C, V] it would cost another chunk.
         logits_CV = ops.cast(self.logits(hidden_CH * self.inverse_temperature, weight), ms.float32)
-        return logits_CV + self.mask_V if self.is_padded else logits_CV
+        return logits_CV if self.mask_V is None else logits_CV + self.mask_V
 
     def _entropy(self, log_probs_CV: Tensor, logp_C: Tensor) -> Tensor:
         return logp_C * 0.0

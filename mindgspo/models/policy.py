@@ -12,6 +12,7 @@ from mindspore import Tensor, nn, ops
 
 from mindgspo.config import ModelSection
 from mindgspo.models.log_prob import log_prob_head
+from mindgspo.models.model import Model
 from mindgspo.models.transformer import Transformer, without_padding
 from mindgspo.parallel.layers.experts import OwnSlots
 from mindgspo.parallel.layers.model_parallel import enter_model_parallel, join_context_parallel
@@ -20,7 +21,7 @@ from mindgspo.parallel.ops.kernels import LogProbKernel, RowsKernel
 from mindgspo.parallel.plans.placement import ALONE, Placement
 
 
-def build_model(section: ModelSection, place: Placement = ALONE) -> nn.Cell:
+def build_model(section: ModelSection, place: Placement = ALONE) -> Transformer:
     """The transformer, or this rank's part of it; its parameters are zero until `models.weights` fills them."""
     return Transformer(section, place)
 
@@ -48,7 +49,7 @@ class PolicyLogProbs(nn.Cell):
 
     def __init__(
         self,
-        model: nn.Cell,
+        model: Model,
         *,
         temperature: float,
         with_entropy: bool,

@@ -18,6 +18,7 @@ from mindspore import Tensor, nn, ops
 from mindgspo.batches.routing import RoutingDifference, expert_dtype, no_routing
 from mindgspo.batches.rows import in_rounds
 from mindgspo.models.log_prob import ChunkedLogProb
+from mindgspo.models.model import Model
 from mindgspo.models.policy import PolicyLogProbs
 from mindgspo.models.transformer import without_padding
 from mindgspo.parallel.collectives.host import GraphOfRanks
@@ -62,7 +63,7 @@ class PolicyScorer:
     """
 
     def __init__(
-        self, model: nn.Cell, *, temperature: float, replays_experts: bool = False, returns_routing: bool = False
+        self, model: Model, *, temperature: float, replays_experts: bool = False, returns_routing: bool = False
     ) -> None:
         policy = PolicyLogProbs(
             model,
@@ -98,7 +99,8 @@ class PolicyScorer:
         self._stage.run([of_batch[0].size for of_batch in tensors], forward=forward)
         results = [tuple(tensor.asnumpy() for tensor in result) for result in pending]
         choices = self._stage.choices_of_all([result[-1] for result in results if self._returns_routing])
-        found, chosen = [result[:2] for result in results if self._stage.is_last], [None] * len(given)
+        found = [result[:2] for result in results if self._stage.is_last]
+        chosen: list[ExpertArray | None] = [None] * len(given)
         for index, chosen_MX in enumerate(choices):
             batch, routed = own[index], inputs[index].routed
             chosen[numbers[index]] = routed.in_rows(batch, chosen_MX.astype(self._expert_dtype))
@@ -139,7 +141,7 @@ class RowScore:
 class LogProbsAndNext(nn.Cell):
     """Log-prob of a target at every position, and the likeliest id after one position per row."""
 
-    def __init__(self, model: nn.Cell) -> None:
+    def __init__(self, model: Model) -> None:
         super().__init__(auto_prefix=False)
         self.model = model
         self.is_packed = takes_packed(model)
@@ -173,7 +175,7 @@ class LogProbsAndNext(nn.Cell):
         return logp_M.reshape(ids_RT.shape), next_R, entropy_M
 
 
-def score_rows(model: nn.Cell, rows: Sequence[Int32Array]) -> list[RowScore]:
+def score_rows(model: Model, rows: Sequence[Int32Array]) -> list[RowScore]:
     """Rows of 1 to max_position_embeddings ids below vocab_size; the result does not depend on their neighbours."""
     cell = LogProbsAndNext(model)
     by_length: dict[int, list[int]] = defaultdict(list)

@@ -14,13 +14,14 @@ response tokens.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeGuard
 
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
 from mindgspo.batches.rows import packed_tokens
-from mindgspo.config.model import FAMILIES
+from mindgspo.models.mixture_of_experts import MixtureOfExperts
 from mindgspo.models.policy import PolicyLogProbs
 from mindgspo.models.transformer import DecoderLayer, RMSNorm, Transformer
 from mindgspo.parallel.ops.device import policy_inputs
@@ -31,7 +32,7 @@ Use = Callable[[str, str, Float32Array], "Float32Array | None"]
 log-probs [N, K], 0 where masked."""
 
 
-def is_traceable(policy: nn.Cell) -> bool:
+def is_traceable(policy: nn.Cell) -> TypeGuard[PolicyLogProbs]:
     """Whether the policy is a whole model of ours in this process."""
     return (
         isinstance(policy, PolicyLogProbs)
@@ -61,7 +62,7 @@ class _Head(nn.Cell):
 
     def construct(
         self, hidden_MH: Tensor, segments: Tensor, predict_P: Tensor, targets_P: Tensor, place_NK: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         return self.policy._log_probs(hidden_MH, (segments, segments), predict_P, targets_P, place_NK)
 
 
@@ -73,6 +74,7 @@ class _Trace:
     """
 
     def __init__(self, policy: PolicyLogProbs, batch: Batch, use: Use) -> None:
+        assert isinstance(policy.model, Transformer)
         self._policy, self._model, self._batch, self._use = policy, policy.model, batch, use
         inputs = policy_inputs(batch, is_packed=policy.is_packed)
         self._ids, self._positions, self._segments, *self._head_inputs = map(Tensor, inputs.arrays)
@@ -117,10 +119,10 @@ class _Trace:
         out = self._tap(f"{own}.attention", "FlashAttentionScore", out)
         out = self._tap(f"{own}.o_proj", "MatMul", attention.o_proj(out, self._tokens))
         normed, x = self._norm(f"{name}.post_attention_layernorm", layer.post_attention_layernorm, x, out)
-        if FAMILIES[self._model.config.architecture].has_experts:
-            out, _ = layer.mlp(normed, self._tokens, *self._replayed)
-            return x, self._tap(f"{name}.mlp", "router, GroupedMatmul, Swiglu", out)
         mlp, own = layer.mlp, f"{name}.mlp"
+        if isinstance(mlp, MixtureOfExperts):
+            out, _ = mlp(normed, self._tokens, *self._replayed)
+            return x, self._tap(own, "router, GroupedMatmul, Swiglu", out)
         gate, up = mlp.projections(normed, self._mask)
         gate, up = self._tap(f"{own}.gate_proj", "MatMul", gate), self._tap(f"{own}.up_proj", "MatMul", up)
         inner = self._tap(f"{own}.swiglu", "Swiglu", mlp.swiglu(gate, up, self._mask))

@@ -12,6 +12,7 @@ heads, B kv heads, D head size. `tokens`: what `TokensInUse` returns.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import mindspore as ms
 import numpy as np
@@ -20,6 +21,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindgspo.config import ModelSection
 from mindgspo.config.model import FAMILIES, RopeScalingSection
 from mindgspo.models.mixture_of_experts import MixtureOfExperts
+from mindgspo.models.model import Model
 from mindgspo.parallel.layers.linear import (
     ColumnParallelLinear,
     LinearGroup,
@@ -45,6 +47,7 @@ from mindgspo.types import Float32Array
 
 Tokens = tuple[Tensor, Tensor, Tensor]
 
+NO_HEAD_DIM = "config.rules refuses a width that its heads do not divide"
 DTYPES = {"float32": ms.float32, "bfloat16": ms.bfloat16, "float16": ms.float16}
 
 
@@ -82,6 +85,7 @@ class Attention(nn.Cell):
     def __init__(self, config: ModelSection, dtype: ms.Type, name: str, place: Placement) -> None:
         super().__init__(auto_prefix=False)
         hidden, heads, kv_heads = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+        assert config.head_dim is not None, NO_HEAD_DIM
         self.head_dim = config.head_dim
         kv_size = kv_heads * self.head_dim
         self.num_heads = place.share(heads)
@@ -254,6 +258,14 @@ class KeptRows(WholeRows):
         return self.attentions[i](query, key, value, tokens[2]), (key, value)
 
 
+class LayerPanels(Protocol):
+    """Packed matrices of layers; see `rollout.graphs.PackedWeights`."""
+
+    def of_layer(self, number: int) -> tuple[tuple[Tensor, ...], ...]:
+        """Of query, key and value; of attention's output; of gate and up; of down. Empty where they are not packed."""
+        ...
+
+
 class LayerLoop(nn.Cell):
     """The one pass over the layers, with attention injected: over whole rows, keeping keys and values, or over a cache.
 
@@ -261,7 +273,7 @@ class LayerLoop(nn.Cell):
     matrices of a layer by its number, see `rollout.graphs.PackedWeights`; none where layers take their own weights.
     """
 
-    def __init__(self, model: Transformer, attend: nn.Cell, panels: nn.Cell | None = None) -> None:
+    def __init__(self, model: Transformer, attend: nn.Cell, panels: LayerPanels | None = None) -> None:
         super().__init__(auto_prefix=False)
         self.layers, self.count = model.layers, len(model.layers)
         self.attend, self.panels = attend, panels
@@ -322,6 +334,7 @@ class Transformer(nn.Cell):
         self.config = config
         self.place = place
         self.dtype = dtype
+        assert config.head_dim is not None, NO_HEAD_DIM
         self.masters: dict[str, Parameter] | None = None
         """See `weights.hold_masters`."""
         self.hidden_size, self.head_dim = config.hidden_size, config.head_dim
@@ -406,7 +419,7 @@ class Transformer(nn.Cell):
 
 def rope_tables(model: ModelSection) -> tuple[Float32Array, Float32Array]:
     """cos and sin of position * frequency, [positions, D], the two halves of D repeated."""
-    assert model.head_dim is not None, "config.rules refuses a width that its heads do not divide"
+    assert model.head_dim is not None, NO_HEAD_DIM
     frequencies = rope_frequencies(model.head_dim, model.rope_theta, model.rope_scaling)
     positions = np.arange(model.max_position_embeddings, dtype=np.float32)
     angle = np.outer(positions, frequencies).astype(np.float32)
@@ -414,7 +427,7 @@ def rope_tables(model: ModelSection) -> tuple[Float32Array, Float32Array]:
     return np.cos(angle), np.sin(angle)
 
 
-def without_padding(model: nn.Cell) -> Tensor:
+def without_padding(model: Model) -> Tensor:
     """The output table of a model that is not cut, one row per token."""
     weight_VH = model.output_weight()
     return weight_VH[: model.num_tokens] if model.is_padded else weight_VH

@@ -14,6 +14,7 @@ import numpy as np
 from mindgspo.config import ModelSection
 from mindgspo.errors import WeightsError
 from mindgspo.models.names import weight_shapes
+from mindgspo.models.transformer import NO_HEAD_DIM
 from mindgspo.tensor_files.formats import titled_names
 from mindgspo.tensor_files.reader import open_tensors
 from mindgspo.tensor_files.tensors import FLOAT_DTYPES, TensorInfo, TensorSource, widen_bfloat16
@@ -50,6 +51,7 @@ def _are_frequencies(model: ModelSection, source: TensorSource, name: str, store
     """Whether a tensor holds the frequencies of the rotary embedding: of a context that was not stretched, as the files
     that have them say."""
     info = source.tensors[stored]
+    assert model.head_dim is not None, NO_HEAD_DIM
     if not _FREQUENCIES.fullmatch(name) or info.dtype not in FLOAT_DTYPES or info.shape != (model.head_dim // 2,):
         return False
     found = widen_bfloat16(source.read(stored)) if info.dtype == "BF16" else source.read(stored)

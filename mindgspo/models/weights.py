@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from mindspore import Parameter, nn
+from mindspore import Parameter
 
 from mindgspo.config import ModelSection
 from mindgspo.config.huggingface_config import check_architecture, read_model_section
+from mindgspo.models.model import Model
 from mindgspo.models.names import (
     TABLES,
     hugging_face_names,
@@ -35,19 +36,19 @@ from mindgspo.tensor_files.tensors import ArraySource, TensorSource, widen_bfloa
 _INITIALIZATION_STREAM = 0x1717
 
 
-def weight_layouts(section: ModelSection, model: nn.Cell) -> dict[str, Layout]:
+def weight_layouts(section: ModelSection, model: Model) -> dict[str, Layout]:
     """{our parameter name: layout} of every weight as the processes of the model's plan compute with it."""
     return parameter_layouts(parameter_shapes(section), section, model.place.plan)
 
 
-def master_layouts(section: ModelSection, model: nn.Cell) -> dict[str, Layout]:
+def master_layouts(section: ModelSection, model: Model) -> dict[str, Layout]:
     """Return the layouts of the weights that are trained; see `master_views`."""
     if model.masters is None:
         return weight_layouts(section, model)
     return moment_layouts(parameter_shapes(section), section, model.place.plan)
 
 
-def hold_in_types(model: nn.Cell, type_of: Callable[[Parameter], str]) -> None:
+def hold_in_types(model: Model, type_of: Callable[[Parameter], str]) -> None:
     """Give a model parameters of other types, with the values that they have."""
     for _, cell in model.cells_and_names():
         for attribute, parameter in list(cell.parameters_and_names(expand=False)):
@@ -59,7 +60,7 @@ def hold_in_types(model: nn.Cell, type_of: Callable[[Parameter], str]) -> None:
                 setattr(cell, attribute, held)
 
 
-def hold_masters(model: nn.Cell) -> dict[str, Parameter]:
+def hold_masters(model: Model) -> dict[str, Parameter]:
     """{our parameter name: float32 rows that this rank trains}, `model.masters`, of the weights that ranks share out;
     none without `optimizer_shard`. The whole weights are copies to compute with from now on, the matrices of layers in
     the type that they compute in. The kernels for CPU read float32 weights."""
@@ -67,18 +68,17 @@ def hold_masters(model: nn.Cell) -> dict[str, Parameter]:
     if model.masters is None and plan.optimizer_shard and plan.token_parts > 1:
         layouts = weight_layouts(section, model)
         rows = moment_layouts(parameter_shapes(section), section, plan)
-        model.masters = {}
+        masters = model.masters = {}
         for parameter in model.get_parameters():
             name = parameter.name
             if rows[name].slice_shape == layouts[name].slice_shape:
                 continue
-            own, whole = (each.slice_of(model.place.rank) for each in (rows[name], layouts[name]))
+            own, whole = (each.held_by(model.place.rank) for each in (rows[name], layouts[name]))
             master = zero_parameter(own.shape, f"master.{name}", requires_grad=False)
             if not parameter.has_init:
                 set_values(master, values_of(parameter)[own.relative_to(whole.starts).index])
-            model.masters[name] = master
+            masters[name] = master
         if not has_kernels():
-            masters = model.masters
             hold_in_types(
                 model,
                 lambda one: trained_type(one.name, one.shape, section.dtype) if one.name in masters else "float32",
@@ -86,7 +86,7 @@ def hold_masters(model: nn.Cell) -> dict[str, Parameter]:
     return model.masters or {}
 
 
-def fill_model(model: nn.Cell, section: ModelSection, seed: int) -> None:
+def fill_model(model: Model, section: ModelSection, seed: int) -> None:
     """Weights of model.path, or random ones. Raises ConfigError if that folder's architecture is not the one
     configured, WeightsError where its files do not fit."""
     if section.path is None:
@@ -96,7 +96,7 @@ def fill_model(model: nn.Cell, section: ModelSection, seed: int) -> None:
     load_huggingface(model, section, section.path)
 
 
-def initialize_weights(model: nn.Cell, section: ModelSection, seed: int) -> None:
+def initialize_weights(model: Model, section: ModelSection, seed: int) -> None:
     """Random weights as Hugging Face draws them: matrices N(0, initializer_range^2), norms 1, biases 0.
 
     Every parameter has its own stream, keyed by (seed, its name): neither the order of creation nor the plan matters.
@@ -116,7 +116,7 @@ def _initial_values(name: str, shape: tuple[int, ...], section: ModelSection, se
     return np.pad(values, ((0, padding), (0, 0))) if padding else values
 
 
-def load_weights(model: nn.Cell, section: ModelSection, arrays: Mapping[str, np.ndarray], *, where: Path) -> None:
+def load_weights(model: Model, section: ModelSection, arrays: Mapping[str, np.ndarray], *, where: Path) -> None:
     """Set every parameter from whole arrays under Hugging Face names.
 
     Raises WeightsError, before anything is changed, on a missing or unexpected name or another shape. A copy of the
@@ -125,14 +125,14 @@ def load_weights(model: nn.Cell, section: ModelSection, arrays: Mapping[str, np.
     load_tensors(model, section, ArraySource(arrays, path=where))
 
 
-def load_huggingface(model: nn.Cell, section: ModelSection, folder: Path) -> None:
+def load_huggingface(model: Model, section: ModelSection, folder: Path) -> None:
     """Set every parameter from a folder's files, strictly, in memory for one parameter: of every tensor only the rows
     that this rank holds are read. Errors as `load_weights`."""
     with open_tensors(folder) as stored:
         load_tensors(model, section, stored)
 
 
-def load_tensors(model: nn.Cell, section: ModelSection, source: TensorSource) -> None:
+def load_tensors(model: Model, section: ModelSection, source: TensorSource) -> None:
     """As `load_weights`, from whole tensors under Hugging Face names that are read by need: of each only the rows that
     this rank holds."""
     require_weights(section, source, {name: name for name in source.tensors})
@@ -153,17 +153,17 @@ def _part(source: TensorSource, names: tuple[str, ...], index: tuple[slice, ...]
     return np.pad(values, ((0, missing), (0, 0))) if missing else values
 
 
-def held_parameters(model: nn.Cell) -> tuple[Parameter, ...]:
+def held_parameters(model: Model) -> tuple[Parameter, ...]:
     """Return the parameters of a model on this rank: those it computes with, and master weights."""
     return (*model.get_parameters(), *(model.masters or {}).values())
 
 
-def weight_views(model: nn.Cell) -> dict[str, np.ndarray]:
+def weight_views(model: Model) -> dict[str, np.ndarray]:
     """{our parameter name: its values} of what this rank holds, without a copy where memory is shared."""
     return {parameter.name: values_of(parameter) for parameter in model.get_parameters()}
 
 
-def master_views(model: nn.Cell) -> dict[str, np.ndarray]:
+def master_views(model: Model) -> dict[str, np.ndarray]:
     """Return views of the weights that are trained, float32: this rank's rows where ranks share a weight out."""
     masters = model.masters or {}
     return {each.name: values_of(masters.get(each.name, each)) for each in model.get_parameters()}
@@ -178,7 +178,7 @@ class _OwnSlice(NamedTuple):
     index: tuple[slice, ...]
 
 
-def _own_slices(model: nn.Cell, section: ModelSection) -> Iterator[_OwnSlice]:
+def _own_slices(model: Model, section: ModelSection) -> Iterator[_OwnSlice]:
     """The parameters that this rank holds, in table order, then their masters."""
     parameters = {parameter.name: parameter for parameter in model.get_parameters()}
     yield from _slices(parameters, weight_layouts(section, model), model.place.rank)

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, nn
+from mindspore import Tensor
 
+from mindgspo.config import ModelSection
 from mindgspo.parallel.collectives.host import GraphOfRanks, broadcast, receive, send, wait_for_ranks
 from mindgspo.parallel.plans.placement import Placement, layers_of_stage
 
@@ -92,15 +93,31 @@ def _turn(act: Act, stage: int) -> tuple[int, int]:
             return 2, 0
 
 
+class StageModel(Protocol):
+    """What a stage takes from its part of a model; see `models.model.Model`."""
+
+    config: ModelSection
+    dtype: ms.Type
+
+    def passed_shape(self, num_tokens: int) -> tuple[int, int]:
+        """[M, H] of what one stage passes to the next of so many tokens of a micro-batch."""
+        ...
+
+
 class Stage:
     """The pipeline stage of one rank. model: its part of the model; not read if there is only one stage."""
 
-    def __init__(self, place: Placement, model: nn.Cell) -> None:
+    def __init__(self, place: Placement, model: StageModel | None) -> None:
         self._number, self._count = place.at.stage, place.plan.pipeline_stage
         self._ranks = place.grid.pipeline_group(place.rank)
         # All ranks that the stages of this replica wait for.
         self._replica = tuple(sorted(rank for one in place.graph_ranks for rank in place.grid.pipeline_group(one)))
         self._model = model
+
+    @property
+    def _part(self) -> StageModel:
+        assert self._model is not None, "a stage without its part of the model"
+        return self._model
 
     @property
     def is_first(self) -> bool:
@@ -157,6 +174,7 @@ class Stage:
                 case Act.FORWARD:
                     found = forward(number, came.get(number))
                     if not self.is_last:
+                        assert found is not None
                         goes[number] = found
                     if backward is None:
                         came.pop(number, None)
@@ -165,8 +183,10 @@ class Stage:
                 case Act.RECEIVE_GRADIENT:
                     gradients[number] = self._received(num_tokens[number], 1)
                 case Act.BACKWARD:
+                    assert backward is not None
                     found = backward(number, came.pop(number, None), gradients.pop(number, None))
                     if not self.is_first:
+                        assert found is not None
                         returned[number] = found
                 case Act.SEND_GRADIENT:
                     send(returned.pop(number), self._ranks[self._number - 1])
@@ -178,7 +198,7 @@ class Stage:
         """
         if self._count == 1:
             return list(own)
-        num_layers = self._model.config.num_hidden_layers
+        num_layers = self._part.config.num_hidden_layers
         layers = [
             len(layers_of_stage(stage, stages=self._count, num_layers=num_layers)) for stage in range(self._count)
         ]
@@ -195,10 +215,10 @@ class Stage:
 
     def _zeros(self, num_tokens: int) -> Tensor:
         # Graphs are only compiled for these zeros, so their pages are never touched.
-        return Tensor.from_numpy(np.zeros(self._model.passed_shape(num_tokens), ms.dtype_to_nptype(self._model.dtype)))
+        return Tensor.from_numpy(np.zeros(self._part.passed_shape(num_tokens), ms.dtype_to_nptype(self._part.dtype)))
 
     def _received(self, num_tokens: int, step: int) -> Tensor:
-        return receive(self._model.passed_shape(num_tokens), self._model.dtype, self._ranks[self._number + step])
+        return receive(self._part.passed_shape(num_tokens), self._part.dtype, self._ranks[self._number + step])
 
 
 def entering(inputs: tuple[Tensor, ...], came: Tensor | None) -> tuple[Tensor, ...]:

@@ -70,7 +70,7 @@ def _cheapest(base: ExperimentConfig, capacity: int, limit: int | None) -> tuple
     top = tuple(len(ladder) - 1 for ladder in ladders)
     if not _fits(base, _combined(ladders, top)[1], capacity):
         return None
-    start = (0,) * len(ladders)
+    start = tuple(0 for _ in ladders)
     waiting, seen = [(0, start)], {start}
     while waiting:
         price, rungs = heapq.heappop(waiting)

@@ -14,12 +14,11 @@ from enum import Enum
 from typing import Any
 
 import numpy as np
-from mindspore import nn
 
 from mindgspo.algorithms.optim.updater import Updater
 from mindgspo.errors import CheckpointError
 from mindgspo.models.policy import build_model
-from mindgspo.models.trace import trace_forward
+from mindgspo.models.trace import is_traceable, trace_forward
 from mindgspo.models.weights import load_weights
 from mindgspo.parallel.ops.device import takes_packed
 from mindgspo.parallel.platform import runtime
@@ -63,7 +62,7 @@ class TensorDifference:
     @property
     def relative(self) -> float:
         """max_abs / largest."""
-        return 0.0 if self.max_abs == 0 else self.max_abs / max(self.largest, np.finfo(np.float32).tiny)
+        return 0.0 if self.max_abs == 0 else self.max_abs / max(self.largest, float(np.finfo(np.float32).tiny))
 
     @property
     def is_within(self) -> bool:
@@ -175,7 +174,7 @@ class _Replay:
         self._of_pass = tolerance or _PASS[config.model.dtype]
         model = build_model(config.model)
         self._backend: Updater = build_updater(config, model)
-        self._model: nn.Cell = model
+        self._model = model
         load_weights(model, config.model, dump.tensors("weights"), where=dump.path("weights"))
         with open_tensors(dump.path("optimizer")) as state:
             self._backend.load_tensors(state)
@@ -212,7 +211,9 @@ class _Replay:
             self._add("forward", name, found, recorded, tolerance=self._of_module, operator=operator)
             return recorded
 
-        trace_forward(self._backend.policy, self._laid_out(self._dump.batches(1)[0]), compare)
+        policy = self._backend.policy
+        assert is_traceable(policy)
+        trace_forward(policy, self._laid_out(self._dump.batches(1)[0]), compare)
 
     def _update(self, number: int, update: UpdateFacts) -> None:
         stage, batches = f"update {number}", [self._laid_out(batch) for batch in self._dump.batches(number)]

@@ -56,8 +56,11 @@ _SOURCE_PREFIXES: Mapping[str, str] = {
 
 def build_function(text: str, section: RewardSection) -> Verifier | Shaper:
     """The function that an entry of `reward.functions` names, with its settings from the section."""
-    if text in _SHAPERS:
-        return _SHAPERS[text](section)
+    return _SHAPERS[text](section) if text in _SHAPERS else build_verifier(text, section)
+
+
+def build_verifier(text: str, section: RewardSection) -> Verifier:
+    """As `build_function`, of an entry that compares answers."""
     file = file_function(text)
     return _VERIFIERS[text](section) if file is None else FromFile(file)
 

@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import cast
 
 from mindgspo.config.reward import AUTO, SHAPERS, RewardSection, file_function, function_label
 from mindgspo.errors import DataError, RewardError
@@ -98,7 +99,7 @@ class Scorer(Closing):
             if name in SHAPERS:
                 continue
             answer = f"{where} ({function_label(name)}): answer {gold[:80]!r}"
-            if not self._function(name).can_read(gold):
+            if not self._verifier(name).can_read(gold):
                 return answer
             if not repeats_itself(name, gold):
                 return f"{answer}, which is not met by its own repetition"
@@ -130,7 +131,7 @@ class Scorer(Closing):
                 if name in SHAPERS:
                     continue
                 try:
-                    said = self._function(name).verify(candidate)
+                    said = self._verifier(name).verify(candidate)
                 except Exception as error:  # one broken sample must neither stop the run nor be paid as wrong
                     said = _failed(name, Verdict.ERROR, f"{type(error).__name__}: {error}")
                 if isinstance(said, RewardJob):
@@ -183,22 +184,24 @@ class Scorer(Closing):
         verifications = [said[name] for name in weights if name not in SHAPERS]
         first = verifications[0] if verifications else None
         values = {
-            name: self._function(name).value(candidate, first.verdict if first else None)
+            name: self._shaper(name).value(candidate, first.verdict if first else None)
             if name in SHAPERS
             else said[name].value
             for name in weights
         }
-        parts = {function_label(name): value for name, value in values.items() if value is not None}
+        known = {name: value for name, value in values.items() if value is not None}
+        parts = {function_label(name): value for name, value in known.items()}
         extras = {
             f"{function_label(name)}/{key}": value
             for name, verification in said.items()
             for key, value in verification.extras.items()
         }
         invalid = [verification for verification in verifications if verification.value is None]
-        total = None if invalid else sum(weight * values[name] for name, weight in weights.items())
+        total = None if invalid else sum(weight * known[name] for name, weight in weights.items())
         decisive = invalid[0] if invalid else first
         if decisive is None:
-            return Score(value=total, verdict=Verdict.CORRECT if total > 0 else Verdict.WRONG, parts=parts)
+            is_paid = total is not None and total > 0
+            return Score(value=total, verdict=Verdict.CORRECT if is_paid else Verdict.WRONG, parts=parts)
         return Score(
             value=total,
             verdict=decisive.verdict,
@@ -207,6 +210,12 @@ class Scorer(Closing):
             extras=extras,
             message=decisive.message,
         )
+
+    def _verifier(self, name: str) -> Verifier:
+        return cast(Verifier, self._function(name))  # of a name that is not in SHAPERS
+
+    def _shaper(self, name: str) -> Shaper:
+        return cast(Shaper, self._function(name))  # of a name that is
 
     def _function(self, name: str) -> Verifier | Shaper:
         if name not in self._functions:

@@ -60,13 +60,13 @@ class RewardJob:
 
     task: str
     """ "math_verify", or "/absolute/path/file.py:function" for a user's function."""
-    arguments: Mapping[str, JSONValue]
+    arguments: Mapping[str, object]
     """JSON values only, because they cross a pipe; never code."""
     conclude: Callable[[JSONValue], Verification] = field(compare=False)
     """Turns the value that the task returned into a verification."""
     when_late: Verification | None = None
     """Verification if time runs out although `without_response` is quick; None: running out of time is a failure."""
-    without_response: Mapping[str, JSONValue] = field(default_factory=dict)
+    without_response: Mapping[str, object] = field(default_factory=dict)
     """Arguments that ask the same of the row alone."""
 
 
@@ -95,9 +95,11 @@ class Verifier(Protocol):
 
     def can_read(self, gold: str) -> bool:
         """Whether `gold` is an answer to this function; a row where it is not can only abstain."""
+        ...
 
     def verify(self, candidate: Candidate) -> Verification | RewardJob:
         """The verification, or the job that is needed for it."""
+        ...
 
 
 class Shaper(Protocol):
@@ -105,6 +107,7 @@ class Shaper(Protocol):
 
     def value(self, candidate: Candidate, verdict: Verdict | None) -> float:
         """The value before weighting. verdict: of the first verifier, None if there is none."""
+        ...
 
 
 def verified(answer: str, is_correct: bool, *, correct: float = 1.0, wrong: float = 0.0) -> Verification:

@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields
 
 import numpy as np
-from mindspore import Parameter, nn
+from mindspore import Parameter
 
 from mindgspo.config import ExperimentConfig, ParallelPlan
+from mindgspo.models.model import Model
 from mindgspo.models.policy import build_model
+from mindgspo.models.transformer import Transformer
 from mindgspo.parallel.collectives.replicas import Arrays, Replicas
 from mindgspo.parallel.plans.placement import Placement
 from mindgspo.parallel.platform import runtime
@@ -32,17 +34,18 @@ class BuiltEngine:
     """An engine and the memory that it uses."""
 
     engine: RolloutEngine
-    model: nn.Cell
+    model: Model
     """The model whose parameters the engine reads."""
     cache: tuple[Parameter, ...]
     """Keys and values."""
 
 
-def build_engine(config: ExperimentConfig, trained: nn.Cell, tokenizer: Tokenizer, swap: Swap) -> BuiltEngine:
+def build_engine(config: ExperimentConfig, trained: Model, tokenizer: Tokenizer, swap: Swap) -> BuiltEngine:
     """Build an engine on the trained model's own parameters where both plans hold them alike, else on a model of its
     own that the trained weights are transferred to."""
     place = infer_place(config)
     if reads_trained_weights(config):
+        assert isinstance(trained, Transformer), "only our own model generates"
         native = native_engine(config, trained, tokenizer)
         replicated = ReplicatedEngine(native, place, lambda version: None)
         engine = native if place.plan.world_size == 1 else replicated
@@ -54,7 +57,7 @@ def build_engine(config: ExperimentConfig, trained: nn.Cell, tokenizer: Tokenize
     return BuiltEngine(engine=ReplicatedEngine(native, place, transfer.push), model=model, cache=native.cache)
 
 
-def native_engine(config: ExperimentConfig, model: nn.Cell, tokenizer: Tokenizer) -> NativeEngine:
+def native_engine(config: ExperimentConfig, model: Transformer, tokenizer: Tokenizer) -> NativeEngine:
     """Build the engine of one replica on the parameters of `model`."""
     rollout, sizes = config.rollout, rollout_sizes(config)
     return NativeEngine(
@@ -70,7 +73,7 @@ def native_engine(config: ExperimentConfig, model: nn.Cell, tokenizer: Tokenizer
         cache_dtype=sizes.cache_dtype,
         top_k=rollout.top_k,
         top_p=rollout.top_p,
-        records_experts=rollout.record_experts,
+        records_experts=bool(rollout.record_experts),
     )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
 from mindgspo.config.cache import BLOCK
-from mindgspo.models.transformer import DTYPES
+from mindgspo.models.transformer import DTYPES, Transformer
 from mindgspo.parallel.ops.device import MASKED_SCORE, has_kernels, is_fused, require_bfloat16
 from mindgspo.parallel.ops.kernels import CopyBlocksKernel, PagedAttentionKernel, StoreKernel
 from mindgspo.parallel.platform.parameter_memory import zero_parameter
@@ -33,7 +33,7 @@ class PagedCache:
     """
 
     def __init__(
-        self, model: nn.Cell, *, num_blocks: int, num_columns: int, dtype: str | None = None, block: int = BLOCK
+        self, model: Transformer, *, num_blocks: int, num_columns: int, dtype: str | None = None, block: int = BLOCK
     ) -> None:
         config = model.config
         self.num_blocks, self.num_columns, self.block = num_blocks, num_columns, block
@@ -183,7 +183,7 @@ class ComposedDecodeAttention(nn.Cell):
         return ops.cast(out, query_SAD.dtype)
 
 
-def decode_attention(cache: PagedCache) -> nn.Cell:
+def decode_attention(cache: PagedCache) -> PagedDecodeAttention | ComposedDecodeAttention:
     """Return the form of attention for this device."""
     return PagedDecodeAttention(cache) if is_fused() or has_kernels() else ComposedDecodeAttention(cache)
 

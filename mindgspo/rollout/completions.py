@@ -110,8 +110,11 @@ def _samples(
         seed = _number(asked, "seed", 0, (1 << 64) - 1, default=0)
         return tuple(range(count)), RandomStream(seed=seed, purpose=Purpose.EVALUATION, step=0)
     samples = stream.get("samples")
-    is_list = isinstance(samples, list) and all(type(one) is int and 0 <= one < 1 << 32 for one in samples)
-    if not is_list or len(samples) != count:
+    if (
+        not isinstance(samples, list)
+        or len(samples) != count
+        or not all(type(one) is int and 0 <= one < 1 << 32 for one in samples)
+    ):
         raise RequestError(f"random_stream.samples: must be n = {count} whole numbers")
     return tuple(samples), RandomStream(
         seed=_number(stream, "seed", 0, (1 << 64) - 1),
@@ -149,8 +152,10 @@ def _number(
         value = default
     is_float = isinstance(default, float)
     # Compared before any conversion: an int may be too large for a float. Every comparison with NaN is false.
-    if type(value) not in ((int, float) if is_float else (int,)) or not (
-        least <= value <= most or (or_zero and value == 0)
+    if (
+        value is None
+        or type(value) not in ((int, float) if is_float else (int,))
+        or not (least <= value <= most or (or_zero and value == 0))
     ):
         kind, also = "" if is_float else "whole ", f", and 0 ({or_zero})" if or_zero else ""
         raise RequestError(f"{key}: {value!r:.40}; legal are {kind}numbers from {least} to {most}{also}")

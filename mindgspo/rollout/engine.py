@@ -12,11 +12,12 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, Tensor
 
 from mindgspo import faults, progress
 from mindgspo.batches.rows import round_up
 from mindgspo.config.cache import BLOCK
+from mindgspo.models.transformer import Transformer
 from mindgspo.parallel.collectives.host import GraphOfRanks
 from mindgspo.parallel.ops.device import attention_segments, takes_packed
 from mindgspo.parallel.platform.runtime import CompiledCell, paged_kernels
@@ -49,7 +50,7 @@ class NativeEngine:
 
     def __init__(
         self,
-        model: nn.Cell,
+        model: Transformer,
         *,
         eos_ids: Collection[int],
         num_slots: int,

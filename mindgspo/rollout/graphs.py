@@ -16,7 +16,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindgspo.batches.routing import expert_dtype
-from mindgspo.models.transformer import FeedForward, KeptRows, LayerLoop
+from mindgspo.models.transformer import DecoderLayer, FeedForward, KeptRows, LayerLoop, Transformer
 from mindgspo.parallel.layers.model_parallel import from_first_rank, gather_columns
 from mindgspo.parallel.ops.device import has_kernels, takes_packed
 from mindgspo.parallel.ops.kernels import LinearKernel, PackedLinearKernel, PackKernel, SampleKernel
@@ -28,7 +28,7 @@ from mindgspo.rollout.protocol import SamplingFilter
 class RecordedChoices(nn.Cell):
     """Collects the routers' choices in the form of `types.Routing`; returns nothing if they are not recorded."""
 
-    def __init__(self, model: nn.Cell, *, records_experts: bool) -> None:
+    def __init__(self, model: Transformer, *, records_experts: bool) -> None:
         super().__init__(auto_prefix=False)
         self.records_experts = records_experts
         self.dtype = ms.uint8 if expert_dtype(model.config.num_experts or 0) == np.uint8 else ms.int16
@@ -43,7 +43,7 @@ class RecordedChoices(nn.Cell):
 class Prefill(nn.Cell):
     """Runs prompts once and writes their keys and values into the cache."""
 
-    def __init__(self, model: nn.Cell, cache: PagedCache, *, records_experts: bool = False) -> None:
+    def __init__(self, model: Transformer, cache: PagedCache, *, records_experts: bool = False) -> None:
         super().__init__(auto_prefix=False)
         self.model = model
         self.loop = LayerLoop(model, KeptRows([layer.self_attn for layer in model.layers]))
@@ -74,7 +74,7 @@ class PackedWeights(nn.Cell):
     output, of gate and up, and of down; where one is empty, the layer uses its own weights.
     """
 
-    def __init__(self, model: nn.Cell) -> None:
+    def __init__(self, model: Transformer) -> None:
         super().__init__(auto_prefix=False)
         self.has_kernels = takes_packed(model)
         self.product = ops.MatMul(transpose_b=True)
@@ -85,7 +85,9 @@ class PackedWeights(nn.Cell):
         weights = [weight for layer in by_layer for group in layer for weight in group]
         self.takes_rows = model.takes_rows
         if not self.takes_rows:
-            weights.append(model.output_weight())
+            table = model.output_weight()
+            assert isinstance(table, Parameter)
+            weights.append(table)
         numbers = iter(range(len(weights)))
         self.places = tuple(tuple(tuple(next(numbers) for _ in group) for group in layer) for layer in by_layer)
         self.weights = ParameterTuple(weights)
@@ -117,7 +119,7 @@ class PackedWeights(nn.Cell):
         return self.output(hidden_SH, tokens, self.pack.panels[-1])[0]
 
 
-def _matrices(layer: nn.Cell) -> tuple[tuple[Parameter, ...], ...]:
+def _matrices(layer: DecoderLayer) -> tuple[tuple[Parameter, ...], ...]:
     """Return a layer's weights in the order of `PackedWeights.of_layer`, without those of experts."""
     attention = layer.self_attn
     block = ((), ())
@@ -153,7 +155,7 @@ class NextLogits(nn.Cell):
     cache."""
 
     def __init__(
-        self, model: nn.Cell, cache: PagedCache, packed: PackedWeights, *, records_experts: bool = False
+        self, model: Transformer, cache: PagedCache, packed: PackedWeights, *, records_experts: bool = False
     ) -> None:
         super().__init__(auto_prefix=False)
         self.model = model

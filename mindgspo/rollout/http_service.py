@@ -142,10 +142,12 @@ class HTTPService:
     def _answers(self, found: list[Answer | RolloutError]) -> list[Answer]:
         while not self._found.empty():
             found.append(self._found.get())
+        answers: list[Answer] = []
         for one in found:
             if isinstance(one, RolloutError):
                 raise self._without_key(one)
-        return found
+            answers.append(one)
+        return answers
 
     def _without_key(self, error: RolloutError) -> RolloutError:
         """Mask the key: a server that was sent it may quote it."""

@@ -148,7 +148,9 @@ class RolloutEngine(Protocol):
 
     def load_weights(self, version: int) -> None:
         """Use the trained weights from now on, as version `version`."""
+        ...
 
     def generate(self, prompts: Sequence[Prompt], settings: SamplingSettings, *, weight_version: int) -> Rollout:
         """Sample responses. Asserts that the loaded weights have version `weight_version`, so that stale ones are never
         used."""
+        ...

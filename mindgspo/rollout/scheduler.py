@@ -173,7 +173,7 @@ class Scheduler:
                     break
                 self._release_prompts()
                 continue
-            tail = self._allocator.share(held[-1:]) if in_place else []
+            tail = self._allocator.share(held[-1:]) if held is not None and in_place else []
             blocks = [*self._allocator.share(shared), *tail, *self._allocator.take(own)]
             self._place(waiting, blocks)
             longest = job.prompt_length + job.limit - 1

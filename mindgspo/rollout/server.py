@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mindspore import nn
 
 from mindgspo.config import ExperimentConfig, ModelSection
 from mindgspo.errors import MindGSPOError, WeightsError
+from mindgspo.models.model import Model
 from mindgspo.models.policy import build_model
 from mindgspo.models.weights import load_tensors
 from mindgspo.parallel.collectives.host import exchange
@@ -103,7 +103,7 @@ class CompletionServer:
     """
 
     def __init__(
-        self, engine: NativeEngine, model: nn.Cell, section: ModelSection, limits: Limits, *, verify: str
+        self, engine: NativeEngine, model: Model, section: ModelSection, limits: Limits, *, verify: str
     ) -> None:
         self._engine, self._model, self._section, self._limits, self._verify = engine, model, section, limits, verify
         self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()

@@ -117,7 +117,9 @@ class ServerFront:
     async def _checked(self, request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
         answer = await self._answered(request, handler)
         if self._key is not None and NONCE in request.headers:
-            answer.headers.update(self._key.proof(request.headers[NONCE], answer.status, answer.body or b""))
+            body = answer.body or b""
+            assert isinstance(body, bytes), "answers are JSON"
+            answer.headers.update(self._key.proof(request.headers[NONCE], answer.status, body))
         return answer
 
     async def _answered(self, request: web.Request, handler: Callable[[web.Request], Any]) -> web.Response:

@@ -90,19 +90,24 @@ class CompletionService(Protocol):
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue requests in this order, and return at once."""
+        ...
 
     def wait(self, timeout_s: float | None = None) -> list[Answer]:
         """Return new answers, in any order. Waits for one, at most for `timeout_s`."""
+        ...
 
     def abort(self) -> list[Answer]:
         """Abort all requests, and return all new answers, theirs included. Nothing runs afterwards."""
+        ...
 
     def load_weights(self, folder: Path, version: int) -> None:
         """Load the weights in `folder` (see `rollout.weights_folder`); nothing may run. On return all engines have
         them, and answer with `version`."""
+        ...
 
     def idle_seconds(self) -> float:
         """Time since the start in which an engine had no work, averaged over the engines."""
+        ...
 
 
 class ServiceEngine:

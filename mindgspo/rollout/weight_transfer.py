@@ -8,10 +8,10 @@ from pathlib import Path
 
 import mindspore as ms
 import numpy as np
-from mindspore import nn
 
 from mindgspo.config.model import ModelSection
 from mindgspo.config.schema import ReshardSection
+from mindgspo.models.model import Model
 from mindgspo.models.names import compute_type, to_hugging_face
 from mindgspo.models.weights import hold_in_types, master_layouts, master_views, weight_layouts, weight_views
 from mindgspo.parallel.platform.cluster import first_rank_first
@@ -27,7 +27,7 @@ from mindgspo.reshard.verify import sampled_names, verify_reshard
 from mindgspo.rollout.weights_folder import write_weights
 
 
-def hold_in_compute_type(model: nn.Cell) -> None:
+def hold_in_compute_type(model: Model) -> None:
     """Store the parameters of a model that is not trained in its compute type. They are cast to that type wherever they
     are read, so no result changes."""
     hold_in_types(model, lambda parameter: compute_type(parameter.name, model.config.dtype))
@@ -42,8 +42,8 @@ class WeightTransfer:
 
     def __init__(
         self,
-        trained: nn.Cell,
-        generating: nn.Cell,
+        trained: Model,
+        generating: Model,
         model: ModelSection,
         section: ReshardSection,
         residency: Residency = everything_stays,
@@ -90,7 +90,7 @@ class ServedWeights:
     All ranks gather the weights, and rank 0 writes them; servers generate on until the folder is complete.
     """
 
-    def __init__(self, trained: nn.Cell, model: ModelSection, folder: Path) -> None:
+    def __init__(self, trained: Model, model: ModelSection, folder: Path) -> None:
         self._trained, self._model, self._folder = trained, model, folder
 
     def push_weights(self, version: int, load: Callable[[Path, int], None]) -> None:
@@ -107,7 +107,7 @@ class ServedWeights:
         first_rank_first(publish)
 
 
-def weights_as_numpy(model: nn.Cell, section: ModelSection) -> dict[str, np.ndarray]:
+def weights_as_numpy(model: Model, section: ModelSection) -> dict[str, np.ndarray]:
     """Copy all parameters to rank 0, float32 under Hugging Face names.
 
     Where ranks hold parts of the model, all of them call this, and the others get {}.

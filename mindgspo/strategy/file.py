@@ -216,7 +216,7 @@ _UINT32, _INT32, _INT64 = _Field.TYPE_UINT32, _Field.TYPE_INT32, _Field.TYPE_INT
 _STRING = _Field.TYPE_STRING
 
 # {message: ((field, number, how many, scalar type or the name of a message), ...)}
-_MESSAGES: dict[str, tuple[tuple[str, int, int, int | str], ...]] = {
+_MESSAGES: dict[str, tuple[tuple[str, int, int, _Field.Type.ValueType | str], ...]] = {
     "ParallelStrategy": (("dim", 1, _MANY, _UINT32),),
     "ParallelStrategys": (("stage", 1, _ONE, _UINT32), ("parallel_strategy", 2, _MANY, "ParallelStrategy")),
     "ParallelStrategyItem": (

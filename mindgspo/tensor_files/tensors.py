@@ -75,23 +75,29 @@ class TensorSource(Protocol):
     @property
     def path(self) -> Path:
         """Named in messages."""
+        ...
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
         """Descriptions of the tensors, in the files' order."""
+        ...
 
     @property
     def metadata(self) -> Mapping[str, str]:
         """Text that stands beside the tensors."""
+        ...
 
     def read(self, name: str) -> np.ndarray:
         """A whole tensor."""
+        ...
 
     def read_slice(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
         """A part of a tensor; slices of step 1, one per leading axis."""
+        ...
 
     def chunks(self, name: str, chunk_bytes: int = CHUNK_BYTES) -> Iterator[NDArray]:
         """A whole tensor, flat, in pieces."""
+        ...
 
 
 def info_of(array: np.ndarray, *, bfloat16_bits: bool = False) -> TensorInfo:
@@ -157,11 +163,13 @@ def rounded(bits: np.ndarray, *, source: str, target: str, name: str, path: Path
     values = widen_bfloat16(bits) if source == "BF16" else bits
     with np.errstate(over="ignore"):
         # torch takes the way over float32 as well.
-        single = np.asarray(values, dtype=np.float64 if target == "F64" else np.float32)
         if target == "BF16":
-            result = bfloat16_bits(single)
+            result = bfloat16_bits(np.asarray(values, np.float32))
             kept = widen_bfloat16(result)
+        elif target == "F64":
+            kept = result = np.asarray(values, np.float64)
         else:
+            single = np.asarray(values, np.float32)
             kept = result = single.astype(np.float16) if target == "F16" else single
     overflowed = int(np.count_nonzero(np.isinf(kept) & np.isfinite(values)))
     if overflowed:

@@ -8,7 +8,7 @@ from typing import BinaryIO, Literal
 
 import numpy as np
 
-from mindgspo.io import atomic_file
+from mindgspo.io import Content, atomic_file
 from mindgspo.tensor_files.formats import PART_BYTES, header_bytes, library_order, part_header, text_record
 from mindgspo.tensor_files.reader import open_tensors
 from mindgspo.tensor_files.tensors import TensorInfo, info_of, widen_bfloat16
@@ -25,7 +25,7 @@ def write_tensors(
     *,
     metadata: Mapping[str, str] | None = None,
     sync: bool = True,
-    on_write: Callable[[memoryview], None] | None = None,
+    on_write: Callable[[Content], None] | None = None,
 ) -> None:
     """Write tensors in the order of `infos`; the suffix chooses the format, `.safetensors` or `.ckpt`.
 
@@ -124,7 +124,7 @@ def write_tensor_file(
     *,
     metadata: Mapping[str, str] | None = None,
     bfloat16_bits: bool = False,
-    on_write: Callable[[memoryview], None] | None = None,
+    on_write: Callable[[Content], None] | None = None,
 ) -> None:
     """Write arrays bit for bit, each in its own dtype, aside and flushed to disk; then rename to `path`.
 

@@ -57,7 +57,7 @@ class ChatTemplate:
                     f"token; correct {name} in {CONFIG}, or give the tokenizer that the template belongs to"
                 )
 
-    def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
+    def render(self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool) -> str:
         """The text of a conversation, as Hugging Face's `apply_chat_template` renders it.
 
         Raises TokenizerError naming the template's file if the template fails, rejects the messages, or takes too long
@@ -78,7 +78,7 @@ class ChatTemplate:
         try:
             return self._confined.ask("render", source=self._source, variables=variables)
         except ConfinedError as error:
-            roles = ", ".join(message.get("role", "?") for message in messages)
+            roles = ", ".join(str(message.get("role", "?")) for message in messages)
             raise TokenizerError(
                 f"{self._where}: the chat template failed: {error}. The roles given were: {roles}"
             ) from error
@@ -125,7 +125,7 @@ class _Generation(jinja2.ext.Extension):
     """`{% generation %}...{% endgeneration %}`: transformers marks an assistant's words so for training masks; in a
     prompt the tags are replaced by their content."""
 
-    tags = frozenset({"generation"})
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares a set
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
         line = next(parser.stream).lineno

@@ -66,9 +66,11 @@ class ConfinedTokenizer:
 
     def load(self) -> Mapping[str, Any]:
         """num_ids and special_names. Raises TokenizerError if the files are no tokenizer."""
-        if self._facts is None:
-            self._facts = self._named("the tokenizer cannot be loaded", lambda: self.ask("load", seconds=LOADING_S))
-        return self._facts
+        facts = self._facts
+        if facts is None:
+            facts = self._named("the tokenizer cannot be loaded", lambda: self.ask("load", seconds=LOADING_S))
+            self._facts = facts
+        return facts
 
     def encode(self, text: str) -> list[int]:
         what = f"the tokenizer fails on a text of {len(text):,} characters"
@@ -153,6 +155,7 @@ def _close(child: subprocess.Popen[bytes]) -> int:
     """The exit code, which of a process that was dying already is that of its death."""
     child.kill()
     code = child.wait()
+    assert child.stdin and child.stdout
     for pipe in (child.stdin, child.stdout):
         with suppress(BrokenPipeError):
             pipe.close()

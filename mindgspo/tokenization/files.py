@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, pre_tokenizers
 
@@ -51,7 +52,7 @@ class TokenizerFiles:
         except ValueError as error:
             raise TokenizerError(f"{self.where(name)}: {error}") from error
 
-    def json_object(self, name: str) -> dict[str, object]:
+    def json_object(self, name: str) -> dict[str, Any]:
         """The file's JSON object. Raises TokenizerError if it is none."""
         try:
             value = parse_json(self.contents[name], object_pairs_hook=unique_keys)
@@ -128,7 +129,8 @@ def named_token(files: TokenizerFiles, name: str) -> str:
 def unnamed_special_tokens(files: TokenizerFiles) -> list[str]:
     """The texts of the special tokens that are only listed."""
     keys = ("additional_special_tokens", "extra_special_tokens")
-    lists = [source[key] for source in _token_sources(files) for key in keys if isinstance(source.get(key), list)]
+    found = [source.get(key) for source in _token_sources(files) for key in keys]
+    lists = [one for one in found if isinstance(one, list)]
     return [text for one in lists for value in one if (text := token_text(value))]
 
 

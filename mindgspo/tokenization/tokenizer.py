@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypedDict
@@ -46,8 +46,10 @@ class ChatMessage(TypedDict):
 class Backend(Protocol):
     """The interface to a library. special_names: the tokens matched in text."""
 
-    num_ids: int
-    """Highest id + 1."""
+    @property
+    def num_ids(self) -> int:
+        """Highest id + 1."""
+        ...
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -85,7 +87,7 @@ class Tokenizer:
         """
         return self.backend.encode(text)
 
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
         """Text of ids (also numpy integers). Ids without a token give no text; broken UTF-8 gives U+FFFD."""
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
 

@@ -13,8 +13,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from mindspore import nn
-
 from mindgspo import faults, progress
 from mindgspo.algorithms.kl_control import KLController
 from mindgspo.algorithms.losses.registry import build_policy_loss
@@ -33,6 +31,7 @@ from mindgspo.evaluation.datasets import (
 )
 from mindgspo.evaluation.evaluator import Evaluator, ResponseScorer, check_best_metric, start_scorer
 from mindgspo.metrics import Timers
+from mindgspo.models.model import Model
 from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.scoring import PolicyScorer
 from mindgspo.models.weights import fill_model, held_parameters
@@ -123,7 +122,8 @@ def build_experiment(
     )
     place = train_place(config)
     model = build_trained_model(config, place)
-    temperature = config.rollout.temperature
+    temperature, reward_weights = config.rollout.temperature, config.reward.weights
+    assert reward_weights is not None, "config is not resolved"
     # The experts that the trainer's graphs chose: to be replayed, or compared with the recorded ones.
     replay, records = config.algorithm.router_replay, bool(config.rollout.record_experts)
     returns_routing = records or replay == "old"
@@ -177,7 +177,7 @@ def build_experiment(
         settings=config.trainer,
         optimizer=config.optimizer,
         reward_functions=config.reward.functions,
-        reward_weights=config.reward.weights,
+        reward_weights=reward_weights,
         seed=config.seed,
         layout=layout,
         model=model,
@@ -228,7 +228,7 @@ def build_experiment(
     )
 
 
-def build_updater(config: ExperimentConfig, model: nn.Cell) -> Updater:
+def build_updater(config: ExperimentConfig, model: Model) -> Updater:
     """Build the updater of an experiment's model."""
     place, replay = model.place, config.algorithm.router_replay
     # If nothing is scored, the updates report the entropy, provided that it costs next to nothing.
@@ -248,7 +248,7 @@ def build_updater(config: ExperimentConfig, model: nn.Cell) -> Updater:
     )
 
 
-def resolved_old_log_probs(config: ExperimentConfig, model: nn.Cell) -> Literal["recompute", "sampler"]:
+def resolved_old_log_probs(config: ExperimentConfig, model: Model) -> Literal["recompute", "sampler"]:
     """Resolve `algorithm.old_log_probs`.
 
     Kernels sum and round a token's numbers in the same way in every batch, so sampler and trainer compute the same
@@ -336,17 +336,17 @@ def build_warmup(
 
 
 # By name, since these backends stand above this package and need packages of their own:
-# (section, *, longest_row) -> cell.
+# (section, *, longest_row) -> model.
 _MODEL_BACKENDS = {"mindformers": "mindgspo.integrations.mindformers.model:build_mindformers_model"}
 
 
-def build_trained_model(config: ExperimentConfig, place: Placement) -> nn.Cell:
+def build_trained_model(config: ExperimentConfig, place: Placement) -> Model:
     """The transformer to train, ours or another suite's, by `model.backend`; its parameters have no values yet. Raises
     ConfigError if that suite is not installed."""
     if config.model.backend == "native":
         return build_model(config.model, place)
     module, _, name = _MODEL_BACKENDS[config.model.backend].partition(":")
-    build: Callable[..., nn.Cell] = getattr(importlib.import_module(module), name)
+    build: Callable[..., Model] = getattr(importlib.import_module(module), name)
     return build(config.model, longest_row=longest_row(config))
 
 

@@ -111,7 +111,7 @@ def _looked_at(
         for number, row in enumerate(opened.parsed()):
             found = render_row(row, facts, tokenizer) if number < _MOST_RENDERED else _unrendered(row)
             if isinstance(found, RenderedRow) and gold_is_readable(found.data_source, found.answer) is not False:
-                if len(first) < _MOST_TRIED and found.ids.size <= facts.max_prompt_length:
+                if len(first) < _MOST_TRIED and 0 < found.ids.size <= facts.max_prompt_length:
                     first.append((number, found))
                 if problem := scorer.unreadable(found.where, found.data_source, found.answer):
                     unreadable.append((number, problem))
@@ -143,6 +143,7 @@ def _unrendered(row: SourceRow | DroppedRow) -> RenderedRow | DroppedRow:
         data_source=row.data_source,
         solution=row.solution,
         extra_info=row.extra_info,
+        nulled=row.nulled,
     )
 
 

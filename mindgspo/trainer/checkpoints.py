@@ -52,15 +52,18 @@ class Stateful(Protocol):
 
     def state(self) -> dict[str, Any]:
         """JSON, equal on all ranks (no tuples, no integer keys, no NaN); {} if there is none."""
+        ...
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Written as they are, into `<name>.safetensors` of the checkpoint; without arrays there is no such file.
         Copies, or arrays that no longer change: they may be written while the run goes on. If ranks hold parts, rank 0
         returns the whole; the others may return nothing."""
+        ...
 
     def load(self, state: Mapping[str, Any], arrays: TensorSource) -> None:
         """Continue from what was saved. arrays: open for this call only, empty if none were saved; a rank reads what
         it holds (`read_slice`). Raises CheckpointError, DataError."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ import numpy as np
 from mindgspo.algorithms.optim.updater import Updater, UpdateResult
 from mindgspo.io import make_folder, publish_folder, temporary_path, write_file
 from mindgspo.metrics.environment import versions
+from mindgspo.models.policy import PolicyLogProbs
 from mindgspo.models.trace import is_traceable, trace_forward
 from mindgspo.parallel.platform import runtime
 from mindgspo.parallel.platform.cluster import is_first
@@ -104,7 +105,9 @@ class StepDump:
         return self._folder
 
     def _weights(self) -> dict[str, np.ndarray]:
-        model = self._backend.policy.model
+        policy = self._backend.policy
+        assert isinstance(policy, PolicyLogProbs)
+        model = policy.model
         return weights_as_numpy(model, model.config)
 
     def _write(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:

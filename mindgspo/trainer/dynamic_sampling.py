@@ -57,6 +57,7 @@ Metrics:
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -245,7 +246,7 @@ def _metric_value(score: Score, metric: str, label: str | None) -> float | None:
         return score.value
     if metric == "accuracy":
         return float(score.verdict is Verdict.CORRECT)
-    return score.parts.get(label)
+    return None if label is None else score.parts.get(label)
 
 
 def select(groups: Sequence[MarkedGroup]) -> Selection:
@@ -289,11 +290,12 @@ def sampling_metrics(section: FilterGroupsSection, samples: StepSamples, leftove
 def _shifts(samples: StepSamples) -> dict[str, float]:
     """Means over the trained responses minus means over the generated ones."""
     reasons = samples.selection.reasons
-    scores = [score.value for group in samples.groups for score in group.scores]
+    values = [score.value for group in samples.groups for score in group.scores]
+    scores = [math.nan if value is None else value for value in values]
     lengths = [response.length for response in samples.selection.responses]
     first = sum(len(group.responses) for group in samples.groups[: samples.num_earlier])
     trained = [number for number, reason in enumerate(reasons) if reason is None]
-    drawn = [number for number in range(first, len(scores)) if scores[number] is not None]
+    drawn = [number for number in range(first, len(values)) if values[number] is not None]
     if not trained or not drawn:
         return {}
     return {

@@ -67,7 +67,14 @@ from mindgspo.parallel.platform import heartbeat
 from mindgspo.rollout.protocol import SamplingSettings
 from mindgspo.rollout.service import Answer, CompletionService, Request, first_due
 from mindgspo.tensor_files.tensors import TensorSource
-from mindgspo.trainer.partial_responses import PartialGroup, PartialResponse, arrays_of, describe, restore
+from mindgspo.trainer.partial_responses import (
+    PartialGroup,
+    PartialResponse,
+    PromptsByIndex,
+    arrays_of,
+    describe,
+    restore,
+)
 from mindgspo.types import Prompt, Response
 
 
@@ -199,7 +206,7 @@ class Feed:
         """Tokens of the waiting responses, whole and in part."""
         return arrays_of(self._groups, with_routing=True)
 
-    def load(self, state: Mapping[str, Any], arrays: TensorSource, prompts: Sequence[Prompt]) -> None:
+    def load(self, state: Mapping[str, Any], arrays: TensorSource, prompts: PromptsByIndex) -> None:
         """Continue from what `state` and `arrays` returned; generation continues with the next hand-over."""
         assert not self._running, "the feed is in use"
         self._step, self._takes = int(state["step"]), 0

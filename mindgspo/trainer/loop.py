@@ -234,7 +234,7 @@ def _train(config: ExperimentConfig, experiment: Experiment, log: RunLog, saver:
         heartbeat.begin_step(progress.step + 1)
         result = trainer.train_step(progress.step + 1)
         resident_gb = resident_gb_of_ranks()
-        log.log_metrics(result.step, result.metrics | memory_metrics(resident_gb))
+        log.log_metrics(result.step, {**result.metrics, **memory_metrics(resident_gb)})
         if (warning := alarm.observe(resident_gb)) is not None:
             log.note(warning)
         groups = logged_groups(result.groups, config.logging.groups_per_step)

@@ -415,7 +415,7 @@ def account(
         f"{generated} responses and {num_earlier} earlier ones, but {num_trained} trained + {left_out.total()} "
         f"filtered {dict(left_out)} + dropped {dropped} + {kept} kept"
     )
-    metrics = {
+    metrics: dict[str, float] = {
         "samples/generated": generated,
         "samples/trained": num_trained,
         "samples/filtered": left_out.total(),

@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from mindgspo.rollout.protocol import RandomStream
 from mindgspo.rollout.service import Piece
 from mindgspo.types import ExpertArray, FinishReason, Float32Array, Int32Array, Prompt, Response, Routing
+
+
+class PromptsByIndex(Protocol):
+    """A data set, or any other prompts that are found by their index."""
+
+    def __getitem__(self, index: int, /) -> Prompt: ...
+
 
 _TOKENS = ("ids", "logprobs", "versions")
 
@@ -142,7 +149,7 @@ def restore(
     arrays: Mapping[str, np.ndarray],
     *,
     stream: RandomStream,
-    prompts: Mapping[int, Prompt] | Sequence[Prompt],
+    prompts: PromptsByIndex,
 ) -> list[PartialGroup]:
     """Return the groups that `describe` and `arrays_of` stored. stream: with their seed and purpose."""
     stored = StoredTokens(arrays)

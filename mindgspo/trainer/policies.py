@@ -23,13 +23,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from mindspore import Parameter, nn
+from mindspore import Parameter
 
 from mindgspo.checkpoint.store import Retention, newest_checkpoint, open_checkpoint, save_checkpoint
 from mindgspo.config import ModelSection
 from mindgspo.config.algorithm import ReferenceSection
 from mindgspo.config.schema import ReshardSection, SwapSection
 from mindgspo.errors import CheckpointError
+from mindgspo.models.model import Model
 from mindgspo.models.policy import build_model
 from mindgspo.models.scoring import PolicyScorer, TokenScores
 from mindgspo.models.weights import load_tensors, master_layouts, master_views
@@ -86,7 +87,7 @@ class ReferencePolicy:
         """Whether it never changes, so that a run saves it once."""
         return self._changes.mode == "frozen"
 
-    def freeze(self, policy: nn.Cell, folder: Path, *, version: int) -> None:
+    def freeze(self, policy: Model, folder: Path, *, version: int) -> None:
         """Take the policy's weights of version `version`, slice by slice. A frozen reference is saved in `folder` for a
         resumed run; one that follows the policy is part of every checkpoint. All ranks call it."""
         self._take(policy, version)
@@ -115,12 +116,13 @@ class ReferencePolicy:
             load_tensors(self._model, self._section, saved.parameters)
             self.version, self._is_filled = float(saved.state.get("version", 0)), True
 
-    def follow(self, policy: nn.Cell, *, steps_done: int, version: int) -> None:
+    def follow(self, policy: Model | None, *, steps_done: int, version: int) -> None:
         """Change as configured, once for this number of steps of the run. All ranks call it, in a phase in which both
         sets of weights are in memory. version: of the policy's weights."""
         changes = self._changes
         if self.is_frozen or steps_done == self._steps_at_change:
             return
+        assert policy is not None, "a moving reference follows a policy"
         assert changes.every is not None, "config is not resolved"
         if steps_done % changes.every:
             return
@@ -130,13 +132,13 @@ class ReferencePolicy:
             self._approach(policy, version)
         self._steps_at_change = steps_done
 
-    def _take(self, policy: nn.Cell, version: int) -> None:
+    def _take(self, policy: Model, version: int) -> None:
         if self._transfer is None:
             self._transfer = WeightTransfer(policy, self._model, self._section, self._reshard, from_masters=True)
         self._transfer.push(version)
         self.version = float(version)
 
-    def _approach(self, policy: nn.Cell, version: int) -> None:
+    def _approach(self, policy: Model, version: int) -> None:
         decay = self._changes.decay
         assert decay is not None, "config is not resolved"
         if self._average is None:
@@ -153,10 +155,10 @@ class ReferencePolicy:
         with self._swap.phase(Phase.SCORE):
             return weights_as_numpy(self._model, self._section)
 
-    def load(self, state: Mapping[str, Any], weights: TensorSource) -> None:
-        """Continue from `state` and `arrays`."""
+    def load(self, state: Mapping[str, Any], arrays: TensorSource) -> None:
+        """Continue from what `state` and `arrays` returned."""
         with self._swap.phase(Phase.SCORE):
-            load_tensors(self._model, self._section, weights)
+            load_tensors(self._model, self._section, arrays)
         self.version, self._steps_at_change = float(state["version"]), int(state["steps_at_change"])
         self._is_filled = True
 
@@ -164,7 +166,7 @@ class ReferencePolicy:
 class MovingAverage:
     """Planned once. Besides both sets of weights, it needs memory for one step of the reshard."""
 
-    def __init__(self, policy: nn.Cell, averaged: nn.Cell, model: ModelSection, section: ReshardSection) -> None:
+    def __init__(self, policy: Model, averaged: Model, model: ModelSection, section: ReshardSection) -> None:
         self._policy, self._averaged = policy, averaged
         self._resharder = Resharder(
             master_layouts(model, policy),
@@ -207,7 +209,7 @@ class MovingAverage:
 class PolicyScores:
     """Scores mini-batches before their updates; on ranks with recorded routing where that routing is."""
 
-    policy: nn.Cell | None
+    policy: Model | None
     """The transformer that is trained; a moving reference follows it."""
     scorer: PolicyScorer
     """Scores with the present weights."""

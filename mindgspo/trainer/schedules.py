@@ -13,21 +13,22 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mindspore import nn
 
 from mindgspo.config import ExperimentConfig
 from mindgspo.data.dataset import PromptDataset
 from mindgspo.data.stream import PromptStream
+from mindgspo.models.model import Model
 from mindgspo.parallel.collectives.host import exchange
 from mindgspo.parallel.collectives.replicas import pack_arrays, unpack_arrays
 from mindgspo.parallel.platform import runtime
 from mindgspo.parallel.platform.cluster import is_first
 from mindgspo.rollout.build import build_engine, remote_engine
 from mindgspo.rollout.protocol import Purpose, Rollout, RolloutEngine, SamplingSettings, training_sampling
-from mindgspo.rollout.service import ServiceEngine, tokens_counted
+from mindgspo.rollout.service import CompletionService, ServiceEngine, tokens_counted
 from mindgspo.rollout.weight_transfer import ServedWeights
 from mindgspo.rollout.weights_folder import weights_folder
 from mindgspo.swap.states import Holding
@@ -35,7 +36,7 @@ from mindgspo.swap.swap import Swap
 from mindgspo.tensor_files.tensors import TensorSource
 from mindgspo.tokenization import Tokenizer
 from mindgspo.trainer.feed import Feed
-from mindgspo.trainer.partial_responses import PartialGroup, arrays_of, describe, restore
+from mindgspo.trainer.partial_responses import PartialGroup, PromptsByIndex, arrays_of, describe, restore
 from mindgspo.types import Prompt, Response
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class FedEngine:
         feed: Feed | None,
         weights: ServedWeights,
         engine: RolloutEngine,
-        prompts: Sequence[Prompt],
+        prompts: PromptsByIndex,
         sampling: SamplingSettings,
     ) -> None:
         self._feed, self._weights, self._engine = feed, weights, engine
@@ -85,8 +86,12 @@ class FedEngine:
 
     def load_weights(self, version: int) -> None:
         """Let generation go on with the trained weights."""
-        self._weights.push_weights(version, lambda folder, version: self._feed.push_weights(folder, version))
+        self._weights.push_weights(version, self._tell)
         self._engine.load_weights(version)
+
+    def _tell(self, folder: Path, version: int) -> None:
+        assert self._feed is not None, "rank 0 alone has servers"
+        self._feed.push_weights(folder, version)
 
     def metrics(self, trained: Sequence[Response], *, seconds: float) -> dict[str, float]:
         """See `Feed.metrics`; rank 0 has them."""
@@ -132,9 +137,19 @@ class Generation:
     """Connection to the servers that generate, on rank 0 if there are any."""
 
 
+def pushing(weights: ServedWeights, service: CompletionService | None) -> Callable[[int], None]:
+    """What brings the weights of a version to the servers. All ranks call it; service: theirs, on rank 0."""
+
+    def load(folder: Path, version: int) -> None:
+        assert service is not None, "rank 0 alone has servers"
+        service.load_weights(folder, version)
+
+    return lambda version: weights.push_weights(version, load)
+
+
 def build_generation(
     config: ExperimentConfig,
-    model: nn.Cell,
+    model: Model,
     tokenizer: Tokenizer,
     swap: Swap,
     train_set: PromptDataset,
@@ -157,7 +172,7 @@ def build_generation(
     weights = ServedWeights(model, config.model, weights_folder(config))
     told = None if service is None else ServiceEngine(service)
     if config.trainer.schedule == "sync":
-        engine = remote_engine(told, lambda version: weights.push_weights(version, service.load_weights))
+        engine = remote_engine(told, pushing(weights, service))
         return Generation(engine=engine, take_prompts=take_prompts, service=service)
     sampling = training_sampling(config.rollout, config.seed, step=0)
     engine, feed = remote_engine(told, lambda version: None), None

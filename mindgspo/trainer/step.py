@@ -17,8 +17,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mindspore import nn
-
 from mindgspo import progress
 from mindgspo.algorithms.kl_control import KLController
 from mindgspo.algorithms.optim.learning_rate import learning_rate
@@ -27,6 +25,7 @@ from mindgspo.batches.micro_batches import BatchLayout
 from mindgspo.config import AlgorithmSection, OptimizerSection, RolloutSection, TrainerSection
 from mindgspo.evaluation.evaluator import ResponseScorer
 from mindgspo.metrics.timers import Timers
+from mindgspo.models.model import Model
 from mindgspo.rollout.protocol import RolloutCounters, RolloutEngine, training_sampling
 from mindgspo.swap.states import Phase
 from mindgspo.swap.swap import Swap
@@ -76,7 +75,7 @@ class Trainer:
     seed: int
     layout: BatchLayout
     """Layout of samples in rows."""
-    model: nn.Cell
+    model: Model
     total_steps: int
     """Steps of the whole run; 0 if it only warms up."""
     kl: KLController

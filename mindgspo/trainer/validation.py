@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
@@ -104,13 +104,17 @@ class Progress:
 
 def _number(value: Any) -> float | None:
     """Raises ValueError or TypeError for anything but None and finite numbers."""
-    if value is not None and not math.isfinite(value):
+    return None if value is None else _finite(value)
+
+
+def _finite(value: Any) -> float:
+    if not math.isfinite(value):
         raise ValueError(f"{value} is not finite")
     return value
 
 
 def _best(state: Mapping[str, Any] | None) -> Best | None:
-    return None if state is None else Best(step=int(state["step"]), value=_number(float(state["value"])))
+    return None if state is None else Best(step=int(state["step"]), value=_finite(float(state["value"])))
 
 
 class Baseline:
@@ -160,7 +164,7 @@ class Validation:
         section: EvalSection,
         *,
         timers: Timers,
-        decode: Callable[[Sequence[int]], str],
+        decode: Callable[[Iterable[int]], str],
     ) -> None:
         self.evaluator, self.sets, self.baseline = evaluator, sets, Baseline()
         self._section, self._timers, self._decode = section, timers, decode

@@ -96,8 +96,9 @@ def warm_up(trainer: Trainer, warmup: Warmup, evaluator: Evaluator, log: RunLog)
         if warmup.check_set is not None:
             trainer.weights.push()
             accuracy, reward = evaluator.greedy_figures(list(warmup.check_set), weight_version=trainer.weights.version)
-            is_other = reward is not None and not math.isclose(accuracy, reward, abs_tol=1e-9)
-            beside = f", reward {reward_text(reward)}" if is_other else ""
+            beside = ""
+            if reward is not None and not math.isclose(accuracy, reward, abs_tol=1e-9):
+                beside = f", reward {reward_text(reward)}"
             shown = f"  accuracy {accuracy:.3f}{beside} on {len(warmup.check_set)} problems"
         log.note(f"warm-up {number:>5}/{section.max_steps}  loss {result.loss:.4f}{shown}")
         if accuracy is not None and section.stop_at_accuracy is not None and accuracy >= section.stop_at_accuracy:

@@ -28,6 +28,11 @@ def are_equal(low: ArrayLike, high: ArrayLike) -> BoolArray:
         return (low == high) | (high - low <= _NOISE * np.maximum(1.0, np.maximum(abs(low), abs(high))))
 
 
+def weighted_bincount(index_N: NDArray[np.integer], weights_N: Float64Array, *, minlength: int = 0) -> Float64Array:
+    """`numpy.bincount` of weights; numpy 1.26 declares it for counts alone."""
+    return np.asarray(np.bincount(index_N, weights=weights_N, minlength=minlength), np.float64)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Groups:
     """The partition of N responses into groups."""
@@ -50,7 +55,7 @@ class Groups:
 
     def sum(self, values_N: Float64Array) -> Float64Array:
         """Sum over each response's group, float64 [N]."""
-        return np.bincount(self.index_N, weights=values_N)[self.index_N] if values_N.size else values_N
+        return weighted_bincount(self.index_N, values_N)[self.index_N] if values_N.size else values_N
 
     def mean(self, values_N: Float64Array, weights_N: Float64Array | None = None) -> Float64Array:
         """Mean over each response's group, float64 [N], weighted if weights (>= 0) are given.

@@ -9,11 +9,11 @@ Dr.GRPO arXiv 2503.20783.
 
 from __future__ import annotations
 
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, ops
 
 from mindgspo.algorithms.losses.definition import LossDefinition
 from mindgspo.algorithms.losses.policy_loss import PolicyLoss, bounded, log_bound, zeros_like
-from mindgspo.algorithms.losses.ratios import SequenceRatio, SequenceTokenRatio, TokenRatio
+from mindgspo.algorithms.losses.ratios import Ratio, SequenceRatio, SequenceTokenRatio, TokenRatio
 
 
 class ClippedLoss(PolicyLoss):
@@ -23,7 +23,7 @@ class ClippedLoss(PolicyLoss):
     final_clip_ratio). `ratio_upper_clamp` bounds the ratio of the unclipped branch only (TRL's delta).
     """
 
-    def __init__(self, definition: LossDefinition, ratio: type[nn.Cell] | None = None) -> None:
+    def __init__(self, definition: LossDefinition, ratio: type[Ratio] | None = None) -> None:
         super().__init__(definition, ratio)
         self.log_upper_clamp = log_bound(definition.ratio_upper_clamp)
         self.clip_ratio_c = definition.clip_ratio_c

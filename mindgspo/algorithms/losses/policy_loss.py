@@ -17,7 +17,7 @@ from mindspore.ops import constexpr
 
 from mindgspo.algorithms.loss_metrics import POLICY_METRICS
 from mindgspo.algorithms.losses.definition import Aggregation, KLTerm, LossDefinition
-from mindgspo.algorithms.losses.ratios import TokenRatio
+from mindgspo.algorithms.losses.ratios import Ratio, TokenRatio
 
 # Beyond every log-ratio. Not inf: where inf and -inf are both constants of a graph, MindSpore 2.10's compiler
 # puts, in about one compilation of a hundred, one in the other's place, or fails.
@@ -173,9 +173,9 @@ class PolicyLoss(nn.Cell):
     """
 
     metrics = POLICY_METRICS
-    ratio: type[nn.Cell] = TokenRatio
+    ratio: type[Ratio] = TokenRatio
 
-    def __init__(self, definition: LossDefinition, ratio: type[nn.Cell] | None = None) -> None:
+    def __init__(self, definition: LossDefinition, ratio: type[Ratio] | None = None) -> None:
         super().__init__()
         self.log_ratio_min = definition.log_ratio_min
         self.log_ratio_max = definition.log_ratio_max
@@ -184,7 +184,8 @@ class PolicyLoss(nn.Cell):
         self.is_per_response = self.log_ratio.is_per_response
         self.aggregate = Aggregate(definition.aggregation)
         self.kl = None if definition.kl is None else KLPenalty(definition.kl)
-        self.aggregate_kl = None if definition.kl is None else Aggregate(definition.kl.aggregation)
+        if definition.kl is not None:
+            self.aggregate_kl = Aggregate(definition.kl.aggregation)
         self.entropy_coef = definition.entropy_coef
         self.weighted_sums = ops.MatMul(transpose_b=True)
 

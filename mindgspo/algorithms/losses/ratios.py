@@ -47,6 +47,10 @@ class SequenceRatio(nn.Cell):
         return (difference_NK / (length_N1 + self.length_eps)).sum(axis=1, keepdims=True)
 
 
+Ratio = TokenRatio | SequenceRatio
+"""construct(difference_NK, mask_NK) -> log-ratios [N, K], or [N, 1] where `is_per_response`."""
+
+
 class SequenceTokenRatio(SequenceRatio):
     """GSPO-token, arXiv 2507.18071, eq. 14: log s_it = sg[log s_i] + log pi(y_it) - sg[log pi(y_it)]; [N, K].
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import importlib
 
-from mindspore import nn
-
 from mindgspo.algorithms.losses.clipped import ClippedLoss
 from mindgspo.algorithms.losses.definition import Aggregation, KLTerm, LossDefinition
 from mindgspo.algorithms.losses.policy_loss import PolicyLoss
-from mindgspo.algorithms.losses.ratios import SequenceRatio, SequenceTokenRatio, TokenRatio
+from mindgspo.algorithms.losses.ratios import Ratio, SequenceRatio, SequenceTokenRatio, TokenRatio
 from mindgspo.algorithms.losses.surrogates import CISPOLoss, GMPOLoss, GPGLoss, SAPOLoss
 from mindgspo.config import AlgorithmSection, KLSection
 from mindgspo.config.algorithm import POLICY_LOSSES
 
-_RATIOS: dict[str, type[nn.Cell]] = {
+_RATIOS: dict[str, type[Ratio]] = {
     "token": TokenRatio,
     "sequence": SequenceRatio,
     "sequence_token": SequenceTokenRatio,

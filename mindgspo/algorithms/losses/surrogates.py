@@ -8,10 +8,11 @@ N  responses    K  response-token slots    1  an axis kept for broadcasting
 from __future__ import annotations
 
 import mindspore as ms
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, ops
 
 from mindgspo.algorithms.losses.definition import LossDefinition
 from mindgspo.algorithms.losses.policy_loss import PolicyLoss, zeros_like
+from mindgspo.algorithms.losses.ratios import Ratio
 
 
 class CISPOLoss(PolicyLoss):
@@ -35,7 +36,7 @@ class SAPOLoss(PolicyLoss):
     off smoothly to both sides.
     """
 
-    def __init__(self, definition: LossDefinition, ratio: type[nn.Cell] | None = None) -> None:
+    def __init__(self, definition: LossDefinition, ratio: type[Ratio] | None = None) -> None:
         super().__init__(definition, ratio)
         self.tau_pos = definition.tau_pos
         self.tau_neg = definition.tau_neg
@@ -71,7 +72,7 @@ class GMPOLoss(PolicyLoss):
     adds -A_i to the sum, as in TRL.
     """
 
-    def __init__(self, definition: LossDefinition, ratio: type[nn.Cell] | None = None) -> None:
+    def __init__(self, definition: LossDefinition, ratio: type[Ratio] | None = None) -> None:
         super().__init__(definition, ratio)
         self.log_low = None if definition.clip_low is None else -definition.clip_low
         self.log_high = definition.clip_high

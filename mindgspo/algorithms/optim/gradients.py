@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
+from mindgspo.algorithms.loss_metrics import Metric
 from mindgspo.algorithms.optim.adamw import short_runs, squared_rows
 from mindgspo.batches.routing import RoutedTokens
 from mindgspo.parallel.collectives.graph import all_reduce
@@ -67,14 +68,24 @@ def tensors_of(
 _NUM_MEASURED = 5  # outputs of `Objective` up to the log-probs
 
 
+class Loss(Protocol):
+    """A `PolicyLoss`, or another cell with its inputs and outputs."""
+
+    metrics: tuple[Metric, ...]
+    """The table of its metrics vector."""
+
+    def __call__(self, logp_NK: Tensor, entropy_NK: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """See `PolicyLoss.construct`."""
+        ...
+
+
 class Objective(nn.Cell):
     """One micro-batch: log-probs of the policy -> ratio -> clip -> aggregate, in one forward graph.
 
-    policy: construct(*the policy's inputs) -> (logp_NK, entropy_NK, *routing). loss: a `PolicyLoss`, or another cell
-    with its inputs and outputs; `loss.metrics` is the table of its metrics vector.
+    policy: construct(*the policy's inputs) -> (logp_NK, entropy_NK, *routing).
     """
 
-    def __init__(self, policy: nn.Cell, loss: nn.Cell) -> None:
+    def __init__(self, policy: nn.Cell, loss: Loss) -> None:
         super().__init__(auto_prefix=False)
         self.policy = policy
         self.loss = loss

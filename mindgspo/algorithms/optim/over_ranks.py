@@ -66,13 +66,15 @@ def _share(weight: Layout, moment: Layout, summed_over: Ranks, rank: int) -> Sha
     same_rows = moment.ranks_with_slice_of(rank)
     rest = tuple(other for other in same_rows if other in summed_over)
     sum_ranks = rest if len(rest) > 1 else ()
-    by_rows = {moment.slice_of(other).starts: () for other in weight.ranks_with_slice_of(rank)}
+    by_rows: dict[tuple[int, ...], Ranks] = {
+        moment.held_by(other).starts: () for other in weight.ranks_with_slice_of(rank)
+    }
     if len(by_rows) == 1:
         return Share(sum_ranks=sum_ranks)
     # Of the ranks that have the same rows, the first ones of all rows belong together, the second ones, ...
     place = same_rows.index(rank)
     for other in weight.ranks_with_slice_of(rank):
-        by_rows[moment.slice_of(other).starts] += (other,)
+        by_rows[moment.held_by(other).starts] += (other,)
     shard_ranks = tuple(by_rows[starts][place] for starts in sorted(by_rows))
     assert shard_ranks == tuple(sorted(shard_ranks)) and set(shard_ranks) <= set(summed_over), (weight, shard_ranks)
     return Share(shard_ranks, sum_ranks)
@@ -234,6 +236,10 @@ class _Chain(nn.Cell):
         return before
 
 
+def _columns(tensor: Tensor, rows: int, dtype: ms.Type, before: Tensor) -> Tensor:
+    return ops.cast(ops.depend(tensor, before), dtype).reshape(rows, -1)
+
+
 class _OfBucket(nn.Cell):
     """construct(before) -> what to wait for."""
 
@@ -251,9 +257,9 @@ class _OfBucket(nn.Cell):
 
     def joined(self, tensors: tuple[Tensor, ...], rows: int, dtype: ms.Type, before: Tensor) -> Tensor:
         """[rows, S], after `before`; a single tensor of this type is not copied."""
-        parts = ()
-        for i in range(self.count):
-            parts += (ops.cast(ops.depend(tensors[i], before), dtype).reshape(rows, -1),)
+        parts = (_columns(tensors[0], rows, dtype, before),)
+        for i in range(1, self.count):
+            parts += (_columns(tensors[i], rows, dtype, before),)
         return parts[0] if self.count == 1 else ops.concat(parts, 1)
 
     def part(self, found: Tensor, i: int) -> Tensor:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ from mindgspo.algorithms.optim.gradients import (
     NUM_POLICY_INPUTS,
     Accumulate,
     GradientAccumulator,
+    Loss,
     Objective,
     StageAccumulator,
     discard,
@@ -36,6 +38,7 @@ from mindgspo.batches.routing import RoutedTokens, RoutingDifference, no_routing
 from mindgspo.batches.rows import in_rounds
 from mindgspo.config.schema import OptimizerSection
 from mindgspo.errors import CheckpointError, NonFiniteError
+from mindgspo.models.model import Model
 from mindgspo.models.weights import hold_masters
 from mindgspo.parallel.collectives.host import GraphOfRanks
 from mindgspo.parallel.collectives.replicas import Arrays, Replicas
@@ -98,40 +101,43 @@ class Updater:
     def __init__(
         self,
         policy: nn.Cell,
-        loss: nn.Cell,
+        loss: Loss,
         section: OptimizerSection,
         place: Placement = ALONE,
         *,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         self.policy = policy
-        masters = {} if place.plan.world_size == 1 else hold_masters(policy.model)
-        self.weights = ParameterTuple(policy.trainable_params())
         self.rank, self._is_alone = place.rank, place.plan.world_size == 1
+        model: Model | None = getattr(policy, "model", None)
+        shared = None if self._is_alone else model
+        assert self._is_alone or shared is not None, "a policy without a model"
+        masters = {} if shared is None else hold_masters(shared)
+        self.weights = ParameterTuple(policy.trainable_params())
         self._plan, self._replicas = place.plan, Replicas(place)
         # Kernels on a CPU run one after the other, so there is nothing to overlap with.
         self._overlaps = place.plan.overlap_grad_reduce and not has_kernels()
-        self._stage = Stage(place, getattr(policy, "model", None))
+        self._stage = Stage(place, model)
         self.gradients = gradients_of(self.weights)
         """The accumulated gradients of this rank; between two updates zero, or what the next one replaces."""
         replays = getattr(policy, "replays_experts", False)
         self._form = {"is_packed": takes_packed(policy), "replays": replays, "place": place}
         self._num_layers = getattr(policy, "num_layers", 0)
-        model = None if self._is_alone else policy.model.config
-        self._no_routing = None
-        if model and replays:
-            self._no_routing = no_routing(model.num_hidden_layers, model.num_experts_per_tok, model.num_experts)
+        divided, self._no_routing = None if shared is None else shared.config, None
+        if divided and replays:
+            self._no_routing = no_routing(divided.num_hidden_layers, divided.num_experts_per_tok, divided.num_experts)
         self.over_ranks = StepOverRanks(
-            self.weights, self.gradients, section, place, model, masters, bucket_bytes=bucket_bytes
+            self.weights, self.gradients, section, place, divided, masters, bucket_bytes=bucket_bytes
         )
         self.optimizer = self.over_ranks.optimizer
         self._forward = None if self._stage.is_last else GraphOfRanks(policy, place.graph_ranks)
-        objective = Objective(policy, loss) if self._stage.is_last else policy
-        cell = GradientAccumulator if self._stage.is_last else StageAccumulator
+        accumulator = partial(StageAccumulator, policy, self.weights, is_first=self._stage.is_first)
+        if self._stage.is_last:
+            objective = Objective(policy, loss)
+            accumulator = partial(GradientAccumulator, objective, self.weights, is_first=self._stage.is_first)
 
         def backward(add: nn.Cell) -> GraphOfRanks:
-            accumulator = cell(objective, self.weights, add, is_first=self._stage.is_first)
-            return GraphOfRanks(accumulator, place.graph_ranks)
+            return GraphOfRanks(accumulator(add), place.graph_ranks)
 
         self._accumulate = Accumulate(self.gradients)
         self._backward = backward(self._accumulate)
@@ -190,8 +196,8 @@ class Updater:
             results: list[tuple[Tensor, ...]] = []
 
             def forward(i: int, came: Tensor | None) -> Tensor | None:
-                if self._stage.is_last:
-                    return None  # the backward graph computes the forward pass, too
+                if self._forward is None:
+                    return None  # the last stage: its backward graph computes the forward pass, too
                 hidden_MH, *routing = self._forward(*_for_forward(inputs[i], came))
                 results.append(tuple(routing))
                 return hidden_MH
@@ -225,7 +231,7 @@ class Updater:
     ) -> Iterator[tuple[GraphOfRanks, tuple[Tensor, ...]]]:
         """The graphs of micro-batch i, with inputs of the right shapes. is_last: of the update."""
         came, gradient = self._stage.like_what_comes(inputs[1]), self._stage.like_what_goes(inputs[1])
-        if not self._stage.is_last:
+        if self._forward is not None:
             yield self._forward, _for_forward(inputs, came)
         yield self._last_backward if is_last else self._backward, _for_backward(i, inputs, came, gradient)
 

@@ -59,7 +59,7 @@ def require_mindformers() -> ModuleType:
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             import mindformers
-            from mindformers.tools.logger import get_logger
+            from mindformers.tools.logger import get_logger  # pyright: ignore[reportMissingImports] - an extra
 
             _quieten(get_logger())
     except ImportError as error:

@@ -8,11 +8,15 @@ Legend: R rows, T token slots, M = R * T flattened tokens, H hidden units, V voc
 
 from __future__ import annotations
 
-from mindspore import Tensor, nn, ops
+from typing import Any
+
+import mindspore as ms
+from mindspore import Parameter, Tensor, nn, ops
 
 from mindgspo.config import ModelSection
 from mindgspo.integrations.mindformers import llama_settings, require_mindformers
 from mindgspo.models.names import hugging_face_name, parameter_shapes
+from mindgspo.parallel.layers.model_parallel import TokensInUse
 from mindgspo.parallel.plans.placement import ALONE
 
 
@@ -24,10 +28,12 @@ class MindFormersModel(nn.Cell):
     which an update refuses.
     """
 
-    def __init__(self, config: ModelSection, net: nn.Cell) -> None:
+    def __init__(self, config: ModelSection, net: Any) -> None:
         super().__init__(auto_prefix=False)
         self.config = config
-        self.place, self.masters = ALONE, None
+        self.place, self.dtype = ALONE, ms.float32
+        self.masters: dict[str, Parameter] | None = None
+        self.tokens_in_use = TokensInUse(ALONE, has_kernels=False)
         self.hidden_size, self.head_dim = config.hidden_size, config.head_dim
         self.tied = config.tie_word_embeddings
         self.num_tokens, self.is_padded = config.vocab_size, False
@@ -36,6 +42,16 @@ class MindFormersModel(nn.Cell):
     def output_weight(self) -> Tensor:
         """The table that turns hidden states into logits, [V, H]."""
         return self.net.model.tok_embeddings.embedding_weight if self.tied else self.net.lm_head.weight
+
+    def passed_shape(self, num_tokens: int) -> tuple[int, int]:
+        """[M, H]; it is never divided into stages."""
+        return num_tokens, self.hidden_size
+
+    def with_choices(
+        self, ids_RT: Tensor, positions_RT: Tensor, segments: Tensor, *replayed_MX: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """As `construct`, and the choices of no router."""
+        return self.construct(ids_RT, positions_RT, segments), ()
 
     def construct(self, inputs: Tensor, positions_RT: Tensor, segments_RT: Tensor, *replayed_MX: Tensor) -> Tensor:
         """Hidden states after the last norm, [M, H]. inputs: ids_RT. positions_RT: not read, see above. replayed_MX:
@@ -55,8 +71,8 @@ def build_mindformers_model(section: ModelSection, *, longest_row: int) -> MindF
     """
     settings = llama_settings(section, longest_row=longest_row)
     require_mindformers()
-    from mindformers.models.llama.llama import LlamaForCausalLM
-    from mindformers.models.llama.llama_config import LlamaConfig
+    from mindformers.models.llama.llama import LlamaForCausalLM  # pyright: ignore[reportMissingImports] - an extra
+    from mindformers.models.llama.llama_config import LlamaConfig  # pyright: ignore[reportMissingImports]
 
     net = LlamaForCausalLM(LlamaConfig(**settings))
     for parameter in net.get_parameters():

@@ -216,7 +216,7 @@ class GraphOfRanks:
         self._compiled.add(shapes)
         return True
 
-    def __call__(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+    def __call__(self, *inputs: Tensor) -> runtime.Outputs:
         heartbeat.tick()
         if len(self._ranks) > 1 and self.compile(*inputs):
             wait_for_ranks(self._ranks)

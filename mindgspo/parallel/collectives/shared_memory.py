@@ -100,7 +100,7 @@ class SharedMemoryGroup:
         assert num_bytes <= SLOT_BYTES, num_bytes
         slot = ctypes.c_void_p()
         self._call("begin_message", self._address, num_bytes, sender, ctypes.byref(slot))
-        yield np.frombuffer((ctypes.c_uint8 * num_bytes).from_address(slot.value or 0), np.uint8)
+        yield np.frombuffer(memoryview((ctypes.c_uint8 * num_bytes).from_address(slot.value or 0)), np.uint8)
         self._call("end_message", self._address, *_group(ranks), num_bytes, sender)
 
     def broadcast(self, array: np.ndarray, *, sender: int, ranks: Ranks) -> None:

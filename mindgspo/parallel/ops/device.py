@@ -273,8 +273,10 @@ class CausalAttentionOp(nn.Cell):
             key, value = self._repeated(key), self._repeated(value)
         if self.context == 1:
             return self.attend(query, key, value, mask)
-        out = self.attend(*self.to_heads(query, key, value), mask)
-        return self.to_tokens(out.reshape(-1, self.num_heads, self.head_dim)).reshape(query.shape[0], -1)
+        num_tokens = query.shape[0]
+        query, key, value = self.to_heads(query, key, value)
+        out = self.attend(query, key, value, mask)
+        return self.to_tokens(out.reshape(-1, self.num_heads, self.head_dim)).reshape(num_tokens, -1)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         if self.kernel is not None:
@@ -347,7 +349,7 @@ class SegmentMask(nn.Cell):
         return ops.cast(ops.logical_or(later, other), ms.uint8)
 
 
-def takes_packed(cell: nn.Cell) -> bool:
+def takes_packed(cell: object) -> bool:
     """Whether a model or policy consists of kernels, which compute only real tokens."""
     return getattr(cell, "is_packed", False)
 

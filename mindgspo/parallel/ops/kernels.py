@@ -24,8 +24,8 @@ zeros_like = ops.ZerosLike()
 
 def kernel(
     name: str,
-    shapes: Callable[..., Sequence[Sequence[int]]],
-    dtypes: Callable[..., Sequence[ms.Type]] | None = None,
+    shapes: Callable[..., Sequence[int] | Sequence[Sequence[int]]],
+    dtypes: Callable[..., ms.Type | Sequence[ms.Type]] | None = None,
     gradient: Callable[..., tuple] | None = None,
 ) -> ops.Custom:
     """Return the operator `graph_<name>` of `mindgspo_kernels/graph.cc`.

@@ -134,6 +134,12 @@ class Layout:
         """Return a rank's slice of the full tensor; None if it holds none."""
         return _slices_of(self).by_rank.get(rank)
 
+    def held_by(self, rank: int) -> TensorSlice:
+        """`slice_of` a rank that holds one."""
+        held = self.slice_of(rank)
+        assert held is not None, f"rank {rank} holds nothing"
+        return held
+
     def slice_at(self, index: SliceIndex) -> TensorSlice:
         """Return the slice with this number on every axis."""
         starts = tuple(number * length for number, length in zip(index, self.slice_shape, strict=True))

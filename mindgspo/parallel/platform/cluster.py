@@ -84,7 +84,7 @@ def scoring_place(config: ExperimentConfig) -> Placement:
     return infer_place(config)
 
 
-def first_rank_first(action: Callable[[], None]) -> None:
+def first_rank_first(action: Callable[[], object]) -> None:
     """Run `action` on rank 0 and have the other ranks wait for it."""
     if is_first():
         action()

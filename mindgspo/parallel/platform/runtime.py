@@ -10,7 +10,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -42,6 +42,8 @@ if _is_mindspore("2.9."):
     os.environ.setdefault("PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION", "python")
 
 Device = Literal["CPU", "Ascend"]
+Outputs = Any
+"""What the `construct` of a cell returns: a tensor, or a tuple of them."""
 
 _DISPATCH_THREADS = 5
 EMULATED = "ASCEND_EMULATOR"
@@ -162,7 +164,7 @@ def call_for_memory(cell: nn.Cell, inputs: Sequence[Tensor]) -> tuple[int, int]:
     return ms.runtime.max_memory_allocated(), ms.runtime.max_memory_reserved()
 
 
-def call_compiled(cell: nn.Cell, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+def call_compiled(cell: nn.Cell, *inputs: Tensor) -> Outputs:
     """Compile a cell for these shapes unless done before, and run the graph.
 
     `cell(...)` would compile in graph mode only; `mindspore.jit` gives the same result with more host time per call.
@@ -180,7 +182,7 @@ class CompiledCell:
         self.cell = cell
         self._keys: dict[tuple, object] = {}
 
-    def __call__(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+    def __call__(self, *inputs: Tensor) -> Outputs:
         from mindspore.graph.api import _cell_graph_executor
 
         cell = self.cell
@@ -195,7 +197,7 @@ class CompiledCell:
         return result
 
 
-def compile_once(cells: Sequence[nn.Cell]) -> None:
+def compile_once(cells: nn.CellList) -> None:
     """Have graphs for Ascend compile and differentiate one of these cells, which differ only in their parameters.
 
     `mindspore.lazy_inline` does this for cells whose constructors got equal arguments; it does not exist on CPU.

@@ -38,7 +38,8 @@ class NumericVerifier:
         wrong: float,
         takes_formulas: bool = False,
     ) -> None:
-        self._own, self._others, self._mode, self._takes_formulas = own, others, mode, takes_formulas
+        self._own, self._others, self._takes_formulas = own, others, takes_formulas
+        self._mode: AnswerMode = mode
         self._correct, self._wrong = correct, wrong
 
     def can_read(self, gold: str) -> bool:

@@ -116,10 +116,10 @@ def overlong_penalty(
         raise DataError(f"overlong: factor {factor:g} must be 0 or a positive number")
     if floor is not None and not (math.isfinite(floor) and floor <= 0):
         raise DataError(f"overlong: floor {floor:g} must be 0 or a negative number, or None for no floor")
-    if buffer_len == 0 and floor is None:
-        raise DataError("overlong: buffer_len 0 needs a floor, e.g. -1, because a line of width 0 has no slope")
     excess_N = np.maximum(lengths_N - (max_len - buffer_len), 0.0)
     if buffer_len == 0:
+        if floor is None:
+            raise DataError("overlong: buffer_len 0 needs a floor, e.g. -1, because a line of width 0 has no slope")
         return np.where(excess_N > 0, floor, 0.0).astype(np.float64)
     # The order of operations is the peers': -0.2 comes out as the same float64.
     line_N = np.where(excess_N > 0, -excess_N / buffer_len * factor, 0.0)

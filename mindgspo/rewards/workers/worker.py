@@ -27,6 +27,7 @@ from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 MATH_VERIFY = "math_verify"
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
@@ -65,6 +66,7 @@ def _take_pipes() -> tuple[io.BufferedReader, int]:
     os.close(nothing)
     os.dup2(2, 1)
     for stream in (sys.stdout, sys.stderr):
+        assert isinstance(stream, io.TextIOWrapper)
         stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
     faulthandler.enable(all_threads=False)
     return open(jobs, "rb"), replies
@@ -238,7 +240,7 @@ def _reward(value: object) -> tuple[object, str]:
     return kept, named[:MAX_MESSAGE]
 
 
-def _plain_value(value: object, place: str = "") -> object:
+def _plain_value(value: Any, place: str = "") -> object:
     """`value` as JSON: numpy's and torch's scalars and 0-d arrays as numbers, tuples as lists. Raises
     UnsuitableValueError, naming the place (" in ['score']"), for NaN, infinities and whatever JSON does not have."""
     if value is None or isinstance(value, (bool, str)):

@@ -1,4 +1,5 @@
-"""Our model section in MindFormers' words, and what is said where MindFormers is not there. Neither is imported."""
+"""Our model section in MindFormers' words, what is said where MindFormers is not there, and the cell around a network
+that stands in for its own. MindFormers is never imported."""
 
 from __future__ import annotations
 
@@ -71,3 +72,38 @@ def test_the_door_opens_without_mindspore() -> None:
     program = "import sys, mindgspo.integrations.mindformers as m; print(sum('mindspore' in n for n in sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "0", done.stderr
+
+
+def test_the_cell_is_scored_as_our_model_is(cpu_runtime) -> None:
+    from mindspore import Parameter, Tensor, nn, ops
+
+    from mindgspo.batches.rows import TrainingSample, lay_out
+    from mindgspo.integrations.mindformers.model import MindFormersModel
+    from mindgspo.models.scoring import PolicyScorer
+
+    class Table(nn.Cell):
+        """The rows of a table, in place of the layers."""
+
+        def __init__(self, rows: np.ndarray) -> None:
+            super().__init__(auto_prefix=False)
+            self.weight = Parameter(Tensor(rows), name="model.norm.weight")
+            self.gather = ops.Gather()
+
+        def construct(self, ids_RT):
+            return self.gather(self.weight, ids_RT, 0)
+
+    class Network(nn.Cell):
+        def __init__(self, hidden: np.ndarray, output: np.ndarray) -> None:
+            super().__init__(auto_prefix=False)
+            self.model, self.lm_head = Table(hidden), Table(output)
+            self.lm_head.weight.name = "lm_head.weight"
+
+    rng = np.random.default_rng(0)
+    hidden_VH, output_VH = rng.normal(size=(2, 11, 12)).astype(np.float32)
+    model = MindFormersModel(ModelSection(**SIZES), Network(hidden_VH, output_VH))
+    ids = np.array([3, 1, 4, 1, 5], np.int32)
+    sample = TrainingSample(prompt_ids=ids[:2], response_ids=ids[2:], rollout_logp=np.zeros(3, np.float32), number=0)
+    batch = lay_out([sample], samples_per_micro_batch=1, length_multiple=8, pad_id=0)[0]
+    (scores,) = PolicyScorer(model, temperature=1.0).score([batch])
+    expected = chosen_logprobs(hidden_VH[ids[1:4]] @ output_VH.T, ids[2:])
+    np.testing.assert_allclose(scores.logp_NK[batch.mask_NK], expected, atol=1e-5)

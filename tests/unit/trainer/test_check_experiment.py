@@ -52,6 +52,12 @@ def test_the_last_mark_is_the_answer(check) -> None:
     assert "--- answer: 1\n" in check([row, *ROWS[1:]])
 
 
+def test_rows_that_are_not_rendered_are_judged_too(check, monkeypatch) -> None:
+    monkeypatch.setattr("mindgspo.trainer.check._MOST_RENDERED", 3)
+    shown = check([*ROWS[:4], {**ROWS[4], "answer": "#### several"}])
+    assert "data.train: 4 rows (1 more will be dropped: 1 gold answer cannot be read; lengths are those of" in shown
+
+
 def test_rows_that_the_run_leaves_out_are_counted(check) -> None:
     shown = check([{**ROWS[0], "answer": "#### several"}, *ROWS[1:]])
     assert "data.train: 4 rows (1 more will be dropped: 1 gold answer cannot be read), the first 2:" in shown

@@ -149,3 +149,28 @@ def test_a_run_empties_no_folder_but_its_own(load, tmp_path: Path) -> None:
     assert folder("a/run", shared).parent == tmp_path / "shared", "which may hold what others need"
     assert folder("a/run", shared) == folder("a/run", shared), "so that what a killed run left is found again"
     assert folder("a/run", shared) != folder("b/run", shared)
+
+
+def test_ranks_without_a_connection_to_the_servers_push_weights_as_well() -> None:
+    from mindgspo.trainer.schedules import pushing
+
+    pushed, loaded = [], []
+
+    class Weights:
+        """Rank 0 alone has somebody to tell."""
+
+        def __init__(self, is_first: bool) -> None:
+            self.is_first = is_first
+
+        def push_weights(self, version: int, load) -> None:
+            pushed.append(version)
+            if self.is_first:
+                load(Path("weights"), version)
+
+    class Service:
+        def load_weights(self, folder: Path, version: int) -> None:
+            loaded.append((folder, version))
+
+    for is_first, service in ((True, Service()), (False, None)):
+        pushing(Weights(is_first), service)(7)
+    assert (pushed, loaded) == ([7, 7], [(Path("weights"), 7)])

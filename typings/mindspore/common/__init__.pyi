@@ -1,0 +1,1 @@
+from mindspore.common import initializer as initializer

@@ -1,0 +1,1 @@
+from mindspore.ops.operations import nn_ops as nn_ops
