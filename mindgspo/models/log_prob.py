@@ -6,8 +6,8 @@
 `log_prob_head` chooses.
 
 Over ranks: a rank takes softmax over its own columns: log-probs l, and Z, the logarithm of its sum of exponentials.
-With the others' Z (one number per token and rank) it knows the shift d = Z - log(sum of all ranks' exp Z), so that l +
-d are the log-probs over the whole vocabulary, and exp(d) is its own share of the probability. Matrices [C, V] are never
+From the others' Z (one number per token and rank) it gets the shift d = Z - log(sum of all ranks' exp Z), so that l + d
+are the log-probs over the whole vocabulary, and exp(d) is its own share of the probability. Matrices [C, V] are never
 multiplied by the shift: the [C, H] side of each product is.
 
 Legend: M tokens, C tokens of one chunk, V vocabulary entries (of this rank), H hidden units, K ranks of the group.
@@ -25,14 +25,14 @@ from mindgspo.parallel.collectives.graph import all_reduce
 from mindgspo.parallel.plans.placement import Placement
 from mindgspo.parallel.platform.runtime import current_device
 
-# Graphs hold every chunk: where memory allows, few and large ones compile faster.
+# Graphs contain every chunk: if memory allows, few large chunks compile faster.
 _CHUNK_BYTES = {"CPU": 64 << 20, "Ascend": 512 << 20}
 
 _NEVER = -1e30  # a logit whose probability is 0, and times which 0 is 0
 
 
 def _padding_mask(model: ModelSection, first: int, count: int) -> Tensor | None:
-    """What is added to the logits of rows of a table from `first` on, float32 [count]; None without padding."""
+    """Mask to add to the logits of a table's rows from `first` on, float32 [count]; None without padding."""
     if model.rows == model.vocab_size:
         return None
     return Tensor(np.where(np.arange(first, first + count) < model.vocab_size, 0.0, _NEVER).astype(np.float32))
@@ -68,7 +68,8 @@ class ChunkedLogProb(nn.Cell):
         self.transposed_times = ops.MatMul(transpose_a=True)
         self.log_softmax = ops.LogSoftmax(axis=-1)
         self.gather = ops.Gather()
-        # Needs no zeros to add to, which would be compiled in: a constant of the table's size, as long as the graph is.
+        # Needs no zeros to add to, which would be compiled in as a constant of the table's size, kept as long as the
+        # graph.
         self.sum_by_row = ops.UnsortedSegmentSum()
 
     def construct(self, hidden_MH: Tensor, weight_VH: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,7 +90,8 @@ class ChunkedLogProb(nn.Cell):
         return ops.concat(logp_parts, 0), ops.concat(entropy_parts, 0)
 
     def bprop(self, hidden_MH, weight_VH, targets_M, out, dout):
-        # No branches below, variants override methods: one that is never taken inside a loop fails to compile here.
+        # No branches below; variants override methods, because a branch inside a loop that is never taken fails to
+        # compile here.
         entropy_M = ops.depend(out[1], out[0])
         dhidden_MH, dweight_VH = self._backward(hidden_MH, weight_VH, targets_M, entropy_M, dout[0], dout[1])
         return dhidden_MH, dweight_VH, ops.zeros_like(targets_M)
@@ -103,7 +105,7 @@ class ChunkedLogProb(nn.Cell):
         dlogp_M: Tensor,
         dentropy_M: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Gradients of hidden [M, H] and weight [V, H]. In the loop they are summed without sign and temperature."""
+        """Gradients of hidden [M, H] and weight [V, H]. The loop sums them without sign and temperature."""
         weight = ops.cast(weight_VH, hidden_MH.dtype)
         chunk = chunk_tokens(weight_VH.shape[0], self.chunk_bytes)
         dlogp_M1 = ops.cast(dlogp_M.reshape(-1, 1), hidden_MH.dtype)
@@ -111,7 +113,7 @@ class ChunkedLogProb(nn.Cell):
         slope_M1 = dlogp_M1 + dentropy_M1 * ops.cast(entropy_M.reshape(-1, 1), hidden_MH.dtype)
         onehot_MH = ops.cast(-dlogp_M1 * hidden_MH, ms.float32)
         dweight_VH = self.sum_by_row(onehot_MH, targets_M, weight_VH.shape[0])
-        # After the whole forward pass, on which a loss that is linear in its outputs would not depend.
+        # Ordered after the whole forward pass, which the gradient of a loss linear in its outputs would not depend on.
         before = ops.depend(dweight_VH, entropy_M)
         dhidden_parts = ()
         for start in range(0, hidden_MH.shape[0], chunk):
@@ -135,7 +137,7 @@ class ChunkedLogProb(nn.Cell):
     def _through_logits(
         self, matrix_CV: Tensor, weight: Tensor, hidden_CH: Tensor, slope_C1: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """A gradient slope * matrix of the logits, taken on to hidden [C, H] and to weight [V, H].
+        """Propagate a gradient slope * matrix of the logits to hidden [C, H] and to weight [V, H].
 
         The slope multiplies the [C, H] side of each product. On [C, V] it would cost another chunk, and a broadcast
         product of that size makes the CPU runtime keep the buffers of every chunk to the end.
@@ -216,8 +218,8 @@ class VocabParallelLogProb(ChunkedLogProb):
         dlogp_M: Tensor,
         dentropy_M: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """This rank's part of hidden's gradient (`enter_model_parallel` adds the parts up), and its rows of
-        weight's."""
+        """This rank's part of hidden's gradient (`enter_model_parallel` sums the parts), and its rows of weight's
+        gradient."""
         weight = ops.cast(weight_VH, hidden_MH.dtype)
         chunk = chunk_tokens(weight_VH.shape[0], self.chunk_bytes)
         rows_M, is_own_M = self._own_targets(targets_M, weight_VH.shape[0])
@@ -250,18 +252,20 @@ class VocabParallelLogProb(ChunkedLogProb):
         return dhidden_MH * self.inverse_temperature, dweight_VH * -self.inverse_temperature
 
     def _own_targets(self, targets_M: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-        """Rows of the targets in this rank's part of the table, 0 where they are another's; 1.0 where they are ours."""
+        """Rows of the targets in this rank's part of the table, 0 if another rank has them; and 1.0 for own targets,
+        else 0."""
         rows_M = targets_M - self.index * num_rows
         is_own_M = ops.logical_and(rows_M >= 0, rows_M < num_rows)
         return ops.where(is_own_M, rows_M, 0), ops.cast(is_own_M, ms.float32)
 
     def _shifted(self, logits_CV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probs over the own columns, what to add to them [C], and the share of the probability that is own [C]."""
+        """Log-probs over the own columns, the shift to add to them [C], and this rank's share of the probability
+        [C]."""
         log_probs_CV = self.log_softmax(logits_CV)
         # At the largest column the difference is the logarithm of the sum, without another [C, V] matrix.
         own_C1 = (logits_CV.max(axis=-1) - log_probs_CV.max(axis=-1)).reshape(-1, 1)
         all_CK = self.sum(own_C1 * self.own_1K)
-        # By the kernels, as for the columns: `exp` alone is off by 4e-6 on CPU.
+        # With the kernels, as for the columns: `exp` alone is off by 4e-6 on CPU.
         shift_C = (self.log_softmax(all_CK) * self.own_1K).sum(axis=-1)
         return log_probs_CV, shift_C, (self.softmax(all_CK) * self.own_1K).sum(axis=-1)
 
@@ -270,7 +274,7 @@ class VocabParallelLogProb(ChunkedLogProb):
 
 
 class VocabParallelLogProbEntropy(VocabParallelLogProb):
-    """With the entropy of the whole distribution: sum over ranks of share * (own entropy - shift)."""
+    """Also computes the entropy of the whole distribution: the sum over ranks of share * (own entropy - shift)."""
 
     def __init__(
         self, place: Placement, *, temperature: float, chunk_bytes: int = 64 << 20, mask_V: Tensor | None = None
@@ -287,7 +291,7 @@ class VocabParallelLogProbEntropy(VocabParallelLogProb):
 
     def _entropy_over_ranks(self, log_probs_CV: Tensor, shift_C: Tensor, share_C: Tensor, logp_C: Tensor) -> Tensor:
         own_C = -(ops.exp(log_probs_CV) * log_probs_CV).sum(-1)
-        # Behind the log-probs' sum: two sums that do not wait for each other might cross between ranks.
+        # After the log-probs' sum: two independent sums might run in different orders on different ranks.
         return self.sum(ops.depend(share_C * (own_C - shift_C), logp_C))
 
 

@@ -1,11 +1,11 @@
-"""The feed-forward block of Qwen3-MoE: each token goes to a few of many experts, none is ever dropped.
+"""The feed-forward block of Qwen3-MoE: each token goes to a few of many experts, and none is ever dropped.
 
 Under model_parallel the ranks see the same tokens, route them alike, and have a share of the inner features of every
-expert, or some experts whole, so that their outputs add up as those of a dense block do; `ExpertRanks` says which
-tokens come to a rank.
+expert, or some experts whole, so that their outputs are summed like those of a dense block; `ExpertRanks` says which
+tokens a rank receives.
 
-Experts may be given (router replay: VERL's R2 and R3, arXiv 2510.11370): then the router weighs those, and its gradient
-flows through their weights.
+Experts may be given (router replay: VERL's R2 and R3, arXiv 2510.11370): then the router weights those, and its
+gradient flows through their weights.
 
 Legend: M flattened tokens, E experts, K experts per token, S slots, H hidden, I inner features of one expert.
 """
@@ -80,13 +80,13 @@ class ExpertShare(nn.Cell):
         up_SI = self.product(x_SH, ops.cast(up_EIH, self.dtype), groups)
         out_SH = self.product(self.swiglu(gate_SI, up_SI, groups), ops.cast(down_EHI, self.dtype), groups)
         out_MKH = self.gather(self._own(out_SH, own_S1), slot_MK.reshape(-1), 0).reshape(*experts_MK.shape, -1)
-        # As Hugging Face: outputs are weighted in the model's type, and the sum is formed in it. A product of matrices
-        # costs a tenth of multiplying and adding up on CPU.
+        # As Hugging Face: outputs are weighted in the model's type, and the sum is formed in it. On CPU a matrix
+        # product costs a tenth of multiplying and summing.
         weights_M1K = ops.cast(weights_MK, self.dtype).expand_dims(1)
         return self.weigh(weights_M1K, out_MKH).reshape(x_MH.shape)
 
     def _own(self, x_SH: Tensor, own_S1: Tensor) -> Tensor:
-        """Zeros in the slots of other ranks' experts, in the gradient too: nothing else is known of them."""
+        """Zeros in the slots of other ranks' experts, also in the gradient, because their contents are undefined."""
         if self.slots.is_all:
             return x_SH
         return self.own_slots(x_SH, own_S1)
@@ -119,9 +119,9 @@ class MixtureOfExperts(nn.Cell):
         tokens: tuple[Tensor, Tensor, Tensor],
         replayed_MK: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return what is added to x, and the experts that the router chooses, int32 [M, K].
+        """Return the block's output, to be added to x, and the experts that the router chooses, int32 [M, K].
 
-        replayed_MK: recorded experts that are used in their place, int32.
+        replayed_MK: recorded experts to use instead, int32.
         """
         own, region, _ = tokens
         if replayed_MK is not None:

@@ -1,4 +1,4 @@
-"""What the code around a model takes from it: scoring, updates, weights, checkpoints and the transfer of weights.
+"""The interface of a model for the code around it: scoring, updates, weights, checkpoints and the transfer of weights.
 
 Ours is `transformer.Transformer`, the only one that `rollout` generates with; MindFormers' is in `integrations`.
 
@@ -27,13 +27,13 @@ class Model(Protocol):
 
     config: ModelSection
     place: Placement
-    """Where this rank's part of the model stands; `ALONE` for a model that is not divided."""
+    """Placement of this rank's part of the model; `ALONE` for a model that is not divided."""
     dtype: ms.Type
-    """In which it computes; that of its hidden states."""
+    """Its compute type, also that of its hidden states."""
     masters: dict[str, Parameter] | None
     """None at first; see `weights.hold_masters`."""
     num_tokens: int
-    """Tokens that there are, the leading rows of the output table."""
+    """Number of real tokens, the leading rows of the output table."""
     is_padded: bool
     """Whether the output table has more rows than that."""
     tokens_in_use: TokensInUse
@@ -54,7 +54,8 @@ class Model(Protocol):
         ...
 
     def passed_shape(self, num_tokens: int) -> tuple[int, int]:
-        """[M, H] of what one pipeline stage passes to the next of so many tokens of a micro-batch."""
+        """Shape [M, H] of the states that one pipeline stage passes to the next for this many tokens of a
+        micro-batch."""
         ...
 
     def get_parameters(self) -> Iterator[Parameter]:

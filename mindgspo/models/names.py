@@ -1,8 +1,8 @@
-"""Weight names and shapes of every model family, as tables: ours, Hugging Face's, MindFormers'; and whether a file's
-weights are those of a model. Pure Python.
+"""Weight names and shapes of every model family, as tables: ours, Hugging Face's, MindFormers'; and the check that a
+file's weights are those of a model. Pure Python.
 
-`{i}` stands for the layer, `{e}` for the expert: the experts' matrices are one parameter [experts, out, in] here, and
-one tensor per expert in a file. MindFormers' names are those of a dense model's weights (its Qwen2 and Llama cells with
+`{i}` is the layer, `{e}` the expert: the experts' matrices are one parameter [experts, out, in] here, and one tensor
+per expert in a file. MindFormers' names are those of a dense model's weights (its Qwen2 and Llama cells with
 `qkv_concat=False`); norms of queries and keys and experts have no name there.
 """
 
@@ -55,7 +55,7 @@ def _expert_size(model: ModelSection) -> int:
 
 
 def _same(name: str, shape: Callable[[ModelSection], tuple[int, ...]]) -> WeightName:
-    """A weight whose parameter is named as in the file; of experts' names the number is left out."""
+    """A weight whose parameter is named as in the file; experts' names without their number."""
     return WeightName(ours=name.replace(".{e}", ""), hugging_face=name, shape=shape)
 
 
@@ -86,7 +86,7 @@ _OUTPUT = (
     _same("model.norm.weight", lambda m: (m.hidden_size,)),
     _same("lm_head.weight", lambda m: (m.vocab_size, m.hidden_size)),
 )
-# Every query head is normed by one weight, every key head by another.
+# One weight norms every query head, another every key head.
 _HEAD_NORMS = (
     _same("model.layers.{i}.self_attn.q_norm.weight", lambda m: (_head_dim(m),)),
     _same("model.layers.{i}.self_attn.k_norm.weight", lambda m: (_head_dim(m),)),
@@ -110,15 +110,14 @@ TABLES = ("model.embed_tokens.weight", "lm_head.weight")
 
 
 def compute_type(name: str, dtype: str) -> str:
-    """The type in which a parameter is read. dtype: what the model computes in. The routers of experts compute in
+    """The type in which a parameter is read. dtype: the model's compute type. The routers of experts compute in
     float32, and their weights are not rounded."""
     return "float32" if name.endswith(".mlp.gate.weight") else dtype
 
 
 def trained_type(name: str, shape: tuple[int, ...], dtype: str) -> str:
-    """The type in which a parameter is held beside float32 rows that are trained in its place: layers' matrices in the
-    one that they compute in. Norms and biases are small, and the gradient of a table is added up token by token, in its
-    own type."""
+    """The type of a parameter whose float32 rows are trained in its place: for layers' matrices, their compute type.
+    Norms and biases are small, and the gradient of a table is summed token by token in its own type."""
     return "float32" if len(shape) == 1 or name in TABLES else compute_type(name, dtype)
 
 
@@ -127,8 +126,8 @@ _UNTIED_ONLY = "lm_head.weight"
 
 
 def hugging_face_names(model: ModelSection) -> dict[str, tuple[str, ...]]:
-    """{our parameter name: its name in a Hugging Face file} for every weight of this model, in table order; of experts'
-    matrices the names of all experts, whose tensors the parameter stacks."""
+    """{our parameter name: its name in a Hugging Face file} for every weight of this model, in table order; for
+    experts' matrices, the names of all experts, whose tensors the parameter stacks."""
     return {weight.ours: weight.theirs for weight in _expand(model)}
 
 

@@ -1,5 +1,5 @@
 """Operations of a forward pass from the model's sizes, as verl's flops_counter counts them: two for every weight that a
-token meets. Norms, softmax and rotary embedding are left out. Pure Python."""
+token passes through. Norms, softmax and rotary embedding are left out. Pure Python."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The policy as the trainer sees it: log-probs of response tokens.
 
-`scoring` evaluates it without gradients; the update backends differentiate it.
+`scoring` evaluates it without gradients; the updater differentiates it.
 
 Legend: R rows, T token slots, P predicted tokens, N samples, K response-token slots, H hidden units.
 """
@@ -43,8 +43,8 @@ class RoundedWeight(nn.Cell):
 class PolicyLogProbs(nn.Cell):
     """Transformer and log-prob head. Only response positions reach the head; prompts and padding never do.
 
-    replays_experts: use recorded experts instead of those that a mixture's routers choose. returns_routing: also return
-    the routers' choice; see `Transformer.with_choices`.
+    replays_experts: use recorded experts instead of the routers' choices. returns_routing: also return the routers'
+    choice; see `Transformer.with_choices`.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class PolicyLogProbs(nn.Cell):
             self.head = log_prob_head(model.config, model.place, temperature=temperature, with_entropy=with_entropy)
             self.enter, self.enters_first = enter_model_parallel(model.place), model.place.plan.use_seq_parallel
         self.join = join_context_parallel(model.place)
-        # A head composed of small operators computes in float32 where the kernels around it do not.
+        # A head composed of small operators computes in float32, unlike the kernels around it.
         self.is_widened = self.is_packed and model.dtype != ms.float32
         if self.is_widened:
             self.rows, self.rounded = RowsKernel(ms.float32), RoundedWeight(model.dtype)
@@ -85,7 +85,7 @@ class PolicyLogProbs(nn.Cell):
         place_NK: Tensor,
         *replayed_RTX: Tensor,
     ) -> tuple[Tensor, ...]:
-        """logp_NK and entropy_NK, float32; masked slots hold values of some prediction that mean nothing. With
+        """logp_NK and entropy_NK, float32; masked slots hold meaningless values. With
         returns_routing, chosen_MX, int32: see `types.Routing`.
 
         replayed_RTX: recorded experts, with replays_experts; see `RoutedTokens.given`.

@@ -1,4 +1,4 @@
-"""Log-probs under the present weights, without gradients: of the response tokens of batches (the old and the reference
+"""Log-probs under the current weights, without gradients: of the response tokens of batches (the old and the reference
 policy), and of whole rows of ids (`mindgspo logprobs`).
 
 Legend: R rows, T token slots per row, N samples, K response-token slots, M = R * T flattened tokens, H hidden units, V
@@ -36,9 +36,9 @@ _TOKENS_PER_CALL = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenScores:
-    """logp_NK, entropy_NK: float32 per response token of a batch, 0 where masked. mismatch: how far what routers choose
-    differs from the batch's routing; None where they do not tell, or there is none. experts_RTX: what they choose, as
-    of `Batch`, on the ranks that have scored the batch."""
+    """logp_NK, entropy_NK: float32 per response token of a batch, 0 where masked. mismatch: difference between the
+    routers' choices and the batch's routing; None if either is missing. experts_RTX: their choices, in the form of
+    `Batch`, on the ranks that scored the batch."""
 
     logp_NK: Float32Array
     entropy_NK: Float32Array
@@ -47,7 +47,7 @@ class TokenScores:
 
     @classmethod
     def of(cls, batch: Batch, logp_NK: Float32Array, entropy_NK: Float32Array, *mismatch: np.ndarray) -> TokenScores:
-        """Masks what a graph returned. mismatch: `RoutingDifference.array`, if there is one."""
+        """Masks the results of a graph. mismatch: `RoutingDifference.array`, if there is one."""
         zero = np.float32(0)
         return cls(
             logp_NK=np.where(batch.mask_NK, logp_NK, zero),
@@ -131,7 +131,7 @@ class PolicyScorer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowScore:
-    """logprobs: float32 [L - 1], of the row's ids but the first, each given those before it, at temperature 1.
+    """logprobs: float32 [L - 1], of all ids of the row except the first, each given those before it, at temperature 1.
     next_id: the likeliest id after the row."""
 
     logprobs: Float32Array
@@ -157,8 +157,8 @@ class LogProbsAndNext(nn.Cell):
     def construct(
         self, ids_RT: Tensor, positions_RT: Tensor, segments_RT: Tensor, targets_RT: Tensor, last_R: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """logp_RT float32, next_R int32, and what the head returns beside log-probs, which the compiler must not
-        cut off. last_R: int32, flattened [R * T] index of each row's last token."""
+        """logp_RT float32, next_R int32, and the head's other outputs, which the compiler must not remove. last_R:
+        int32, flattened [R * T] index of each row's last token."""
         hidden_MH = self.model(ids_RT, positions_RT, segments_RT)
         weight_VH = without_padding(self.model)
         if self.is_packed:
@@ -199,7 +199,7 @@ def padded_length(length: int, limit: int) -> int:
 
 
 def _score_padded(cell: LogProbsAndNext, rows: Sequence[Int32Array], *, width: int, length: int) -> list[RowScore]:
-    """`rows` in a graph of `width` rows of `length` ids; rows that are left over hold a single id 0."""
+    """`rows` in a graph of `width` rows of `length` ids; unused rows hold a single id 0."""
     ids_RT, targets_RT = np.zeros((width, length), np.int32), np.zeros((width, length), np.int32)
     segments_RT, last_R = np.zeros((width, length), np.int32), np.arange(width, dtype=np.int32) * length
     for index, row in enumerate(rows):

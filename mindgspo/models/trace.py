@@ -1,11 +1,11 @@
-"""The forward pass of the policy, module by module: what each returns, in order of execution.
+"""The forward pass of the policy, module by module: their outputs, in order of execution.
 
-Every module is called by itself, its inputs being what is handed back for the module before it. So a recording of
-another device can be given to each, and each is judged alone: an error does not spread. For models of one process; the
-trainer's dump records, `replay` compares.
+Every module is called separately, with the values handed back for the module before it as inputs. So each can be given
+the recording of another device and is judged alone: an error does not spread. For models of one process; the trainer's
+dump records, `replay` compares.
 
-Operators are called one by one, since a batch is traced once and compiling a graph for each module takes longer than
-all of them; the log-probs are those of the policy's graph.
+Operators are called one by one, because a batch is traced once, and compiling a graph per module would take longer than
+running all of them; the log-probs are those of the policy's graph.
 
 Legend: M flattened tokens of the device's graph, C tokens of the comparison, H hidden units, N samples, K slots of
 response tokens.
@@ -42,7 +42,7 @@ def is_traceable(policy: nn.Cell) -> TypeGuard[PolicyLogProbs]:
 
 
 def trace_forward(policy: PolicyLogProbs, batch: Batch, use: Use) -> None:
-    """Call every module of the policy for a batch, and `use` with what each returns."""
+    """Call every module of the policy for a batch, and `use` with the output of each."""
     _Trace(policy, batch, use).run()
 
 
@@ -67,7 +67,7 @@ class _Head(nn.Cell):
 
 
 class _Trace:
-    """One pass; holds where the tokens that are compared stand in this device's graph.
+    """One pass; holds the positions of the compared tokens in this device's graph.
 
     Those are the tokens that a graph of kernels computes (`rows.PackedTokens`): samples share their prompt, and the
     last token of a response, which predicts nothing, is left out. Elsewhere they are picked from the batch's rows.

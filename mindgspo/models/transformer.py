@@ -1,5 +1,5 @@
 """Decoder-only transformers with grouped-query attention, RoPE, RMSNorm and SwiGLU: Qwen2 / Qwen2.5, Qwen3, Qwen3-MoE
-and Llama. What tells them apart is in `config.model`.
+and Llama. Their differences are in `config.model`.
 
 Returns final hidden states; heads are separate (`models.log_prob`, `rollout.graphs`). Parameter names and shapes are
 Hugging Face's. Matrices compute in `dtype`, norms' statistics and softmax in float32. A placement says which heads and
@@ -80,7 +80,8 @@ class RMSNorm(nn.Cell):
 
 
 class Attention(nn.Cell):
-    """Grouped-query self-attention. Some families have biases of q, k and v, some norm queries and keys by head."""
+    """Grouped-query self-attention. Some families have biases of q, k and v; some normalise queries and keys per
+    head."""
 
     def __init__(self, config: ModelSection, dtype: ms.Type, name: str, place: Placement) -> None:
         super().__init__(auto_prefix=False)
@@ -121,7 +122,7 @@ class Attention(nn.Cell):
         return query, key, value
 
     def cheap_cells(self) -> tuple[nn.Cell, ...]:
-        """Return the cells that `recompute: selective` computes again, attention apart."""
+        """Return the cells that `recompute: selective` recomputes, except attention."""
         norms = (self.q_norm, self.k_norm) if self.has_head_norms else ()
         return (*norms, *self.rotate.cells())
 
@@ -143,7 +144,7 @@ class FeedForward(nn.Cell):
     def construct(
         self, x_MH: Tensor, tokens: Tokens, gate_up: tuple[Tensor, ...] = (), down: tuple[Tensor, ...] = ()
     ) -> Tensor:
-        """Return what is added to x. gate_up, down: the matrices, where they are packed."""
+        """Return the block's output, to be added to x. gate_up, down: the matrices, if they are packed."""
         own, region, _ = tokens
         gate, up = self.projections(self.enter(x_MH, own), region, gate_up)
         return self.down_proj(self.swiglu(gate, up, region), tokens, down)
@@ -170,11 +171,11 @@ class DecoderLayer(nn.Cell):
         self.attend = WholeRows((self.self_attn,))
         self.add = ops.Add()
         self.fork = fork_op()
-        # MindSpore computes again what a cell's own call returns, not what another method of it does.
+        # MindSpore recomputes the result of a cell's own call, not of its other methods.
         self.norms_again = place.recompute == "selective"
 
     def set_recompute(self, extent: str) -> None:
-        """Have the backward pass compute again what `ParallelPlan.recompute` says."""
+        """Have the backward pass recompute what `ParallelPlan.recompute` says."""
         for norm in (self.input_layernorm, self.post_attention_layernorm):
             norm.is_again = extent != "none" and norm.norm.fused
         if extent == "full":
@@ -222,8 +223,8 @@ class DecoderLayer(nn.Cell):
         gate_up: tuple[Tensor, ...] = (),
         down: tuple[Tensor, ...] = (),
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """Post-attention block: return x, what is still to be added to it, and the experts [M, K] that a mixture's
-        router chooses. gate_up, down: a dense block's matrices, where they are packed."""
+        """Post-attention block: return x, the output to be added to it, and the experts [M, K] that a mixture's router
+        chooses. gate_up, down: a dense block's matrices, if they are packed."""
         if self.norms_again:
             x_MH, again_MH = self.fork(self.add(x_MH, attended_MH))
             normed_MH = self.post_attention_layernorm(again_MH, tokens[0])
@@ -236,7 +237,7 @@ class DecoderLayer(nn.Cell):
 
 
 class WholeRows(nn.Cell):
-    """Attention over the whole rows of a batch, as training and scoring have it."""
+    """Attention over the whole rows of a batch, for training and scoring."""
 
     def __init__(self, attentions: Sequence[Attention]) -> None:
         super().__init__(auto_prefix=False)
@@ -250,7 +251,7 @@ class WholeRows(nn.Cell):
 
 
 class KeptRows(WholeRows):
-    """Attention over whole rows that keeps keys and values [M, B, D] of every layer, as prefill has it."""
+    """Attention over whole rows that keeps keys and values [M, B, D] of every layer, for prefill."""
 
     def construct(
         self, i: int, query: Tensor, key: Tensor, value: Tensor, tokens: Tokens, context: tuple[Tensor, ...]
@@ -270,7 +271,7 @@ class LayerLoop(nn.Cell):
     """The one pass over the layers, with attention injected: over whole rows, keeping keys and values, or over a cache.
 
     attend: construct(i, query, key, value, tokens, context) -> (attended [M, A, D], what is kept). panels: the packed
-    matrices of a layer by its number, see `rollout.graphs.PackedWeights`; none where layers take their own weights.
+    matrices of a layer by its number, see `rollout.graphs.PackedWeights`; empty if layers use their own weights.
     """
 
     def __init__(self, model: Transformer, attend: nn.Cell, panels: LayerPanels | None = None) -> None:
@@ -290,7 +291,7 @@ class LayerLoop(nn.Cell):
         context: tuple[Tensor, ...],
         *replayed_MX: Tensor,
     ) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Hidden states as x and delta, whose sum they are (None: x alone); what `attend` kept, layer by layer; and the
+        """Hidden states as a sum of x and delta (None: x alone); the values that `attend` kept, layer by layer; and the
         experts [M, K] that each router chooses. replayed_MX: recorded experts in their place, see `types.Routing`."""
         delta_MH, kept, choices = None, (), ()
         for i in range(self.count):
@@ -311,7 +312,7 @@ class LayerLoop(nn.Cell):
         return x_MH, delta_MH, kept, choices
 
     def replayed_of(self, i: int, replayed_MX: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The columns of layer i of this stage among recorded experts, int32 [M, K]; () where none are replayed."""
+        """The columns of layer i of this stage among recorded experts, int32 [M, K]; () if none are replayed."""
         if len(replayed_MX) == 0:
             return ()
         first = self.first_replayed[i]
@@ -321,8 +322,8 @@ class LayerLoop(nn.Cell):
 class Transformer(nn.Cell):
     """Input table, layers, final norm and output table, without a head. Tied embeddings are one table.
 
-    A pipeline stage has its own layers alone, the first one the input table, the last one norm and output table. What
-    `construct` and `with_choices` call ids_RT and the hidden states are on the inner sides the states [M, H] that one
+    A pipeline stage has only its own layers; the first one also has the input table, the last one the norm and output
+    table. Between stages, the ids_RT and hidden states of `construct` and `with_choices` are the states [M, H] that one
     stage returns and the next one takes.
     """
 
@@ -355,14 +356,14 @@ class Transformer(nn.Cell):
             if not self.tied:
                 self.lm_head = zero_parameter((output_rows, config.hidden_size), "lm_head.weight")
         self.add = ops.Add()
-        # A whole table is the output table by its own rows alone.
+        # As the output table, a whole table uses only this rank's rows.
         self.takes_rows = self.is_last and self.tied and self.embed_tokens.weight.shape[0] > output_rows
         self.first_output, self.last_output = place.at.model * output_rows, (place.at.model + 1) * output_rows
         self.rotation = RotationOp(*rope_tables(config))
         self.segment_mask = SegmentMask()
         self.is_packed = has_kernels()
         self.tokens_in_use = TokensInUse(place, has_kernels=self.is_packed)
-        # What is computed again is a cell with one output.
+        # Only a cell with one output can be recomputed.
         self.calls_layers = not self.is_packed or place.recompute != "none"
         for layer in self.layers:
             layer.set_recompute(place.recompute)
@@ -377,10 +378,10 @@ class Transformer(nn.Cell):
 
     def construct(self, ids_RT: Tensor, positions_RT: Tensor, segments: Tensor, *replayed_MX: Tensor) -> Tensor:
         """Hidden states after the final norm, [M, H]. segments: see `attention_segments`. replayed_MX: experts that a
-        mixture uses in place of those that its routers choose, see `types.Routing`."""
+        mixture uses instead of its routers' choices, see `types.Routing`."""
         if not self.calls_layers:
             return self.with_choices(ids_RT, positions_RT, segments, *replayed_MX)[0]
-        # Layers as cells of one output: the backward pass may compute one again, and equal ones are compiled once.
+        # Layers as cells of one output: the backward pass may recompute one, and equal ones are compiled once.
         x_MH, rotation, tokens = self.enter(ids_RT, positions_RT, segments)
         for i in range(self.count):
             x_MH = self.layers[i](x_MH, rotation, tokens, *self.loop.replayed_of(i, replayed_MX))
@@ -390,7 +391,7 @@ class Transformer(nn.Cell):
         self, ids_RT: Tensor, positions_RT: Tensor, segments: Tensor, *replayed_MX: Tensor
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return what `construct` does, and the experts that the routers choose, int32 [M, K] of each layer. Nothing is
-        computed again in a backward pass."""
+        recomputed in a backward pass."""
         x_MH, rotation, tokens = self.enter(ids_RT, positions_RT, segments)
         x_MH, delta_MH, _, choices = self.loop(x_MH, rotation, tokens, (), *replayed_MX)
         return self.leave(x_MH, delta_MH, tokens), choices
@@ -398,14 +399,14 @@ class Transformer(nn.Cell):
     def enter(
         self, ids_RT: Tensor, positions_RT: Tensor, segments: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor], Tokens]:
-        """Return the hidden states in front of the first layer of this stage, and what its layers share: the rotation
-        of queries and keys, and the tokens in use."""
+        """Return the hidden states before the first layer of this stage, and the inputs that its layers share: the
+        rotation of queries and keys, and the tokens in use."""
         rotation = self.rotation(positions_RT.reshape(-1))
         tokens = self.tokens_in_use(self.segment_mask(segments), positions_RT.size)
         return (self.embed_tokens(ids_RT.reshape(-1), tokens) if self.is_first else ids_RT), rotation, tokens
 
     def leave(self, x_MH: Tensor, delta_MH: Tensor | None, tokens: Tokens) -> Tensor:
-        """Return the normed hidden states, on an inner side of a pipeline x + delta."""
+        """Return the normed hidden states; between pipeline stages, x + delta."""
         if delta_MH is None:
             return self.norm(x_MH, tokens[0]) if self.is_last else x_MH
         if not self.is_last:
@@ -413,7 +414,7 @@ class Transformer(nn.Cell):
         return self.norm.of_sum(x_MH, delta_MH, tokens[0])[0]
 
     def passed_shape(self, num_tokens: int) -> tuple[int, int]:
-        """[M, H] of what one stage passes to the next of so many tokens of a micro-batch."""
+        """Shape [M, H] of the states that one stage passes to the next for this many tokens of a micro-batch."""
         return num_tokens // self.tokens_in_use.parts, self.hidden_size
 
 

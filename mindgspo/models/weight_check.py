@@ -30,9 +30,9 @@ _NUMBER = re.compile(r"[0-9]+")
 def require_weights(model: ModelSection, source: TensorSource, names: Mapping[str, str]) -> dict[str, str]:
     """{Hugging Face name: name in the source} of exactly the weights of this model, in the table's order.
 
-    names: the same of all that the source has. A tied model may have a copy of its embedding table as `lm_head.weight`,
-    which is left out, and so are the frequencies of the rotary embedding. Raises WeightsError as `check_names`, where
-    that copy is none, and where the frequencies are those of another model.
+    names: the same for all tensors of the source. A tied model may have a copy of its embedding table as
+    `lm_head.weight`, which is left out, like the frequencies of the rotary embedding. Raises WeightsError as
+    `check_names`, where that copy is none, and where the frequencies are those of another model.
     """
     stored = {name: theirs for name, theirs in names.items() if not _are_frequencies(model, source, name, theirs)}
     if model.tie_word_embeddings and {_HEAD, _TABLE} <= stored.keys():
@@ -48,8 +48,7 @@ def require_weights(model: ModelSection, source: TensorSource, names: Mapping[st
 
 
 def _are_frequencies(model: ModelSection, source: TensorSource, name: str, stored: str) -> bool:
-    """Whether a tensor holds the frequencies of the rotary embedding: of a context that was not stretched, as the files
-    that have them say."""
+    """Whether a tensor holds the frequencies of the rotary embedding: unstretched, as in the files that have them."""
     info = source.tensors[stored]
     assert model.head_dim is not None, NO_HEAD_DIM
     if not _FREQUENCIES.fullmatch(name) or info.dtype not in FLOAT_DTYPES or info.shape != (model.head_dim // 2,):
@@ -67,7 +66,7 @@ def _are_frequencies(model: ModelSection, source: TensorSource, name: str, store
 
 def check_weights(model: ModelSection, folder: Path) -> None:
     """Raises WeightsError unless the folder's files hold exactly the weights of this model, by names, shapes and types;
-    of their values only a tied output table is read."""
+    the only values read are those of a tied output table."""
     with open_tensors(folder) as found:
         require_weights(model, found, {name: name for name in found.tensors})
 
@@ -80,7 +79,7 @@ def _are_equal(source: TensorSource, left: str, right: str) -> bool:
 
 
 def check_names(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, TensorInfo], *, where: Path) -> None:
-    """Refuse weights that do not fit the model exactly: names, shapes, and floating-point values.
+    """Reject weights that do not fit the model exactly: names, shapes, and floating-point values.
 
     expected: shape of every weight of the model, by its name in the file. where: named in the message.
     Raises WeightsError that lists what is missing, unexpected, of another shape or no float, with near names.

@@ -37,7 +37,7 @@ _INITIALIZATION_STREAM = 0x1717
 
 
 def weight_layouts(section: ModelSection, model: Model) -> dict[str, Layout]:
-    """{our parameter name: layout} of every weight as the processes of the model's plan compute with it."""
+    """{our parameter name: layout} of every weight, as the processes of the model's plan use it."""
     return parameter_layouts(parameter_shapes(section), section, model.place.plan)
 
 
@@ -49,7 +49,7 @@ def master_layouts(section: ModelSection, model: Model) -> dict[str, Layout]:
 
 
 def hold_in_types(model: Model, type_of: Callable[[Parameter], str]) -> None:
-    """Give a model parameters of other types, with the values that they have."""
+    """Convert a model's parameters to other types, keeping their values."""
     for _, cell in model.cells_and_names():
         for attribute, parameter in list(cell.parameters_and_names(expand=False)):
             dtype = DTYPES[type_of(parameter)]
@@ -62,8 +62,8 @@ def hold_in_types(model: Model, type_of: Callable[[Parameter], str]) -> None:
 
 def hold_masters(model: Model) -> dict[str, Parameter]:
     """{our parameter name: float32 rows that this rank trains}, `model.masters`, of the weights that ranks share out;
-    none without `optimizer_shard`. The whole weights are copies to compute with from now on, the matrices of layers in
-    the type that they compute in. The kernels for CPU read float32 weights."""
+    empty without `optimizer_shard`. From then on the whole weights are copies for computing, with layers' matrices in
+    their compute type. The CPU kernels read float32 weights."""
     plan, section = model.place.plan, model.config
     if model.masters is None and plan.optimizer_shard and plan.token_parts > 1:
         layouts = weight_layouts(section, model)
@@ -88,7 +88,7 @@ def hold_masters(model: Model) -> dict[str, Parameter]:
 
 def fill_model(model: Model, section: ModelSection, seed: int) -> None:
     """Weights of model.path, or random ones. Raises ConfigError if that folder's architecture is not the one
-    configured, WeightsError where its files do not fit."""
+    configured, WeightsError if its files do not fit."""
     if section.path is None:
         initialize_weights(model, section, seed)
         return
@@ -126,15 +126,15 @@ def load_weights(model: Model, section: ModelSection, arrays: Mapping[str, np.nd
 
 
 def load_huggingface(model: Model, section: ModelSection, folder: Path) -> None:
-    """Set every parameter from a folder's files, strictly, in memory for one parameter: of every tensor only the rows
-    that this rank holds are read. Errors as `load_weights`."""
+    """Set every parameter from a folder's files, strictly, with memory for one parameter: only the rows that this rank
+    holds are read of each tensor. Errors as in `load_weights`."""
     with open_tensors(folder) as stored:
         load_tensors(model, section, stored)
 
 
 def load_tensors(model: Model, section: ModelSection, source: TensorSource) -> None:
-    """As `load_weights`, from whole tensors under Hugging Face names that are read by need: of each only the rows that
-    this rank holds."""
+    """Like `load_weights`, from whole tensors under Hugging Face names that are read on demand: only the rows that this
+    rank holds."""
     require_weights(section, source, {name: name for name in source.tensors})
     names = hugging_face_names(section)
     for own in _own_slices(model, section):
@@ -142,7 +142,7 @@ def load_tensors(model: Model, section: ModelSection, source: TensorSource) -> N
 
 
 def _part(source: TensorSource, names: tuple[str, ...], index: tuple[slice, ...]) -> np.ndarray:
-    """A part of a parameter, float32, from its tensor, or from those that it stacks."""
+    """A part of a parameter, float32, from its tensor or from the tensors that it stacks."""
     if len(index) > len(source.tensors[names[0]].shape):
         return np.stack([_part(source, (name,), index[1:]) for name in names[index[0]]])
     info, rows = source.tensors[names[0]], index[0]
@@ -164,7 +164,7 @@ def weight_views(model: Model) -> dict[str, np.ndarray]:
 
 
 def master_views(model: Model) -> dict[str, np.ndarray]:
-    """Return views of the weights that are trained, float32: this rank's rows where ranks share a weight out."""
+    """Return views of the weights that are trained, float32: this rank's rows if ranks share a weight out."""
     masters = model.masters or {}
     return {each.name: values_of(masters.get(each.name, each)) for each in model.get_parameters()}
 

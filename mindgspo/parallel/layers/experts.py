@@ -54,9 +54,12 @@ block_slots, block_count = constexpr(expert_block_slots), constexpr(num_expert_b
 class ExpertSlots(nn.Cell):
     """Assignment of tokens to slots: construct(experts_MK) -> (slot_MK, token_S, own_S1, groups).
 
-    own: this rank's experts, all of them or a run. slot_MK: int32, slot of each assignment. token_S: int32, token in
-    each slot. own_S1: bool, whether a slot belongs to an own expert; these come first. groups: input of
-    `grouped_matmul`: the expert of each block, int32 [N], or on Ascend the end of each own expert's slots, int64 [own].
+    own: this rank's experts, all of them or a run.
+    slot_MK: int32, slot of each assignment.
+    token_S: int32, token in each slot.
+    own_S1: bool, whether a slot belongs to an own expert; these come first.
+    groups: input of `grouped_matmul`: the expert of each block, int32 [N], or on Ascend the end of each own expert's
+        slots, int64 [own].
     """
 
     def __init__(self, *, num_experts: int, num_chosen: int, own: range) -> None:

@@ -165,9 +165,12 @@ class TokensInUse(nn.Cell):
     """Numbers of rows in use: construct(mask, rows) -> (own, region, mask).
 
     own, region: int32 [1], rows in use between model-parallel regions and inside them. If the plan splits no tokens,
-    both are the mask itself, whose last element is that number. mask: from `SegmentMask` of all tokens. rows: rows of a
-    region, M. has_kernels: whether the model consists of kernels; other operators compute every row. On Ascend and in a
-    single process the numbers are not read.
+        both are the mask itself, whose last element is that number.
+    mask: from `SegmentMask` of all tokens.
+    rows: rows of a region, M.
+    has_kernels: whether the model consists of kernels; other operators compute every row.
+
+    On Ascend and in a single process the numbers are not read.
     """
 
     def __init__(self, place: Placement, *, has_kernels: bool) -> None:
