@@ -19,7 +19,7 @@ from mindgspo.parallel.plans.placement import Placement
 
 
 class Model(Protocol):
-    """What a model of one's own must have. It is a cell, the transformer without its head, whose parameters bear
+    """The members that a custom model must have. It is a cell, the transformer without its head, with parameters under
     Hugging Face's names and shapes (`names.parameter_shapes`).
 
     A model that consists of our kernels and computes only real tokens also has `is_packed`, True; see `takes_packed`.
@@ -33,7 +33,7 @@ class Model(Protocol):
     masters: dict[str, Parameter] | None
     """None at first; see `weights.hold_masters`."""
     num_tokens: int
-    """Number of real tokens, the leading rows of the output table."""
+    """Number of tokens in the vocabulary, the leading rows of the output table."""
     is_padded: bool
     """Whether the output table has more rows than that."""
     tokens_in_use: TokensInUse
@@ -59,9 +59,9 @@ class Model(Protocol):
         ...
 
     def get_parameters(self) -> Iterator[Parameter]:
-        """Every parameter once, as cells have it."""
+        """Every parameter once, like `nn.Cell.get_parameters`."""
         ...
 
     def cells_and_names(self) -> Iterator[tuple[str, nn.Cell]]:
-        """Every cell inside, as cells have it."""
+        """Every cell inside, like `nn.Cell.cells_and_names`."""
         ...
