@@ -54,9 +54,12 @@ def atomic_file(
 ) -> Iterator[BinaryIO]:
     """A binary file that becomes `path` when the block succeeds and is removed when it fails.
 
-    sync: flush it to disk; otherwise a power cut may leave part of it. on_write: called with everything that is
-    written, e.g. to hash it without reading it back. num_bytes: its final size, if known. mode: of the new file, less
-    the umask. Raises WriteError.
+    sync: flush it to disk; otherwise a power cut may leave part of it.
+    on_write: called with everything that is written, e.g. to hash it without reading it back.
+    num_bytes: its final size, if known.
+    mode: of the new file, less the umask.
+
+    Raises WriteError.
     """
     temporary = temporary_path(path)
     try:

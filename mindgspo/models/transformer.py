@@ -263,7 +263,8 @@ class LayerPanels(Protocol):
     """Packed matrices of layers; see `rollout.graphs.PackedWeights`."""
 
     def of_layer(self, number: int) -> tuple[tuple[Tensor, ...], ...]:
-        """Of query, key and value; of attention's output; of gate and up; of down. Empty where they are not packed."""
+        """Panels of query, key and value; of attention's output; of gate and up; of down. Empty if they are not
+        packed."""
         ...
 
 

@@ -94,13 +94,13 @@ def _turn(act: Act, stage: int) -> tuple[int, int]:
 
 
 class StageModel(Protocol):
-    """What a stage takes from its part of a model; see `models.model.Model`."""
+    """The members of a model that a stage uses; see `models.model.Model`."""
 
     config: ModelSection
     dtype: ms.Type
 
     def passed_shape(self, num_tokens: int) -> tuple[int, int]:
-        """[M, H] of what one stage passes to the next of so many tokens of a micro-batch."""
+        """Shape [M, H] of the states that one stage passes to the next for this many tokens of a micro-batch."""
         ...
 
 

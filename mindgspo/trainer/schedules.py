@@ -138,7 +138,10 @@ class Generation:
 
 
 def pushing(weights: ServedWeights, service: CompletionService | None) -> Callable[[int], None]:
-    """What brings the weights of a version to the servers. All ranks call it; service: theirs, on rank 0."""
+    """Return the function that sends the weights of a version to the servers; all ranks call it.
+
+    service: connection to the servers, on rank 0.
+    """
 
     def load(folder: Path, version: int) -> None:
         assert service is not None, "rank 0 alone has servers"
