@@ -136,7 +136,8 @@ def add_installed_commands() -> None:
                 continue
             why = f"is not installed: pip install 'mindgspo[{_EXTRAS[name]}]', or pip install -e tools/{_EXTRAS[name]}"
         except Exception as error:  # whatever a third-party package raises while it is imported
-            why = f"cannot be imported ({shorten(f'{type(error).__name__}: {error}', 200)}); install its package again"
+            why = shorten(f"{type(error).__name__}: {error}", 200)
+            why = f"cannot be imported ({why}); install {installed[name].dist.name} again"
         settings = {"ignore_unknown_options": True, "help_option_names": []}
         to.command(command, hidden=True, context_settings=settings)(
             _unavailable(f"mindgspo {' '.join((*group, command))} {why}")

@@ -190,15 +190,15 @@ def test_putting_the_commands_together_reads_no_configuration_and_no_package_bes
     ([], ["conformance", "--x"], "mindgspo conformance is not installed: pip install 'mindgspo[conformance]'"),
     ([], ["convert", "config", "verl.sh"], "mindgspo convert config is not installed: pip install 'mindgspo[migrate]'"),
     (["broken = no_such_module:command"], ["broken", "x"],
-     "mindgspo broken cannot be imported (ModuleNotFoundError: No module named 'no_such_module')"),
+     "mindgspo broken cannot be imported (ModuleNotFoundError: No module named 'no_such_module'); install its again"),
     (["broken = no_such_module:command"], ["runs", "nowhere"], "nowhere: no such folder"),
 ])  # fmt: skip
 def test_a_command_that_is_not_there_is_one_line_and_breaks_no_other(
     points: list[str], words: list[str], said: str, tmp_path: Path
 ) -> None:
     program = (
-        "import importlib.metadata as m, sys; before = m.entry_points\n"
-        f"m.entry_points = lambda group: [m.EntryPoint(*p.split(' = '), group) for p in {points}]\n"
+        "import importlib.metadata as m, sys, types; before, to = m.entry_points, types.SimpleNamespace(name='its')\n"
+        f"m.entry_points = lambda group: [m.EntryPoint(*p.split(' = '), group)._for(to) for p in {points}]\n"
         f"import mindgspo.cli.program; m.entry_points = before; sys.exit(mindgspo.cli.main({words}))"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(PROJECT)},

@@ -41,3 +41,8 @@ def test_every_module_can_be_imported() -> None:
     code = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
     done = subprocess.run([sys.executable, "-c", code, *modules], capture_output=True, text=True, cwd=PROJECT)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_every_package_brings_the_license() -> None:
+    copies = [path.parent / "LICENSE" for path in (PROJECT / "tools").glob("*/pyproject.toml")]
+    assert len(copies) == 5 and {path.read_bytes() for path in copies} == {(PROJECT / "LICENSE").read_bytes()}

@@ -1,5 +1,6 @@
 """The clipped surrogate of PPO with its caps, and the losses that pair it with a ratio: GSPO, GSPO-token, GRPO, PPO,
-DAPO, Dr.GRPO. Twin: `twins.surrogates`.
+DAPO, Dr.GRPO. The ratio is clipped in `PolicyLoss.construct`; the choice between it and the free one is made here.
+Twin: `twins.surrogates`.
 
 Papers: GSPO arXiv 2507.18071, GRPO arXiv 2402.03300, PPO arXiv 1707.06347, DAPO arXiv 2503.14476,
 Dr.GRPO arXiv 2503.20783.
