@@ -20,7 +20,7 @@ import mindgspo
 from mindgspo.metrics.files import ENVIRONMENT_FILE, LogFile
 from mindgspo.metrics.redaction import redacted_words
 
-PACKAGES = ("mindgspo", "mindspore", "numpy", "tokenizers", "math-verify")
+PACKAGES = ("mindgspo", "mindspore", "numpy", "tokenizers", "math-answers", "math-verify")
 _CANN_DEFAULT = Path("/usr/local/Ascend/ascend-toolkit/latest")
 _GIT_SECONDS = 10
 
