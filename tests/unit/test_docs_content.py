@@ -167,7 +167,8 @@ def block(page: Path, language: str) -> str:
 
 def run_tool(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, f"tools/{name}.py", *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    places = [PROJECT, *(path.parent for path in PROJECT.glob("tools/*/pyproject.toml"))]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, places))}
     return subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True)
 
 
