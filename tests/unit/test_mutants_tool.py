@@ -24,16 +24,14 @@ class Door:
         self.tried = True
         return key is not None and key == "7"
 '''
+TEST = "from mindgspo.doors import clipped\n\ndef test_clipped():\n    assert clipped([1, 2, 3], 2) == [1, 2]\n"
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     (tmp_path / "mindgspo").mkdir()
     (tmp_path / "mindgspo/doors.py").write_text(CODE, encoding="utf-8")
-    (tmp_path / "test_doors.py").write_text(
-        "from mindgspo.doors import clipped\n\ndef test_clipped():\n    assert clipped([1, 2, 3], 2) == [1, 2]\n",
-        encoding="utf-8",
-    )
+    (tmp_path / "test_doors.py").write_text(TEST, encoding="utf-8")
     return tmp_path
 
 

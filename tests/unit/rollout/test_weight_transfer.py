@@ -1,11 +1,14 @@
 """Weights that come over to a model that generates: in the type it computes in, and proved to be the rounded ones."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from mindgspo.config import ModelSection
 from mindgspo.config.schema import ReshardSection
 from mindgspo.errors import WeightsError
+from mindgspo.rollout.weights_folder import open_weights
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
 
@@ -60,6 +63,20 @@ def test_weights_arrive_rounded_in_half_the_bytes(pair) -> None:
         assert values.dtype == np.float32 and new[name].dtype == np.float16
         assert (values.astype(np.float16) == new[name]).all(), name
     assert transfer.last is not None and 2 * transfer.last.copied == sum(values.nbytes for values in old.values())
+
+
+def test_servers_find_one_version_and_nothing_stays_when_they_have_read_it(pair, tmp_path: Path) -> None:
+    from mindgspo.rollout.weight_transfer import ServedWeights
+
+    shared, loaded = tmp_path / "shared", []
+
+    def load(folder: Path, version: int) -> None:
+        with open_weights(folder) as weights:
+            loaded.append((version, weights.version, *(path.name for path in shared.iterdir())))
+
+    (shared / "version_00000006").mkdir(parents=True)  # a run was killed
+    ServedWeights(pair[0], SECTION, shared).push_weights(7, load)
+    assert loaded == [(7, 7, "version_00000007")] and not shared.exists()
 
 
 def test_a_weight_that_is_not_the_rounded_one_is_found(pair, monkeypatch: pytest.MonkeyPatch) -> None:
