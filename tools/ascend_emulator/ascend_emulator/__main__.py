@@ -9,11 +9,16 @@ from pathlib import Path
 from ascend_emulator.errors import EmulatorError
 from ascend_emulator.launcher import enter_emulated_cards
 
+USAGE = "usage: python -m ascend_emulator SCRIPT [ARGUMENT...]"
+
 
 def main() -> int | str:
     """Exit code, or the message of what is wrong with this machine."""
     if len(sys.argv) < 2:
-        return "usage: python -m ascend_emulator SCRIPT [ARGUMENT...]"
+        return USAGE
+    if sys.argv[1] in ("-h", "--help"):
+        print(USAGE)
+        return 0
     try:
         enter_emulated_cards()
     except EmulatorError as error:

@@ -43,5 +43,8 @@ def test_it_runs_on_a_card(tmp_path: Path) -> None:
 
 
 def test_usage() -> None:
-    done = subprocess.run([sys.executable, "-m", "ascend_emulator"], capture_output=True, text=True)
-    assert done.returncode == 1 and done.stderr == "usage: python -m ascend_emulator SCRIPT [ARGUMENT...]\n"
+    command = [sys.executable, "-m", "ascend_emulator"]
+    usage = "usage: python -m ascend_emulator SCRIPT [ARGUMENT...]\n"
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr == usage
+    assert subprocess.run([*command, "--help"], capture_output=True, text=True, check=True).stdout == usage

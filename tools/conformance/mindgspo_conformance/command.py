@@ -9,7 +9,7 @@ import typer
 
 
 def conformance(
-    file: Annotated[Path, typer.Argument(help="JSON list or JSON Lines of cases; tests/data has one of 1,221.")],
+    file: Annotated[Path, typer.Argument(help="JSON list or JSON Lines of cases; tools/conformance has one of 1,221.")],
     source: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(metavar="TEXT", help="Take only cases whose source contains this, e.g. verl."),
