@@ -137,7 +137,8 @@ def add_installed_commands() -> None:
             why = f"is not installed: pip install 'mindgspo[{_EXTRAS[name]}]', or pip install -e tools/{_EXTRAS[name]}"
         except Exception as error:  # whatever a third-party package raises while it is imported
             why = shorten(f"{type(error).__name__}: {error}", 200)
-            why = f"cannot be imported ({why}); install {installed[name].dist.name} again"
+            distribution = installed[name].dist
+            why = f"cannot be imported ({why}); install {distribution.name if distribution else name} again"
         settings = {"ignore_unknown_options": True, "help_option_names": []}
         to.command(command, hidden=True, context_settings=settings)(
             _unavailable(f"mindgspo {' '.join((*group, command))} {why}")
