@@ -151,7 +151,7 @@ def held_by(config: ExperimentConfig, graph: str, rank: int) -> dict[str, Shape]
     rows = own_shapes(moment_layouts(shapes, config.model, plan), rank)
     cut = {name: shape for name, shape in rows.items() if shape != held[name]}
     held |= {f"gradient.{name}": shape for name, shape in held.items()}
-    held |= {f"{kind}.{name}": shape for name, shape in cut.items() for kind in ("rows", "gradient_rows")}
+    held |= {f"{kind}.{name}": shape for name, shape in cut.items() for kind in ("master", "gradient_rows")}
     return held | {f"adamw.{moment}.{name}": shape for name, shape in rows.items() for moment in "mv"}
 
 
@@ -161,7 +161,7 @@ def own_shapes(layouts: Mapping[str, Layout], rank: int) -> dict[str, Shape]:
 
 READ = {
     "train": ("model.", "lm_head.", "gradient."), "forward": ("model.", "lm_head."),
-    "step": ("model.", "lm_head.", "gradient.", "rows.", "gradient_rows.", "adamw."),
+    "step": ("model.", "lm_head.", "gradient.", "master.", "gradient_rows.", "adamw."),
     "reference": ("model.", "lm_head."), "old_policy": ("model.", "lm_head."),
 }  # fmt: skip
 
@@ -176,8 +176,8 @@ def test_a_rank_holds_the_slices_of_the_algebra(
     assert held == {name: algebra[name] for name in held}
     if graph in READ:
         expected = {name for name in algebra if name.startswith(READ[graph])}
-        cut_ones = {name.removeprefix("rows.") for name in algebra if name.startswith("rows.")}
-        if graph == "step":  # rows in the place of weights; all gradients are cleared
+        cut_ones = {name.removeprefix("master.") for name in algebra if name.startswith("master.")}
+        if graph == "step":  # masters in the place of weights; all gradients are cleared
             expected -= cut_ones
         assert held.keys() == expected
     if graph == "prefill":  # keys and values are all it wants; the last layer's rest stays unread
@@ -241,6 +241,7 @@ WORLD = tuple(range(8))
 PREDICTED = 44 * 128 * 2  # hidden states of the predicted tokens
 # Of one of two slices, the last layer of qwen2 with half of the output table: q, k, v with biases, o, gate, up, down,
 # two norms and the last one, the table.
+MATRICES = 64 * 128 + 2 * 16 * 128 + 128 * 64 + 3 * 128 * 128
 LAST_STAGE = 64 * 129 + 2 * 16 * 129 + 128 * 64 + 3 * 128 * 128 + 3 * 128 + 256 * 128
 SUMS = ("AllReduce", (0, 1, 2, 3))
 HEAD_GRADIENTS = 4 * 2 * (16 * 128 + 16)  # keys and values of one head, weights and biases, float32
@@ -282,9 +283,11 @@ HEAD_GRADIENTS = 4 * 2 * (16 * 128 + 16)  # keys and values of one head, weights
     ("1x2x2, context 2", "reference", 7,
         {("AlltoAll", (5, 7)): (4, QUARTER + 2 * QUARTER // 2 + QUARTER), ("AllGather", (5, 7)): (2, 2 * NUMBERS),
             ("AllReduce", (6, 7)): (5, HIDDEN + 4 * NUMBERS)}),
-    # Replicas sum what each has, and cut it in two: all weights of the stage in one bucket; back come the rows.
-    ("2x2x2, optimizer sharded", "sum", 6, {("ReduceScatter", (4, 6)): (1, 4 * LAST_STAGE)}),
-    ("2x2x2, optimizer sharded", "gather", 6, {("AllGather", (4, 6)): (1, 4 * LAST_STAGE // 2)}),
+    # Replicas sum what each has, and cut it in two: the layer's matrices in one bucket, which are computed with in
+    # bfloat16, all other weights in another one; back come the rows.
+    ("2x2x2, optimizer sharded", "sum", 6, {("ReduceScatter", (4, 6)): (2, 4 * LAST_STAGE)}),
+    ("2x2x2, optimizer sharded", "gather", 6,
+        {("AllGather", (4, 6)): (2, (2 * MATRICES + 4 * (LAST_STAGE - MATRICES)) // 2)}),
     ("2x2x2, optimizer sharded", "step", 6, {}),
 ]))  # fmt: skip
 def test_collectives_are_those_of_the_plan(
@@ -318,11 +321,14 @@ def test_fused_ops_forward_and_backward(
 
 @pytest.mark.parametrize(("case", "graph", "rank"), tiered(ALL))
 def test_matrix_products_are_in_bfloat16_over_weights_that_are_float32_where_they_are_trained(
-    compiled: Compiled, case: str, graph: str, rank: int
+    compiled: Compiled, experiment: Callable[[str], Path], case: str, graph: str, rank: int
 ) -> None:
     facts = compiled(case, graph, rank).facts
+    # Masters are float32; the matrices of layers beside them are copies to compute with.
+    trained = {"BFloat16", "Float32"} if config_of(experiment, case).plans.train.optimizer_shard else {"Float32"}
     if graph in ("sum", "step", "gather"):
-        assert facts.products == {} and {entry.dtype for entry in facts.parameters} <= {"Float32"}
+        dtypes = {entry.dtype for entry in facts.parameters}
+        assert facts.products == {} and dtypes <= (trained if graph == "gather" else {"Float32"})
         return
     with_experts, layers = "experts" in case, 2 if case.split(",")[0].endswith("x1") or case == OWN else 1
     is_last = rank >= 4 or layers == 2
@@ -334,6 +340,7 @@ def test_matrix_products_are_in_bfloat16_over_weights_that_are_float32_where_the
         assert facts.products["Float32"] == 1, "the loss sums log-ratios over sequences by a product"
     kept = {entry.dtype for entry in facts.parameters if not entry.name.startswith("cache.")}
     generates = graph in ("prefill", "decode")
-    assert kept == ({"BFloat16", "Float32"} if generates and with_experts else {"BFloat16" if generates else "Float32"})
+    generating = {"BFloat16", "Float32"} if with_experts else {"BFloat16"}
+    assert kept == (generating if generates else trained)
     if graph == "reference":  # 7 per layer, one more that weighs experts, and the head
         assert facts.products["BFloat16"] == (8 if with_experts else 7) * layers + is_last
