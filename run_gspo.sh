@@ -13,10 +13,10 @@ Usage: run_gspo.sh CONFIG [ARGUMENT...]
 
 Runs the experiment of a YAML file, for example:
   ./run_gspo.sh examples/arithmetic/gspo.yaml
-  ./run_gspo.sh examples/arithmetic/gspo.yaml --set seed=2 --set run_dir=runs/second
-  ./run_gspo.sh examples/arithmetic/gspo.yaml --set resume=auto
+  ./run_gspo.sh examples/arithmetic/gspo.yaml seed=2 run_dir=runs/second
+  ./run_gspo.sh examples/arithmetic/gspo.yaml resume=auto
 
-Arguments after CONFIG go to `mindgspo run`: --set a.b=c (any number of times), --overwrite, ...
+Arguments after CONFIG go to `mindgspo run`: a.b=c (any number), --overwrite, ...
 Relative paths are taken from the current folder.
 
 Where the active Python has MindSpore, that Python is used and its MindSpore is left as it is; otherwise the
