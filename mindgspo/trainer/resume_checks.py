@@ -257,8 +257,9 @@ def config_before(folder: RunFolder) -> ExperimentConfig | None:
 
 def set_summary_aside(folder: RunFolder) -> Path | None:
     """Rename the summary of a run that is extended, because it marks the run as finished. Return its new path; None
-    without one."""
-    if not folder.summary.is_file():
+    without one, or if the run goes back to an earlier step: the rollback moves the summary with everything later."""
+    is_going_back = folder.origin is not None and folder.origin.is_same_run
+    if is_going_back or not folder.summary.is_file():
         return None
     steps = read_summary(folder.root).get("steps", 0)
     aside = folder.root / f"summary_step_{steps}.json"
