@@ -20,6 +20,8 @@ from mindgspo.errors import WeightsError
 if TYPE_CHECKING:
     import numpy as np
 
+NO_HEAD_DIM = "config.rules refuses a width that its heads do not divide"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightName:

@@ -22,6 +22,7 @@ from mindgspo.config import ModelSection
 from mindgspo.config.model import FAMILIES, RopeScalingSection
 from mindgspo.models.mixture_of_experts import MixtureOfExperts
 from mindgspo.models.model import Model
+from mindgspo.models.names import NO_HEAD_DIM
 from mindgspo.parallel.layers.linear import (
     ColumnParallelLinear,
     LinearGroup,
@@ -47,7 +48,6 @@ from mindgspo.types import Float32Array
 
 Tokens = tuple[Tensor, Tensor, Tensor]
 
-NO_HEAD_DIM = "config.rules refuses a width that its heads do not divide"
 DTYPES = {"float32": ms.float32, "bfloat16": ms.bfloat16, "float16": ms.float16}
 
 

@@ -13,8 +13,7 @@ import numpy as np
 
 from mindgspo.config import ModelSection
 from mindgspo.errors import WeightsError
-from mindgspo.models.names import weight_shapes
-from mindgspo.models.transformer import NO_HEAD_DIM
+from mindgspo.models.names import NO_HEAD_DIM, weight_shapes
 from mindgspo.tensor_files.formats import titled_names
 from mindgspo.tensor_files.reader import open_tensors
 from mindgspo.tensor_files.tensors import FLOAT_DTYPES, TensorInfo, TensorSource, widen_bfloat16
