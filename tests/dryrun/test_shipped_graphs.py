@@ -2,8 +2,8 @@
 
 What each rank holds must be what the layout algebra says; collectives and operators are counted by hand.
 
-Legend of the numbers: 128 tokens of a micro-batch (see `shipped_experiment`), 64 response slots (32 for each response of
-22 tokens), 128 hidden units, 512 vocabulary entries, 2 layers.
+Legend of the numbers: 128 tokens of a micro-batch (see `shipped_experiment`), 64 response slots (32 for each response
+of 22 tokens), 128 hidden units, 512 vocabulary entries, 2 layers.
 """
 
 from __future__ import annotations
