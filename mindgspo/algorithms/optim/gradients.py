@@ -135,13 +135,18 @@ class Objective(nn.Cell):
 
 class Accumulate(nn.Cell):
     """Adds to `gradients`. Without the kernel they are zero before the first micro-batch, as `AdamW` leaves them; the
-    kernel replaces what the update before has left."""
+    kernel replaces what the update before has left.
 
-    def __init__(self, gradients: ParameterTuple) -> None:
+    numbers: those of the gradients that are added to, without the kernel; None: all.
+    """
+
+    def __init__(self, gradients: ParameterTuple, numbers: Sequence[int] | None = None) -> None:
         super().__init__(auto_prefix=False)
         self.gradients = gradients
-        self.runs = short_runs(len(gradients))
         self.kernel = AccumulateKernel(gradients) if has_kernels() else None
+        assert numbers is None or self.kernel is None, "the kernel adds to all"
+        numbers = range(len(gradients)) if numbers is None else numbers
+        self.runs = tuple(tuple(numbers[first:last]) for first, last in short_runs(len(numbers)))
         self.unknown = Tensor(np.zeros(1, np.float32))
 
     def construct(self, is_added: Tensor, gradients: tuple[Tensor, ...]) -> Tensor:
@@ -151,13 +156,13 @@ class Accumulate(nn.Cell):
         if self.kernel is not None:
             squares = self.kernel(is_added, *gradients)
         else:
-            for first, last in self.runs:
-                self.add_run(gradients, first, last)
+            for run in self.runs:
+                self.add_run(gradients, run)
         return squares
 
-    def add_run(self, gradients: tuple[Tensor, ...], first: int, last: int) -> None:
-        """Add the gradients of the weights number `first` to `last` - 1."""
-        for i in range(first, last):
+    def add_run(self, gradients: tuple[Tensor, ...], run: tuple[int, ...]) -> None:
+        """Add the gradients of these numbers."""
+        for i in run:
             ops.assign_add(self.gradients[i], ops.cast(gradients[i], ms.float32))
 
 

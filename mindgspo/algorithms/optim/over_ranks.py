@@ -19,8 +19,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from mindgspo.algorithms.optim.adamw import AdamW, short_runs
-from mindgspo.algorithms.optim.gradients import GradientNorm
+from mindgspo.algorithms.optim.adamw import AdamW
+from mindgspo.algorithms.optim.gradients import Accumulate, GradientNorm
 from mindgspo.config.model import ModelSection
 from mindgspo.config.schema import OptimizerSection
 from mindgspo.models.names import parameter_shapes
@@ -146,8 +146,9 @@ class StepOverRanks:
         # The backward pass ends with the first weights. Sums over several stages come last: no backward pass of a
         # stage may wait for another one's, which waits for it.
         sums = [_Sum(*bucket) for bucket in reversed(buckets)]
-        inside = [one for one in sums if len({place.grid.coordinates(other).stage for other in one.ranks}) == 1]
-        left = [one for one in sums if one not in inside]
+        stages = [{place.grid.coordinates(other).stage for other in one.ranks} for one in sums]
+        self._inside = [one for one, spanned in zip(sums, stages, strict=True) if len(spanned) == 1]
+        left = [one for one in sums if one not in self._inside]
         # Of the ranks that hold the same numbers, the first one counts them.
         counts = {
             name: self._is_alone or self.moments[name].ranks_with_slice_of(rank)[0] == rank for name in everything
@@ -156,10 +157,8 @@ class StepOverRanks:
             [one.summed for name, one in everything.items() if counts[name] is its] for its in (True, False)
         )
         self._ranks = world = (rank,) if self._is_alone else world_ranks()
-        self._sum = GraphOfRanks(_Chain([*inside, *left]), world)
+        self._sum = GraphOfRanks(_Chain([*self._inside, *left]), world)
         self._sum_left = GraphOfRanks(_Chain(left), world) if left else None
-        self.accumulate_and_sum = _AccumulateAndSum(gradients, inside)
-        """Takes the place of `Accumulate` for the last micro-batch where sums overlap with its backward pass."""
         self._norm = GraphOfRanks(GradientNorm(counted, others, world), world)
         self.apply = GraphOfRanks(self.optimizer, world)
         """Takes `AdamW.scalars`."""
@@ -174,6 +173,11 @@ class StepOverRanks:
             "step": (self.apply.cell, scalars),
             "gather": (self._gather.cell, (_START,)),
         }
+
+    def accumulate_and_sum(self) -> nn.Cell:
+        """Return a cell for the place of `Accumulate`, for the last micro-batch if sums overlap with its backward
+        pass."""
+        return _AccumulateAndSum(self.optimizer.accumulated, self._inside)
 
     def norm(self, *, has_summed: bool = False) -> float:
         """Add the gradients up over the ranks, and return their global L2 norm, the same on all ranks.
@@ -300,10 +304,11 @@ class _Sum(_OfBucket):
 
 
 class _AccumulateAndSum(nn.Cell):
-    """Adds gradients as `Accumulate` does without the kernel, and adds those of a bucket up over the ranks as soon as
-    the backward pass has them.
+    """construct like `Accumulate`'s without the kernel, which also adds up the gradients of a bucket over the ranks as
+    soon as the backward pass has them.
 
-    gradients: all. buckets: in the order in which the backward pass ends with them.
+    gradients: all.
+    buckets: in the order in which the backward pass ends with them.
     """
 
     def __init__(self, gradients: ParameterTuple, buckets: Sequence[_Sum]) -> None:
@@ -312,30 +317,21 @@ class _AccumulateAndSum(nn.Cell):
         self.buckets, self.count = nn.CellList(buckets, auto_prefix=False), len(buckets)
         self.members = tuple(tuple(numbers[one.name] for one in bucket.gradients) for bucket in buckets)
         summed = {i for members in self.members for i in members}
-        self.others = tuple(i for i in range(len(gradients)) if i not in summed)
-        self.runs = tuple(self.others[first:last] for first, last in short_runs(len(self.others)))
-        self.gradients = gradients
-        self.unknown = Tensor(np.zeros(1, np.float32))
+        self.accumulate_others = Accumulate(gradients, [i for i in range(len(gradients)) if i not in summed])
+        self.start = Tensor(np.zeros(1, np.float32))
 
     def construct(self, is_added: Tensor, gradients: tuple[Tensor, ...]) -> Tensor:
-        before = self.unknown
+        before = self.start
         for i in range(self.count):
-            before = self.buckets[i].with_more(self.taken(gradients, self.members[i]), before)
-        for run in self.runs:
-            self.add_run(gradients, run)
-        return before
+            before = self.buckets[i].with_more(self.of_bucket(gradients, i), before)
+        return ops.depend(before, self.accumulate_others(is_added, gradients))
 
-    def taken(self, gradients: tuple[Tensor, ...], members: tuple[int, ...]) -> tuple[Tensor, ...]:
+    def of_bucket(self, gradients: tuple[Tensor, ...], number: int) -> tuple[Tensor, ...]:
         """The gradients of a bucket."""
         found = ()
-        for i in members:
+        for i in self.members[number]:
             found += (gradients[i],)
         return found
-
-    def add_run(self, gradients: tuple[Tensor, ...], members: tuple[int, ...]) -> None:
-        """Add those that are in no bucket."""
-        for i in members:
-            ops.assign_add(self.gradients[i], ops.cast(gradients[i], ms.float32))
 
 
 class _Gather(_OfBucket):

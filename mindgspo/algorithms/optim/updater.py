@@ -141,7 +141,7 @@ class Updater:
 
         self._accumulate = Accumulate(self.gradients)
         self._backward = backward(self._accumulate)
-        self._last_backward = backward(self.over_ranks.accumulate_and_sum) if self._overlaps else self._backward
+        self._last_backward = backward(self.over_ranks.accumulate_and_sum()) if self._overlaps else self._backward
         """Of the last micro-batch of an update."""
         self._metric_table = loss.metrics
         self._has_entropy = getattr(policy, "with_entropy", True)
