@@ -201,7 +201,8 @@ def copied_project(folder: Path, project: Path = PROJECT) -> Path:
     """A copy to change. Its compiled files are checked by content: two mutants may have one size and one second."""
     skip = shutil.ignore_patterns(".*", "__pycache__", "runs", "site")
     shutil.copytree(project, folder, ignore=skip, symlinks=True)
-    compileall.compile_dir(folder / "mindgspo", quiet=2, invalidation_mode=PycInvalidationMode.CHECKED_HASH)
+    for part in ("mindgspo", "tools"):
+        compileall.compile_dir(folder / part, quiet=2, invalidation_mode=PycInvalidationMode.CHECKED_HASH)
     return folder
 
 
@@ -218,7 +219,7 @@ def used_seconds(process: psutil.Process) -> float:
 
 def run_tests(tree: Path, tests: list[str], cpu_seconds: float) -> tuple[str, str]:
     """Run tests of a tree until one fails; return the outcome, and the test or pytest's last line."""
-    packages = [tree, *(tree / "tools" / name for name in ("kernels", "ascend_emulator", "migrate", "conformance"))]
+    packages = [tree, *(file.parent for file in tree.glob("tools/*/pyproject.toml"))]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, packages)), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-rfE", "--tb=line", "-p", "no:cacheprovider"]
     with tempfile.TemporaryFile("w+", encoding="utf-8") as output:

@@ -115,7 +115,8 @@ def _is_path(step: int | str) -> bool:
 
 def _follows_from_another(detail: ErrorDetails) -> bool:
     """Pydantic calls a list too short when its only entry is wrong, which is a line of its own already."""
-    return detail["type"] == "too_short" and len(detail["input"]) >= detail.get("ctx", {})["min_length"]
+    context = detail.get("ctx", {})
+    return detail["type"] == "too_short" and len(detail["input"]) >= context["min_length"]
 
 
 def _sentence(detail: ErrorDetails) -> str:

@@ -34,7 +34,7 @@ class WeightName:
 
 
 def _head_dim(model: ModelSection) -> int:
-    assert model.head_dim is not None, "config.rules refuses a width that its heads do not divide"
+    assert model.head_dim is not None, NO_HEAD_DIM
     return model.head_dim
 
 

@@ -176,7 +176,7 @@ def test_answers_to_other_problems_are_not_taken_for_right(shared_rows, task: Ca
 
 @pytest.fixture(scope="module")
 def scorer(task: Callable) -> Iterator[Scorer]:
-    section = RewardWorkersSection(count=2, timeout_s=2.0)
+    section = RewardWorkersSection(count=2, timeout_s=20.0)
     with Scorer(RewardSection(functions=("math",), workers=section)) as scorer:
         yield scorer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import runpy
 import sys
 from pathlib import Path
@@ -9,25 +10,23 @@ from pathlib import Path
 from ascend_emulator.errors import EmulatorError
 from ascend_emulator.launcher import enter_emulated_cards
 
-USAGE = "usage: python -m ascend_emulator SCRIPT [ARGUMENT...]"
 
-
-def main() -> int | str:
-    """Exit code, or the message of what is wrong with this machine."""
-    if len(sys.argv) < 2:
-        return USAGE
-    if sys.argv[1] in ("-h", "--help"):
-        print(USAGE)
-        return 0
+def main() -> None:
+    """Exits with a message if the arguments or this machine are wrong."""
+    parser = argparse.ArgumentParser(prog="python -m ascend_emulator", description=__doc__)
+    parser.add_argument("script", type=Path)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    options = parser.parse_args()
+    if not options.script.is_file():
+        parser.error(f"{options.script}: no such file")
     try:
         enter_emulated_cards()
     except EmulatorError as error:
-        return f"error: {error}"
-    script, sys.argv = sys.argv[1], sys.argv[1:]
-    sys.path[0] = str(Path(script).resolve().parent)
-    runpy.run_path(script, run_name="__main__")
-    return 0
+        sys.exit(f"error: {error}")
+    sys.argv = [str(options.script), *options.arguments]
+    sys.path[0] = str(options.script.resolve().parent)
+    runpy.run_path(str(options.script), run_name="__main__")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

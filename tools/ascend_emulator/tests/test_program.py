@@ -44,7 +44,8 @@ def test_it_runs_on_a_card(tmp_path: Path) -> None:
 
 def test_usage() -> None:
     command = [sys.executable, "-m", "ascend_emulator"]
-    usage = "usage: python -m ascend_emulator SCRIPT [ARGUMENT...]\n"
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 1 and done.stderr == usage
-    assert subprocess.run([*command, "--help"], capture_output=True, text=True, check=True).stdout == usage
+    usage = "usage: python -m ascend_emulator [-h] script ..."
+    for arguments, problem in ([], "arguments are required"), (["missing.py"], "missing.py: no such file"):
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True)
+        assert done.returncode == 2 and usage in done.stderr and problem in done.stderr
+    assert usage in subprocess.run([*command, "--help"], capture_output=True, text=True, check=True).stdout
