@@ -95,7 +95,17 @@ def test_what_needs_algebra_is_a_job_of_plain_texts() -> None:
 
 PIECES = [
     *(
-        *(r"\boxed{", "}", "{", "Answer:", "The answer is ", "####", "$", r"\(", r"\)", "<answer>", "</answer>"),
+        r"\boxed{",
+        "}",
+        "{",
+        "Answer:",
+        "The answer is ",
+        "####",
+        "$",
+        r"\(",
+        r"\)",
+        "<answer>",
+        "</answer>",
         "</think>",
     ),
     *(r"\frac", r"\sqrt", r"\text{", "1", "2.5", "x", "=", ",", ".", " ", "\n", "\\", "\ud800", "\u7b54\u6848\uff1a"),
@@ -129,12 +139,8 @@ def test_an_answer_is_found_before_a_megabyte_of_tail() -> None:
     assert verdict(r"The answer is $\{1,2\}$." + tail, "2,1") is CORRECT
 
 
-def at_once(text: str, gold: str) -> Verification | RewardJob:
-    return Math().verify(Candidate(text=text, gold=gold, data_source="math", index=0))
-
-
 def verified(text: str, gold: str, task: Callable) -> Verification:
-    found = at_once(text, gold)
+    found = Math().verify(candidate(text, gold))
     return found.conclude(task(found.arguments)) if isinstance(found, RewardJob) else found
 
 
@@ -144,7 +150,7 @@ def test_boxed_answers_agree_with_their_published_labels(shared_rows, task: Call
     "4:30 p.m." are labelled wrong and not shown to be the same: we agree for a reason that is the data's fault."""
     counts, jobs = Counter(), Counter()
     for row in shared_rows("model-outputs/math_qwen25math_boxed.jsonl"):
-        jobs[row["gold"]] += isinstance(at_once(row["response"], row["gold"]), RewardJob)
+        jobs[row["gold"]] += isinstance(Math().verify(candidate(row["response"], row["gold"])), RewardJob)
         counts[row["correct"], verified(row["response"], row["gold"], task).verdict] += 1
     assert counts == Counter({(True, Verdict.CORRECT): 295, (False, Verdict.WRONG): 25})
     assert +jobs == Counter({"4:30p..": 8})
@@ -159,8 +165,7 @@ def test_every_math500_answer_equals_its_own_solution_without_algebra(shared_row
     assert len(math500) == 500
     for row in math500:
         for gold in (row["answer"], row["solution"]):
-            found = at_once(wrapping.format(**row), gold)
-            assert isinstance(found, Verification) and found.verdict is Verdict.CORRECT, (row["answer"], found)
+            assert verdict(wrapping.format(**row), gold) is CORRECT, row["answer"]
 
 
 @pytest.mark.shared_data
@@ -182,9 +187,7 @@ def scorer(task: Callable) -> Iterator[Scorer]:
 
 
 def scored(scorer: Scorer, *pairs: tuple[str, str]) -> list[Score]:
-    return scorer.score(
-        [Candidate(text=text, gold=gold, data_source="math", index=i) for i, (text, gold) in enumerate(pairs)]
-    )
+    return scorer.score([candidate(text, gold) for text, gold in pairs])
 
 
 def test_an_answer_too_slow_to_compare_is_paid_as_wrong_and_its_neighbours_are_scored(scorer: Scorer) -> None:

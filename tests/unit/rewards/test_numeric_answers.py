@@ -10,11 +10,15 @@ from math_answers.extract import MAX_OCCURRENCES
 from math_answers.findings import AnswerMode
 from mindgspo.rewards.functions.math import Math
 from mindgspo.rewards.functions.multiple_choice import MultipleChoice
-from mindgspo.rewards.functions.numeric import Gsm8k, MathDapo, NumericVerifier
-from mindgspo.rewards.verification import Candidate, Verification
+from mindgspo.rewards.functions.numeric import Gsm8k, MathDapo
+from mindgspo.rewards.verification import Candidate, Verification, Verifier
 from mindgspo.types import Verdict
 
 C, W, N, U = Verdict.CORRECT, Verdict.WRONG, Verdict.NO_ANSWER, Verdict.UNPARSEABLE_GOLD
+
+
+def verdict(verifier: Verifier, text: str, gold: str) -> Verdict:
+    return verifier.verify(Candidate(text=text, gold=gold, data_source="", index=0)).verdict
 
 
 def verified(text: str, gold: str = "72", *, mode: AnswerMode = "flexible", is_cut: bool = False) -> Verification:
@@ -76,12 +80,6 @@ def test_what_follows_the_thinking_decides() -> None:
     assert verified("<think>\\boxed{71}? No.</think>\nShe sold 72 clips.").verdict is C
     assert verified("<think>\\boxed{72}? No.</think>\nShe sold 71 clips.").verdict is W
     assert verified("<think>\\boxed{72}? No.</think>\nShe sold 71 clips.", mode="strict").verdict is N
-
-    def verdict(verifier: Math | MultipleChoice, text: str, gold: str) -> Verdict:
-        verification = verifier.verify(Candidate(text=text, gold=gold, data_source="", index=0))
-        assert isinstance(verification, Verification)
-        return verification.verdict
-
     assert verdict(MultipleChoice(), "<think>I think \\boxed{B}</think>\n\nAnswer: C", "C") is C
     assert verdict(Math(), "<think>..\\boxed{5}</think>\n\nThe answer is $\\pi$.", r"\pi") is C
 
@@ -126,8 +124,8 @@ NOT_PAID_34 = [
 
 @pytest.mark.parametrize("verifier", [Gsm8k(), Gsm8k("first"), Gsm8k("last"), MathDapo()])
 @pytest.mark.parametrize("text", NOT_PAID_34)
-def test_hedges_denials_and_other_quantities_are_not_paid(verifier: Gsm8k | MathDapo, text: str) -> None:
-    assert verifier.verify(Candidate(text=text, gold="34", data_source="", index=0)).verdict in (W, N)
+def test_hedges_denials_and_other_quantities_are_not_paid(verifier: Verifier, text: str) -> None:
+    assert verdict(verifier, text, "34") in (W, N)
 
 
 PAID = [
@@ -146,10 +144,10 @@ PAID = [
 
 @pytest.mark.parametrize("verifier", [Gsm8k(), Gsm8k("first"), Gsm8k("last"), MathDapo()])
 @pytest.mark.parametrize(("text", "gold"), PAID)
-def test_signs_units_and_explanations_are_read(verifier: Gsm8k | MathDapo, text: str, gold: str) -> None:
-    assert verifier.verify(Candidate(text=text, gold=gold, data_source="", index=0)).verdict is C
+def test_signs_units_and_explanations_are_read(verifier: Verifier, text: str, gold: str) -> None:
+    assert verdict(verifier, text, gold) is C
     if gold.startswith("-"):
-        assert verifier.verify(Candidate(text=text, gold=gold[1:], data_source="", index=0)).verdict is W
+        assert verdict(verifier, text, gold[1:]) is W
 
 
 def test_cut_ends_words_behind_markers_and_too_many_of_them() -> None:
@@ -169,23 +167,20 @@ def test_cut_ends_words_behind_markers_and_too_many_of_them() -> None:
     assert verified("#### 72" + headings, mode="strict").verdict is N
 
 
-def test_math_dapo_compares_texts_and_may_look_at_the_last_box() -> None:
-    def verdict(text: str, gold: str) -> Verdict:
-        return MathDapo().verify(Candidate(text=text, gold=gold, data_source="", index=0)).verdict
+@pytest.mark.parametrize(("text", "gold", "expected"), [
+    ("Answer: $x+1$.", "x + 1", C), (r"Answer: $\boxed{x+1}$", "x+1", C), ("<answer>x + 1</answer>", "x+1", C),
+    (r"Answer: \frac{\sqrt{2}}{2}", r"\frac{\sqrt{2}}{2}", C), ("Answer: x+2", "x+1", W), ("Answer: 5", "x+1", W),
+    (r"Answer: $\sqrt{8}$", r"2\sqrt{2}", W),  # `math` would ask a worker
+    ("Answer: 5", "?!", U),
+])  # fmt: skip
+def test_math_dapo_compares_texts(text: str, gold: str, expected: Verdict) -> None:
+    assert verdict(MathDapo(), text, gold) is expected
 
-    assert verdict("Answer: $x+1$.", "x + 1") is C
-    assert verdict(r"Answer: $\boxed{x+1}$", "x+1") is C
-    assert verdict("<answer>x + 1</answer>", "x+1") is C
-    assert verdict(r"Answer: \frac{\sqrt{2}}{2}", r"\frac{\sqrt{2}}{2}") is C
-    assert verdict("Answer: x+2", "x+1") is W
-    assert verdict("Answer: 5", "x+1") is W
-    assert verdict(r"Answer: $\sqrt{8}$", r"2\sqrt{2}") is W  # `math` would ask a worker
-    assert verdict("Answer: 5", "?!") is U
-    for mode in ("strict", "flexible", "first", "last"):
-        verifier = MathDapo(mode, strict_box=True)
-        candidate = Candidate(text=r"Answer: 34 \boxed{33} \boxed{34} 35", gold="34", data_source="", index=0)
-        assert verifier.verify(candidate).value == 1.0
-    assert verifier.verify(Candidate(text="Answer: 34", gold="34", data_source="", index=0)).verdict is N
+
+@pytest.mark.parametrize("mode", ["strict", "flexible", "first", "last"])
+def test_math_dapo_may_look_at_the_last_box(mode: AnswerMode) -> None:
+    assert verdict(MathDapo(mode, strict_box=True), r"Answer: 34 \boxed{33} \boxed{34} 35", "34") is C
+    assert verdict(MathDapo(mode, strict_box=True), "Answer: 34", "34") is N
 
 
 def test_can_read_and_what_is_extracted() -> None:
@@ -203,10 +198,6 @@ def test_can_read_and_what_is_extracted() -> None:
 
 GSM8K, STRICT, MATH_DAPO = Gsm8k(), Gsm8k("strict"), MathDapo()
 VERIFIERS = [*(Gsm8k(mode) for mode in ("strict", "flexible", "first", "last")), MATH_DAPO, MathDapo(strict_box=True)]
-
-
-def verdict(verifier: NumericVerifier, text: str, gold: str) -> Verdict:
-    return verifier.verify(Candidate(text=text, gold=gold, data_source="", index=0)).verdict
 
 
 PIECES = [

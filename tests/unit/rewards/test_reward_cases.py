@@ -81,9 +81,8 @@ def test_modes(case: dict) -> None:
 def test_what_letters_are_paid(
     text: str, gold: str, value: float | None, verdict: Verdict, extracted: str | None
 ) -> None:
-    assert verification("multiple_choice", text, gold) == Verification(
-        value=value, verdict=verdict, extracted=extracted
-    )
+    expected = Verification(value=value, verdict=verdict, extracted=extracted)
+    assert verification("multiple_choice", text, gold) == expected
     assert MultipleChoice().can_read(gold) == (verdict is not U)
 
 
@@ -159,15 +158,6 @@ def test_the_size_of_an_answer_is_known_before_it_is_evaluated(text: str, is_lar
             assert isinstance(found, Verification) and found.verdict is Verdict.WRONG
 
 
-STRICT, FLEXIBLE = VerlGsm8k("strict"), VerlGsm8k("flexible")
-
-
-def verified(function: VerlGsm8k, text: str, gold: str) -> Verification:
-    verification = function.verify(Candidate(text=text, gold=gold, data_source="openai/gsm8k", index=0))
-    assert isinstance(verification, Verification)
-    return verification
-
-
 # (response, gold, what `strict` extracts and says, what `flexible` extracts and says)
 CASES = [
     ("The sum is 72.\n#### 72", "72", "72", C, "72", C), ("#### 71", "72", "71", W, "71", W),
@@ -204,10 +194,9 @@ CASES = [
 def test_by_hand(
     text: str, gold: str, strict: str | None, strict_says: Verdict, flexible: str | None, flexible_says: Verdict
 ) -> None:
-    for function, extracted, verdict in ((STRICT, strict, strict_says), (FLEXIBLE, flexible, flexible_says)):
-        verification = verified(function, text, gold)
-        assert (verification.extracted, verification.verdict) == (extracted, verdict)
-        assert verification.value == (1.0 if verdict is C else 0.0)
+    for function, extracted, verdict in (("strict", strict, strict_says), ("flexible", flexible, flexible_says)):
+        expected = Verification(value=float(verdict is C), verdict=verdict, extracted=extracted)
+        assert verification(f"verl_{function}", text, gold) == expected
 
 
 PIECES = ["#### ", "72", "1,000", "-", ".", ",", " ", "\n", "$", "x", "\ud800", "\u0663", "and so on " * 20]
@@ -217,18 +206,16 @@ soup = st.lists(st.sampled_from(PIECES), max_size=40).map("".join)
 @settings(max_examples=300)
 @given(text=soup | st.text(), gold=soup | st.text(max_size=5))
 def test_every_text_has_a_verdict_and_only_its_last_300_characters_count(text: str, gold: str) -> None:
-    for function in (STRICT, FLEXIBLE):
-        assert function.can_read(gold)
-        verification = verified(function, text, gold)
-        assert (verification.verdict is N) == (verification.extracted is None)
-        assert (verification.verdict is C) == (verification.value == 1.0) == (verification.extracted == gold)
-        assert (
-            verified(function, "#### 5 " + "y" * 300 + text[-300:], gold).verdict
-            is verified(function, "y" * 300 + text[-300:], gold).verdict
-        )
+    for function in ("verl_strict", "verl_flexible"):
+        assert VERIFIERS[function].can_read(gold)
+        found = verification(function, text, gold)
+        assert (found.verdict is N) == (found.extracted is None)
+        assert (found.verdict is C) == (found.value == 1.0) == (found.extracted == gold)
+        tail = "y" * 300 + text[-300:]
+        assert verification(function, f"#### 5 {tail}", gold).verdict is verification(function, tail, gold).verdict
 
 
 def test_what_is_kept_of_an_answer_is_short() -> None:
     digits = "7" * 290
-    verification = verified(STRICT, f"#### {digits}", digits)
-    assert (verification.verdict, verification.extracted) == (C, digits[:200])
+    found = verification("verl_strict", f"#### {digits}", digits)
+    assert (found.verdict, found.extracted) == (C, digits[:200])

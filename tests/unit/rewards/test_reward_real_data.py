@@ -64,44 +64,31 @@ def test_every_dapo_answer_is_readable(shared_rows) -> None:
 
 
 # Rows of gsm8k_rho7b_cot.jsonl where mode flexible and the label of the source's grader differ: row number, end of the
-# response, gold answer, our verdict, and why the label is wrong.
-UNIT = "the unit confused the grader: the question asks for it"
+# response, gold answer, our verdict.
 WRONG_LABELS = [
-    (405, "The answer is 50 dollars.", "50", Verdict.CORRECT, UNIT),
-    (605, "The answer is 10 cents.", "10", Verdict.CORRECT, UNIT),
-    (690, "The answer is 32 dollars.", "32", Verdict.CORRECT, UNIT),
-    (
-        758,
-        "So 16 people think that horse #12 will win.",
-        "16", Verdict.CORRECT, "12 is the horse's name, 16 the answer",
-    ),
-    (
-        1098, "After 5 days, how many hours do his lunches and breaks add up to?", "5", Verdict.WRONG,
-        "the response repeats the question and answers nothing; its 5 is a given",
-    ),
-]  # fmt: skip
+    # The unit confused the grader: the question asks for it.
+    (405, "The answer is 50 dollars.", "50", Verdict.CORRECT),
+    (605, "The answer is 10 cents.", "10", Verdict.CORRECT),
+    (690, "The answer is 32 dollars.", "32", Verdict.CORRECT),
+    (758, "So 16 people think that horse #12 will win.", "16", Verdict.CORRECT),  # 12 is the horse's name
+    # The response repeats the question and answers nothing; its 5 is a given.
+    (1098, "After 5 days, how many hours do his lunches and breaks add up to?", "5", Verdict.WRONG),
+]
 
 
-def test_answers_of_the_form_a_n_agree_with_all_their_labels(shared_rows) -> None:
-    graded = shared_rows("model-outputs/gsm8k_openai_6b.jsonl")
-    assert len(graded) == 1319
-    for index, row in enumerate(graded):
-        is_correct = verdict(Gsm8k(), row["response"], row["gold"]) is Verdict.CORRECT
-        assert is_correct == row["correct"], (index, row["response"][-200:], row["gold"])
-
-
-def test_prose_answers_agree_with_all_labels_but_the_wrong_ones(shared_rows) -> None:
-    graded = shared_rows("model-outputs/gsm8k_rho7b_cot.jsonl")
-    assert len(graded) == 1316
-    differing = {}
+@pytest.mark.parametrize(
+    ("name", "count", "wrong_labels"), [("gsm8k_openai_6b", 1319, []), ("gsm8k_rho7b_cot", 1316, WRONG_LABELS)]
+)
+def test_answers_agree_with_all_labels_but_the_wrong_ones(shared_rows, name: str, count: int, wrong_labels) -> None:
+    graded = shared_rows(f"model-outputs/{name}.jsonl")
+    assert len(graded) == count
+    differing = []
     for index, row in enumerate(graded):
         found = verdict(Gsm8k(), row["response"], row["gold"])
         if (found is Verdict.CORRECT) != row["correct"]:
-            differing[index] = (row["response"], row["gold"], found)
-    assert list(differing) == [index for index, *_ in WRONG_LABELS]
-    for index, end, gold, expected, _ in WRONG_LABELS:
-        response, row_gold, found = differing[index]
-        assert response.endswith(end) and (row_gold, found) == (gold, expected)
+            differing.append((index, row["response"], row["gold"], found))
+    for (index, end, *expected), (found_index, response, *found) in zip(wrong_labels, differing, strict=True):
+        assert (found_index, found) == (index, expected) and response.endswith(end)
 
 
 def test_mode_last_believes_the_result_of_a_calculation_too(shared_rows) -> None:

@@ -19,17 +19,7 @@ from mindgspo.errors import DataError, RewardError
 from mindgspo.rewards import Scorer, gold_is_readable
 from mindgspo.rewards.functions.from_file import FromFile, conclude
 from mindgspo.rewards.registry import build_function, function_for, repeats_itself
-from mindgspo.rewards.verification import (
-    Candidate,
-    JobOutcome,
-    JSONValue,
-    Reply,
-    RewardJob,
-    Shaper,
-    Verification,
-    Verifier,
-)
-from mindgspo.rewards.workers.pool import WorkerPool
+from mindgspo.rewards.verification import Candidate, JobOutcome, JSONValue, Reply, RewardJob, Verification
 from mindgspo.types import Prompt, Verdict
 
 
@@ -93,7 +83,7 @@ def scorer(*functions: str, weights: tuple[float, ...] | None = None, pool: Scri
     """verl_strict counts characters, length is constant; every other name is the real thing."""
     fakes = {"verl_strict": CharacterCount(), "length": Constant()}
 
-    def build(name: str, section: RewardSection) -> Verifier | Shaper:
+    def build(name: str, section: RewardSection) -> object:
         return fakes[name] if name in fakes else build_function(name, section)
 
     return Scorer(RewardSection(functions=functions, weights=weights), build=build, pool=pool or ScriptedPool())
@@ -187,10 +177,8 @@ def test_a_late_job_is_paid_as_it_says_if_it_is_quick_without_its_response() -> 
             without_response={"gold": candidate.gold},
         )
 
-    late, done = (
-        Reply(outcome=JobOutcome.TIMEOUT, message="took longer than 10 s"),
-        Reply(outcome=JobOutcome.DONE, value=1),
-    )
+    late = Reply(outcome=JobOutcome.TIMEOUT, message="took longer than 10 s")
+    done = Reply(outcome=JobOutcome.DONE, value=1)
     pool = ScriptedPool([late, done, late, late, done, late, late, late])
     function = CharacterCount()
     function.verify = verify  # type: ignore[method-assign]
@@ -237,11 +225,9 @@ def test_check_rows_names_what_it_refuses() -> None:
         scorer("auto", "length").check_rows(rows)
     scorer("auto").check_rows([prompt(0), prompt(1, source="arithmetic", answer="-3")])
     scorer("gsm8k").check_rows([prompt(0, source="my/own")])
-    assert gold_is_readable("openai/gsm8k", "1,000") is True
-    assert gold_is_readable("openai/gsm8k", "x + 1") is False
-    assert gold_is_readable("math", "x + 1") is True
-    assert gold_is_readable("dianjin", "yes") is False
-    assert gold_is_readable("my/own", "anything") is None
+    sources = ("openai/gsm8k", "openai/gsm8k", "math", "dianjin", "my/own")
+    golds = ("1,000", "x + 1", "x + 1", "yes", "anything")
+    assert list(map(gold_is_readable, sources, golds)) == [True, False, True, False, None]
     with pytest.raises(DataError, match=r"row 1 \(math\): answer '.*', which is not met by its own repetition"):
         scorer("math").check_rows([prompt(0), prompt(1, answer=r"\frac{1}{2")])
     met = ("A, B", "She sold 72.\n#### 72", r"It is \boxed{5}.", "Solution is: $k=4$.")
@@ -257,12 +243,8 @@ VERIFIER = FromFile(FileFunction(Path("/rewards/mine.py"), "compute_score"))
 def test_the_job_has_verls_four_arguments_and_details_are_kept() -> None:
     job = VERIFIER.verify(CANDIDATE)
     assert job.task == "/rewards/mine.py:compute_score"
-    assert job.arguments == {
-        "data_source": "mine",
-        "solution_str": "It is #### 72",
-        "ground_truth": "72",
-        "extra_info": {"index": 3},
-    }
+    expected = {"data_source": "mine", "solution_str": "It is #### 72", "ground_truth": "72"}
+    assert job.arguments == expected | {"extra_info": {"index": 3}}
     assert VERIFIER.can_read("") and VERIFIER.can_read("anything")
     verification = conclude(
         {"score": 1.0, "acc": True, "pred": "7" * 300, "format": 0.5, "words": 12, "lucky": False, "note": "text"}
@@ -335,52 +317,30 @@ def test_no_value_raises_and_none_is_paid_by_chance(value: JSONValue) -> None:
     assert all(math.isfinite(extra) for extra in verification.extras.values())
 
 
-def test_an_array_among_the_extras_costs_no_score_and_is_named_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_whole_way_through_a_worker(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An array among the extras costs no score and is named once."""
     file = tmp_path / "mine.py"
     file.write_text(
         "import numpy\n"
         "def score(data_source, solution_str, ground_truth, extra_info):\n"
-        "    value = numpy.zeros(3) if solution_str == 'array' else 1.0\n"
-        "    return {'score': value, 'states': numpy.zeros(3), 'loss': float('nan'), 'words': 2}\n"
-    )
-    section = RewardSection(functions=(f"{file}:score",), weights=(1.0,))
-    with caplog.at_level(logging.WARNING), Scorer(section) as scorer:
-        first, second, broken = scorer.score([candidate("a"), candidate("b"), candidate("array")])
-    assert (first.value, second.value, dict(first.extras)) == (1.0, 1.0, {"mine.score/words": 2.0})
-    assert (broken.value, broken.verdict) == (None, Verdict.ERROR) and "['score']" in broken.message
-    dropped = [record.getMessage() for record in caplog.records if "dropped" in record.getMessage()]
-    assert len(dropped) == 1 and "mine.score: 'states' (ndarray), 'loss' (float)" in dropped[0]
-
-
-def test_the_whole_way_through_a_worker(tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text(
-        "import numpy\n"
-        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
-        "    if solution_str == 'strange':\n"
-        "        return 'right'\n"
-        "    if solution_str == 'skip':\n"
-        "        return None\n"
+        "    if '#' not in solution_str:\n"
+        "        return {'strange': 'right', 'skip': None, 'array': {'score': numpy.zeros(3)}}[solution_str]\n"
         "    found = solution_str.rpartition('#### ')[2]\n"
-        "    score = numpy.float32(found == ground_truth)\n"
-        "    return {'score': score, 'pred': found, 'row': extra_info['index'], 'is_mine': data_source == 'mine'}\n"
+        "    extras = {'row': extra_info['index'], 'is_mine': data_source == 'mine'}\n"
+        "    dropped = {'states': numpy.zeros(3), 'loss': float('nan')}\n"
+        "    return {'score': numpy.float32(found == ground_truth), 'pred': found, **extras, **dropped}\n"
     )
-    verifier = FromFile(FileFunction(file, "compute_score"))
-    texts = ["#### 72", "strange", "#### 73", "skip"]
     candidates = [
         Candidate(text=text, gold="72", data_source="mine", index=index, extra_info={"index": index})
-        for index, text in enumerate(texts)
+        for index, text in enumerate(("#### 72", "strange", "#### 73", "skip", "array"))
     ]
-    with WorkerPool(
-        [f"{file}:compute_score"], RewardWorkersSection(count=2, timeout_s=30, startup_timeout_s=60, memory_mb=512)
-    ) as pool:
-        replies = pool.run([verifier.verify(candidate) for candidate in candidates])
-    found = [conclude(reply.value) for reply in replies]
-    assert [verification.value for verification in found] == [1.0, None, 0.0, None]
-    assert [verification.verdict for verification in found] == [
-        Verdict.CORRECT, Verdict.ERROR, Verdict.WRONG, Verdict.ERROR,
-    ]  # fmt: skip
-    assert found[2].extracted == "73" and found[2].extras == {"row": 2.0, "is_mine": 1.0}
-    assert "returned 'right'" in found[1].message and "abstained" in found[3].message
+    section = RewardSection(functions=(f"{file}:score",), weights=(1.0,))
+    with caplog.at_level(logging.WARNING), Scorer(section) as scorer:
+        scores = scorer.score(candidates)
+    assert [score.value for score in scores] == [1.0, None, 0.0, None, None]
+    assert [score.verdict.value for score in scores] == ["correct", "error", "wrong", "error", "error"]
+    assert scores[2].extracted == "73" and scores[2].extras == {"mine.score/row": 2.0, "mine.score/is_mine": 1.0}
+    for index, said in ((1, "returned 'right'"), (3, "abstained"), (4, "['score']")):
+        assert said in scores[index].message
+    dropped = [record.getMessage() for record in caplog.records if "dropped" in record.getMessage()]
+    assert len(dropped) == 1 and "mine.score: 'states' (ndarray), 'loss' (float)" in dropped[0]

@@ -23,7 +23,7 @@ from mindgspo.rewards.workers.pool import WorkerPool
 
 ROOT = Path(__file__).parents[3]
 
-# What a job says in solution_str is what the function does.
+# The function named first in solution_str is called, with what follows the blank.
 HOSTILE = r"""
 import ctypes, decimal, fcntl, os, re, signal, stat, subprocess, sys, time
 class Silent(Exception):
@@ -32,6 +32,18 @@ class Silent(Exception):
 def hang():
     while True: pass
 def regex(): return re.match(r"(a+)+$", "a" * 60 + "b")
+def note(folder, pid): open(f"{folder}/{pid}.started", "w").close()
+def stuck(folder):
+    note(folder, os.getpid())
+    return regex()
+def starts_others(folder):
+    # in the worker's group, in a session of its own, without environment
+    for own, env in ((False, None), (True, None), (False, {})):
+        note(folder, subprocess.Popen(["sleep", "600"], start_new_session=own, env=env).pid)
+    time.sleep(600)
+def late(seconds):
+    time.sleep(float(seconds))
+    return seconds
 def big_power(): return 9 ** 9 ** 9 ** 9
 def sleep(): time.sleep(60)
 def exit_3(): os._exit(3)
@@ -96,8 +108,9 @@ def infinite(): return decimal.Decimal("-Infinity")
 def a_set(): return {1}
 def no_reply(): raise ValueError("two\nlines")
 def f(data_source, solution_str, ground_truth, extra_info):
-    if solution_str in globals():
-        return globals()[solution_str]()
+    name, _, argument = solution_str.partition(" ")
+    if name in globals():
+        return globals()[name](*[argument] * bool(argument))
     return [solution_str, ground_truth, extra_info]
 def pid(**kwargs):
     return os.getpid()
@@ -144,16 +157,14 @@ def hostile(tmp_path: Path) -> str:
     return str(file)
 
 
-def a_pool(file: str, *, timeout_s: float, count: int = 2) -> WorkerPool:
-    tasks = [f"{file}:f", f"{file}:pid"]
-    return WorkerPool(
-        tasks, RewardWorkersSection(count=count, timeout_s=timeout_s, startup_timeout_s=60.0, memory_mb=512)
-    )
+def a_pool(file: str, *, timeout_s: float = 30.0, count: int = 2) -> WorkerPool:
+    limits = RewardWorkersSection(count=count, timeout_s=timeout_s, startup_timeout_s=60.0, memory_mb=512)
+    return WorkerPool([f"{file}:f", f"{file}:pid"], limits)
 
 
 @pytest.fixture
 def pool(hostile: str) -> Iterator[WorkerPool]:
-    with a_pool(hostile, timeout_s=30.0) as pool:
+    with a_pool(hostile) as pool:
         yield pool
 
 
@@ -205,13 +216,9 @@ def test_noise_costs_nothing(pool: WorkerPool, hostile: str, act: str) -> None:
 
 
 def test_a_worker_that_stops_reading_is_replaced_and_an_alarm_hits_no_other_response(hostile: str) -> None:
-    with a_pool(hostile, timeout_s=30.0, count=1) as pool:
+    with a_pool(hostile, count=1) as pool:
         assert values(pool.run([ask(f"{hostile}:f", "close_jobs")] * 4)) == [1.0] * 4
-    with WorkerPool(
-        [f"{hostile}:f"], RewardWorkersSection(count=1, timeout_s=5.0, startup_timeout_s=30.0, memory_mb=256)
-    ) as pool:
-        replies = pool.run([ask(f"{hostile}:f", "alarm"), ask(f"{hostile}:f", "half_second")])
-    assert [reply.outcome for reply in replies] == [JobOutcome.DONE, JobOutcome.DONE], replies
+        assert values(pool.run([ask(f"{hostile}:f", act) for act in ("alarm", "half_second")])) == ["set", "slept"]
 
 
 def test_all_misdeeds_at_once(strict_pool: WorkerPool, hostile: str) -> None:
@@ -226,7 +233,6 @@ def test_at_most_as_many_workers_as_jobs_and_they_stay(pool: WorkerPool, hostile
     before = children_of(os.getpid())
     assert pool.run([]) == []
     assert children_of(os.getpid()) == before
-    before = children_of(os.getpid())
     (first,) = values(pool.run([ask(f"{hostile}:pid", "")]))
     assert children_of(os.getpid()) - before == {first}
     assert values(pool.run([ask(f"{hostile}:pid", "")])) == [first]
@@ -235,16 +241,10 @@ def test_at_most_as_many_workers_as_jobs_and_they_stay(pool: WorkerPool, hostile
     assert len(children_of(os.getpid()) - before) == 2
 
 
-def test_replies_come_in_input_order(tmp_path: Path) -> None:
-    file = tmp_path / "late.py"
-    file.write_text(
-        "import time\ndef f(solution_str, **kwargs):\n    time.sleep(float(solution_str))\n    return solution_str\n"
-    )
+def test_replies_come_in_input_order(hostile: str) -> None:
     delays = ["0.3", "0", "0.01", "0.2", "0", "0.05", "0"]
-    with WorkerPool(
-        [f"{file}:f"], RewardWorkersSection(count=3, timeout_s=5.0, startup_timeout_s=30.0, memory_mb=256)
-    ) as pool:
-        assert values(pool.run([ask(f"{file}:f", delay) for delay in delays])) == delays
+    with a_pool(hostile, count=3) as pool:
+        assert values(pool.run([ask(f"{hostile}:f", f"late {delay}") for delay in delays])) == delays
 
 
 def test_any_text_crosses_the_pipe_and_what_is_no_json_fails_alone(pool: WorkerPool, hostile: str) -> None:
@@ -274,48 +274,15 @@ def test_an_idle_worker_that_was_killed_is_replaced_for_free(pool: WorkerPool, h
         assert other != pid
 
 
-# One in the worker's group, one in a session of its own, one without environment.
-STARTS_OTHERS = """
-import os, subprocess, time
-def f(solution_str, **kwargs):
-    started = [subprocess.Popen(["sleep", "600"], start_new_session=own, env=env)
-               for own, env in ((False, None), (True, None), (False, {}))]
-    with open(solution_str, "w") as pids:
-        pids.write(" ".join(str(one.pid) for one in started))
-    os.rename(solution_str, solution_str + ".pids")
-    time.sleep(600)
-"""
+def started_in(folder: Path) -> list[int]:
+    return [int(path.stem) for path in folder.glob("*.started")]
 
 
-def test_what_a_killed_function_started_ends_too(tmp_path: Path) -> None:
-    file = tmp_path / "parent.py"
-    file.write_text(STARTS_OTHERS)
-    with WorkerPool(
-        [f"{file}:f"], RewardWorkersSection(count=1, timeout_s=0.5, startup_timeout_s=30.0, memory_mb=256)
-    ) as pool:
-        (reply,) = pool.run([ask(f"{file}:f", str(tmp_path / "started"))])
-        assert reply.outcome is JobOutcome.TIMEOUT
-        started = [int(pid) for pid in (tmp_path / "started.pids").read_text().split()]
-        assert len(started) == 3 and wait_until(lambda: not any(map(is_running, started))), started
-
-
-def test_what_a_function_started_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
-    file = tmp_path / "parent.py"
-    file.write_text(STARTS_OTHERS)
-    pids = tmp_path / "started.pids"
-    script = script_of(tmp_path, f"{file}:f", str(tmp_path / "started"), count=1, timeout_s=600.0)
-    with subprocess.Popen([sys.executable, str(script)], cwd=tmp_path) as parent:
-        try:
-            assert wait_until(lambda: parent.poll() is not None or pids.exists(), 60.0)
-            assert parent.poll() is None, "the script ended by itself"
-        finally:
-            parent.kill()
-    started = [int(pid) for pid in pids.read_text().split()]
-    try:
-        assert len(started) == 3 and wait_until(lambda: not any(map(is_running, started))), started
-    finally:
-        for pid in filter(is_running, started):
-            os.kill(pid, signal.SIGKILL)
+def test_what_a_killed_function_started_ends_too(strict_pool: WorkerPool, hostile: str, tmp_path: Path) -> None:
+    (reply,) = strict_pool.run([ask(f"{hostile}:f", f"starts_others {tmp_path}")])
+    assert reply.outcome is JobOutcome.TIMEOUT
+    started = started_in(tmp_path)
+    assert len(started) == 3 and wait_until(lambda: not any(map(is_running, started))), started
 
 
 def test_thirty_kills_leave_no_process_and_no_open_file(strict_pool: WorkerPool, hostile: str) -> None:
@@ -336,9 +303,7 @@ def test_closed_and_forgotten_pools_end_their_workers(pool: WorkerPool, hostile:
     assert children_of(os.getpid()) == before and len(os.listdir("/proc/self/fd")) == files
     pool.close()
     assert not first & set(values(pool.run([ask(f"{hostile}:pid", "")])))
-    pool = WorkerPool(
-        [f"{hostile}:pid"], RewardWorkersSection(count=1, timeout_s=5.0, startup_timeout_s=30.0, memory_mb=256)
-    )
+    pool = a_pool(hostile, count=1)
     (pid,) = values(pool.run([ask(f"{hostile}:pid", "")]))
     del pool
     assert not is_running(pid)
@@ -424,28 +389,25 @@ def script_of(folder: Path, task: str, text: str, count: int, timeout_s: float) 
     return script
 
 
-def test_a_parent_killed_by_sigkill_leaves_no_worker(tmp_path: Path) -> None:
-    """Both children hang in the C code of re."""
-    function = tmp_path / "stuck.py"
-    function.write_text(
-        "import os, re\ndef f(solution_str, **kwargs):\n"
-        '    open(f"{solution_str}.{os.getpid()}", "w").close()\n    return re.match(r"(a+)+$", "a" * 60 + "b")\n'
-    )
-    script = script_of(tmp_path, f"{function}:f", str(tmp_path / "started"), count=2, timeout_s=60.0)
+@pytest.mark.parametrize(("act", "count", "processes"), [("stuck", 2, 2), ("starts_others", 1, 3)])
+def test_a_parent_killed_by_sigkill_leaves_no_worker_and_nothing_that_one_started(
+    tmp_path: Path, hostile: str, act: str, count: int, processes: int
+) -> None:
+    """Two workers hang in the C code of re, or one sleeps that has started three processes."""
+    script = script_of(tmp_path, f"{hostile}:f", f"{act} {tmp_path}", count=count, timeout_s=600.0)
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     with subprocess.Popen([sys.executable, str(script)], cwd=tmp_path, env=environment) as parent:
         try:
-            assert wait_until(lambda: parent.poll() is not None or len(list(tmp_path.glob("started.*"))) == 2, 60.0)
+            assert wait_until(lambda: parent.poll() is not None or len(started_in(tmp_path)) == processes, 60.0)
             assert parent.poll() is None, "the script ended by itself"
         finally:
             parent.kill()
-    children = [int(path.suffix[1:]) for path in tmp_path.glob("started.*")]
-    assert len(children) == 2
+    started = started_in(tmp_path)
     try:
-        assert wait_until(lambda: not any(map(is_running, children))), children
+        assert len(started) == processes and wait_until(lambda: not any(map(is_running, started))), started
     finally:
-        for child in filter(is_running, children):
-            os.kill(child, signal.SIGKILL)
+        for pid in filter(is_running, started):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_a_script_ends_with_its_workers(tmp_path: Path, hostile: str) -> None:

@@ -31,55 +31,35 @@ def write(folder: Path, text: str, name: str = "reward.py") -> Path:
     return file
 
 
-def a_pool(
-    *tasks: str, count: int = 1, timeout_s: float = 30.0, startup_timeout_s: float = 60.0, memory_mb: int = 256
-) -> WorkerPool:
-    return WorkerPool(
-        tasks,
-        RewardWorkersSection(
-            count=count, timeout_s=timeout_s, startup_timeout_s=startup_timeout_s, memory_mb=memory_mb
-        ),
-    )
+def a_pool(*tasks: str, **limits: float) -> WorkerPool:
+    usual = {"count": 1, "timeout_s": 30.0, "startup_timeout_s": 60.0, "memory_mb": 256}
+    return WorkerPool(tasks, RewardWorkersSection(**usual | limits))
 
 
 def run(pool: WorkerPool, *tasks: str) -> list[Reply]:
     return pool.run([RewardJob(task=task, arguments=ARGUMENTS, conclude=conclude) for task in tasks])
 
 
-@pytest.mark.parametrize(
-    ("text", "name", "message"),
-    [
-        ("import no_such_library\n", "f", "cannot be imported: line 1, `import no_such_library`: ModuleNotFoundError"),
-        ("x = 1\ny = undefined\n", "f", "cannot be imported: line 2, `y = undefined`: NameError: name 'undefined'"),
-        ("def f(:\n", "f", r"cannot be imported: SyntaxError: .*reward\.py, line 1"),
-        ("raise SystemExit(3)\n", "f", "cannot be imported: line 1, .*: SystemExit: 3$"),
-        ("raise KeyboardInterrupt\n", "f", "cannot be imported: line 1, .*: KeyboardInterrupt$"),
-        (
-            GOOD + "def g():\n    pass\nimport os\nx = 1\n",
-            "ff",
-            r"no function 'ff'; did you mean 'f'\? .*there: f, g\)",
-        ),
-        ("import os\n", "compute_score", r"no function 'compute_score' \(there are no functions in it\)"),
-        ("f = 1.0\n", "f", r"reward\.py:f is a float, not a function"),
-        (f"async def f({SIGNATURE}):\n    return 1.0\n", "f", r"reward\.py:f is async; write it as an ordinary"),
-        (
-            "def f(response, answer):\n    return 1.0\n",
-            "f",
-            r"f\(response, answer\), but is called with .*missing a required argument: 'response'\. Write: "
-            r"def f\(data_source, solution_str, ground_truth, extra_info\)",
-        ),
-        ("def f(solution_str, ground_truth):\n    pass\n", "f", r"Write: def f\("),
-        (f"def f({SIGNATURE}, tokenizer):\n    pass\n", "f", "missing a required argument: 'tokenizer'"),
-        (f"def f({SIGNATURE}, /):\n    pass\n", "f", r"Write: def f\("),
-        ("import os\nos._exit(7)\n", "f", r"while a worker loaded .*reward\.py:f: the worker ended with exit code 7"),
-        (
-            "print('on the way')\nimport os\nos.abort()\n",
-            "f",
-            r"ended by signal 6 .*printed last: .*line 3 in <module>",
-        ),
-        ("x = bytearray(2**30)\n", "f", r"line 1, `x = bytearray.*`: MemoryError"),
-    ],
-)
+@pytest.mark.parametrize(("text", "name", "message"), [
+    ("import no_such_library\n", "f", "cannot be imported: line 1, `import no_such_library`: ModuleNotFoundError"),
+    ("x = 1\ny = undefined\n", "f", "cannot be imported: line 2, `y = undefined`: NameError: name 'undefined'"),
+    ("def f(:\n", "f", r"cannot be imported: SyntaxError: .*reward\.py, line 1"),
+    ("raise SystemExit(3)\n", "f", "cannot be imported: line 1, .*: SystemExit: 3$"),
+    ("raise KeyboardInterrupt\n", "f", "cannot be imported: line 1, .*: KeyboardInterrupt$"),
+    (GOOD + "def g(): pass\nimport os\nx = 1\n", "ff", r"no function 'ff'; did you mean 'f'\? .*there: f, g\)"),
+    ("import os\n", "compute_score", r"no function 'compute_score' \(there are no functions in it\)"),
+    ("f = 1.0\n", "f", r"reward\.py:f is a float, not a function"),
+    (f"async def f({SIGNATURE}):\n    return 1.0\n", "f", r"reward\.py:f is async; write it as an ordinary"),
+    ("def f(response, answer):\n    return 1.0\n", "f",
+        r"f\(response, answer\), but is called with .*missing a required argument: 'response'\. "
+        rf"Write: def f\({SIGNATURE}\)"),
+    ("def f(solution_str, ground_truth):\n    pass\n", "f", r"Write: def f\("),
+    (f"def f({SIGNATURE}, tokenizer):\n    pass\n", "f", "missing a required argument: 'tokenizer'"),
+    (f"def f({SIGNATURE}, /):\n    pass\n", "f", r"Write: def f\("),
+    ("import os\nos._exit(7)\n", "f", r"while a worker loaded .*reward\.py:f: the worker ended with exit code 7"),
+    ("print('on the way')\nimport os\nos.abort()\n", "f", r"ended by signal 6 .*printed last: .*line 3 in <module>"),
+    ("x = bytearray(2**30)\n", "f", r"line 1, `x = bytearray.*`: MemoryError"),
+])  # fmt: skip
 def test_a_file_that_cannot_be_used_is_refused_at_the_start(tmp_path: Path, text: str, name: str, message: str) -> None:
     file = write(tmp_path, text)
     with a_pool(f"{file}:{name}") as pool, pytest.raises(RewardError) as caught:

@@ -16,28 +16,21 @@ def verdict(text: str, gold: str, mode: AnswerMode = "flexible", *, is_cut: bool
     return check_choice(text, gold, mode=mode, is_cut=is_cut).outcome
 
 
-@pytest.mark.parametrize(
-    ("text", "letters"),
-    [
-        *[(text, "ABD") for text in ("ABD", "DBA", "AABBD", "A, B, D", "A,B and D", "A, B, and D", "A B D", "A/B/D")],
-        *[
-            (text, "ABD")
-            for text in ("A\u3001B\u3001D", "A\uff0cB\uff0cD", "\uff21\uff22\uff24", "ABD\u9009\u9879", "\u9009ABD")
-        ],
-        *[
-            (text, "ABD")
-            for text in (r"\text{ABD}", r"\text{A}, \text{B}, \text{D}", "(A)(B)(D)", "Options A, B and D")
-        ],
-        *[(text, "B") for text in ("B", "(B)", "[B]", "B.", "b", "(b)", r"\text{B}", r"\mathrm{(B)}", r"\textbf{B}")],
-        *[
-            (text, "B")
-            for text in ("B. Paris", "B) Paris or London", "(B) 5", "B: 12", "B\u3001\u5df4\u9ece", "Option B")
-        ],
-        (r"\text{Both A and C}", "AC"),  # it names these two and nothing else
-        ("A\u548cC", "AC"),
-        ("A. red, C. blue", "AC"),
-    ],
-)
+ABD = [
+    *("ABD", "DBA", "AABBD", "A, B, D", "A,B and D", "A, B, and D", "A B D", "A/B/D", "A\u3001B\u3001D"),
+    *("A\uff0cB\uff0cD", "\uff21\uff22\uff24", "ABD\u9009\u9879", "\u9009ABD", r"\text{ABD}", "(A)(B)(D)"),
+    *(r"\text{A}, \text{B}, \text{D}", "Options A, B and D"),
+]
+ONLY_B = [
+    *("B", "(B)", "[B]", "B.", "b", "(b)", r"\text{B}", r"\mathrm{(B)}", r"\textbf{B}", "B. Paris", "Option B"),
+    *("B) Paris or London", "(B) 5", "B: 12", "B\u3001\u5df4\u9ece"),
+]
+
+
+@pytest.mark.parametrize(("text", "letters"), [
+    *((text, "ABD") for text in ABD), *((text, "B") for text in ONLY_B), ("A\u548cC", "AC"), ("A. red, C. blue", "AC"),
+    (r"\text{Both A and C}", "AC"),  # it names these two and nothing else
+])  # fmt: skip
 def test_letters(text: str, letters: str) -> None:
     assert read_choices(text) == frozenset(letters)
     assert verdict(rf"\boxed{{{text}}}", letters, "strict") is CORRECT
@@ -105,21 +98,13 @@ def test_common_forms(text: str) -> None:
 
 
 @pytest.mark.parametrize("frame", ["{}", "Answer: {}", "The answer is {}", r"\boxed{{{}}}", "<answer>{}</answer>"])
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("B is wrong", "(B) is wrong", "B is not right", "B isn't right", "B is incorrect because of X, so C."),
-        *("B (or C)", "B, maybe C", "B? or C?", "B. No, C.", "(B) or (C)", "B. Wait, it is C.", "B. Or C."),
-        *("B\u9519\u8bef", "B\u4e0d\u5bf9", "B\u662f\u9519\u8bef\u7684", "B\u9009\u9879\u4e0d\u6b63\u786e"),
-        *(
-            "B is the wrong one",
-            "B would be incorrect",
-            "B\u8fd8\u662f\u9009C",
-            "B\u6216C",
-            "B\uff0c\u4e5f\u53ef\u80fd\u662fC",
-        ),
-    ],
-)
+@pytest.mark.parametrize("text", [
+    *("B is wrong", "(B) is wrong", "B is not right", "B isn't right", "B is incorrect because of X, so C."),
+    *("B (or C)", "B, maybe C", "B? or C?", "B. No, C.", "(B) or (C)", "B. Wait, it is C.", "B. Or C."),
+    *("B\u9519\u8bef", "B\u4e0d\u5bf9", "B\u662f\u9519\u8bef\u7684", "B\u9009\u9879\u4e0d\u6b63\u786e"),
+    *("B is the wrong one", "B would be incorrect", "B\u8fd8\u662f\u9009C", "B\u6216C"),
+    "B\uff0c\u4e5f\u53ef\u80fd\u662fC",
+])  # fmt: skip
 def test_what_is_taken_back_is_no_choice(frame: str, text: str) -> None:
     for gold in ("B", "C", "BC"):
         assert verdict(frame.format(text), gold) in (WRONG, NO_ANSWER)
@@ -133,22 +118,15 @@ def test_what_is_turned_down_is_no_choice(text: str) -> None:
     assert verdict(text, "B") is NO_ANSWER
 
 
-@pytest.mark.parametrize(
-    ("text", "letters"),
-    [
-        *[
-            (rf"\boxed{{A}}{link}\boxed{{B}}{link}\boxed{{D}}", "ABD")
-            for link in (", ", ",", "\u3001", "\uff0c", " and ", ", and ", "$, $", "\u548c")
-        ],
-        (r"$\boxed{A}$, $\boxed{B}$ and $\boxed{D}$.", "ABD"),
-        (r"\boxed{C}. No: \boxed{A}, \boxed{B}", "AB"),
-        (r"\boxed{A}, no, \boxed{B}", "B"),
-        (r"\boxed{72}, \boxed{B}", "B"),
-        (r"\boxed{72} or \boxed{B}", "B"),
-        (r"\boxed{B} or \boxed{(B) 72}", "B"),
-        (r"\boxed{A} or \boxed{B}? It is \boxed{B}", "B"),
-    ],
-)
+LINKS = (", ", ",", "\u3001", "\uff0c", " and ", ", and ", "$, $", "\u548c")
+
+
+@pytest.mark.parametrize(("text", "letters"), [
+    *((link.join(rf"\boxed{{{letter}}}" for letter in "ABD"), "ABD") for link in LINKS),
+    (r"$\boxed{A}$, $\boxed{B}$ and $\boxed{D}$.", "ABD"), (r"\boxed{C}. No: \boxed{A}, \boxed{B}", "AB"),
+    (r"\boxed{A}, no, \boxed{B}", "B"), (r"\boxed{72}, \boxed{B}", "B"), (r"\boxed{72} or \boxed{B}", "B"),
+    (r"\boxed{B} or \boxed{(B) 72}", "B"), (r"\boxed{A} or \boxed{B}? It is \boxed{B}", "B"),
+])  # fmt: skip
 def test_boxes_in_a_row_are_one_choice(text: str, letters: str) -> None:
     for frame in ("{}", "The answer is {}", "<answer>{}</answer>"):
         assert verdict(frame.format(text), letters) is CORRECT
@@ -189,10 +167,10 @@ def test_any_text_gets_a_verdict(text: str, gold: str, mode: AnswerMode) -> None
     assert verdict(text, gold, mode) in Outcome
 
 
-@given(
-    letters=st.sets(st.sampled_from("ABCDEFGHIJ"), min_size=1),
-    others=st.sets(st.sampled_from("ABCDEFGHIJ"), min_size=1),
-)
+some_letters = st.sets(st.sampled_from("ABCDEFGHIJ"), min_size=1)
+
+
+@given(letters=some_letters, others=some_letters)
 def test_exactly_the_same_set(letters: set[str], others: set[str]) -> None:
     expected = CORRECT if letters == others else WRONG
     text = "\u3001".join(letters)

@@ -24,9 +24,8 @@ SAME = [
     ("50 percent", r"50\%"), (r"5.4 \text{ cents}", "5.4"), (r"15\mbox{ cm}^2", "15"),
     (r"864 \mbox{ inches}^2", r"864\text{ in}^2"), (r"\frac{270}7\text{ degrees}", r"\frac{270}{7}"),
     (r"90^\circ", "90"), (r"90^{\circ}", "90\u00b0"), ("$1,000 per day.", "1000"), ("72 clips", r"72 \text{ clips}"),
-    ("\uff17\uff12", "72"), ("5\u5398\u7c73", "5"), ("+7", "7"), (r"3 \times 10^5", "300000"),
-    ("1.5e3", "1500"), ("50 000", "50,000"), ("12 per cent", r"12\%"), (r"5\text{ m}", "5"), ("AB = 5", "5"),
-    ("x = 2+3 = 5", "5"),
+    ("\uff17\uff12", "72"), ("5\u5398\u7c73", "5"), ("+7", "7"), (r"3 \times 10^5", "300000"), ("1.5e3", "1500"),
+    ("50 000", "50,000"), ("12 per cent", r"12\%"), (r"5\text{ m}", "5"), ("AB = 5", "5"), ("x = 2+3 = 5", "5"),
     # typing
     (r"3\sqrt{13}", r"3 \sqrt{13}"), (r"11\sqrt2", r"11\sqrt{2}"), (r"11\sqrt2", r"11 \cdot \sqrt{2}"),
     ("2\u221a5", r"2\sqrt5"), ("2sqrt(5)", r"2\sqrt{5}"), (r"\frac{\sqrt{3}}{3}", r"\sqrt{3}/3"),
@@ -52,16 +51,14 @@ SAME = [
     # intervals, unions, points, angles, ordinals, units
     ("-2 < x < 2", "(-2,2)"), (r"\{x \mid -2 < x \le 3\}", "(-2,3]"), (r"\{x : x > 5\}", r"(5,\infty)"),
     (r"\{x \in \mathbb{R} | x \ge 5\}", r"[5,\infty)"), ("x > 5", r"x \in (5,\infty)"), ("x <= 1", "-x >= -1"),
-        ("x != 3", r"x \ne 3"), ("-x > -1", "x < 1"),
-    (r"-x \ge 2", r"(-\infty,-2]"), (r"x<-\frac12 \text{ or } x\ge 4", r"[4,\infty)\cup(-\infty,-\frac{1}{2})"),
+    ("x != 3", r"x \ne 3"), ("-x > -1", "x < 1"), (r"-x \ge 2", r"(-\infty,-2]"),
+    (r"x<-\frac12 \text{ or } x\ge 4", r"[4,\infty)\cup(-\infty,-\frac{1}{2})"),
     (r"\{x \mid x<-1 \text{ or } x>3\}", r"x \in (-\infty,-1)\cup(3,\infty)"), ("3 > x > -2", "(-2,3)"),
     (r"x \ne 2", r"(-\infty,2)\cup(2,\infty)"), (r"\mathbb{R} \setminus \{2\}", r"\{x : x \neq 2\}"),
-    (r"(\pm\sqrt2,0)", r"(\sqrt2,0),(-\sqrt2,0)"), (r"(0, \pm 5)", "(0,-5), (0,5)"), (r"(1\pm\sqrt3,2)",
-        r"(1-\sqrt3,2),(1+\sqrt3,2)"),
-    (r"120^\circ", r"\frac{2\pi}{3}"), (r"90^{\circ}", r"\pi/2"), (r"-45 \text{ degrees}", r"-\frac{\pi}{4}"),
-        ("180\u00b0", r"\pi"),
-    (r"12^{\mathrm{th}}", "12"), (r"3^{\text{rd}}", "3"), ("21^{st}", "21"), ("12th", "12"), ("5 m\u00b2", "5"),
-        ("7 cm\u00b3", "7"),
+    (r"(\pm\sqrt2,0)", r"(\sqrt2,0),(-\sqrt2,0)"), (r"(0, \pm 5)", "(0,-5), (0,5)"),
+    (r"(1\pm\sqrt3,2)", r"(1-\sqrt3,2),(1+\sqrt3,2)"), (r"120^\circ", r"\frac{2\pi}{3}"), (r"90^{\circ}", r"\pi/2"),
+    (r"-45 \text{ degrees}", r"-\frac{\pi}{4}"), ("180\u00b0", r"\pi"), (r"12^{\mathrm{th}}", "12"),
+    (r"3^{\text{rd}}", "3"), ("21^{st}", "21"), ("12th", "12"), ("5 m\u00b2", "5"), ("7 cm\u00b3", "7"),
     (r"17 \bmod 5 = 2", "2"), (r"\lim_{x\to 0}\frac{\sin x}{x} = 1", "1"), (r"\gcd(12,18) = 6", "6"),
     # bases, times, words
     ("52_8", "52_{8}"), ("4210_{5}", "4210"), ("4:30", r"4:30 \text{ p.m.}"), ("4:30 PM", r"4\!:\!30\text{ p.m.}"),
@@ -81,9 +78,8 @@ DIFFERENT = [
     (r"4:30 \text{ a.m.}", r"4:30\text{ p.m.}"), ("A", "B"), (r"\text{(C)}", r"\text{(D)}"),
     (r"\text{east}", r"\text{west}"), ("Evelyn", r"\text{Navin}"), ("p", "q"), ("\u662f", "\u5426"), ("", "5"),
     ("$$", "5"), ("5", 'six, he said "maybe"'), ("7" * (MAX_EXPRESSION_CHARS + 1), "7"), ("BCA", "ABC"), ("3:1", "3"),
-    (r"17 \bmod 5 = 3", "2"), (r"12^{\mathrm{th}}", "13"), ("3.14",
-        "3, 14"),
-    ("not 5", "5"), ("(1,2)", "1,2"), ("[1,2]", r"\{1,2\}"), ("(2,1)", r"\{1,2\}"), (r"(-1,\sqrt2)", r"-1,\sqrt2"),
+    (r"17 \bmod 5 = 3", "2"), (r"12^{\mathrm{th}}", "13"), ("3.14", "3, 14"), ("not 5", "5"), ("(1,2)", "1,2"),
+    ("[1,2]", r"\{1,2\}"), ("(2,1)", r"\{1,2\}"), (r"(-1,\sqrt2)", r"-1,\sqrt2"),
 ]  # fmt: skip
 
 # The answer is not worked out; with the two exchanged, it is a matter for the symbolic comparison.
@@ -94,7 +90,7 @@ NOT_WORKED_OUT = [
     (r"\lceil\sqrt{20}\rceil^2", "25"), (r"\lfloor \pi \rfloor", "3"), ("|x|<2", "(-2,2)"), ("|x|<2", "-2<x<2"),
     ("-4<x^4+4x^2<21", r"(-\sqrt3,\sqrt3)"), (r"\frac{1}{x-5}>0", r"(5,\infty)"), ("x+3=8", "x=5"), ("x+3=8", "8"),
     ("x=2x-5", "x=5"), ("-x > -1", "x > 1"), ("x^2 + y^2 = 4", "4"), ("2x = 4", "4"), ("x^2 = 4", "2,-2"),
-        ("5x - 7y + 11z + 4 = 0", "0"),
+    ("5x - 7y + 11z + 4 = 0", "0"),
 ]  # fmt: skip
 
 # An operation on numbers is left to do. The gold answer may have one.
@@ -102,22 +98,21 @@ LEFT_TO_COMPUTE = [
     ("2^{10}", "1024"), (r"2\cdot 3", "6"), (r"144 \div 2", "72"), ("12(6)", "72"), (r"\frac{3+4}{2}", "3.5"),
     (r"\frac{1/2}{3}", r"\frac16"), (r"\frac{1}{2}+\frac{1}{3}", r"\frac{5}{6}"), ("7 - (-2)", "9"), ("5!", "120"),
     (r"\binom{10}{3}", "120"), (r"{10 \choose 3}", "120"), (r"\log_2 1024", "10"), (r"\sqrt{16}", "4"), ("|-5|", "5"),
-    (r"3\sqrt[3]{27}", "9"), (r"\cos 0", "1"), (r"\sin\frac{\pi}{2}", "1"), (r"\ln e", "1"), ("i^2", "-1"), ("e^0",
-        "1"),
-    (r"x = 12 \times 6", "72"), (r"12 \times 6 \text{ clips}", "72"), ("(1+2, 4)", "(3,4)"), ("1+2, 4", "3,4"),
-    (r"\begin{pmatrix}1+1\\7\end{pmatrix}", r"\begin{pmatrix}2\\7\end{pmatrix}"), (r"\frac{d}{dx} x^2", "2x"),
-    (r"\begin{pmatrix}1&2\end{pmatrix}\begin{pmatrix}1\\1\end{pmatrix}", "3"), (r"1 \pm 2", "3,-1"),
+    (r"3\sqrt[3]{27}", "9"), (r"\cos 0", "1"), (r"\sin\frac{\pi}{2}", "1"), (r"\ln e", "1"), ("i^2", "-1"),
+    ("e^0", "1"), (r"x = 12 \times 6", "72"), (r"12 \times 6 \text{ clips}", "72"), ("(1+2, 4)", "(3,4)"),
+    ("1+2, 4", "3,4"), (r"\begin{pmatrix}1+1\\7\end{pmatrix}", r"\begin{pmatrix}2\\7\end{pmatrix}"),
+    (r"\frac{d}{dx} x^2", "2x"), (r"\begin{pmatrix}1&2\end{pmatrix}\begin{pmatrix}1\\1\end{pmatrix}", "3"),
+    (r"1 \pm 2", "3,-1"),
     (r"\begin{pmatrix}1&0\\0&1\end{pmatrix}\begin{pmatrix}1&0\\0&1\end{pmatrix}",
         r"\begin{pmatrix}1&0\\0&1\end{pmatrix}"),
 ]  # fmt: skip
 NOTHING_LEFT = [
     ("-5", "-5"), ("-(5)", "-5"), (r"\frac{144}{2}", "72"), (r"1\frac12", "1.5"), ("3 1/2", "3.5"), ("10^5", "100000"),
     (r"3 \cdot 10^{-5}", "0.00003"), (r"33\frac{1}{3}\%", "1/3"), (r"12 \times 6 = 72", "72"), (r"\pm 2", "2,-2"),
-    ("50 000", "50000"), (r"0.\overline{3}", "1/3"), ("(3, -4)", "(3,-4)"), ("72 = x", "72"), (r"\sqrt{2}",
-        "1.4142136"),
-    (r"2\sqrt{141 - 20\sqrt{41}} + 2\sqrt{20\sqrt{41} + 141}", "40"), (r"(28 - 140\sqrt5)(-5\sqrt5/2 - 1/2)", "1736"),
-    ("3+4i", "4i+3"), ("4^5", "2^{10}"), ("6!/2", "5! \\cdot 3"), (r"\sin^2 x + \cos^2 x", "1"), (r"2 + \sqrt{3}",
-        "3.7320508"),
+    ("50 000", "50000"), (r"0.\overline{3}", "1/3"), ("(3, -4)", "(3,-4)"), ("72 = x", "72"),
+    (r"\sqrt{2}", "1.4142136"), (r"2\sqrt{141 - 20\sqrt{41}} + 2\sqrt{20\sqrt{41} + 141}", "40"),
+    (r"(28 - 140\sqrt5)(-5\sqrt5/2 - 1/2)", "1736"), ("3+4i", "4i+3"), ("4^5", "2^{10}"), ("6!/2", "5! \\cdot 3"),
+    (r"\sin^2 x + \cos^2 x", "1"), (r"2 + \sqrt{3}", "3.7320508"),
 ]  # fmt: skip
 
 # What a problem may ask for, with its value: not the question, so it is compared.
@@ -127,19 +122,17 @@ ASKED_FOR = [("m+n=13", "13"), ("a - b + c = -2", "-2"), (r"\cos A = \frac{3}{5}
 # A symbolic matter: the first nine are equal, the others are not. Here only: never wrongly decided.
 UNDECIDED = [
     (r"2\sqrt{2}", r"\sqrt{8}"), (r"\frac{1}{\sqrt{3}}", r"\frac{\sqrt{3}}{3}"), ("(x+1)^2", "x^2+2x+1"),
-    ("x(x+1)", "x^2+x"), (r"\sin^2 x + \cos^2 x", "1"),
-    ("5x - 7y + 11z + 4 = 0", "7y - 5x - 11z - 4 = 0"), (r"\frac{1+\sqrt{5}}{2}", r"\frac12 + \frac{\sqrt5}{2}"),
-    ("ba", "ab"), ("x > 5", r"[5,\infty)"), (r"2\sqrt{2}", r"2\sqrt{3}"), ("2ab", "2"), ("x=5", "y=5"), ("4t", "4"),
-        (r"|a+b|+c", "|a+c+b|"),
+    ("x(x+1)", "x^2+x"), (r"\sin^2 x + \cos^2 x", "1"), ("5x - 7y + 11z + 4 = 0", "7y - 5x - 11z - 4 = 0"),
+    (r"\frac{1+\sqrt{5}}{2}", r"\frac12 + \frac{\sqrt5}{2}"), ("ba", "ab"), ("x > 5", r"[5,\infty)"),
+    (r"2\sqrt{2}", r"2\sqrt{3}"), ("2ab", "2"), ("x=5", "y=5"), ("4t", "4"), (r"|a+b|+c", "|a+c+b|"),
     (r"x \sin y", r"y \sin x"), (r"\sin(x)y", r"\sin(xy)"), (r"\sin(x/2)", r"\sin x/2"), (r"\sin(x)/2", r"\sin x/2"),
     (r"\sin x \cdot y", r"\sin xy"), ("-x", "x"), (r"-\text{east}", r"\text{east}"), ("x2", "2x"), ("1/2x", "x/2"),
     ("5 or more", "5"), (r"\textbf{(C)}\ 5", "B"), (r"\textbf{(B)}\ 5 \text{ or (C)}", "B"),
     (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix} 1 & 2 \end{pmatrix}"), ("x^{10}", "x^1 0"),
     ("A", r"\text{Anna}"), (r"\lfloor 2n/2 \rfloor", r"\lfloor n \rfloor"), ("f(x) = x(x+1)", "x^2+x"),
-    (r"AB = 2\sqrt{2}", r"\sqrt{8}"), ("(x,y) = (1,2)", "(1,2)"),
-    ("x = 2, y = 3", "(2,3)"), ("2x - y + 3 = 0", "y = 2x+3"), (r"5 \text{ is wrong}", "5"),
-    (r"5 \text{ squared}", "5"), ("5 squared", "5"), (r"\pi \text{ squared}", r"\pi"),
-    (r"\frac{1}{2} \text{ is incorrect}", "0.5"), ("2A", "2a"),
+    (r"AB = 2\sqrt{2}", r"\sqrt{8}"), ("(x,y) = (1,2)", "(1,2)"), ("x = 2, y = 3", "(2,3)"),
+    ("2x - y + 3 = 0", "y = 2x+3"), (r"5 \text{ is wrong}", "5"), (r"5 \text{ squared}", "5"), ("5 squared", "5"),
+    (r"\pi \text{ squared}", r"\pi"), (r"\frac{1}{2} \text{ is incorrect}", "0.5"), ("2A", "2a"),
 ]  # fmt: skip
 
 
@@ -156,15 +149,10 @@ def test_pairs(answer: str, gold: str, found: Equivalence, exchanged: Equivalenc
 
 @pytest.mark.parametrize("answer", ["3,14", "3.14", "3{,}14", r"\frac{157}{50}", "3.14 \\text{ m}"])
 def test_a_decimal_comma_is_one_where_the_gold_answer_has_it(answer: str) -> None:
-    assert (
-        compare_answers(answer, "3,14") is Equivalence.SAME and compare_answers(answer, "$3{,}14$") is Equivalence.SAME
-    )
-    assert compare_answers(answer, "3, 14") is not Equivalence.SAME or answer == "3,14"
-    assert compare_answers("0.125", "0,125") is Equivalence.SAME
-    assert (
-        compare_answers("3,14", "3.14") is not Equivalence.SAME
-        and compare_answers("1.234", "1,234") is Equivalence.DIFFERENT
-    )
+    assert compare_answers(answer, "3,14") is compare_answers(answer, "$3{,}14$") is SURE
+    assert compare_answers(answer, "3, 14") is not SURE or answer == "3,14"
+    assert compare_answers("0.125", "0,125") is SURE
+    assert compare_answers("3,14", "3.14") is not SURE and compare_answers("1.234", "1,234") is OTHER
 
 
 @pytest.mark.parametrize(("answer", "gold"), ASKED_FOR)
@@ -201,10 +189,7 @@ soup = st.lists(st.sampled_from(PIECES), max_size=25).map("".join)
 @example(answer="1_", gold="1^")
 def test_any_two_texts_can_be_compared_either_way_round(answer: str, gold: str) -> None:
     found = {compare_answers(answer, gold), compare_answers(gold, answer)}
-    assert len(found) == 1 or found == {
-        Equivalence.DIFFERENT,
-        Equivalence.UNDECIDED,
-    }  # one of them is not worked out
+    assert len(found) == 1 or found == {Equivalence.DIFFERENT, Equivalence.UNDECIDED}  # one of them is not worked out
 
 
 @settings(max_examples=200)
@@ -216,11 +201,9 @@ def test_what_can_be_read_is_the_same_as_itself(text: str) -> None:
 
 @given(top=st.integers(-999, 999), bottom=st.integers(1, 999), factor=st.integers(1, 99))
 def test_a_fraction_equals_its_multiples_and_nothing_else(top: int, bottom: int, factor: int) -> None:
-    assert compare_answers(rf"\frac{{{top * factor}}}{{{bottom * factor}}}", f"{top}/{bottom}") is Equivalence.SAME
-    assert (
-        compare_answers(rf"\frac{{{top * factor + 1}}}{{{bottom * factor}}}", f"{top}/{bottom}")
-        is Equivalence.DIFFERENT
-    )
+    for more, found in ((0, SURE), (1, OTHER)):
+        multiple = rf"\frac{{{top * factor + more}}}{{{bottom * factor}}}"
+        assert compare_answers(multiple, f"{top}/{bottom}") is found
 
 
 @given(numbers=st.lists(st.integers(-99, 99), min_size=2, max_size=6), seed=st.randoms())
