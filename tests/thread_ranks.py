@@ -4,8 +4,9 @@ that may wait for ever."""
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 import numpy as np
@@ -16,6 +17,27 @@ from mindgspo.parallel.platform import runtime
 
 Result = TypeVar("Result")
 PATIENCE_S = 60.0
+WAIT_S = 120.0
+# Long enough for a rank that does not wait to show it.
+MOMENT_S = 0.05
+
+
+def assert_waits(*futures: Future) -> None:
+    time.sleep(MOMENT_S)
+    assert not any(future.done() for future in futures)
+
+
+def assert_goes_on(*futures: Future) -> None:
+    for future in futures:
+        future.result(timeout=WAIT_S)
+
+
+def until(condition: Callable[[], object]) -> bool:
+    """Whether it comes true in time."""
+    give_up = time.monotonic() + WAIT_S
+    while not condition() and time.monotonic() < give_up:
+        time.sleep(0.001)
+    return bool(condition())
 
 
 class ThreadRanks:

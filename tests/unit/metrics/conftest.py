@@ -93,32 +93,24 @@ def make_run(run_dir: Path, *, steps: int = 60, end: bool = True) -> Path:
 
 
 def _fake_update(step: int, rng: np.random.Generator) -> dict[str, float]:
-    length = 44 + 0.15 * step + rng.normal(0, 1.2)
-    spread = 0.006 + 0.004 * math.exp(-step / 15)
-    log_s = rng.normal(-2e-4, spread, 256).astype(np.float32)
+    log_s = rng.normal(-2e-4, 0.006 + 0.004 * math.exp(-step / 15), 256).astype(np.float32)
     mask_NK = np.arange(80) < rng.integers(20, 80, 256)[:, None]
+    gradient_NK = mask_NK / mask_NK.sum(axis=1, keepdims=True) * rng.normal(0, 1, (256, 1))
     telemetry = collect_telemetry(
-        log_ratio=log_s[:, None],
-        grad_logp_NK=(mask_NK / mask_NK.sum(axis=1, keepdims=True) * rng.normal(0, 1, (256, 1))).astype(np.float32),
-        mask_NK=mask_NK,
+        log_ratio=log_s[:, None], grad_logp_NK=gradient_NK.astype(np.float32), mask_NK=mask_NK
     )
+    actor = telemetry_metrics([telemetry]) | {
+        "log_ratio_mean": float(log_s.mean()), "log_ratio_min": float(log_s.min()),
+        "log_ratio_max": float(log_s.max()), "pg_clipfrac_pos": 0.2, "pg_clipfrac_pos_seq": 0.2,
+        "pg_clipfrac_neg": 0.15, "pg_clipfrac_neg_seq": 0.15, "pg_clipfrac_seq": 0.36 - 0.002 * step,
+        "pg_clipfrac": 0.33 - 0.002 * step, "updates": 4, "pg_loss": float(rng.normal(0, 2e-4)), "lr": 5e-5,
+        "grad_norm": float(0.8 + rng.normal(0, 0.1)), "entropy": 0.41 - 0.002 * step, "first_ratio_error_max": 9.5e-7,
+    }  # fmt: skip
+    length = 44 + 0.15 * step + rng.normal(0, 1.2)
     return {
-        **{f"actor/{name}": value for name, value in telemetry_metrics([telemetry]).items()},
-        "actor/log_ratio_mean": float(log_s.mean()), "actor/log_ratio_min": float(log_s.min()),
-        "actor/log_ratio_max": float(log_s.max()),
-        **{
-            f"actor/pg_clipfrac_{sign}{suffix}": float(np.clip(share - 0.001 * step + rng.normal(0, 0.02), 0, 1))
-            for sign, share in (("pos", 0.2), ("neg", 0.15))
-            for suffix in ("", "_seq")
-        },
-        "actor/updates": 4, "actor/pg_loss": float(rng.normal(0, 2e-4)),
-        "actor/pg_clipfrac_seq": float(np.clip(0.36 - 0.002 * step + rng.normal(0, 0.035), 0, 1)),
-        "actor/pg_clipfrac": float(np.clip(0.33 - 0.002 * step + rng.normal(0, 0.035), 0, 1)),
-        "actor/grad_norm": float(0.8 + rng.normal(0, 0.1)), "actor/entropy": 0.41 - 0.002 * step, "actor/lr": 5e-5,
-        "actor/first_ratio_error_max": 9.5e-7, "response_length/mean": float(length),
-        "response_length/max": float(length + 20 + rng.integers(6)), "response_length/min": float(length - 18),
-        "timing_s/gen": 1.9, "timing_s/step": 3.4, "perf/throughput": float(8400 + rng.normal(0, 150)),
-        "perf/cpu_memory_used_gb": 2.2,
+        **{f"actor/{name}": value for name, value in actor.items()}, "response_length/mean": float(length),
+        "response_length/max": float(length + 20), "response_length/min": float(length - 18), "timing_s/gen": 1.9,
+        "timing_s/step": 3.4, "perf/throughput": 8400.0, "perf/cpu_memory_used_gb": 2.2,
     }  # fmt: skip
 
 

@@ -114,27 +114,23 @@ def test_clipping_is_judged_by_the_algorithm(
 
 
 def test_only_the_last_steps_count_growing_memory_is_told_and_the_gravest_comes_first() -> None:
-    (finding,) = diagnose(run_with(response_length__clip_ratio=[1.0] * 50 + [0.0] * 20))
-    assert finding.level is GOOD
-    (finding,) = diagnose(run_with(perf__cpu_memory_used_gb=[2.0 + 0.1 * step for step in range(20)]))
-    assert finding.level is WARN
-    (finding,) = diagnose(run_with(perf__cpu_memory_used_gb=[1.0] * 5 + [3.0] * 15))
-    assert finding.level is GOOD
-    findings = diagnose(
-        run_with(actor__pg_clipfrac_seq=[0.3] * 3, reward__no_answer_ratio=[0.9] * 3, reward__invalid_ratio=[0.01] * 3)
-    )
-    assert [finding.level for finding in findings] == [ALARM, WARN, GOOD]
-    assert diagnose(run_with(training__epoch=[1.0])) == []
+    ratios = {"actor__pg_clipfrac_seq": 0.3, "reward__no_answer_ratio": 0.9, "reward__invalid_ratio": 0.01}
+    for series, levels in (
+        ({"response_length__clip_ratio": [1.0] * 50 + [0.0] * 20}, [GOOD]),
+        ({"perf__cpu_memory_used_gb": [2.0 + 0.1 * step for step in range(20)]}, [WARN]),
+        ({"perf__cpu_memory_used_gb": [1.0] * 5 + [3.0] * 15}, [GOOD]),
+        ({name: [ratio] * 3 for name, ratio in ratios.items()}, [ALARM, WARN, GOOD]), ({"training__epoch": [1.0]}, []),
+    ):  # fmt: skip
+        assert [finding.level for finding in diagnose(run_with(**series))] == levels
 
 
 @pytest.mark.parametrize(("last", "level"), [(0.9, GOOD), (0.1, WARN)])
 def test_trends(last: float, level: FindingLevel) -> None:
-    (finding,) = diagnose(run_with(critic__score__mean=[0.5] * 6 + [last] * 3))
-    assert finding.level is level
-    (finding,) = diagnose(run_with(summary={"accuracy_before": 0.5, "accuracy_after": last}, x=[1.0]))
-    assert finding.level is level
-    (finding,) = diagnose(run_with(actor__entropy=[2.0] * 6 + [last - 0.05] * 3))
-    assert finding.level is level
+    for run in (
+        run_with(critic__score__mean=[0.5] * 6 + [last] * 3), run_with(actor__entropy=[2.0] * 6 + [last - 0.05] * 3),
+        run_with(summary={"accuracy_before": 0.5, "accuracy_after": last}, x=[1.0]),
+    ):  # fmt: skip
+        assert [finding.level for finding in diagnose(run)] == [level]
 
 
 def test_the_span_of_the_accuracy() -> None:

@@ -106,13 +106,11 @@ def test_chinese_has_every_text_and_number_of_english() -> None:
         for field in ("meaning", "unit", "healthy", "action"):
             assert bool(getattr(english, field)) == bool(getattr(chinese, field)), f"{name}: {field}"
         assert re.search(r"[\u4e00-\u9fff]", chinese.meaning), name
-    # Every number of an English text stands in the Chinese one: a bound that is changed must be changed twice.
-    for name, english in METRICS.items():
+        # Every number of an English text stands in the Chinese one: a bound that is changed must be changed twice.
         for field in ("healthy", "action"):
-            numbers, chinese = (
-                set(re.findall(r"\d+(?:\.\d+)?(?:e-?\d+)?", getattr(info, field))) for info in (english, TEXTS[name])
-            )
-            assert numbers == chinese, f"{name}: {field}: {numbers ^ chinese}"
+            texts = (getattr(info, field) for info in (english, chinese))
+            ours, theirs = (set(re.findall(r"\d+(?:\.\d+)?(?:e-?\d+)?", text)) for text in texts)
+            assert ours == theirs, f"{name}: {field}: {ours ^ theirs}"
 
 
 def test_settings_and_metrics_named_in_the_glossary_exist() -> None:
@@ -145,27 +143,9 @@ def docs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def rows_of(page: str) -> list[list[str]]:
-    """Cells of the generated tables; an escaped bar separates nothing."""
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8").partition("<!-- Everything below")[2]
-    return [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if line.startswith("| `")]
-
-
-def test_the_shipped_pages_are_up_to_date_and_of_one_structure() -> None:
+def test_the_shipped_pages_are_up_to_date() -> None:
     done = run_tool("--check")
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    shapes = []
-    for page in PAGES:
-        introduction = (ROOT / "docs" / page).read_text(encoding="utf-8").partition("<!-- Everything below")[0]
-        shapes.append(
-            (
-                re.findall(r"^#+", introduction, flags=re.MULTILINE),
-                len(re.findall(r"^\*\*", introduction, flags=re.MULTILINE)),
-                introduction.count("\n|"),
-                set(re.findall(r"`([^`\n]+)`", introduction)),
-            )
-        )
-    assert shapes[0] == shapes[1]
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_stale_page_is_repaired_and_one_without_its_marker_left_alone(docs: Path) -> None:

@@ -54,12 +54,16 @@ def page(run_dir: Path) -> tuple[str, Page]:
     return text, Page(text)
 
 
+def size(content: bytes) -> tuple[int, int]:
+    assert content.startswith(PNG)
+    return int.from_bytes(content[16:20], "big"), int.from_bytes(content[20:24], "big")
+
+
 def test_the_plot_is_a_png_of_decent_size(run_folder: Path) -> None:
     path = plot_run(run_folder)
     assert path == run_folder / "reward.png"
     content = path.read_bytes()
-    assert content.startswith(PNG)
-    width, height = (int.from_bytes(content[start : start + 4], "big") for start in (16, 20))
+    width, height = size(content)
     assert width >= 1200 and height >= 700
     assert plot_run(run_folder).read_bytes() == content  # the same run gives the same picture
 
@@ -178,11 +182,6 @@ def test_the_tool_explains_a_wrong_folder_and_imports_are_light(tmp_path: Path) 
     assert done.stdout.strip() == "[]"
 
 
-def size(content: bytes) -> tuple[int, int]:
-    assert content.startswith(PNG)
-    return int.from_bytes(content[16:20], "big"), int.from_bytes(content[20:24], "big")
-
-
 def without(run: RunRecord, *prefixes: str) -> RunRecord:
     """The run as it would be had it never recorded metrics of these names."""
     rows = [{key: value for key, value in row.items() if not key.startswith(prefixes)} for row in run.metrics]
@@ -283,10 +282,9 @@ def test_the_table_lays_the_last_answers_beside_the_first(log: RunLog, scored, d
     assert table.steps == (0, 4)
     assert len(table.problems) == MAX_PROBLEMS
     first = table.problems[0]
-    assert (first.set_name, first.gold, first.first.verdict, first.last.verdict) == (
-        "eval", "85", "no_answer", "correct",
-    )  # fmt: skip
-    assert (first.first.is_cut, first.last.is_cut, first.last.extracted) == (True, False, "85")
+    assert (first.set_name, first.gold, first.last.extracted) == ("eval", "85", "85")
+    assert (first.first.verdict, first.first.is_cut) == ("no_answer", True)
+    assert (first.last.verdict, first.last.is_cut) == ("correct", False)
     assert (first.last.num_correct, first.last.num_samples, table.problems[1].last.num_samples) == (2, 3, 0)
     page = write_report(tmp_path).read_text(encoding="utf-8")
     assert "Held-out problems" in page and "greedy, step 0" in page and "2 of 3 samples correct" in page

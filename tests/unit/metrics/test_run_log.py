@@ -70,10 +70,8 @@ def test_a_second_log_appends_and_truncation_forgets_later_steps(
     with open_log(tmp_path) as log:
         log.truncate_after(2)
         log.log_metrics(3, {"a": 30.0})
-    assert [(row["step"], row["a"]) for row in lines(tmp_path / "metrics.jsonl")] == [
-        *((0, 0.0), (1, 1.0), (2, 2.0)),
-        (3, 30.0),
-    ]
+    kept = [(row["step"], row["a"]) for row in lines(tmp_path / "metrics.jsonl")]
+    assert kept == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 30.0)]
     assert [row["step"] for row in lines(tmp_path / "samples.jsonl")] == [0, 0, 1, 1, 2, 2]
 
 
@@ -110,13 +108,12 @@ def test_a_sample_line_holds_the_whole_story(tmp_path: Path, build_group: BuildG
         *("step", "prompt_index", "sample_index", "data_source", "prompt", "response", "extracted", "answer"),
         *("verdict", "score", "parts", "advantage", "length", "finish_reason"),
     ]
-    assert (correct["step"], correct["prompt_index"], correct["sample_index"]) == (4, 11, 0)
     assert correct["response"].endswith("#### 85")
-    assert (correct["extracted"], correct["answer"], correct["verdict"]) == ("85", "85", "correct")
-    assert (correct["score"], correct["parts"]) == (1.0, {"gsm8k": 1.0})
-    # (1 - 0.5) / (sqrt(0.5) + 1e-6), one of two siblings being right
-    assert correct["advantage"] == pytest.approx(0.7071, abs=1e-4)
-    assert (correct["length"], correct["finish_reason"]) == (10, "stop")
+    assert correct | {
+        "step": 4, "prompt_index": 11, "sample_index": 0, "extracted": "85", "answer": "85", "verdict": "correct",
+        "score": 1.0, "parts": {"gsm8k": 1.0}, "length": 10, "finish_reason": "stop",
+        "advantage": pytest.approx(0.7071, abs=1e-4),  # (1 - 0.5) / (sqrt(0.5) + 1e-6), one of two siblings is right
+    } == correct  # fmt: skip
     assert (unanswered["extracted"], unanswered["answer"], unanswered["finish_reason"]) == (None, "85", "length")
 
 
@@ -195,16 +192,15 @@ C, W, N = Verdict.CORRECT, Verdict.WRONG, Verdict.NO_ANSWER
 
 def test_figures_of_groups_by_hand(build_group: BuildGroup) -> None:
     metrics = group_metrics([build_group(0, [C, W, N, W]), build_group(1, [C, C, C, C])])
-    assert (metrics["critic/score/mean"], metrics["critic/score/max"], metrics["critic/score/min"]) == (5 / 8, 1.0, 0.0)
-    assert (metrics["reward/correct_ratio"], metrics["reward/wrong_ratio"]) == (5 / 8, 2 / 8)
-    assert (metrics["reward/no_answer_ratio"], metrics["reward/invalid_ratio"]) == (1 / 8, 0.0)
-    assert (metrics["reward/zero_signal_group_ratio"], metrics["reward/part/gsm8k/mean"]) == (1 / 2, 5 / 8)
-    # first group: rewards 1, 0, 0, 0 have mean 0.25 and deviation (ddof 1) 0.5
-    assert metrics["critic/advantages/max"] == pytest.approx(1.5, rel=1e-4)
-    assert metrics["critic/advantages/min"] == pytest.approx(-0.5, rel=1e-4)
-    assert metrics["response_length/mean"] == 11.5  # 10, 11, 12, 13 in either group
-    assert (metrics["response_length/max"], metrics["response_length/min"]) == (13.0, 10.0)
-    assert (metrics["response_length/clip_ratio"], metrics["prompt_length/mean"]) == (1 / 8, 12.0)
+    # The first group's rewards 1, 0, 0, 0 have mean 0.25 and deviation (ddof 1) 0.5; lengths are 10 to 13 in either.
+    assert metrics | {
+        "critic/score/mean": 5 / 8, "critic/score/max": 1.0, "critic/score/min": 0.0, "reward/correct_ratio": 5 / 8,
+        "reward/wrong_ratio": 2 / 8, "reward/no_answer_ratio": 1 / 8, "reward/invalid_ratio": 0.0,
+        "reward/zero_signal_group_ratio": 1 / 2, "reward/part/gsm8k/mean": 5 / 8, "response_length/mean": 11.5,
+        "critic/advantages/max": pytest.approx(1.5, rel=1e-4), "critic/advantages/min": pytest.approx(-0.5, rel=1e-4),
+        "response_length/max": 13.0, "response_length/min": 10.0, "response_length/clip_ratio": 1 / 8,
+        "prompt_length/mean": 12.0,
+    } == metrics  # fmt: skip
     assert unknown_names(metrics) == []
     group = build_group(0, [C, W])
     failed = Score(value=None, verdict=Verdict.ERROR)
@@ -236,16 +232,7 @@ def test_parts_and_extras_are_means_over_the_responses_that_have_them(build_grou
     )
     second = Score(value=0.0, verdict=W, parts={"gsm8k": 0.0, "mine.f": 0.75}, extras={"mine.f/acc": 0.0})
     third = Score(value=None, verdict=Verdict.TIMEOUT, parts={"gsm8k": 1.0}, message="mine.f: out of time")
-    metrics = group_metrics(
-        [
-            replace(
-                build_group(0, [C, W, W]),
-                scores=(
-                    first, second, third,
-                ),
-            )
-        ]
-    )  # fmt: skip
+    metrics = group_metrics([replace(build_group(0, [C, W, W]), scores=(first, second, third))])
     assert (metrics["reward/part/gsm8k/mean"], metrics["reward/part/mine.f/mean"]) == (pytest.approx(2 / 3), 0.5)
     assert (metrics["reward/extra/mine.f/acc/mean"], metrics["reward/extra/mine.f/steps/mean"]) == (0.5, 7.0)
     assert unknown_names(metrics) == []

@@ -96,13 +96,7 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
     write(tmp_path / "samples.jsonl", [sample(1, response=EVIL), sample(2, verdict="wrong")])
     path = write_samples_page(tmp_path, "run")
     captured = {"capture_output": True, "text": True, "timeout": 120, "check": True}
-    words = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--virtual-time-budget=2000",
-        "--dump-dom",
-    ]
+    words = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000", "--dump-dom"]
     shown = subprocess.run([browser, *words, f"file://{path}"], **captured).stdout
     assert '<p id="count">2 samples, 50.0 % correct, mean reward 1.000</p>' in shown
     assert "<title>run · mindgspo samples</title>" in shown and "<img" not in shown

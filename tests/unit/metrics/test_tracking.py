@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -46,14 +47,10 @@ SECRETS = ("WANDB_MODE", "WANDB_API_KEY", "SWANLAB_MODE", "SWANLAB_API_KEY")
 def two_steps(folder: Path, name: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Logged in a process of its own, since these libraries keep a state per process; without keys."""
     kept = {key: value for key, value in os.environ.items() if key not in SECRETS}
+    environment = {**kept, "HOME": str(folder), "PYTHONPATH": str(PROJECT), **variables}
+    command = [sys.executable, "-c", SCRIPT.replace("RUN_ID", RUN_ID), name, str(folder)]
     return subprocess.run(
-        [sys.executable, "-c", SCRIPT.replace("RUN_ID", RUN_ID), name, str(folder)],
-        env={**kept, "HOME": str(folder), "PYTHONPATH": str(PROJECT), **variables},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False
     )
 
 
@@ -63,26 +60,24 @@ def test_tensorboard_events_hold_the_scalars(tmp_path: Path) -> None:
     assert b"critic/score/mean" in events.read_bytes()
 
 
-def test_wandb_offline_holds_metrics_and_settings_without_secrets(tmp_path: Path) -> None:
-    pytest.importorskip("wandb", reason="needs the extra wandb")
-    done = two_steps(tmp_path, "wandb", WANDB_MODE="offline")
+@pytest.mark.parametrize(("name", "file", "texts"), [
+    ("wandb", "offline-run-*/run-{}.wandb", (b"0.25", b"0.75", b"rollout", b"***@host")),
+    ("swanlab", "run-*-{0}/run-{0}.swanlab", ()),
+])  # fmt: skip
+def test_offline_metrics_and_settings_are_held_without_secrets(
+    tmp_path: Path, name: str, file: str, texts: tuple[bytes, ...]
+) -> None:
+    pytest.importorskip(name, reason=f"needs the extra {name}")
+    done = two_steps(tmp_path, name, **{f"{name.upper()}_MODE": "offline"})
     assert done.returncode == 0 and "failed" not in done.stdout, done.stdout + done.stderr
-    (path,) = tmp_path.glob(f"wandb/offline-run-*/run-{RUN_ID}.wandb")
+    (path,) = (tmp_path / name).glob(file.format(RUN_ID))
     written = path.read_bytes()
-    for text in (b"critic/score/mean", b"0.25", b"0.75", b"val-core/x/acc/mean@1", b"rollout", b"***@host"):
-        assert text in written, text
     assert b"me:pass" not in written
-
-
-def test_swanlab_offline_holds_metrics_and_settings(tmp_path: Path) -> None:
-    pytest.importorskip("swanlab", reason="needs the extra swanlab")
-    done = two_steps(tmp_path, "swanlab", SWANLAB_MODE="offline")
-    assert done.returncode == 0 and "failed" not in done.stdout, done.stdout + done.stderr
-    (path,) = tmp_path.glob(f"swanlab/run-*-{RUN_ID}/run-{RUN_ID}.swanlab")
-    written = path.read_bytes()
-    assert b"critic/score/mean" in written and b"val-core/x/acc/mean@1" in written
-    settings = (path.parent / "files" / "config.yaml").read_text()
-    assert "seed" in settings and "***@host" in settings and "me:pass" not in settings
+    for text in (b"critic/score/mean", b"val-core/x/acc/mean@1", *texts):
+        assert text in written, text
+    if name == "swanlab":
+        settings = (path.parent / "files" / "config.yaml").read_text()
+        assert "seed" in settings and "***@host" in settings and "me:pass" not in settings
 
 
 @pytest.mark.parametrize("name", ["wandb", "swanlab"])
@@ -134,8 +129,6 @@ def test_a_tracker_that_fails_is_said_once_and_the_run_goes_on(tmp_path: Path) -
 
 
 def test_an_end_that_hangs_is_not_waited_for() -> None:
-    import threading
-
     never = threading.Event()
     with pytest.raises(TimeoutError, match="nothing more was sent"):
         _within(0.05, never.wait)

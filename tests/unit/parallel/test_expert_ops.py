@@ -34,12 +34,9 @@ def choices(num_tokens: int, num_experts: int, num_chosen: int, *, seed: int, fa
 
 @settings(max_examples=12)
 @given(
-    num_tokens=st.sampled_from([1, 7, 40]),
-    num_experts=st.sampled_from([2, 5, 8, 40]),
-    num_chosen=st.integers(1, 2),
-    favourite=st.sampled_from([0.0, 10.0]),
-    seed=st.integers(0, 99),
-)
+    num_tokens=st.sampled_from([1, 7, 40]), num_experts=st.sampled_from([2, 5, 8, 40]), num_chosen=st.integers(1, 2),
+    favourite=st.sampled_from([0.0, 10.0]), seed=st.integers(0, 99),
+)  # fmt: skip
 def test_every_assignment_has_its_own_slot_in_a_block_of_its_expert(
     num_tokens: int, num_experts: int, num_chosen: int, favourite: float, seed: int
 ) -> None:
@@ -101,13 +98,18 @@ def weights(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return tuple(0.3 * random.normal(size=shape).astype(np.float32) for shape in (column, column, row))
 
 
-def share_of(experts: slice, inner: slice):
-    """(output, gradients of x, router weights and the three parts) of some experts' slices of features."""
+def inputs_of_all() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """x [M, H], router weights [M, K], the gradient of the output [M, H], experts [M, K]."""
     random = np.random.default_rng(3)
     x_MH = random.normal(size=(NUM_TOKENS, HIDDEN)).astype(np.float32)
     weights_MK = random.random((NUM_TOKENS, NUM_CHOSEN)).astype(np.float32)
     wanted_MH = random.normal(size=(NUM_TOKENS, HIDDEN)).astype(np.float32)
-    experts_MK = choices(NUM_TOKENS, NUM_EXPERTS, NUM_CHOSEN, seed=4)
+    return x_MH, weights_MK, wanted_MH, choices(NUM_TOKENS, NUM_EXPERTS, NUM_CHOSEN, seed=4)
+
+
+def share_of(experts: slice, inner: slice):
+    """(output, gradients of x, router weights and the three parts) of some experts' slices of features."""
+    x_MH, weights_MK, wanted_MH, experts_MK = inputs_of_all()
     gate, up, down = weights(5)
     parts = (gate[experts, inner], up[experts, inner], down[experts, :, inner])
     slots = ExpertSlots(num_experts=NUM_EXPERTS, num_chosen=NUM_CHOSEN, own=range(experts.start, experts.stop))
@@ -124,12 +126,8 @@ def share_of(experts: slice, inner: slice):
 
 def whole_in_float64() -> tuple[np.ndarray, np.ndarray]:
     """Output and the gradient of the down matrices, token by token."""
-    random = np.random.default_rng(3)
-    x_MH = random.normal(size=(NUM_TOKENS, HIDDEN)).astype(np.float32).astype(np.float64)
-    weights_MK = random.random((NUM_TOKENS, NUM_CHOSEN)).astype(np.float32).astype(np.float64)
-    wanted_MH = random.normal(size=(NUM_TOKENS, HIDDEN)).astype(np.float32).astype(np.float64)
-    experts_MK = choices(NUM_TOKENS, NUM_EXPERTS, NUM_CHOSEN, seed=4)
-    gate, up, down = (array.astype(np.float64) for array in weights(5))
+    *reals, experts_MK = inputs_of_all()
+    x_MH, weights_MK, wanted_MH, gate, up, down = (array.astype(np.float64) for array in (*reals, *weights(5)))
     out, of_down = np.zeros_like(x_MH), np.zeros_like(down)
     for token, x in enumerate(x_MH):
         for expert, weight in zip(experts_MK[token], weights_MK[token], strict=True):
@@ -161,9 +159,8 @@ def test_shares_add_up_to_the_whole(cuts: tuple[int, int]) -> None:
             total, of_x, of_weights = total + out, of_x + found[0], of_weights + found[1]
             for number, index in ((2, (experts, inner)), (3, (experts, inner)), (4, (experts, slice(None), inner))):
                 np.testing.assert_allclose(found[number], gradients[number][index], rtol=0, atol=1e-5)
-    np.testing.assert_allclose(total, whole, rtol=0, atol=1e-5)
-    np.testing.assert_allclose(of_x, gradients[0], rtol=0, atol=1e-5)
-    np.testing.assert_allclose(of_weights, gradients[1], rtol=0, atol=1e-5)
+    for found, expected in ((total, whole), (of_x, gradients[0]), (of_weights, gradients[1])):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
     assert min(np.abs(gradient).max() for gradient in gradients) > 0.1
 
 

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from thread_ranks import WAIT_S, assert_goes_on, assert_waits, until
 
 from mindgspo.parallel.collectives.shared_memory import NUM_SLOTS, SLOT_BYTES, SharedMemoryGroup, new_group_file
 from mindgspo.parallel.platform import heartbeat
 from mindgspo.parallel.platform.heartbeat import Record, read_record
 
 CHILD = Path(__file__).with_name("passing_child.py")
-WAIT_S = 120.0
 
 
 @pytest.fixture
@@ -162,20 +162,23 @@ def test_more_than_the_slots_hold_is_sent_while_it_is_received(
     assert got.tobytes() == sent.tobytes()
 
 
-@pytest.mark.parametrize("side", ["sender", "receiver"])
-def test_who_waits_in_a_broadcast_says_so(ranks: list[SharedMemoryGroup], aside: Callable[..., Future], side: str):
+def put_too_many(group: SharedMemoryGroup) -> None:
+    for _ in range(NUM_SLOTS + 1):
+        put(group, 1, to=(1,))
+
+
+@pytest.mark.parametrize(("rank", "wait", "release", "said"), [
+    (0, put_too_many, lambda other: taken(other, 1), ""),
+    (1, lambda group: taken(group, 1), lambda other: put(other, 1, to=(1,)), ""),
+    (0, lambda group: group.barrier((0, 1)), lambda other: other.barrier((0, 1)), "barrier over ranks 0-1, for rank 1"),
+], ids=["sender", "receiver", "barrier"])  # fmt: skip
+def test_who_waits_says_so(ranks: list[SharedMemoryGroup], aside: Callable[..., Future], rank, wait, release, said):
     beat = heartbeat.start_beating(None)
     try:
-        if side == "sender":
-            waiting = aside(lambda: [put(ranks[0], 1, to=(1,)) for _ in range(NUM_SLOTS + 1)])
-        else:
-            waiting = aside(taken, ranks[1], 1)
+        waiting = aside(wait, ranks[rank])
         assert until(lambda: beat.record.waits_in)
-        assert not waiting.done()
-        if side == "sender":
-            taken(ranks[1], 1)
-        else:
-            put(ranks[0], 1, to=(1,))
+        assert beat.record.waits_in == (said or beat.record.waits_in) and not waiting.done()
+        release(ranks[1 - rank])
         assert_goes_on(waiting)
         assert not beat.record.waits_in
     finally:
@@ -210,21 +213,3 @@ def test_a_sender_that_is_killed_leaves_its_receiver_waiting(
 
 def waits(record: Record | None) -> bool:
     return record is not None and bool(record.waits_in)
-
-
-def until(condition: Callable[[], bool]) -> bool:
-    """Whether it comes true in time."""
-    give_up = time.monotonic() + WAIT_S
-    while not condition() and time.monotonic() < give_up:
-        time.sleep(0.001)
-    return condition()
-
-
-def assert_waits(*futures: Future) -> None:
-    time.sleep(0.05)
-    assert not any(future.done() for future in futures)
-
-
-def assert_goes_on(*futures: Future) -> None:
-    for future in futures:
-        future.result(timeout=WAIT_S)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from thread_ranks import MOMENT_S, WAIT_S, assert_goes_on, assert_waits
 
 from mindgspo.errors import ConfigError
 from mindgspo.parallel.collectives.shared_memory import (
@@ -23,22 +24,7 @@ from mindgspo.parallel.collectives.shared_memory import (
     SharedMemoryGroup,
     new_group_file,
 )
-from mindgspo.parallel.platform import heartbeat
 from mindgspo_kernels.binding import call
-
-WAIT_S = 60.0
-# Long enough for a rank that does not wait to show it.
-MOMENT_S = 0.05
-
-
-def assert_waits(*futures: Future) -> None:
-    time.sleep(MOMENT_S)
-    assert not any(future.done() for future in futures)
-
-
-def assert_goes_on(*futures: Future) -> None:
-    for future in futures:
-        future.result(timeout=WAIT_S)
 
 
 def test_all_wait_for_the_last_and_again_in_the_next_meeting(
@@ -151,21 +137,6 @@ def test_waiting_leaves_the_processor_to_others(ranks: list[SharedMemoryGroup], 
     time.sleep(1.0)
     ranks[1].barrier((0, 1))
     assert waiting.result(timeout=WAIT_S) < 0.3
-
-
-def test_who_waits_for_others_says_so(ranks: list[SharedMemoryGroup], aside) -> None:
-    beat = heartbeat.start_beating(None)
-    try:
-        first = aside(ranks[0].barrier, (0, 1))
-        give_up = time.monotonic() + WAIT_S
-        while not beat.record.waits_in and time.monotonic() < give_up:
-            time.sleep(0.001)
-        assert beat.record.waits_in == "barrier over ranks 0-1, for rank 1" and not first.done()
-        ranks[1].barrier((0, 1))
-        first.result(WAIT_S)
-        assert not beat.record.waits_in
-    finally:
-        heartbeat.stop()
 
 
 def test_a_signal_is_answered_while_a_rank_waits(ranks: list[SharedMemoryGroup]) -> None:
