@@ -1,4 +1,4 @@
-"""Small and published Qwen2 models, plans in one word, and the layouts of weights and moments under them."""
+"""Small and published models, plans in one word, and the layouts of weights and moments under them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.models.names import weight_shapes
 from mindgspo.parallel.plans.layout import Layout
 from mindgspo.parallel.plans.parameter_layouts import moment_layouts, parameter_layouts
-from mindgspo.parallel.plans.placement import RankGrid
+from mindgspo.parallel.plans.placement import ALONE, Placement, RankGrid
 from mindgspo.strategy.file import save_strategy
 from mindgspo.strategy.layouts import compiled_strategy, stage_strategy, strategy_layouts
 from mindgspo.strategy.record import Strategy
@@ -20,11 +20,34 @@ TINY = ModelSection(
     num_key_value_heads=2,
 )  # fmt: skip
 TIED = TINY.model_copy(update={"tie_word_embeddings": True})
+MIXTURE = {
+    "architecture": "qwen3_moe", "head_dim": 12, "num_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16, "norm_topk_prob": True,
+}  # fmt: skip
 # Numbers of the published config.json.
 QWEN_7B = ModelSection(
     vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28,
     num_key_value_heads=4,
 )  # fmt: skip
+
+
+def small_model(**changes: Any) -> ModelSection:
+    """Of a vocabulary, a width and a number of positions that differ."""
+    sizes = {
+        "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": 64,
+    }  # fmt: skip
+    return ModelSection(**sizes | changes)
+
+
+def drawn_model(section: ModelSection, seed: int, place: Placement = ALONE) -> Any:
+    """A model with random weights."""
+    from mindgspo.models.policy import build_model
+    from mindgspo.models.weights import initialize_weights
+
+    model = build_model(section, place)
+    initialize_weights(model, section, seed=seed)
+    return model
 
 
 def plan(data: int, model: int, stages: int = 1, **changes: Any) -> ParallelPlan:

@@ -28,12 +28,20 @@ def made(rewards, groups, lengths=None, counted=None, **more) -> AdvantageInputs
     )
 
 
+def estimated(name, inputs, **section) -> tuple[np.ndarray, ...]:
+    return estimate_advantages(AdvantageSection(estimator=name, **section), inputs)
+
+
+def listed(name, inputs, **section) -> list[list[float]]:
+    return [tokens.tolist() for tokens in estimated(name, inputs, **section)]
+
+
 def first_tokens(advantages) -> np.ndarray:
     return np.array([tokens[0] for tokens in advantages], dtype=np.float64)
 
 
 def by_hand(name, rewards=(1.0, 0.0, 0.0), groups=(0, 0, 0), **section) -> np.ndarray:
-    return first_tokens(estimate_advantages(AdvantageSection(estimator=name, **section), made(rewards, groups)))
+    return first_tokens(estimated(name, made(rewards, groups), **section))
 
 
 @pytest.mark.parametrize(("name", "section", "expected"), [
@@ -60,22 +68,18 @@ def test_one_right_of_three_by_hand(name, section, expected):
 
 
 def test_opo_weighs_by_the_lengths_of_responses():
-    advantages = estimate_advantages(AdvantageSection(estimator="opo"), made([1, 0], [0, 0], [1, 3]))
-    assert [tokens.tolist() for tokens in advantages] == [[0.75], [-0.25] * 3]
+    assert listed("opo", made([1, 0], [0, 0], [1, 3])) == [[0.75], [-0.25] * 3]
 
 
 def test_the_last_token_earns_most_when_returns_are_discounted():
-    section = AdvantageSection(estimator="reinforce_plus_plus", gamma=0.5, whiten="none")
-    advantages = estimate_advantages(section, made([1, 2], [0, 0], [3, 1]))
-    assert [tokens.tolist() for tokens in advantages] == [[0.25, 0.5, 1.0], [2.0]]
+    found = listed("reinforce_plus_plus", made([1, 2], [0, 0], [3, 1]), gamma=0.5, whiten="none")
+    assert found == [[0.25, 0.5, 1.0], [2.0]]
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_arrays_are_float32_of_the_lengths(name):
     lengths = [3, 1, 0, 5]
-    advantages = estimate_advantages(
-        AdvantageSection(estimator=name), made([1, 0, 0.5, 2], [0, 0, 1, 1], lengths, [True, True, True, False])
-    )
+    advantages = estimated(name, made([1, 0, 0.5, 2], [0, 0, 1, 1], lengths, [True, True, True, False]))
     assert [tokens.shape for tokens in advantages] == [(length,) for length in lengths]
     assert all(tokens.dtype == np.float32 for tokens in advantages)
 
@@ -98,17 +102,15 @@ def test_a_step_of_equal_rewards_is_exactly_zero(name, reward):
 @pytest.mark.parametrize("name", ["reinforce_plus_plus", "reinforce_plus_plus_baseline"])
 @pytest.mark.parametrize("whiten", ["unbiased", "biased"])
 def test_whitening_a_single_token_gives_zero(name, whiten):
-    section = AdvantageSection(estimator=name, whiten=whiten, singleton="raw")
-    assert [tokens.tolist() for tokens in estimate_advantages(section, made([3.0], [0], [1]))] == [[0.0]]
+    assert listed(name, made([3.0], [0], [1]), whiten=whiten, singleton="raw") == [[0.0]]
 
 
 @pytest.mark.parametrize("name", [*GROUP_RELATIVE, "reinforce_plus_plus_baseline"])
 def test_the_only_counted_reward_of_a_group(name):
-    section = {"estimator": name, "whiten": "none", "normalize_by_std": False}
+    section = {"whiten": "none", "normalize_by_std": False}
     inputs = made([0.5, 9.0, 1.0, 0.0], [0, 0, 1, 1], counted=[True, False, True, True])
-    zero = estimate_advantages(AdvantageSection(**section), inputs)
-    raw = estimate_advantages(AdvantageSection(**section, singleton="raw"), inputs)
-    assert zero[0].tolist() == [0, 0] and zero[1].tolist() == [0, 0]
+    zero, raw = estimated(name, inputs, **section), estimated(name, inputs, **section, singleton="raw")
+    assert zero[0].tolist() == zero[1].tolist() == [0, 0]
     # gpg: two of three rewards are not 0
     np.testing.assert_allclose(raw[0], 0.5 * (1.5 if name == "gpg" else 1.0), rtol=1e-6)
     np.testing.assert_array_equal(raw[2:], zero[2:])
@@ -122,9 +124,8 @@ def test_abstaining_is_the_same_as_not_being_there(name, data):
     draw = lambda of: np.array(data.draw(st.lists(of, min_size=size, max_size=size)))  # noqa: E731
     rewards, groups = draw(st.sampled_from([0.0, 0.1, 1.0, -2.0])), draw(st.integers(0, 2))
     lengths, counted = draw(st.integers(1, 4)), draw(st.booleans())
-    section = AdvantageSection(estimator=name)
-    with_all = estimate_advantages(section, made(np.where(counted, rewards, np.nan), groups, lengths, counted))
-    without = estimate_advantages(section, made(rewards[counted], groups[counted], lengths[counted]))
+    with_all = estimated(name, made(np.where(counted, rewards, np.nan), groups, lengths, counted))
+    without = estimated(name, made(rewards[counted], groups[counted], lengths[counted]))
     assert all((tokens == 0).all() for tokens, counts in zip(with_all, counted, strict=True) if not counts)
     for actual, expected in zip([with_all[i] for i in np.flatnonzero(counted)], without, strict=True):
         np.testing.assert_array_equal(actual, expected)
@@ -153,47 +154,41 @@ def test_order_of_responses_and_names_of_groups_do_not_matter(name, data):
 def test_penalties_are_summed_for_outcomes_and_kept_apart_for_tokens():
     # real penalties 0.1 + 0.2 and 0.4; the rest is garbage past the end
     inputs = made([1, 1], [0, 0], [2, 1], token_penalties=np.array([[0.1, 0.2, np.nan], [0.4, np.inf, 1e30]]))
-    outcome = estimate_advantages(AdvantageSection(estimator="dr_grpo"), inputs)
-    np.testing.assert_allclose(outcome[0], [0.05, 0.05], rtol=1e-6)  # 0.7 and 0.6 around 0.65
-    np.testing.assert_allclose(outcome[1], [-0.05], rtol=1e-6)
-    tokens = estimate_advantages(AdvantageSection(estimator="reinforce_plus_plus", whiten="none", gamma=0.5), inputs)
-    np.testing.assert_allclose(tokens[0], [-0.1 + 0.5 * 0.8, 0.8], rtol=1e-6)
-    np.testing.assert_allclose(tokens[1], [0.6], rtol=1e-6)
-    greedy = estimate_advantages(AdvantageSection(estimator="remax"), inputs)
-    np.testing.assert_allclose(greedy[0], [0.2, 0.3], rtol=1e-6)  # 0.7 - 0.5 and 0.8 - 0.5
+    for found, expected in (
+        (estimated("dr_grpo", inputs), ([0.05, 0.05], [-0.05])),  # 0.7 and 0.6 around 0.65
+        (estimated("reinforce_plus_plus", inputs, whiten="none", gamma=0.5), ([-0.1 + 0.5 * 0.8, 0.8], [0.6])),
+        (estimated("remax", inputs)[:1], ([0.2, 0.3],)),  # 0.7 - 0.5 and 0.8 - 0.5
+    ):
+        for tokens, by_token in zip(found, expected, strict=True):
+            np.testing.assert_allclose(tokens, by_token, rtol=1e-6)
 
 
 def test_penalties_of_abstaining_responses_are_not_read():
     inputs = made([1, np.nan], [0, 0], [1, 1], [True, False], token_penalties=np.array([[0.1], [np.nan]]))
-    assert [tokens.tolist() for tokens in estimate_advantages(AdvantageSection(estimator="grpo"), inputs)] == [[0], [0]]
-
-
-def parts_inputs(**more) -> AdvantageInputs:
-    parts = np.array([[100, 0], [0, 0.01], [1, 1], [0, 0], [np.nan, np.nan]])
-    return made(
-        [100, 0.01, 2, 0, 0], [0, 0, 1, 1, 1], counted=[True, True, True, True, False],
-        part_rewards_NF=parts, part_weights_F=np.array([1.0, 1.0]), **more,
-    )  # fmt: skip
+    assert listed("grpo", inputs) == [[0], [0]]
 
 
 def test_parts_are_normalised_before_they_are_summed():
-    section = AdvantageSection(estimator="grpo", combine="normalize_then_sum", eps=1e-9)
-    actual = first_tokens(estimate_advantages(section, parts_inputs()))
+    parts = np.array([[100, 0], [0, 0.01], [1, 1], [0, 0], [np.nan, np.nan]])
+    inputs = made(
+        [100, 0.01, 2, 0, 0], [0, 0, 1, 1, 1], counted=[True, True, True, True, False],
+        part_rewards_NF=parts, part_weights_F=np.array([1.0, 1.0]),
+    )  # fmt: skip
+    actual = first_tokens(estimated("grpo", inputs, combine="normalize_then_sum", eps=1e-9))
     # sums of +-1/sqrt(2): 0, 0, sqrt(2), -sqrt(2), of variance 4/3
     np.testing.assert_allclose(actual, np.array([0, 0, 1, -1, 0]) * np.sqrt(3 / 2), atol=1e-6)
-    summed = first_tokens(estimate_advantages(AdvantageSection(estimator="grpo"), parts_inputs()))
+    summed = first_tokens(estimated("grpo", inputs))
     np.testing.assert_allclose(summed, np.array([1, -1, 1, -1, 0]) / np.sqrt(2), rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "reinforce_plus_plus"])
 @pytest.mark.parametrize("reward", [1e308, 1e200, 1e39])
 def test_rewards_beyond_the_arithmetic_are_refused(name, reward):
-    section = AdvantageSection(estimator=name, whiten="none")
     if name == "grpo" and reward == 1e39:
         np.testing.assert_allclose(by_hand("grpo", [reward, 0], [0, 0]), np.array([1, -1]) / np.sqrt(2), rtol=1e-6)
         return
     with pytest.raises(DataError, match="too large to make float32 advantages from"):
-        estimate_advantages(section, made([reward, -reward, reward], [0, 0, 0]))
+        estimated(name, made([reward, -reward, reward], [0, 0, 0]), whiten="none")
 
 
 @pytest.mark.parametrize(("changes", "message"), [
@@ -209,9 +204,8 @@ def test_values_that_count_and_are_not_finite_are_refused(changes, message):
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_a_step_without_rewards_is_all_zero(name):
-    advantages = estimate_advantages(AdvantageSection(estimator=name), made([1, 2], [0, 0], counted=[False, False]))
-    assert [tokens.tolist() for tokens in advantages] == [[0, 0], [0, 0]]
-    assert estimate_advantages(AdvantageSection(estimator=name), made([], [])) == ()
+    assert listed(name, made([1, 2], [0, 0], counted=[False, False])) == [[0, 0], [0, 0]]
+    assert estimated(name, made([], [])) == ()
 
 
 @pytest.mark.parametrize(("rewards", "expected"), [
@@ -231,9 +225,7 @@ def test_a_group_has_signal_when_rewards_that_count_differ(rewards, expected):
 
 @pytest.mark.parametrize("settings", [{"eps": 1e-12}, {"normalize_by_std": False}])
 def test_rewards_that_differ_by_rounding_have_no_advantage(settings):
-    section = AdvantageSection(estimator="grpo", **settings)
-    advantages = estimate_advantages(section, made([0.1 + 0.2, 0.3, 0.3], [0, 0, 0]))
-    assert [tokens.tolist() for tokens in advantages] == [[0.0, 0.0]] * 3
+    assert listed("grpo", made([0.1 + 0.2, 0.3, 0.3], [0, 0, 0]), **settings) == [[0.0, 0.0]] * 3
 
 
 def test_the_package_does_not_import_mindspore():

@@ -1,5 +1,6 @@
 """What the configuration's rules say about the algorithms, asked of the algorithms themselves."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -58,10 +59,7 @@ def test_advantages_differ_within_a_response_where_the_rules_say_so(estimator, p
     settings = {"advantage.estimator": estimator, "advantage.gamma": gamma, "kl.placement": placement}
     config = load_config(QUICKSTART, [f"algorithm.{key}={value}" for key, value in settings.items()])
     penalties = np.random.default_rng(0).random((6, 4)) if placement == "reward" else None
-    inputs = AdvantageInputs(
-        **{name: getattr(INPUTS, name) for name in ("rewards_N", "counted_N", "groups_N", "lengths_N", "baselines_N")},
-        token_penalties=penalties,
-    )
+    inputs = replace(INPUTS, part_rewards_NF=None, part_weights_F=None, token_penalties=penalties)
     advantages = estimate_advantages(config.algorithm.advantage, inputs)
     assert any(np.unique(row).size > 1 for row in advantages) == is_per_token(config)
 
@@ -90,6 +88,5 @@ def test_token_weighting_multiplies_each_response_as_the_refusal_says(mode, rati
     lengths = mask.sum(axis=1)
     formula = LENGTH_FACTORS[mode].replace("|y_i|", "lengths").replace("sum |y|", "total").replace("B ", "num * ")
     factors = eval(formula, {"lengths": lengths, "total": lengths.sum(), "num": 3, "L": 7.0})
-    np.testing.assert_allclose(
-        gradient(mode)[mask], (gradient("seq-mean-token-mean") * factors[:, None])[mask], rtol=1e-12
-    )
+    expected = gradient("seq-mean-token-mean") * factors[:, None]
+    np.testing.assert_allclose(gradient(mode)[mask], expected[mask], rtol=1e-12)

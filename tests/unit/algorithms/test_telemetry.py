@@ -43,19 +43,10 @@ def rows_of(batch: dict[str, np.ndarray], rows: np.ndarray | slice) -> dict[str,
 
 
 @pytest.mark.parametrize(("value", "name"), [
-    (0.0, "within_1e-4"),
-    (9e-5, "within_1e-4"),
-    (-9e-5, "within_1e-4"),
-    (3e-4, "1e-4_to_1e-3"),
-    (-3e-4, "-1e-3_to_-1e-4"),
-    (0.005, "1e-3_to_1e-2"),
-    (-0.005, "-1e-2_to_-1e-3"),
-    (0.05, "1e-2_to_1e-1"),
-    (-0.05, "-1e-1_to_-1e-2"),
-    (0.5, "above_1e-1"),
-    (-30.0, "below_-1e-1"),
-    (np.inf, "above_1e-1"),
-    (-np.inf, "below_-1e-1"),
+    (0.0, "within_1e-4"), (9e-5, "within_1e-4"), (-9e-5, "within_1e-4"),
+    (3e-4, "1e-4_to_1e-3"), (0.005, "1e-3_to_1e-2"), (0.05, "1e-2_to_1e-1"),
+    (-3e-4, "-1e-3_to_-1e-4"), (-0.005, "-1e-2_to_-1e-3"), (-0.05, "-1e-1_to_-1e-2"),
+    (0.5, "above_1e-1"), (np.inf, "above_1e-1"), (-30.0, "below_-1e-1"), (-np.inf, "below_-1e-1"),
 ])  # fmt: skip
 def test_bin_of_a_log_ratio(value: float, name: str) -> None:
     telemetry = collect_telemetry(

@@ -31,19 +31,12 @@ PROBLEMS = (
 def test_sampled_figures_by_hand() -> None:
     figures = summarize_problems(PROBLEMS, ks=(1, 2, 4))
     values = {name: estimate.value for name, estimate in figures.estimates.items()}
-    assert values == pytest.approx(
-        {
-            "acc/mean@4": 3 / 12,
-            "acc/pass@1": 3 / 12,
-            "acc/pass@2": (5 / 6 + 1 / 2 + 0) / 3,
-            "acc/pass@4": 2 / 3,
-            "acc/maj@2": (4 / 6 + 1 / 4 + 0) / 3,
-            "acc/maj@4": 1 / 3,
-        }
-    ), (
-        "maj@2: of 6 pairs of the first problem RR and two R- are right, two RW even; of the second three are even; "
-        "its vote of 4 goes to 7, however that is written"
-    )
+    # maj@2: of 6 pairs of the first problem RR and two R- are right, two RW even; of the second three are even; its
+    # vote of 4 goes to 7, however that is written.
+    assert values == pytest.approx({
+        "acc/mean@4": 3 / 12, "acc/pass@1": 3 / 12, "acc/pass@2": (5 / 6 + 1 / 2 + 0) / 3, "acc/pass@4": 2 / 3,
+        "acc/maj@2": (4 / 6 + 1 / 4 + 0) / 3, "acc/maj@4": 1 / 3,
+    })  # fmt: skip
     assert figures.estimates["acc/mean@4"] == mean_at_n([2, 1, 0], 4)
     assert figures.estimates["acc/maj@4"] == share_estimate([1, 0, 0])
     assert (figures.num_problems, figures.num_correct) == (3, 3)
@@ -64,13 +57,8 @@ def test_when_rewards_are_shown() -> None:
     # Of -1, 0.5 and a failed judgement (the lowest, -1), and of 1, 1, 1: means -0.5 and 1, best 0.5 and 1; of two
     # samples the best of the first problem is 0.5 in two of three pairs, -1 in the third.
     late = score(LATE)
-    figures = summarize_problems(
-        [
-            problem(score(WRONG, "2", value=-1.0), score(RIGHT, "1", value=0.5), late),
-            problem(*[score(RIGHT, "1", value=1.0)] * 3),
-        ],
-        ks=(1, 2),
-    )
+    mixed = problem(score(WRONG, "2", value=-1.0), score(RIGHT, "1", value=0.5), late)
+    figures = summarize_problems([mixed, problem(*[score(RIGHT, "1", value=1.0)] * 3)], ks=(1, 2))
     assert figures.estimates["reward/mean@3"].value == pytest.approx((-0.5 + 1) / 2)
     assert figures.estimates["reward/best@2"] == mean_estimate([(0.5 + 0.5 - 1) / 3, 1])
     assert "reward/best@1" not in figures.estimates, "it is the mean"
@@ -101,9 +89,6 @@ def test_what_is_kept_of_a_group() -> None:
 
     prompt = Prompt(index=0, ids=np.ones(1, np.int32), text="?", answer="1", data_source="math")
     scores = (score(RIGHT, "1"), score(NONE))
-    group = ScoredGroup(
-        prompt=prompt,
-        responses=(response(0, 3, FinishReason.STOP), response(1, 16, FinishReason.LENGTH)),
-        scores=scores,
-    )
+    responses = (response(0, 3, FinishReason.STOP), response(1, 16, FinishReason.LENGTH))
+    group = ScoredGroup(prompt=prompt, responses=responses, scores=scores)
     assert ScoredProblem.of(group) == problem(*scores, lengths=(3, 16), num_cut=1)

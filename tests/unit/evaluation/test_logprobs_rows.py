@@ -7,13 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from mindspore import Tensor
+from small_plans import drawn_model
 
 from mindgspo.config import ModelSection, TokenizerSection
 from mindgspo.errors import DataError, TokenizerError
 from mindgspo.evaluation.log_probs import read_id_rows
-from mindgspo.models.policy import build_model
 from mindgspo.models.scoring import padded_length, score_rows
-from mindgspo.models.weights import initialize_weights
 from mindgspo.parallel.ops.device import attention_segments, takes_packed
 from mindgspo.tokenization import load_tokenizer
 
@@ -77,8 +76,7 @@ def test_few_row_lengths_are_compiled() -> None:
 
 def test_scores_equal_the_full_logits_whatever_stands_beside(cpu_runtime: None) -> None:
     """70 rows of up to 64 ids: more than one call, the last one filled up. Judged by the softmax of all logits."""
-    model = build_model(SECTION)
-    initialize_weights(model, SECTION, seed=4)
+    model = drawn_model(SECTION, seed=4)
     random = np.random.default_rng(0)
     rows = [random.integers(0, 97, 1 + number % 64).astype(np.int32) for number in range(70)]
     scores = score_rows(model, rows)
