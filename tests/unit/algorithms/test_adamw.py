@@ -51,6 +51,10 @@ def make_rig(section: OptimizerSection, initial: dict[str, np.ndarray]) -> Rig:
     )  # fmt: skip
 
 
+def filled(value: float) -> dict[str, np.ndarray]:
+    return {name: np.full(shape, value, np.float32) for name, shape in SHAPES.items()}
+
+
 def draw(rng: np.random.Generator, scale: float) -> dict[str, np.ndarray]:
     return {name: (scale * rng.normal(size=shape)).astype(np.float32) for name, shape in SHAPES.items()}
 
@@ -61,8 +65,7 @@ class Twin:
     def __init__(self, section: OptimizerSection, initial: dict[str, np.ndarray]) -> None:
         self.section = section
         self.weights = {name: value.astype(np.float64) for name, value in initial.items()}
-        self.m = {name: np.zeros(value.shape) for name, value in initial.items()}
-        self.v = {name: np.zeros(value.shape) for name, value in initial.items()}
+        self.m, self.v = ({name: np.zeros(value.shape) for name, value in initial.items()} for _ in range(2))
 
     def update(self, number: int, lr: float, gradients: dict[str, np.ndarray]) -> float:
         s = self.section
@@ -106,27 +109,23 @@ def test_ten_steps_equal_the_float64_twin(start, beta2, gradient_scale, lr, boun
 
 def test_the_first_update_by_hand():
     """With bias correction the first step is lr * sign(g), whatever the betas (BERT's variant: 0.45 lr)."""
-    initial = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
-    rig = make_rig(OptimizerSection(), initial)
-    rig.update(1, 0.5, {name: np.full(shape, -0.01, np.float32) for name, shape in SHAPES.items()})
+    rig = make_rig(OptimizerSection(), filled(0.0))
+    rig.update(1, 0.5, filled(-0.01))
     for weight in rig.weights.values():
         np.testing.assert_allclose(weight.asnumpy(), np.full(weight.shape, 0.5), rtol=2e-6)
 
 
 def test_decay_touches_matrices_only():
-    ones = {name: np.ones(shape, np.float32) for name, shape in SHAPES.items()}
-    zeros = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
-    rig = make_rig(OptimizerSection(weight_decay=0.5), ones)
-    rig.update(1, 0.1, zeros)
+    rig = make_rig(OptimizerSection(weight_decay=0.5), filled(1.0))
+    rig.update(1, 0.1, filled(0.0))
     for name, weight in rig.weights.items():
         expected = 1.0 if name in ("bias", "norm") else 0.95
         np.testing.assert_allclose(weight.asnumpy(), np.full(weight.shape, expected), rtol=1e-7, err_msg=name)
 
 
 def test_clipping_scales_by_the_global_norm_and_reports_it_unclipped():
-    zeros = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
-    rig = make_rig(OptimizerSection(max_grad_norm=1.0), zeros)
-    gradients = dict(zeros, bias=np.array([3, 0, 0, 0, 0, 0, 0, 0], np.float32))
+    rig = make_rig(OptimizerSection(max_grad_norm=1.0), filled(0.0))
+    gradients = dict(filled(0.0), bias=np.array([3, 0, 0, 0, 0, 0, 0, 0], np.float32))
     gradients["projection"] = np.pad([[4.0]], ((0, 7), (0, 4))).astype(np.float32)
     assert rig.update(1, 1e-3, gradients) == pytest.approx(5.0, rel=1e-6)
     moments = rig.everything()
