@@ -21,15 +21,9 @@ TEXTS = {
 }
 
 
-CONFIG = """\
-experiment: arithmetic
-rollout:
-  temperature: 1.0
-algorithm:
-  name: gspo
-  clip_low: 3e-4
-  clip_high: 4e-4
-"""
+CONFIG = (
+    "experiment: arithmetic\nrollout: {temperature: 1.0}\nalgorithm: {name: gspo, clip_low: 3e-4, clip_high: 4e-4}\n"
+)
 
 
 def make_group(index: int, verdicts: list[Verdict], *, text: str = "What is 47 + 38?") -> Group:

@@ -12,17 +12,10 @@ from mindgspo.config.messages import known_keys
 from mindgspo.metrics import diagnosis, unknown_names, verdict_lines
 from mindgspo.metrics.diagnosis import ALARM, GOOD, WARN, FindingLevel, RunFinding, Threshold, thresholds
 from mindgspo.metrics.pages import chinese
-from mindgspo.metrics.run_folder import (
-    HELD_OUT_ACCURACY,
-    RecordedRun,
-    RunHistory,
-    RunRecord,
-    accuracies,
-    best_evaluation,
-)
+from mindgspo.metrics.run_folder import HELD_OUT_ACCURACY, RunHistory, RunRecord, accuracies, best_evaluation
 
 
-def diagnose(run: RecordedRun) -> list[RunFinding]:
+def diagnose(run: RunHistory | RunRecord) -> list[RunFinding]:
     """The findings; each is also said in Chinese, with nothing but names and settings of the English left."""
     findings = diagnosis.diagnose(run)
     for finding in findings:

@@ -73,11 +73,8 @@ def layouts(draw: st.DrawFn) -> Layout:
     for count in taken:
         axes, free = tuple(free[:count]), free[count:]
         tensor_map.append(axes if len(axes) > 1 else axes[0] if axes else -1)
-    shape = tuple(
-        draw(st.integers(1, 3))
-        * prod(matrix[-1 - a] for a in (entry if isinstance(entry, tuple) else (entry,)) if a >= 0)
-        for entry in tensor_map
-    )
+    axes_of = [entry if isinstance(entry, tuple) else (entry,) for entry in tensor_map]
+    shape = tuple(draw(st.integers(1, 3)) * prod(matrix[-1 - axis] for axis in axes if axis >= 0) for axes in axes_of)
     ranks = draw(st.permutations(range(prod(matrix) + 2)))[: prod(matrix)]
     return Layout(
         parameter="w", shape=shape, device_matrix=matrix, tensor_map=tuple(tensor_map), rank_list=tuple(ranks)

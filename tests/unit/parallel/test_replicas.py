@@ -123,8 +123,7 @@ def test_one_result_of_every_replica(over_ranks: Any):
     def work(rank: int) -> list[Arrays]:
         return replicas_of(rank, data_parallel=3).collect_each((np.array([rank]),))
 
-    for found in over_ranks(3, work):
-        assert [int(array[0]) for (array,) in found] == [0, 1, 2]
+    assert [[int(array[0]) for (array,) in found] for found in over_ranks(3, work)] == [[0, 1, 2]] * 3
 
 
 def test_results_that_are_missing_are_a_mistake(over_ranks: Any):
