@@ -21,12 +21,10 @@ def asked(**more: Any) -> Request:
     return request_of({"prompt": [5], **more, "number": 1}, LIMITS)
 
 
-@pytest.mark.parametrize(
-    "key", ["n", "max_tokens", "temperature", "top_k", "top_p", "seed", "stop", "random_stream", "logprobs", "user",
-            "model", "stream", "return_routed_experts", "best_of", "logit_bias"],
-)  # fmt: skip
-def test_null_is_the_default(key: str) -> None:
-    assert asked(**{key: None}).settings == asked().settings
+def test_null_is_the_default() -> None:
+    for key in ("n", "max_tokens", "temperature", "top_k", "top_p", "seed", "stop", "random_stream", "logprobs", "user",
+                "model", "stream", "return_routed_experts", "best_of", "logit_bias"):  # fmt: skip
+        assert asked(**{key: None}).settings == asked().settings, key
 
 
 def test_the_defaults_are_openais() -> None:
@@ -39,29 +37,26 @@ def test_the_defaults_are_openais() -> None:
     assert asked(**sent_by_some, stop=[], suffix="", stream=False, user="me").settings == asked().settings
 
 
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        ('{"prompt": null}', "prompt: must be a list of token ids"),
-        ('{"temperature": 1e-40}', "temperature: 1e-40; legal are numbers from 0.001 to 100, and 0 (the likeliest"),
-        ('{"temperature": 1e-320}', "temperature: 1e-320; legal are"),
-        ('{"temperature": 0.0009}', "temperature: 0.0009; legal are"),
-        ('{"temperature": -1e-40}', "temperature: -1e-40; legal are"),
-        ('{"temperature": NaN}', "temperature: nan; legal are"),
-        ('{"temperature": 1' + "0" * 400 + "}", "temperature: 1000000000000000000000000000000000000000; legal are"),
-        ('{"temperature": true}', "temperature: True; legal are"),
-        ('{"top_p": 1e-45}', "top_p: 1e-45; legal are numbers from 1e-06 to 1"),
-        ('{"top_p": 0}', "top_p: 0; legal are numbers from 1e-06 to 1"),
-        ('{"top_p": 1' + "0" * 400 + "}", "top_p: 1000000000000000000000000000000000000000; legal are"),
-        ('{"top_p": Infinity}', "top_p: inf; legal are"),
-        ('{"n": -Infinity}', "n: -inf; legal are whole numbers from 1 to 8"),
-        ('{"seed": 18446744073709551616}', "seed: 18446744073709551616; legal are"),
-        ('{"max_tokens": 1e1}', "max_tokens: 10.0; legal are whole numbers from 1 to 40"),
-        ('{"best_of": 2}', "best_of: is not supported"),
-        ('{"stop": ["\\n"]}', "stop: is not supported"),
-        ('{"temprature": 1}', "temprature: is not supported; did you mean 'temperature'?"),
-    ],
-)
+@pytest.mark.parametrize(("body", "said"), [
+    ('{"prompt": null}', "prompt: must be a list of token ids"),
+    ('{"temperature": 1e-40}', "temperature: 1e-40; legal are numbers from 0.001 to 100, and 0 (the likeliest"),
+    ('{"temperature": 1e-320}', "temperature: 1e-320; legal are"),
+    ('{"temperature": 0.0009}', "temperature: 0.0009; legal are"),
+    ('{"temperature": -1e-40}', "temperature: -1e-40; legal are"),
+    ('{"temperature": NaN}', "temperature: nan; legal are"),
+    ('{"temperature": 1' + "0" * 400 + "}", "temperature: 1000000000000000000000000000000000000000; legal are"),
+    ('{"temperature": true}', "temperature: True; legal are"),
+    ('{"top_p": 1e-45}', "top_p: 1e-45; legal are numbers from 1e-06 to 1"),
+    ('{"top_p": 0}', "top_p: 0; legal are numbers from 1e-06 to 1"),
+    ('{"top_p": 1' + "0" * 400 + "}", "top_p: 1000000000000000000000000000000000000000; legal are"),
+    ('{"top_p": Infinity}', "top_p: inf; legal are"),
+    ('{"n": -Infinity}', "n: -inf; legal are whole numbers from 1 to 8"),
+    ('{"seed": 18446744073709551616}', "seed: 18446744073709551616; legal are"),
+    ('{"max_tokens": 1e1}', "max_tokens: 10.0; legal are whole numbers from 1 to 40"),
+    ('{"best_of": 2}', "best_of: is not supported"),
+    ('{"stop": ["\\n"]}', "stop: is not supported"),
+    ('{"temprature": 1}', "temprature: is not supported; did you mean 'temperature'?"),
+])  # fmt: skip
 def test_what_cannot_be_is_one_line_with_what_is_legal(body: str, said: str) -> None:
     with pytest.raises(RequestError) as caught:
         asked(**json.loads(body))

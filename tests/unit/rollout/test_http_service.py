@@ -12,22 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from aiohttp import web
-from fake_completion_server import (
-    EOS,
-    EXPERTS_PER_TOKEN,
-    LOGPROB,
-    NUM_EXPERTS,
-    VOCAB,
-    FakeServer,
-    experts,
-    script,
-)
+from fake_completion_server import EOS, EXPERTS_PER_TOKEN, LOGPROB, NUM_EXPERTS, VOCAB, FakeServer, experts, script
 
 from mindgspo.errors import RolloutError
 from mindgspo.rollout import http_service
@@ -41,10 +33,7 @@ from mindgspo.types import FinishReason, Prompt
 APIS = sorted(SERVER_APIS)
 EXPECTED = Expected(vocab_size=VOCAB, eos_ids=(EOS,))
 ROUTED = Expected(
-    vocab_size=VOCAB,
-    eos_ids=(EOS,),
-    routing=np.zeros((0, EXPERTS_PER_TOKEN), np.uint8),
-    num_experts=NUM_EXPERTS,
+    vocab_size=VOCAB, eos_ids=(EOS,), routing=np.zeros((0, EXPERTS_PER_TOKEN), np.uint8), num_experts=NUM_EXPERTS
 )
 
 
@@ -109,10 +98,15 @@ def test_routing_is_that_of_prompt_and_response(api: str) -> None:
     np.testing.assert_array_equal(routing.response_LX, experts(6)[2:])
 
 
-def test_routing_of_evaluation_is_not_asked_for() -> None:
+def test_neither_routing_of_evaluation_nor_a_filter_of_greedy_responses_is_asked_for() -> None:
+    settings = SamplingSettings(
+        num_samples=1, temperature=0, max_new_tokens=8, sampling_filter=SamplingFilter(5, 0.9),
+        stream=RandomStream(seed=9, purpose=Purpose.EVALUATION, step=2),
+    )  # fmt: skip
     with FakeServer() as server, asking(server, expected=ROUTED) as service:
-        (answer,) = answered(service, greedy(Purpose.EVALUATION))
+        (answer,) = answered(service, replace(request(), samples=(0,), settings=settings))
     assert answer.pieces[0].routing is None and server.asked[0]["return_routed_experts"] is False
+    assert not {"top_k", "top_p"} & server.asked[0].keys()
 
 
 def _base64(array: np.ndarray) -> str:
@@ -126,16 +120,9 @@ def test_what_mindgspo_serve_is_asked() -> None:
     assert asked.pop("seed") < 2**31
     stream = {"seed": 9, "purpose": 1, "step": 2, "draw": 1, "prompt_index": 40, "samples": [4], "start": 1}
     assert asked == {
-        **{
-            "model": "policy",
-            "prompt": [5, 6, 7, 14],
-            "n": 1,
-            "max_tokens": 7,
-            "logprobs": 0,
-            "return_token_ids": True,
-        },
-        **{"temperature": 0.5, "top_k": -1, "top_p": 1.0, "return_routed_experts": False, "random_stream": stream},
-    }
+        "model": "policy", "prompt": [5, 6, 7, 14], "n": 1, "max_tokens": 7, "logprobs": 0, "return_token_ids": True,
+        "temperature": 0.5, "top_k": -1, "top_p": 1.0, "return_routed_experts": False, "random_stream": stream,
+    }  # fmt: skip
     assert server.calls == [("/update_weights", {"folder": "/weights/version_3", "version": 3})]
 
 
@@ -145,13 +132,11 @@ def test_what_vllm_is_asked() -> None:
     (asked,) = server.asked
     assert (asked["prompt"], asked["n"], asked["max_tokens"]) == ([5, 6, 7], 2, 8)
     assert (asked["stop_token_ids"], asked["ignore_eos"], asked["logprobs"]) == ([EOS], True, 0)
+    reload = {"method": "reload_weights", "kwargs": {"weights_path": "/weights/version_3"}}
     assert server.calls == [
-        ("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": "/weights/version_3"}}),
-        ("/reset_prefix_cache", {}),
-        ("/resume", {}),
-        ("/update_weight_version", {"new_version": "3"}),
-        ("/weight_info", {}),
-    ]
+        ("/collective_rpc", reload), ("/reset_prefix_cache", {}), ("/resume", {}),
+        ("/update_weight_version", {"new_version": "3"}), ("/weight_info", {}),
+    ]  # fmt: skip
 
 
 def test_what_sglang_is_asked() -> None:
@@ -175,31 +160,18 @@ def test_siblings_of_other_samples_are_drawn_from_other_seeds() -> None:
     assert sum(asked["seed"] == seeds[0] for asked in server.asked) == 2
 
 
-def greedy(purpose: Purpose) -> Request:
-    settings = SamplingSettings(
-        num_samples=1, temperature=0, max_new_tokens=8, stream=RandomStream(seed=9, purpose=purpose, step=2),
-        sampling_filter=SamplingFilter(5, 0.9),
-    )  # fmt: skip
-    return Request(number=1, prompt=request().prompt, samples=(0,), settings=settings)
-
-
-def test_a_greedy_response_is_asked_for_without_a_filter() -> None:
-    with FakeServer() as server, asking(server) as service:
-        answered(service, greedy(Purpose.TRAINING))
-    assert "top_k" not in server.asked[0] and "top_p" not in server.asked[0]
-
-
 # ---- many requests, several servers
 
 
-def test_two_servers_share_the_requests_and_neither_is_flooded() -> None:
-    with FakeServer() as one, FakeServer() as other, asking(one, other, most_running=6) as service:
+@pytest.mark.parametrize(("most_running", "count"), [(6, 200), (400, 2000)])
+def test_two_servers_share_the_requests_and_neither_is_flooded(most_running: int, count: int) -> None:
+    with FakeServer() as one, FakeServer() as other, asking(one, other, most_running=most_running) as service:
         before = threading.active_count()
-        answers = answered(service, *(request(number) for number in range(200)))
+        answers = answered(service, *(request(number) for number in range(count)))
         assert threading.active_count() == before, "one thread handles them all"
-    assert [answer.number for answer in answers] == list(range(200))
-    assert min(len(one.asked), len(other.asked)) >= 50
-    assert max(one.most, other.most) <= 3  # of two responses each
+    assert [answer.number for answer in answers] == list(range(count))
+    assert min(len(one.asked), len(other.asked)) >= count / 4
+    assert max(one.most, other.most) <= most_running / 2  # of two responses each
 
 
 def test_idle_seconds_count_up_while_nothing_runs() -> None:
@@ -232,7 +204,8 @@ def test_what_runs_comes_back_as_far_as_it_has_come(api: str) -> None:
         assert len(server.asked) == 2
         server.held_at = None
         (answer,) = answered(service, request(9))
-        assert service.abort() == []
+        calls = len(server.calls)
+        assert service.abort() == [] and len(server.calls) == calls, "nothing runs"
     assert answer.pieces[0].ids.tolist() == script(0)
 
 
@@ -310,42 +283,34 @@ def test_weights_that_a_server_does_not_take() -> None:
         pass
 
 
-def set_choice(key: str, value: Any) -> Callable[[Any], Any]:
-    """The second choice's."""
+def change(**fields: Any) -> Callable[[Any], Any]:
+    """Of the second choice."""
 
     def spoil(answer: Any) -> Any:
-        answer["choices"][1][key] = value
+        answer["choices"][1] |= fields
         return answer
 
     return spoil
 
 
 def set_logprobs(values: list[Any]) -> Callable[[Any], Any]:
-    return set_choice("logprobs", {"token_logprobs": values})
+    return change(logprobs={"token_logprobs": values})
 
 
 def with_tokens(ids: list[int], reason: str) -> Callable[[Any], Any]:
-    def spoil(answer: Any) -> Any:
-        answer["choices"][1] |= {
-            "token_ids": ids,
-            "finish_reason": reason,
-            "logprobs": {"token_logprobs": [LOGPROB] * len(ids)},
-        }
-        return answer
-
-    return spoil
+    return change(token_ids=ids, finish_reason=reason, logprobs={"token_logprobs": [LOGPROB] * len(ids)})
 
 
 REFUSALS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "other version": (lambda answer: answer | {"weight_version": 2}, "was generated with weights of version 2, but"),
     "no version": (lambda answer: {"choices": answer["choices"]}, "was generated with weights of version None, but"),
     "version as text": (lambda answer: answer | {"weight_version": "3"}, "was generated with weights of version '3',"),
-    "other prompt": (set_choice("prompt_token_ids", [5, 6, 8]), "choice 1 has other prompt_token_ids than"),
+    "other prompt": (change(prompt_token_ids=[5, 6, 8]), "choice 1 has other prompt_token_ids than"),
     "id beyond the vocabulary": (with_tokens([11, 50, EOS], "stop"), "choice 1 has token id 50; the vocabulary has 50"),
     "negative id": (with_tokens([11, -1, EOS], "stop"), "choice 1 has token id -1; the vocabulary has 50"),
-    "no ids": (set_choice("token_ids", None), "is invalid: choices.1.token_ids: Input should be a valid list, not"),
-    "ids of another type": (set_choice("token_ids", [True, 11.0, EOS]), "is invalid: choices.1.token_ids.0: Input"),
-    "no log-probs": (set_choice("logprobs", None), "is invalid: choices.1.logprobs: Input should be"),
+    "no ids": (change(token_ids=None), "is invalid: choices.1.token_ids: Input should be a valid list, not"),
+    "ids of another type": (change(token_ids=[True, 11.0, EOS]), "is invalid: choices.1.token_ids.0: Input"),
+    "no log-probs": (change(logprobs=None), "is invalid: choices.1.logprobs: Input should be"),
     "too few log-probs": (set_logprobs([LOGPROB] * 3), "choice 1 has 3 log-probs for 4 tokens"),
     **{
         f"log-prob {value!r:.9}": (
@@ -359,7 +324,7 @@ REFUSALS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "no objects": (lambda answer: answer | {"choices": [1, 2]}, "is invalid: choices.0: Input should be"),
     "more tokens than asked for": (with_tokens([11] * 9, "length"), "choice 1 has 9 tokens, max_tokens was 8"),
     "fewer tokens": (with_tokens([11] * 3, "length"), "choice 1 ended by length at 3, max_tokens was 8"),
-    "unknown reason": (set_choice("finish_reason", "tool_calls"), "is invalid: choices.1.finish_reason: Input"),
+    "unknown reason": (change(finish_reason="tool_calls"), "is invalid: choices.1.finish_reason: Input"),
     "stop without an end": (with_tokens([11, 12], "stop"), "choice 1 has finish_reason 'stop' and end tokens at []"),
     "stop without a token": (with_tokens([], "stop"), "choice 1 has finish_reason 'stop' and end tokens at []"),
     "no stop at an end": (with_tokens([11, EOS, 12, EOS], "stop"), "choice 1 has finish_reason 'stop' and end"),
@@ -375,44 +340,32 @@ def test_an_answer_that_cannot_be_right(kind: str) -> None:
 
 
 _GOOD = {"prompt": _base64(experts(2).astype(np.uint8)), "response": _base64(experts(4).astype(np.uint8))}
-ROUTING_REFUSALS: dict[str, tuple[Any, str]] = {
-    "none": (None, "choice 1 has routed_experts of shape None instead of (6, 2); set rollout.record_experts"),
-    "too few": (
-        _GOOD | {"response": _base64(experts(3).astype(np.uint8))},
-        "choice 1 has routed_experts of shape (5, 2) instead of (6, 2); set rollout.record_experts to false",
-    ),
-    "no base64": (_GOOD | {"prompt": "*"}, "form that rollout.servers.api says (Error("),
-    "unknown expert": (
-        _GOOD | {"prompt": _base64(np.full((2, 2), 4, np.uint8))},
-        "choice 1: routed_experts name an expert beyond 4",
-    ),
-}
+_SHORT = _GOOD | {"response": _base64(experts(3).astype(np.uint8))}
+_UNKNOWN = _GOOD | {"prompt": _base64(np.full((2, 2), 4, np.uint8))}
 
 
-@pytest.mark.parametrize("kind", ROUTING_REFUSALS)
-def test_routing_that_cannot_be_right(kind: str) -> None:
-    found, said = ROUTING_REFUSALS[kind]
-
+@pytest.mark.parametrize(("found", "said"), [
+    (None, "choice 1 has routed_experts of shape None instead of (6, 2); set rollout.record_experts"),
+    (_SHORT, "choice 1 has routed_experts of shape (5, 2) instead of (6, 2); set rollout.record_experts to false"),
+    (_GOOD | {"prompt": "*"}, "form that rollout.servers.api says (Error("),
+    (_UNKNOWN, "choice 1: routed_experts name an expert beyond 4"),
+])  # fmt: skip
+def test_routing_that_cannot_be_right(found: Any, said: str) -> None:
     def spoil(answer: Any) -> Any:
         answer["choices"][0]["routed_experts"] = _GOOD
-        answer["choices"][1]["routed_experts"] = found
-        return answer
+        return change(routed_experts=found)(answer)
 
     assert said in refusal(FakeServer(spoil=spoil), expected=ROUTED)
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"", "answers with '', which is not JSON"),
-        (b"<html>" + b"x" * 100, f"answers with '<html>{'x' * 74}...', which is not JSON"),
-        (b"[" * 60_000, f"answers with '{'[' * 80}...', which is not JSON"),
-        (b"\xff\xfe", "answers with '\ufffd\ufffd', which is not JSON"),
-        (b" " * 200_000, "answers with more than 67648 bytes, which no valid answer has"),
-        (400, "status 400: no such model"),
-        (500, "status 500: no such model"),
-    ],
-)
+@pytest.mark.parametrize(("content", "said"), [
+    (b"", "answers with '', which is not JSON"),
+    (b"<html>" + b"x" * 100, f"answers with '<html>{'x' * 74}...', which is not JSON"),
+    (b"[" * 60_000, f"answers with '{'[' * 80}...', which is not JSON"),
+    (b"\xff\xfe", "answers with '\ufffd\ufffd', which is not JSON"),
+    (b" " * 200_000, "answers with more than 67648 bytes, which no valid answer has"),
+    (400, "status 400: no such model"), (500, "status 500: no such model"),
+])  # fmt: skip
 def test_garbage(content: bytes | int, said: str) -> None:
     # 65,536 bytes and 96 for each of 2 * (3 + 8) tokens
     server = FakeServer(spoil=lambda answer: content)
@@ -428,14 +381,14 @@ def test_an_answer_in_the_form_of_another_server() -> None:
 
 def test_a_vllm_whose_weights_changed_meanwhile() -> None:
     spans = [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 4}]
-    said = refusal(FakeServer("vllm", spoil=set_choice("weight_versions", spans)))
+    said = refusal(FakeServer("vllm", spoil=change(weight_versions=spans)))
     assert said.startswith(": the answer to request 7 was generated with weights of version '3, 4', but")
 
 
 def test_a_file_of_pickled_experts_is_not_read() -> None:
     file = io.BytesIO()
     np.save(file, np.array([[{}]] * 6, object), allow_pickle=True)
-    spoil = set_choice("routed_experts", _base64(np.frombuffer(file.getvalue(), np.uint8)))
+    spoil = change(routed_experts=_base64(np.frombuffer(file.getvalue(), np.uint8)))
     said = refusal(FakeServer("vllm", spoil=spoil), expected=ROUTED)
     assert "routed_experts are object, not integers in C order" in said
 
@@ -516,12 +469,15 @@ class Echo(FakeServer):
         return answer
 
 
-@pytest.mark.parametrize("impostor", [FakeServer(), FakeServer(key=ServerKey("another")), Echo()])
-def test_an_impostor_is_not_believed(impostor: FakeServer) -> None:
+@pytest.mark.parametrize(("impostor", "said"), [
+    (FakeServer(), "does not have the key of this run's servers"), (Echo(), "does not have the key of this run's"),
+    (FakeServer(key=ServerKey("another")), r"(no server answers there \()?status 401: a key is needed"),
+])  # fmt: skip
+def test_an_impostor_is_not_believed(impostor: FakeServer, said: str) -> None:
     with impostor as server:
         service = connected(server.url, retries=0, key=KEY)
         for ask in (lambda: service.await_servers(600), lambda: service.load_weights(Path("/weights"), 3)):
-            with pytest.raises(RolloutError, match=r"does not have the key of this run's servers|a key is needed"):
+            with pytest.raises(RolloutError, match=said):
                 ask()
         service.close()
 
@@ -549,8 +505,7 @@ def test_no_other_address_gets_the_prompt(status: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "spoil",
-    [lambda answer: b"Authorization: Bearer s3cret-of-a-run", set_choice("finish_reason", "s3cret-of-a-run")],
+    "spoil", [lambda answer: b"Authorization: Bearer s3cret-of-a-run", change(finish_reason="s3cret-of-a-run")]
 )
 def test_a_key_that_is_quoted_is_not_told(spoil: Callable[[Any], Any]) -> None:
     said = refusal(FakeServer("vllm", spoil=spoil), key=KEY)
@@ -601,28 +556,6 @@ def test_the_end_of_a_servers_process_is_noticed_whoever_listens_there() -> None
             connected(server.url, processes={server.url: child.pid})
 
 
-@pytest.mark.parametrize("api", APIS)
-def test_a_response_ends_at_its_longest(api: str) -> None:
-    with FakeServer(api) as server, asking(server) as service:
-        (answer,) = answered(service, request(longest=3))
-    assert [piece.ids.tolist() for piece in answer.pieces] == [[10, 11, 12], [11, 11, 12]]
-    assert [piece.finish_reason for piece in answer.pieces] == [FinishReason.LENGTH] * 2
-
-
-def test_thousands_of_requests_take_one_thread() -> None:
-    with FakeServer() as one, FakeServer() as other, asking(one, other, most_running=400) as service:
-        before = threading.active_count()
-        answers = answered(service, *(request(number) for number in range(2000)))
-        assert threading.active_count() == before
-    assert [answer.number for answer in answers] == list(range(2000))
-
-
-def test_a_cut_of_nothing() -> None:
-    with FakeServer() as server, asking(server) as service:
-        assert service.abort() == []
-        assert len(server.calls) == 1  # no abort
-
-
 def test_an_error_leaves_the_service_to_be_closed() -> None:
     with FakeServer(spoil=lambda answer: json.dumps(1).encode()) as server, asking(server) as service:
         service.submit([request(number) for number in range(20)])
@@ -635,11 +568,3 @@ def test_the_least_float32_is_a_log_prob() -> None:
     with FakeServer(spoil=set_logprobs([least] * 4)) as server, asking(server) as service:
         (answer,) = answered(service, request())
     assert np.isfinite(answer.pieces[1].logprobs).all()
-
-
-def test_a_server_of_another_key_is_named_at_once() -> None:
-    with FakeServer(key=ServerKey("another")) as server:
-        service = connected(server.url, most_running=1, timeout_s=60, retries=0, key=KEY)
-        with pytest.raises(RolloutError, match=r"no server answers there \(status 401: a key is needed\)"):
-            service.await_servers(600)
-        service.close()

@@ -39,21 +39,19 @@ def make_scheduler(
     most = num_blocks_for(longest or max(prompt.ids.size for prompt in prompts) + max_new_tokens, block)
     allocator = BlockAllocator(num_slots * most + 1 if num_blocks is None else num_blocks)
     scheduler = Scheduler(
-        num_slots=num_slots,
-        max_new_tokens=max_new_tokens,
-        block=block,
-        most_blocks=most,
-        allocator=allocator,
-        tokens_per_sync=tokens_per_sync,
-        eos_ids={EOS, 98},
-        clock=clock,
-    )
-    settings = SamplingSettings(
+        num_slots=num_slots, max_new_tokens=max_new_tokens, block=block, most_blocks=most, allocator=allocator,
+        tokens_per_sync=tokens_per_sync, eos_ids={EOS, 98}, clock=clock,
+    )  # fmt: skip
+    drawn = sampling(num_samples, max_new_tokens, temperature)
+    for number, prompt in enumerate(prompts):
+        scheduler.add(Request(number=number, prompt=prompt, samples=tuple(range(num_samples)), settings=drawn))
+    return scheduler, allocator
+
+
+def sampling(num_samples: int, max_new_tokens: int, temperature: float = 1.0) -> SamplingSettings:
+    return SamplingSettings(
         num_samples=num_samples, temperature=temperature, max_new_tokens=max_new_tokens, stream=STREAM
     )
-    for number, prompt in enumerate(prompts):
-        scheduler.add(Request(number=number, prompt=prompt, samples=tuple(range(num_samples)), settings=settings))
-    return scheduler, allocator
 
 
 def ended(scheduler: Scheduler) -> list[EndedRequest]:
@@ -75,7 +73,6 @@ class FakeModel:
     prefills: int = 0
     steps: int = 0
     busy: list[int] = field(default_factory=list)
-    admitted: list[tuple[int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.sample_of = {
@@ -180,10 +177,9 @@ def test_every_sample_ends_exactly_once_with_its_own_tokens(data: st.DataObject)
         assert len(one.pieces) == num_samples
         for s, response in enumerate(one.pieces):
             tokens = planned(p, s)
-            assert response.ids.tolist() == tokens
+            reason = FinishReason.STOP if tokens[-1] in (EOS, EOS - 1) else FinishReason.LENGTH
+            assert (response.ids.tolist(), response.finish_reason) == (tokens, reason)
             assert response.logprobs.tolist() == [-float(token) for token in tokens]
-            stopped = tokens[-1] in (EOS, EOS - 1)
-            assert response.finish_reason == (FinishReason.STOP if stopped else FinishReason.LENGTH)
 
 
 def test_what_each_step_is_fed() -> None:
@@ -236,9 +232,7 @@ def test_a_slot_is_filled_again_in_the_step_after_its_sample_ends() -> None:
     scheduler, _ = make_scheduler(prompts, num_samples=2, num_slots=2, max_new_tokens=7, clock=lambda: model.steps)
     drive(scheduler, model)
     assert (model.steps, sum(model.busy)) == (6, 12)
-    assert [seconds for one in ended(scheduler) for seconds in one.seconds] == lengths, (
-        "waiting in the queue is not counted"
-    )
+    assert [seconds for one in ended(scheduler) for seconds in one.seconds] == lengths, "waiting is not counted"
 
 
 def test_a_pre_empted_samples_time_goes_on() -> None:
@@ -304,31 +298,27 @@ def test_requests_that_come_later_and_are_cut_go_on_where_they_were(data: st.Dat
     num_samples, max_new_tokens, block = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 9)), 3
     prompts = [make_prompt(p, data.draw(st.integers(1, 7))) for p in range(data.draw(st.integers(1, 4)))]
     looks = data.draw(st.lists(st.integers(0, 4), max_size=6))
-    tokens_per_sync = data.draw(st.integers(1, 3))
 
     def planned(prompt: int, sample: int) -> list[int]:
-        tokens = [
-            1 + (prompt * 31 + sample * 7 + t) % 90 for t in range(1 + (3 * prompt + 5 * sample) % max_new_tokens)
-        ]
+        length = 1 + (3 * prompt + 5 * sample) % max_new_tokens
+        tokens = [1 + (prompt * 31 + sample * 7 + t) % 90 for t in range(length)]
         return tokens if len(tokens) == max_new_tokens else [*tokens[:-1], EOS]
 
     scheduler, allocator = make_scheduler(
         prompts[:1], num_samples=num_samples, num_slots=3, max_new_tokens=max_new_tokens, block=block,
-        tokens_per_sync=tokens_per_sync,
         num_blocks=1 + 2 * num_blocks_for(7 + max_new_tokens, block), longest=7 + max_new_tokens,
+        tokens_per_sync=data.draw(st.integers(1, 3)),
     )  # fmt: skip
     model = FakeModel(prompts, planned, num_samples, max_new_tokens, block)
     drawn = {(p, s): [] for p in range(len(prompts)) for s in range(num_samples)}
     ends: dict[tuple[int, int], FinishReason] = {}
-    sampling = SamplingSettings(
-        num_samples=num_samples, temperature=1.0, max_new_tokens=max_new_tokens, stream=STREAM
-    )  # fmt: skip
+    drawing = sampling(num_samples, max_new_tokens)
     numbers = iter(range(100, 10_000))
 
     def ask(prompt: int, samples: tuple[int, ...]) -> None:
         prefix = np.array(drawn[prompt, samples[0]], np.int32)
         scheduler.add(
-            Request(number=next(numbers), prompt=prompts[prompt], samples=samples, settings=sampling, prefix=prefix)
+            Request(number=next(numbers), prompt=prompts[prompt], samples=samples, settings=drawing, prefix=prefix)
         )
 
     def note(requests: list[EndedRequest]) -> None:
@@ -362,8 +352,8 @@ def test_requests_that_come_later_and_are_cut_go_on_where_they_were(data: st.Dat
     for _ in range(1000):
         look()
     assert drawn == {key: planned(*key) for key in drawn}
-    assert {key: reason is FinishReason.STOP for key, reason in ends.items()} == {
-        key: tokens[-1] == EOS for key, tokens in drawn.items()
+    assert ends == {
+        key: FinishReason.STOP if tokens[-1] == EOS else FinishReason.LENGTH for key, tokens in drawn.items()
     }
 
 
@@ -386,9 +376,8 @@ def test_a_cut_among_siblings_that_wait_and_were_pre_empted() -> None:
     # Twelve blocks of one token: the second prompt's siblings hold its blocks, or are pre-empted, when they are cut.
     prompts = [make_prompt(0, 3), make_prompt(1, 4)]
     for looks in range(1, 14):
-        scheduler, allocator = make_scheduler(
-            prompts, num_samples=3, num_slots=3, max_new_tokens=8, num_blocks=13, block=1
-        )
+        slots = {"num_slots": 3, "num_blocks": 13, "block": 1}
+        scheduler, allocator = make_scheduler(prompts, num_samples=3, max_new_tokens=8, **slots)
         model = FakeModel(prompts, lambda prompt, sample: [1 + prompt + sample] * (3 + sample) + [EOS], 3, 8, 1)
         for _ in range(looks):
             turn(scheduler, model)

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -87,18 +88,14 @@ class Front:
 
 @pytest.fixture
 def front(tmp_path: Path) -> Iterator[Front]:
-    yield from opened(None, tmp_path)
+    with closing(Front(None, [tmp_path / "weights"])) as front:
+        yield front
 
 
 @pytest.fixture
 def keyed(tmp_path: Path) -> Iterator[Front]:
-    yield from opened(KEY, tmp_path)
-
-
-def opened(key: ServerKey | None, folder: Path) -> Iterator[Front]:
-    front = Front(key, [folder / "weights"])
-    yield front
-    front.close()
+    with closing(Front(KEY, [tmp_path / "weights"])) as front:
+        yield front
 
 
 # ---- who asks
@@ -133,9 +130,7 @@ def test_without_the_key_nothing_is_answered(keyed: Front) -> None:
             status, found, sent, _ = keyed.ask(path, BODY, **headers)
             assert (status, found["error"]["code"]) == (401, 401) and SIGNATURE not in sent
     assert keyed.orders == []
-
-
-def test_the_key_as_openai_clients_send_it(keyed: Front) -> None:
+    # As OpenAI's clients send it.
     assert keyed.ask("/v1/completions", BODY, Authorization="Bearer s3cret")[0] == 200
     assert keyed.ask("/health", b"", "GET", Authorization="Bearer s3cret")[0] == 200
 
@@ -241,12 +236,11 @@ def test_requests_that_run_are_not_closed_for_others(front: Front) -> None:
 
 def test_headers_that_do_not_end_are_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_front, "_IDLE_S", 0.2)
-    front = Front(None, [tmp_path])
-    for sent in (b"", b"GET /hea", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX: "):
-        with socket.create_connection(front.address, timeout=10) as caller:
-            caller.sendall(sent)
-            assert caller.recv(1) == b"", "the server hangs up"
-    front.close()
+    with closing(Front(None, [tmp_path])) as front:
+        for sent in (b"", b"GET /hea", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX: "):
+            with socket.create_connection(front.address, timeout=10) as caller:
+                caller.sendall(sent)
+                assert caller.recv(1) == b"", "the server hangs up"
 
 
 def test_a_body_that_does_not_end_is_not_waited_for(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:

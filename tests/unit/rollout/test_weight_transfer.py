@@ -4,35 +4,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from small_plans import MIXTURE, drawn_model, small_model
 
-from mindgspo.config import ModelSection
 from mindgspo.config.schema import ReshardSection
 from mindgspo.errors import WeightsError
 from mindgspo.rollout.weights_folder import open_weights
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
 
-SECTION = ModelSection(
-    vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-    num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=False, initializer_range=0.2,
-    dtype="float16",
-)  # fmt: skip
-EXPERTS = ModelSection(
-    architecture="qwen3_moe", vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=1, head_dim=8,
-    num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=False,
-    num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, norm_topk_prob=True, dtype="float16",
-)  # fmt: skip
+SECTION = small_model(tie_word_embeddings=False, initializer_range=0.2, dtype="float16")
+EXPERTS = small_model(**MIXTURE, num_hidden_layers=1, tie_word_embeddings=False, dtype="float16")
 
 
 @pytest.fixture(scope="module")
 def pair(cpu_runtime):
     """A trained model, and one that generates with its weights."""
-    from mindgspo.models.policy import build_model
-    from mindgspo.models.weights import initialize_weights
     from mindgspo.rollout.weight_transfer import WeightTransfer, hold_in_compute_type
 
-    trained, generating = build_model(SECTION), build_model(SECTION)
-    initialize_weights(trained, SECTION, seed=5)
+    trained, generating = drawn_model(SECTION, seed=5), drawn_model(SECTION, seed=6)
     hold_in_compute_type(generating)
     transfer = WeightTransfer(trained, generating, SECTION, ReshardSection(verify="full"))
     transfer.push(1)
@@ -42,10 +31,9 @@ def pair(cpu_runtime):
 def test_only_routers_keep_float32(cpu_runtime) -> None:
     import mindspore as ms
 
-    from mindgspo.models.policy import build_model
     from mindgspo.rollout.weight_transfer import hold_in_compute_type
 
-    model = build_model(EXPERTS)
+    model = drawn_model(EXPERTS, seed=0)
     names = [parameter.name for parameter in model.get_parameters()]
     hold_in_compute_type(model)
     assert [parameter.name for parameter in model.get_parameters()] == names

@@ -7,22 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from small_plans import small_model
 
-from mindgspo.config import ModelSection
 from mindgspo.errors import WeightsError
 from mindgspo.rollout.weights_folder import open_weights, write_weights
-
-MODEL = ModelSection(
-    vocab_size=384, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-    num_key_value_heads=2, max_position_embeddings=96, dtype="bfloat16",
-)  # fmt: skip
 
 
 @pytest.fixture
 def handed_over(tmp_path: Path) -> Path:
     rng = np.random.default_rng(3)
     tensors = {name: rng.normal(size=(6, 5)).astype(np.float32) for name in ("a.weight", "x.mlp.gate.weight")}
-    write_weights(tmp_path / "version_7", tensors, MODEL, 7)
+    write_weights(tmp_path / "version_7", tensors, small_model(dtype="bfloat16"), 7)
     return tmp_path / "version_7"
 
 
@@ -48,14 +43,14 @@ def test_a_changed_byte_is_found(handed_over: Path) -> None:
             weights.verify("a.weight")
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"version": "x", "sha256": {}}', '{"version": 1, "sha256": []}'])
-def test_a_broken_manifest_is_one_line(handed_over: Path, content: str) -> None:
+UNREADABLE = ("{", "[]", "{}", '{"version": "x", "sha256": {}}', '{"version": 1, "sha256": []}')
+
+
+@pytest.mark.parametrize(("content", "said"), [
+    *((text, r"weights\.json: cannot be read") for text in UNREADABLE),
+    ('{"version": 1, "sha256": {"a.weight": "00"}}', r"x\.mlp\.gate\.weight is in weights\.json or"),
+])  # fmt: skip
+def test_a_broken_manifest_and_other_tensors_than_listed(handed_over: Path, content: str, said: str) -> None:
     (handed_over / "weights.json").write_text(content)
-    with pytest.raises(WeightsError, match=r"weights\.json: cannot be read"), open_weights(handed_over):
-        pass
-
-
-def test_other_tensors_than_listed_are_refused(handed_over: Path) -> None:
-    (handed_over / "weights.json").write_text('{"version": 1, "sha256": {"a.weight": "00"}}')
-    with pytest.raises(WeightsError, match=r"x\.mlp\.gate\.weight is in weights\.json or"), open_weights(handed_over):
+    with pytest.raises(WeightsError, match=said), open_weights(handed_over):
         pass
