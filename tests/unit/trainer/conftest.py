@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,10 @@ from mindgspo.algorithms.kl_control import KLController
 from mindgspo.config import ExperimentConfig, RewardSection, TokenizerSection, load_config
 from mindgspo.data.stream import PromptStream
 from mindgspo.errors import NonFiniteError
-from mindgspo.metrics import Timers
+from mindgspo.metrics import Timers, unknown_names
 from mindgspo.rewards import Candidate, Scorer
 from mindgspo.tokenization import Tokenizer, load_tokenizer
-from mindgspo.types import Batch, Prompt, Response, Score, Verdict
+from mindgspo.types import Batch, FinishReason, Prompt, Response, Score, StepResult, Verdict
 
 EXPERIMENT = """
 experiment: scripted
@@ -190,17 +191,15 @@ def model(cpu_runtime: None, load):
 
 
 @pytest.fixture
-def make_trainer(cpu_runtime: None, load, prompts, tokenizer, tmp_path: Path, configs: dict):
-    """make_trainer(script, *overrides, **fields): a Trainer around a scripted engine. reward_scorer: the reward
-    functions."""
-
-    alive = []  # ids are keys below, and must not be given away
+def make_trainer(cpu_runtime: None, load, prompts, tokenizer, tmp_path: Path):
+    """make_trainer(script, *overrides, **fields): a Trainer around a scripted engine, with its `run_config` and the
+    `validation` of its run, on all prompts. All its metrics must be known. reward_scorer: the reward functions."""
 
     def make(script: Callable[[Prompt, int], Sequence[int]], *overrides: str, **changed: object):
         from scripted_engine import ScriptedEngine
 
         from mindgspo.config.schema import SwapSection
-        from mindgspo.evaluation.evaluator import ResponseScorer
+        from mindgspo.evaluation.evaluator import Evaluator, ResponseScorer
         from mindgspo.swap.swap import Swap
         from mindgspo.trainer.batches import batch_layout
         from mindgspo.trainer.dynamic_sampling import LeftoverBuffer
@@ -208,12 +207,28 @@ def make_trainer(cpu_runtime: None, load, prompts, tokenizer, tmp_path: Path, co
         from mindgspo.trainer.policies import PolicyScores
         from mindgspo.trainer.step import Trainer, WeightSync
         from mindgspo.trainer.updates import UpdateGuard
+        from mindgspo.trainer.validation import Validation
 
         config = load(*overrides)
-        section, stream = (
-            config.algorithm,
-            changed.get("stream", PromptStream(len(prompts), config.seed, shuffle=False)),
-        )
+
+        class CheckedTrainer(Trainer):
+            run_config = config
+
+            def train_step(self, step: int) -> StepResult:
+                result = super().train_step(step)
+                assert unknown_names(result.metrics) == []
+                return result
+
+            @functools.cached_property
+            def validation(self) -> Validation:
+                evaluator = Evaluator(
+                    self.engine, self.reward, config.eval, max_new_tokens=config.rollout.max_new_tokens,
+                    seed=config.seed, names_sets=config.data.names_eval_sets, swap=self.swap,
+                )  # fmt: skip
+                return Validation(evaluator, {"eval": prompts}, config.eval, timers=timers, decode=tokenizer.decode)
+
+        section = config.algorithm
+        stream = changed.get("stream") or PromptStream(len(prompts), config.seed, shuffle=False)
         old_log_probs = section.old_log_probs.replace("auto", "recompute")
         leftovers = LeftoverBuffer(section.filter_groups.keep_surplus_steps, prompts)
         timers, swap, model = Timers(), Swap(SwapSection(), None), changed.get("model")
@@ -221,7 +236,7 @@ def make_trainer(cpu_runtime: None, load, prompts, tokenizer, tmp_path: Path, co
         engine = changed.get("engine") or ScriptedEngine(script)
         layout = batch_layout(config, pad_id=tokenizer.pad_id)
         sections = {"algorithm": section, "rollout": config.rollout, "settings": config.trainer, "layout": layout}
-        made = Trainer(
+        made = CheckedTrainer(
             take_prompts=lambda number, step: [prompts[index] for index in stream.take(number)],
             engine=engine, reward=reward,
             scorer=PolicyScores(
@@ -239,8 +254,6 @@ def make_trainer(cpu_runtime: None, load, prompts, tokenizer, tmp_path: Path, co
             ),
             dumps_dir=tmp_path / "dumps", timers=timers, swap=swap, **sections,
         )  # fmt: skip
-        configs[id(made)] = config
-        alive.append(made)
         engine.load_weights(0)
         return made
 
@@ -248,48 +261,21 @@ def make_trainer(cpu_runtime: None, load, prompts, tokenizer, tmp_path: Path, co
 
 
 @pytest.fixture
-def validation_of(configs: dict, prompts, tokenizer):
-    """validation_of(trainer): the evaluations of its run, on all prompts."""
-    made = {}
+def evaluate():
+    """evaluate(trainer, sets, step=...): an evaluation, all of whose metrics must be known."""
 
-    def make(trainer):
-        from mindgspo.evaluation.evaluator import Evaluator
-        from mindgspo.trainer.validation import Validation
+    def evaluation(trainer, sets, step: int):
+        found = trainer.validation.evaluator.evaluate(sets, step, weight_version=trainer.weights.version)
+        assert unknown_names(found.metrics) == []
+        return found
 
-        if id(trainer) not in made:
-            config = configs[id(trainer)]
-            evaluator = Evaluator(
-                trainer.engine, trainer.reward, config.eval,
-                max_new_tokens=config.rollout.max_new_tokens, seed=config.seed,
-                names_sets=config.data.names_eval_sets, swap=trainer.swap,
-            )  # fmt: skip
-            sets = {"eval": prompts}
-            made[id(trainer)] = Validation(evaluator, sets, config.eval, timers=trainer.timers, decode=tokenizer.decode)
-        return made[id(trainer)]
-
-    return make
+    return evaluation
 
 
 @pytest.fixture
-def evaluate(validation_of):
-    """evaluate(trainer, sets, step=...)"""
-    return lambda trainer, sets, step: validation_of(trainer).evaluator.evaluate(
-        sets, step, weight_version=trainer.weights.version
-    )
-
-
-@pytest.fixture
-def validate(validation_of):
+def validate():
     """validate(trainer, log, progress)"""
-    return lambda trainer, log, progress: validation_of(trainer).run(
-        log, progress, weight_version=trainer.weights.version
-    )
-
-
-@pytest.fixture
-def configs() -> dict:
-    """{id of a trainer: the configuration it was made of}."""
-    return {}
+    return lambda trainer, log, progress: trainer.validation.run(log, progress, weight_version=trainer.weights.version)
 
 
 @pytest.fixture(scope="session")
@@ -305,8 +291,6 @@ def fakes():
 @pytest.fixture(scope="session")
 def response() -> Callable[..., Response]:
     """response(ids, logprobs): a sampled response of prompt 0."""
-    from mindgspo.types import FinishReason
-
     return lambda ids, logprobs: Response(
         prompt_index=0, sample_index=0, ids=np.array(ids, np.int32), logprobs=np.array(logprobs, np.float32),
         finish_reason=FinishReason.STOP, temperature=1.0, weight_version=0,

@@ -86,11 +86,13 @@ def test_long_prompts_are_counted_wherever_they_stand(check) -> None:
         check(ROWS, "data.truncation=drop", "data.max_prompt_length=8")
 
 
-@pytest.mark.parametrize("folder", ["/proc/mine", "/sys/mine/runs"])
-def test_a_run_folder_must_be_writable(check, folder: str) -> None:
-    """The user root has every permission there; only trying tells."""
-    with pytest.raises(ConfigError, match=f"run_dir: {folder}: nothing can be written into /(proc|sys)"):
-        check(ROWS, f"run_dir={folder}")
+def test_a_run_folder_must_be_writable_and_is_left_as_it_is(check, tmp_path: Path) -> None:
+    """The user root has every permission in /proc; only trying tells."""
+    with pytest.raises(ConfigError, match="run_dir: /proc/mine/runs: nothing can be written into /proc"):
+        check(ROWS, "run_dir=/proc/mine/runs")
+    (tmp_path / "mine").mkdir()
+    check(ROWS, f"run_dir={tmp_path / 'mine'}")
+    assert list((tmp_path / "mine").iterdir()) == []
 
 
 def test_without_a_solution_or_a_function_that_judges(check, tmp_path) -> None:
@@ -103,42 +105,42 @@ def test_without_a_solution_or_a_function_that_judges(check, tmp_path) -> None:
 
 
 def test_a_reward_file_is_loaded_and_tried_on_two_rows(check, tmp_path) -> None:
-    reward = tmp_path / "mine.py"
-    body = "def score(data_source, solution_str, ground_truth, extra_info):\n    return {}\n"
-    reward.write_text(body.format("{'score': 0.5, 'acc': False, 'pred': ground_truth}"))
-    shown = check(ROWS, f"reward.functions=['{reward}:score']")
+    def checked(value: str, before: str = "") -> str:
+        code = f"{before}def score(data_source, solution_str, ground_truth, extra_info):\n    return {value}\n"
+        (tmp_path / "mine.py").write_text(code)
+        return check(ROWS, f"reward.functions=['{tmp_path}/mine.py:score']")
+
+    shown = checked("{'score': 0.5, 'acc': False, 'pred': ground_truth}")
     assert shown.count("--- reward: the row's own solution gets 0.5, found '1") == 2
-    for value, said in (("float('nan')", "mine.score: returned .*nan"), ("'good'", "mine.score: returned 'good'")):
-        reward.write_text(body.format(value))
-        with pytest.raises(RewardError, match=said):
-            check(ROWS, f"reward.functions=['{reward}:score']")
-    reward.write_text(body.format("0.25"))  # which says nothing of an answer
-    assert "--- reward: the row's own solution gets 0.25, gold '10'\n" in check(
-        ROWS, f"reward.functions=['{reward}:score']"
+    assert "--- reward: the row's own solution gets 0.25, gold '10'\n" in checked("0.25"), (
+        "which says nothing of an answer"
     )
-    reward.write_text(body.format("None"))
-    said = r"of the first 5 rows of data.train none gets a reward: .* \(abstained: [^)]*\), gold '10'\. A run would"
-    with pytest.raises(RewardError, match=said):
-        check(ROWS, f"reward.functions=['{reward}:score']")
-    reward.write_text(body.format("None if ground_truth in ('10', '11') else 1.0"))  # the first two rows alone
-    shown = check(ROWS, f"reward.functions=['{reward}:score']")
-    assert shown.count("gets no reward (abstained") == 2
-    reward.write_text("import nowhere_to_be_found\n")
-    with pytest.raises(RewardError, match="nowhere_to_be_found"):
-        check(ROWS, f"reward.functions=['{reward}:score']")
+    first_two = "None if ground_truth in ('10', '11') else 1.0"
+    assert checked(first_two).count("gets no reward (abstained") == 2
+    none = r"of the first 5 rows of data.train none gets a reward: .* \(abstained: [^)]*\), gold '10'\. A run would"
+    for value, before, said in (
+        ("float('nan')", "", "mine.score: returned .*nan"),
+        ("'good'", "", "mine.score: returned 'good'"),
+        ("None", "", none),
+        ("1.0", "import nowhere_to_be_found\n", "nowhere_to_be_found"),
+    ):
+        with pytest.raises(RewardError, match=said):
+            checked(value, before)
 
 
 STRICT = ("reward.functions=[math_dapo]", "reward.answer=strict")
 
 
 @pytest.mark.parametrize(("rows", "settings", "error", "said"), [
+    ([{**ROWS[0], "question": "pens " * 40}, *ROWS[1:]], (), DataError,
+     "data.train: .*: 1 of 5 prompts .* data.max_prompt_length = 32, the first one .*rows.jsonl:1 with 5. tokens"),
     ([*ROWS, {"question": "How many?"}], (), DataError, "rows.jsonl:6: answer: expected a non-empty text"),
     (ROWS, STRICT, DataError, "row 0: the reward functions call its own solution no_answer"),
     ([], (), DataError, "rows.jsonl"),
     (ROWS, ("model.vocab_size=100",), TokenizerError, "model.vocab_size = 100 is too small"),
     (ROWS, ("rollout.prompts_per_step=6", "trainer.prompts_per_mini_batch=6"), ConfigError,
      "rollout.prompts_per_step: 6 different prompts cannot be drawn from 5 rows of data.train; largest legal: 5"),
-], ids=["broken row far below", "its own solution", "an empty file", "a large vocabulary", "few rows"])  # fmt: skip
+], ids=["long prompt", "broken row", "its own solution", "no rows", "a large vocabulary", "few rows"])  # fmt: skip
 def test_what_is_refused(check, rows: list[dict], settings: tuple[str, ...], error: type, said: str) -> None:
     with pytest.raises(error, match=said):
         check(rows, *settings)
@@ -190,43 +192,20 @@ def test_the_gold_answer_of_every_row_is_read_by_the_functions_named(check) -> N
         check([verl], "data.train.format=verl")
 
 
-def test_a_prepared_folder_must_fit_the_settings_and_be_whole(load, tokenizer, tmp_path: Path) -> None:
-    tokenizer.save(tmp_path / "tokenizer")
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+def test_a_prepared_folder_must_fit_the_settings_and_be_whole(check, tmp_path: Path) -> None:
+    check(ROWS)
     folder = tmp_path / "prepared"
-    data_prepare(format="gsm8k", input=rows, output=folder, tokenizer=tmp_path / "tokenizer")
-    source = f"data.train={{format: prepared, path: {folder}}}"
-    settings = (source, f"tokenizer.path={tmp_path / 'tokenizer'}", "rollout.prompts_per_step=2")
-    assert "data.train: 5 prepared rows" in "\n".join(check_experiment(load(*settings)))
-    assert "data.train: 3 prepared rows" in "\n".join(check_experiment(load(*settings, "data.train.max_rows=3")))
+    data_prepare(format="gsm8k", input=tmp_path / "rows.jsonl", output=folder, tokenizer=tmp_path / "tokenizer")
+    settings = (f"data.train={{format: prepared, path: {folder}}}", "rollout.prompts_per_step=2")
+    assert "data.train: 5 prepared rows" in check(ROWS, *settings)
+    assert "data.train: 3 prepared rows" in check(ROWS, *settings, "data.train.max_rows=3")
     with pytest.raises(DataError, match="prepared: was made with another tokenizer"):
-        list(check_experiment(load(*settings, "tokenizer.eos_tokens=[<|endoftext|>]")))
+        check(ROWS, *settings, "tokenizer.eos_tokens=[<|endoftext|>]")
     with pytest.raises(DataError, match="was made with data.instruction_suffix"):
-        list(check_experiment(load(*settings, "data.instruction_suffix=' Think.'")))
+        check(ROWS, *settings, "data.instruction_suffix=' Think.'")
     (folder / "prompts.mindrecord").write_bytes(b"cut")
     with pytest.raises(DataError, match="3 bytes, dataset.json says"):
-        list(check_experiment(load(*settings)))
-
-
-@pytest.mark.parametrize(("change", "said"), [
-    ({"question": "pens " * 40}, r"data.train: .*: 1 of 5 prompts are longer than data.max_prompt_length = 32, the "
-     r"first one .*rows.jsonl:1 with 5. tokens"),
-    ({"answer": "#### 10\n\nThat is \\boxed{11}. #### 11 #### 1"}, None),
-], ids=["long prompt", "last mark"])  # fmt: skip
-def test_first_rows_that_cannot_be_used_are_refused(check, change: dict, said: str | None) -> None:
-    rows = [{**ROWS[0], **change}, *ROWS[1:]]
-    if said is None:
-        assert "--- answer: 1\n" in check(rows)
-    else:
-        with pytest.raises(DataError, match=said):
-            check(rows)
-
-
-def test_a_run_folder_is_left_as_it_is(check, tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    check(ROWS, f"run_dir={tmp_path / 'mine'}")
-    assert list((tmp_path / "mine").iterdir()) == []
+        check(ROWS, *settings)
 
 
 def test_a_run_whose_function_reads_the_golds_does_not_say_that_nothing_does(load, tokenizer, tmp_path, caplog) -> None:
@@ -239,11 +218,3 @@ def test_a_run_whose_function_reads_the_golds_does_not_say_that_nothing_does(loa
     with Scorer(config.reward) as scorer:
         opened = open_checked_dataset(config, config.data.train, tokenizer, scorer, tmp_path / "data", seed=0)
     assert len(list(opened)) == 3 and caplog.messages == []
-
-
-def test_prepared_data_must_be_of_this_tokenizer(check, tmp_path: Path) -> None:
-    data_prepare(format="arithmetic", output=tmp_path / "prepared", max_rows=7)
-    source = "data.eval={format: prepared, path: " + str(tmp_path / "prepared") + "}"
-    assert "data.eval: 7 prepared rows" in check(ROWS, source)
-    with pytest.raises(DataError, match="prepared: was made with another tokenizer"):
-        check(ROWS, source, "tokenizer.eos_tokens=[<|endoftext|>]")

@@ -13,7 +13,6 @@ from mindgspo.algorithms.optim.updater import Updater
 from mindgspo.batches.rows import TrainingSample, lay_out
 from mindgspo.config.algorithm import ReferenceSection
 from mindgspo.errors import CheckpointError
-from mindgspo.metrics import unknown_names
 from mindgspo.models.policy import PolicyLogProbs
 from mindgspo.models.scoring import PolicyScorer
 from mindgspo.models.weights import initialize_weights
@@ -109,7 +108,6 @@ def test_the_kl_starts_at_zero_and_grows(
     found = []
     for step in (1, 2, 3):
         metrics = trainer.train_step(step).metrics
-        assert unknown_names(metrics) == []
         found.append(metrics[name])
     assert 0 <= found[0] < 1e-9, "one update per step: the first one starts at the reference"
     assert found[2] > found[1] > 1e-5
@@ -133,52 +131,38 @@ def set_norm(model, value: float) -> None:
             parameter.asnumpy()[...] = np.float32(value)
 
 
-def norm_of(reference) -> np.ndarray:
-    return reference.arrays()[NORM]
-
-
-def follow(reference, model, steps: int, values: dict[int, float]) -> list[float]:
-    """Steps 1, 2, ...; before step n the norm is set to values[n]. The reference's norm as each step scores with it;
-    every step makes two updates."""
+def follow(reference, model, values: dict[int, float]) -> list[tuple[float, float]]:
+    """Before step n the norm is set to values[n]. The reference's norm and version as each step scores with it; every
+    step makes two updates."""
     found = []
-    for step in range(1, steps + 1):
-        set_norm(model, values.get(step, 1.0))
+    for step, value in values.items():
+        set_norm(model, value)
         reference.follow(model, steps_done=step - 1, version=100 + 2 * (step - 1))
-        found.append(float(norm_of(reference)[0]))
+        found.append((float(reference.arrays()[NORM][0]), reference.version))
     return found
-
-
-def test_a_frozen_one_follows_nobody(model, make, tmp_path: Path) -> None:
-    reference = make()
-    reference.freeze(model, tmp_path, version=100)
-    assert follow(reference, model, 4, {step: float(step) for step in range(1, 5)}) == [1, 1, 1, 1]
-    assert reference.version == 100
-    assert (tmp_path / "step_00000000").is_dir(), "saved once"
-
-
-def test_every_second_step_it_becomes_the_policy(model, make, tmp_path: Path) -> None:
-    """Two steps done: before step 3 is scored; four: before step 5."""
-    reference = make(mode="sync", every=2)
-    reference.freeze(model, tmp_path, version=100)
-    assert follow(reference, model, 6, {2: 2.0, 3: 3.0, 4: 4.0, 5: 5.0, 6: 6.0}) == [1, 1, 3, 3, 5, 5]
-    assert reference.version == 108, "four steps of two updates behind version 100"
-    assert not any(tmp_path.iterdir()), "checkpoints hold it"
-    for name, array in reference.arrays().items():
-        if name != NORM:
-            np.testing.assert_array_equal(array, whole(model)[name], err_msg=name)
 
 
 def whole(model) -> dict[str, np.ndarray]:
     return weights_as_numpy(model, model.config)
 
 
-def test_a_moving_average_by_hand(model, make, tmp_path: Path) -> None:
-    """decay 3/4: a quarter of the way each time. 1 -> 1 + (5 - 1) / 4 = 2 -> 2 + (6 - 2) / 4 = 3 -> 3 + (1 - 3) / 4."""
-    reference = make(mode="ema", every=1, decay=0.75)
+@pytest.mark.parametrize(("changes", "values", "norms", "version"), [
+    ({}, [1, 2, 3, 4], [1, 1, 1, 1], 100),
+    # Two steps done: before step 3 is scored; four: before step 5, four steps of two updates behind version 100.
+    ({"mode": "sync", "every": 2}, [1, 2, 3, 4, 5, 6], [1, 1, 3, 3, 5, 5], 108),
+    # A quarter of the way each time: 1 -> 1 + (5 - 1) / 4 = 2 -> 2 + (6 - 2) / 4 = 3 -> 3 + (1 - 3) / 4. Of versions
+    # 100, 102, 104, 106: 100 -> 100.5 -> 101.375 -> 102.53125.
+    ({"mode": "ema", "every": 1, "decay": 0.75}, [1, 5, 6, 1], [1, 2, 3, 2.5], 102.53125),
+], ids=["frozen", "sync", "average"])  # fmt: skip
+def test_it_follows_by_hand(changes, values, norms, version, model, make, tmp_path: Path) -> None:
+    reference = make(**changes)
     reference.freeze(model, tmp_path, version=100)
-    assert follow(reference, model, 4, {2: 5.0, 3: 6.0, 4: 1.0}) == [1, 2, 3, 2.5]
-    # Of versions 100, 102, 104, 106: 100 -> 100.5 -> 101.375 -> 102.53125.
-    assert reference.version == 102.53125
+    found = follow(reference, model, dict(enumerate(values, start=1)))
+    assert ([norm for norm, _ in found], reference.version) == (norms, version)
+    assert [path.name for path in tmp_path.iterdir()] == [] if changes else ["step_00000000"], "checkpoints hold others"
+    for name, array in reference.arrays().items():
+        if name != NORM:
+            np.testing.assert_array_equal(array, whole(model)[name], err_msg=name)
 
 
 def test_it_rounds_as_it_says_and_is_near_the_exact_average(model, make, load, tmp_path: Path) -> None:
@@ -202,24 +186,16 @@ def test_it_rounds_as_it_says_and_is_near_the_exact_average(model, make, load, t
 
 @pytest.mark.parametrize("changes", [{"mode": "sync", "every": 2}, {"mode": "ema", "every": 1, "decay": 0.9}])
 def test_a_resumed_run_has_the_reference_it_would_have_had(changes, model, make, tmp_path: Path) -> None:
-    values = {step: 1 + 0.1 * step for step in range(2, 8)}
+    before, after = ({step: 1 + 0.1 * step for step in steps} for steps in ((1, 2, 3, 4), (5, 6, 7)))
     reference = make(**changes)
     reference.freeze(model, tmp_path, version=100)
-    follow(reference, model, 4, values)  # the checkpoint after step 4: nothing of step 4 is in the reference yet
+    follow(reference, model, before)  # the checkpoint after step 4: nothing of step 4 is in the reference yet
     state, arrays = json.loads(json.dumps(reference.state())), reference.arrays()
-    expected = []
-    for step in (5, 6, 7):
-        set_norm(model, values[step])
-        reference.follow(model, steps_done=step - 1, version=100 + 2 * (step - 1))
-        expected.append((norm_of(reference).copy(), reference.version))
+    expected = follow(reference, model, after)
     resumed = make(**changes)
     resumed.load(state, ArraySource(arrays, path=tmp_path))
     resumed.restore(tmp_path / "nowhere")
-    for step, (norm, version) in zip((5, 6, 7), expected, strict=True):
-        set_norm(model, values[step])
-        resumed.follow(model, steps_done=step - 1, version=100 + 2 * (step - 1))
-        np.testing.assert_array_equal(norm_of(resumed), norm)
-        assert resumed.version == version
+    assert follow(resumed, model, after) == expected
 
 
 def test_an_average_of_equals_stays_and_changes_once_in_a_step(make, tmp_path: Path, model) -> None:
@@ -237,7 +213,7 @@ def test_an_average_of_equals_stays_and_changes_once_in_a_step(make, tmp_path: P
     set_norm(model, 3.0)
     for _ in range(2):
         reference.follow(model, steps_done=1, version=1)
-    assert norm_of(reference)[0] == 2 and reference.version == 0.5
+    assert reference.arrays()[NORM][0] == 2 and reference.version == 0.5
 
 
 def test_a_step_lets_it_follow_before_it_scores(make_trainer, one_of_two_right, fakes) -> None:

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 from scripted_engine import ScriptedEngine
+from step_results import assert_advantages, responses_of
 
-from mindgspo.metrics import unknown_names
 from mindgspo.types import StepResult
 
 
@@ -30,34 +30,12 @@ class RecordingEngine(ScriptedEngine):
         return super().generate(prompts, settings, weight_version=weight_version)
 
 
-def rows_by_number(updater) -> dict[int, np.ndarray]:
-    """{number of the response: its advantages in the rows that the updater got}."""
-    found = {}
-    for batches in updater.batches:
-        for batch in batches:
-            assert not batch.advantages_NK[~batch.mask_NK].any()
-            for row, number in enumerate(batch.samples_N):
-                if number >= 0:
-                    assert int(number) not in found
-                    found[int(number)] = batch.advantages_NK[row, batch.mask_NK[row]]
-    return found
-
-
-def assert_advantages(result: StepResult, updater, expected: list[np.ndarray], **tolerance: float) -> None:
-    """Groups and batch rows hold these advantages, response after response; None: not trained, zeros."""
-    advantages = [array for group in result.groups for array in group.advantages]
-    rows = rows_by_number(updater)
-    assert sorted(rows) == [number for number, array in enumerate(expected) if array is not None]
-    for number, (found, array) in enumerate(zip(advantages, expected, strict=True)):
-        if array is None:
-            assert not found.any()
-            continue
-        np.testing.assert_allclose(found, array, **tolerance)
-        np.testing.assert_array_equal(rows[number], found)
-
-
-def lengths_of(result: StepResult) -> list[int]:
-    return [response.length for group in result.groups for response in group.responses]
+def each(result: StepResult, values: list[float | None]) -> list[np.ndarray | None]:
+    """One value for all tokens of a response; None where there is none."""
+    return [
+        None if value is None else np.full(response.length, value)
+        for response, value in zip(responses_of(result), values, strict=True)
+    ]
 
 
 def test_remax_alone_subtracts_the_reward_of_a_greedy_response(make_trainer, one_of_two_right, answer) -> None:
@@ -68,11 +46,8 @@ def test_remax_alone_subtracts_the_reward_of_a_greedy_response(make_trainer, one
     trainer = make_trainer(one_of_two_right, "algorithm.advantage.estimator=remax", engine=engine)
     result = trainer.train_step(1)
     assert engine.asked == [(1.0, 2, 16, 4), (0.0, 1, 16, 4)]
-    values = [0, -1, 1, 0, 1, 0, 0, -1]
-    expected = [np.full(length, value) for length, value in zip(lengths_of(result), values, strict=True)]
-    assert_advantages(result, trainer.updater, expected)
+    assert_advantages(result, trainer, each(result, [0, -1, 1, 0, 1, 0, 0, -1]))
     metrics = result.metrics
-    assert unknown_names(metrics) == []
     assert (metrics["samples/generated"], metrics["samples/trained"]) == (8, 8), "greedy answers are no samples"
     assert metrics["critic/score/mean"] == 0.5
     engine = RecordingEngine(one_of_two_right, None)
@@ -91,11 +66,7 @@ def test_a_prompt_whose_greedy_response_has_no_reward_is_left_out(
     result = trainer.train_step(1)
     names = ("trained", "filtered", "filtered/no_baseline", "filtered/timeout")
     assert [result.metrics[f"samples/{name}"] for name in names] == [5, 3, 2, 1]
-    assert unknown_names(result.metrics) == []
-    values = [1, 0, None, None, 1, None, 1, 0]
-    lengths = lengths_of(result)
-    expected = [None if v is None else np.full(length, v) for length, v in zip(lengths, values, strict=True)]
-    assert_advantages(result, trainer.updater, expected)
+    assert_advantages(result, trainer, each(result, [1, 0, None, None, 1, None, 1, 0]))
     assert [batches[0].num_sequences for batches in trainer.updater.batches] == [2, 3]
 
 
@@ -104,30 +75,25 @@ REINFORCE = (
 )  # fmt: skip
 
 
-def discounted(length: int, reward: float) -> np.ndarray:
+def discounted(result: StepResult, rewards: list[float | None]) -> list[np.ndarray | None]:
     """The reward stands at the last token; every token before it sees half of what the next one does."""
-    return reward * 0.5 ** np.arange(length - 1, -1, -1)
+    return [one if one is None else one * 0.5 ** np.arange(one.size - 1, -1, -1) for one in each(result, rewards)]
 
 
 def test_discounted_returns_reach_the_rows_whitened_or_not(make_trainer, one_of_two_right, fakes) -> None:
     trainer = make_trainer(one_of_two_right, *REINFORCE, "algorithm.advantage.whiten=none")
     result = trainer.train_step(1)
-    lengths = lengths_of(result)
+    lengths = [response.length for response in responses_of(result)]
     assert len(set(lengths)) > 1 and min(lengths) > 2, "the example shows too little"
-    expected = [discounted(length, reward) for length, reward in zip(lengths, [1, 0] * 4, strict=True)]
-    assert_advantages(result, trainer.updater, expected, rtol=1e-6)
+    assert_advantages(result, trainer, discounted(result, [1, 0] * 4), rtol=1e-6)
     # Over both mini-batches, without the response whose reward abstained.
     scorer = fakes.abstaining_scorer(lambda one: one.index == 1 and "999" not in one.text)
     trainer = make_trainer(one_of_two_right, *REINFORCE, reward_scorer=scorer)
     result = trainer.train_step(1)
-    rewards = [1, 0, None, 0, 1, 0, 1, 0]
-    returns = [
-        None if reward is None else discounted(length, reward)
-        for length, reward in zip(lengths_of(result), rewards, strict=True)
-    ]
+    returns = discounted(result, [1, 0, None, 0, 1, 0, 1, 0])
     tokens = np.concatenate([array for array in returns if array is not None])
     expected = [None if array is None else (array - tokens.mean()) / tokens.std(ddof=1) for array in returns]
-    assert_advantages(result, trainer.updater, expected, rtol=1e-5, atol=1e-6)
+    assert_advantages(result, trainer, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_several_reward_functions_are_normalised_each_by_itself(make_trainer, tokenizer) -> None:
@@ -153,6 +119,4 @@ def test_several_reward_functions_are_normalised_each_by_itself(make_trainer, to
     # (r - mean) / std of two unlike rewards is +-sqrt(1/2), whatever their size: sums of 1 and 0.25 times that, with
     # both signs in each group, normalised once more over the step.
     sums = np.array([0.75, -0.75, 1.25, -1.25, 1.0, -1.0, 0, 0]) * math.sqrt(0.5)
-    values = sums / math.sqrt(np.square(sums).sum() / 7)
-    expected = [np.full(length, value) for length, value in zip(lengths_of(result), values, strict=True)]
-    assert_advantages(result, trainer.updater, expected, rtol=1e-4)
+    assert_advantages(result, trainer, each(result, list(sums / math.sqrt(np.square(sums).sum() / 7))), rtol=1e-4)

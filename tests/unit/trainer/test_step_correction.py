@@ -11,8 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-
-from mindgspo.metrics import unknown_names
+from step_results import micro_batches
 
 CORRECTION = "algorithm.rollout_correction"
 
@@ -31,7 +30,7 @@ def make(make_trainer, one_of_two_right, fakes):
 
 def rows_of(trainer) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """(ids, correction weights) of every response in the updater's rows; padding must weigh 1."""
-    for batch in (batch for batches in trainer.updater.batches for batch in batches):
+    for batch in micro_batches(trainer):
         assert (batch.correction_NK[~batch.mask_NK] == 1).all()
         for mask, ids, weights in zip(batch.mask_NK, batch.targets_NK, batch.correction_NK, strict=True):
             if mask.any():
@@ -46,8 +45,7 @@ def test_token_weights_are_truncated(rows: tuple[str, ...], make) -> None:
     trainer = make(f"{CORRECTION}.level=token", f"{CORRECTION}.max=1.5", *rows)
     metrics = trainer.train_step(1).metrics
     if rows:
-        batches = [batch for batches in trainer.updater.batches for batch in batches]
-        assert any(batch.segments_RT.max() > 1 for batch in batches), "nothing is packed"
+        assert any(batch.segments_RT.max() > 1 for batch in micro_batches(trainer)), "nothing is packed"
     found = list(rows_of(trainer))
     assert len(found) == 8
     for ids, weights in found:
@@ -55,18 +53,11 @@ def test_token_weights_are_truncated(rows: tuple[str, ...], make) -> None:
     weights = np.concatenate([weights for _, weights in found]).astype(np.float64)
     capped = float(np.mean(np.concatenate([ids for ids, _ in found]) % 2 == 0))
     assert 0 < capped < 1, "the example shows too little"
-    assert unknown_names(metrics) == []
+    ess = weights.sum() ** 2 / weights.size / (weights**2).sum()
+    expected = {"weight_mean": weights.mean(), "weight_max": 1.5, "weight_min": math.exp(-0.25), "ess": ess,
+                "clipped_share": capped}  # fmt: skip
     found = {name: value for name, value in metrics.items() if name.startswith("rollout_corr/") and "kl" not in name}
-    assert found == pytest.approx(
-        {
-            "rollout_corr/weight_mean": weights.mean(),
-            "rollout_corr/weight_max": 1.5,
-            "rollout_corr/weight_min": math.exp(-0.25),
-            "rollout_corr/ess": weights.sum() ** 2 / weights.size / (weights**2).sum(),
-            "rollout_corr/clipped_share": capped,
-        },
-        rel=1e-6,
-    )
+    assert found == pytest.approx({f"rollout_corr/{name}": value for name, value in expected.items()}, rel=1e-6)
 
 
 def test_responses_far_off_are_masked_and_without_a_correction_weigh_one(make) -> None:
@@ -81,7 +72,7 @@ def test_responses_far_off_are_masked_and_without_a_correction_weigh_one(make) -
     assert 0 < sum(kept) < 8, "the example shows too little"
     assert metrics["rollout_corr/clipped_share"] == pytest.approx(1 - sum(kept) / 8)
     assert (metrics["rollout_corr/weight_min"], metrics["samples/trained"]) == (0, 8)
-    assert {batch.num_sequences for batches in trainer.updater.batches for batch in batches} == {4}
+    assert {batch.num_sequences for batch in micro_batches(trainer)} == {4}
     trainer = make()
     metrics = trainer.train_step(1).metrics
     assert all((weights == 1).all() for _, weights in rows_of(trainer))
