@@ -37,121 +37,126 @@ def brought(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def init(brought: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """init(*words): exit code and words of `mindgspo init` about new.yaml, for a model in the folder hf."""
+
+    def run(*words: object, data: Path = brought / "pens.jsonl", kind: str = "Qwen2") -> tuple[int, str]:
+        if not (tmp_path / "hf").exists():
+            write_folder(tmp_path / "hf", kind, brought / "pens.jsonl")
+        files = ["--model", tmp_path / "hf", "--data", data, "--out", tmp_path / "new.yaml"]
+        code = main(["init", *map(str, [*files, *words])])
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    return run
+
+
+def lines_of(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_new_model_and_odd_columns_pass_the_check(kind: str, brought: Path, tmp_path: Path, capsys) -> None:
-    folder = write_folder(tmp_path / "hf", kind, brought / "pens.jsonl")
-    words = ["--model", str(folder), "--data", str(brought / "pens.jsonl"), "--out", str(tmp_path / "new.yaml")]
-    own = ["--reward", str(brought / "reward.py")] if kind in ("Qwen2", "Qwen3Moe") else []
-    assert main(["init", *words, *own]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in said] == ["model", "data", "lengths", "plan", "next"]
+def test_a_new_model_and_odd_columns_pass_the_check(kind: str, init, brought: Path, tmp_path: Path, capsys) -> None:
+    own = ["--reward", brought / "reward.py"] if kind in ("Qwen2", "Qwen3Moe") else []
+    code, text = init(*own, kind=kind)
+    said = text.splitlines()
+    assert (code, [line.split()[0] for line in said]) == (0, ["model", "data", "lengths", "plan", "next"])
     assert f"{kind} of 0.1" in said[0] and "responses end at <eos>" in said[0]
     assert "180 questions to train on, 20 held out" in said[1]
     assert "question = user_query, answer = expected_result" in said[1]
     assert ("reward.py:digits (yours)" if own else "gsm8k (it can read every answer)") in said[1]
-    assert said[4].endswith(f"mindgspo check {tmp_path / 'new.yaml'} && mindgspo run {tmp_path / 'new.yaml'}")
-    assert main(["check", str(tmp_path / "new.yaml")]) == 0
+    new = tmp_path / "new.yaml"
+    assert said[4].endswith(f"mindgspo check {new} && mindgspo run {new}")
+    assert main(["check", str(new)]) == 0
     assert capsys.readouterr().out.endswith("\nok\n")
     if own:  # the suffix that the file asks for has room
         suffix = "data.instruction_suffix=' Think step by step, and write the number of pens behind \"Answer:\".'"
-        assert main(["check", str(tmp_path / "new.yaml"), "--set", suffix]) == 0
+        assert main(["check", str(new), "--set", suffix]) == 0
         assert "dropped" not in capsys.readouterr().out
-    config = load_config(tmp_path / "new.yaml")
+    config = load_config(new)
     assert expected_memory(config).fits()
-    assert config.tokenizer.path == folder and config.tokenizer.eos_tokens == ("<eos>",)
-    assert main(["init", *words]) == 1
-    assert "new.yaml: is there already; give --out another name" in capsys.readouterr().err
+    assert config.tokenizer.path == tmp_path / "hf" and config.tokenizer.eos_tokens == ("<eos>",)
+    code, text = init()
+    assert code == 1 and "new.yaml: is there already; give --out another name" in text
 
 
-def test_held_out_rows_may_be_a_file_of_their_own(brought: Path, tmp_path: Path, capsys) -> None:
-    folder = write_folder(tmp_path / "hf", "Llama", brought / "pens.jsonl")
+def test_held_out_rows_may_be_a_file_of_their_own(init, brought: Path, tmp_path: Path) -> None:
     (tmp_path / "few.csv").write_text('user_query,expected_result\n"Tom has 3 pens.",3\n"Ann has 4 pens.",4\n')
-    words = ["--model", str(folder), "--data", str(brought / "pens.jsonl"), "--eval", str(tmp_path / "few.csv")]
-    assert main(["init", *words, "--cards", "2", "--device", "CPU", "--out", str(tmp_path / "new.yaml")]) == 0
-    assert "200 questions to train on, 2 held out" in capsys.readouterr().out
+    code, said = init("--eval", tmp_path / "few.csv", "--cards", "2", "--device", "CPU", kind="Llama")
+    assert code == 0 and "200 questions to train on, 2 held out" in said
     config = load_config(tmp_path / "new.yaml")
     assert config.data.train.path == brought / "pens.jsonl"  # as it is
     assert config.data.eval.path == tmp_path / "new_data" / "eval.jsonl"  # a run reads no CSV
     assert config.plans.train.data_parallel == 2 and config.device == "CPU"
 
 
-def test_a_tokenizer_may_lie_elsewhere_and_held_out_rows_be_shared(brought: Path, tmp_path: Path, capsys) -> None:
+def test_a_tokenizer_may_lie_elsewhere_and_held_out_rows_be_shared(init, brought: Path, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "hf", "Qwen3", brought / "pens.jsonl")
     (tmp_path / "bpe").mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).rename(tmp_path / "bpe" / name)
     write_rows(tmp_path / "more.jsonl", 210)
-    words = ["--model", str(folder), "--data", str(brought / "pens.jsonl"), "--out", str(tmp_path / "new.yaml")]
-    assert main(["init", *words]) == 1
-    assert "holds no tokenizer" in capsys.readouterr().err
-    words += ["--tokenizer", str(tmp_path / "bpe"), "--eos-token", "<user>"]
-    assert main(["init", *words, "--eval", str(brought / "pens.jsonl")]) == 1
-    assert "every question is in" in capsys.readouterr().err
-    assert main(["init", *words, "--eval", str(tmp_path / "more.jsonl")]) == 0
-    assert "200 questions to train on, 210 held out, 200 of them in both" in capsys.readouterr().out
+    tokenizer = ["--tokenizer", tmp_path / "bpe", "--eos-token", "<user>"]
+    for words, code, said in (
+        ([], 1, "holds no tokenizer"),
+        ([*tokenizer, "--eval", brought / "pens.jsonl"], 1, "every question is in"),
+        ([*tokenizer, "--eval", tmp_path / "more.jsonl"], 0, "200 questions to train on, 210 held out, 200 of them in"),
+    ):
+        ended, text = init(*words)
+        assert ended == code and said in text
     tokenizer = load_config(tmp_path / "new.yaml").tokenizer
     assert (tokenizer.path, tokenizer.eos_tokens) == (tmp_path / "bpe", ("<user>",))
 
 
-def test_repeated_questions_are_counted_and_trained_once(brought: Path, tmp_path: Path, capsys) -> None:
-    folder = write_folder(tmp_path / "hf", "Qwen2", brought / "pens.jsonl")
+def test_repeated_questions_are_counted_and_trained_once(init, brought: Path, tmp_path: Path) -> None:
     rows = (brought / "pens.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "twice.jsonl").write_text("".join(rows + rows[:7]))
-    words = ["--model", str(folder), "--data", str(tmp_path / "twice.jsonl"), "--eval", str(brought / "pens.jsonl")]
-    assert main(["init", *words, "--out", str(tmp_path / "new.yaml")]) == 1  # nothing would be new to measure on
-    capsys.readouterr()
-    write_rows(tmp_path / "more.jsonl", 210)
-    words[-1] = str(tmp_path / "more.jsonl")
-    assert main(["init", *words, "--out", str(tmp_path / "new.yaml")]) == 0
-    said = capsys.readouterr().out
+    twice = tmp_path / "twice.jsonl"
+    twice.write_text("".join(rows + rows[:7]))
+    assert init("--eval", brought / "pens.jsonl", data=twice)[0] == 1, "nothing would be new to measure on"
+    code, said = init("--eval", write_rows(tmp_path / "more.jsonl", 210), data=twice)
+    assert code == 0
     assert "200 questions to train on, 210 held out, 200 of them in both, 7 repeated ones left out" in said
     assert load_config(tmp_path / "new.yaml").data.train.dedup
 
 
-def test_any_number_of_cards_will_do(brought: Path, tmp_path: Path, capsys) -> None:
-    folder = write_folder(tmp_path / "hf", "Qwen2", brought / "pens.jsonl")
-    words = ["--model", str(folder), "--data", str(brought / "pens.jsonl"), "--out", str(tmp_path / "new.yaml")]
-    assert main(["init", *words, "--cards", "3"]) == 0
-    assert "3 Ascend cards: train 3 x 1 x 1, infer 3 x 1 x 1" in capsys.readouterr().out
+def test_any_number_of_cards_will_do(init) -> None:
+    code, said = init("--cards", "3")
+    assert code == 0 and "3 Ascend cards: train 3 x 1 x 1, infer 3 x 1 x 1" in said
 
 
-def test_nothing_is_left_where_something_is_wrong(brought: Path, tmp_path: Path, capsys) -> None:
-    folder = write_folder(tmp_path / "hf", "Qwen2", brought / "pens.jsonl")
-    words = ["--model", str(folder), "--data", str(brought / "pens.jsonl"), "--out", str(tmp_path / "new.yaml")]
-    assert main(["init", *words, "--memory-gb", "0.3"]) == 1
-    assert "does not fit on this machine: the least that was found needs" in capsys.readouterr().err
-    assert main(["init", *words, "--cards", "256"]) == 1
-    assert "180 questions to train on are too few, a step draws at least 256" in capsys.readouterr().err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf"]
+@pytest.mark.parametrize(("words", "said"), [
+    (["--memory-gb", "0.3"], "does not fit on this machine: the least that was found needs"),
+    (["--cards", "256"], "180 questions to train on are too few, a step draws at least 256"),
+])  # fmt: skip
+def test_nothing_is_left_where_something_is_wrong(init, words: list[str], said: str, tmp_path: Path) -> None:
+    code, text = init(*words)
+    assert code == 1 and said in text
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
 
 @pytest.mark.parametrize(
     "name", ["\x1b[31mquestion", "big\nquestion", "x\x85question", "\u202equestion", "a: #question"]
 )
-def test_a_column_may_have_an_odd_name(name: str, brought: Path, tmp_path: Path, capsys) -> None:
-    folder = write_folder(tmp_path / "hf", "Qwen2", brought / "pens.jsonl")
+def test_a_column_may_have_an_odd_name(name: str, init, tmp_path: Path) -> None:
     rows = [{name: f"What is {i} + {i}?", "answer": 2 * i} for i in range(40)]
-    (tmp_path / "odd.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = ["--model", str(folder), "--data", str(tmp_path / "odd.jsonl"), "--out", str(tmp_path / "new.yaml")]
-    assert main(["init", *words]) == 0
-    assert "\x1b" not in capsys.readouterr().out + (tmp_path / "new.yaml").read_text()
+    code, said = init(data=lines_of(tmp_path / "odd.jsonl", rows))
+    assert code == 0 and "\x1b" not in said + (tmp_path / "new.yaml").read_text()
     assert load_config(tmp_path / "new.yaml").data.train.columns.prompt == name
 
 
-def test_columns_for_the_reward_fit_into_a_file_that_a_run_reads(brought: Path, tmp_path: Path, capsys) -> None:
-    folder = write_folder(tmp_path / "hf", "Qwen2", brought / "pens.jsonl")
+def test_columns_for_the_reward_fit_into_a_file_that_a_run_reads(init, brought: Path, tmp_path: Path) -> None:
     more = {f"{'c' * 150}{i}": "x" for i in range(2000)}
     rows = [{"question": f"What is {i} + {i}?", "answer": 2 * i, **more} for i in range(20)]
-    (tmp_path / "wide.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = ["--model", str(folder), "--data", str(tmp_path / "wide.jsonl"), "--out", str(tmp_path / "new.yaml")]
-    assert main(["init", *words, "--reward", str(brought / "reward.py")]) == 1
-    assert "the names of its columns make an experiment of more than 262,144 bytes" in capsys.readouterr().err
+    code, said = init("--reward", brought / "reward.py", data=lines_of(tmp_path / "wide.jsonl", rows))
+    assert code == 1 and "the names of its columns make an experiment of more than 262,144 bytes" in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "wide.jsonl"]
 
 
 def test_thousands_of_columns_are_looked_at_once(brought: Path, tmp_path: Path) -> None:
     """Work is counted, not time: each of 50 rows is flattened once."""
-    rows, seen = [], 0
+    seen = 0
 
     class Row(dict):
         def items(self):
