@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from small_experiment import WITHOUT_MODEL
+from small_experiment import WITH_MODEL
 
 from mindgspo.config import ExperimentConfig, load_config
 from mindgspo.errors import ConfigError
-
-EXPERIMENT = f"""{WITHOUT_MODEL}
-model: {{vocab_size: 512, hidden_size: 96, intermediate_size: 256, num_hidden_layers: 4, num_attention_heads: 4,
-  num_key_value_heads: 2, max_position_embeddings: 128}}
-"""
 
 
 @pytest.fixture
 def experiment(tmp_path: Path) -> Path:
     """Path of the small experiment."""
     path = tmp_path / "small.yaml"
-    path.write_text(EXPERIMENT, encoding="utf-8")
+    path.write_text(WITH_MODEL, encoding="utf-8")
     return path
 
 
@@ -43,3 +38,14 @@ def problems(experiment: Path) -> Callable[..., list[str]]:
         return lines
 
     return lines_of_error
+
+
+@pytest.fixture
+def refuse(problems) -> Callable[..., None]:
+    """refuse(overrides, rule, fix): these overrides cause one problem, whose line begins and ends so."""
+
+    def check(overrides: Sequence[str], rule: str, fix: str) -> None:
+        (line,) = problems(*overrides)
+        assert line.startswith(rule) and line.endswith(fix), line
+
+    return check

@@ -94,10 +94,6 @@ def test_rows_of_a_file_need_a_path_of_the_right_kind_and_a_tokenizer(problems, 
     assert line.startswith("model.path: ") and "give the folder" in line
 
 
-def test_no_notes_about_the_papers_settings(load):
-    assert notes(load()) == []
-
-
 def test_what_evaluation_draws_is_cut_as_in_training_unless_said(load):
     assert notes(load("eval={do_sample: true, top_p: 0.7, temperature: 0.6}")) == []
     section = load("eval={do_sample: true, top_p: 0.7}", "rollout={top_k: 20, top_p: 0.9}").eval

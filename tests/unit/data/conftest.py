@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -32,10 +33,20 @@ def shared_data() -> Path:
 
 
 @pytest.fixture
-def gsm8k_file(tmp_path: Path) -> Path:
-    path = tmp_path / "gsm8k.jsonl"
-    path.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in GSM8K_ROWS) + "\n")
-    return path
+def jsonl(tmp_path: Path) -> Callable[..., Path]:
+    """jsonl(rows, name): a file of these rows."""
+
+    def write(rows: Iterable[dict], name: str = "rows.jsonl") -> Path:
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        (tmp_path / name).write_text(text, encoding="utf-8", errors="surrogatepass")
+        return tmp_path / name
+
+    return write
+
+
+@pytest.fixture
+def gsm8k_file(jsonl) -> Path:
+    return jsonl(GSM8K_ROWS, "gsm8k.jsonl")
 
 
 @pytest.fixture

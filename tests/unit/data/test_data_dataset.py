@@ -40,9 +40,7 @@ def test_another_tokenizer_is_refused_by_name(folder: Path, tokenizer: Tokenizer
         assert part in str(raised.value)
 
 
-def test_a_folder_of_an_earlier_rendering_is_read_with_a_warning(
-    prepare, gsm8k, tokenizer: Tokenizer, tmp_path: Path, caplog
-):
+def test_a_folder_of_an_earlier_rendering_is_read_with_a_warning(prepare, gsm8k, tokenizer, tmp_path: Path, caplog):
     assert prepare(gsm8k).tokenizer.rendering == 2 and not caplog.text
     facts = json.loads((tmp_path / "out" / "dataset.json").read_text())
     del facts["tokenizer"]["rendering"]
@@ -52,9 +50,7 @@ def test_a_folder_of_an_earlier_rendering_is_read_with_a_warning(
     assert prepare(gsm8k).tokenizer.rendering == 1, "a run goes on with what it has"
 
 
-def test_what_json_has_not_is_counted_and_an_older_folder_without_the_count_is_read(
-    prepare, tokenizer: Tokenizer, tmp_path: Path
-):
+def test_what_json_has_not_is_counted_and_an_older_folder_without_the_count_is_read(prepare, tokenizer, tmp_path: Path):
     rows = [{"q": f"Q{i}", "a": 0.1 * i, "x": [float("nan"), 1.5] if i == 2 else [i]} for i in (1, 2, 3)]
     table = pyarrow.table({name: [row[name] for row in rows] for name in ("q", "x")})
     answers = pyarrow.array([row["a"] for row in rows], pyarrow.float32())
@@ -159,10 +155,9 @@ def test_inspect_shows_facts_and_exact_text(folder: Path, tokenizer: Tokenizer):
     assert "answer: 1000" in shown and "system_prompt 'Be brief.'" in shown and "3 in, 3 out" in shown
 
 
-def test_inspect_does_not_let_data_steer_the_terminal(prepare, tmp_path: Path):
-    path = tmp_path / "rows.jsonl"
+def test_inspect_does_not_let_data_steer_the_terminal(prepare, jsonl, tmp_path: Path):
+    path = jsonl([{"q": "red \x1b[31m and \u202e back", "a": 4, "x": "\u6570\u202e"}])
     columns = ColumnsSection(prompt="q", answer="a", data_source_name="gsm8k", extra_info=("x",))
-    path.write_text(json.dumps({"q": "red \x1b[31m and \u202e back", "a": 4, "x": "\u6570\u202e"}))
     prepare(DataSourceSection(format="columns", path=path, columns=columns))
     shown = inspect_dataset(tmp_path / "out")
     assert "\x1b" not in shown and "\u202e" not in shown and "red \\x1b[31m and \\u202e back" in shown

@@ -27,10 +27,12 @@ ROWS = [  # line, question, gold
 
 
 @pytest.fixture
-def rows_file(tmp_path: Path) -> Path:
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"question": q, "answer": f"#### {a}"}) + "\n" for q, a in ROWS))
-    return path
+def rows_file(jsonl) -> Path:
+    return jsonl({"question": q, "answer": f"#### {a}"} for q, a in ROWS)
+
+
+def dropped_rows(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "dropped.jsonl").read_text().splitlines()]
 
 
 def key(*contents: str, role: str = "user") -> str:
@@ -105,7 +107,7 @@ def test_dedup_keeps_the_first_and_none_of_a_conflict(prepare, rows_file: Path, 
     conflict = "equal prompts with different answers"
     assert info.counts.dropped == {"prompt occurred before": 1, conflict: 3}
     assert (info.duplicates.repeated_rows, info.duplicates.conflicting_prompts) == (3, 1)
-    dropped = [json.loads(line) for line in (tmp_path / "out" / "dropped.jsonl").read_text().splitlines()]
+    dropped = dropped_rows(tmp_path / "out")
     listed = ((3, "prompt occurred before", "4.0"), (4, conflict, "1"), (5, conflict, "2"), (6, conflict, "1.0"))
     assert dropped == [{"where": f"{rows_file}:{n}", "reason": why, "answer": answer} for n, why, answer in listed]
     assert "dropped.jsonl" in [file.name for file in info.files] and "(listed in dropped.jsonl)" in info.account()
@@ -127,55 +129,42 @@ def test_unreadable_gold_answers_are_dropped_and_listed(prepare, rows_file: Path
     assert info.counts.dropped == {"gold answer cannot be read": 2, "prompt occurred before": 1,
                                    "equal prompts with different answers": 2}  # fmt: skip
     assert (info.duplicates.repeated_rows, info.duplicates.conflicting_prompts) == (2, 1)
-    dropped = [json.loads(line) for line in (tmp_path / "out" / "dropped.jsonl").read_text().splitlines()]
+    dropped = dropped_rows(tmp_path / "out")
     assert dropped[0] == {"where": f"{rows_file}:2", "reason": "gold answer cannot be read", "answer": "8"}
     assert [row["where"].rpartition(":")[2] for row in dropped] == ["2", "3", "4", "5", "6"]
 
 
-def test_the_reward_that_fits_the_source_decides_by_default(prepare, tokenizer: Tokenizer, tmp_path: Path):
-    path = tmp_path / "rows.jsonl"
-    answers = ["five apples", "5"]
-    path.write_text("".join(json.dumps({"question": f"{a}?", "answer": f"#### {a}"}) + "\n" for a in answers))
-    source = DataSourceSection(format="gsm8k", path=path)
-    info = prepare(source)
+def test_the_reward_that_fits_the_source_decides_by_default(prepare, jsonl, tokenizer: Tokenizer, tmp_path: Path):
+    path = jsonl({"question": f"{answer}?", "answer": f"#### {answer}"} for answer in ("five apples", "5"))
+    info = prepare(DataSourceSection(format="gsm8k", path=path))
     assert info.counts.dropped == {"gold answer cannot be read": 1}
     assert [prompt.answer for prompt in open_dataset(tmp_path / "out", tokenizer)] == ["5"]
 
 
-def test_gold_answers_that_their_own_repetition_does_not_meet_are_dropped_and_listed(prepare, tmp_path: Path):
-    path = tmp_path / "rows.jsonl"
+def test_gold_answers_that_their_own_repetition_does_not_meet_are_dropped_and_listed(prepare, jsonl, tmp_path: Path):
     golds = [r"\frac{1}{2}", r"\frac{1}{2", r"\frac{1}{2}}", "Solution is: $k=4$.", r"f(x)=\{x\}", r"\text{no"]
-    rows = [{"problem": f"{gold}?", "solution": "See above.", "answer": gold} for gold in golds]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = jsonl({"problem": f"{gold}?", "solution": "See above.", "answer": gold} for gold in golds)
     info = prepare(DataSourceSection(format="math", path=path))
     unmet = "gold answer is not met by its own repetition"
     assert (info.counts.rows_out, info.counts.dropped) == (4, {unmet: 2}) and unmet in info.account()
-    dropped = [json.loads(line) for line in (tmp_path / "out" / "dropped.jsonl").read_text().splitlines()]
     listed = [{"where": f"{path}:{n}", "reason": unmet, "answer": golds[n - 1]} for n in (2, 6)]
-    assert dropped == listed
+    assert dropped_rows(tmp_path / "out") == listed
 
 
-def test_rows_without_any_answer_are_listed_with_overlong_ones(prepare, settings, tmp_path: Path):
-    path = tmp_path / "rows.jsonl"
-    rows = [{"problem": "Short?", "solution": "no box"}, {"problem": "Long? " * 50, "solution": r"\boxed{2}"},
-            {"problem": "Short?", "solution": r"\boxed{3}"}]  # fmt: skip
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = settings(max_prompt_length=60, truncation="drop")
+def test_rows_without_any_answer_are_listed_with_overlong_ones(prepare, jsonl, tmp_path: Path):
+    rows = (("Short?", "no box"), ("Long? " * 50, r"\boxed{2}"), ("Short?", r"\boxed{3}"))
+    path = jsonl({"problem": problem, "solution": solution} for problem, solution in rows)
     source = DataSourceSection(format="math", path=path)
-    info = prepare(source, data=data, is_readable=lambda source, gold: None)
+    info = prepare(source, max_prompt_length=60, truncation="drop", is_readable=lambda source, gold: None)
     assert info.counts.dropped == {r"the solution has no \boxed{} answer": 1, "longer than max_prompt_length": 1}
     assert info.duplicates.repeated_rows == 0
-    dropped = [json.loads(line) for line in (tmp_path / "out" / "dropped.jsonl").read_text().splitlines()]
-    assert [(row["where"], row["answer"]) for row in dropped] == [(f"{path}:1", ""), (f"{path}:2", "2")]
+    dropped = [(row["where"], row["answer"]) for row in dropped_rows(tmp_path / "out")]
+    assert dropped == [(f"{path}:1", ""), (f"{path}:2", "2")]
 
 
-def test_a_data_set_of_nothing_but_dropped_rows_is_refused(prepare, tmp_path: Path):
-    path = tmp_path / "rows.jsonl"
-    rows = [{"problem": "a", "solution": "no box"}, {"problem": "b", "solution": r"\boxed{2}"}]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    source = DataSourceSection(format="math", path=path)
-    with pytest.raises(
-        DataError, match=r"rows.jsonl: all 2 rows are dropped \(1: the solution has no .*, 1: gold answer"
-    ):
-        prepare(source, is_readable=lambda source, gold: False)
+def test_a_data_set_of_nothing_but_dropped_rows_is_refused(prepare, jsonl, tmp_path: Path):
+    path = jsonl([{"problem": "a", "solution": "no box"}, {"problem": "b", "solution": r"\boxed{2}"}])
+    said = r"rows.jsonl: all 2 rows are dropped \(1: the solution has no .*, 1: gold answer"
+    with pytest.raises(DataError, match=said):
+        prepare(DataSourceSection(format="math", path=path), is_readable=lambda source, gold: False)
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]

@@ -121,9 +121,7 @@ def test_it_is_prepared_as_any_other_file(as_mindrlhf_does, prepare, tokenizer: 
     assert [one.answer for one in prompts] == ["2", "7"] and "1+1=" in prompts[0].text
 
 
-def test_the_command_reads_and_writes_it(
-    gsm8k_file: Path, tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_reads_and_writes_it(gsm8k_file: Path, tokenizer, tmp_path: Path, capsys) -> None:
     gsm8k_file.write_text("".join(json.dumps({"question": q, "answer": f"#### {a}"}) + "\n" for q, a in QUESTIONS))
     tokenizer.save(tmp_path / "tok")
     path = tmp_path / "train.mindrecord"

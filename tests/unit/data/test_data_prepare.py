@@ -10,15 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from running import tree
 
 from mindgspo.config.data import ColumnsSection, DataSourceSection, TokenizerSection
 from mindgspo.data.dataset import open_dataset
 from mindgspo.errors import DataError
 from mindgspo.tokenization import Tokenizer, load_tokenizer
-
-
-def folder_bytes(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_round_trip(prepare, gsm8k, settings, tokenizer: Tokenizer, tmp_path: Path):
@@ -52,13 +49,10 @@ def test_system_prompt_and_suffix(prepare, gsm8k, settings, tokenizer: Tokenizer
     assert (info.prompt.system_prompt, info.prompt.instruction_suffix) == ("Be brief.", "\nEnd with ####.")
 
 
-def test_verl_rows_use_their_own_messages(prepare, settings, tokenizer: Tokenizer, tmp_path: Path, caplog):
+def test_verl_rows_use_their_own_messages(prepare, jsonl, settings, tokenizer: Tokenizer, tmp_path: Path, caplog):
     row = {"data_source": "math_dapo", "reward_model": {"ground_truth": "4"}, "extra_info": {"index": 7}}
     own_system = [{"role": "system", "content": "Mine."}, {"role": "user", "content": "2+2?"}]
-    path = tmp_path / "rows.jsonl"
-    path.write_text(
-        json.dumps({**row, "prompt": own_system}) + "\n" + json.dumps({**row, "prompt": own_system[1:]}) + "\n"
-    )
+    path = jsonl({**row, "prompt": prompt} for prompt in (own_system, own_system[1:]))
     data = settings(system_prompt="Yours.", instruction_prefix="unused", instruction_suffix="unused")
     with caplog.at_level(logging.WARNING):
         info = prepare(DataSourceSection(format="verl", path=path), data=data)
@@ -113,10 +107,8 @@ def test_empty_data_sets_are_refused(prepare, gsm8k, tmp_path: Path):
     empty.write_text("\n")
     with pytest.raises(DataError, match="empty.jsonl: no rows"):
         prepare(DataSourceSection(format="gsm8k", path=empty))
-    with pytest.raises(
-        DataError,
-        match=r"all 3 rows are dropped \(3: longer than max_prompt_length; the longest prompt has \d+ tokens\)",
-    ):
+    said = r"all 3 rows are dropped \(3: longer than max_prompt_length; the longest prompt has \d+ tokens\)"
+    with pytest.raises(DataError, match=said):
         prepare(gsm8k, max_prompt_length=2, truncation="drop")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.jsonl", "gsm8k.jsonl"]
 
@@ -133,9 +125,8 @@ def test_a_row_without_an_answer_field_or_too_large_stops_and_leaves_nothing(pre
     assert [path.name for path in tmp_path.iterdir()] == ["gsm8k.jsonl"]
 
 
-def test_unknown_data_sources_are_told_once(prepare, tmp_path: Path, caplog):
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"q": f"{i}?", "a": i}) + "\n" for i in range(3)))
+def test_unknown_data_sources_are_told_once(prepare, jsonl, tmp_path: Path, caplog):
+    path = jsonl({"q": f"{i}?", "a": i} for i in range(3))
     for name, told in (("gsmk", 1), ("gsm8k", 0)):
         caplog.clear()
         columns = ColumnsSection(prompt="q", answer="a", data_source_name=name)
@@ -187,17 +178,17 @@ def test_what_is_damaged_is_made_anew_by_force(prepare, gsm8k, tmp_path: Path):
 def test_the_same_inputs_are_reused_untouched(prepare, gsm8k, gsm8k_file: Path, tmp_path: Path):
     out = tmp_path / "out"
     info = prepare(gsm8k, out)
-    before = folder_bytes(out)
+    before = tree(out)
     # The same bytes elsewhere, another seed and other unrelated settings are the same inputs for a file.
     moved = gsm8k_file.rename(tmp_path / "moved.jsonl")
     again = prepare(DataSourceSection(format="gsm8k", path=moved), out, shuffle=False, seed=2)
-    assert again == info and folder_bytes(out) == before
+    assert again == info and tree(out) == before
 
 
 def test_other_inputs_never_overwrite(prepare, gsm8k, gsm8k_file: Path, tmp_path: Path):
     out = tmp_path / "out"
     prepare(gsm8k, out)
-    before = folder_bytes(out)
+    before = tree(out)
     for fields, difference in (
         ({"system_prompt": "Hi"}, "prompt.system_prompt: was None, now 'Hi'"),
         ({"instruction_prefix": "?"}, "prompt.instruction_prefix: was '', now '?'"),
@@ -215,7 +206,7 @@ def test_other_inputs_never_overwrite(prepare, gsm8k, gsm8k_file: Path, tmp_path
     gsm8k_file.write_text(gsm8k_file.read_text().replace("-7", "-8"))
     with pytest.raises(DataError, match="source.sha256: was "):
         prepare(gsm8k, out)
-    assert folder_bytes(out) == before
+    assert tree(out) == before
     generated = DataSourceSection(format="arithmetic", max_rows=3)
     for _ in range(2):
         prepare(generated, tmp_path / "generated")
@@ -229,24 +220,24 @@ def test_a_folder_of_something_else_is_not_touched(prepare, gsm8k, tmp_path: Pat
     (out / "thesis.txt").write_text("years of work")
     with pytest.raises(DataError, match="holds no dataset.json, .* choose another folder, or prepare with --force"):
         prepare(gsm8k, out)
-    assert folder_bytes(out) == {"thesis.txt": b"years of work"}
+    assert tree(out) == {"thesis.txt": b"years of work"}
 
 
 def test_force_moves_the_old_folder_aside_unless_the_source_is_bad(prepare, gsm8k, gsm8k_file, tokenizer, tmp_path):
     out = tmp_path / "out"
     out.mkdir()  # an empty folder is filled
     prepare(gsm8k, out)
-    before = folder_bytes(out)
+    before = tree(out)
     for number in (1, 2):
         info = prepare(gsm8k, out, system_prompt=f"{number}", force=True)
         assert info.prompt.system_prompt == f"{number}" and (tmp_path / f"out.old-{number}").is_dir()
-    assert folder_bytes(tmp_path / "out.old-1") == before
+    assert tree(tmp_path / "out.old-1") == before
     assert len(open_dataset(tmp_path / "out.old-2", tokenizer)) == 3
-    before = folder_bytes(out)
+    before = tree(out)
     gsm8k_file.write_text("{broken\n")
     with pytest.raises(DataError, match="gsm8k.jsonl:1: not JSON"):
         prepare(gsm8k, out, force=True)
-    assert folder_bytes(out) == before and len(list(tmp_path.glob("out.old*"))) == 2
+    assert tree(out) == before and len(list(tmp_path.glob("out.old*"))) == 2
 
 
 def test_rendering_errors_name_the_template(prepare, gsm8k, tokenizer: Tokenizer, tmp_path: Path):

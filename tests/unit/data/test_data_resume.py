@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -11,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from running import tree
 
 from mindgspo.config.data import DataSourceSection, TokenizerSection
 from mindgspo.data.dataset import open_dataset
@@ -41,20 +41,14 @@ print("prepared", info.counts.rows_out)
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> DataSourceSection:
-    path = tmp_path / "rows.jsonl"
-    rows = [{"question": f"What is {i % 390}?", "answer": f"It is\n#### {i % 390}"} for i in range(NUM_ROWS)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def source(jsonl) -> DataSourceSection:
+    path = jsonl({"question": f"What is {i % 390}?", "answer": f"It is\n#### {i % 390}"} for i in range(NUM_ROWS))
     return DataSourceSection(format="gsm8k", path=path, dedup=True)
 
 
 def interrupt(data_source: str, gold: str) -> bool:
     """For `is_readable`: ends a preparation when all chunks are written."""
     raise KeyboardInterrupt
-
-
-def folder_bytes(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.fixture
@@ -99,14 +93,14 @@ def test_a_killed_preparation_goes_on_and_ends_in_the_same_bytes(prepare, source
     # The same inputs in one go, in this process, without workers.
     slow = load_tokenizer(TokenizerSection(path=slow_tokenizer))
     prepare(source, tmp_path / "whole", using=slow, max_prompt_length=300, workers=1, chunk_rows=20)
-    assert folder_bytes(out) == folder_bytes(tmp_path / "whole")
+    assert tree(out) == tree(tmp_path / "whole")
 
 
 def test_the_number_of_workers_changes_nothing(prepare, source: DataSourceSection, tmp_path: Path):
     prepare(source, tmp_path / "one")
     for workers in (1, 2, 3):
         prepare(source, tmp_path / f"out{workers}", workers=workers, chunk_rows=40)
-        assert folder_bytes(tmp_path / f"out{workers}") == folder_bytes(tmp_path / "one")
+        assert tree(tmp_path / f"out{workers}") == tree(tmp_path / "one")
 
 
 def test_chunks_of_other_inputs_are_not_taken_over(prepare, source, tokenizer, tmp_path, capfd):
@@ -186,9 +180,8 @@ def test_a_chunk_is_whole_or_not(prepare, source: DataSourceSection, tmp_path: P
     assert not is_whole_chunk(path, 40)
 
 
-def test_a_text_that_mindrecord_cannot_hold_is_found_by_reading_back(prepare, tmp_path: Path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps({"problem": "p", "solution": "\\boxed{1}\x00"}))
+def test_a_text_that_mindrecord_cannot_hold_is_found_by_reading_back(prepare, jsonl, tmp_path: Path):
+    path = jsonl([{"problem": "p", "solution": "\\boxed{1}\x00"}])
     with pytest.raises(DataError, match="row 0 of the data set is not read back as it was written: solution was"):
         prepare(DataSourceSection(format="math", path=path), is_readable=lambda source, gold: None)
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]

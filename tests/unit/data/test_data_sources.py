@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
+from small_experiment import WITH_MODEL
 
 from mindgspo.config import load_config
 from mindgspo.config.data import DataSourceSection
@@ -127,25 +128,13 @@ def test_only_generated_sources_depend_on_the_seed(gsm8k: DataSourceSection):
     assert open_source(gsm8k, seed=1) == open_source(gsm8k, seed=2)
 
 
-EXPERIMENT = """
-experiment: small
-model: {{vocab_size: 512, hidden_size: 96, intermediate_size: 256, num_hidden_layers: 1, num_attention_heads: 4,
-  num_key_value_heads: 2, max_position_embeddings: 128}}
-tokenizer: {{path: tok}}
-data:
-  train: {train}
-  eval: {{format: arithmetic, split: test, max_rows: 16}}
-  max_prompt_length: 64
-rollout: {{prompts_per_step: 4, num_generations: 4, max_new_tokens: 32}}
-trainer: {{max_steps: 3, prompts_per_mini_batch: 4, samples_per_micro_batch: 8}}
-"""
 MAPPING = "{prompt: q, answer: a, data_source_name: math}"
 
 
-def load(tmp_path: Path, train: str):
-    path = tmp_path / "small.yaml"
-    path.write_text(EXPERIMENT.format(train=train), encoding="utf-8")
-    return load_config(path, check_files=False)
+def load(tmp_path: Path, train: str, tokenizer: str = "tokenizer: {path: tok}"):
+    text = WITH_MODEL.replace("{format: arithmetic, split: train}", train)
+    (tmp_path / "small.yaml").write_text(f"{text}{tokenizer}\n", encoding="utf-8")
+    return load_config(tmp_path / "small.yaml", check_files=False)
 
 
 @pytest.mark.parametrize("format", ["gsm8k", "verl", "dapo", "math", "aime", "dianjin", "columns"])
@@ -155,10 +144,8 @@ def test_every_format_of_files_is_accepted_with_a_tokenizer(tmp_path: Path, form
     source = load(tmp_path, train).data.train
     assert (source.format, source.dedup, source.path) == (format, True, tmp_path / "rows.parquet")
     assert not mapping or (source.columns.prompt, source.columns.extra_info) == ("q", ())
-    text = EXPERIMENT.format(train=train).replace("tokenizer: {path: tok}\n", "")
-    (tmp_path / "small.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=f"tokenizer.path: missing; .* data.train is {format}"):
-        load_config(tmp_path / "small.yaml", check_files=False)
+        load(tmp_path, train, tokenizer="")
 
 
 @pytest.mark.parametrize(("train", "problem"), [

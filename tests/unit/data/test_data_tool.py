@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -116,12 +115,11 @@ def test_mistakes_give_one_line_and_exit_code_1_and_the_tool_is_the_command(toke
     assert done.returncode == 0 and "mindgspo data prepare [OPTIONS]" in done.stdout and "--dedup" in done.stdout
 
 
-def test_columns_dedup_and_workers_from_the_command_line(tmp_path: Path, tokenizer: Tokenizer):
+def test_columns_dedup_and_workers_from_the_command_line(jsonl, tmp_path: Path, tokenizer: Tokenizer):
     tokenizer.save(tmp_path / "tok")
     (tmp_path / "columns.yaml").write_text("prompt: ask\nanswer: meta.gold\ndata_source_name: gsm8k\n")
-    rows = [{"ask": "2+2?", "meta": {"gold": gold}} for gold in (4, "4.0", 4)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = ("--format", "columns", "--input", tmp_path / "rows.jsonl", "--tokenizer", tmp_path / "tok")
+    path = jsonl({"ask": "2+2?", "meta": {"gold": gold}} for gold in (4, "4.0", 4))
+    options = ("--format", "columns", "--input", path, "--tokenizer", tmp_path / "tok")
     done = run(*options,
                *("--columns", tmp_path / "columns.yaml", "--dedup", "--workers", 2, "--instruction-prefix", "Solve: "),
                *("--output", tmp_path / "out"))  # fmt: skip

@@ -30,22 +30,16 @@ def gradients(config: ExperimentConfig, rank: int) -> dict[Part, float]:
     return {part: size / MIB for part, size in graph_parts(RankWork.of(config, rank), "train").items()}
 
 
-def test_the_first_stage_keeps_inputs_and_one_layer(seven_billion: ExperimentConfig) -> None:
-    """One micro-batch of 14 layers; the gradient of what it has sent; one layer computed again, with the gradients of
-    its gate and up and of what lies behind it."""
+def test_both_stages_keep_inputs_and_one_layer(seven_billion: ExperimentConfig) -> None:
+    """One micro-batch of 14 layers; of the first stage, the gradient of what it has sent; a layer computed again, with
+    the gradients of its gate and up and of what lies behind it."""
     found = gradients(seven_billion, 0)
     again = LAYER - STATES + 2 * INNER + STATES
     assert found[Part.ACTIVATIONS] == 14 * STATES + 2 * ROTATION + STATES + again
+    assert gradients(seven_billion, 4)[Part.ACTIVATIONS] == 14 * STATES + 2 * ROTATION + again
     assert found[Part.COMPUTE_WEIGHTS] == pytest.approx(3 * 32.375 + 2 * 6.125 + 2 * 0.875, rel=1e-3)
     assert found[Part.NEW_GRADIENTS] == 0, "they come later"
     assert found[Part.CONSTANTS] == 2 * 64 + 4
-
-
-def test_the_last_stage_computes_one_layer_again(seven_billion: ExperimentConfig) -> None:
-    """It has one micro-batch."""
-    found = gradients(seven_billion, 4)
-    again = LAYER - STATES + 2 * INNER + STATES
-    assert found[Part.ACTIVATIONS] == 14 * STATES + 2 * ROTATION + again
 
 
 def test_what_other_recomputes_keep(seven_billion: ExperimentConfig) -> None:
@@ -70,7 +64,9 @@ def test_a_stage_keeps_what_came_of_the_others_in_flight() -> None:
     """Of 4 stages, each with 2 layers of 4 x 128 tokens, 256 wide, the second one has three micro-batches in flight."""
     config = experiment_of(qwen2(), train={"pipeline_stage": 4, "micro_batch_num": 4}, infer={"data_parallel": 4},
                            device="Ascend", rows=4, slots=64)  # fmt: skip
-    first, second, third = (graph_parts(RankWork.of(config, rank), "train")[Part.ACTIVATIONS] for rank in range(3))
+    works = [RankWork.of(config, rank) for rank in range(4)]
+    assert [work.in_flight for work in works] == [4, 3, 2, 1]
+    first, second, third, _ = (graph_parts(work, "train")[Part.ACTIVATIONS] for work in works)
     states = 4 * 4 * 128 * 256
     assert (second - first, third - first) == (2 * states, states)
 
@@ -114,12 +110,6 @@ def test_more_recompute_never_needs_more(seven_billion: ExperimentConfig, rank: 
         for each in ("none", "selective", "full")
     ]
     assert sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[2]
-
-
-def test_micro_batches_in_flight_are_those_of_the_schedule() -> None:
-    config = experiment_of(qwen2(), train={"pipeline_stage": 4, "micro_batch_num": 4}, infer={"data_parallel": 4},
-                           device="Ascend", rows=1, slots=64)  # fmt: skip
-    assert [RankWork.of(config, rank).in_flight for rank in range(4)] == [4, 3, 2, 1]
 
 
 def test_sequence_parallel_splits_what_lies_between_the_layers(seven_billion: ExperimentConfig) -> None:

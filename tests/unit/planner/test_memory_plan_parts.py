@@ -11,6 +11,7 @@ from mindgspo.config import ExperimentConfig
 from mindgspo.planner import Part, SwapLevel, expected_memory
 from mindgspo.planner.cpu_memory import cpu_standing
 from mindgspo.planner.rank_work import RankWork, held_bytes, reshard_bytes, whole_bytes
+from mindgspo.planner.smallest_change import changed
 from mindgspo.swap.states import NEEDS, Holding, Phase
 
 # One layer on one of four slices: q 896 x 3584 + 896, k and v 128 x 3584 + 128 each, o 3584 x 896, gate and up
@@ -42,8 +43,7 @@ def test_seven_billion_rollout_weights_and_cache_by_hand(seven_billion: Experime
 
 def test_a_budget_bounds_the_cache(seven_billion: ExperimentConfig) -> None:
     def cache(budget: float) -> int:
-        rollout = seven_billion.rollout.model_copy(update={"cache_gb": budget})
-        return held_bytes(RankWork.of(seven_billion.model_copy(update={"rollout": rollout}), 5))[Holding.KV_CACHE]
+        return held_bytes(RankWork.of(changed(seven_billion, {"rollout.cache_gb": budget}), 5))[Holding.KV_CACHE]
 
     block = 128 * 128 * 2 * 28 * 2
     assert cache(100.0) == 5121 * block, "more than all slots can use is not taken"
@@ -51,8 +51,7 @@ def test_a_budget_bounds_the_cache(seven_billion: ExperimentConfig) -> None:
 
 
 def test_a_smaller_cache_makes_room_for_sequences_that_are_run_again(seven_billion: ExperimentConfig) -> None:
-    rollout = seven_billion.rollout.model_copy(update={"cache_gb": 2.0})
-    tight = RankWork.of(seven_billion.model_copy(update={"rollout": rollout}), 5)
+    tight = RankWork.of(changed(seven_billion, {"rollout.cache_gb": 2.0}), 5)
     whole = RankWork.of(seven_billion, 5)
     assert whole.prefills == ((whole.prompts, 2048),) and tight.prefills == (*whole.prefills, (1, 10_240))
 
@@ -64,8 +63,7 @@ def test_the_cache_has_a_type_of_its_own() -> None:
     for device, bytes_each in (("CPU", 4), ("Ascend", 2)):
         config = experiment_of(qwen2(), device=device)
         assert held_bytes(RankWork.of(config, 0))[Holding.KV_CACHE] == numbers * bytes_each
-    rollout = config.rollout.model_copy(update={"cache_dtype": "float16"})
-    halves = config.model_copy(update={"device": "CPU", "rollout": rollout})
+    halves = changed(config, {"device": "CPU", "rollout.cache_dtype": "float16"})
     assert held_bytes(RankWork.of(halves, 0))[Holding.KV_CACHE] == numbers * 2
 
 
@@ -133,13 +131,7 @@ def test_ranks_of_a_class_are_alike(device: str) -> None:
 
 
 def test_levels_hold_what_the_swap_declares(seven_billion: ExperimentConfig) -> None:
-    config = seven_billion.model_copy(
-        update={
-            "algorithm": seven_billion.algorithm.model_copy(
-                update={"kl": seven_billion.algorithm.kl.model_copy(update={"placement": "loss"})}
-            )
-        }
-    )
+    config = changed(seven_billion, {"algorithm.kl.placement": "loss"})
     part_of = {Holding.ACTOR_WEIGHTS: Part.WEIGHTS, Holding.GRADIENTS: Part.GRADIENTS, Holding.MOMENTS: Part.MOMENTS,
                Holding.REFERENCE_WEIGHTS: Part.REFERENCE_WEIGHTS, Holding.ROLLOUT_WEIGHTS: Part.ROLLOUT_WEIGHTS,
                Holding.KV_CACHE: Part.KV_CACHE}  # fmt: skip
@@ -265,9 +257,8 @@ def test_rank_0_alone_copies_a_checkpoint() -> None:
 
 
 def test_copies_that_are_written_in_the_background_stand_beside_the_next_phases() -> None:
-    config = experiment_of(qwen2())
-    trainer = config.trainer.model_copy(update={"save_in_background": True})
-    (only,) = expected_memory(config.model_copy(update={"trainer": trainer})).classes
+    config = changed(experiment_of(qwen2()), {"trainer.save_in_background": True})
+    (only,) = expected_memory(config).classes
     phases = (Phase.ROLLOUT, Phase.UPDATE, Phase.SAVE)
     copies = [only.at(SwapLevel.EVERYTHING, phase).parts[Part.COPIES] for phase in phases]
     assert copies[0] == copies[1] == copies[2] > 0
