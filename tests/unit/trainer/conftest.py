@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -78,35 +78,30 @@ class FakeReference:
         pass
 
 
+@dataclass
 class FakeUpdater:
     """Remembers batches, learning rates and KL coefficients. Update number n reports the ratio error
     `ratio_errors[n]`, or 0, and the mean KL `kls[n]`, or 0. The calls numbered `nonfinite` (from 1) are refused.
     All tokens have the log-prob `logp`; `entropy` is their mean entropy."""
 
-    def __init__(
-        self,
-        ratio_errors: Sequence[float] = (),
-        kls: Sequence[float] = (),
-        nonfinite: Sequence[int] = (),
-        logp: float = -1.25,
-        entropy: float | None = None,
-    ) -> None:
-        self._logp, self._entropy = logp, entropy
-        self.updates = self.calls = 0
-        self._nonfinite = nonfinite
-        self.batches: list[Sequence[Batch]] = []
-        self.rates: list[float] = []
-        self.kl_coefs: list[float] = []
-        self._ratio_errors = dict(enumerate(ratio_errors))
-        self._kls = dict(enumerate(kls))
+    ratio_errors: Sequence[float] = ()
+    kls: Sequence[float] = ()
+    nonfinite: Sequence[int] = ()
+    logp: float = -1.25
+    entropy: float | None = None
+    updates: int = 0
+    calls: int = 0
+    batches: list[Sequence[Batch]] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+    kl_coefs: list[float] = field(default_factory=list)
 
     def step(self, batches: Sequence[Batch], lr: float, *, kl_coef: float = 0.0):
         from mindgspo.algorithms.optim.updater import UpdateResult
 
         self.calls += 1
-        if self.calls in self._nonfinite:
+        if self.calls in self.nonfinite:
             raise NonFiniteError(f"update {self.updates + 1}: the loss of micro-batch 1 of 2 is nan")
-        error, kl = self._ratio_errors.get(self.updates, 0.0), self._kls.get(self.updates, 0.0)
+        error, kl = (dict(enumerate(given)).get(self.updates, 0.0) for given in (self.ratio_errors, self.kls))
         self.updates += 1
         self.batches.append(batches)
         self.rates.append(lr)
@@ -115,10 +110,8 @@ class FakeUpdater:
             "pg_loss": 0.5, "kl_loss": 2 * kl, "kl": kl, "pg_clipfrac_seq": 0.25, "pg_clipfrac_lower": 0.125,
             "log_ratio_max": error, "log_ratio_min": -error, "ratio_error_max": error,
         }  # fmt: skip
-        logp = tuple(np.where(batch.mask_NK, np.float32(self._logp), np.float32(np.nan)) for batch in batches)
-        return UpdateResult(
-            loss=0.75, grad_norm=2.0, entropy=self._entropy, metrics=metrics, telemetry=(), logp_NK=logp
-        )
+        logp = tuple(np.where(batch.mask_NK, np.float32(self.logp), np.float32(np.nan)) for batch in batches)
+        return UpdateResult(loss=0.75, grad_norm=2.0, entropy=self.entropy, metrics=metrics, telemetry=(), logp_NK=logp)
 
 
 class AbstainingScorer:

@@ -90,9 +90,7 @@ def test_a_folder_that_lost_it_is_refused(damage: str, model, make_reference, tm
 
 @pytest.mark.slow
 @pytest.mark.parametrize("placement", ["loss", "reward"])
-def test_the_kl_starts_at_zero_and_grows(
-    placement: str, model, make_trainer, one_of_two_right, load, tmp_path: Path, batch
-) -> None:
+def test_the_kl_starts_at_zero_and_grows(placement, model, make_trainer, one_of_two_right, load, tmp_path, batch):
     """Three steps of real updates with a learning rate that moves this model well away from where it began."""
     settings = (f"algorithm.kl.placement={placement}", "optimizer.warmup_ratio=0", "optimizer.lr=3e-3")
     settings += ("trainer.prompts_per_mini_batch=4",)

@@ -5,17 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from timed_service import TimedService, VirtualClock
 
-
-class NoWeights:
-    """There is no model: the version is all that is handed over."""
-
-    def push_weights(self, version: int, load) -> None:
-        load(Path("weights"), version)
+# There is no model: the version is all that is handed over.
+NO_WEIGHTS = SimpleNamespace(push_weights=lambda version, load: load(Path("weights"), version))
 
 
 @pytest.fixture
@@ -43,7 +40,7 @@ def feed_it(load, prompts):
             total_steps=trainer.total_steps,
             clock=clock,
         )
-        engine = FedEngine(feed, NoWeights(), ServiceEngine(timed), prompts, sampling)
+        engine = FedEngine(feed, NO_WEIGHTS, ServiceEngine(timed), prompts, sampling)
         fed = replace(
             trainer,
             take_prompts=engine.take_prompts,
@@ -142,25 +139,12 @@ def test_a_run_empties_no_folder_but_its_own(load, tmp_path: Path) -> None:
 
 
 def test_ranks_without_a_connection_to_the_servers_push_weights_as_well() -> None:
+    """Rank 0 alone has somebody to tell."""
     from mindgspo.trainer.schedules import pushing
 
     pushed, loaded = [], []
-
-    class Weights:
-        """Rank 0 alone has somebody to tell."""
-
-        def __init__(self, is_first: bool) -> None:
-            self.is_first = is_first
-
-        def push_weights(self, version: int, load) -> None:
-            pushed.append(version)
-            if self.is_first:
-                load(Path("weights"), version)
-
-    class Service:
-        def load_weights(self, folder: Path, version: int) -> None:
-            loaded.append((folder, version))
-
-    for is_first, service in ((True, Service()), (False, None)):
-        pushing(Weights(is_first), service)(7)
-    assert (pushed, loaded) == ([7, 7], [(Path("weights"), 7)])
+    service = SimpleNamespace(load_weights=lambda folder, version: loaded.append((folder, version)))
+    others = SimpleNamespace(push_weights=lambda version, load: pushed.append(version))
+    pushing(NO_WEIGHTS, service)(7)
+    pushing(others, None)(7)
+    assert (pushed, loaded) == ([7], [(Path("weights"), 7)])

@@ -113,9 +113,7 @@ def test_groups_without_signal_count_unfiltered_and_make_no_update_filtered(make
     ("algorithm.name=gspo_token", "algorithm.advantage.estimator=reinforce_plus_plus"),
     ("algorithm.advantage.estimator=remax",),
 ], ids=["plain", "kl in the reward", "kl in the loss", "per token", "greedy baseline"])  # fmt: skip
-def test_a_step_in_which_nothing_is_left_trains_nothing_and_says_so(
-    settings: tuple[str, ...], make_trainer, by_prompt, fakes
-) -> None:
+def test_a_step_in_which_nothing_is_left_trains_nothing_and_says_so(settings, make_trainer, by_prompt, fakes) -> None:
     trainer = make_trainer(
         by_prompt({0: 2, 1: 0, 2: 2, 3: 0}), "algorithm.filter_groups.metric=reward", *settings,
         reference=fakes.reference(lambda ids: -0.5 - 0.01 * ids) if "kl" in "".join(settings) else None,

@@ -32,9 +32,7 @@ def finished(tmp_path: Path) -> Path:
     return root
 
 
-def test_a_finished_run_of_several_processes_gets_its_report(
-    finished: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_finished_run_of_several_processes_gets_its_report(finished: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["run", str(FOUR), "--set", f"run_dir={finished}", "--set", "resume=auto"]) == 0
     said = capsys.readouterr().out
     assert f"this run is finished; its report is {finished / 'report.html'}" in said
@@ -62,9 +60,7 @@ def test_a_run_that_is_there_is_refused_before_mindspore_is_imported(finished: P
     (["--node-rank", "1"], "--node-rank 1: of 1 nodes; legal values are 0 to 0"),
     (["--master-port", "80"], "--master-port 80: legal ports are 1024 to 65535"),
 ])  # fmt: skip
-def test_one_process_has_no_place_for_options_of_a_cluster(
-    options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_process_has_no_place_for_options_of_a_cluster(options: list[str], said: str, tmp_path: Path, capsys):
     assert main(["run", str(FOUR.with_name("gspo.yaml")), "--set", f"run_dir={tmp_path / 'run'}", *options]) == 1
     assert said in capsys.readouterr().err and not (tmp_path / "run").exists()
 
@@ -80,9 +76,7 @@ def test_a_report_from_before_the_end_is_made_again(finished: Path) -> None:
 
 
 @pytest.mark.parametrize("role", ["MS_WORKER", "MS_SCHED"])
-def test_msrun_with_another_number_of_workers_ends_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], role: str
-) -> None:
+def test_msrun_with_another_number_of_workers_ends_at_once(tmp_path: Path, monkeypatch, capsys, role: str) -> None:
     """The scheduler too: msrun waits for it."""
     monkeypatch.setenv("MS_ROLE", role)
     monkeypatch.setenv("MS_WORKER_NUM", "8")
@@ -93,9 +87,7 @@ def test_msrun_with_another_number_of_workers_ends_at_once(
     assert not (tmp_path / "run").exists()
 
 
-def test_what_a_rank_prints_goes_to_two_places(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_rank_prints_goes_to_two_places(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(worker.sys, "stdout", worker.sys.stdout)
     monkeypatch.setattr(worker.sys, "stderr", worker.sys.stderr)
     copy_output(tmp_path, 3)

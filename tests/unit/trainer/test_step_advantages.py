@@ -16,17 +16,11 @@ class RecordingEngine(ScriptedEngine):
 
     def __init__(self, sampled, greedy) -> None:
         super().__init__(sampled)
-        self._greedy = ScriptedEngine(greedy)
-        self.asked = []
-
-    def load_weights(self, version):
-        super().load_weights(version)
-        self._greedy.load_weights(version)
+        self._scripts, self.asked = (sampled, greedy), []
 
     def generate(self, prompts, settings, *, weight_version):
         self.asked.append((settings.temperature, settings.num_samples, settings.max_new_tokens, len(prompts)))
-        if settings.temperature == 0:
-            return self._greedy.generate(prompts, settings, weight_version=weight_version)
+        self._script = self._scripts[settings.temperature == 0]
         return super().generate(prompts, settings, weight_version=weight_version)
 
 
@@ -55,9 +49,7 @@ def test_remax_alone_subtracts_the_reward_of_a_greedy_response(make_trainer, one
     assert engine.asked == [(1.0, 2, 16, 4)]
 
 
-def test_a_prompt_whose_greedy_response_has_no_reward_is_left_out(
-    make_trainer, one_of_two_right, answer, fakes
-) -> None:
+def test_a_prompt_whose_greedy_response_has_no_reward_is_left_out(make_trainer, one_of_two_right, answer, fakes):
     engine = RecordingEngine(one_of_two_right, lambda prompt, sample: answer("998"))
     scorer = fakes.abstaining_scorer(
         lambda one: (one.index == 1 and "998" in one.text) or (one.index == 2 and "999" in one.text)

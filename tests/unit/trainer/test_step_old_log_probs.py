@@ -14,18 +14,14 @@ from step_results import micro_batches
 from mindgspo.errors import ConfigError, TrainingError
 
 SAMPLER = "algorithm.old_log_probs=sampler"
-
-
-class NeverAsked:
-    def score(self, batches):
-        raise AssertionError("the old policy is not scored")
+NOT_SCORED = object()
 
 
 @pytest.fixture
 def make(make_trainer, one_of_two_right, fakes):
     def with_updater(*overrides: str, logp: float = -1.05, **changed: object):
         fields = {"updater": fakes.updater(ratio_errors=[0.5], logp=logp), **changed}
-        return make_trainer(one_of_two_right, SAMPLER, *overrides, old_policy=NeverAsked(), **fields)
+        return make_trainer(one_of_two_right, SAMPLER, *overrides, old_policy=NOT_SCORED, **fields)
 
     return with_updater
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -127,11 +128,10 @@ def test_mini_batches_and_steps_without_any_reward(make_trainer, one_of_two_righ
         trainer.train_step(7)
     assert trainer.updater.batches == [] and trainer.weights.version == 0
 
-    class Raising:
-        def verify(self, candidate: Candidate) -> Verification:
-            raise RuntimeError("broken")
+    def verify(candidate: Candidate) -> Verification:
+        raise RuntimeError("broken")
 
-    scorer = Scorer(RewardSection(), build=lambda name, section: Raising())
+    scorer = Scorer(RewardSection(), build=lambda name, section: SimpleNamespace(verify=verify))
     with caplog.at_level(logging.WARNING), pytest.raises(TrainingError, match=r"\(8 error\)"):
         make_trainer(one_of_two_right, reward_scorer=scorer).train_step(1)
     assert "RuntimeError: broken" in caplog.text
