@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from damage import flip_bit
 from planned_checkpoints import (
     MODEL,
     contents,
@@ -67,12 +68,6 @@ def step(tmp_path: Path) -> Path:
     return write_step(tmp_path / "run", random_tensors())
 
 
-def flip(path: Path, position: int = -1) -> None:
-    content = bytearray(path.read_bytes())
-    content[position] ^= 1
-    path.write_bytes(content)
-
-
 # ----- list and verify
 def test_steps_of_a_run(tmp_path: Path, step: Path, call: Call):
     for number in (5, 12):
@@ -94,7 +89,7 @@ def test_steps_of_a_run(tmp_path: Path, step: Path, call: Call):
 def test_verify_reads_every_step(tmp_path: Path, step: Path, call: Call):
     write_step(tmp_path / "run", random_tensors(), step=4)
     assert call("verify", tmp_path / "run")[0] == 0
-    flip(step / "optimizer.safetensors")
+    flip_bit(step / "optimizer.safetensors")
     code, out, _ = call("verify", tmp_path / "run")
     lines = out.splitlines()
     assert code == 1
@@ -112,7 +107,7 @@ def test_verify_finds_a_flipped_bit_in_one_rank_s_file(tmp_path: Path, step: Pat
     call("shard", step, tmp_path / "out", "--strategy", strategy, "--format", form)
     code, out, _ = call("verify", tmp_path / "out", "--strategy", strategy)
     assert code == 0 and len(out.splitlines()) == 5 and "82 tensors lie where" in out
-    flip(tmp_path / "out" / "rank_3" / f"checkpoint_3.{form}")
+    flip_bit(tmp_path / "out" / "rank_3" / f"checkpoint_3.{form}")
     code, out, _ = call("verify", tmp_path / "out")
     damaged = [line for line in out.splitlines() if line.startswith("damaged")]
     assert code == 1 and len(damaged) == 1 and f"rank_3/checkpoint_3.{form}: its content changed" in damaged[0]

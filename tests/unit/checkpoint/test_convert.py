@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from damage import flip_bit
+from planned_checkpoints import save_small
 from weight_files import write_safetensors
 
 from mindgspo.checkpoint.convert import Conversion, convert_model
 from mindgspo.checkpoint.export import export_huggingface
-from mindgspo.checkpoint.store import Retention, save_checkpoint
 from mindgspo.cli import main
 from mindgspo.config import ExperimentConfig, ModelSection, dump_config, load_config
 from mindgspo.config.huggingface_config import generation_config, huggingface_config
@@ -26,10 +27,15 @@ from mindgspo.tokenization import load_tokenizer
 
 
 class FakeTokenizer:
-    """A tokenizer's files; only their bytes matter here."""
+    """A tokenizer's files, of which only the bytes matter here; error: as of a full disk."""
+
+    def __init__(self, error: OSError | None = None) -> None:
+        self.error = error
 
     def save(self, folder: Path) -> None:
         (folder / "tokenizer.json").write_text('{"of": "the test"}')
+        if self.error:
+            raise self.error
         (folder / "chat_template.jinja").write_text("{{ messages }}")
 
 
@@ -53,6 +59,11 @@ def exported(folder: Path, model: ModelSection | None = None, **options: object)
     return folder
 
 
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return exported(tmp_path / "source")
+
+
 def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
@@ -62,17 +73,16 @@ def assert_nothing_is_left(parent: Path, *names: str) -> None:
 
 
 # ---- there and back
-def test_an_export_converts_to_itself(tmp_path: Path) -> None:
-    source = exported(tmp_path / "source")
+def test_an_export_converts_to_itself(tmp_path: Path, source: Path) -> None:
     done = convert_model(Conversion(source=source, out=tmp_path / "out"))
     assert files(tmp_path / "out") == files(source)
     assert done.files == (tmp_path / "out" / "model.safetensors",)
+    assert json.loads((source / "generation_config.json").read_text()) == generation_config(eos_ids=[2], pad_id=0)
     assert done.travelled == ("chat_template.jinja", "config.json", "generation_config.json", "tokenizer.json")
     assert (done.num_weights, done.num_bytes) == (27, sum(array.nbytes for array in some_weights(section()).values()))
 
 
-def test_shards_and_back_are_the_same_bytes(tmp_path: Path) -> None:
-    source = exported(tmp_path / "source")
+def test_shards_and_back_are_the_same_bytes(tmp_path: Path, source: Path) -> None:
     convert_model(Conversion(source=source, out=tmp_path / "shards", max_shard_bytes=1500))
     names = sorted(path.name for path in (tmp_path / "shards").glob("*.safetensors"))
     count = len(names)
@@ -107,8 +117,7 @@ def test_mindformers_and_back_are_the_same_bytes(tmp_path: Path, model: ModelSec
     assert files(tmp_path / "back") == files(source)
 
 
-def test_a_bare_file_takes_its_description_from_another_folder(tmp_path: Path) -> None:
-    source = exported(tmp_path / "source")
+def test_a_bare_file_takes_its_description_from_another_folder(tmp_path: Path, source: Path) -> None:
     (tmp_path / "bare").mkdir()
     weights = (source / "model.safetensors").rename(tmp_path / "bare" / "w.safetensors")
     with pytest.raises(WeightsError, match="w.safetensors: a file with weights alone.*--model-folder"):
@@ -118,8 +127,7 @@ def test_a_bare_file_takes_its_description_from_another_folder(tmp_path: Path) -
 
 
 # ---- dtypes
-def test_bfloat16_is_rounded_and_named(tmp_path: Path) -> None:
-    source = exported(tmp_path / "source")
+def test_bfloat16_is_rounded_and_named(tmp_path: Path, source: Path) -> None:
     convert_model(Conversion(source=source, out=tmp_path / "half", dtype="bfloat16"))
     with open_tensors(tmp_path / "half") as found:
         for name, array in some_weights(section()).items():
@@ -149,8 +157,7 @@ def test_mixed_dtypes_are_kept_and_a_config_without_dtype_gets_one(tmp_path: Pat
     assert read_safetensors(tmp_path / "wide")["model.norm.weight"].dtype == np.float32
 
 
-def test_overflow_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
-    source = exported(tmp_path / "source")
+def test_overflow_is_refused_and_leaves_nothing(tmp_path: Path, source: Path) -> None:
     weights = some_weights(section())
     weights["lm_head.weight"][3, 4] = 70000
     write_safetensors(source / "model.safetensors", weights)
@@ -201,8 +208,7 @@ def test_a_copy_of_the_tied_table_is_left_out_if_it_is_one(tmp_path: Path) -> No
 
 
 # ---- what cannot be converted
-def test_a_target_that_holds_something_is_never_touched(tmp_path: Path) -> None:
-    source = exported(tmp_path / "source")
+def test_a_target_that_holds_something_is_never_touched(tmp_path: Path, source: Path) -> None:
     (tmp_path / "out").mkdir()
     convert_model(Conversion(source=source, out=tmp_path / "out"))  # an empty folder may be filled
     before = files(tmp_path / "out")
@@ -250,8 +256,7 @@ def test_a_damaged_source_is_named_and_leaves_nothing(tmp_path: Path, damage, me
     assert_nothing_is_left(tmp_path, "source")
 
 
-def test_what_a_killed_conversion_left_is_cleared_away(tmp_path: Path) -> None:
-    source = exported(tmp_path / "source")
+def test_what_a_killed_conversion_left_is_cleared_away(tmp_path: Path, source: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as dead:
         dead.wait(timeout=60)
     left = tmp_path / f".out.tmp-{dead.pid}"
@@ -285,8 +290,7 @@ sys.exit(main(["convert", "weights", *sys.argv[1:]]))
 
 
 @pytest.mark.parametrize("options", [[], ["--layout", "mindformers", "--format", "ckpt"], ["--max-shard-size", "6KB"]])
-def test_a_full_disk_leaves_nothing(tmp_path: Path, options: list[str]) -> None:
-    source = exported(tmp_path / "source")
+def test_a_full_disk_leaves_nothing(tmp_path: Path, source: Path, options: list[str]) -> None:
     command = [sys.executable, "-c", LIMITED, source, tmp_path / "out", *options]
     child = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert child.returncode == 1
@@ -352,9 +356,7 @@ def run_with_checkpoint(run: Path) -> tuple[ExperimentConfig, dict[str, np.ndarr
     weights = some_weights(config.model)
     run.mkdir()
     (run / "config.yaml").write_text(dump_config(config))
-    save_checkpoint(run / "checkpoints", step=3, parameters=weights,
-                    optimizer={"step": np.array(3, np.int64)}, state={}, keep=Retention(last=1))  # fmt: skip
-    return config, weights, run / "checkpoints" / "step_00000003"
+    return config, weights, save_small(run / "checkpoints", 3, parameters=weights)
 
 
 def test_a_checkpoint_becomes_what_the_run_exports(tmp_path: Path) -> None:
@@ -373,9 +375,7 @@ def test_a_checkpoint_that_was_changed_or_is_far_from_its_run_is_refused(tmp_pat
     _, _, step = run_with_checkpoint(tmp_path / "run")
     with pytest.raises(WeightsError, match="run: a run; give its export, or one of its checkpoints/step_"):
         convert_model(Conversion(source=tmp_path / "run", out=tmp_path / "out"))
-    content = bytearray((step / "parameters.safetensors").read_bytes())
-    content[-1] ^= 1
-    (step / "parameters.safetensors").write_bytes(content)
+    flip_bit(step / "parameters.safetensors")
     with pytest.raises(CheckpointError, match=r"parameters\.safetensors: its content changed"):
         convert_model(Conversion(source=step, out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
@@ -385,34 +385,11 @@ def test_a_checkpoint_that_was_changed_or_is_far_from_its_run_is_refused(tmp_pat
 
 
 # ----- The Hugging Face export: what is in it, and what it may replace
-class FailingTokenizer:
-    """Writes one file, or fails as a full disk would."""
-
-    def __init__(self, error: OSError | None = None) -> None:
-        self.error = error
-
-    def save(self, folder: Path) -> None:
-        (folder / "tokenizer.json").write_text("{}")
-        if self.error:
-            raise self.error
-
-
-def export(folder: Path, value: float, run_id: str | None = "run-1", tokenizer: FailingTokenizer | None = None) -> None:
+def export(folder: Path, value: float, run_id: str | None = "run-1", tokenizer: FakeTokenizer | None = None) -> None:
     export_huggingface(folder, tensors={"w": np.full(2, value, np.float32)},
                        model_config={"model_type": "qwen2", "torch_dtype": "float32"},
-                       generation_config={"eos_token_id": [1, 2]}, tokenizer=tokenizer or FailingTokenizer(),
+                       generation_config={"eos_token_id": [1, 2]}, tokenizer=tokenizer or FakeTokenizer(),
                        run_id=run_id)  # fmt: skip
-
-
-def test_all_files_are_there(tmp_path: Path) -> None:
-    export(tmp_path / "run" / "export", 1.0)
-    folder = tmp_path / "run" / "export"
-    assert {"model.safetensors", "config.json", "generation_config.json", "tokenizer.json"} <= {
-        entry.name for entry in folder.iterdir()
-    }
-    np.testing.assert_array_equal(read_safetensors(folder)["w"], [1, 1])
-    assert json.loads((folder / "config.json").read_text())["model_type"] == "qwen2"
-    assert json.loads((folder / "generation_config.json").read_text()) == {"eos_token_id": [1, 2]}
 
 
 def test_the_same_run_alone_replaces_its_export_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
@@ -425,7 +402,7 @@ def test_the_same_run_alone_replaces_its_export_and_leaves_nothing_beside_it(tmp
         with pytest.raises(CheckpointError, match="already there.*so it is not replaced"):
             export(folder, 3.0, run_id=run_id)
     with pytest.raises(CheckpointError, match="export: cannot be written: the disk is full"):
-        export(folder, 3.0, tokenizer=FailingTokenizer(OSError(28, "No space left on device")))
+        export(folder, 3.0, tokenizer=FakeTokenizer(OSError(28, "No space left on device")))
     assert read_safetensors(folder)["w"][0] == 2 and [entry.name for entry in tmp_path.iterdir()] == ["export"]
 
 

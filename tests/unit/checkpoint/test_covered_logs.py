@@ -11,14 +11,14 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import xxhash
 from loop_disk import loop_disk
+from planned_checkpoints import save_small
 from rich.console import Console
 
 from mindgspo.checkpoint.manifest import MANIFEST_FILE
-from mindgspo.checkpoint.store import Retention, newest_checkpoint, open_checkpoint, save_checkpoint
+from mindgspo.checkpoint.store import newest_checkpoint, open_checkpoint
 from mindgspo.errors import CheckpointError
 from mindgspo.metrics import RunLog
 from mindgspo.metrics.files import LOGS, LogFile
@@ -36,9 +36,7 @@ def train(run: Path, *, steps: range, save_every: int) -> RunLog:
     for step in steps:
         log.log_metrics(step, {"actor/pg_loss": step / 7})
         if step % save_every == 0:
-            arrays = {"w": np.full(4, step, np.float32)}
-            save_checkpoint(run / "checkpoints", step=step, parameters=arrays, optimizer={}, state={},
-                            keep=Retention(last=9), logs=log.records())  # fmt: skip
+            save_small(run / "checkpoints", step, keep=9, logs=log.records())
     return log
 
 
@@ -109,10 +107,7 @@ def test_missing_records_are_told_with_what_can_be_done(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_records_no_logs_is_resumed_without_the_check(tmp_path: Path) -> None:
-    arrays = {"w": np.zeros(2, np.float32)}
-    path = save_checkpoint(
-        tmp_path / "checkpoints", step=1, parameters=arrays, optimizer={}, state={}, keep=Retention(last=1)
-    )
+    path = save_small(tmp_path / "checkpoints", 1)
     assert "logs" not in json.loads((path / MANIFEST_FILE).read_text()), "as before they were recorded"
     _, intact, (warning,) = checked(tmp_path)
     assert intact == {} and warning.startswith(f"{path} does not record")

@@ -10,12 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
+from planned_checkpoints import save_small
 
 from mindgspo.checkpoint.origin import roll_back
 from mindgspo.checkpoint.run_folder import RunFolder, RunStatus, open_run_folder, seen_run_id
-from mindgspo.checkpoint.store import Retention, newest_checkpoint, save_checkpoint
+from mindgspo.checkpoint.store import newest_checkpoint
 from mindgspo.errors import CheckpointError, RunFolderError
 from mindgspo.io import write_json
 
@@ -189,10 +189,7 @@ def make_run(root: Path, steps: tuple[int, ...] = (2, 4, 6), *, finished: bool =
     lines = "".join(json.dumps({"step": step}) + "\n" for step in range(max(steps) + 1))
     folder.metrics.write_text(lines + '{"step": 7, "hal')
     for step in steps:
-        arrays = {"w": np.full(2, step, np.float32)}
-        save_checkpoint(
-            folder.checkpoints, step=step, parameters=arrays, optimizer={}, state={"step": step}, keep=Retention(last=9)
-        )
+        save_small(folder.checkpoints, step, keep=9)
     if finished:
         folder.summary.write_text('{"finished": true}')
         folder.export.mkdir()

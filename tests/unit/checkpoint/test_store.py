@@ -7,8 +7,6 @@ import json
 import logging
 import os
 import random
-import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,31 +16,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from damage import files_end_at, flip_bit
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
-from planned_checkpoints import load_checkpoint
+from planned_checkpoints import load_checkpoint, save_small
 
 from mindgspo.checkpoint.store import (
-    Retention,
     best_first,
     evaluation_of,
     newest_checkpoint,
     open_checkpoint,
-    save_checkpoint,
     stateful_file,
     steps_newest_first,
 )
 from mindgspo.checkpoint.verify import list_lines
 from mindgspo.errors import CheckpointError
-
-
-def save(folder: Path, step: int, keep: int = 2) -> Path:
-    """A small checkpoint whose every number is its step."""
-    return save_checkpoint(folder, step=step, parameters={"w": np.full((3, 4), step, np.float32)},
-                           optimizer={"m.w": np.full((3, 4), step, np.float32), "count": np.array(step, np.int64)},
-                           state={"cursor": {"epoch": step}, "learning_rate": 0.1 + 0.2},
-                           keep=Retention(last=keep))  # fmt: skip
 
 
 def names(folder: Path) -> list[str]:
@@ -51,12 +40,6 @@ def names(folder: Path) -> list[str]:
 
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-5])
-
-
-def flip_last_bit(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
 
 
 ARRAYS = st.dictionaries(
@@ -74,10 +57,9 @@ ARRAYS = st.dictionaries(
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(parameters=ARRAYS, optimizer=ARRAYS)
 def test_any_arrays_come_back_bit_for_bit(tmp_path, parameters, optimizer):
-    path = save_checkpoint(
-        tmp_path, step=7, parameters=parameters, optimizer=optimizer, state={}, keep=Retention(last=1)
-    )
-    loaded = load_checkpoint(path)
+    state = {"cursor": {"epoch": 2}, "learning_rate": 0.1 + 0.2}
+    loaded = load_checkpoint(save_small(tmp_path, 7, parameters=parameters, optimizer=optimizer, state=state))
+    assert (loaded.step, loaded.state) == (7, {"cursor": {"epoch": 2}, "learning_rate": 0.30000000000000004})
     for saved, found in ((parameters, loaded.parameters), (optimizer, loaded.optimizer)):
         assert found.keys() == saved.keys()
         for name, array in saved.items():
@@ -88,42 +70,43 @@ def test_any_arrays_come_back_bit_for_bit(tmp_path, parameters, optimizer):
 @pytest.mark.parametrize("state", [{"pair": (1, 2)}, {"by_number": {1: "a"}}, {"loss": float("nan")}])
 def test_a_state_that_json_would_change_is_refused(tmp_path: Path, state: dict[str, object]) -> None:
     with pytest.raises((AssertionError, ValueError)):
-        save_checkpoint(tmp_path, step=1, parameters={}, optimizer={}, state=state, keep=Retention(last=1))
+        save_small(tmp_path, 1, state=state)
     assert names(tmp_path) == []
 
 
 def test_the_newest_keep_remain(tmp_path: Path) -> None:
     assert newest_checkpoint(tmp_path / "absent") is None and newest_checkpoint(tmp_path) is None
     for step in (1, 2, 10, 9):
-        save(tmp_path, step)
+        save_small(tmp_path, step)
     assert names(tmp_path) == ["step_00000009", "step_00000010"]
     assert newest_checkpoint(tmp_path) == tmp_path / "step_00000010"
-    save(tmp_path, 8)
+    save_small(tmp_path, 8)
     assert steps(tmp_path) == [8, 9, 10], "the one just written is never removed"
-    save(tmp_path, 99_999_999)
-    save(tmp_path, 100_000_000, keep=1)
+    save_small(tmp_path, 99_999_999)
+    save_small(tmp_path, 100_000_000, keep=1)
     assert names(tmp_path) == ["step_100000000"]
 
 
 def test_a_damaged_one_does_not_push_a_good_one_out(tmp_path: Path) -> None:
-    save(tmp_path, 10)
-    cut(save(tmp_path, 20) / "parameters.safetensors")
-    save(tmp_path, 15)
+    save_small(tmp_path, 10)
+    cut(save_small(tmp_path, 20) / "parameters.safetensors")
+    save_small(tmp_path, 15)
     assert names(tmp_path) == ["step_00000010", "step_00000015", "step_00000020"]
 
 
 def test_the_same_step_again_replaces_it(tmp_path: Path) -> None:
-    cut(save(tmp_path, 5) / "optimizer.safetensors")
-    save(tmp_path, 5)
+    cut(save_small(tmp_path, 5) / "optimizer.safetensors")
+    save_small(tmp_path, 5)
     assert names(tmp_path) == ["step_00000005"]
-    assert load_checkpoint(tmp_path / "step_00000005").optimizer["count"] == 5
+    renamed = load_checkpoint((tmp_path / "step_00000005").rename(tmp_path / "renamed"))
+    assert (renamed.step, renamed.optimizer["count"]) == (5, 5)
 
 
 # ---- damage
 DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "truncated parameters": (lambda path: cut(path / "parameters.safetensors"),
                              r"parameters\.safetensors: truncated, \d+ bytes instead of \d+"),
-    "changed optimizer": (lambda path: flip_last_bit(path / "optimizer.safetensors"),
+    "changed optimizer": (lambda path: flip_bit(path / "optimizer.safetensors"),
                           r"optimizer\.safetensors: its content changed"),
     "missing state": (lambda path: (path / "state.json").unlink(), r"state\.json: missing"),
     "missing manifest": (lambda path: (path / "manifest.json").unlink(), r"no manifest\.json"),
@@ -134,7 +117,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_damage_is_named_and_the_older_checkpoint_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str):
     inflict, message = DAMAGE[damage]
-    good, bad = save(tmp_path, 10), save(tmp_path, 20)
+    good, bad = save_small(tmp_path, 10), save_small(tmp_path, 20)
     inflict(bad)
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(bad)
@@ -146,14 +129,14 @@ def test_damage_is_named_and_the_older_checkpoint_taken(tmp_path: Path, caplog: 
 
 
 def test_checkpoints_that_are_all_damaged_are_not_the_same_as_none(tmp_path: Path) -> None:
-    cut(save(tmp_path, 10) / "state.json")
+    cut(save_small(tmp_path, 10) / "state.json")
     with pytest.raises(CheckpointError, match=r"none of the 1 checkpoints is complete\n.*state\.json.*\n.*--overwrite"):
         newest_checkpoint(tmp_path)
 
 
 def test_a_later_format_is_refused_and_not_passed_over_and_no_manifest_points_outside(tmp_path: Path) -> None:
-    save(tmp_path, 5)
-    manifest = save(tmp_path, 10) / "manifest.json"
+    save_small(tmp_path, 5)
+    manifest = save_small(tmp_path, 10) / "manifest.json"
     content = json.loads(manifest.read_text())
     manifest.write_text(json.dumps({**content, "format_version": 3}))
     with pytest.raises(CheckpointError, match="format version 3, this mindgspo reads 2 and older"):
@@ -167,41 +150,31 @@ def test_a_later_format_is_refused_and_not_passed_over_and_no_manifest_points_ou
 
 
 def test_the_format_with_sha256_is_read(tmp_path: Path) -> None:
-    path = save(tmp_path, 10)
+    path = save_small(tmp_path, 10)
     names_of = [file for file in path.iterdir() if file.name != "manifest.json"]
     hashes = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in names_of}
     files = {file.name: {"size": file.stat().st_size, "sha256": hashes[file.name]} for file in names_of}
     (path / "manifest.json").write_text(json.dumps({"format_version": 1, "step": 10, "files": files}))
     assert load_checkpoint(path).optimizer["count"] == 10
-    flip_last_bit(path / "optimizer.safetensors")
+    flip_bit(path / "optimizer.safetensors")
     with pytest.raises(CheckpointError, match=r"optimizer\.safetensors: its content changed .*sha256 differs"):
         load_checkpoint(path)
 
 
 # ---- disk and processes
 def test_too_little_space_is_told_before_anything_is_written(tmp_path: Path) -> None:
-    save(tmp_path, 1)
+    save_small(tmp_path, 1)
     huge = np.broadcast_to(np.float32(0), (1 << 50,))  # 4 PiB that take no memory
-    with pytest.raises(
-        CheckpointError, match="needs 4,294,967,296.0 MiB and a reserve of 16.0 MiB, and .* MiB are free"
-    ):
-        save_checkpoint(tmp_path, step=2, parameters={"w": huge}, optimizer={}, state={}, keep=Retention(last=1))
+    said = "needs 4,294,967,296.0 MiB and a reserve of 16.0 MiB, and .* MiB are free"
+    with pytest.raises(CheckpointError, match=said):
+        save_small(tmp_path, 2, parameters={"w": huge})
     assert names(tmp_path) == ["step_00000001"]
 
 
 def test_a_failed_write_leaves_the_older_checkpoint_and_no_rest(tmp_path: Path) -> None:
-    save(tmp_path, 1)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
-    try:
-        with pytest.raises(CheckpointError, match="cannot be written"):
-            save_checkpoint(
-                tmp_path, step=2, parameters={"w": np.zeros(10**6)}, optimizer={}, state={}, keep=Retention(last=1)
-            )
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, before)
+    save_small(tmp_path, 1)
+    with files_end_at(100_000), pytest.raises(CheckpointError, match="cannot be written"):
+        save_small(tmp_path, 2, parameters={"w": np.zeros(10**6)})
     assert names(tmp_path) == ["step_00000001"]
     assert newest_checkpoint(tmp_path) == tmp_path / "step_00000001"
 
@@ -214,7 +187,7 @@ def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -
         folder.mkdir()
         (folder / "parameters.safetensors").write_bytes(b"half")
     assert newest_checkpoint(tmp_path) is None
-    path = save(tmp_path, 10)
+    path = save_small(tmp_path, 10)
     assert names(tmp_path) == sorted([leftovers[2].name, "step_00000010"])
     path.rename(tmp_path / f".step_00000010.old-{dead.pid}")
     assert newest_checkpoint(tmp_path) == path, "moved aside by the dead, it gets its name back"
@@ -224,36 +197,25 @@ def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -
 VALUES = {0: 0.25, 1: 0.5, 2: 0.75, 3: 0.75, 4: None, 5: 0.5, 6: 0.625}
 
 
-def save_evaluated(folder: Path, step: int, keep: Retention, value: float | None = None) -> Path:
-    latest = None if value is None else {"step": step, "value": value}
-    arrays = {"w": np.full(3, step, np.float32)}
-    state = {"progress": {"latest": latest}}
-    return save_checkpoint(folder, step=step, parameters=arrays, optimizer={}, state=state, keep=keep)
-
-
 def steps(folder: Path) -> list[int]:
     return sorted(int(path.name[5:]) for path in steps_newest_first(folder))
 
 
-@pytest.mark.parametrize(("values", "keep", "left"), [
-    (VALUES, Retention(last=1), [6]),
-    (VALUES, Retention(last=2), [5, 6]),
-    (VALUES, Retention(last=1, best=1), [2, 6]),  # of equals the first
-    (VALUES, Retention(last=1, best=2), [2, 3, 6]),
-    (VALUES, Retention(last=2, best=3), [2, 3, 5, 6]),  # 6 is the third best and among the newest
-    (VALUES, Retention(last=9, best=1), [0, 1, 2, 3, 4, 5, 6]),
-    ({1: 0.5, 2: 0.25, 3: 0.75, 4: 0.25}, Retention(last=1, best=1), [3, 4]),  # a better one takes its place
+@pytest.mark.parametrize(("values", "last", "best", "left"), [
+    (VALUES, 1, 0, [6]),
+    (VALUES, 1, 1, [2, 6]),  # of equals the first
+    (VALUES, 2, 3, [2, 3, 5, 6]),  # 6 is the third best and among the newest
+    (VALUES, 9, 1, [0, 1, 2, 3, 4, 5, 6]),
+    ({1: 0.5, 2: 0.25, 3: 0.75, 4: 0.25}, 1, 1, [3, 4]),  # a better one takes its place
 ])  # fmt: skip
-def test_the_newest_and_the_best_stay(tmp_path: Path, values: dict, keep: Retention, left: list[int]) -> None:
+def test_the_newest_and_the_best_stay(tmp_path: Path, values: dict, last: int, best: int, left: list[int]) -> None:
     for step, value in values.items():
-        save_evaluated(tmp_path, step, keep, value)
+        save_small(tmp_path, step, last, best=best, value=value)
     assert steps(tmp_path) == left
 
 
 def test_an_evaluation_of_an_earlier_step_does_not_count(tmp_path: Path) -> None:
-    path = save_checkpoint(tmp_path, step=4, parameters={}, optimizer={},
-                           state={"progress": {"latest": {"step": 2, "value": 0.9}}},
-                           keep=Retention(last=1))  # fmt: skip
+    path = save_small(tmp_path, 4, state={"progress": {"latest": {"step": 2, "value": 0.9}}})
     assert evaluation_of(path) is None and best_first([path]) == []
 
 
@@ -278,18 +240,18 @@ save_checkpoint(Path(sys.argv[1]), step=3, parameters={"w": np.zeros(3)}, optimi
 ])  # fmt: skip
 def test_a_kill_at_any_point_of_a_save_keeps_the_best_and_the_newest(tmp_path, fault, newest, left):
     for step, value in ((1, 0.75), (2, 0.5)):
-        save_evaluated(tmp_path, step, Retention(last=1, best=1), value)
+        save_small(tmp_path, step, 1, best=1, value=value)
     ended = subprocess.run([sys.executable, "-c", KILLED_SAVER, str(tmp_path), fault], check=False, timeout=60)
     assert ended.returncode == -9
     assert newest_checkpoint(tmp_path) == tmp_path / f"step_{newest:08d}"
     assert steps(tmp_path) == left
-    save_evaluated(tmp_path, 4, Retention(last=1, best=1), 0.5)
+    save_small(tmp_path, 4, 1, best=1, value=0.5)
     assert steps(tmp_path) == [1, 4]
 
 
 def test_the_list_shows_evaluations_and_the_best(tmp_path: Path) -> None:
     for step, value in VALUES.items():
-        save_evaluated(tmp_path, step, Retention(last=9), value)
+        save_small(tmp_path, step, 9, value=value)
     lines = {line.split()[0]: line for line in list_lines(tmp_path)}
     assert "0.7500" in lines["step_00000002"] and lines["step_00000002"].endswith("sizes match, best")
     assert "best" not in lines["step_00000003"] and lines["step_00000006"].endswith("sizes match, newest")
@@ -297,16 +259,11 @@ def test_the_list_shows_evaluations_and_the_best(tmp_path: Path) -> None:
 
 
 # ----- Checkpoints that are read by need, with what a run keeps by name; and where one cannot be written
-def save_stateful(folder: Path, state: dict, kept: dict | None = None) -> Path:
-    arrays = {"w": np.arange(12, dtype=np.float32).reshape(6, 2)}
-    return save_checkpoint(
-        folder, step=3, parameters=arrays, optimizer=arrays, state=state, stateful=kept, keep=Retention(last=1)
-    )
-
-
 def test_what_is_kept_comes_back_by_name_with_its_arrays(tmp_path: Path) -> None:
     kept = {"surplus": {"ids": np.array([3, 1], np.int32)}, "stream": {}}
-    path = save_stateful(tmp_path, {"kept": {"surplus": {"groups": [1]}, "stream": {"epoch": 2}}}, kept)
+    state = {"kept": {"surplus": {"groups": [1]}, "stream": {"epoch": 2}}}
+    weights = {"w": np.arange(12, dtype=np.float32).reshape(6, 2)}
+    path = save_small(tmp_path, 3, parameters=weights, state=state, stateful=kept)
     assert not (path / "stream.safetensors").exists(), "nothing to write"
     with open_checkpoint(path) as saved:
         assert saved.step == 3 and saved.stateful == {"surplus": {"groups": [1]}, "stream": {"epoch": 2}}
@@ -316,13 +273,13 @@ def test_what_is_kept_comes_back_by_name_with_its_arrays(tmp_path: Path) -> None
 
 
 def test_the_format_that_had_two_of_them_among_the_rest_is_read(tmp_path: Path) -> None:
-    path = save_stateful(tmp_path, {"stream": {"epoch": 1}, "kl": {"coef": 0.5}, "progress": {}})
+    path = save_small(tmp_path, 3, state={"stream": {"epoch": 1}, "kl": {"coef": 0.5}, "progress": {}})
     with open_checkpoint(path) as saved:
         assert saved.stateful == {"stream": {"epoch": 1}, "kl": {"coef": 0.5}}
 
 
 def test_a_file_of_what_is_kept_and_the_state_are_verified_as_the_others_are(tmp_path: Path) -> None:
-    path = save_stateful(tmp_path, {"kept": {"surplus": {}}}, {"surplus": {"ids": np.zeros(3)}})
+    path = save_small(tmp_path, 3, state={"kept": {"surplus": {}}}, stateful={"surplus": {"ids": np.zeros(3)}})
     manifest = json.loads((path / "manifest.json").read_text())
     (path / "surplus.safetensors").rename(tmp_path / "away")
     with pytest.raises(CheckpointError, match=r"surplus\.safetensors: missing"), open_checkpoint(path):
@@ -349,15 +306,7 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
         places.append(tmp_path / "read_only" / "checkpoints")
     for place in places:
         with pytest.raises(CheckpointError, match="cannot be written.*older checkpoints are untouched"):
-            save_stateful(place, {})
-
-
-def test_step_and_state_come_back(tmp_path: Path) -> None:
-    path = save(tmp_path / "made" / "on_demand", 10)
-    assert path.name == "step_00000010"
-    loaded = load_checkpoint(shutil.copytree(path, tmp_path / "renamed"))
-    assert loaded.step == 10
-    assert loaded.state == {"cursor": {"epoch": 10}, "learning_rate": 0.30000000000000004}
+            save_small(place, 3)
 
 
 ENDLESS_SAVER = """

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from damage import flip_bit
 from planned_checkpoints import (
     MODEL,
     contents,
@@ -131,9 +132,7 @@ def test_ranks_whose_tensors_do_not_agree(tmp_path: Path, strategy: Strategy, ra
 def test_replicas_that_differ_far_inside_are_found_by_the_deep_proof(tmp_path: Path, strategy: Strategy):
     folder = write_ranks(tmp_path / "in", random_tensors(), layouts_of(TRAIN))
     path = folder / "rank_2" / "w.safetensors"
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+    flip_bit(path, path.stat().st_size // 2)
     run(folder, tmp_path / "fast.safetensors", source_strategy=strategy)
     before = names(tmp_path)
     with pytest.raises(CheckpointError, match=r"rank_2/w.safetensors: .* differs from that of rank 0.* is damaged"):
@@ -229,18 +228,14 @@ def test_a_run_s_step_without_its_optimizer_state_is_no_step(tmp_path: Path, str
 def test_a_source_that_is_not_what_its_manifest_says(tmp_path: Path, strategy: Strategy):
     """Seen by the deep proof alone: SHA-256 takes longer than the transform."""
     step = write_step(tmp_path / "run", random_tensors())
-    content = bytearray((step / "parameters.safetensors").read_bytes())
-    content[-1] ^= 1
-    (step / "parameters.safetensors").write_bytes(content)
+    flip_bit(step / "parameters.safetensors")
     with pytest.raises(CheckpointError, match=r"parameters.safetensors: its content changed after it was saved"):
         run(step, tmp_path / "out", destination_strategy=strategy, deep=True)
     assert names(tmp_path) == {"run", "s"}
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_ctrl_c_while_files_are_written(
-    tmp_path: Path, whole: Path, strategy: Strategy, monkeypatch: pytest.MonkeyPatch, jobs: int
-):
+def test_ctrl_c_while_files_are_written(tmp_path: Path, whole: Path, strategy: Strategy, monkeypatch, jobs: int):
     calls = itertools.count()
     blocks = WholeCheckpoint.blocks
 
@@ -311,9 +306,7 @@ def test_a_file_that_reads_back_differently(tmp_path: Path, whole: Path):
         digests = {name: tensor_digest(file, name, advance=lambda count: None) for name in file.tensors}
         new = NewFile(name=path.name, rank=0, infos=file.tensors, slices={})
     read_back(path, new, digests, advance=lambda count: None)
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
+    flip_bit(path)
     last = list(new.infos)[-1]
     with pytest.raises(
         CheckpointError, match=rf"{last}, read back, differs from what was written \(XXH3 [0-9a-f]{{32}}"
