@@ -15,6 +15,7 @@ from mindgspo.config.reward import file_function, function_label
 ON = "algorithm.kl.placement=loss"
 FUNCTIONS = ["reward.functions=[gsm8k, math_dapo]", "reward.weights=[1, 1]"]
 ALONE = ["rollout.num_generations=1", "trainer.samples_per_micro_batch=6"]
+SAMPLER, SAMPLED = "algorithm.old_log_probs=sampler", "algorithm.old_log_probs: sampler"
 BOTH_GSPO = pytest.mark.parametrize("name", ["gspo", "gspo_token"])
 
 
@@ -114,6 +115,12 @@ def test_token_weighting_is_refused_for_gspo(problems, load, name, mode, factor)
      "zero;", "algorithm.advantage.combine=sum_then_normalize"),
     (["algorithm.advantage.combine=normalize_then_sum", "algorithm.kl.placement=reward", *FUNCTIONS],
      "algorithm.kl.placement: a penalty in the reward has no unit", "set algorithm.kl.placement=loss"),
+    ([SAMPLER, "rollout.top_p=0.9"], f"{SAMPLED}, but rollout.top_p 0.9 cut the", "algorithm.old_log_probs=recompute"),
+    ([SAMPLER, "rollout.top_k=20", "rollout.top_p=0.9"],
+     f"{SAMPLED}, but rollout.top_p 0.9 and rollout.top_k 20 cut the", "algorithm.old_log_probs=recompute"),
+    ([SAMPLER, "algorithm.rollout_correction.level=token"],
+     f"{SAMPLED} makes the sampler the old policy, so that every weight of algorithm.rollout_correction.level token,",
+     "algorithm.rollout_correction.level=none (the ratio carries the mismatch), or algorithm.old_log_probs=recompute"),
     (ALONE, "rollout.num_generations: 1 leaves estimator grpo nothing to compare a response with; nearest legal: 2",
      "or algorithm.advantage.estimator=remax or reinforce_plus_plus"),
 ])  # fmt: skip

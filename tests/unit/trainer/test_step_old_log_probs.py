@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from step_results import micro_batches
 
-from mindgspo.errors import ConfigError, TrainingError
+from mindgspo.errors import TrainingError
 
 SAMPLER = "algorithm.old_log_probs=sampler"
 NOT_SCORED = object()
@@ -60,15 +60,3 @@ def test_skipped_updates_entropy_and_reference(make, fakes) -> None:
     trainer = make("algorithm.kl.placement=reward", reference=fakes.reference(lambda ids: -0.03 * ids))
     metrics = trainer.train_step(1).metrics
     assert "critic/kl" in metrics and trainer.updater.batches[0][0].ref_logp_NK.any()
-
-
-@pytest.mark.parametrize(("overrides", "said"), [
-    (("rollout.top_p=0.9",), "rollout.top_p 0.9 cut the distribution"),
-    (("rollout.top_k=20", "rollout.top_p=0.9"), "rollout.top_p 0.9 and rollout.top_k 20 cut"),
-    (("algorithm.rollout_correction.level=token",), "level token, exp(old - sampler), is 1"),
-])  # fmt: skip
-def test_what_it_does_not_go_with(overrides: tuple[str, ...], said: str, load) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load(SAMPLER, *overrides)
-    assert "algorithm.old_log_probs: sampler" in str(caught.value) and said in str(caught.value)
-    load(*overrides)
