@@ -103,7 +103,8 @@ def test_duplicates_are_counted_and_shown_but_kept(prepare, rows_file: Path, tmp
 def test_dedup_keeps_the_first_and_none_of_a_conflict(prepare, rows_file: Path, tokenizer: Tokenizer, tmp_path: Path):
     source = DataSourceSection(format="gsm8k", path=rows_file, dedup=True)
     info = prepare(source)
-    assert [prompt.answer for prompt in open_dataset(tmp_path / "out", tokenizer)] == ["4", "8", "9", "9"]
+    prompts = [(prompt.index, prompt.answer) for prompt in open_dataset(tmp_path / "out", tokenizer)]
+    assert prompts == [(0, "4"), (1, "8"), (2, "9"), (3, "9")]
     conflict = "equal prompts with different answers"
     assert info.counts.dropped == {"prompt occurred before": 1, conflict: 3}
     assert (info.duplicates.repeated_rows, info.duplicates.conflicting_prompts) == (3, 1)
@@ -157,7 +158,8 @@ def test_rows_without_any_answer_are_listed_with_overlong_ones(prepare, jsonl, t
     source = DataSourceSection(format="math", path=path)
     info = prepare(source, max_prompt_length=60, truncation="drop", is_readable=lambda source, gold: None)
     assert info.counts.dropped == {r"the solution has no \boxed{} answer": 1, "longer than max_prompt_length": 1}
-    assert info.duplicates.repeated_rows == 0
+    assert info.duplicates.repeated_rows == 0 and "1: longer than max_prompt_length" in info.account()
+    assert (info.counts.rows_in, info.counts.rows_out, info.counts.truncated) == (3, 1, {})
     dropped = [(row["where"], row["answer"]) for row in dropped_rows(tmp_path / "out")]
     assert dropped == [(f"{path}:1", ""), (f"{path}:2", "2")]
 

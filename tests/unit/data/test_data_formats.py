@@ -63,7 +63,6 @@ LIGHTEVAL = {"problem": "1/2+1/3?", "level": "Level 2", "type": "Algebra", "solu
     (r"$\boxed 5$ and in the end $\boxed{6}$", "6"),
     (r"$\boxed 5$, no, $\boxed -3 $", "-3"),
     (r"\boxed{}", None),
-    (r"\boxed{ }", None),
     (r"\boxed 5 without an end", None),
     ("no box", None),
 ])  # fmt: skip
@@ -89,7 +88,6 @@ def test_math_gold_is_the_answer_or_the_last_box():
 
 @pytest.mark.parametrize(("fields", "gold"), [
     ({"problem": "p", "answer": "073"}, "73"),
-    ({"problem": "p", "answer": 73}, "73"),
     ({"problem": "p", "answer": 73.0}, "73"),
     ({"question": "p", "expected_answer": " 236 "}, "236"),
     ({"Question": "p", "Answer": "000"}, "0"),
@@ -123,7 +121,6 @@ def dianjin(answer_block: str) -> dict[str, str]:
     (r"\boxed{A} then \boxed{B}", "B", "dianjin"),
     ("\\boxed{A, C\uff0cD}", "A, C\uff0cD", "dianjin"),
     (r"\boxed{12.5\%}", r"12.5\%", "dianjin_open"),
-    (r"\boxed{GDP}", "GDP", "dianjin_open"),
     (r"\boxed{BAB}", "BAB", "dianjin_open"),
     (r"\boxed{\text{yes}}", r"\text{yes}", "dianjin_open"),
 ])  # fmt: skip
@@ -255,14 +252,11 @@ BAD[parse_verl] = [({**VERL, **change}, message) for change, message in BAD_VERL
     (Decimal("3.10"), "3.10", []),
     (datetime.date(2024, 1, 2), "2024-01-02", []),
     (datetime.datetime(2024, 1, 2, 3, tzinfo=datetime.UTC), "2024-01-02T03:00:00+00:00", []),
-    (datetime.time(3, 4), "03:04:00", []),
-    (datetime.timedelta(hours=1), "1:00:00", []),
     (uuid.UUID(int=5), "00000000-0000-0000-0000-000000000005", []),
     ("é".encode(), "é", []),
     (np.int64(7), 7, []),
     (np.bool_(True), True, []),
     (np.float32(0.1), 0.1, []),
-    (np.float16(0.1), 0.1, []),
     (np.array([[0.1, 2.5]], np.float32), [[0.1, 2.5]], []),
     (np.array(["a", None], object), ["a", None], []),
     (np.array(5), 5, []),

@@ -66,12 +66,6 @@ def test_the_schema_is_the_published_one() -> None:
     assert SCHEMA == PUBLISHED
 
 
-def test_a_file_of_mindrlhf_is_read(as_mindrlhf_does, tokenizer: Tokenizer) -> None:
-    rows = list(read_mindrlhf(as_mindrlhf_does(list(QUESTIONS)), tokenizer))
-    assert [(one.messages, one.answer, one.solution) for one in rows] == [(asks(q), a, "") for q, a in QUESTIONS]
-    assert {one.data_source for one in rows} == {"math"}
-
-
 def test_answers_that_repeat_their_question_are_taken_without_it(as_mindrlhf_does, tokenizer: Tokenizer) -> None:
     texts = [("1+1=", "1+1=1 and 1 #### 2"), ("2+2=", "2+2=4"), ("3+3=", "3+3=so \\boxed{6}"), ("4+4=", "")]
     rows = list(read_mindrlhf(as_mindrlhf_does(texts), tokenizer))
@@ -118,7 +112,8 @@ def test_it_is_prepared_as_any_other_file(as_mindrlhf_does, prepare, tokenizer: 
     info = prepare(DataSourceSection(format="mindrlhf", path=as_mindrlhf_does(list(QUESTIONS)), max_rows=2))
     assert (info.source.format, info.counts.rows_out) == ("mindrlhf", 2)
     prompts = list(open_dataset(tmp_path / "out", tokenizer))
-    assert [one.answer for one in prompts] == ["2", "7"] and "1+1=" in prompts[0].text
+    assert [(one.answer, one.solution, one.data_source) for one in prompts] == [("2", "", "math"), ("7", "", "math")]
+    assert [question in one.text for (question, _), one in zip(QUESTIONS, prompts, strict=False)] == [True, True]
 
 
 def test_the_command_reads_and_writes_it(gsm8k_file: Path, tokenizer, tmp_path: Path, capsys) -> None:

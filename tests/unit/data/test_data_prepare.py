@@ -93,15 +93,6 @@ def test_truncation(prepare, gsm8k, settings, tokenizer: Tokenizer, tmp_path: Pa
     assert info.lengths.max_before_truncation >= len(whole)
 
 
-def test_dropping_counts_and_renumbers(prepare, gsm8k, tokenizer: Tokenizer, tmp_path: Path):
-    info = prepare(gsm8k, max_prompt_length=20, truncation="drop")
-    assert (info.counts.rows_in, info.counts.rows_out) == (3, 1)
-    assert info.counts.dropped == {"longer than max_prompt_length": 2} and info.counts.truncated == {}
-    dataset = open_dataset(tmp_path / "out", tokenizer)
-    assert [(prompt.index, prompt.answer) for prompt in dataset] == [(0, "-7")]
-    assert "2: longer than max_prompt_length" in info.account()
-
-
 def test_empty_data_sets_are_refused(prepare, gsm8k, tmp_path: Path):
     empty = tmp_path / "empty.jsonl"
     empty.write_text("\n")

@@ -20,29 +20,20 @@ seeds = st.integers(0, 2**64 - 1)
 
 
 @given(sizes, seeds, st.booleans(), draws)
-def test_a_draw_holds_no_prompt_twice(num_rows: int, seed: int, shuffle: bool, draws: list[int]):
-    stream = PromptStream(num_rows, seed, shuffle)
-    for n in draws:
-        drawn = stream.take(n)
-        assert len(drawn) == n
-        counts = Counter(drawn)
-        assert max(counts.values(), default=0) <= -(-n // num_rows)
-        assert all(0 <= i < num_rows for i in drawn)
-
-
-@given(sizes, seeds, st.booleans(), draws)
-def test_counts_never_drift_apart(num_rows: int, seed: int, shuffle: bool, draws: list[int]):
+def test_no_prompt_comes_twice_in_a_draw_and_counts_never_drift_apart(num_rows, seed, shuffle, draws):
     # Every epoch visits every prompt once; a prompt set aside is late by less than one draw.
     stream = PromptStream(num_rows, seed, shuffle)
     counts = Counter(dict.fromkeys(range(num_rows), 0))
     for n in draws:
-        counts.update(stream.take(n))
+        drawn = stream.take(n)
+        assert len(drawn) == n and max(Counter(drawn).values(), default=0) <= -(-n // num_rows)
+        counts.update(drawn)
         done = sum(counts.values()) // num_rows
         assert done - 1 <= min(counts.values()) and max(counts.values()) <= done + 1
         assert stream.epochs * num_rows == pytest.approx(sum(counts.values()))
     while missing := -sum(counts.values()) % num_rows:
         counts.update(stream.take(missing))
-    assert len(set(counts.values())) == 1
+    assert counts.keys() == set(range(num_rows)) and len(set(counts.values())) == 1
 
 
 @given(sizes, seeds, st.booleans(), draws, st.data())
