@@ -24,13 +24,20 @@ ARITHMETIC = PROJECT / "examples" / "arithmetic" / "gspo.yaml"
 FOUR_PROCESSES = PROJECT / "examples" / "arithmetic" / "gspo_4.yaml"
 
 
-def planned(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> list[str]:
-    assert main(["plan", *map(str, arguments)]) == 0
-    return capsys.readouterr().out.splitlines()
+@pytest.fixture
+def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """planned(...): the lines of `mindgspo plan` with these arguments, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def lines(*arguments: str | Path) -> list[str]:
+        assert main(["plan", *map(str, arguments)]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    return lines
 
 
-def test_a_plan_shows_stages_parts_and_levels(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = planned(capsys, SEVEN_BILLION, "--memory-gb", "1000")
+def test_a_plan_shows_stages_parts_and_levels(planned) -> None:
+    lines = planned(SEVEN_BILLION, "--memory-gb", "1000")
     text = "\n".join(lines)
     assert "ranks 0-3, layers 0-13, GiB" in text and "ranks 4-7, layers 14-27, GiB" in text
     for words in ("trained weights", "AdamW's moments", "key/value cache", "activations", "reshard bucket"):
@@ -40,27 +47,27 @@ def test_a_plan_shows_stages_parts_and_levels(capsys: pytest.CaptureFixture[str]
     assert lines[-1].startswith("fits: update needs ") and lines[-1].endswith(" of 1,000.00 GiB")
 
 
-def test_a_plan_that_does_not_fit_says_what_would(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = planned(capsys, SEVEN_BILLION, "--memory-gb", "37")
+def test_a_plan_that_does_not_fit_says_what_would(planned) -> None:
+    lines = planned(SEVEN_BILLION, "--memory-gb", "37")
     assert lines[-1].startswith("does not fit: update needs ")
-    again = planned(capsys, SEVEN_BILLION, "--memory-gb", "37", *lines[-1].split(": ")[-1].split())
+    again = planned(SEVEN_BILLION, "--memory-gb", "37", *lines[-1].split(": ")[-1].split())
     assert again[-1].startswith("fits: ")
     assert " cards instead of " not in lines[-1]
-    lines = planned(capsys, SEVEN_BILLION, "--memory-gb", "30")
+    lines = planned(SEVEN_BILLION, "--memory-gb", "30")
     assert "smallest change, which takes 16 cards instead of 8, with which update needs " in lines[-1]
-    lines = planned(capsys, SEVEN_BILLION, "--memory-gb", "0.5")
+    lines = planned(SEVEN_BILLION, "--memory-gb", "0.5")
     assert lines[-1].endswith("nothing that was tried fits: take more cards or a smaller model")
 
 
-def test_small_runs_are_told_in_mebibytes(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = planned(capsys, ARITHMETIC, "--memory-gb", "16")
+def test_small_runs_are_told_in_mebibytes(planned) -> None:
+    lines = planned(ARITHMETIC, "--memory-gb", "16")
     assert any(line.startswith("rank 0, layers 0-2, MiB") for line in lines)
     assert lines[-1].startswith("fits: save needs ") and lines[-1].endswith(" of 16,384 MiB")
 
 
-def test_processes_of_one_machine_share_its_memory(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "(4 processes together)" in planned(capsys, FOUR_PROCESSES, "--memory-gb", "16")[-1]
-    assert planned(capsys, FOUR_PROCESSES, "--memory-gb", "1")[-1].startswith("does not fit")
+def test_processes_of_one_machine_share_its_memory(planned) -> None:
+    assert "(4 processes together)" in planned(FOUR_PROCESSES, "--memory-gb", "16")[-1]
+    assert planned(FOUR_PROCESSES, "--memory-gb", "1")[-1].startswith("does not fit")
 
 
 def test_plans_are_made_without_mindspore() -> None:
@@ -74,14 +81,14 @@ def test_plans_are_made_without_mindspore() -> None:
 @pytest.mark.parametrize(
     "path", sorted(PROJECT.glob("examples/*/*.yaml")), ids=lambda path: f"{path.parent.name}/{path.name}"
 )
-def test_every_shipped_experiment_can_be_planned(capsys: pytest.CaptureFixture[str], path: Path) -> None:
-    last = planned(capsys, path, "--memory-gb", "1024")[-1]
+def test_every_shipped_experiment_can_be_planned(planned, path: Path) -> None:
+    last = planned(path, "--memory-gb", "1024")[-1]
     assert last.startswith("fits: ")
 
 
-def test_a_margin_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    needed = float(planned(capsys, SEVEN_BILLION, "--memory-gb", "1000")[-1].split()[3])
-    last = planned(capsys, SEVEN_BILLION, "--memory-gb", str(needed / 0.9805))[-1]
+def test_a_margin_is_said(planned) -> None:
+    needed = float(planned(SEVEN_BILLION, "--memory-gb", "1000")[-1].split()[3])
+    last = planned(SEVEN_BILLION, "--memory-gb", str(needed / 0.9805))[-1]
     assert last.startswith("fits barely: update needs ") and last.endswith(" GiB, 98.0 %; unmeasured on cards")
 
 
@@ -127,10 +134,8 @@ def test_a_fingerprint_is_that_of_the_graphs(seven_billion: ExperimentConfig, se
 
 def test_the_budget_of_the_cache_counts_for_graphs_with_a_cache(seven_billion: ExperimentConfig) -> None:
     config = changed(seven_billion, {"rollout.cache_gb": 4.0})
-    same = [
-        fingerprint(config, graph) == fingerprint(seven_billion, graph) for graph in ("train", "reference", "decode")
-    ]
-    assert same == [True, True, False]
+    for graph, is_same in (("train", True), ("reference", True), ("decode", False)):
+        assert (fingerprint(config, graph) == fingerprint(seven_billion, graph)) == is_same
 
 
 # Most that the plan may be above or below what the dry run's allocator held, as a share of that.
@@ -158,21 +163,9 @@ def test_the_plan_is_near_what_was_measured_of_the_shipped_experiments() -> None
     assert compared.keys() == BANDS.keys() and min(compared.values()) >= 3, compared
 
 
-@pytest.fixture
-def planned_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """planned(...): the lines of `mindgspo plan` with these arguments, in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-
-    def lines(*arguments: str) -> list[str]:
-        assert main(["plan", str(SEVEN_BILLION), *arguments]) == 0
-        return capsys.readouterr().out.splitlines()
-
-    return lines
-
-
-def test_a_plan_shows_what_was_measured(planned_here, tmp_path: Path) -> None:
+def test_a_plan_shows_what_was_measured(planned, tmp_path: Path) -> None:
     config = load_config(SEVEN_BILLION, check_files=False)
-    assert not any("graph by graph" in line for line in planned_here())
+    assert not any("graph by graph" in line for line in planned(SEVEN_BILLION))
     expected = graph_memory(config, "train", 4) / GIB
     for peak in (
         peak_of(config, rank=4, gib=expected / 1.1),
@@ -180,7 +173,7 @@ def test_a_plan_shows_what_was_measured(planned_here, tmp_path: Path) -> None:
         peak_of(config, graph="rollout"),  # for its strategy file; a run has no such graph
     ):
         store_peak(tmp_path / "dryrun" / config.experiment, peak)
-    lines = planned_here()
+    lines = planned(SEVEN_BILLION)
     start = next(number for number, line in enumerate(lines) if line.startswith("graph by graph, GiB"))
     assert lines[start].split()[-3:] == ["MindSpore", "plan", "difference"]
     assert lines[start + 1].startswith("  rollout: decode, rank 0") and lines[start + 1].endswith("+0.0 %")
@@ -188,12 +181,11 @@ def test_a_plan_shows_what_was_measured(planned_here, tmp_path: Path) -> None:
         *("update:", "train,", "rank", "4", f"{expected / 1.1:.2f}", f"{expected:.2f}", "+10.0", "%")
     ]
     assert lines[start + 3].startswith("MindSpore: what the allocator of 2.10.0 gave out in a dry run (dryrun/gsm8k-")
-    assert not any("graph by graph" in line for line in planned_here("--set", "rollout.slots=64")), (
-        "another configuration"
-    )
+    other = planned(SEVEN_BILLION, "--set", "rollout.slots=64")
+    assert not any("graph by graph" in line for line in other), "another configuration"
 
 
-def test_small_peaks_are_told_in_mebibytes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_small_peaks_are_told_in_mebibytes() -> None:
     from mindgspo.planner.command import measured_lines
     from mindgspo.swap.states import Phase
 
@@ -203,9 +195,9 @@ def test_small_peaks_are_told_in_mebibytes(capsys: pytest.CaptureFixture[str]) -
     assert title.startswith("graph by graph, MiB") and row.split()[-4:] == ["200", "190", "-5.0", "%"]
 
 
-def test_a_plan_shows_how_many_sequences_the_cache_holds(planned_here) -> None:
+def test_a_plan_shows_how_many_sequences_the_cache_holds(planned) -> None:
     def line(*settings: str) -> str:
-        (found,) = (each for each in planned_here(*settings) if each.startswith("key/value cache of a rank"))
+        (found,) = (each for each in planned(SEVEN_BILLION, *settings) if each.startswith("key/value cache of a rank"))
         return found
 
     assert line() == (
@@ -219,14 +211,14 @@ def test_a_plan_shows_how_many_sequences_the_cache_holds(planned_here) -> None:
     )
 
 
-def test_the_cache_gets_what_is_left(planned_here) -> None:
+def test_the_cache_gets_what_is_left(planned) -> None:
     """Of 52 GiB the first card needs 48.6; with twice the slots, 8.75 GiB more, there is not enough left for all."""
-    whole = planned_here("--memory-gb", "52")
+    whole = planned(SEVEN_BILLION, "--memory-gb", "52")
     assert whole[-1].startswith("fits: ") and any("5,121 blocks" in line for line in whole)
-    bounded = planned_here("--memory-gb", "52", "--set", "rollout.slots=256")
+    bounded = planned(SEVEN_BILLION, "--memory-gb", "52", "--set", "rollout.slots=256")
     assert bounded[-1].startswith("fits barely: ") and not any("10,241 blocks" in line for line in bounded)
     (line,) = (each for each in bounded if each.startswith("key/value cache of a rank"))
     at_once = int(line.split("decodes ")[1].split()[0])
     assert 64 <= at_once < 128
-    asked = planned_here("--memory-gb", "52", "--set", "rollout.slots=256", "--set", "rollout.cache_gb=17.5")
+    asked = planned(SEVEN_BILLION, "--memory-gb", "52", "--set", "rollout.slots=256", "--set", "rollout.cache_gb=17.5")
     assert asked[-1].startswith("does not fit: "), "a budget that is said is kept"
