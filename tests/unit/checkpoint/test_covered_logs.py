@@ -65,13 +65,6 @@ def test_a_growing_log_is_hashed_once(tmp_path: Path) -> None:
     assert (log.record().size, log.record().digest) == (24, expected)
 
 
-def test_logs_of_a_former_process_count_too(tmp_path: Path) -> None:
-    train(tmp_path, steps=range(3), save_every=9)
-    content = (tmp_path / "metrics.jsonl").read_bytes()
-    found = open_log(tmp_path).records()[tmp_path / "metrics.jsonl"]
-    assert (found.size, found.digest) == (len(content), xxhash.xxh3_128(content).hexdigest())
-
-
 def test_whole_logs_are_cut_behind_the_checkpoint_whatever_lies_there(tmp_path: Path) -> None:
     train(tmp_path, steps=range(5), save_every=2)
     with (tmp_path / "metrics.jsonl").open("ab") as file:

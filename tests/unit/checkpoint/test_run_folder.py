@@ -73,14 +73,6 @@ def test_a_run_is_refused_with_three_ways_out(tmp_path: Path, name: str) -> None
     assert (tmp_path / name).read_text() == "{}"
 
 
-def test_auto_goes_on_with_the_same_identity(tmp_path: Path) -> None:
-    first = start_run(tmp_path / "run")
-    first.close()
-    second = opened(tmp_path / "run", "auto")
-    assert second.status is RunStatus.RESUMED and second.run_id == first.run_id
-    assert second.metrics.read_text() == '{"step": 1}\n'
-
-
 def test_a_summary_says_whether_a_run_has_finished(tmp_path: Path) -> None:
     summary = tmp_path / "summary.json"
     summary.write_text('{"finished": true, "steps": 1}')
@@ -174,7 +166,9 @@ def test_a_second_open_in_one_process_is_refused_until_the_first_is_closed(tmp_p
     with pytest.raises(RunFolderError, match=f"process {os.getpid()} on"):
         opened(root, "auto")
     first.close()
-    assert opened(root, "auto").status is RunStatus.RESUMED
+    second = opened(root, "auto")
+    assert second.status is RunStatus.RESUMED and second.run_id == first.run_id
+    assert second.metrics.read_text() == '{"step": 1}\n'
     replaced = opened(root, overwrite=True, close=False)
     with pytest.raises(RunFolderError, match="another process is writing"):
         opened(root, "auto")
