@@ -1,4 +1,5 @@
-"""A rollout engine that answers from a script: the fake that lets a whole training step run without a model."""
+"""A rollout engine that answers from a script: the fake that lets a whole training step run without a model. And what
+such a step gave to the responses of its groups and to the rows of its updater."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from mindgspo.rollout.protocol import Rollout, RolloutCounters, SamplingSettings
-from mindgspo.types import FinishReason, Prompt, Response
+from mindgspo.types import Batch, FinishReason, Prompt, Response, StepResult
 
 
 class ScriptedEngine:
@@ -57,3 +58,37 @@ class ScriptedEngine:
             temperature=settings.temperature,
             weight_version=version,
         )
+
+
+def responses_of(result: StepResult) -> list[Response]:
+    return [response for group in result.groups for response in group.responses]
+
+
+def micro_batches(trainer) -> list[Batch]:
+    """Those of all updates."""
+    return [batch for batches in trainer.updater.batches for batch in batches]
+
+
+def rows_by_number(trainer) -> dict[int, np.ndarray]:
+    """{number of the response: its advantages in the rows that the updater got}."""
+    found = {}
+    for batch in micro_batches(trainer):
+        assert not batch.advantages_NK[~batch.mask_NK].any()
+        for row, number in enumerate(batch.samples_N):
+            if number >= 0:
+                assert int(number) not in found
+                found[int(number)] = batch.advantages_NK[row, batch.mask_NK[row]]
+    return found
+
+
+def assert_advantages(result: StepResult, trainer, expected: Sequence[np.ndarray | None], **tolerance: float) -> None:
+    """Groups and batch rows hold these advantages, response after response; None: not trained, zeros."""
+    advantages = [array for group in result.groups for array in group.advantages]
+    rows = rows_by_number(trainer)
+    assert sorted(rows) == [number for number, array in enumerate(expected) if array is not None]
+    for number, (found, array) in enumerate(zip(advantages, expected, strict=True)):
+        if array is None:
+            assert not found.any()
+            continue
+        np.testing.assert_allclose(found, array, **tolerance)
+        np.testing.assert_array_equal(rows[number], found)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scripted_engine import ScriptedEngine
-from step_results import assert_advantages, responses_of
+from scripted_engine import ScriptedEngine, assert_advantages, responses_of
 
 from mindgspo.types import StepResult
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from step_results import micro_batches
+from scripted_engine import micro_batches
 
 CORRECTION = "algorithm.rollout_correction"
 

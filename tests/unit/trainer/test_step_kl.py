@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 import pytest
-from step_results import assert_advantages, micro_batches, responses_of
+from scripted_engine import assert_advantages, micro_batches, responses_of
 
 from mindgspo.algorithms.kl_control import KLController
 from mindgspo.types import StepResult

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 import pytest
-from step_results import micro_batches
+from scripted_engine import micro_batches
 
 from mindgspo.errors import TrainingError
 
