@@ -66,6 +66,18 @@ def composed_runtime(cpu_runtime) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def cards() -> None:
+    """Skips where emulated cards cannot be had: no compiler, another processor, a MindSpore without the plugin."""
+    from mindgspo.errors import DryRunUnavailable
+    from mindgspo.parallel.platform.emulator import find_toolchain
+
+    try:
+        find_toolchain(emulated=True)
+    except DryRunUnavailable as reason:
+        pytest.skip(str(reason))
+
+
 @pytest.fixture(params=["kernels", "composed"])
 def form(request: pytest.FixtureRequest, cpu_runtime) -> Iterator[str]:
     """Of the operators that a test builds: both, one after the other."""

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from small_plans import QWEN_7B
+
 from mindgspo.config import ExperimentConfig, ModelSection, resolve
 
-QWEN2_5_7B = {
-    "vocab_size": 152064,
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 131072,
-    "dtype": "bfloat16",
-}
+QWEN2_5_7B = QWEN_7B.model_dump(exclude_unset=True) | {"max_position_embeddings": 131072, "dtype": "bfloat16"}
 
 
 def qwen2(**changes: Any) -> dict[str, Any]:
@@ -51,31 +44,10 @@ def experiment_of(
     """A resolved experiment. prompts: per step and update; None: as many as fill the slots with their siblings."""
     prompts = prompts or max(1, slots // group)
     source = {"format": "arithmetic"}
-    return resolve(
-        ExperimentConfig.model_validate(
-            {
-                "experiment": "planned",
-                "device": device,
-                "model": ModelSection(**model),
-                "plans": {"train": train or {}, "infer": infer or {}},
-                "data": {
-                    "train": {**source, "split": "train"},
-                    "eval": {**source, "split": "test"},
-                    "max_prompt_length": prompt,
-                },
-                "rollout": {
-                    "prompts_per_step": prompts,
-                    "num_generations": group,
-                    "max_new_tokens": response,
-                    "slots": slots,
-                },
-                "trainer": {
-                    "max_steps": 1,
-                    "prompts_per_mini_batch": prompts,
-                    "samples_per_micro_batch": rows,
-                    "length_multiple": multiple,
-                },
-                **sections,
-            }
-        )
-    )
+    data = {"train": source | {"split": "train"}, "eval": source | {"split": "test"}, "max_prompt_length": prompt}
+    rollout = {"prompts_per_step": prompts, "num_generations": group, "max_new_tokens": response, "slots": slots}
+    trainer = {"max_steps": 1, "prompts_per_mini_batch": prompts, "samples_per_micro_batch": rows}
+    plans = {"train": train or {}, "infer": infer or {}}
+    given = {"device": device, "model": ModelSection(**model), "plans": plans, "data": data, "rollout": rollout}
+    given |= {"experiment": "planned", "trainer": trainer | {"length_multiple": multiple}}
+    return resolve(ExperimentConfig.model_validate(given | sections))

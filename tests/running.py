@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torture_runs import TINY_MODEL
@@ -16,6 +17,8 @@ from weight_files import write_safetensors
 
 from mindgspo.config import TokenizerSection, load_config
 from mindgspo.config.huggingface_config import huggingface_config
+from mindgspo.config.schema import WatchSection
+from mindgspo.launch.launcher import launch
 from mindgspo.models.names import weight_shapes
 from mindgspo.tokenization import load_tokenizer
 
@@ -112,19 +115,37 @@ def environment(**variables: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(PROJECT), **variables}
 
 
+def python(*words: object, env: Mapping[str, str] | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
+    """This interpreter with these words, to its end. env: further environment variables."""
+    words = (sys.executable, *map(str, words))
+    return subprocess.run(words, env={**os.environ, **(env or {})}, capture_output=True, text=True, **options)
+
+
+def imported_by(code: str) -> set[str]:
+    """The modules that this code imports, in a process of its own."""
+    done = python("-c", f"{code}\nimport sys; print('\\n', *sys.modules)", check=True)
+    return set(done.stdout.splitlines()[-1].split())
+
+
 def mindgspo(
     *words: object, cwd: Path, timeout: float = 1500, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """`mindgspo <words>` in a child process, to its end. env: further environment variables."""
-    return subprocess.run(
-        command(*words),
-        cwd=cwd,
-        env=environment(**(env or {})),
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    return python("-m", "mindgspo.cli", *words, cwd=cwd, timeout=timeout, env=environment(**(env or {})))
+
+
+def succeeded(*words: object, cwd: Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    """`mindgspo` of a command that must end well."""
+    done = mindgspo(*words, cwd=cwd, **options)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done
+
+
+def run_workers(script: Path, folder: Path, num_workers: int) -> None:
+    """A worker script on so many ranks, to its end. `folder` is its argument and takes its logs; AssertionError with
+    the end of one where it fails."""
+    code = launch([str(script), str(folder)], num_workers=num_workers, log_dir=folder / "logs", watch=WatchSection())
+    assert code == 0, (folder / "logs" / "rank_0.log").read_text()[-3000:]
 
 
 def sets(*overrides: str) -> list[str]:

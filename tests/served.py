@@ -12,7 +12,59 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from running import command, environment
+
+from mindgspo.config import ExperimentConfig
+from mindgspo.rollout.protocol import SamplingSettings
+from mindgspo.types import Prompt
+
+
+def random_prompts(count: int) -> list[Prompt]:
+    """Of 3, 8, ... ids, with indices that are not their places."""
+    random = np.random.default_rng(3)
+    return [
+        Prompt(
+            index=7 + 2 * n, ids=random.integers(3, 300, 3 + 5 * n).astype(np.int32), text="", answer="", data_source=""
+        )
+        for n in range(count)
+    ]
+
+
+def asked(
+    prompt: Prompt, settings: SamplingSettings, samples: list[int], prefix: list[int] | None = None
+) -> dict[str, Any]:
+    """The body of a request, as the client of a run writes it."""
+    stream, prefix = settings.stream, prefix or []
+    body = {
+        "model": "policy", "prompt": [*prompt.ids.tolist(), *prefix], "n": len(samples),
+        "max_tokens": settings.max_new_tokens - len(prefix), "temperature": settings.temperature, "logprobs": 0,
+        "return_token_ids": True, "return_routed_experts": False, "seed": 1,
+        "random_stream": {
+            "seed": stream.seed, "purpose": int(stream.purpose), "step": stream.step, "draw": stream.draw,
+            "prompt_index": prompt.index, "samples": samples, "start": len(prefix),
+        },
+    }  # fmt: skip
+    if settings.sampling_filter is not None:
+        body |= {"top_k": settings.sampling_filter.top_k, "top_p": settings.sampling_filter.top_p}
+    return body
+
+
+def engine_with_weights(config: ExperimentConfig, folder: Path, version: int, *, seed: int = 1) -> tuple[Any, Any]:
+    """A model of random weights and its engine in this process; the same weights, handed over in `folder`."""
+    from mindgspo.models.policy import build_model
+    from mindgspo.models.weights import initialize_weights
+    from mindgspo.rollout.build import native_engine
+    from mindgspo.rollout.weight_transfer import weights_as_numpy
+    from mindgspo.rollout.weights_folder import write_weights
+    from mindgspo.tokenization import load_tokenizer
+
+    model = build_model(config.model)
+    initialize_weights(model, config.model, seed=seed)
+    engine = native_engine(config, model, load_tokenizer(config.tokenizer, config.model.vocab_size))
+    engine.load_weights(version)
+    write_weights(folder, weights_as_numpy(model, config.model), config.model, version)
+    return model, engine
 
 
 class Server:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -10,22 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from mindgspo.errors import DryRunUnavailable
+from running import python
 
 WORKERS = Path(__file__).parent / "workers"
 sys.path[:0] = [str(WORKERS), str(WORKERS.parents[1] / "distributed" / "workers")]
-
-
-@pytest.fixture(scope="session")
-def cards() -> None:
-    """Skips where emulated cards cannot be had: no compiler, another processor, a MindSpore without the plugin."""
-    from mindgspo.parallel.platform.emulator import find_toolchain
-
-    try:
-        find_toolchain(emulated=True)
-    except DryRunUnavailable as reason:
-        pytest.skip(str(reason))
 
 
 Figures = Callable[..., dict[str, dict[str, np.ndarray]]]
@@ -49,7 +36,7 @@ def figures_of_ranks(tmp_path_factory: pytest.TempPathFactory) -> Figures:
         environment = os.environ | {"DEVICE": device}
         if package_folder is not None:
             environment["PYTHONPATH"] = str(package_folder)
-        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment)
+        done = python(*command, env=environment)
         assert done.returncode == 0, (done.stdout + done.stderr)[-20000:]
         found = {}
         for case in cases:

@@ -19,7 +19,7 @@ SAMPLING_TOLERANCE = {"Ascend": 2e-3, "CPU": 1e-5}
 _NUM_RESPONSES = 16  # of `plan_cases.batches_of`
 
 
-def case(model: str, train: Mapping, infer: Mapping) -> dict:
+def case(model: str | dict, train: Mapping, infer: Mapping) -> dict:
     return {"model": model, "train": dict(train), "infer": dict(infer)}
 
 
@@ -40,6 +40,8 @@ def in_bfloat16(train: Mapping) -> dict:
 
 
 DATA, MODEL, STAGES = {"data_parallel": 2}, {"model_parallel": 2}, {"pipeline_stage": 2, "micro_batch_num": 2}
+DATA_3, DATA_4, MODEL_4 = {"data_parallel": 3}, {"data_parallel": 4}, {"model_parallel": 4}
+STAGES_3 = {"pipeline_stage": 3, "micro_batch_num": 3}
 CONTEXT, CONTEXT_OF_4 = {"context_parallel": 2}, {"context_parallel": 4}
 SPLIT_TABLE, SHARDED = {"vocab_emb_dp": False}, {"optimizer_shard": True}
 OVERLAPPED = {"overlap_grad_reduce": True}
@@ -58,7 +60,7 @@ TWO = {
     "1x2x1": case("dense", MODEL, DATA),
     "1x2x1, split input table": case("dense", MODEL | SPLIT_TABLE, MODEL | SPLIT_TABLE),
     "1x2x1, tied": case("tied", MODEL | SPLIT_TABLE, DATA),
-    "1x2x1, split sequence": case("dense", MODEL | {"use_seq_parallel": True}, DATA),
+    "1x2x1, split sequence": case("dense", MODEL | SPLIT_SEQUENCE, DATA),
     "1x2x1, recomputed": case("dense", MODEL | {"recompute": "full"}, DATA),
     "1x2x1, recomputed in part": case("dense", MODEL | {"recompute": "selective"}, DATA),
     "1x1x2": case("dense", STAGES, DATA),
@@ -86,62 +88,54 @@ TWO = {
 }
 # Layers that stages do not divide, and groups that are no power of two.
 THREE = {
-    "1x1x3, tied, uneven": case("deep", {"pipeline_stage": 3, "micro_batch_num": 3}, {"data_parallel": 3}),
-    "3x1x1, sharded moments": case("dense", {"data_parallel": 3} | SHARDED, {"data_parallel": 3}),
+    "1x1x3, tied, uneven": case("deep", STAGES_3, DATA_3),
+    "3x1x1, sharded moments": case("dense", DATA_3 | SHARDED, DATA_3),
     "1x3x1, split sequence": case("thirds", {"model_parallel": 3} | SPLIT_SEQUENCE, {"model_parallel": 3}),
 }
 SIX = {
-    "1x2x3, tied, uneven": case(
-        "deep", MODEL | {"pipeline_stage": 3, "micro_batch_num": 3}, {"data_parallel": 3, "model_parallel": 2}
-    ),
+    "1x2x3, tied, uneven": case("deep", MODEL | STAGES_3, DATA_3 | MODEL),
     "3x2x1, whole experts over all, sharded moments": case(
-        "six experts",
-        {"data_parallel": 3, "expert_parallel": 6} | MODEL | WHOLE_EXPERTS | SHARDED,
-        {"data_parallel": 6},
+        "six experts", DATA_3 | {"expert_parallel": 6} | MODEL | WHOLE_EXPERTS | SHARDED, {"data_parallel": 6}
     ),
 }
 FOUR = {
-    "2x2x1, tied, sharded moments": case("tied", DATA | MODEL | SHARDED | SPLIT_TABLE, {"data_parallel": 4}),
-    "1x4x1": case("dense", {"model_parallel": 4}, DATA | MODEL),
-    "1x2x2": case("dense", MODEL | STAGES, {"model_parallel": 4}),
-    "2x2x1 of experts": case("experts", DATA | MODEL | {"expert_parallel": 2}, {"data_parallel": 4}),
-    "2x2x1, whole experts over all": case("experts", DATA | MODEL | FOUR_PARTS, {"model_parallel": 4} | FOUR_PARTS),
+    "2x2x1, tied, sharded moments": case("tied", DATA | MODEL | SHARDED | SPLIT_TABLE, DATA_4),
+    "1x4x1": case("dense", MODEL_4, DATA | MODEL),
+    "1x2x2": case("dense", MODEL | STAGES, MODEL_4),
+    "2x2x1 of experts": case("experts", DATA | MODEL | {"expert_parallel": 2}, DATA_4),
+    "2x2x1, whole experts over all": case("experts", DATA | MODEL | FOUR_PARTS, MODEL_4 | FOUR_PARTS),
     "2x2x1, whole experts over all, split sequence": case(
         "experts", DATA | MODEL | FOUR_PARTS | SPLIT_SEQUENCE, DATA | MODEL | TWO_PARTS
     ),
-    "2x2x1, whole experts, sharded moments": case("experts", DATA | MODEL | TWO_PARTS | SHARDED, {"data_parallel": 4}),
-    "1x4x1, two blocks of whole experts": case("experts", {"model_parallel": 4} | TWO_PARTS, DATA | MODEL),
+    "2x2x1, whole experts, sharded moments": case("experts", DATA | MODEL | TWO_PARTS | SHARDED, DATA_4),
+    "1x4x1, two blocks of whole experts": case("experts", MODEL_4 | TWO_PARTS, DATA | MODEL),
     "1x4x1, two blocks of whole experts, split sequence": case(
-        "experts", {"model_parallel": 4} | TWO_PARTS | SPLIT_SEQUENCE | {"recompute": "full"}, DATA | MODEL | TWO_PARTS
+        "experts", MODEL_4 | TWO_PARTS | SPLIT_SEQUENCE | {"recompute": "full"}, DATA | MODEL | TWO_PARTS
     ),
-    "2x1x1, context 2, sharded moments": case("dense", DATA | CONTEXT | SHARDED, {"data_parallel": 4}),
+    "2x1x1, context 2, sharded moments": case("dense", DATA | CONTEXT | SHARDED, DATA_4),
     "1x2x1, context 2": case("dense", MODEL | CONTEXT, DATA | MODEL),
     "1x2x1, context 2, split sequence, packed": packed("dense", MODEL | CONTEXT | SPLIT_SEQUENCE),
-    "1x1x2, context 2": case("dense", STAGES | CONTEXT, {"data_parallel": 4}),
+    "1x1x2, context 2": case("dense", STAGES | CONTEXT, DATA_4),
     "1x1x2, context 2, packed": packed("dense", STAGES | CONTEXT),
-    "context 4": case("dense", CONTEXT_OF_4, {"model_parallel": 4}),
+    "context 4": case("dense", CONTEXT_OF_4, MODEL_4),
     "context 4, packed": packed("dense", CONTEXT_OF_4),
-    "2x1x1, context 2, whole experts over all": case("experts", DATA | CONTEXT | FOUR_PARTS, {"data_parallel": 4}),
+    "2x1x1, context 2, whole experts over all": case("experts", DATA | CONTEXT | FOUR_PARTS, DATA_4),
     "1x2x1, context 2, whole experts over all, split sequence": case(
         "experts", MODEL | CONTEXT | FOUR_PARTS | SPLIT_SEQUENCE, DATA | MODEL
     ),
     "2x2x1, whole experts over all, replayed": replayed(DATA | MODEL | FOUR_PARTS),
-    "1x4x1, two blocks of whole experts, told": told({"model_parallel": 4} | TWO_PARTS),
+    "1x4x1, two blocks of whole experts, told": told(MODEL_4 | TWO_PARTS),
     "2x1x2, split experts, told": told(DATA | STAGES | {"expert_parallel": 2}),
-    "1x4x1, two blocks of whole experts, replayed": replayed({"model_parallel": 4} | TWO_PARTS),
+    "1x4x1, two blocks of whole experts, replayed": replayed(MODEL_4 | TWO_PARTS),
     "2x1x2, split experts, packed, replayed": replayed(DATA | STAGES | {"expert_parallel": 2}, is_packed=True),
-    "2x1x2, tied, overlapped": case("tied", DATA | STAGES | SPLIT_TABLE | OVERLAPPED, {"data_parallel": 4}),
-    "1x2x2, whole experts": case("experts", MODEL | STAGES | TWO_PARTS, {"model_parallel": 4} | FOUR_PARTS),
+    "2x1x2, tied, overlapped": case("tied", DATA | STAGES | SPLIT_TABLE | OVERLAPPED, DATA_4),
+    "1x2x2, whole experts": case("experts", MODEL | STAGES | TWO_PARTS, MODEL_4 | FOUR_PARTS),
 }
 EIGHT = {
-    "1x4x2": case("dense", {"model_parallel": 4} | STAGES, DATA | {"model_parallel": 4}),
-    "2x2x2": case("dense", DATA | MODEL | STAGES | SHARDED, {"data_parallel": 4, "model_parallel": 2}),
-    "1x2x2, context 2, split sequence": case(
-        "dense", MODEL | STAGES | CONTEXT | SPLIT_SEQUENCE, {"data_parallel": 4, "model_parallel": 2}
-    ),
-    "2x2x2, whole experts over all": case(
-        "experts", DATA | MODEL | STAGES | FOUR_PARTS, DATA | {"model_parallel": 4} | FOUR_PARTS
-    ),
+    "1x4x2": case("dense", MODEL_4 | STAGES, DATA | MODEL_4),
+    "2x2x2": case("dense", DATA | MODEL | STAGES | SHARDED, DATA_4 | MODEL),
+    "1x2x2, context 2, split sequence": case("dense", MODEL | STAGES | CONTEXT | SPLIT_SEQUENCE, DATA_4 | MODEL),
+    "2x2x2, whole experts over all": case("experts", DATA | MODEL | STAGES | FOUR_PARTS, DATA | MODEL_4 | FOUR_PARTS),
     "2x1x1, context 4, packed, sharded moments": packed("dense", DATA | CONTEXT_OF_4 | SHARDED),
 }
 
@@ -152,14 +146,10 @@ def named(cases: Mapping[str, Mapping]) -> list[dict]:
 
 def check(found: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray], name: str, device: str = "Ascend") -> None:
     """Raises AssertionError where figures of ranks on a device are not those of one process. name: of the case."""
-    for key in ("loss", "grad_norm"):
-        np.testing.assert_allclose(found[key], wanted[key], rtol=1e-5, atol=1e-6, err_msg=f"{name}: {key}")
-    for key in (key for key in wanted if key.startswith("logp_NK")):
-        np.testing.assert_allclose(found[key], wanted[key], rtol=0, atol=1e-5, err_msg=f"{name}: {key}")
-    for key in (key for key in wanted if key.startswith("entropy_NK")):
-        np.testing.assert_allclose(found[key], wanted[key], rtol=1e-5, atol=0, err_msg=f"{name}: {key}")
-    for key in (key for key in wanted if key.startswith("weight/")):
-        np.testing.assert_allclose(found[key], wanted[key], rtol=0, atol=5e-6, err_msg=f"{name}: {key}")
+    tolerances = {"loss": (1e-5, 1e-6), "grad_norm": (1e-5, 1e-6), "logp_NK": (0, 1e-5), "entropy_NK": (1e-5, 0)}
+    for kind, (rtol, atol) in (tolerances | {"weight/": (0, 5e-6)}).items():
+        for key in (key for key in wanted if key.startswith(kind)):
+            np.testing.assert_allclose(found[key], wanted[key], rtol=rtol, atol=atol, err_msg=f"{name}: {key}")
     for key in (key for key in found if key.startswith("told/") and key in wanted):
         # Of two experts that are nearly as likely either may be chosen.
         differing = np.mean(np.sort(found[key], axis=-1) != np.sort(wanted[key], axis=-1))
@@ -238,11 +228,7 @@ def shipped_in_miniature() -> dict[str, Mapping]:
             config = load_config(experiment, check_files=False)
             train = _on_eight_cards(config.plans.train)
             infer = _on_eight_cards(config.plans.infer, generates=True)
-            cases[path.stem] = {
-                "model": _small(config.model, train),
-                "train": train.model_dump(),
-                "infer": infer.model_dump(),
-            }
+            cases[path.stem] = case(_small(config.model, train), train.model_dump(), infer.model_dump())
     tied = cases["qwen2_5_3b"]
     in_stages = tied["train"] | {"data_parallel": 1, "pipeline_stage": 2, "micro_batch_num": 4}
     return cases | {"qwen2_5_3b, in stages": tied | {"train": in_stages}}

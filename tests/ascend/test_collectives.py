@@ -3,10 +3,10 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from running import python
 
 WORKERS = Path(__file__).parent / "workers"
 
@@ -19,7 +19,7 @@ def job(
     environment = os.environ | {"WATCH": json.dumps(watch)}
     if limit_s is not None:
         environment["HCCL_EXEC_TIMEOUT"] = str(limit_s)
-    return subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment)
+    return python(*command, env=environment)
 
 
 @pytest.mark.parametrize("num_cards", [pytest.param(3, marks=pytest.mark.smoke), 4, 8])

@@ -9,25 +9,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
-from ascend.divisions import (
-    DATA,
-    EIGHT,
-    FOUR,
-    MODEL,
-    ONE,
-    OVERLAPPED,
-    SHARDED,
-    SIX,
-    STAGES,
-    THREE,
-    TWO,
-    case,
-    check,
-    check_bfloat16,
-    named,
-    shipped_in_miniature,
-    some,
-)
+from ascend import divisions
+from ascend.divisions import DATA, EIGHT, FOUR, MODEL, ONE, OVERLAPPED, SHARDED, SIX, STAGES, THREE, TWO, named, some
 
 
 def check_all(found: Mapping, figures_on_cpu: Callable, cases: Mapping, device: str = "Ascend") -> None:
@@ -35,9 +18,9 @@ def check_all(found: Mapping, figures_on_cpu: Callable, cases: Mapping, device: 
         kinds = {key: bool(one.get(key)) for key in ("replays", "tells")}
         wanted = figures_on_cpu(one["model"], **kinds)
         if "dtype" in one:
-            check_bfloat16(found[name], figures_on_cpu(one["model"], dtype=one["dtype"]), wanted, name)
+            divisions.check_bfloat16(found[name], figures_on_cpu(one["model"], dtype=one["dtype"]), wanted, name)
         else:
-            check(found[name], wanted, name, device)
+            divisions.check(found[name], wanted, name, device)
 
 
 def test_one_card_equals_cpu(figures_of_cards: Callable, figures_on_cpu: Callable) -> None:
@@ -73,7 +56,7 @@ def test_rounded_weights_beside_masters_make_the_numbers_of_float32_ones(figures
     are sums in another order, so nothing is clipped."""
     kind = {"dtype": "bfloat16", "max_grad_norm": 1e3}
     trained = {"whole": DATA, "masters": DATA | SHARDED}
-    cases = {name: case("experts", train, MODEL) | kind for name, train in trained.items()}
+    cases = {name: divisions.case("experts", train, MODEL) | kind for name, train in trained.items()}
     found = figures_of_cards(2, named(cases))
     assert any(key.startswith("weight/") for key in found["whole"])
     for key, array in found["whole"].items():
@@ -85,7 +68,7 @@ def test_rounded_weights_beside_masters_make_the_numbers_of_float32_ones(figures
 @pytest.mark.parametrize(("size", "model", "train"), [(2, "experts", DATA | SHARDED), (4, "tied", DATA | STAGES)])
 def test_sums_inside_the_backward_pass_make_the_same_bits(figures_of_cards: Callable, size, model, train) -> None:
     cases = {
-        name: case(model, train | extra, {"data_parallel": size})
+        name: divisions.case(model, train | extra, {"data_parallel": size})
         for name, extra in (("apart", {}), ("inside", OVERLAPPED))
     }
     found = figures_of_cards(size, named(cases))
@@ -95,8 +78,8 @@ def test_sums_inside_the_backward_pass_make_the_same_bits(figures_of_cards: Call
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", shipped_in_miniature())
+@pytest.mark.parametrize("name", divisions.shipped_in_miniature())
 def test_shipped_configurations_in_miniature(figures_of_ranks, figures_on_cpu, device: str, name: str) -> None:
     """A job each: graphs of earlier cases stay in memory, and all of them on eight ranks are more than 24 GB."""
-    cases = some(shipped_in_miniature(), name)
+    cases = some(divisions.shipped_in_miniature(), name)
     check_all(figures_of_ranks(device, 8, named(cases)), figures_on_cpu, cases, device)

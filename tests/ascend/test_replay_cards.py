@@ -1,13 +1,11 @@
 """A step dumped on CPU, run again on an emulated card: within tolerance; an operator made wrong there is found."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from ascend.conftest import WORKERS
 from ascend.test_whole_runs import EXPERIMENT, REWARD
-from running import command, environment, mindgspo
+from running import environment, python, succeeded
 
 SETTINGS = ("--set", "trainer.dump_step=2", "--set", "trainer.save_every=2")
 
@@ -17,16 +15,12 @@ def dumped(cards: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dumped")
     (folder / "reward.py").write_text(REWARD, encoding="utf-8")
     (folder / "small.yaml").write_text(EXPERIMENT, encoding="utf-8")
-    done = mindgspo("run", folder / "small.yaml", *SETTINGS, cwd=folder)
-    assert done.returncode == 0, done.stderr + done.stdout
+    succeeded("run", folder / "small.yaml", *SETTINGS, cwd=folder)
     return folder / "runs/small/dumps/step_00000002"
 
 
 def test_a_card_makes_the_numbers_of_the_cpu(cards: None, dumped: Path) -> None:
-    done = subprocess.run(
-        command("replay", dumped, "--emulate-ascend"), env=environment(), capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = succeeded("replay", dumped, "--emulate-ascend", cwd=dumped)
     assert "run again on an emulated card" in done.stdout
     assert done.stdout.splitlines()[-1].startswith(("within tolerance: ", "bit-equal: "))
 
@@ -41,7 +35,6 @@ def test_a_card_makes_the_numbers_of_the_cpu(cards: None, dumped: Path) -> None:
 def test_an_operator_made_wrong_is_found_by_name(
     cards: None, dumped: Path, operator: str, position: int, said: str
 ) -> None:
-    script = [sys.executable, str(WORKERS / "wrong_operator.py"), operator, str(position), str(dumped)]
-    done = subprocess.run(script, env=environment(), capture_output=True, text=True)
+    done = python(WORKERS / "wrong_operator.py", operator, position, dumped, env=environment())
     assert done.returncode == 1, done.stdout + done.stderr
     assert said in done.stdout, done.stdout

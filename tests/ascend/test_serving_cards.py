@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from running import PROJECT, sets
-from served import Server
+from served import Server, asked, engine_with_weights, random_prompts
 
 from mindgspo.config import load_config
 from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingSettings
-from mindgspo.types import Prompt
 
 EXPERIMENT = PROJECT / "examples" / "arithmetic" / "gspo.yaml"
 SETTINGS = (
@@ -29,30 +28,9 @@ SAMPLES = [0, 1, 2]
 def test_a_replica_on_cards_draws_what_the_cpu_draws(
     cards: None, cpu_runtime: None, tmp_path: Path, num_cards: int
 ) -> None:
-    from mindgspo.models.policy import build_model
-    from mindgspo.models.weights import initialize_weights
-    from mindgspo.rollout.build import native_engine
-    from mindgspo.rollout.weight_transfer import weights_as_numpy
-    from mindgspo.rollout.weights_folder import write_weights
-    from mindgspo.tokenization import load_tokenizer
-
     config = load_config(EXPERIMENT, SETTINGS, check_files=False)
-    model = build_model(config.model)
-    initialize_weights(model, config.model, seed=2)
-    write_weights(tmp_path / "weights", weights_as_numpy(model, config.model), config.model, 6)
-    engine = native_engine(config, model, load_tokenizer(config.tokenizer, config.model.vocab_size))
-    engine.load_weights(6)
-    random = np.random.default_rng(0)
-    prompts = [
-        Prompt(
-            index=number,
-            ids=random.integers(3, 300, 4 + 3 * number).astype(np.int32),
-            text="",
-            answer="",
-            data_source="",
-        )
-        for number in range(4)
-    ]
+    _, engine = engine_with_weights(config, tmp_path / "weights", 6, seed=2)
+    prompts = random_prompts(4)
     stream = RandomStream(seed=3, purpose=Purpose.TRAINING, step=1)
     settings = SamplingSettings(num_samples=3, temperature=1.0, max_new_tokens=12, stream=stream)
     expected = engine.generate(prompts, settings, weight_version=6)
@@ -67,12 +45,7 @@ def test_a_replica_on_cards_draws_what_the_cpu_draws(
             assert server.post("/update_weights", weights) == (200, {"weight_version": 6})
             num_equal = num_tokens = 0
             for prompt, responses in zip(prompts, expected.responses, strict=True):
-                random_stream = {
-                    "seed": 3, "purpose": 1, "step": 1, "draw": 0, "prompt_index": prompt.index, "samples": SAMPLES,
-                    "start": 0,
-                }  # fmt: skip
-                body = {"prompt": prompt.ids.tolist(), "n": 3, "max_tokens": 12, "random_stream": random_stream}
-                _, answer = server.post("/v1/completions", body)
+                _, answer = server.post("/v1/completions", asked(prompt, settings, SAMPLES))
                 assert answer["weight_version"] == 6
                 for choice, response in zip(answer["choices"], responses, strict=True):
                     ids, length = np.array(choice["token_ids"]), min(len(choice["token_ids"]), response.length)

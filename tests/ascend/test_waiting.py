@@ -1,8 +1,8 @@
 """The loop of MindSpore's that emulated cards let sleep is found in the installed wheel."""
 
-import subprocess
-import sys
 from pathlib import Path
+
+from running import python
 
 SCRIPT = """
 from ascend_emulator.launcher import enter_emulated_cards, sleeps_while_waiting
@@ -21,5 +21,5 @@ assert sleeps_while_waiting()
 def test_a_graph_runs_with_threads_that_sleep_while_they_wait(cards: None, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT, encoding="utf-8")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    done = python(script)
     assert done.returncode == 0, done.stderr[-2000:]

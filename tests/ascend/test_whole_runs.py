@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from running import PROJECT, command, environment, mindgspo, read_lines, sets
+from running import PROJECT, command, environment, read_lines, sets, succeeded
 
 # Small enough for eight cards on two cores. Two layers per stage, heads of 16, an untied table.
 EXPERIMENT = f"""include: {PROJECT}/model_configs/qwen2_tiny.yaml
@@ -62,8 +62,7 @@ def run(cards: None, experiment: Path) -> Callable[..., subprocess.CompletedProc
     def start(name: str, *settings: str, emulate: bool = True) -> subprocess.CompletedProcess:
         words = ["--emulate-ascend"] if emulate else []
         overrides = sets(f"run_dir={experiment.parent / name}", *settings)
-        done = mindgspo("run", experiment, *overrides, *words, cwd=experiment.parent)
-        assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+        done = succeeded("run", experiment, *overrides, *words, cwd=experiment.parent)
         return done
 
     return start

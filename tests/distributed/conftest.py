@@ -69,9 +69,12 @@ class Launched:
                 process.kill()
 
     def end(self, seconds: float = START_S) -> Ended:
+        """Wait for it; none of its processes may be left, unless it was killed itself."""
         began = time.monotonic()
         output, errors = self.process.communicate(timeout=seconds)
-        return Ended(self.process.returncode, output, errors, time.monotonic() - began)
+        ended = Ended(self.process.returncode, output, errors, time.monotonic() - began)
+        assert ended.code == -signal.SIGKILL or self.processes() == []
+        return ended
 
     def processes(self) -> list[psutil.Process]:
         """All that descend from this launch, found by the environment that they inherit."""

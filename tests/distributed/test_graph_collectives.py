@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from running import run_workers
 
-from mindgspo.config.schema import WatchSection
-from mindgspo.launch.launcher import launch
 from mindgspo.tensor_files.tensors import bfloat16_bits, widen_bfloat16
 
 sys.path.append(str(Path(__file__).parent / "workers"))
@@ -22,8 +21,7 @@ WORKER = Path(__file__).parent / "workers" / "graph_collectives.py"
 
 @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow), 4])
 def test_every_collective_is_numpys(tmp_path: Path, size: int):
-    code = launch([str(WORKER), str(tmp_path)], num_workers=size, log_dir=tmp_path / "logs", watch=WatchSection())
-    assert code == 0, (tmp_path / "logs" / "rank_0.log").read_text()[-3000:]
+    run_workers(WORKER, tmp_path, size)
     for turn in range(2):
         found = [dict(np.load(tmp_path / f"{rank}_{turn}.npz")) for rank in range(size)]
         for case, ranks in chain(*graphs(size)):

@@ -11,18 +11,8 @@ from pydantic import ValidationError
 
 from mindgspo.config.schema import WatchSection
 from mindgspo.errors import ConfigError, DataError
-from mindgspo.launch.failures import (
-    SCHEDULER,
-    FailureRecord,
-    LaunchFolder,
-    LogFollower,
-    RankFailure,
-    failure_lines,
-    first_failure,
-    names,
-    positions,
-    read_failure,
-)
+from mindgspo.launch import failures
+from mindgspo.launch.failures import SCHEDULER, FailureRecord, LaunchFolder, LogFollower, RankFailure, failure_lines
 from mindgspo.launch.processes import ClusterPlan, plan_cluster
 from mindgspo.launch.watch import AbsentRanks, GoesOn, Stall, StallWatch, StartWatch
 from mindgspo.launch.worker import _tell_failure
@@ -44,13 +34,13 @@ def failure_of(error: Exception, path: Path) -> FailureRecord:
         raise error
     except Exception as raised:
         FailureRecord.of(raised, log_bytes=12).write(path)
-    found = read_failure(path)
+    found = failures.read_failure(path)
     assert found is not None
     return found
 
 
 def test_record_survives_its_file(folder: LaunchFolder):
-    assert read_failure(folder.failure(0)) is None
+    assert failures.read_failure(folder.failure(0)) is None
     found = failure_of(ValueError("twelve\nlines"), folder.failure(0))
     assert (found.error, found.message) == ("ValueError", "twelve\nlines")
     assert (found.is_user_error, found.log_bytes) == (False, 12)
@@ -65,10 +55,10 @@ def test_record_survives_its_file(folder: LaunchFolder):
 
 def test_first_by_time_not_by_rank_and_the_scheduler_last():
     late, early = RankFailure(rank=0, time=5.2, exit_code=1), RankFailure(rank=3, time=5.1, exit_code=-9)
-    assert first_failure([late, early]) is early
-    assert first_failure([]) is None
+    assert failures.first_failure([late, early]) is early
+    assert failures.first_failure([]) is None
     lost, rank = RankFailure(rank=SCHEDULER, time=5.0, exit_code=1), RankFailure(rank=1, time=5.0, exit_code=-9)
-    assert first_failure([lost, rank]) is rank
+    assert failures.first_failure([lost, rank]) is rank
 
 
 @pytest.mark.parametrize(("code", "expected"), [(-9, 137), (-11, 139), (3, 3), (143, 143)])
@@ -103,10 +93,10 @@ def test_traceback_in_the_log_is_found(folder: LaunchFolder):
 
 
 def test_ranks_in_words():
-    assert names([3]) == "rank 3"
-    assert names([5, 0, 2, 3, 4, 9]) == "ranks 0, 2-5, 9"
+    assert failures.names([3]) == "rank 3"
+    assert failures.names([5, 0, 2, 3, 4, 9]) == "ranks 0, 2-5, 9"
     records = {0: at(0, ""), 1: at(2, "update", State.FINISHED), 2: at(2, "update"), 3: at(2, "update")}
-    assert positions(records) == "rank 0 starting; rank 1 finished; ranks 2-3 at step 2, update"
+    assert failures.positions(records) == "rank 0 starting; rank 1 finished; ranks 2-3 at step 2, update"
 
 
 def test_log_is_copied_as_it_grows(tmp_path: Path):
@@ -174,12 +164,14 @@ def test_ranks_of_a_node():
     assert plan(nodes=4, node_rank=2, master_port=9000).members == (4, 5)
 
 
+def environment_of(rank: int | None, **numbers: int) -> dict[str, str]:
+    orders = worker_process.LaunchOrders(log_dir="logs", state_dir="state", launcher=1, is_terminal=False)
+    return worker_process.worker_environment(orders, rank=rank, scheduler=("10.1.2.3", 8118), **numbers)
+
+
 def test_environment_of_a_rank_of_the_second_of_two_nodes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MS_NODE_TIMEOUT", "7")
-    orders = worker_process.LaunchOrders(log_dir="logs", state_dir="state", launcher=1, is_terminal=False)
-    shared = {"num_workers": 8, "num_local_workers": 4, "scheduler": ("10.1.2.3", 8118)}
-    worker = worker_process.worker_environment(orders, rank=6, **shared)
-    scheduler = worker_process.worker_environment(orders, rank=None, **shared)
+    worker, scheduler = (environment_of(rank, num_workers=8, num_local_workers=4) for rank in (6, None))
     own = {"MS_ROLE": "MS_WORKER", "MS_NODE_ID": "6", "RANK_ID": "6", "DEVICE_ID": "2"}
     of_all = {"MS_WORKER_NUM": "8", "MS_SCHED_HOST": "10.1.2.3", "MS_SCHED_PORT": "8118", "MS_NODE_TIMEOUT": "7"}
     assert worker.items() >= (own | of_all).items() and scheduler.items() >= of_all.items()
@@ -187,12 +179,9 @@ def test_environment_of_a_rank_of_the_second_of_two_nodes(monkeypatch: pytest.Mo
 
 
 def test_a_server_may_have_sixteen_devices():
-    cluster = {"num_workers": 32, "nodes": 2, "node_rank": 1, "master_addr": "127.0.0.1", "master_port": 8118}
-    plan = plan_cluster(**cluster)
-    assert plan.ranks == range(16, 32)
-    orders = worker_process.LaunchOrders(log_dir="logs", state_dir="state", launcher=1, is_terminal=False)
-    shared = {"num_workers": 32, "num_local_workers": len(plan.ranks), "scheduler": ("127.0.0.1", 8118)}
-    devices = [worker_process.worker_environment(orders, rank=rank, **shared)["DEVICE_ID"] for rank in plan.ranks]
+    ranks = plan(num_workers=32, nodes=2, node_rank=1, master_port=8118).ranks
+    assert ranks == range(16, 32)
+    devices = [environment_of(rank, num_workers=32, num_local_workers=16)["DEVICE_ID"] for rank in ranks]
     assert devices == [str(number) for number in range(16)]
 
 
@@ -273,7 +262,7 @@ def test_a_failure_is_recorded_although_the_disk_of_the_logs_takes_nothing(
     full = LaunchFolder(log_dir=tmp_path / "absent", state_dir=tmp_path)
     monkeypatch.setenv("MS_NODE_ID", "2")
     _tell_failure(DataError("metrics.jsonl: cannot be written"), full)
-    record = read_failure(full.failure_beside_logs(2))
-    assert read_failure(full.failure(2)) is None and record is not None
+    record = failures.read_failure(full.failure_beside_logs(2))
+    assert failures.read_failure(full.failure(2)) is None and record is not None
     assert record.message == "metrics.jsonl: cannot be written" and record.is_user_error
     assert capsys.readouterr().err == "error: metrics.jsonl: cannot be written\n"

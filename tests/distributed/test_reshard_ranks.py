@@ -10,21 +10,19 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pytest
 from reshard_in_numpy import received_bytes, sent_bytes
+from running import run_workers
 
-from mindgspo.config.schema import WatchSection
-from mindgspo.launch.launcher import launch
 from mindgspo.parallel.collectives.shared_memory import SLOT_BYTES
 from mindgspo.parallel.plans.layout import Layout
 
 sys.path.append(str(Path(__file__).parent / "workers"))
 
-from reshard_cases import FLIPS, GATHERS, MODELS, NUM_WORKERS, ODD_RANKS, PAIRS, PATTERNS, PROOF, WHOLE_TENSORS, Pair
+from reshard_cases import FLIPS, GATHERS, MODELS, NUM_WORKERS, ODD_RANKS, PAIRS, PROOF, WHOLE_TENSORS, Pair
 
 WORKER = Path(__file__).parent / "workers" / "reshard_pairs.py"
 
@@ -59,8 +57,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         "odd_ranks": ODD_RANKS,
     }
     (folder / "job.json").write_text(json.dumps(job))
-    code = launch([str(WORKER), str(folder)], num_workers=NUM_WORKERS, log_dir=folder / "logs", watch=WatchSection())
-    assert code == 0
+    run_workers(WORKER, folder, NUM_WORKERS)
     told = [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in range(NUM_WORKERS)]
     return Outcome(folder=folder, told=told)
 
@@ -79,13 +76,6 @@ def assert_slices(
 
 def by_name(pairs: list[Pair]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("pair", pairs, ids=[pair.name for pair in pairs])
-
-
-def test_patterns_are_in_every_tensor():
-    for name, tensor in chain.from_iterable(tensors.items() for tensors in WHOLE_TENSORS.values()):
-        bits = tensor.view(np.uint32)
-        missing = [hex(pattern) for pattern in PATTERNS[: bits.size // 3] if pattern not in bits]
-        assert not missing, f"{name}: {missing}"
 
 
 @by_name([*PAIRS, Pair(**{**vars(PROOF), "name": "afterwards"})])

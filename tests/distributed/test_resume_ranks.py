@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from running import mindgspo, sets, training_lines
+from running import sets, succeeded, training_lines
 from torture_runs import at_the_end, write_experiment
 
 from mindgspo.checkpoint.store import step_folder
@@ -28,8 +28,7 @@ SETTINGS = (
 
 
 def run(config: Path, root: Path, *overrides: str) -> Path:
-    ended = mindgspo("run", config, *sets(*SETTINGS, *overrides, f"run_dir={root}"), cwd=config.parent)
-    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
+    succeeded("run", config, *sets(*SETTINGS, *overrides, f"run_dir={root}"), cwd=config.parent)
     return root
 
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from running import run_workers
 
 from mindgspo.batches.routing import with_experts
-from mindgspo.config.schema import WatchSection
-from mindgspo.launch.launcher import launch
 
 sys.path.append(str(Path(__file__).parent / "workers"))
 
@@ -24,8 +23,7 @@ WORKER = Path(__file__).parent / "workers" / "routing_pairs.py"
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], dict[str, np.ndarray]]:
     """By plans and rank."""
     folder = tmp_path_factory.mktemp("routing")
-    code = launch([str(WORKER), str(folder)], num_workers=NUM_WORKERS, log_dir=folder / "logs", watch=WatchSection())
-    assert code == 0, (folder / "logs" / "rank_0.log").read_text()[-3000:]
+    run_workers(WORKER, folder, NUM_WORKERS)
     arrays = {}
     for name in PLANS:
         for rank in range(NUM_WORKERS):

@@ -3,21 +3,17 @@ against numpy in float64, and bit for bit between ranks and between sizes of buc
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from running import python, run_workers
 
 from mindgspo.config import ParallelPlan
-from mindgspo.config.schema import WatchSection
-from mindgspo.errors import DryRunUnavailable
-from mindgspo.launch.launcher import launch
 from mindgspo.models.names import parameter_shapes, trained_type
 from mindgspo.parallel.plans.parameter_layouts import gradient_ranks, moment_layouts, parameter_layouts
-from mindgspo.parallel.platform.emulator import find_toolchain
 from mindgspo.tensor_files.tensors import bfloat16_bits, widen_bfloat16
 
 WORKERS = Path(__file__).parent / "workers"
@@ -38,17 +34,11 @@ def figures(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """(case, bytes of a bucket) -> what each rank has."""
     folder = tmp_path_factory.mktemp("updates")
     if request.param == "CPU":
-        script = str(WORKERS / "update_over_ranks.py")
-        code = launch([script, str(folder)], num_workers=SIZE, log_dir=folder / "logs", watch=WatchSection())
+        run_workers(WORKERS / "update_over_ranks.py", folder, SIZE)
     else:
-        try:
-            find_toolchain(emulated=True)
-        except DryRunUnavailable as reason:
-            pytest.skip(str(reason))
-        launcher, script = CARDS / "launch_cards.py", CARDS / "update_on_cards.py"
-        command = [sys.executable, launcher, str(SIZE), folder / "logs", script, folder]
-        code = subprocess.run(command, capture_output=True).returncode
-    assert code == 0, (folder / "logs" / "rank_0.log").read_text()[-3000:]
+        request.getfixturevalue("cards")
+        done = python(CARDS / "launch_cards.py", SIZE, folder / "logs", CARDS / "update_on_cards.py", folder)
+        assert done.returncode == 0, (folder / "logs" / "rank_0.log").read_text()[-3000:]
 
     def ask(case: str, bucket_bytes: int) -> list[dict[str, np.ndarray]]:
         if worker.ROUNDED in case and request.param == "CPU":

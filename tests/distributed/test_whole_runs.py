@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from running import PROJECT, mindgspo, read_lines, sets, training_lines
+from running import PROJECT, mindgspo, read_lines, sets, succeeded, training_lines
 
 WORKERS = Path(__file__).parent / "workers"
 ARITHMETIC = PROJECT / "examples" / "arithmetic"
@@ -22,8 +22,7 @@ ONE_PROCESS = (
 
 def run(config: Path, run_dir: Path, *overrides: str) -> list[dict]:
     """The training lines of a run's metrics."""
-    ended = mindgspo("run", config, *sets(*overrides, f"run_dir={run_dir}"), cwd=PROJECT)
-    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
+    succeeded("run", config, *sets(*overrides, f"run_dir={run_dir}"), cwd=PROJECT)
     return training_lines(run_dir)
 
 
@@ -111,8 +110,7 @@ def test_a_data_set_that_is_a_batch_short_stops_before_the_first_step(tmp_path: 
         folder = tmp_path / f"rank_{rank}"
         folder.mkdir()
         options = ("--format", "arithmetic", "--output", folder / "train", "--max-rows", rows)
-        prepared = mindgspo("data", "prepare", *options, "--max-prompt-length", 32, cwd=tmp_path)
-        assert prepared.returncode == 0, prepared.stderr
+        succeeded("data", "prepare", *options, "--max-prompt-length", 32, cwd=tmp_path)
     said = stopped(tmp_path, "data")
     assert "the ranks differ in their data and batch counts:" in said
     assert "rank 1: rows of data.train is 64, on rank 0 96" in said

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from running import command, environment, mindgspo, write_experiment
+from running import command, environment, mindgspo, sets, succeeded, write_experiment
 
 
 @pytest.fixture
@@ -29,14 +29,17 @@ class FinishedRun:
     root: Path
     output: str
 
+    def again(self, *settings: str) -> subprocess.CompletedProcess[str]:
+        """`mindgspo run` of the same configuration with more settings."""
+        return mindgspo("run", self.config, *sets(*settings), cwd=self.folder)
+
 
 @pytest.fixture(scope="session")
 def finished_run(once: Callable[..., Path]) -> FinishedRun:
     """A whole run without interruption. Tests must not change anything in it."""
 
     def run(folder: Path) -> None:
-        done = mindgspo("run", write_experiment(folder), cwd=folder)
-        assert done.returncode == 0, done.stderr + done.stdout
+        done = succeeded("run", write_experiment(folder), cwd=folder)
         (folder / "output.txt").write_text(done.stdout)
 
     folder = once("finished", run)

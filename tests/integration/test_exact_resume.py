@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from running import MODEL, mindgspo, sets
+from running import MODEL, mindgspo, sets, succeeded
 from torture_runs import at_the_end
 
 from mindgspo.checkpoint.store import read_state, step_folder
@@ -100,8 +100,7 @@ def whole_run(once: Callable[..., Path]) -> Callable[[str], Whole]:
         mixture = MIXTURE if folder.name == "routed" else MIXTURE + TWO_REPLICAS
         if folder.name.startswith("routed"):
             (folder / "mixture.yaml").write_text(mixture)
-        done = mindgspo("run", config_of(folder), cwd=folder)
-        assert done.returncode == 0, done.stderr + done.stdout
+        succeeded("run", config_of(folder), cwd=folder)
 
     def config_of(folder: Path) -> Path:
         return folder / ("mixture.yaml" if folder.name.startswith("routed") else "exact.yaml")
@@ -116,26 +115,17 @@ def whole_run(once: Callable[..., Path]) -> Callable[[str], Whole]:
 def begin_at(whole: Whole, step: int, root: Path) -> str:
     """Another process, another folder: the rest of the run."""
     words = sets(f"resume={whole.checkpoint(step)}", f"run_dir={root}")
-    done = mindgspo("run", whole.config, *words, cwd=whole.config.parent)
-    assert done.returncode == 0, done.stderr + done.stdout
+    done = succeeded("run", whole.config, *words, cwd=whole.config.parent)
     assert f"began at step {step} with {whole.checkpoint(step)}" in done.stdout
     return done.stdout
 
 
 def test_in_the_middle_of_everything(whole_run, tmp_path: Path) -> None:
-    whole = whole_run("moving")
-    step = next(step for step in range(1, STEPS) if whole.kept(step, "surplus")["groups"])
-    assert (whole.checkpoint(step) / "surplus.safetensors").is_file()
-    assert (whole.checkpoint(step) / "reference.safetensors").is_file()
-    begin_at(whole, step, tmp_path / "run")
-    assert at_the_end(tmp_path / "run", whole.root) == []
-
-
-def test_with_routing_that_waits(whole_run, tmp_path: Path) -> None:
     whole = whole_run("routed")
     step = next(step for step in range(1, STEPS) if whole.kept(step, "surplus")["groups"])
     with open_tensors(whole.checkpoint(step) / "surplus.safetensors") as waiting:
         assert {"experts", "prompt_experts"} <= waiting.tensors.keys()
+    assert (whole.checkpoint(step) / "reference.safetensors").is_file()
     begin_at(whole, step, tmp_path / "run")
     assert at_the_end(tmp_path / "run", whole.root) == []
 
@@ -160,8 +150,7 @@ def test_killed_while_a_thread_writes_the_checkpoint(whole_run, tmp_path: Path, 
     killed = mindgspo("run", whole.config, *words, cwd=whole.config.parent, env=fault)
     assert killed.returncode == -9
     assert [path.name for path in (root / "checkpoints").glob("step_*")] == ["step_00000000"]
-    done = mindgspo("run", whole.config, *words, cwd=whole.config.parent)
-    assert done.returncode == 0, done.stderr
+    done = succeeded("run", whole.config, *words, cwd=whole.config.parent)
     assert "resumed at step 0" in done.stdout and at_the_end(root, whole.root) == []
 
 
@@ -180,8 +169,7 @@ def test_back_to_an_earlier_step_killed_on_the_way(whole_run, tmp_path: Path) ->
     assert killed.returncode == -9 and "going back to step 2" in killed.stdout, killed.stderr
     assert (root / "checkpoints" / "step_00000004").is_dir(), "it was not set aside yet"
     assert json.loads((root / "summary.json").read_text())["finished"], "nor was the end of the run"
-    done = mindgspo("run", whole.config, *sets(f"run_dir={root}", "resume=auto"), cwd=whole.config.parent)
-    assert done.returncode == 0, done.stderr
+    done = succeeded("run", whole.config, *sets(f"run_dir={root}", "resume=auto"), cwd=whole.config.parent)
     assert "resumed at step 2" in done.stdout
     assert at_the_end(root, whole.root) == []
     (aside,) = (root / "checkpoints").glob("abandoned-*")

@@ -9,17 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from running import PROJECT, mindgspo, read_lines
+from running import PROJECT, python, read_lines, succeeded
 
 
 @pytest.mark.shared_data
 @pytest.mark.usefixtures("shared_data")
 def test_two_steps_on_real_rows_fit_into_memory(tmp_path: Path) -> None:
     root = tmp_path / "run"
-    done = mindgspo(
-        "run", PROJECT / "examples/gsm8k/smoke.yaml", "--set", f"run_dir={root}", cwd=tmp_path, timeout=1200
-    )
-    assert done.returncode == 0, done.stderr
+    succeeded("run", PROJECT / "examples/gsm8k/smoke.yaml", "--set", f"run_dir={root}", cwd=tmp_path, timeout=1200)
     summary = json.loads((root / "summary.json").read_text())
     print(f"smoke: {summary['seconds']:.0f} s, peak {summary['peak_rss_mb']:.0f} MB")
     assert summary["steps"] == 2
@@ -35,8 +32,7 @@ def test_two_steps_on_real_rows_fit_into_memory(tmp_path: Path) -> None:
 @pytest.mark.shared_data
 @pytest.mark.usefixtures("shared_data")
 def test_packed_batches_are_even_and_dense() -> None:
-    command = [sys.executable, "tools/bench_batches.py"]
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=300, check=False)
+    done = python("tools/bench_batches.py", cwd=PROJECT, timeout=300)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert (report["sequences"], report["replicas"]) == (512, 8)
@@ -49,8 +45,7 @@ def test_packed_batches_are_even_and_dense() -> None:
 
 
 def test_a_benchmark_says_which_data_it_lacks(tmp_path: Path) -> None:
-    command = [sys.executable, "tools/bench_batches.py", "--rows", str(tmp_path / "train.jsonl")]
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+    done = python("tools/bench_batches.py", "--rows", tmp_path / "train.jsonl", cwd=PROJECT)
     assert done.returncode == 1 and done.stderr.startswith(f"error: --rows: {tmp_path / 'train.jsonl'} does not exist")
 
 
@@ -61,8 +56,7 @@ def test_a_benchmark_says_which_data_it_lacks(tmp_path: Path) -> None:
     ("math_lighteval", ("data.train: 64 rows", "math 1 + format 0", "put your final answer within \\boxed{}")),
 ])  # fmt: skip
 def test_two_rows_are_shown_and_scored(tmp_path: Path, example: str, said: tuple[str, ...]) -> None:
-    done = mindgspo("check", PROJECT / "examples" / example / "smoke.yaml", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeeded("check", PROJECT / "examples" / example / "smoke.yaml", cwd=tmp_path)
     for text in said:
         assert text in done.stdout, text
 
@@ -78,8 +72,7 @@ def test_a_reward_of_ones_own_trains(tmp_path: Path) -> None:
     text = config.read_text().replace("../../model_configs", str(PROJECT / "model_configs"))
     config.write_text(text.replace("../../../shared", str(PROJECT / ".." / "shared")))
     root = tmp_path / "run"
-    done = mindgspo("run", config, "--set", f"run_dir={root}", cwd=tmp_path, timeout=1200)
-    assert done.returncode == 0, done.stderr
+    succeeded("run", config, "--set", f"run_dir={root}", cwd=tmp_path, timeout=1200)
     assert json.loads((root / "summary.json").read_text())["steps"] == 2
     for step in read_lines(root / "metrics.jsonl"):
         if "actor/pg_loss" in step:

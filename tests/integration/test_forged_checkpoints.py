@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from loop_disk import loop_disk
-from running import command, environment, mindgspo, sets, write_experiment
+from running import command, environment, mindgspo, sets, succeeded, write_experiment
 
 from mindgspo.checkpoint.manifest import write_manifest
 from mindgspo.tensor_files.writer import read_safetensors, write_tensor_file
@@ -59,8 +59,7 @@ FORGERIES = {
 
 def test_a_checkpoint_that_was_changed_with_its_digests_is_refused_in_one_line(tmp_path: Path) -> None:
     config = write_experiment(tmp_path)
-    done = mindgspo("run", config, *sets("trainer.max_steps=1", "trainer.save_every=1"), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    succeeded("run", config, *sets("trainer.max_steps=1", "trainer.save_every=1"), cwd=tmp_path)
     step = tmp_path / "runs/tiny/checkpoints/step_00000001"
     shutil.copytree(step, tmp_path / "as saved")
     for name, (forge, said) in FORGERIES.items():

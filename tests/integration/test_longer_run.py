@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from running import mindgspo, read_lines, sets, write_experiment
+from running import read_lines, sets, succeeded, write_experiment
 from torture_runs import at_the_end
 
 from mindgspo.metrics import read_summary
@@ -16,8 +16,7 @@ def test_four_steps_and_two_more_are_six_bit_for_bit(tmp_path: Path) -> None:
     six, four = tmp_path / "six", tmp_path / "four"
 
     def run(root: Path, *settings: str) -> str:
-        done = mindgspo("run", config, *sets(*common, f"run_dir={root}", *settings), cwd=tmp_path)
-        assert done.returncode == 0, done.stderr + done.stdout
+        done = succeeded("run", config, *sets(*common, f"run_dir={root}", *settings), cwd=tmp_path)
         return done.stdout
 
     run(six, "trainer.max_steps=6")

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from hostile_requests import answered
-from running import command, environment, sets, write_experiment
+from running import command, environment, mindgspo, sets
 from served import Server
 
 pytestmark = pytest.mark.slow
@@ -30,15 +30,22 @@ SERVED = sets(
 )
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    return write_experiment(tmp_path)
+def ended_with(process: subprocess.Popen, code: int, timeout: float = 60) -> str:
+    """What a run has said that ends with this code."""
+    output, _ = process.communicate(timeout=timeout)
+    assert process.returncode == code, output
+    return output
 
 
-def started(config: Path, *overrides: str) -> subprocess.Popen:
-    words = command("run", config, *SERVED, *sets("trainer.max_steps=400", *overrides))
+def assert_gone(processes: list[psutil.Process]) -> None:
+    _, left = psutil.wait_procs(processes, timeout=15)
+    assert not left, [one.cmdline() for one in left]
+
+
+def started(experiment: Path, *overrides: str) -> subprocess.Popen:
+    words = command("run", experiment, *SERVED, *sets("trainer.max_steps=400", *overrides))
     return subprocess.Popen(
-        words, cwd=config.parent, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        words, cwd=experiment.parent, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
 
 
@@ -52,30 +59,29 @@ def servers_of(run: subprocess.Popen, count: int = 2) -> list[psutil.Process]:
     raise AssertionError(f"no servers; {run.communicate()[0]}")
 
 
-def await_steps(config: Path, count: int) -> None:
-    path, give_up = config.parent / "runs" / "tiny" / "metrics.jsonl", time.monotonic() + 240
+def await_steps(experiment: Path, count: int) -> None:
+    path, give_up = experiment.parent / "runs" / "tiny" / "metrics.jsonl", time.monotonic() + 240
     while not path.exists() or len(path.read_text().splitlines()) < count:
         assert time.monotonic() < give_up, "no step ends"
         time.sleep(0.2)
 
 
 @pytest.fixture(params=[1, 2])
-def run(request: pytest.FixtureRequest, config: Path) -> Iterator[tuple[subprocess.Popen, list[psutil.Process]]]:
+def run(request: pytest.FixtureRequest, experiment: Path) -> Iterator[tuple[subprocess.Popen, list[psutil.Process]]]:
     """In its first steps, trained by one process or by two; with its servers."""
-    process = started(config, f"plans.train.data_parallel={request.param}")
+    process = started(experiment, f"plans.train.data_parallel={request.param}")
     servers = servers_of(process)
-    await_steps(config, 2)
+    await_steps(experiment, 2)
     yield process, servers
     if process.poll() is None:
         process.kill()
     process.wait()
 
 
-def test_the_death_of_a_server_ends_the_run(run, config: Path) -> None:
+def test_the_death_of_a_server_ends_the_run(run, experiment: Path) -> None:
     process, servers = run
     servers[1].kill()
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 1, output
+    output = ended_with(process, 1)
     assert "has ended with exit code -9" in output and "server_1.log" in output, output
     assert not any(server.is_running() for server in servers)
 
@@ -86,60 +92,54 @@ def test_servers_end_with_their_run(run, number: signal.Signals) -> None:
     everybody = [*servers, *(child for child in psutil.Process(process.pid).children(recursive=True))]
     os.kill(process.pid, number)
     process.communicate(timeout=30)
-    _, left = psutil.wait_procs(everybody, timeout=15)
-    assert not left, [one.cmdline() for one in left]
+    assert_gone(everybody)
 
 
 @pytest.mark.parametrize("model_parallel", [1, 2])
-def test_a_run_to_its_end(config: Path, model_parallel: int) -> None:
-    process = started(config, "trainer.max_steps=3", f"plans.infer.model_parallel={model_parallel}")
+def test_a_run_to_its_end(experiment: Path, model_parallel: int) -> None:
+    process = started(experiment, "trainer.max_steps=3", f"plans.infer.model_parallel={model_parallel}")
     servers = servers_of(process)
-    output, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, output
+    ended_with(process, 0, timeout=240)
     assert not any(server.is_running() for server in servers)
-    logs = [(config.parent / "runs" / "tiny" / "logs" / f"server_{number}.log").read_text() for number in (0, 1)]
+    logs = [(experiment.parent / "runs" / "tiny" / "logs" / f"server_{number}.log").read_text() for number in (0, 1)]
     assert all("serving at" in log and "Traceback" not in log for log in logs), logs
-    lines = (config.parent / "runs" / "tiny" / "metrics.jsonl").read_text().splitlines()
+    lines = (experiment.parent / "runs" / "tiny" / "metrics.jsonl").read_text().splitlines()
     assert max(json.loads(line)["step"] for line in lines) == 3
 
 
-def test_a_server_that_cannot_start_ends_the_run_at_once(config: Path) -> None:
+def test_a_server_that_cannot_start_ends_the_run_at_once(experiment: Path) -> None:
     """Of a replica of two ranks one command more is started; it finds a folder where its log should be."""
-    words = ("run", config, *SERVED, *sets("plans.infer.model_parallel=2"))
-    blocked = config.parent / "runs" / "tiny" / "logs" / "server_1"
+    words = ("run", experiment, *SERVED, *sets("plans.infer.model_parallel=2"))
+    blocked = experiment.parent / "runs" / "tiny" / "logs" / "server_1"
     blocked.parent.mkdir(parents=True)
     blocked.write_text("in the way")
-    ended = subprocess.run(
-        command(*words), cwd=config.parent, env=environment(), capture_output=True, text=True, check=False
-    )
+    ended = mindgspo(*words, cwd=experiment.parent)
     assert ended.returncode == 1 and "before it was ready" in ended.stderr, ended
     assert "server_1.log, ends with:" in ended.stdout, ended
 
 
-def test_servers_of_several_machines_are_started_by_hand(config: Path) -> None:
-    words = ("run", config, *SERVED, *sets("plans.train.data_parallel=2"), "--nodes", "2", "--master-port", "8118")
-    refused = subprocess.run(
-        command(*words), cwd=config.parent, env=environment(), capture_output=True, text=True, check=False
-    )
+def test_servers_of_several_machines_are_started_by_hand(experiment: Path) -> None:
+    words = ("run", experiment, *SERVED, *sets("plans.train.data_parallel=2"), "--nodes", "2", "--master-port", "8118")
+    refused = mindgspo(*words, cwd=experiment.parent)
     assert refused.returncode == 1 and "mindgspo serve" in refused.stderr and refused.stderr.count("\n") == 1
 
 
 # ---- strangers on the same machine, and servers that say nothing
 
 
-def address_of(config: Path, number: int) -> tuple[str, int]:
+def address_of(experiment: Path, number: int) -> tuple[str, int]:
     """Where a server listens, once it does, as its log says."""
-    log, give_up = config.parent / "runs" / "tiny" / "logs" / f"server_{number}.log", time.monotonic() + 120
+    log, give_up = experiment.parent / "runs" / "tiny" / "logs" / f"server_{number}.log", time.monotonic() + 120
     while not (found := re.search(r"serving at http://127.0.0.1:(\d+)\n", log.read_text())):
         assert time.monotonic() < give_up, log.read_text()
         time.sleep(0.1)
     return "127.0.0.1", int(found[1])
 
 
-def test_strangers_neither_end_nor_block_a_run_and_find_no_key(config: Path) -> None:
-    process = started(config, "trainer.max_steps=12", "plans.train.data_parallel=2")
+def test_strangers_neither_end_nor_block_a_run_and_find_no_key(experiment: Path) -> None:
+    process = started(experiment, "trainer.max_steps=12", "plans.train.data_parallel=2")
     servers = servers_of(process)
-    addresses = [address_of(config, number) for number in (0, 1)]
+    addresses = [address_of(experiment, number) for number in (0, 1)]
     for address in addresses:
         for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
             with socket.socket() as other, pytest.raises(OSError, match="already in use"):
@@ -167,7 +167,7 @@ def test_strangers_neither_end_nor_block_a_run_and_find_no_key(config: Path) -> 
     output, _ = process.communicate()
     assert process.returncode == 0 and asked > 50 and refused == {401}, (output, refused)
     assert keys[0] not in output and keys[0] not in str(everybody)
-    for path in config.parent.rglob("*"):
+    for path in experiment.parent.rglob("*"):
         assert not path.is_file() or keys[0].encode() not in path.read_bytes(), path
 
 
@@ -178,10 +178,10 @@ def _stranger(path: str) -> bytes:
     return head % (method, path.encode(), len(body)) + body
 
 
-def test_whoever_takes_the_port_of_a_dead_server_is_not_asked(run, config: Path) -> None:
+def test_whoever_takes_the_port_of_a_dead_server_is_not_asked(run, experiment: Path) -> None:
     """It accepts every connection and says nothing, for as long as the run would wait."""
     process, servers = run
-    address = address_of(config, 1)
+    address = address_of(experiment, 1)
     servers[1].kill()
     with socket.socket() as impostor:
         impostor.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -191,70 +191,61 @@ def test_whoever_takes_the_port_of_a_dead_server_is_not_asked(run, config: Path)
                 impostor.listen(100)
                 break
             time.sleep(0.01)
-        output, _ = process.communicate(timeout=60)
-    assert process.returncode == 1, output
+        output = ended_with(process, 1)
     assert "its process has ended" in output or "the connection broke" in output, output
     assert f":{address[1]} has ended with exit code -9" in output and "server_1.log" in output, output
     assert not any(server.is_running() for server in servers)
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
-def test_a_server_that_is_stopped(config: Path, goes_on: bool) -> None:
+def test_a_server_that_is_stopped(experiment: Path, goes_on: bool) -> None:
     """Named within `watch.min_seconds`; where it goes on before, so does the run."""
     limit = 60 if goes_on else 15
-    process = started(config, f"watch.min_seconds={limit}", "trainer.max_steps=30" if goes_on else "seed=1")
+    process = started(experiment, f"watch.min_seconds={limit}", "trainer.max_steps=30" if goes_on else "seed=1")
     servers = servers_of(process)
-    await_steps(config, 2)
+    await_steps(experiment, 2)
     servers[1].suspend()
     if goes_on:
         time.sleep(5)
         servers[1].resume()
-    output, _ = process.communicate(timeout=120)
-    if goes_on:
-        assert process.returncode == 0, output
-    else:
-        url = f"http://127.0.0.1:{address_of(config, 1)[1]}"
-        assert process.returncode == 1, output
+    output = ended_with(process, 0 if goes_on else 1, timeout=120)
+    if not goes_on:
+        url = f"http://127.0.0.1:{address_of(experiment, 1)[1]}"
         assert f"{url}: no answer for" in output and "its process is stopped by a signal" in output, output
-    _, left = psutil.wait_procs(servers, timeout=15)
-    assert not left
+    assert_gone(servers)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_is_killed_ends_the_run_and_its_servers(config: Path, rank: int) -> None:
-    process = started(config, "plans.train.data_parallel=2")
+def test_a_rank_that_is_killed_ends_the_run_and_its_servers(experiment: Path, rank: int) -> None:
+    process = started(experiment, "plans.train.data_parallel=2")
     servers = servers_of(process)
-    await_steps(config, 2)
+    await_steps(experiment, 2)
     for child in psutil.Process(process.pid).children():
         with suppress(psutil.Error):
             if child.environ().get("MS_NODE_ID") == str(rank):
                 child.kill()
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 137 and f"rank {rank}" in output, (process.returncode, output)
-    _, left = psutil.wait_procs(servers, timeout=15)
-    assert not left
+    output = ended_with(process, 137)
+    assert f"rank {rank}" in output, output
+    assert_gone(servers)
 
 
-def test_a_server_by_hand_and_its_trainer_share_a_key(config: Path) -> None:
+def test_a_server_by_hand_and_its_trainer_share_a_key(experiment: Path) -> None:
     """With the key the run ends well; without one, and with another, it names what is wrong and ends."""
-    key, other = config.parent / "key", config.parent / "other"
+    key, other = experiment.parent / "key", experiment.parent / "other"
     key.write_text("s3cret-key\n")
     other.write_text("another-key\n")
-    server = Server(config, config.parent / "server.log", "--api-key-file", key)
-    words = ("run", config, *sets(f"rollout.servers.urls=[{server.url}]", "trainer.max_steps=2", "eval.every=1000"))
+    server = Server(experiment, experiment.parent / "server.log", "--api-key-file", key)
+    words = ("run", experiment, *sets(f"rollout.servers.urls=[{server.url}]", "trainer.max_steps=2", "eval.every=1000"))
     try:
         for path, said in (
             (None, "status 401: a key is needed"), (other, "status 401: a key is needed"), (key, "report:"),
         ):  # fmt: skip
             more = () if path is None else sets(f"rollout.servers.api_key_file={path}")
-            ended = subprocess.run(
-                command(*words, *more, "--overwrite"), cwd=config.parent, env=environment(), capture_output=True,
-                text=True, check=False,
-            )  # fmt: skip
+            ended = mindgspo(*words, *more, "--overwrite", cwd=experiment.parent)
             assert ended.returncode == (path != key) and said in ended.stdout + ended.stderr, ended
             assert "Traceback" not in ended.stderr and "-key\n" not in ended.stdout + ended.stderr
     finally:
         assert server.end() == 0, server.log.read_text()
-    for path in config.parent.rglob("*"):
+    for path in experiment.parent.rglob("*"):
         if path.is_file() and path not in (key, other):
             assert b"s3cret-key" not in path.read_bytes() and b"another-key" not in path.read_bytes(), path

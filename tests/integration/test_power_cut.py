@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from loop_disk import loop_disk
-from running import command, environment, mindgspo, sets
+from running import command, environment, sets, succeeded
 from torture_runs import Life, after_kill, at_the_end, write_experiment
 
 STEPS = 10
@@ -22,8 +22,7 @@ def test_nothing_that_a_checkpoint_covers_is_missing_after_a_power_cut(tmp_path:
     config = write_experiment(tmp_path, max_steps=STEPS, workers=1)
     settings = ("trainer.save_every=1", "trainer.keep_checkpoints=99")
     whole, disk, image = tmp_path / "whole", tmp_path / "mounted", tmp_path / "disk"
-    done = mindgspo("run", config, *sets(f"run_dir={whole}", *settings), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    succeeded("run", config, *sets(f"run_dir={whole}", *settings), cwd=tmp_path)
     with loop_disk(image, disk, size_mb=100):
         process = subprocess.Popen(command("run", config, *sets(f"run_dir={disk / 'run'}", *settings)), cwd=tmp_path,
                                    env=environment(), stdout=subprocess.DEVNULL)  # fmt: skip
@@ -44,8 +43,7 @@ def test_nothing_that_a_checkpoint_covers_is_missing_after_a_power_cut(tmp_path:
             newest.append(found)
             if step in (1, STEPS // 2):
                 words = sets(f"run_dir={after / 'run'}", "resume=auto", *settings)
-                done = mindgspo("run", config, *words, cwd=tmp_path)
-                assert done.returncode == 0, done.stderr
+                done = succeeded("run", config, *words, cwd=tmp_path)
                 assert f"resumed at step {found}" in done.stdout and "warning" not in done.stdout
                 assert at_the_end(after / "run", whole) == []
     print("newest complete step of the copies:", newest)

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from running import mindgspo, write_experiment
+from running import mindgspo, succeeded, write_experiment
 
-from mindgspo.errors import CheckpointError
 from mindgspo.tensor_files.writer import read_safetensors, write_tensor_file
 
 SETTINGS = ("--set", "trainer.max_steps=2", "--set", "trainer.dump_step=2")
@@ -20,8 +19,7 @@ SETTINGS = ("--set", "trainer.max_steps=2", "--set", "trainer.dump_step=2")
 @pytest.fixture(scope="module")
 def dumped(once: Callable[..., Path]) -> Path:
     def run(folder: Path) -> None:
-        done = mindgspo("run", write_experiment(folder), *SETTINGS, cwd=folder)
-        assert done.returncode == 0, done.stderr + done.stdout
+        succeeded("run", write_experiment(folder), *SETTINGS, cwd=folder)
 
     return once("dumped", run) / "runs/tiny/dumps/step_00000002"
 
@@ -60,19 +58,6 @@ def test_a_module_that_computes_something_else_is_named(dumped: Path, tmp_path: 
     code, lines = replayed(folder)
     first = next(line for line in lines if line.startswith("first difference: "))
     assert code == 1 and first.startswith(f"first difference: forward: {module} is off by "), lines
-
-
-@pytest.mark.slow
-def test_what_is_no_dump_is_refused(dumped: Path, tmp_path: Path) -> None:
-    from mindgspo.replay.dump import Dump
-
-    with pytest.raises(CheckpointError, match=r"no dumped step .*trainer\.dump_step=5"):
-        Dump.open(tmp_path)
-    shutil.copytree(dumped, tmp_path / "step")
-    facts = json.loads((tmp_path / "step/step.json").read_text())
-    (tmp_path / "step/step.json").write_text(json.dumps(facts | {"format": 99}))
-    with pytest.raises(CheckpointError, match="another version of mindgspo"):
-        Dump.open(tmp_path / "step")
 
 
 @pytest.mark.slow

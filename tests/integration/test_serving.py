@@ -7,6 +7,7 @@ import os
 import random
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,12 +15,11 @@ import numpy as np
 import pytest
 from hostile_requests import answered, hostile_request
 from running import PROJECT, sets
-from served import Server
+from served import Server, engine_with_weights, random_prompts
 
 from mindgspo.config import load_config
 from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingSettings
 from mindgspo.rollout.service import Request
-from mindgspo.types import Prompt
 
 OVERRIDES = ("rollout.slots=6", "rollout.max_new_tokens=40", "model.max_position_embeddings=96")
 EXAMPLE = PROJECT / "examples" / "arithmetic" / "gspo.yaml"
@@ -28,16 +28,6 @@ STREAM = RandomStream(seed=5, purpose=Purpose.TRAINING, step=3, draw=1)
 
 def settings(**changed) -> SamplingSettings:
     return SamplingSettings(**{"num_samples": 3, "temperature": 1.0, "max_new_tokens": 40, "stream": STREAM, **changed})
-
-
-def prompts(count: int) -> list[Prompt]:
-    rng = np.random.default_rng(1)
-    return [
-        Prompt(
-            index=index, ids=rng.integers(3, 300, 5 + 3 * index).astype(np.int32), text="", answer="", data_source="t"
-        )
-        for index in range(count)
-    ]
 
 
 class Served(Server):
@@ -62,21 +52,9 @@ class Served(Server):
 def weights(cpu_runtime: None, tmp_path_factory: pytest.TempPathFactory):
     """(engine in this process, folder of the same weights)"""
     from mindgspo.config.cache import replica_config
-    from mindgspo.models.policy import build_model
-    from mindgspo.models.weights import initialize_weights
-    from mindgspo.rollout.build import native_engine
-    from mindgspo.rollout.weight_transfer import weights_as_numpy
-    from mindgspo.rollout.weights_folder import write_weights
-    from mindgspo.tokenization import load_tokenizer
 
-    config = replica_config(load_config(EXAMPLE, OVERRIDES))
-    model = build_model(config.model)
-    initialize_weights(model, config.model, seed=1)
-    engine = native_engine(config, model, load_tokenizer(config.tokenizer, config.model.vocab_size))
-    engine.load_weights(4)
     folder = tmp_path_factory.mktemp("weights") / "version_4"
-    write_weights(folder, weights_as_numpy(model, config.model), config.model, 4)
-    return engine, folder
+    return engine_with_weights(replica_config(load_config(EXAMPLE, OVERRIDES)), folder, 4)[1], folder
 
 
 @pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.slow)])
@@ -97,7 +75,7 @@ def test_the_server_draws_what_the_engine_draws(served: Served, weights) -> None
     service = served.service()
     try:
         service.load_weights(folder, 4)
-        some = prompts(4)
+        some = random_prompts(4)
         expected = engine.generate(some, settings(), weight_version=4)
         service.submit(
             [Request(number=n, prompt=one, samples=(0, 1, 2), settings=settings()) for n, one in enumerate(some)]
@@ -117,36 +95,34 @@ def test_the_server_draws_what_the_engine_draws(served: Served, weights) -> None
 
 
 def test_what_is_cut_goes_on_as_if_nothing_had_happened(served: Served, weights) -> None:
-    """Cut three times while it runs; all tokens and log-probs are those of an uninterrupted call, bit for bit."""
+    """Siblings together, then each by itself, cut at once and twice more: tokens and log-probs of one call."""
     engine, folder = weights
     service = served.service()
     try:
         service.load_weights(folder, 4)
-        some = prompts(3)
+        some = random_prompts(3)
         expected = engine.generate(some, settings(), weight_version=4).responses
         ids = {(p, s): [] for p in range(3) for s in range(3)}
         logprobs = {key: [] for key in ids}
-        ended: set[tuple[int, int]] = set()
-        numbers = iter(range(1000))
+        going, numbers, num_cut = [(p, (0, 1, 2)) for p in range(3)], iter(range(1000)), 0
         for cuts_left in (3, 2, 1, 0):
-            asked = {}
-            for key in ids.keys() - ended:
-                prefix = np.array(ids[key], np.int32)
-                number = next(numbers)
-                asked[number] = key
-                service.submit(
-                    [Request(number=number, prompt=some[key[0]], samples=(key[1],), settings=settings(), prefix=prefix)]
-                )
-            answers = service.wait(0.05) + service.abort() if cuts_left else []
+            asked = {next(numbers): one for one in going}
+            for number, (p, samples) in asked.items():
+                request = Request(number=number, prompt=some[p], samples=samples, settings=settings())
+                service.submit([replace(request, prefix=np.array(ids[p, samples[0]], np.int32))])
+            answers = service.wait(0.05 * (3 - cuts_left)) + service.abort() if cuts_left else []
             while len(answers) < len(asked):
                 answers += service.wait()
+            going = []
             for answer in answers:
-                (piece,), key = answer.pieces, asked[answer.number]
-                ids[key] += piece.ids.tolist()
-                logprobs[key] += piece.logprobs.tolist()
-                if piece.finish_reason is not None:
-                    ended.add(key)
-        assert ended == ids.keys()
+                p, samples = asked[answer.number]
+                for s, piece in zip(samples, answer.pieces, strict=True):
+                    ids[p, s] += piece.ids.tolist()
+                    logprobs[p, s] += piece.logprobs.tolist()
+                    if piece.finish_reason is None:
+                        going.append((p, (s,)))
+            num_cut += len(going)
+        assert going == [] and num_cut > 0
         for (p, s), found in ids.items():
             assert found == expected[p][s].ids.tolist()
             np.testing.assert_allclose(logprobs[p, s], expected[p][s].logprobs, atol=1e-5, rtol=0)
@@ -174,11 +150,25 @@ def test_what_is_cut_goes_on_as_if_nothing_had_happened(served: Served, weights)
         ({"prompt": [5], "random_stream": [1]}, "random_stream: is not an object"),
         ({"prompt": [5], "random_stream": {"start": 1}}, "prompt: 1 tokens; legal: 2 to 33"),
         ({"prompt": [5], "random_stream": {"start": 0, "samples": [0, 1]}}, "random_stream.samples: must be n = 1"),
+        ({"prompt": [5], "n": 10**9}, "n:"),
+        ({"prompt": [5], "top_p": float("inf")}, "top_p"),
+        ({"prompt": [5], "top_k": 2.5}, "top_k"),
+        ({"prompt": [5], "stream": True}, "stream: is not supported"),
+        ({"prompt": [5], "stop": ["x"]}, "stop: is not supported"),
+        ({"prompt": [5], "temprature": 0.5}, "did you mean 'temperature'?"),
+        ({"prompt": [5], "return_routed_experts": True}, "rollout.record_experts"),
+        (b"[1, 2]", "object"),
+        (b"[" * 60_000, "object"),
+        (b"\xff", "object"),
+        (b'{"prompt": [' + b"1" * 60_000 + b"]}", "object"),
+        (b'{"prompt": [' + b"1," * 10_000_000 + b"1]}", "bytes"),
     ],
+    ids=lambda value: str(value)[:40],
 )
 def test_what_cannot_be_served_is_said_in_one_line(served: Served, body, message: str) -> None:
     status, found = served.post("/v1/completions", body)
-    assert status == 400 and message in found["error"]["message"], found
+    said = found["error"]["message"]
+    assert status == 400 and message in said and "\n" not in said and len(said) < 300, found
 
 
 def test_weights_that_are_not_what_they_should_be(served: Served, weights, tmp_path: Path) -> None:

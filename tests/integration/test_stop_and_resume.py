@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from running import mindgspo, read_lines, reproducible, sets, tree
+from running import mindgspo, read_lines, reproducible, succeeded, tree
 
 
 def test_a_run_stopped_twice_ends_as_an_uninterrupted_one(finished_run, experiment: Path, stopped_at) -> None:
@@ -27,8 +27,7 @@ def test_a_run_stopped_twice_ends_as_an_uninterrupted_one(finished_run, experime
     for name in ("metrics.jsonl", "samples.jsonl", "validation.jsonl"):
         with (root / name).open("a") as file:
             file.write('{"step": 5, "actor/pg_loss": 9.0}\n{"step": 6, "act')
-    done = mindgspo("run", experiment, "--set", "resume=auto", cwd=experiment.parent)
-    assert done.returncode == 0, done.stderr
+    done = succeeded("run", experiment, "--set", "resume=auto", cwd=experiment.parent)
     assert "resumed at step" in done.stdout and "warm-up" not in done.stdout
     assert done.stdout.splitlines()[-1] == f"report: {root / 'report.html'}"
     for name in ("metrics.jsonl", "samples.jsonl", "validation.jsonl"):
@@ -43,17 +42,13 @@ def test_a_run_stopped_twice_ends_as_an_uninterrupted_one(finished_run, experime
     assert summary["training_seconds"] < summary["seconds"] < 600, "seconds are those of the run's processes"
 
 
-def test_a_finished_run_says_so_and_does_nothing(finished_run) -> None:
-    before = tree(finished_run.folder)
-    done = mindgspo("run", finished_run.config, "--set", "resume=auto", cwd=finished_run.folder)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "this run is finished" in done.stdout and str(finished_run.root / "report.html") in done.stdout
-    assert tree(finished_run.folder) == before
+@pytest.fixture
+def folder(finished_run, tmp_path: Path) -> Path:
+    """A copy of the finished run and its experiment."""
+    return shutil.copytree(finished_run.folder, tmp_path / "copy")
 
 
-def test_a_run_stopped_after_its_last_checkpoint_only_finishes(finished_run, tmp_path: Path) -> None:
-    folder = tmp_path / "copy"
-    shutil.copytree(finished_run.folder, folder)
+def test_a_run_stopped_after_its_last_checkpoint_only_finishes(finished_run, folder: Path) -> None:
     root = folder / "runs" / "tiny"
     for name in ("summary.json", "report.html", "reward.png"):
         (root / name).unlink()
@@ -62,8 +57,7 @@ def test_a_run_stopped_after_its_last_checkpoint_only_finishes(finished_run, tmp
     assert done.returncode == 1, "the copied YAML names other data paths"
     assert "data.train.path: " in done.stderr and tree(root) == before
     config = root / "config.yaml"  # the run's own settings, which name the original data
-    done = mindgspo("run", config, "--set", "resume=auto", "--set", f"run_dir={root}", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    succeeded("run", config, "--set", "resume=auto", "--set", f"run_dir={root}", cwd=folder)
     after = tree(root)
     for name in ("metrics.jsonl", "samples.jsonl", "validation.jsonl", "export/model.safetensors"):
         assert after[name] == before[name], name
@@ -71,25 +65,12 @@ def test_a_run_stopped_after_its_last_checkpoint_only_finishes(finished_run, tmp
         json.loads((finished_run.root / "summary.json").read_text())["accuracy_after"]
     )
     (root / "report.html").unlink()
-    done = mindgspo("run", config, "--set", "resume=auto", "--set", f"run_dir={root}", cwd=folder)
-    assert done.returncode == 0 and (root / "report.html").is_file()
+    succeeded("run", config, "--set", "resume=auto", "--set", f"run_dir={root}", cwd=folder)
+    assert (root / "report.html").is_file()
 
 
-def test_a_folder_that_holds_a_run_is_refused_with_three_ways_out(finished_run) -> None:
-    before = tree(finished_run.folder)
-    done = mindgspo("run", finished_run.config, cwd=finished_run.folder)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(f"error: {finished_run.root} already holds a finished run")
-    for way_out in ("--set resume=auto", "--set run_dir=...", "--overwrite"):
-        assert way_out in done.stderr
-    assert tree(finished_run.folder) == before
-
-
-def test_overwrite_moves_the_run_aside_and_another_seed_gives_another_run(finished_run, tmp_path: Path) -> None:
-    folder = tmp_path / "copy"
-    shutil.copytree(finished_run.folder, folder)
-    done = mindgspo("run", folder / "tiny.yaml", "--overwrite", "--set", "seed=2", cwd=folder)
-    assert done.returncode == 0, done.stderr
+def test_overwrite_moves_the_run_aside_and_another_seed_gives_another_run(finished_run, folder: Path) -> None:
+    done = succeeded("run", folder / "tiny.yaml", "--overwrite", "--set", "seed=2", cwd=folder)
     (aside,) = (folder / "runs").glob("tiny.old-*")
     assert f"the former run was moved to {aside}" in done.stdout
     assert tree(aside) == tree(finished_run.root)
@@ -99,9 +80,7 @@ def test_overwrite_moves_the_run_aside_and_another_seed_gives_another_run(finish
     assert all(one != other for one, other in zip(ours, theirs, strict=True) if "actor/pg_loss" in one)
 
 
-def test_a_resumed_run_must_be_the_same_experiment(finished_run, tmp_path: Path) -> None:
-    folder = tmp_path / "copy"
-    shutil.copytree(finished_run.folder, folder)
+def test_a_resumed_run_must_be_the_same_experiment(folder: Path) -> None:
     (folder / "runs" / "tiny" / "summary.json").unlink()
     before = tree(folder)
     arguments = ("--set", "resume=auto", "--set", "rollout.top_k=6", "--set", "logging.groups_per_step=1")
@@ -130,9 +109,7 @@ def test_a_checkpoint_of_something_else_is_refused_before_a_folder_holds_a_run(
     finished_run, far_step: Path, tmp_path: Path, overrides: tuple[str, ...], said: str
 ) -> None:
     root = tmp_path / "run"
-    done = mindgspo("run", finished_run.config,
-                    *sets(f"resume={far_step}", f"run_dir={root}", "warmup=null", *overrides),
-                    cwd=finished_run.folder)  # fmt: skip
+    done = finished_run.again(f"resume={far_step}", f"run_dir={root}", "warmup=null", *overrides)
     assert done.returncode == 1, done.stdout + done.stderr
     assert said in done.stderr and str(far_step) in done.stderr
     assert "Traceback" not in done.stderr
@@ -144,24 +121,30 @@ def test_another_tokenizer_is_refused_also_for_weights_alone(finished_run, far_s
     path = next((tmp_path / "tokenizer").glob("tokenizer_config.json"))
     path.write_text(path.read_text().rstrip() + "\n\n")
     overrides = (f"resume={far_step}", "restore=weights", f"run_dir={tmp_path / 'run'}")
-    done = mindgspo("run", finished_run.config, *sets(*overrides, f"tokenizer.path={tmp_path / 'tokenizer'}"),
-                    cwd=finished_run.folder)  # fmt: skip
+    done = finished_run.again(*overrides, f"tokenizer.path={tmp_path / 'tokenizer'}")
     assert done.returncode == 1
     assert "with another tokenizer" in done.stderr and "tokenizer_config.json: another content" in done.stderr
 
 
-def test_a_finished_run_that_is_asked_for_fewer_steps_is_refused(finished_run) -> None:
+@pytest.mark.parametrize(("settings", "code", "said"), [
+    (("resume=auto",), 0, ("this run is finished", "ROOT/report.html")),
+    ((), 1, ("error: ROOT already holds a finished run", "--set resume=auto", "--set run_dir=...", "--overwrite")),
+    (("resume=auto", "trainer.max_steps=3"), 1, ("trainer.max_steps: 3, the run has 4",)),
+], ids=["says so", "is refused", "fewer steps"])  # fmt: skip
+def test_a_finished_run_stays_as_it_is(
+    finished_run, settings: tuple[str, ...], code: int, said: tuple[str, ...]
+) -> None:
     before = tree(finished_run.folder)
-    done = mindgspo("run", finished_run.config, *sets("resume=auto", "trainer.max_steps=3"), cwd=finished_run.folder)
-    assert done.returncode == 1 and "trainer.max_steps: 3, the run has 4" in done.stderr
+    done = finished_run.again(*settings)
+    assert (done.returncode, done.stderr if code == 0 else done.stdout) == (code, "")
+    assert all(text.replace("ROOT", str(finished_run.root)) in done.stdout + done.stderr for text in said)
     assert tree(finished_run.folder) == before
 
 
 def test_another_reward_is_told_and_the_run_goes_on(finished_run, tmp_path: Path) -> None:
     root = tmp_path / "run"
     step = finished_run.root / "checkpoints" / "step_00000004"
-    done = mindgspo("run", finished_run.config, *sets(f"resume={step}", f"run_dir={root}", "reward.weights=[0.5]"),
-                    cwd=finished_run.folder)  # fmt: skip
+    done = finished_run.again(f"resume={step}", f"run_dir={root}", "reward.weights=[0.5]")
     assert done.returncode == 0, done.stderr
     assert "warning: reward.weights: [0.5], the run has [1.0]" in done.stdout
     assert json.loads((root / "summary.json").read_text())["steps"] == 4
@@ -170,9 +153,7 @@ def test_another_reward_is_told_and_the_run_goes_on(finished_run, tmp_path: Path
 def test_weights_alone_begin_a_run_at_step_0_without_a_warm_up(finished_run, tmp_path: Path) -> None:
     root = tmp_path / "run"
     more = ("trainer.max_steps=1", "optimizer.lr=1e-4", "seed=7")  # another experiment
-    done = mindgspo("run", finished_run.config,
-                    *sets(f"resume={finished_run.root}", "restore=weights", f"run_dir={root}", *more),
-                    cwd=finished_run.folder)  # fmt: skip
+    done = finished_run.again(f"resume={finished_run.root}", "restore=weights", f"run_dir={root}", *more)
     assert done.returncode == 0, done.stderr
     newest = finished_run.root / "checkpoints" / "step_00000004"
     assert f"restore=weights: weights of step 4 from {newest}" in done.stdout

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from running import mindgspo, read_lines, tree
+from running import read_lines, succeeded, tree
 
 from mindgspo.config import config_mapping, load_config
 from mindgspo.metrics import unknown_names
@@ -141,10 +141,9 @@ def test_sft_runs_the_warm_up_alone_on_several_held_out_sets(finished_run, exper
     """The same held-out rows as the whole run's, under a name, and others that are too hard."""
     sets = "{held: {format: gsm8k, path: held_out.jsonl}, sums: {format: arithmetic, split: test, max_rows: 10}}"
     best = ("--set", "eval.best_metric=val-core/held/acc/mean@2", "--set", "eval.logged_problems=1")
-    done = mindgspo(
+    done = succeeded(
         "sft", experiment, "--set", "data.eval=null", "--set", f"data.eval={sets}", *best, cwd=experiment.parent
     )
-    assert done.returncode == 0, done.stderr
     root = experiment.parent / "runs" / "tiny-sft"
     assert done.stdout.splitlines()[-1] == f"report: {root / 'report.html'}"
     summary = json.loads((root / "summary.json").read_text())
@@ -164,8 +163,7 @@ def test_sft_runs_the_warm_up_alone_on_several_held_out_sets(finished_run, exper
 
 def test_the_last_checkpoint_converts_to_the_export(finished_run, tmp_path: Path) -> None:
     checkpoint = finished_run.root / "checkpoints" / "step_00000004"
-    done = mindgspo("convert", "weights", checkpoint, "out", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    succeeded("convert", "weights", checkpoint, "out", cwd=tmp_path)
     exported, converted = tree(finished_run.root / "export"), tree(tmp_path / "out")
     assert exported.keys() == converted.keys()
     # The marks of ownership differ: a run may replace its own export, and nothing else.
@@ -176,8 +174,7 @@ def test_the_last_checkpoint_converts_to_the_export(finished_run, tmp_path: Path
 def test_a_run_in_bfloat16_passes_its_own_checks(experiment: Path) -> None:
     """Sampler and trainer round alike, so the checks of float32 hold; and small updates are not lost to rounding."""
     sets = ["model.dtype=bfloat16", "trainer.max_steps=2", "algorithm.kl={placement: loss, coef: 0.01}"]
-    done = mindgspo("run", experiment, *(word for one in sets for word in ("--set", one)), cwd=experiment.parent)
-    assert done.returncode == 0, done.stderr + done.stdout
+    succeeded("run", experiment, *(word for one in sets for word in ("--set", one)), cwd=experiment.parent)
     root = experiment.parent / "runs" / "tiny"
     assert load_config(root / "config.yaml").rollout.cache_dtype == "bfloat16"
     training = [line for line in read_lines(root / "metrics.jsonl") if "actor/pg_loss" in line]

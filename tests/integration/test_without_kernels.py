@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from loop_disk import loop_disk
+from running import PROJECT, sets, succeeded
 
 from mindgspo.io import fsync
 from mindgspo_kernels import build
 
-PROJECT = Path(__file__).resolve().parents[2]
-
 
 @pytest.mark.slow
 def test_a_run_without_a_compiler_says_once_what_is_slower(tmp_path: Path) -> None:
-    settings = [f"run_dir={tmp_path / 'run'}", "trainer.max_steps=1", "warmup.max_steps=2", "data.eval.max_rows=8"]
-    words = [word for setting in settings for word in ("--set", setting)]
-    ended = subprocess.run(
-        [sys.executable, "-m", "mindgspo.cli", "run", "examples/arithmetic/gspo.yaml", *words],
-        cwd=PROJECT,
-        env=os.environ | {"PATH": str(tmp_path / "none"), "XDG_CACHE_HOME": str(tmp_path / "cache")},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert ended.returncode == 0, ended.stderr[-3000:]
+    settings = (f"run_dir={tmp_path / 'run'}", "trainer.max_steps=1", "warmup.max_steps=2", "data.eval.max_rows=8")
+    variables = {"PATH": str(tmp_path / "none"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    ended = succeeded("run", "examples/arithmetic/gspo.yaml", *sets(*settings), cwd=PROJECT, env=variables, timeout=500)
     told = [line for line in (ended.stdout + ended.stderr).splitlines() if line.startswith("[kernels]")]
     assert len(told) == 1 and "apt-get install g++" in told[0] and "several times slower" in told[0]
 

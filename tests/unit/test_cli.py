@@ -5,30 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import typer
+from command_tree import COMMANDS
+from running import PROJECT, imported_by, python
 
 from mindgspo.cli import main
-from mindgspo.cli.program import app
 
-PROJECT = Path(__file__).resolve().parents[2]
 QUICKSTART = PROJECT / "examples" / "arithmetic" / "gspo.yaml"
-
-
-def commands_of(group: object, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
-    """(words, command) of every command and group of commands below."""
-    for name, command in group.commands.items():
-        yield (*words, name), command
-        if hasattr(command, "commands"):
-            yield from commands_of(command, (*words, name))
-
-
-COMMANDS = dict(commands_of(typer.main.get_command(app)))
 
 
 def test_every_help_text_is_made_of_sentences(capsys: pytest.CaptureFixture) -> None:
@@ -113,9 +98,7 @@ def test_a_users_mistake_is_one_message_with_exit_code_1(
     assert not list(tmp_path.iterdir()), "nothing is written"
 
 
-def test_ctrl_c_is_one_line_and_a_defect_of_ours_keeps_its_traceback(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ctrl_c_is_one_line_and_a_defect_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def raising(error: BaseException) -> None:
         raise error
 
@@ -126,7 +109,7 @@ def test_ctrl_c_is_one_line_and_a_defect_of_ours_keeps_its_traceback(
         "import signal, sys; from mindgspo import metrics; from mindgspo.cli import main;"
         "metrics.plot_run = lambda _: signal.raise_signal(signal.SIGINT); sys.exit(main(['report', 'x']))"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=PROJECT, capture_output=True, text=True, check=False)
+    done = python("-c", program, cwd=PROJECT)
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
@@ -147,9 +130,7 @@ def test_check_answers_without_mindspore() -> None:
         "import sys; from mindgspo.cli import main; code = main(['check', sys.argv[1]]); "
         "assert not [name for name in sys.modules if name.split('.')[0] == 'mindspore']; sys.exit(code)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, QUICKSTART], cwd=PROJECT, capture_output=True, text=True, check=False
-    )
+    done = python("-c", program, QUICKSTART, cwd=PROJECT)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1] == "ok"
 
@@ -180,10 +161,8 @@ def test_report_is_drawn_again(tmp_path: Path, capsys: pytest.CaptureFixture) ->
 
 
 def test_putting_the_commands_together_reads_no_configuration_and_no_package_beside_this_one() -> None:
-    heavy = "{'pydantic', 'mindgspo.config', 'mindgspo_migrate.convert', 'mindgspo_conformance.run'}"
-    code = f"import sys; import mindgspo.cli.program; print(sorted({heavy} & sys.modules.keys()))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    heavy = {"pydantic", "mindgspo.config", "mindgspo_migrate.convert", "mindgspo_conformance.run"}
+    assert not heavy & imported_by("import mindgspo.cli.program")
 
 
 @pytest.mark.parametrize(("points", "words", "said"), [
@@ -201,6 +180,5 @@ def test_a_command_that_is_not_there_is_one_line_and_breaks_no_other(
         f"m.entry_points = lambda group: [m.EntryPoint(*p.split(' = '), group)._for(to) for p in {points}]\n"
         f"import mindgspo.cli.program; m.entry_points = before; sys.exit(mindgspo.cli.main({words}))"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(PROJECT)},
-                          capture_output=True, text=True, check=False)  # fmt: skip
+    done = python("-c", program, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(PROJECT)})
     assert done.returncode == 1 and done.stderr.startswith(f"error: {said}") and done.stderr.count("\n") == 1

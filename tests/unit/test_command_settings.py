@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from running import PROJECT, python
 
 from mindgspo.cli import main
 from mindgspo.cli.options import complete_setting
 
-PROJECT = Path(__file__).resolve().parents[2]
 QUICKSTART = str(PROJECT / "examples" / "arithmetic" / "gspo.yaml")
 
 
@@ -90,7 +90,7 @@ def test_completion_imports_no_mindspore() -> None:
     )
     asked = {"COMP_WORDS": "mindgspo\nrun\nx.yaml\ntrainer.max_steps", "COMP_CWORD": "3"}
     environment = {**os.environ, "PYTHONPATH": str(PROJECT), "_MINDGSPO_COMPLETE": "complete_bash", **asked}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    done = python("-c", program, env=environment)
     assert (done.returncode, done.stdout, done.stderr) == (0, "trainer.max_steps=\n", "")
 
 

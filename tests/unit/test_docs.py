@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import command_tree
 import pytest
-import typer
 import yaml
 from markdown_pages import blocks, code_blocks, code_spans, headings, prose, shell_lines, tables
 
 from mindgspo import faults
-from mindgspo.cli.program import app
 from mindgspo.config import batch_table, load_config
 from mindgspo.config.messages import known_keys
 from mindgspo.errors import ConfigError
@@ -95,22 +94,11 @@ def test_folders_of_the_drawing_and_packages_of_the_table_exist() -> None:
         assert described == {path.parent.name for path in (PROJECT / "mindgspo").glob("*/__init__.py")}
 
 
-def commands_of_the_cli() -> dict[str, set[str]]:
-    """{"data prepare": its options} of every command."""
-    found: dict[str, set[str]] = {}
-
-    def walk(command: object, name: str) -> None:
-        if hasattr(command, "commands"):
-            for key, below in command.commands.items():
-                walk(below, f"{name} {key}".strip())
-        else:
-            found[name] = {option for parameter in command.params for option in parameter.opts} | {"--help"}
-
-    walk(typer.main.get_command(app), "")
-    return found
-
-
-COMMANDS = commands_of_the_cli()
+COMMANDS = {
+    " ".join(words): command_tree.options_of(*words) | {"--help"}
+    for words, command in command_tree.COMMANDS.items()
+    if not hasattr(command, "commands")
+}
 
 
 def calls(text: str) -> Iterator[tuple[str, list[str]]]:

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-import typer
 import yaml
+from command_tree import options_of
 from markdown_pages import code_blocks, shell_lines, tables
 from pydantic import TypeAdapter
 
 from math_answers.findings import AnswerMode
 from mindgspo import faults
-from mindgspo.cli.program import app
 from mindgspo.config import load_config
 from mindgspo.config.algorithm import POLICY_LOSSES, AggregationMode, EstimatorName
 from mindgspo.config.algorithm_rules import LENGTH_FACTORS, READERS
@@ -57,14 +56,6 @@ def each_page(name: str) -> pytest.MarkDecorator:
 
 def text_of(page: Path) -> str:
     return page.read_text(encoding="utf-8")
-
-
-def options_of(*words: str) -> set[str]:
-    """Options of a command; words behind its name do not matter."""
-    command = typer.main.get_command(app)
-    for word in words:
-        command = command.commands[word] if hasattr(command, "commands") else command
-    return {option for parameter in command.params for option in parameter.opts}
 
 
 def table_of(page: Path, first_names: set[str]) -> dict[str, list[str]]:

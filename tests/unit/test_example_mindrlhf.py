@@ -238,22 +238,6 @@ def test_one_sample_per_row_and_nothing_read_outside_of_responses(example) -> No
     agree(found(example.GSPOModel(config(), fake_policy(), WIDE), inputs), expected(rows, WIDE, pack_num=3))
 
 
-def test_how_samples_are_packed_does_not_matter(example) -> None:
-    """The fake's shift by packing aside, which the old log-probs do not have: so it is left out here."""
-    samples = samples_of([5, 1, 7, 9])
-    losses = []
-    for pack_num, rows in (
-        (1, [[s] for s in samples]),
-        (2, [samples[:2], samples[2:]]),
-        (3, [samples[:3], samples[3:]]),
-    ):
-        policy = fake_policy()
-        inputs = packed(rows, pack_num)
-        inputs[4] = np.full_like(inputs[4], 10**6)  # no sample ends: no shift
-        losses.append(found(example.GSPOModel(config(pack_num=pack_num), policy, WIDE), inputs)[0])
-    np.testing.assert_allclose(losses, losses[0], rtol=1e-6)
-
-
 def test_the_kl_term_of_mindrlhf_and_no_old_policy(example) -> None:
     rows = rows_of(ROWS)
     term = KLSection(

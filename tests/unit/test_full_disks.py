@@ -103,13 +103,19 @@ COMMANDS: dict[str, Callable[[Path, Path], list[object]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize(("disk", "said"), [
+    ("full_disk", ("free in", "make room")), ("read_only_disk", ("is read-only", "choose another place")),
+])  # fmt: skip
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_on_a_full_disk(name: str, full_disk: Path, inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = sorted(full_disk.rglob("*"))
-    code = main([str(word) for word in COMMANDS[name](full_disk, inputs)])
+def test_a_command_on_a_disk_that_takes_nothing(
+    name: str, disk: str, said: tuple[str, str], request: pytest.FixtureRequest, inputs: Path, capsys
+) -> None:
+    folder = request.getfixturevalue(disk)
+    before = sorted(folder.rglob("*"))
+    assert main([str(word) for word in COMMANDS[name](folder, inputs)]) == 1
     line = the_error(capsys)
-    assert code == 1 and "free in" in line and "make room" in line and str(full_disk) in line
-    assert sorted(full_disk.rglob("*")) == before, "nothing is left"
+    assert all(words in line for words in (*said, str(folder))), line
+    assert sorted(folder.rglob("*")) == before, "nothing is left"
 
 
 @pytest.mark.parametrize(
@@ -128,15 +134,6 @@ def test_a_disk_that_fills_while_data_is_prepared(
         os.truncate(disk / "filler", (disk / "filler").stat().st_size - (free_kb << 10))
         code = main(["data", "prepare", "--format", "arithmetic", "--max-rows", "9000", "--output", str(disk / "data")])
     assert code == 1 and re.search(said, the_error(capsys))
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_on_a_disk_that_is_read_only(
-    name: str, read_only_disk: Path, inputs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code = main([str(word) for word in COMMANDS[name](read_only_disk, inputs)])
-    line = the_error(capsys)
-    assert code == 1 and "is read-only" in line and "choose another place" in line and str(read_only_disk) in line
 
 
 def the_error(capsys: pytest.CaptureFixture[str]) -> str:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from running import environment
+from running import environment, python
 
 # Where there is memory for a thread's stack and no more, the thread dies before it says that it runs.
 STILLBORN = """
@@ -61,8 +61,7 @@ def test_a_checkpoint_waits_for_no_thread_that_never_starts(tmp_path: Path) -> N
     ("background", "MemoryError"),
 ])  # fmt: skip
 def test_a_checkpoint_without_memory_ends_and_the_older_one_stays(tmp_path: Path, how: str, said: str) -> None:
-    command = [sys.executable, "-c", NO_MEMORY_LEFT, str(tmp_path), how]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
+    done = python("-c", NO_MEMORY_LEFT, tmp_path, how, env=environment(), timeout=60)
     assert re.match(said, done.stdout), done.stdout + done.stderr[-2000:]
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"]
 
@@ -77,8 +76,7 @@ size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesi
 resource.setrlimit(resource.RLIMIT_AS, (size, size))
 print(read_json(Path(sys.argv[1])))
 """
-    command = [sys.executable, "-c", code, str(tmp_path / "a.json")]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
+    done = python("-c", code, tmp_path / "a.json", env=environment(), timeout=60)
     assert done.stdout == "[1]\n", done.stderr
 
 
@@ -95,8 +93,7 @@ size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesi
 resource.setrlimit(resource.RLIMIT_AS, (size, size))
 sys.exit(main(["checkpoint", "list", sys.argv[1]]))
 """
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=environment(), capture_output=True,
-                          text=True, timeout=60)  # fmt: skip
+    done = python("-c", code, tmp_path, env=environment(), timeout=60)
     said = done.stderr.splitlines()
     assert done.returncode == 1 and len(said) == 2 and said[1].startswith("error: out of memory in "), done.stderr
     assert "mindgspo/io.py, line " in said[1] and "ulimit -v" in said[1]
@@ -113,6 +110,6 @@ app.command("pipes")(lambda: [os.pipe() for _ in range(100)])
 resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))
 sys.exit(main(["pipes"]))
 """
-    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=60)
+    done = python("-c", code, env=environment(), timeout=60)
     assert done.returncode == 1
     assert done.stderr.splitlines()[1:] == ["error: too many open files: the limit is 20 (ulimit -n); set 4096 or more"]

@@ -10,14 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from markdown_pages import code_blocks
-from running import environment, write_experiment, write_model
+from running import PROJECT, environment, python, write_experiment, write_model
 
 import mindgspo
 from mindgspo.config import TokenizerSection
 from mindgspo.errors import ConfigError, DataError, RunFolderError, WeightsError
 from mindgspo.tokenization import load_tokenizer
 
-PROJECT = Path(__file__).resolve().parents[2]
 SAMPLE = {
     "step": 1, "prompt_index": 7, "sample_index": 2, "prompt": "1+1=", "response": "3", "answer": "2",
     "verdict": "wrong", "score": 0.0, "extracted": "3", "advantage": -1.5, "length": 2, "finish_reason": "stop",
@@ -170,8 +169,6 @@ def test_the_code_of_the_page_runs(tmp_path: Path) -> None:
         for page in (PROJECT / "docs" / "python.md", PROJECT / "docs" / "python_cn.md")
     )
     assert program == chinese
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
-    )
+    done = python("-c", program, cwd=tmp_path, env=environment())
     assert done.returncode == 0, done.stderr
     assert "18" in done.stdout and (tmp_path / "runs" / "short" / "export").is_dir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -12,28 +13,19 @@ from mindgspo.metrics.run_log import StepPrinter
 from mindgspo.progress import RunBar
 
 
-class Clock:
-    """Seconds that a test sets."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+@pytest.fixture
+def clock() -> SimpleNamespace:
+    return SimpleNamespace(now=0.0)
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def bar(clock: Clock):
-    made = RunBar(Console(file=io.StringIO(), force_terminal=True, width=100), clock)
+def bar(clock: SimpleNamespace):
+    made = RunBar(Console(file=io.StringIO(), force_terminal=True, width=100), lambda: clock.now)
     yield made
     made.close()
 
 
-def test_time_left_of_steps_that_take_minutes(bar: RunBar, clock: Clock) -> None:
+def test_time_left_of_steps_that_take_minutes(bar: RunBar, clock: SimpleNamespace) -> None:
     """The first step compiles for 300 s, the others take 90 s; the fifth has run for 30 s, then for 200 s."""
     bar.show("training", 0, 10)
     assert bar.left() is None
@@ -48,7 +40,7 @@ def test_time_left_of_steps_that_take_minutes(bar: RunBar, clock: Clock) -> None
     assert bar.left() == pytest.approx(5 * 90), "a step that takes long takes nothing from the next ones"
 
 
-def test_one_step_is_enough_and_a_stage_begins_anew(bar: RunBar, clock: Clock) -> None:
+def test_one_step_is_enough_and_a_stage_begins_anew(bar: RunBar, clock: SimpleNamespace) -> None:
     bar.show("warm-up", 0, 400)
     clock.now = 2.0
     bar.show("warm-up", 1, 400)

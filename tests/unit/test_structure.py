@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from collections import defaultdict
 
-from running import PROJECT
+from running import PROJECT, python
 
 FILES = sorted([*(PROJECT / "mindgspo").rglob("*.py"), *(PROJECT / "tools/math_answers/math_answers").glob("*.py")])
 
@@ -27,7 +25,7 @@ def test_no_two_modules_define_one_public_name() -> None:
 
 
 def test_every_part_keeps_its_budget() -> None:
-    done = subprocess.run([sys.executable, "tools/size_budget.py"], cwd=PROJECT, capture_output=True, text=True)
+    done = python("tools/size_budget.py", cwd=PROJECT)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -39,7 +37,7 @@ def test_every_module_can_be_imported() -> None:
         if path.name not in ("__init__.py", "__main__.py")
     ]
     code = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
-    done = subprocess.run([sys.executable, "-c", code, *modules], capture_output=True, text=True, cwd=PROJECT)
+    done = python("-c", code, *modules, cwd=PROJECT)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

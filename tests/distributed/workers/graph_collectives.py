@@ -7,18 +7,15 @@ ranks, of floats as float32. No collective reads another one's result. The last 
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
+from joined_ranks import run_joined
 
-from mindgspo.launch.worker import run_worker
 from mindgspo.parallel.platform import runtime
-from mindgspo.parallel.platform.cluster import join_other_ranks
 
 
-def body(folder: Path) -> int:
-    runtime.set_up_runtime("CPU")
+def body(folder: Path) -> None:
     import mindspore as ms
     from collective_cases import SENT, USED, graphs, key, own_input, sent_values
     from mindspore import Tensor, nn, ops
@@ -26,8 +23,6 @@ def body(folder: Path) -> int:
     from mindgspo.parallel.collectives import graph as collective_ops
     from mindgspo.parallel.collectives import host as collectives
 
-    join_other_ranks()
-    collectives.open_shared_memory()
     rank = runtime.rank()
 
     class One(nn.Cell):
@@ -81,10 +76,7 @@ def body(folder: Path) -> int:
             arrays[0][f"sent {dtype}"] = ops.cast(found, x.dtype).asnumpy()
     for turn in range(2):
         np.savez(folder / f"{rank}_{turn}.npz", **arrays[turn])
-    collectives.barrier()
-    return 0
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
-    run_worker(lambda: body(Path(sys.argv[1])))
+    run_joined(body)

@@ -26,7 +26,6 @@ MODELS = {
     "experts": MODEL | {"architecture": "qwen3_moe", "head_dim": 12, "num_experts": 6, "num_experts_per_tok": 2,
         "moe_intermediate_size": 24, "norm_topk_prob": True},
 }  # fmt: skip
-MODELS["eight"] = MODELS["experts"] | {"num_experts": 8}
 
 
 def definition() -> LossDefinition:
@@ -96,15 +95,5 @@ def routed(batches: list[Batch], section, *, held: Callable[[int], bool] = lambd
 def prompts_of(section) -> list[Prompt]:
     """Six prompts."""
     random = np.random.default_rng(13)
-    return [
-        Prompt(
-            index=index,
-            ids=random.integers(2, section.vocab_size, random.integers(3, 8)).astype(np.int32),
-            text="",
-            answer="1",
-            data_source="test",
-            solution="",
-            extra_info={},
-        )
-        for index in range(6)
-    ]
+    ids = [random.integers(2, section.vocab_size, random.integers(3, 8)).astype(np.int32) for _ in range(6)]
+    return [Prompt(index=n, ids=one, text="", answer="1", data_source="test") for n, one in enumerate(ids)]

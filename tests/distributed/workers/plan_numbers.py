@@ -7,37 +7,28 @@ gradients of the first update, parameters, moments and sampled tokens.
 from __future__ import annotations
 
 import json
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
+from joined_ranks import run_joined
 
-from mindgspo.launch.worker import run_worker
 from mindgspo.parallel.platform import runtime
-from mindgspo.parallel.platform.cluster import join_other_ranks
 
 
-def body(folder: Path) -> int:
+def body(folder: Path) -> None:
     """Every plan of the job, one after the other in one cluster."""
-    runtime.set_up_runtime("CPU")
     from plan_results import results_of_plan
 
-    from mindgspo.parallel.collectives import host as collectives
     from mindgspo.parallel.ops.device import composed_ops
 
-    join_other_ranks()
-    collectives.open_shared_memory()
     for entry in json.loads((folder / "job.json").read_text()):
         plans = (entry["train"], entry["infer"], entry["model"], entry["reference"])
         with composed_ops() if entry["is_composed"] else nullcontext():
             arrays = results_of_plan(*plans, is_packed=entry["is_packed"])
         if runtime.rank() == 0:
             np.savez(folder / f"{entry['name']}.npz", **arrays)
-    collectives.barrier()
-    return 0
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
-    run_worker(lambda: body(Path(sys.argv[1])))
+    run_joined(body)

@@ -10,21 +10,21 @@ from __future__ import annotations
 import dataclasses
 import faulthandler
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+from joined_ranks import run_joined
 
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.errors import MindGSPOError
-from mindgspo.launch.worker import run_worker
 from mindgspo.models.names import weight_shapes
 from mindgspo.parallel.plans.layout import Layout
 from mindgspo.parallel.plans.parameter_layouts import moment_layouts, parameter_layouts
 from mindgspo.parallel.platform import runtime
-from mindgspo.parallel.platform.cluster import join_other_ranks
+from mindgspo.reshard.resharder import Resharder, gather_to_first_rank
+from mindgspo.reshard.verify import verify_reshard
 
 Slices = dict[str, np.ndarray]
 Entry = Mapping[str, object]
@@ -33,14 +33,9 @@ Entry = Mapping[str, object]
 LIMIT_S = 240.0
 
 
-def body(folder: Path) -> int:
+def body(folder: Path) -> None:
     """Everything that the job asks for."""
     faulthandler.dump_traceback_later(LIMIT_S, exit=True)
-    runtime.set_up_runtime("CPU")
-    join_other_ranks()
-    from mindgspo.parallel.collectives import host as collectives
-
-    collectives.open_shared_memory()
     job = json.loads((folder / "job.json").read_text())
     bench = Pairs(job, folder)
     told = {
@@ -53,9 +48,7 @@ def body(folder: Path) -> int:
     # Whatever was refused has left no message behind.
     told["pairs"]["afterwards"] = bench.travel({**job["proof"], "name": "afterwards"})
     (folder / f"rank_{runtime.rank()}.json").write_text(json.dumps(told))
-    collectives.barrier()
     faulthandler.cancel_dump_traceback_later()
-    return 0
 
 
 class Pairs:
@@ -67,9 +60,6 @@ class Pairs:
 
     def travel(self, entry: Entry) -> dict[str, object]:
         """Twice on one plan: with every bit inverted, then with the right ones over them."""
-        from mindgspo.reshard.resharder import Resharder
-        from mindgspo.reshard.verify import verify_reshard
-
         source, destination = self.layouts(entry, "source"), self.layouts(entry, "destination")
         steps: list[list[str]] = []
         resharder = Resharder(source, destination, bucket_bytes=entry["bucket_bytes"], residency=noting(steps))
@@ -88,8 +78,6 @@ class Pairs:
 
     def gather(self, entry: Entry) -> list[str]:
         """Everything to rank 0; the names that arrived here."""
-        from mindgspo.reshard.resharder import gather_to_first_rank
-
         layouts = self.layouts(entry, "source")
         whole = gather_to_first_rank(layouts, self.cut(entry, layouts))
         self.keep(entry, whole)
@@ -98,8 +86,6 @@ class Pairs:
     def prove(self, entry: Entry, flips: list[Entry]) -> list[str | None]:
         """What `verify_reshard` says of the sound slices, and after each flip of single bits, which are flipped
         back."""
-        from mindgspo.reshard.verify import verify_reshard
-
         source, destination = self.layouts(entry, "source"), self.layouts(entry, "destination")
         sides = {"old": self.cut(entry, source), "new": self.cut(entry, destination)}
 
@@ -118,8 +104,6 @@ class Pairs:
 
     def refuse(self, entry: Entry) -> dict[str, str | None]:
         """What the resharder says of slices that do not fit the plan; every rank finds out by itself."""
-        from mindgspo.reshard.resharder import Resharder
-
         source, destination = self.layouts(entry, "source"), self.layouts(entry, "destination")
         resharder = Resharder(source, destination, bucket_bytes=entry["bucket_bytes"])
         old, new = self.cut(entry, source), empty(destination, self.rank)
@@ -135,8 +119,6 @@ class Pairs:
 
     def disagree(self, entry: Entry, odd: int) -> str | None:
         """What this rank hears where rank `odd` plans with buckets of another size."""
-        from mindgspo.reshard.resharder import Resharder
-
         source, destination = self.layouts(entry, "source"), self.layouts(entry, "destination")
         bucket_bytes = entry["bucket_bytes"] + 4 * (self.rank == odd)
         return refusal(lambda: Resharder(source, destination, bucket_bytes=bucket_bytes))
@@ -192,4 +174,4 @@ def refusal(act: Callable[[], object]) -> str | None:
 
 
 if __name__ == "__main__":
-    run_worker(lambda: body(Path(sys.argv[1])))
+    run_joined(body)

@@ -6,28 +6,22 @@ it has them, what rank 0 asked for, loads, and the bytes that it sent.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from joined_ranks import run_joined
 
-from mindgspo.launch.worker import run_worker
 from mindgspo.parallel.platform import runtime
-from mindgspo.parallel.platform.cluster import join_other_ranks
 
 
-def body(folder: Path) -> int:
-    runtime.set_up_runtime("CPU")
+def body(folder: Path) -> None:
     from routing_cases import PLANS, SECTION, groups, mini_batches
 
-    from mindgspo.parallel.collectives import host as collectives
     from mindgspo.parallel.collectives.replicas import Replicas
     from mindgspo.parallel.plans.placement import Placement
     from mindgspo.trainer.routing_transfer import RoutingTransfer, Wanted
 
-    join_other_ranks()
-    collectives.open_shared_memory()
     for name, (infer, train) in PLANS.items():
         rank = runtime.rank()
         place = Placement(plan=infer, rank=rank)
@@ -58,10 +52,7 @@ def body(folder: Path) -> int:
             arrays[f"asked_{number}"] = routing.whole
         arrays["loads"] = transfer.loads([response for group in held for response in group.responses])
         np.savez(folder / f"{name}_{rank}.npz", **arrays)
-    collectives.barrier()
-    return 0
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
-    run_worker(lambda: body(Path(sys.argv[1])))
+    run_joined(body)

@@ -6,19 +6,18 @@ moments after the updates. Also imported for the numbers drawn.
 
 from __future__ import annotations
 
-import sys
 import zlib
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+from joined_ranks import run_joined
 from plan_cases import MODELS
 
 from mindgspo.config import ModelSection, OptimizerSection, ParallelPlan
-from mindgspo.launch.worker import run_worker
 from mindgspo.parallel.plans.layout import Layout
 from mindgspo.parallel.plans.placement import Ranks
 from mindgspo.parallel.platform import runtime
-from mindgspo.parallel.platform.cluster import join_other_ranks
 
 ROUNDED = "rounded"
 SHARD = {"optimizer_shard": True}
@@ -57,20 +56,13 @@ def gradient_part(layout: Layout, summed_over: Ranks, rank: int, number: int) ->
     return np.random.default_rng(key).standard_normal(held.shape, np.float32)
 
 
-def body(folder: Path, device: runtime.Device) -> int:
-    runtime.set_up_runtime(device)
-    from mindgspo.parallel.collectives import host as collectives
-
-    join_other_ranks()
-    collectives.open_shared_memory()
+def body(folder: Path, device: runtime.Device) -> None:
     for case in CASES:
         if ROUNDED in case and device == "CPU":
             continue  # masters' copies are float32 there: MindSpore has no operators for bfloat16
         for bucket_bytes in BUCKETS:
             arrays = updated(case, bucket_bytes, runtime.rank())
             np.savez(folder / f"{case} {bucket_bytes} {runtime.rank()}.npz", **arrays)
-    collectives.barrier()
-    return 0
 
 
 def updated(case: str, bucket_bytes: int, rank: int) -> dict[str, np.ndarray]:
@@ -129,5 +121,4 @@ def updated(case: str, bucket_bytes: int, rank: int) -> dict[str, np.ndarray]:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
-    run_worker(lambda: body(Path(sys.argv[1]), "CPU"))
+    run_joined(partial(body, device="CPU"))

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from running import PROJECT, python
 
 from mindgspo.cli import main
 from mindgspo.config import load_model_and_plans
-from mindgspo.errors import CheckpointError, ConfigError
-from mindgspo.models.names import parameter_shapes
-from mindgspo.parallel.plans.parameter_layouts import parameter_layouts
+from mindgspo.errors import ConfigError
 from mindgspo.planner import strategy_files
 from mindgspo.planner.strategy_files import GRAPHS, write_plan_files
 from mindgspo.strategy.commands import collapse_layers, ranges, without_state
-from mindgspo.strategy.file import merge_strategies, read_strategy, save_strategy
-from mindgspo.strategy.layouts import strategy_layouts
+from mindgspo.strategy.file import read_strategy, save_strategy
 from mindgspo.strategy.record import StoredLayout, Strategy
 
 MODEL = """
@@ -227,8 +224,7 @@ def test_state_is_left_out_only_where_the_same_is_said_of_it():
     assert without_state(pairs) == ([("w", 1), ("v.w", 2), ("m.u", 1)], {"m.": 1, "a.b.": 1})
 
 
-ROOT = Path(__file__).resolve().parents[3]
-TOOL = ROOT / "tools" / "generate_strategy.py"
+TOOL = PROJECT / "tools" / "generate_strategy.py"
 
 # One layer of MindFormers' LlamaForCausalLM with qkv_concat=False, as its own network lists its parameters
 # (mindformers 1.9.0 and r1.6.0): [out, in] of a Qwen2 with 8 heads of 32, 2 of them for keys and values.
@@ -281,14 +277,8 @@ def test_models_without_names_there_are_refused(config: Path, tmp_path: Path) ->
     assert done.returncode == 1 and "MindFormers has no name for it" in done.stderr
 
 
-MODELS = sorted((ROOT / "model_configs").glob("*.yaml"))
-QUERY, NORM = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.input_layernorm.weight"
-
-
 def run_tool(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(TOOL), *map(str, arguments)], capture_output=True, text=True, timeout=120, cwd=ROOT
-    )
+    return python(TOOL, *arguments, timeout=120, cwd=PROJECT)
 
 
 def test_three_folders_with_a_file_per_rank(config: Path, tmp_path: Path):
@@ -303,48 +293,9 @@ def test_three_folders_with_a_file_per_rank(config: Path, tmp_path: Path):
     assert "optimizer shards over 2: 8 files" in str(written[0]) and "shards" not in str(written[1])
 
 
-def test_train_has_optimizer_shards_and_moments_the_reference_neither(config: Path, tmp_path: Path):
-    write_plan_files(*load_model_and_plans(config), tmp_path)
-    train, reference, rollout = (
-        read_strategy(tmp_path / graph / "ckpt_strategy_rank_0.ckpt").stages[0] for graph in GRAPHS
-    )
-    sharded = StoredLayout(device_matrix=(2, 2), tensor_map=(0, -1), opt_weight_shard_step=2, opt_weight_shard_size=2)
-    assert train[QUERY] == train[f"adamw.m.{QUERY}"] == train[f"adamw.v.{QUERY}"] == sharded
-    assert train[NORM] == StoredLayout(device_matrix=(2, 2), tensor_map=(-1,)), "below 64 KB"
-    assert reference[QUERY] == StoredLayout(device_matrix=(2, 2), tensor_map=(0, -1))
-    assert rollout[QUERY] == StoredLayout(device_matrix=(4, 2), tensor_map=(0, -1))
-    assert [name for name in (*reference, *rollout) if name.startswith("adamw")] == []
-
-
 def test_the_names_of_moments_are_adamw_s():
-    source = (ROOT / "mindgspo" / "algorithms" / "optim" / "adamw.py").read_text(encoding="utf-8")
+    source = (PROJECT / "mindgspo" / "algorithms" / "optim" / "adamw.py").read_text(encoding="utf-8")
     assert [f'"{prefix.rstrip(".")}"' in source for prefix in strategy_files._MOMENTS] == [True, True]
-
-
-@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.name)
-def test_files_of_every_shipped_model_give_its_layouts_back(path: Path, tmp_path: Path):
-    model, plans = load_model_and_plans(path)
-    write_plan_files(model, plans, tmp_path)
-    shapes = parameter_shapes(model)
-    for graph, plan in (("reference", plans.train), ("rollout", plans.infer)):
-        files = sorted((tmp_path / graph).iterdir())
-        assert len(files) == plan.world_size
-        firsts = range(0, plan.world_size, plan.world_size // plan.pipeline_stage)
-        per_stage = [tmp_path / graph / f"ckpt_strategy_rank_{rank}.ckpt" for rank in firsts]
-        found = strategy_layouts(merge_strategies(per_stage), shapes)
-        expected = parameter_layouts(shapes, model, plan)
-        assert list(found) == list(expected)
-        assert [name for name in found if not found[name].same_placement(expected[name])] == []
-
-
-def test_a_smaller_plan_does_not_mix_with_files_of_a_larger_one(config: Path, tmp_path: Path):
-    write_plan_files(*load_model_and_plans(config), tmp_path)
-    write_plan_files(*load_model_and_plans(config), tmp_path)  # the same again is replaced
-    smaller = load_model_and_plans(
-        config, ["plans.train.data_parallel=1", "plans.train.optimizer_shard=false", "plans.infer.data_parallel=2"]
-    )
-    with pytest.raises(CheckpointError, match=r"train: holds 4 file\(s\) beside those of the 4 ranks"):
-        write_plan_files(*smaller, tmp_path)
 
 
 def test_the_tool_takes_a_model_file_and_overrides(config: Path, tmp_path: Path):

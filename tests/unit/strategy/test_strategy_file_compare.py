@@ -17,13 +17,7 @@ from mindgspo.parallel.plans.layout import Layout, TensorSlice
 from mindgspo.parallel.plans.parameter_layouts import moment_layouts, parameter_layouts
 from mindgspo.strategy.commands import compare_strategies, same_placement
 from mindgspo.strategy.file import merge_strategies, read_strategy, write_strategies
-from mindgspo.strategy.layouts import (
-    check_fits,
-    hsdp_shards,
-    hsdp_size,
-    stage_strategy,
-    without_single_devices,
-)
+from mindgspo.strategy.layouts import check_fits, hsdp_shards, hsdp_size, stage_strategy, without_single_devices
 from mindgspo.strategy.record import StoredLayout, Strategy
 
 
@@ -187,28 +181,22 @@ def test_other_shapes_are_named():
 COMPILED = [
     # 2 x 1: one axis, left out where it has one device.
     ((2, 1), (0, -1), (64, 64), -1, 0, (2,), (-1, -1), 1, -1),
-    ((2, 1), (0, -1), (64, 64), 2, 0, (2,), (-1, -1), 1, 2),
     ((2, 1), (-1,), (63,), -1, 0, (2,), (-1,), 0, 0),
     ((2, 1), (-1, 0), (7, 64), 2, 0, (2,), (-1, -1), 0, 0),
     # 2 x 4: column, row, bias; norms count the model_parallel ranks.
-    ((2, 4), (0, -1), (64, 64), -1, 0, (2, 4), (0, -1), 4, -1),
     ((2, 4), (0, -1), (64, 64), 2, 0, (2, 4), (0, -1), 4, 2),
     ((2, 4), (-1, 0), (64, 64), 2, 0, (2, 4), (-1, 0), 4, 2),
-    ((2, 4), (0,), (64,), 2, 0, (2, 4), (0,), 4, 2),
     ((2, 4), (0, -1), (12, 64), 2, 0, (2, 4), (0, -1), 0, 0),  # three rows per slice
     ((2, 4), (-1,), (64,), -1, 0, (2, 4), (-1,), 1, -1),
     ((2, 4), (-1,), (6,), -1, 0, (2, 4), (-1,), 0, 0),  # not in eight, and not in fewer instead
     ((2, 4), (-1,), (6,), 2, 0, (2, 4), (-1,), 1, 2),
-    ((2, 4), (-1, -1), (128, 64), 2, 0, (2, 4), (-1, -1), 1, 2),
     # Two heads for four ranks.
     ((2, 2, 2), (1, -1), (32, 64), -1, 0, (2, 2, 2), (1, -1), 1, -1),
-    ((2, 2, 2), (1, -1), (12, 64), -1, 0, (2, 2, 2), (1, -1), 0, 0),
     ((2, 2, 2), (1, -1), (12, 64), 2, 0, (2, 2, 2), (1, -1), 1, 2),
     # shard_size above the replicas, not dividing them, and 1.
     ((4, 2), (0, -1), (64, 64), 8, 0, (4, 2), (0, -1), 2, 4),
     ((4, 2), (-1,), (64,), 8, 0, (4, 2), (-1,), 1, 8),
     ((4, 2), (-1,), (48,), 3, 0, (4, 2), (-1,), 0, 0),
-    ((8, 2), (-1, 0), (12, 64), 8, 0, (8, 2), (-1, 0), 0, 0),
     ((8, 2), (-1, 0), (12, 64), 4, 0, (8, 2), (-1, 0), 2, 4),
     ((2, 4), (0, -1), (64, 64), 1, 0, (2, 4), (0, -1), 4, -1),
     # One replica: nothing but norms to cut.
@@ -218,8 +206,6 @@ COMPILED = [
     # The threshold: 65,536 bytes of the whole tensor are enough for 64 KB.
     ((2, 4), (0, -1), (256, 64), 2, 64, (2, 4), (0, -1), 4, 2),
     ((2, 4), (0, -1), (256, 63), 2, 64, (2, 4), (0, -1), 0, 0),
-    ((2, 4), (-1,), (16384,), 2, 64, (2, 4), (-1,), 1, 2),
-    ((2, 4), (-1,), (16380,), 2, 64, (2, 4), (-1,), 0, 0),
     ((2, 4), (-1,), (16380,), 2, 32, (2, 4), (-1,), 1, 2),
     ((8, 64), (0, -1), (64, 64), 8, 0, (8, 64), (0, -1), 0, 0),
 ]
@@ -272,29 +258,11 @@ SMALL = ModelSection(
     num_key_value_heads=2, tie_word_embeddings=True,
 )  # fmt: skip
 SHAPES = parameter_shapes(SMALL)
-LAYER = "model.layers.0."
 
 
 def test_which_plans_call_hsdp():
     assert hsdp_size(plan(4, 2, optimizer_shard=True)) == 4
     assert hsdp_size(plan(4, 2)) is None and hsdp_size(plan(1, 2, optimizer_shard=True)) is None
-
-
-def test_what_ranks_hold_of_a_compiled_plan():
-    sharded = plan(2, 4, 2, optimizer_shard=True)
-    found = compiled_layouts(weights(sharded, SMALL), plan=sharded)
-    assert list(found) == list(weights(sharded, SMALL))
-    # Slice 1 of q has rows 64 to 127: replicas 1 and 5 keep a half each.
-    query = found[f"{LAYER}self_attn.q_proj.weight"]
-    assert (query.slice_of(1), query.slice_of(5)) == (TensorSlice((64, 0), (96, 256)), TensorSlice((96, 0), (128, 256)))
-    # Ranks 0, 1, 4, 5 share head 0, rows 0 to 31: consecutive ones split it.
-    key = found[f"{LAYER}self_attn.k_proj.weight"]
-    assert [key.slice_of(rank).starts[0] for rank in (0, 1, 4, 5, 2)] == [0, 16, 0, 16, 32]
-    # The whole table, on both stages; biases and norms are below 64 KB.
-    table = found["model.embed_tokens.weight"]
-    assert [table.slice_of(rank).starts[0] for rank in (0, 1, 2, 7, 8, 15)] == [0, 512, 0, 512, 0, 512]
-    assert found[f"{LAYER}self_attn.q_proj.bias"].slice_of(5).shape == (64,)
-    assert found[f"{LAYER}input_layernorm.weight"].slice_of(5).shape == (256,)
 
 
 def test_cuts_over_data_parallel_alone_are_those_of_our_moments():

@@ -7,8 +7,6 @@ for further plans and for MindFormers' model; its `record.py` and `record_mindfo
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -16,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from running import PROJECT, python
 from small_plans import compiled_layouts
 
 from mindgspo.cli import main
@@ -28,8 +27,7 @@ from mindgspo.strategy.file import read_strategy, save_strategy
 from mindgspo.strategy.layouts import compiled_strategy, strategy_layouts
 from mindgspo.strategy.record import StoredLayout, Strategy
 
-ROOT = Path(__file__).resolve().parents[3]
-DATA = ROOT / "tests" / "data" / "strategies"
+DATA = PROJECT / "tests" / "data" / "strategies"
 RECORD = json.loads((DATA / "compiled.json").read_text(encoding="utf-8"))
 CONFIGS = tuple(RECORD["configurations"])
 # Those for 8 ranks are one now, with the plans of the second and the tied table of the first.
@@ -67,7 +65,7 @@ def small(config: str) -> tuple[ModelSection, PlansSection]:
 
 
 def shipped(config: str) -> Path:
-    return ROOT / ("examples" if "/" in config else "model_configs") / config
+    return PROJECT / ("examples" if "/" in config else "model_configs") / config
 
 
 def recorded(golden: Path, config: str, graph: str) -> Iterator[tuple[int, Strategy]]:
@@ -168,7 +166,7 @@ def test_files_under_mindformers_names_place_as_its_own(golden_of_mindformers: P
         assert compare_strategies(read_strategy(ours_of(tmp_path, "train", rank)), theirs) == [], rank
 
 
-TOOL = ROOT / "tools" / "generate_strategy.py"
+TOOL = PROJECT / "tools" / "generate_strategy.py"
 
 
 def test_the_tool_and_the_command_find_mindspore_s_files_equal_and_a_moved_shard_not(
@@ -176,8 +174,7 @@ def test_the_tool_and_the_command_find_mindspore_s_files_equal_and_a_moved_shard
 ) -> None:
     config = "qwen2_5_32b_64.yaml"
     (tmp_path / "model.json").write_text(json.dumps(RECORD["configurations"][config]), encoding="utf-8")
-    command = [sys.executable, TOOL, tmp_path / "model.json", "--out", tmp_path / "ours"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    done = python(TOOL, tmp_path / "model.json", "--out", tmp_path / "ours", cwd=PROJECT)
     assert done.returncode == 0, done.stderr
     theirs = folder_of(golden, config)
     assert main(["strategy", "diff", str(tmp_path / "ours"), str(theirs), "--common"]) == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
+from running import python
 
 from mindgspo.errors import ConfigError, TrainingError
 from mindgspo.swap.mapped_memory import MappedMemory
@@ -233,8 +233,7 @@ assert kept.asnumpy().all()
     ("RLIMIT_AS", MIB, "swap: no address space for 4.0 MiB ([Errno 12] Cannot allocate memory)"),
 ])  # fmt: skip
 def test_limits_of_the_process_are_explained(tmp_path: Path, limit: str, size: int, message: str):
-    command = [sys.executable, "-c", LIMITED, str(tmp_path), limit, str(size)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = python("-c", LIMITED, tmp_path, limit, size, timeout=120)
     assert message in done.stdout, done.stderr
     assert done.returncode == 0, done.stderr
 

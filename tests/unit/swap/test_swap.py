@@ -100,6 +100,12 @@ def training_swap(tier: FakeTier | None, **changes: object) -> Swap:
     return swap
 
 
+def go_through(swap: Swap, *phases: Phase) -> None:
+    for phase in phases:
+        with swap.phase(phase):
+            pass
+
+
 def test_what_is_registered_waits_outside_until_a_phase_needs_it():
     swap = swap_of(tier := FakeTier())
     swap.register(Holding.ACTOR_WEIGHTS, parameters("w", 4, 8))
@@ -128,8 +134,7 @@ def test_a_step_moves_in_the_declared_order():
 def test_a_phase_holds_its_needs_and_nothing_else(phase: Phase):
     swap = training_swap(FakeTier())
     for before in Phase:
-        with swap.phase(before):
-            pass
+        go_through(swap, before)
         with swap.phase(phase):
             resident = {holding for holding, num_bytes in swap.ledger.resident.items() if num_bytes}
             assert resident == set(NEEDS[phase])
@@ -213,8 +218,8 @@ def test_a_step_that_fails_half_way_lets_go_of_what_it_had():
 def test_phases_do_not_nest_and_end_with_an_error_inside():
     swap = training_swap(FakeTier())
     with swap.phase(Phase.ROLLOUT):
-        with pytest.raises(AssertionError, match="phase score inside phase .*ROLLOUT"), swap.phase(Phase.SCORE):
-            pass
+        with pytest.raises(AssertionError, match="phase score inside phase .*ROLLOUT"):
+            go_through(swap, Phase.SCORE)
         swap.require(Holding.KV_CACHE)
     with pytest.raises(AssertionError, match="a step of the reshard during phase None"), swap.reshard_step(["w0"]):
         pass
@@ -244,34 +249,30 @@ def test_gradients_that_are_not_zero_are_not_evicted():
         tier.since()
         gradient = swap._holdings[Holding.GRADIENTS][0].parameter
         gradient.values[3] = 1e-30
-    with pytest.raises(AssertionError, match="phase rollout would lose gradients"), swap.phase(Phase.ROLLOUT):
-        pass
+    with pytest.raises(AssertionError, match="phase rollout would lose gradients"):
+        go_through(swap, Phase.ROLLOUT)
     assert tier.since() == [], "refused before anything has moved"
     gradient.values[3] = 0
-    with swap.phase(Phase.ROLLOUT):
-        pass
+    go_through(swap, Phase.ROLLOUT)
 
 
 def test_the_updater_may_say_whether_gradients_are_zero():
     answers = iter([False, True])
     swap = swap_of(FakeTier())
     swap.register(Holding.GRADIENTS, parameters("g", 8), keeps_content=False, is_zero=lambda: next(answers))
-    with swap.phase(Phase.UPDATE):
-        pass
-    with pytest.raises(AssertionError), swap.phase(Phase.SCORE):
-        pass
-    with swap.phase(Phase.SCORE):
-        pass
+    go_through(swap, Phase.UPDATE)
+    with pytest.raises(AssertionError):
+        go_through(swap, Phase.SCORE)
+    go_through(swap, Phase.SCORE)
 
 
 @pytest.mark.parametrize("failing", ["evict g0", "evict m0", "load r1", "load kv0"])
 def test_after_a_failing_move_every_block_is_in_or_out_and_the_ledger_knows(failing: str):
     swap = training_swap(tier := FakeTier())
-    with swap.phase(Phase.UPDATE):
-        pass
+    go_through(swap, Phase.UPDATE)
     tier.failing = {failing}
-    with pytest.raises(TrainingError, match=failing), swap.phase(Phase.ROLLOUT):
-        raise AssertionError("not reached")
+    with pytest.raises(TrainingError, match=failing):
+        go_through(swap, Phase.ROLLOUT)
     blocks = set(swap._blocks.values())
     assert sum(block.num_bytes for block in blocks if block.is_resident) == swap.ledger.resident.total()
     tier.failing = set()
@@ -282,8 +283,8 @@ def test_after_a_failing_move_every_block_is_in_or_out_and_the_ledger_knows(fail
 def test_too_little_memory_is_said_before_loading():
     tier = FakeTier(free=359)
     swap = training_swap(tier)
-    with pytest.raises(TrainingError, match=r"phase update loads .* stop other processes"), swap.phase(Phase.UPDATE):
-        pass
+    with pytest.raises(TrainingError, match=r"phase update loads .* stop other processes"):
+        go_through(swap, Phase.UPDATE)
     assert tier.since() == []
     tier.free = 480
     with swap.phase(Phase.UPDATE):
@@ -316,8 +317,8 @@ def test_a_failing_prefetch_is_raised_by_the_next_phase_and_can_be_tried_again()
     with swap.phase(Phase.SCORE):
         tier.failing = {"load m0"}
         swap.prefetch(Phase.UPDATE)
-    with pytest.raises(TrainingError, match="load m0: broken"), swap.phase(Phase.UPDATE):
-        pass
+    with pytest.raises(TrainingError, match="load m0: broken"):
+        go_through(swap, Phase.UPDATE)
     assert swap.ledger.resident.total() == 240 + 120, "the gradients had come, the moments have not"
     tier.failing = set()
     with swap.phase(Phase.UPDATE):
@@ -357,8 +358,8 @@ def test_without_swap_everything_stays_and_phases_still_count():
     records = swap.ledger.records
     assert {record.peak_total for phase, record in records.items() if phase} == {1120}
     assert records[Phase.RESHARD].entries == 2
-    with pytest.raises(AssertionError, match="inside"), swap.phase(Phase.SCORE), swap.phase(Phase.SCORE):
-        pass
+    with pytest.raises(AssertionError, match="inside"), swap.phase(Phase.SCORE):
+        go_through(swap, Phase.SCORE)
     swap.close()
 
 

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import bench_swap as tool
 import pytest
-
-TOOL = Path(__file__).resolve().parents[3] / "tools" / "bench_swap.py"
-
-
-@pytest.fixture(scope="module")
-def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bench_swap", TOOL)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from running import python
 
 
 def figures(**changes: Any) -> dict[str, Any]:
@@ -37,7 +24,7 @@ def figures(**changes: Any) -> dict[str, Any]:
     return {**whole, "phases": phases, **changes}
 
 
-def test_bounds_by_hand(tool: ModuleType):
+def test_bounds_by_hand():
     report = tool.judged(figures())
     assert report["largest_phase"] == 400
     assert report["phases"]["rollout"]["allowed"] == pytest.approx(165)
@@ -46,7 +33,7 @@ def test_bounds_by_hand(tool: ModuleType):
 
 
 @pytest.mark.parametrize(("changes", "met"), [({}, True), ({"peak": 441.0}, False), ({"pool": 90.0}, False)])
-def test_a_peak_or_a_phase_above_its_bound_is_a_miss(tool: ModuleType, changes: dict[str, float], met: bool):
+def test_a_peak_or_a_phase_above_its_bound_is_a_miss(changes: dict[str, float], met: bool):
     report = tool.judged(figures(**{"peak": 439.0, **changes}))
     assert report["met"] is met
     assert ("OVER" in tool.as_text("with swap", report, "")) is (not report["phases"]["rollout"]["met"])
@@ -54,10 +41,8 @@ def test_a_peak_or_a_phase_above_its_bound_is_a_miss(tool: ModuleType, changes: 
 
 @pytest.mark.slow
 def test_a_small_model_ends_with_the_same_bits_and_less_memory(tmp_path: Path):
-    command = [
-        sys.executable, str(TOOL), "--parameters", "1", "--json", "--folder", str(tmp_path), "--reshard-level", "1",
-    ]  # fmt: skip
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=900, check=False)
+    words = ("--parameters", 1, "--json", "--folder", tmp_path, "--reshard-level", 1)
+    done = python(tool.__file__, *words, timeout=900)
     report = json.loads(done.stdout)
     assert report["same_bits"]
     swap, plain = report["swap"], report["plain"]
