@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -20,28 +18,18 @@ _ROUNDING = {"float32": 1e-5, "float16": 2.0**-11 * 1.02, "bfloat16": 2.0**-8 * 
 NUMBER_OF = {name: number for number, name in DTYPE_NAMES.items()}
 
 
+zeros, of = DeviceTensor.zeros, DeviceTensor.of
 _launched: set[str] = set()
 
 
-def exercises(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorator of a test that launches these operators; with an argument `name`, that one of them at a time."""
-
-    def decorate(test: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(test)
-        def run(**arguments: Any) -> None:
-            _launched.clear()
-            test(**arguments)
-            assert ({arguments["name"]} if "name" in arguments else {*names}) <= _launched
-
-        run.exercises = names
-        return run
-
-    return decorate
-
-
-def exercised(tests: Iterable[Any]) -> set[str]:
-    """Of the tests of a file, which are its globals."""
-    return {name for test in tests for name in getattr(test, "exercises", ())}
+def unlaunched(request: pytest.FixtureRequest, *modules: Any) -> set[str]:
+    """Operators that these modules enter into the table and no test of the file has launched; skips where only some
+    tests of it are run."""
+    tests = {name for name in vars(request.module) if name.startswith("test_")}
+    if tests != {item.originalname for item in request.session.items if item.path == request.path}:
+        pytest.skip("only some tests of this file are run")
+    own = {name for name, operator in OPERATORS.items() if operator.compute.__module__ in {m.__name__ for m in modules}}
+    return own - _launched
 
 
 def draw(*shape: int, dtype: str = "float32", seed: int = 0) -> DeviceTensor:
@@ -55,7 +43,7 @@ def draw(*shape: int, dtype: str = "float32", seed: int = 0) -> DeviceTensor:
 
 
 def index(values: Any, dtype: str = "int64") -> DeviceTensor:
-    return DeviceTensor.of(values, dtype)
+    return of(values, dtype)
 
 
 def exact(tensor: DeviceTensor) -> np.ndarray:
@@ -114,6 +102,17 @@ def softmax(x: np.ndarray, axis: int) -> np.ndarray:
     return weights / weights.sum(axis, keepdims=True)
 
 
+def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, hidden: np.ndarray, scale: float) -> tuple[np.ndarray, ...]:
+    """Output, maximum and sum of one sequence: q [T, N, D], k, v [T2, K, D], hidden [N or 1, T, T2]."""
+    group = q.shape[1] // k.shape[1]
+    scores = np.where(hidden, -np.inf, scale * np.einsum("qnd,knd->nqk", q, k.repeat(group, 1)))
+    top = scores.max(-1, keepdims=True, initial=-np.inf)
+    weights = np.exp(scores - np.where(np.isinf(top), 0, top))
+    total = weights.sum(-1, keepdims=True)
+    out = np.einsum("nqk,knd->qnd", weights / np.where(total == 0, 1, total), v.repeat(group, 1))
+    return out, top[..., 0].T, total[..., 0].T
+
+
 def silu(x: np.ndarray) -> np.ndarray:
     return x / (1 + np.exp(-x))
 
@@ -121,8 +120,3 @@ def silu(x: np.ndarray) -> np.ndarray:
 def silu_slope(x: np.ndarray) -> np.ndarray:
     """By central differences."""
     return (silu(x + 1e-6) - silu(x - 1e-6)) / 2e-6
-
-
-def own_names(module: Any) -> list[str]:
-    """The operators that a module enters into the table."""
-    return sorted(name for name, operator in OPERATORS.items() if operator.compute.__module__ == module.__name__)

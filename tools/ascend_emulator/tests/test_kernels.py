@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from emulated_operators import TOLERANCE, draw, exact, is_close
+from emulated_operators import TOLERANCE, attend, draw, exact, is_close, of, zeros
 
 from ascend_emulator.tensors import DeviceTensor, round_to_bfloat16
 from mindgspo_kernels import binding as kernels
@@ -23,12 +23,12 @@ def seen(x: DeviceTensor, bits: np.ndarray) -> DeviceTensor:
 
 def test_every_half_is_read_and_written_as_it_is() -> None:
     bits = np.arange(65536, dtype=np.uint16)
-    zero = DeviceTensor.zeros((65536,))
+    zero = zeros((65536,))
     for dtype, storage in (("float16", np.float16), ("bfloat16", np.uint16)):
-        x, out = DeviceTensor(dtype, bits.shape, bits.view(storage)), DeviceTensor.zeros(bits.shape)
+        x, out = DeviceTensor(dtype, bits.shape, bits.view(storage)), zeros(bits.shape)
         kernels.add(x, zero, out=out)
         np.testing.assert_array_equal(out.bits, x.values())
-        back = DeviceTensor.zeros(bits.shape, dtype)
+        back = zeros(bits.shape, dtype)
         kernels.add(out, zero, out=back)
         numbers = ~np.isnan(out.bits) & (out.bits != 0)  # -0 + 0 is 0, and one NaN stands for all
         np.testing.assert_array_equal(back.bits.view(np.uint16)[numbers], bits[numbers])
@@ -44,10 +44,10 @@ def test_results_are_rounded_once_to_the_nearest_and_ties_to_even() -> None:
     values = np.concatenate(
         [random.view(np.float32), ties.view(np.float32), halfway, -halfway, np.float32([65519.99, 65520.0])]
     )
-    x = DeviceTensor.of(values)
+    x = of(values)
     for dtype in ("float16", "bfloat16"):
-        out = DeviceTensor.zeros(x.shape, dtype)
-        kernels.mul(x, DeviceTensor.of(np.ones_like(x.bits)), out=out)
+        out = zeros(x.shape, dtype)
+        kernels.mul(x, of(np.ones_like(x.bits)), out=out)
         with np.errstate(over="ignore", invalid="ignore"):
             rounded = round_to_bfloat16(x.bits) if dtype == "bfloat16" else x.bits.astype(np.float16)
         numbers = ~np.isnan(x.bits)
@@ -57,15 +57,15 @@ def test_results_are_rounded_once_to_the_nearest_and_ties_to_even() -> None:
 
 def test_exponentials_from_the_smallest_to_the_largest_number() -> None:
     shifts = np.linspace(-104, 0, 20_001, dtype=np.float32)
-    out = DeviceTensor.zeros((20_001, 2))
-    kernels.softmax(DeviceTensor.of(np.stack([np.zeros_like(shifts), shifts], 1)), 1, y=out)
+    out = zeros((20_001, 2))
+    kernels.softmax(of(np.stack([np.zeros_like(shifts), shifts], 1)), 1, y=out)
     expected = np.exp(shifts.astype(np.float64)) / (1 + np.exp(shifts.astype(np.float64)))
     np.testing.assert_allclose(out.bits[:, 1], expected, rtol=4e-7, atol=1.5e-45)
 
 
 def test_infinities_and_nan_in_softmax() -> None:
-    rows = DeviceTensor.of([[0.0, -np.inf, 1.0], [np.nan, 0.0, 1.0], [3e38, 3e38, -3e38]])
-    out = DeviceTensor.zeros(rows.shape)
+    rows = of([[0.0, -np.inf, 1.0], [np.nan, 0.0, 1.0], [3e38, 3e38, -3e38]])
+    out = zeros(rows.shape)
     kernels.softmax(rows, -1, y=out)
     np.testing.assert_allclose(out.bits[0], [1 / (1 + np.e), 0, np.e / (1 + np.e)], rtol=1e-6)
     assert np.isnan(out.bits[1]).all()
@@ -84,28 +84,28 @@ def test_products_of_every_orientation(m: int, k: int, n: int, dtype: str) -> No
             draw(*((n, k) if b_down else (k, n)), dtype=dtype, seed=1),
         )
         a, b = (seen(a, a.bits.T) if a_down else a), (seen(b, b.bits.T) if b_down else b)
-        out = DeviceTensor.zeros((m, n), dtype)
+        out = zeros((m, n), dtype)
         kernels.matmul(a, b, out)
         assert is_close(out, exact(a) @ exact(b)), (a_down, b_down)
 
 
 def test_a_product_is_summed_in_float32_and_rounded_once() -> None:
     """4,096 ones: bfloat16 cannot count beyond 256."""
-    a, b = DeviceTensor.of(np.ones((8, 4096)), "bfloat16"), DeviceTensor.of(np.ones((4096, 40)), "bfloat16")
-    out = DeviceTensor.zeros((8, 40), "bfloat16")
+    a, b = of(np.ones((8, 4096)), "bfloat16"), of(np.ones((4096, 40)), "bfloat16")
+    out = zeros((8, 40), "bfloat16")
     kernels.matmul(a, b, out)
     assert (out.values() == 4096).all()
 
 
 def test_batches_are_spread_and_biases_added() -> None:
     a, b, bias = draw(3, 1, 20, 30), draw(2, 30, 10, seed=1), draw(2, 1, 10, seed=2)
-    out = DeviceTensor.zeros((3, 2, 20, 10))
+    out = zeros((3, 2, 20, 10))
     kernels.matmul(a, b, out, bias=bias, alpha=0.5, beta=-2.0, threads=2)
     assert is_close(out, 0.5 * exact(a) @ exact(b) - 2 * exact(bias))
 
 
 def test_a_product_of_views_with_gaps() -> None:
-    a, b, out = draw(40, 60), draw(90, 64, seed=1), DeviceTensor.zeros((20, 128))
+    a, b, out = draw(40, 60), draw(90, 64, seed=1), zeros((20, 128))
     left, right = seen(a, a.bits[::2, ::3]), seen(b, b.bits[:80:4, ::-1])
     kernels.matmul(left, right, seen(out, out.bits[:, ::2]))
     assert is_close(seen(out, out.bits[:, ::2]), exact(left) @ exact(right))
@@ -113,26 +113,15 @@ def test_a_product_of_views_with_gaps() -> None:
 
 
 def test_products_over_nothing_are_zero() -> None:
-    out = DeviceTensor.of(np.ones((6, 4)))
-    kernels.matmul(DeviceTensor.zeros((6, 0)), DeviceTensor.zeros((0, 4)), out)
+    out = of(np.ones((6, 4)))
+    kernels.matmul(zeros((6, 0)), zeros((0, 4)), out)
     assert not out.bits.any()
-    kernels.matmul(DeviceTensor.zeros((0, 5)), DeviceTensor.zeros((5, 4)), DeviceTensor.zeros((0, 4)))
+    kernels.matmul(zeros((0, 5)), zeros((5, 4)), zeros((0, 4)))
 
 
 def visible_to(visible: kernels.Visible, queries: int, keys: int) -> np.ndarray:
     distance = np.arange(keys) - np.arange(queries)[:, None] - (keys - queries if visible.from_end else 0)
     return (distance >= -visible.before) & (distance <= visible.after)
-
-
-def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, allowed: np.ndarray, scale: float) -> tuple[np.ndarray, ...]:
-    """Output, maximum and sum of one sequence: q [T, N, D], k, v [T2, K, D], allowed [N or 1, T, T2]."""
-    group = q.shape[1] // k.shape[1]
-    k, v = k.repeat(group, 1), v.repeat(group, 1)
-    scores = np.where(allowed, scale * np.einsum("qnd,knd->nqk", q, k), -np.inf)
-    top = scores.max(-1, keepdims=True, initial=-np.inf)
-    weights = np.exp(scores - np.where(np.isinf(top), 0, top))
-    total = weights.sum(-1, keepdims=True)
-    return np.einsum("nqk,knd->qnd", weights / np.where(total == 0, 1, total), v), top[..., 0].T, total[..., 0].T
 
 
 CASES = {
@@ -159,17 +148,22 @@ def expected_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, settings: di
     parts = []
     for q0, q1, k0, k1 in zip(starts[0], ends[0], starts[1], ends[1], strict=True):
         allowed = visible_to(settings["visible"], q1 - q0, k1 - k0)
-        parts.append(attend(q[q0:q1], k[k0:k1], v[k0:k1], allowed, settings["scale"]))
+        parts.append(attend(q[q0:q1], k[k0:k1], v[k0:k1], ~allowed, settings["scale"]))
     return [np.concatenate(one) for one in zip(*parts, strict=True)]
 
 
 def results_for(q: DeviceTensor, v: DeviceTensor) -> dict[str, DeviceTensor]:
     shape = q.shape[:3]
-    return {
-        "out": DeviceTensor.zeros((*shape, v.shape[3]), q.dtype),
-        "highest": DeviceTensor.zeros((*shape, 8)),
-        "total": DeviceTensor.zeros((*shape, 8)),
-    }
+    return {"out": zeros((*shape, v.shape[3]), q.dtype), "highest": zeros((*shape, 8)), "total": zeros((*shape, 8))}
+
+
+def both_ways(inputs: list[DeviceTensor], d_out: DeviceTensor, **settings: object) -> tuple[dict, list[DeviceTensor]]:
+    """Results, and gradients of query, key and value."""
+    results, gradients = results_for(inputs[0], inputs[2]), [zeros(x.shape, x.dtype) for x in inputs]
+    kernels.attention(*inputs, **settings, **results)
+    named = dict(zip(("d_q", "d_k", "d_v"), gradients, strict=True))
+    kernels.attention_backward(*inputs, **settings, **results, d_out=d_out, **named)
+    return results, gradients
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -188,12 +182,8 @@ def test_attention_of_packed_sequences(case: str) -> None:
 def test_gradients_of_attention_are_its_slopes(case: str) -> None:
     """Along random directions, by central differences of the float64 twin."""
     inputs, settings = packed(case)
-    results, d_out = results_for(inputs[0], inputs[2]), draw(*inputs[0].shape, seed=3)
-    kernels.attention(*inputs, **settings, **results)
-    gradients = [DeviceTensor.zeros(x.shape) for x in inputs]
-    kernels.attention_backward(
-        *inputs, **settings, **results, d_out=d_out, **dict(zip(("d_q", "d_k", "d_v"), gradients, strict=True))
-    )
+    d_out = draw(*inputs[0].shape, seed=3)
+    _, gradients = both_ways(inputs, d_out, **settings)
 
     def loss(arrays: list[np.ndarray]) -> float:
         return (expected_attention(*arrays, settings)[0] * exact(d_out)[0]).sum()
@@ -215,19 +205,15 @@ def test_gradients_of_attention_are_its_slopes(case: str) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_attention_and_its_gradients_in_halves_are_those_of_float32_rounded(dtype: str) -> None:
     inputs, settings = packed("causal", dtype=dtype)
-    wide = [DeviceTensor.of(x.values()) for x in inputs]
+    wide = [of(x.values()) for x in inputs]
     d_out = draw(*inputs[0].shape, dtype=dtype, seed=3)
     found = []
-    for tensors, upstream in ((inputs, d_out), (wide, DeviceTensor.of(d_out.values()))):
-        results = results_for(tensors[0], tensors[2])
-        kernels.attention(*tensors, **settings, **results)
-        gradients = [DeviceTensor.zeros(x.shape, x.dtype) for x in tensors]
-        names = dict(zip(("d_q", "d_k", "d_v"), gradients, strict=True))
-        kernels.attention_backward(*tensors, **settings, **results, d_out=upstream, **names)
+    for tensors, upstream in ((inputs, d_out), (wide, of(d_out.values()))):
+        results, gradients = both_ways(tensors, upstream, **settings)
         found.append([results["out"], *gradients])
     for half, full in zip(*found, strict=True):
         assert is_close(half, exact(full))
-    np.testing.assert_array_equal(found[0][0].bits, DeviceTensor.of(found[1][0].bits, dtype).bits)
+    np.testing.assert_array_equal(found[0][0].bits, of(found[1][0].bits, dtype).bits)
 
 
 @pytest.mark.parametrize(("prefix", "lengths", "other", "threads"), [
@@ -254,15 +240,11 @@ def test_a_shared_prefix_is_a_copy_of_it_in_front_of_each_sequence(
     )
     found = []
     for settings_, at in ((shared, np.arange(order[-1].stop)), (copied, columns)):
-        inputs = [DeviceTensor.of(np.ascontiguousarray(x.bits[:, at])) for x in (q, k, v)]
+        inputs = [of(np.ascontiguousarray(x.bits[:, at])) for x in (q, k, v)]
         upstream = d_out.bits[:, at].copy()
         if len(at) == len(repeated):
             upstream[:, repeated] = 0
-        results = results_for(inputs[0], inputs[2])
-        kernels.attention(*inputs, **settings_, **results)
-        gradients = [DeviceTensor.zeros(x.shape) for x in inputs]
-        names = dict(zip(("d_q", "d_k", "d_v"), gradients, strict=True))
-        kernels.attention_backward(*inputs, **settings_, **results, d_out=DeviceTensor.of(upstream), **names)
+        results, gradients = both_ways(inputs, of(upstream), **settings_)
         sums = [np.zeros(x.shape) for x in (q, k, v)]
         for total, gradient in zip(sums, gradients, strict=True):
             np.add.at(total[0], at, gradient.bits[0])
@@ -277,11 +259,11 @@ def test_attention_of_a_batch_with_a_mask_in_any_layout() -> None:
     q, k, v = draw(2, 3, 40, 16), draw(2, 3, 150, 16, seed=1), draw(2, 3, 150, 16, seed=2)
     hidden = np.random.default_rng(3).random((2, 3, 40, 150)) < 0.5
     hidden[0, 0, 7] = True
-    mask, swapped = DeviceTensor.of(hidden, "bool"), [seen(x, x.bits.swapaxes(1, 2)) for x in (q, k, v)]
+    mask, swapped = of(hidden, "bool"), [seen(x, x.bits.swapaxes(1, 2)) for x in (q, k, v)]
     results = results_for(swapped[0], swapped[2])
     kernels.attention(*swapped, scale=0.25, mask=mask, **results)
     for entry in range(2):
-        out, top, _ = attend(*(exact(x)[entry] for x in swapped), ~hidden[entry], 0.25)
+        out, top, _ = attend(*(exact(x)[entry] for x in swapped), hidden[entry], 0.25)
         np.testing.assert_allclose(results["out"].bits[entry], out, atol=3e-6)
         np.testing.assert_allclose(results["highest"].bits[entry, ..., 0], top, rtol=1e-5)
     assert not results["out"].bits[0, 7, 0].any()
@@ -296,22 +278,20 @@ def test_paged_attention_reads_the_blocks_of_each_sequence(dtype: str) -> None:
         draw(16, size, 2, 32, dtype=dtype),
         draw(16, size, 2, 32, dtype=dtype),
     )
-    out = DeviceTensor.zeros(q.shape, dtype)
-    kernels.paged_attention(
-        q, keys, values, DeviceTensor.of(tables, "int32"), DeviceTensor.of(lengths, "int32"), scale=0.2, out=out
-    )
+    out = zeros(q.shape, dtype)
+    kernels.paged_attention(q, keys, values, of(tables, "int32"), of(lengths, "int32"), scale=0.2, out=out)
     expected = np.zeros(q.shape)
     for row, length in enumerate(lengths):
         if length:
             k, v = (exact(x)[tables[row]].reshape(-1, 2, 32)[:length] for x in (keys, values))
-            expected[row] = attend(exact(q)[row][None], k, v, np.ones((1, 1, length), bool), 0.2)[0][0]
+            expected[row] = attend(exact(q)[row][None], k, v, np.zeros((1, 1, length), bool), 0.2)[0][0]
     assert is_close(out, expected)
 
 
 def test_element_by_element_in_views_of_any_order() -> None:
     a, b = draw(6, 5, 4), draw(5, 1, seed=1)
     left, right = seen(a, a.bits.transpose(2, 1, 0)[::-1]), b.view(1, 5, 1)
-    out = DeviceTensor.zeros((4, 6, 5))
+    out = zeros((4, 6, 5))
     kernels.add(left, right, out=seen(out, out.bits.swapaxes(1, 2)))
     np.testing.assert_array_equal(out.bits.swapaxes(1, 2), left.bits + right.bits)
     kernels.mul(a, a, out=a)  # in its own memory
@@ -324,16 +304,13 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
     d_out = draw(*inputs[0].shape, seed=4)
     found = []
     for threads in (1, 2, 5):
-        product, y, rstd = DeviceTensor.zeros((700, 600)), DeviceTensor.zeros(x.shape), DeviceTensor.zeros((3000, 1))
-        d_x, d_gamma = DeviceTensor.zeros(x.shape), DeviceTensor.zeros((64,))
-        results = results_for(inputs[0], inputs[2])
-        gradients = {f"d_{name}": DeviceTensor.zeros(one.shape) for name, one in zip("qkv", inputs, strict=True)}
+        product, y, rstd = zeros((700, 600)), zeros(x.shape), zeros((3000, 1))
+        d_x, d_gamma = zeros(x.shape), zeros((64,))
         kernels.matmul(a, b, product, threads=threads)
         kernels.rms_norm(x, gamma, epsilon=1e-6, y=y, rstd=rstd, threads=threads)
         kernels.rms_norm_backward(x, x, rstd, gamma, d_x=d_x, d_gamma=d_gamma, threads=threads)
-        kernels.attention(*inputs, **settings, **results, threads=threads)
-        kernels.attention_backward(*inputs, **settings, **results, d_out=d_out, **gradients, threads=threads)
-        found.append([product, y, d_x, d_gamma, *results.values(), *gradients.values()])
+        results, gradients = both_ways(inputs, d_out, **settings, threads=threads)
+        found.append([product, y, d_x, d_gamma, *results.values(), *gradients])
     for one, two, five in zip(*found, strict=True):
         np.testing.assert_array_equal(one.bits, two.bits)
         np.testing.assert_array_equal(one.bits, five.bits)
@@ -346,23 +323,23 @@ def refused(call, *given: object, **named: object) -> str:
 
 
 def test_wrong_arguments_are_refused_by_name_and_value() -> None:
-    x, y = draw(4, 6), DeviceTensor.zeros((4, 6))
+    x, y = draw(4, 6), zeros((4, 6))
     assert refused(kernels.matmul, x, x, y) == "matmul: a [4, 6] and b [4, 6] do not make [4, 6]"
     assert "bias [3] cannot be spread to [4, 4]" in refused(
-        kernels.matmul, x, seen(x, x.bits.T), DeviceTensor.zeros((4, 4)), bias=draw(3)
+        kernels.matmul, x, seen(x, x.bits.T), zeros((4, 4)), bias=draw(3)
     )
     assert "a must be float32, float16 or bfloat16, not dtype 9" in refused(
-        kernels.matmul, DeviceTensor.of(np.ones((4, 6)), "int64"), x, y
+        kernels.matmul, of(np.ones((4, 6)), "int64"), x, y
     )
     assert "axis 2 is not one of [4, 6]" in refused(kernels.softmax, x, 2, y=y)
-    assert "y must have the shape [4, 6], not [6, 4]" in refused(kernels.softmax, x, 1, y=DeviceTensor.zeros((6, 4)))
+    assert "y must have the shape [4, 6], not [6, 4]" in refused(kernels.softmax, x, 1, y=zeros((6, 4)))
     assert "x [4, 6] cannot be halved" not in refused(kernels.swiglu, x, 0, y=y)
     assert "x [3, 5] cannot be halved" in refused(kernels.swiglu, draw(3, 5), 1, y=y)
     assert "gamma must have the shape [6], not [4]" in refused(kernels.rms_norm, x, draw(4), epsilon=0.1, y=y)
     assert "[4, 5] cannot be spread to [4, 6]" in refused(kernels.add, x, draw(4, 5), out=y)
     assert "must have an even last axis, not 5" in refused(kernels.rotary, *[draw(3, 5)] * 3, y=draw(3, 5))
     assert "has no memory" in refused(kernels.silu, DeviceTensor("float32", (4, 6), None), y=y)
-    assert "is not computed" in refused(kernels.silu, DeviceTensor.zeros((4, 6), "float64"), y=y)
+    assert "is not computed" in refused(kernels.silu, zeros((4, 6), "float64"), y=y)
 
 
 def test_wrong_sequences_are_refused() -> None:
@@ -374,14 +351,14 @@ def test_wrong_sequences_are_refused() -> None:
 
     assert "the last ends, 199 and 200, must be the tokens, 200 and 200" in answer(q_ends=[64, 199])
     assert "ends must not fall" in answer(q_ends=[201, 200])
-    assert "total must have 4 axes" in answer(total=DeviceTensor.zeros((1, 200, 4)))
-    assert "mask [1, 1, 64, 136] is smaller than a sequence" in answer(mask=DeviceTensor.zeros((1, 1, 64, 136), "bool"))
+    assert "total must have 4 axes" in answer(total=zeros((1, 200, 4)))
+    assert "mask [1, 1, 64, 136] is smaller than a sequence" in answer(mask=zeros((1, 1, 64, 136), "bool"))
     assert "4 heads of queries are not a multiple of 3" in refused(
         kernels.attention, inputs[0], *[draw(1, 200, 3, 32)] * 2, **settings, **results
     )
-    q, cache, out = draw(1, 2, 16), draw(4, 8, 1, 16), DeviceTensor.zeros((1, 2, 16))
+    q, cache, out = draw(1, 2, 16), draw(4, 8, 1, 16), zeros((1, 2, 16))
     for table, length, reason in (([[7]], 3, "block 7 of sequence 0"), ([[0]], 9, "length 9 and a table for 8")):
-        given = DeviceTensor.of(table, "int32"), DeviceTensor.of([length], "int32")
+        given = of(table, "int32"), of([length], "int32")
         assert reason in refused(kernels.paged_attention, q, cache, cache, *given, scale=1.0, out=out)
 
 
@@ -402,11 +379,6 @@ def test_the_library_is_compiled_once_and_put_in_place_whole(tmp_path: Path, mon
     assert path.read_bytes()[:-32] == b"library" and list(path.parent.iterdir()) == [path]
     monkeypatch.setattr(build, "_processor", lambda: "flags: another processor")
     assert build.library_in(tmp_path).parent != path.parent
-
-
-def test_the_cache_is_the_users() -> None:
-    assert build.cache_folder({"XDG_CACHE_HOME": "/of/mine"}) == Path("/of/mine/mindgspo")
-    assert build.cache_folder({"XDG_CACHE_HOME": "not/absolute"}) == Path.home() / ".cache" / "mindgspo"
 
 
 def test_where_nothing_can_be_written_the_library_is_compiled_for_the_process(tmp_path, monkeypatch, capsys) -> None:

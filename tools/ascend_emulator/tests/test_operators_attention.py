@@ -5,7 +5,7 @@ Legend: B batch, S sequence, T tokens of all sequences, N query heads, K key/val
 
 import numpy as np
 import pytest
-from emulated_operators import FLOATS, draw, exact, is_close, launch
+from emulated_operators import FLOATS, attend, draw, exact, is_close, launch, of, zeros
 from emulated_operators import documented_refusal as refusal
 
 import ascend_emulator.operators.attention
@@ -14,21 +14,11 @@ import ascend_emulator.operators.rotary  # noqa: F401  (they enter the operators
 from ascend_emulator.tensors import DeviceTensor
 
 ALL = 2147483647
-TRIANGLE = DeviceTensor.of(np.triu(np.ones((2048, 2048)), 1), "uint8")
+TRIANGLE = of(np.triu(np.ones((2048, 2048)), 1), "uint8")
 
 
 def zeros_like(x: DeviceTensor) -> DeviceTensor:
-    return DeviceTensor.zeros(x.shape, x.dtype)
-
-
-def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, hidden: np.ndarray, scale: float) -> tuple[np.ndarray, ...]:
-    """Output, maximum and sum of one sequence: q [T, N, D], k, v [T2, K, D], hidden [N or 1, T, T2]."""
-    group = q.shape[1] // k.shape[1]
-    scores = np.where(hidden, -np.inf, scale * np.einsum("qnd,knd->nqk", q, k.repeat(group, 1)))
-    top = scores.max(-1, keepdims=True)
-    weights = np.exp(scores - top)
-    total = weights.sum(-1, keepdims=True)
-    return np.einsum("nqk,knd->qnd", weights / total, v.repeat(group, 1)), top[..., 0].T, total[..., 0].T
+    return zeros(x.shape, x.dtype)
 
 
 def hidden_by(mode: int, queries: int, keys: int, before: int, after: int) -> np.ndarray:
@@ -52,8 +42,8 @@ class Packed:
             "query": draw(q_ends[-1], 4, size, dtype=dtype), "key": draw(k_ends[-1], 2, size, dtype=dtype, seed=1),
             "value": draw(k_ends[-1], 2, size, dtype=dtype, seed=2), "mask": TRIANGLE, "q_ends": q_ends,
             "k_ends": k_ends, "scale": size**-0.5, "keep": 1.0, "before": ALL, "after": ALL, "heads": 4,
-            "layout": "TND", "mode": 3, "highest": DeviceTensor.zeros((q_ends[-1], 4, 8)),
-            "total": DeviceTensor.zeros((q_ends[-1], 4, 8)),
+            "layout": "TND", "mode": 3, "highest": zeros((q_ends[-1], 4, 8)),
+            "total": zeros((q_ends[-1], 4, 8)),
         } | changed  # fmt: skip
         self.given.setdefault("out", zeros_like(self.given["query"]))
 
@@ -123,7 +113,7 @@ def test_a_mask_of_ones_own_is_read_by_sequence_and_head() -> None:
     q_ends, k_ends = [10, 25], [12, 30]
     hidden = np.random.default_rng(5).random((2, 4, 15, 18)) < 0.4
     hidden[..., 0] = False  # every query sees something
-    one = Packed(q_ends, k_ends, mask=DeviceTensor.of(hidden, "bool"), mode=0)
+    one = Packed(q_ends, k_ends, mask=of(hidden, "bool"), mode=0)
     launch(*one.forward())
     given = {name: exact(one.given[name]) for name in ("query", "key", "value")}
     for s, (q, k) in enumerate([(slice(0, 10), slice(0, 12)), (slice(10, 25), slice(12, 30))]):
@@ -150,15 +140,15 @@ REFUSED = [
     ({"q_ends": [20, 30], "k_ends": [10, 30]},
      "no sequence may have more queries than keys with sparseMode 3: (20, 10)"),
     ({"mask": None}, "attenMaskOptional must be given with sparseMode 3: without it attention is full"),
-    ({"mask": DeviceTensor.zeros((64, 64), "bool")},
+    ({"mask": zeros((64, 64), "bool")},
      "attenMaskOptional must be [2048, 2048] with sparseMode 3, not [64, 64]"),
-    ({"mask": DeviceTensor.zeros((2048, 2048), "uint8")},
+    ({"mask": zeros((2048, 2048), "uint8")},
      "attenMaskOptional must be 1 above its diagonal and 0 elsewhere"),
-    ({"mask": DeviceTensor.zeros((2048, 2048), "float16")}, "attenMaskOptional must be bool or uint8, not float16"),
-    ({"mask": DeviceTensor.of(np.ones((20, 20)), "bool"), "mode": 0}, "attenMaskOptional must not have a row of ones"),
-    ({"mask": DeviceTensor.zeros((9, 9), "bool"), "mode": 0},
+    ({"mask": zeros((2048, 2048), "float16")}, "attenMaskOptional must be bool or uint8, not float16"),
+    ({"mask": of(np.ones((20, 20)), "bool"), "mode": 0}, "attenMaskOptional must not have a row of ones"),
+    ({"mask": zeros((9, 9), "bool"), "mode": 0},
      "attenMaskOptional must be [20, 20] in its last axes, not [9, 9]"),
-    ({"mask": DeviceTensor.zeros((3, 1, 20, 20), "bool"), "mode": 0},
+    ({"mask": zeros((3, 1, 20, 20), "bool"), "mode": 0},
      "attenMaskOptional [3, 1, 20, 20] must have 1 or all of the sequences, and of the heads"),
     ({"mode": 4, "before": 2, "after": -3}, "preTokens 2 and nextTokens -3 must leave a band"),
     ({"mode": 6}, "sparseMode must be 0 or 1 or 2 or 3 or 4, not 6"),
@@ -171,8 +161,8 @@ REFUSED = [
     ({"key": draw(30, 3, 32), "value": draw(30, 3, 32)}, "headNum 4 must be a multiple of the 3 heads of key"),
     ({"key": draw(30, 2, 32, dtype="float16")}, "must have the dtype of query, float32, not float16"),
     ({"query": draw(30, 128)}, "query must have 3 axes, not 2 [30, 128]"),
-    ({"highest": DeviceTensor.zeros((4, 30, 8))}, "must be of shape [30, 4, 8], not float32[4, 30, 8]"),
-    ({"total": DeviceTensor.zeros((30, 4, 8), "float16")}, "must be float32, not float16"),
+    ({"highest": zeros((4, 30, 8))}, "must be of shape [30, 4, 8], not float32[4, 30, 8]"),
+    ({"total": zeros((30, 4, 8), "float16")}, "must be float32, not float16"),
 ]  # fmt: skip
 
 
@@ -223,7 +213,7 @@ def test_attention_of_a_batch_in_every_layout(layout: str, version: str) -> None
         return DeviceTensor(x.dtype, bits.shape, bits)
 
     query, key, value, d_out = map(lay_out, tensors)
-    highest, total, out = DeviceTensor.zeros((2, 4, 20, 8)), DeviceTensor.zeros((2, 4, 20, 8)), zeros_like(query)
+    highest, total, out = zeros((2, 4, 20, 8)), zeros((2, 4, 20, 8)), zeros_like(query)
     mask, *settings = dense(layout, TRIANGLE, 3, version)
     name = f"aclnnFlashAttentionScore{version}"
     launch(name, query, key, value, None, None, None, mask, *settings, highest, total, None, out)
@@ -246,7 +236,7 @@ def test_attention_of_a_batch_in_every_layout(layout: str, version: str) -> None
 
 def test_refused_attention_of_a_batch() -> None:
     query, key = draw(2, 20, 4, 16), draw(2, 40, 2, 16)
-    statistics = DeviceTensor.zeros((2, 4, 20, 8))
+    statistics = zeros((2, 4, 20, 8))
 
     def answer(query: DeviceTensor, key: DeviceTensor, layout: str) -> str:
         mask, *settings = dense(layout, None, 0, "")
@@ -269,8 +259,8 @@ def paged(dtype: str = "bfloat16", **changed: object) -> tuple[str, list, list, 
         "on_host": lengths,
     } | changed  # fmt: skip
     tables = np.random.default_rng(0).permutation(12).reshape(4, 3)
-    inputs = [given["query"], given["keys"], given["values"], DeviceTensor.of(tables, "int32")]
-    inputs += [DeviceTensor.of(given["lengths"], "int32"), None, None, None, None]
+    inputs = [given["query"], given["keys"], given["values"], of(tables, "int32")]
+    inputs += [of(given["lengths"], "int32"), None, None, None, None]
     parameters = {"num_heads": given["heads"], "num_kv_heads": 2, "scale": given["scale"], "q_seq_len": []}
     parameters["kv_seq_len"] = given["on_host"]
     return "internal:PagedAttention", inputs, [zeros_like(given["query"])], parameters
@@ -282,7 +272,7 @@ def test_paged_attention_reads_what_reshape_and_cache_has_written(dtype: str) ->
     query, keys, values, tables, lengths = inputs[:5]
     for row, (table, length) in enumerate(zip(tables.bits, lengths.bits, strict=True)):
         new = [draw(length, 64, dtype=dtype, seed=10 * row + kind) for kind in range(2)]
-        slots = DeviceTensor.of([table[at // 16] * 16 + at % 16 for at in range(length)], "int32")
+        slots = of([table[at // 16] * 16 + at % 16 for at in range(length)], "int32")
         launch("internal:ReshapeAndCache", [*new, keys, values, slots], [new[0]], {})
         expected = [exact(one).reshape(length, 2, 32) for one in new]
         launch(name, inputs, outputs, parameters)
@@ -291,8 +281,8 @@ def test_paged_attention_reads_what_reshape_and_cache_has_written(dtype: str) ->
 
 
 def test_a_negative_slot_is_not_stored() -> None:
-    new, cache = draw(3, 32, dtype="float16"), DeviceTensor.zeros((2, 4, 1, 32), "float16")
-    launch("internal:ReshapeAndCache", [new, new, cache, cache, DeviceTensor.of([5, -1, 0], "int32")], [], {})
+    new, cache = draw(3, 32, dtype="float16"), zeros((2, 4, 1, 32), "float16")
+    launch("internal:ReshapeAndCache", [new, new, cache, cache, of([5, -1, 0], "int32")], [], {})
     np.testing.assert_array_equal(cache.bits.reshape(8, 32)[[5, 0]], new.bits[[0, 2]])
     assert np.count_nonzero(cache.bits.any(-1)) == 2
 
@@ -311,8 +301,8 @@ def test_refused_paged_attention(changed: dict[str, object], reason: str) -> Non
 
 
 def test_refused_slots() -> None:
-    new, cache = draw(3, 32, dtype="float16"), DeviceTensor.zeros((2, 4, 1, 32), "float16")
-    slots = DeviceTensor.of([0, 1, 8], "int32")
+    new, cache = draw(3, 32, dtype="float16"), zeros((2, 4, 1, 32), "float16")
+    slots = of([0, 1, 8], "int32")
     assert "slot_mapping must be below 8, not 8" in refusal(
         "internal:ReshapeAndCache", [new, new, cache, cache, slots], [], {}
     )

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from emulated_operators import FLOATS, assert_is, draw, exact, exercised, exercises, index, launch, own_names, refusal
+from emulated_operators import FLOATS, assert_is, draw, exact, index, launch, of, refusal, unlaunched, zeros
 
 from ascend_emulator.operators import graph_engine, graph_movement
 from ascend_emulator.tensors import DeviceTensor
@@ -19,7 +19,7 @@ def masks(*bits: int) -> dict[str, int]:
 
 
 def positive(*shape: int, dtype: str) -> DeviceTensor:
-    return DeviceTensor.of(np.abs(draw(*shape, dtype=dtype).values()) + 0.5, dtype)
+    return of(np.abs(draw(*shape, dtype=dtype).values()) + 0.5, dtype)
 
 
 def cases(dtype: str) -> list[Case]:
@@ -35,7 +35,7 @@ def cases(dtype: str) -> list[Case]:
         ("aclop:RealDiv", [x, large], {}, lambda ops, a, b: ops.RealDiv()(a, b)),
         ("aclop:RsqrtGrad", [large, y], {}, lambda ops, a, b: -0.5 * b * a * a * a),
         ("aclop:SqrtGrad", [large, y], {}, lambda ops, a, b: 0.5 * b / a),
-        ("aclop:IsNan", [DeviceTensor.of([1, np.nan, np.inf], dtype)], {}, lambda ops, a: ops.isnan(a)),
+        ("aclop:IsNan", [of([1, np.nan, np.inf], dtype)], {}, lambda ops, a: ops.isnan(a)),
         ("aclop:Identity", [x], {}, lambda ops, a: a),
         ("aclop:TensorMove", [x], {}, lambda ops, a: a),
         ("aclop:AddN", [x, y, large], {"N": 3}, lambda ops, *all_of_them: ops.addn(list(all_of_them))),
@@ -68,7 +68,7 @@ def cases(dtype: str) -> list[Case]:
          lambda ops, *given: ops.pad(given[4], (0, 0, 1, 1))),
         ("aclop:Slice", [x, index([1, 2]), index([2, -1])], {}, lambda ops, a, *_: a[1:3, 2:]),
         ("aclop:Pad", [x, index([[1, 0], [0, 2]])], {}, lambda ops, a, b: ops.pad(a, (0, 2, 1, 0))),
-        ("aclop:PadV3", [x, index([1, 0, 0, 2]), DeviceTensor.of(3, dtype)],
+        ("aclop:PadV3", [x, index([1, 0, 0, 2]), of(3, dtype)],
          {"mode": "constant", "paddings_contiguous": True}, lambda ops, a, *_: ops.pad(a, (0, 2, 1, 0), value=3.0)),
         ("aclop:GatherV2", [x, index([3, 0, 3]), index(0)], {}, lambda ops, a, b, c: ops.gather(a, b, 0)),
         ("aclop:GatherV2", [cube, index([[3], [0]]), last], {}, lambda ops, a, b, c: ops.gather(a, b, 2)),
@@ -96,11 +96,11 @@ def cases(dtype: str) -> list[Case]:
          lambda ops, a, b, c: ops.UnsortedSegmentSum()(a, b, 3)),
         ("aclop:UnsortedSegmentSum", [rows, index([[0, 1, 0, 1, 2, 2]] * 5, "int32"), index(4)], {},
          lambda ops, a, b, c: ops.UnsortedSegmentSum()(a, b, 4)),
-        ("aclop:OneHot", [index([1, 3, 0], "int32"), index(3), DeviceTensor.of(2, dtype), DeviceTensor.of(0, dtype)],
+        ("aclop:OneHot", [index([1, 3, 0], "int32"), index(3), of(2, dtype), of(0, dtype)],
          {"axis": -1}, lambda ops, a, b, c, d: ops.one_hot(a, 3, c, d)),
-        ("aclop:Range", [DeviceTensor.of(given, dtype) for given in (1, 8, 2)], {},
+        ("aclop:Range", [of(given, dtype) for given in (1, 8, 2)], {},
          lambda ops, a, b, c: ops.range(a, b, c)),
-        ("aclop:Fill", [index([2, 3]), DeviceTensor.of(1.5, dtype)], {}, lambda ops, a, b: b.broadcast_to((2, 3))),
+        ("aclop:Fill", [index([2, 3]), of(1.5, dtype)], {}, lambda ops, a, b: b.broadcast_to((2, 3))),
         ("aclop:Tril", [x], {"diagonal": -1}, lambda ops, a: ops.tril(a, -1)),
     ]  # fmt: skip
 
@@ -111,7 +111,6 @@ NAMES = sorted({name for name, *_ in cases("float32")})
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", NAMES)
-@exercises(*NAMES)
 def test_beside_mindspore(name: str, dtype: str, cpu_runtime: None) -> None:
     from mindspore import Tensor, ops
 
@@ -122,14 +121,13 @@ def test_beside_mindspore(name: str, dtype: str, cpu_runtime: None) -> None:
         expected = [one.asnumpy() for one in (expected if isinstance(expected, tuple | list) else [expected])]
         own = next((one.dtype for one in inputs if one.dtype in FLOATS), dtype)
         kinds = {"f": own, "b": "bool", "i": "int64" if name in PLACES else "int32"}
-        outputs = [DeviceTensor.zeros(one.shape, kinds[one.dtype.kind]) for one in expected]
+        outputs = [zeros(one.shape, kinds[one.dtype.kind]) for one in expected]
         launch(name, inputs, outputs, attributes)
         for out, one in zip(outputs, expected, strict=True):
             assert_is(out, one)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@exercises("aclop:Assign", "aclop:AssignAdd", "aclop:AssignSub", "aclop:ScatterAdd", "aclop:ScatterUpdate")
 def test_references_change_with_their_output(dtype: str) -> None:
     old, value = draw(4, 3, dtype=dtype), draw(4, 3, dtype=dtype, seed=1)
     where, rows = index([2, 0, 2], "int32"), draw(3, 3, dtype=dtype, seed=2)
@@ -144,7 +142,7 @@ def test_references_change_with_their_output(dtype: str) -> None:
         ("aclop:ScatterAdd", [where, rows], added),
         ("aclop:ScatterUpdate", [where, rows], updated),
     ):
-        reference, out = DeviceTensor(dtype, old.shape, old.bits.copy()), DeviceTensor.zeros((4, 3), dtype)
+        reference, out = DeviceTensor(dtype, old.shape, old.bits.copy()), zeros((4, 3), dtype)
         launch(name, [reference, *inputs], [out], {})
         assert_is(reference, expected)
         np.testing.assert_array_equal(reference.bits, out.bits)
@@ -152,22 +150,21 @@ def test_references_change_with_their_output(dtype: str) -> None:
 
 
 def test_gradients_of_16_bits_are_added_to_an_accumulator_of_32() -> None:
-    accumulator, gradient = DeviceTensor.of([256.0]), DeviceTensor.of([0.5], "bfloat16")
-    launch("aclop:AssignAdd", [accumulator, gradient], [DeviceTensor.zeros((1,))], {})
+    accumulator, gradient = of([256.0]), of([0.5], "bfloat16")
+    launch("aclop:AssignAdd", [accumulator, gradient], [zeros((1,))], {})
     assert accumulator.bits.tolist() == [256.5]
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-@exercises("aclop:ApplyAdamD")
 def test_adam_beside_mindspore(nesterov: bool, cpu_runtime: None) -> None:
     from mindspore import Parameter, Tensor, ops
 
     var, m, slope = draw(4, 3), draw(4, 3, seed=1), draw(4, 3, seed=2)
-    v = DeviceTensor.of(draw(4, 3, seed=3).bits ** 2)
-    rates = [DeviceTensor.of(rate) for rate in (0.81, 0.998, 0.1, 0.9, 0.999, 1e-8)]
+    v = of(draw(4, 3, seed=3).bits ** 2)
+    rates = [of(rate) for rate in (0.81, 0.998, 0.1, 0.9, 0.999, 1e-8)]
     parameters = [Parameter(Tensor(one.bits.copy()), name=name) for one, name in ((var, "var"), (m, "m"), (v, "v"))]
     ops.Adam(use_nesterov=nesterov)(*parameters, *(Tensor(rate.bits) for rate in rates), Tensor(slope.bits))
-    outputs = [DeviceTensor.zeros((4, 3)) for _ in range(3)]
+    outputs = [zeros((4, 3)) for _ in range(3)]
     launch("aclop:ApplyAdamD", [var, m, v, *rates, slope], outputs, {"use_locking": False, "use_nesterov": nesterov})
     for reference, out, parameter in zip((var, m, v), outputs, parameters, strict=True):
         np.testing.assert_allclose(out.bits, parameter.asnumpy(), rtol=2e-6, atol=1e-7)
@@ -177,20 +174,20 @@ def test_adam_beside_mindspore(nesterov: bool, cpu_runtime: None) -> None:
 def test_whole_numbers_keep_all_their_digits() -> None:
     big = 2**53 + 1
     x, axis = index([[big, 1]]), index([1])
-    launch("aclop:ReduceSum", [x, axis], [out := DeviceTensor.zeros((1,), "int64")], {})
+    launch("aclop:ReduceSum", [x, axis], [out := zeros((1,), "int64")], {})
     assert out.bits.tolist() == [big + 1]
     launch("aclop:UnsortedSegmentSum", [index([big, 1]), index([0, 0]), index(1)], [out], {})
     assert out.bits.tolist() == [big + 1]
     launch("aclop:ScatterElements", [x, index([[1]]), index([[big]])], [out := index([[0, 0]])], {"axis": 1})
     assert out.bits.tolist() == [[big, big]]
-    multiplied = DeviceTensor.zeros((1, 2), "int64")
+    multiplied = zeros((1, 2), "int64")
     attributes = {"axis": 1, "reduction": "mul"}
     launch("aclop:ScatterElements", [index([[3, 5]]), index([[0, 0]]), index([[2, 2]])], [multiplied], attributes)
     assert multiplied.bits.tolist() == [[12, 5]]
 
 
 def refused() -> list[tuple[str, list[Any], list[Any], dict[str, Any], str]]:
-    x, out, flags = draw(3, 4), DeviceTensor.zeros((3, 4)), draw(3, 4, dtype="bool")
+    x, out, flags = draw(3, 4), zeros((3, 4)), draw(3, 4, dtype="bool")
     zero, one = index(0), index([1])
     beyond = "an index must be within"
     bounds = [index([0]), index([2]), index([1])]
@@ -237,6 +234,5 @@ def test_refusals(name: str, inputs: list[Any], outputs: list[Any], attributes: 
     assert expected in refusal(f"aclop:{name}", inputs, outputs, attributes)
 
 
-@pytest.mark.parametrize("operator", [*own_names(graph_engine), *own_names(graph_movement)])
-def test_every_operator_is_exercised(operator: str) -> None:
-    assert operator in exercised(globals().values())
+def test_every_operator_is_launched(request: pytest.FixtureRequest) -> None:
+    assert unlaunched(request, graph_engine, graph_movement) == set()

@@ -8,9 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from ascend_emulator.errors import EmulatorError
-from ascend_emulator.toolchain import find_toolchain
-
 PROGRAM = """
 import sys
 
@@ -30,11 +27,7 @@ print(sys.argv[1:], ms.get_context("device_target"), Net()(Tensor([[1.0, 2.0], [
 
 
 @pytest.mark.slow
-def test_it_runs_on_a_card(tmp_path: Path) -> None:
-    try:
-        find_toolchain(emulated=True)
-    except EmulatorError as reason:
-        pytest.skip(str(reason))
+def test_it_runs_on_a_card(cards: None, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     command = [sys.executable, "-m", "ascend_emulator", "program.py", "--epochs", "1"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

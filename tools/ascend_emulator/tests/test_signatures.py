@@ -1,17 +1,15 @@
 """The table of CANN's prototypes, its maker, and that the emulated operators agree with it."""
 
-import importlib.util
 import subprocess
 from pathlib import Path
-from types import ModuleType
 
+import make_aclnn_signatures as maker
 import pytest
 
 import ascend_emulator.operators  # noqa: F401  (enters the operators into the table)
 from ascend_emulator.contract import OPERATORS
 from ascend_emulator.stand_ins import SIGNATURES
 
-MAKER = Path(__file__).resolve().parents[2] / "make_aclnn_signatures.py"
 LETTERS = set("tTsSIFBdfbcwluz")
 Table = dict[str, tuple[str, list[str]]]
 
@@ -24,15 +22,6 @@ def table() -> Table:
         name: (letters.replace("-", ""), [word for word in arguments.split(",") if word != "-"])
         for name, letters, arguments in lines
     }
-
-
-@pytest.fixture(scope="module")
-def maker() -> ModuleType:
-    specification = importlib.util.spec_from_file_location(MAKER.stem, MAKER)
-    assert specification is not None and specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
 
 
 def test_the_table_says_what_it_was_read_from() -> None:
@@ -65,12 +54,12 @@ def test_every_emulated_operator_has_the_arguments_of_its_prototype(table: Table
     ("self, out, &workspaceSize, &executor", None),
     ("int64_t *sizes, uint64_t* n, aclOpExecutor** e", None),
 ])  # fmt: skip
-def test_reading_a_prototype(maker: ModuleType, text: str, expected: str | None) -> None:
+def test_reading_a_prototype(text: str, expected: str | None) -> None:
     found = maker.letters_and_names(text)
     assert (isinstance(found, str) and expected is None) or "".join(letter for letter, _ in found) == expected
 
 
-def test_making_the_table(maker: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_making_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = tmp_path / "ops-toy"
     last_two = "uint64_t* n, aclOpExecutor** e"
     files = {
@@ -87,7 +76,7 @@ def test_making_the_table(maker: ModuleType, tmp_path: Path, monkeypatch: pytest
     for command in (["init", "-q"], ["add", "."], [*identity, "commit", "-qm", "toy"]):
         subprocess.run(["git", "-C", str(repository), *command], check=True)
     out = tmp_path / "signatures.txt"
-    monkeypatch.setattr("sys.argv", [MAKER.name, str(repository), "--out", str(out)])
+    monkeypatch.setattr("sys.argv", ["make", str(repository), "--out", str(out)])
     maker.main()
     lines = out.read_text(encoding="utf-8").splitlines()
     assert lines[-2:] == ["aclnnA t x", "aclnnB s s"]
