@@ -6,7 +6,7 @@ Legend: M tokens, H hidden units, O outputs, V vocabulary, P predictions, E expe
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,31 +25,25 @@ THREADS = st.integers(1, 3)
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 
-@dataclass
-class Given:
+def seen(array: np.ndarray) -> SimpleNamespace:
     """A tensor as the kernels take it."""
-
-    bits: np.ndarray
-
-    @property
-    def dtype(self) -> str:
-        return str(self.bits.dtype)
+    return SimpleNamespace(bits=array, dtype=str(array.dtype))
 
 
-def of(array: np.ndarray) -> Given:
-    return Given(np.ascontiguousarray(array))
+def of(array: np.ndarray) -> SimpleNamespace:
+    return seen(np.ascontiguousarray(array))
 
 
-def floats(rng: np.random.Generator, *shape: int) -> Given:
+def floats(rng: np.random.Generator, *shape: int) -> SimpleNamespace:
     return of(rng.standard_normal(shape).astype(np.float32))
 
 
-def empty(*shape: int, dtype: str = "float32") -> Given:
+def empty(*shape: int, dtype: str = "float32") -> SimpleNamespace:
     """Nothing that was there before may come out."""
     return of(np.full(shape, np.nan if dtype == "float32" else -7, dtype))
 
 
-def wide(x: Given) -> np.ndarray:
+def wide(x: SimpleNamespace) -> np.ndarray:
     return x.bits.astype(np.float64)
 
 
@@ -160,41 +154,26 @@ def test_router_slots_and_sums_of_experts(tokens: int, experts: int, chosen: int
     np.testing.assert_allclose(given_shares.bits, of_given / scale, **CLOSE)
     np.testing.assert_array_equal(numbers.bits, chosen_before)
 
-    slots, owner, ends = (empty(*shape, dtype=dtype) for shape, dtype in (
-        ((tokens, chosen), "int32"), ((tokens * chosen,), "int32"), ((experts,), "int64")))  # fmt: skip
-    binding.call("expert_slots", numbers, 0, experts, slots, owner, ends)
-    assert ends.bits.tolist() == np.cumsum(np.bincount(numbers.bits.ravel(), minlength=experts)).tolist()
-    np.testing.assert_array_equal(owner.bits[slots.bits], np.repeat(np.arange(tokens)[:, None], chosen, axis=1))
-    np.testing.assert_array_equal(np.searchsorted(ends.bits, slots.bits, side="right"), numbers.bits)
-
-    rows, out = floats(rng, tokens * chosen, 6), empty(tokens, 6)
-    binding.call("combine", rows, slots, shares, out, threads)
-    np.testing.assert_allclose(out.bits, (wide(shares)[:, :, None] * wide(rows)[slots.bits]).sum(axis=1), **CLOSE)
-    d_out, d_rows, d_shares = floats(rng, tokens, 6), empty(tokens * chosen, 6), empty(tokens, chosen)
-    binding.call("combine_backward", rows, slots, shares, d_out, d_rows, d_shares, threads)
-    np.testing.assert_allclose(d_shares.bits, (wide(d_out)[:, None] * wide(rows)[slots.bits]).sum(axis=2), **CLOSE)
-    np.testing.assert_allclose(d_rows.bits[slots.bits], wide(shares)[:, :, None] * wide(d_out)[:, None], **CLOSE)
-
+    rows, d_out, d_rows = floats(rng, tokens * chosen, 6), floats(rng, tokens, 6), empty(tokens * chosen, 6)
     # A process that has a run of the experts leaves the others' assignments out.
-    first, last = experts // 3, experts // 3 + max(1, experts // 2)
-    is_own = (numbers.bits >= first) & (numbers.bits < last)
-    own_slots, owner, ends = (empty(*shape, dtype=dtype) for shape, dtype in (
-        ((tokens, chosen), "int32"), ((tokens * chosen,), "int32"), ((last - first,), "int64")))  # fmt: skip
-    binding.call("expert_slots", numbers, first, experts, own_slots, owner, ends)
-    assert ends.bits.tolist() == np.cumsum([(numbers.bits == e).sum() for e in range(first, last)]).tolist()
-    assert (own_slots.bits[~is_own] == -1).all()
-    np.testing.assert_array_equal(owner.bits[own_slots.bits[is_own]], np.nonzero(is_own)[0])
-    found = np.searchsorted(ends.bits, own_slots.bits[is_own], side="right") + first
-    np.testing.assert_array_equal(found, numbers.bits[is_own])
-    binding.call("combine", rows, own_slots, shares, out, threads)
-    terms = np.where(is_own[..., None], wide(shares)[..., None] * wide(rows)[own_slots.bits], 0)
-    np.testing.assert_allclose(out.bits, terms.sum(axis=1), **CLOSE)
-    d_own_shares = empty(tokens, chosen)
-    binding.call("combine_backward", rows, own_slots, shares, d_out, d_rows, d_own_shares, threads)
-    products = (wide(d_out)[:, None] * wide(rows)[own_slots.bits]).sum(axis=2)
-    np.testing.assert_allclose(d_own_shares.bits, np.where(is_own, products, 0), **CLOSE)
-    expected_rows = (wide(shares)[:, :, None] * wide(d_out)[:, None])[is_own]
-    np.testing.assert_allclose(d_rows.bits[own_slots.bits[is_own]], expected_rows, **CLOSE)
+    for first, last in ((experts // 3, experts // 3 + max(1, experts // 2)), (0, experts)):
+        is_own = (numbers.bits >= first) & (numbers.bits < last)
+        slots, owner = empty(tokens, chosen, dtype="int32"), empty(tokens * chosen, dtype="int32")
+        ends, out, d_shares = empty(last - first, dtype="int64"), empty(tokens, 6), empty(tokens, chosen)
+        binding.call("expert_slots", numbers, first, experts, slots, owner, ends)
+        assert ends.bits.tolist() == np.cumsum([(numbers.bits == e).sum() for e in range(first, last)]).tolist()
+        assert (slots.bits[~is_own] == -1).all()
+        np.testing.assert_array_equal(owner.bits[slots.bits[is_own]], np.nonzero(is_own)[0])
+        found = np.searchsorted(ends.bits, slots.bits[is_own], side="right") + first
+        np.testing.assert_array_equal(found, numbers.bits[is_own])
+        binding.call("combine", rows, slots, shares, out, threads)
+        terms = np.where(is_own[..., None], wide(shares)[..., None] * wide(rows)[slots.bits], 0)
+        np.testing.assert_allclose(out.bits, terms.sum(axis=1), **CLOSE)
+        binding.call("combine_backward", rows, slots, shares, d_out, d_rows, d_shares, threads)
+        products = (wide(d_out)[:, None] * wide(rows)[slots.bits]).sum(axis=2)
+        np.testing.assert_allclose(d_shares.bits, np.where(is_own, products, 0), **CLOSE)
+        expected_rows = (wide(shares)[:, :, None] * wide(d_out)[:, None])[is_own]
+        np.testing.assert_allclose(d_rows.bits[slots.bits[is_own]], expected_rows, **CLOSE)
 
     d_x, d_weight = empty(tokens, 11), empty(experts, 11)
     given_route = probs, numbers, shares, d_shares
@@ -333,7 +312,7 @@ def test_a_query_over_the_cache_is_the_query_in_its_sequence(by_columns: bool, s
             memory = np.full(shape, np.nan, np.float32)
             view = memory.transpose(0, 3, 1, 2) if by_columns else memory
             slots = table.bits[0][np.arange(length) // size] * size + np.arange(length) % size
-            caches.append(Given(view))
+            caches.append(seen(view))
             binding.call("store_tokens", of(x.bits[0]), of(slots.astype(np.int32)), caches[-1], 2)
         last, lengths = empty(1, heads, d), of(np.array([length], np.int32))
         query = of(q.bits[:, -1])

@@ -10,10 +10,14 @@ vocabulary, P predictions, E experts, K experts per token.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
+import mindspore as ms
 import numpy as np
 import pytest
+from mindspore import nn, ops
 
+from mindgspo.parallel.ops import kernels as cells
 from mindgspo_kernels import binding
 from mindgspo_kernels.build import KernelsUnavailable, library
 
@@ -36,14 +40,10 @@ class Half:
     unit: float
 
     def tensor(self, array: np.ndarray):
-        import mindspore as ms
-
         return ms.Tensor(array.astype(np.float32), getattr(ms, self.name))
 
     def memory(self, array: np.ndarray) -> np.ndarray:
         """The nearest values of the dtype."""
-        import mindspore as ms
-
         return array.astype(np.float32).astype(ms.dtype_to_nptype(getattr(ms, self.name)))
 
     def rounded(self, array: np.ndarray) -> np.ndarray:
@@ -51,15 +51,9 @@ class Half:
         return self.memory(array).astype(np.float64)
 
 
-@dataclass(frozen=True)
-class Memory:
+def seen(array: np.ndarray) -> SimpleNamespace:
     """A tensor as the kernels take it."""
-
-    bits: np.ndarray
-
-    @property
-    def dtype(self) -> str:
-        return self.bits.dtype.name
+    return SimpleNamespace(bits=array, dtype=array.dtype.name)
 
 
 @pytest.fixture(params=[Half("bfloat16", 2.0**-8), Half("float16", 2.0**-11)], ids=["bfloat16", "float16"])
@@ -73,7 +67,6 @@ def wide(tensor) -> np.ndarray:
 
 def vjp(cell, inputs, d_outs):
     """Outputs of a cell, and gradients of all its inputs, in one graph; None in d_outs: of an output nobody reads."""
-    from mindspore import nn, ops
 
     class Graph(nn.Cell):
         def __init__(self):
@@ -100,28 +93,21 @@ def numbers(rng: np.random.Generator, *shape: int) -> np.ndarray:
 
 
 def of_tokens(count: int = TOKENS):
-    import mindspore as ms
-
     return ms.Tensor([count], ms.int32)
 
 
 def float32(array: np.ndarray):
-    import mindspore as ms
-
     return ms.Tensor(array.astype(np.float32))
 
 
 def test_linear_layers_by_head(half: Half) -> None:
-    from mindgspo.parallel.ops.kernels import LinearKernel
-
     rng = np.random.default_rng(1)
     x, d = half.rounded(numbers(rng, TOKENS, 40)), [half.rounded(numbers(rng, TOKENS, n, 4)) for n in (4, 2, 2)]
     weights, biases = [numbers(rng, 4 * n, 40) for n in (4, 2, 2)], [numbers(rng, 4 * n) for n in (4, 2, 2)]
     given = [float32(array) for pair in zip(weights, biases, strict=True) for array in pair]
-    cell = LinearKernel(3, has_bias=True, head_dim=4)
+    cell = cells.LinearKernel(3, has_bias=True, head_dim=4)
     outs, gradients = vjp(cell, [half.tensor(x), of_tokens(), *given], [half.tensor(one) for one in d])
-    d_x = np.zeros_like(x)
-    terms_of_d_x = np.zeros_like(x)
+    d_x, terms_of_d_x = np.zeros_like(x), np.zeros_like(x)
     for i, (weight, bias, d_out) in enumerate(zip(weights, biases, d, strict=True)):
         weight, bias, d_out = half.rounded(weight), half.rounded(bias), d_out.reshape(TOKENS, -1)
         terms = 42 * FLOAT32 * (np.abs(x) @ np.abs(weight).T + np.abs(bias))
@@ -148,7 +134,7 @@ def test_a_product_is_the_same_in_every_batch_with_packed_weights_and_in_log_pro
 
     def linear(x: np.ndarray, weight: np.ndarray, threads: int) -> np.ndarray:
         out = np.full((len(x), len(weight)), np.nan, np.float32)
-        binding.call("linear", Memory(x), 1, [Memory(weight)], [None], [Memory(out)], threads)
+        binding.call("linear", seen(x), 1, [seen(weight)], [None], [seen(out)], threads)
         return out
 
     out = linear(x, weight, 2)
@@ -156,11 +142,11 @@ def test_a_product_is_the_same_in_every_batch_with_packed_weights_and_in_log_pro
     terms = (inputs + 2) * FLOAT32 * (np.abs(exact) @ np.abs(rounded).T)
     check(out.astype(np.float64), exact @ rounded.T, 0, terms, "out")
     columns = binding.panel_columns()
-    panels = Memory(np.full((-(-outputs // columns), inputs, columns), np.nan, np.float32))
-    binding.call("pack_linear", Memory(weight), Memory(x), panels, 2)
+    panels = seen(np.full((-(-outputs // columns), inputs, columns), np.nan, np.float32))
+    binding.call("pack_linear", seen(weight), seen(x), panels, 2)
     for count in (1, tokens):
         packed = np.full((count, outputs), np.nan, np.float32)
-        binding.call("packed_linear", Memory(x[:count]), 1, [panels], [None], [Memory(packed)], 1)
+        binding.call("packed_linear", seen(x[:count]), 1, [panels], [None], [seen(packed)], 1)
         np.testing.assert_array_equal(packed, out[:count])
     for token in range(tokens):
         np.testing.assert_array_equal(linear(x[token : token + 1], weight, 1)[0], out[token])
@@ -170,8 +156,8 @@ def test_a_product_is_the_same_in_every_batch_with_packed_weights_and_in_log_pro
     # Of a vocabulary of one entry, the logarithm of the softmax's denominator is the logit.
     rows, targets = np.arange(tokens, dtype=np.int32), np.zeros(tokens, np.int32)
     log_prob, logits = np.full(tokens, np.nan, np.float32), np.full(tokens, np.nan, np.float32)
-    places = [Memory(array) for array in (x, rows, weight[:1], targets)]
-    binding.call("log_prob", *places, 1.0, Memory(log_prob), Memory(logits), None, 1)
+    places = [seen(array) for array in (x, rows, weight[:1], targets)]
+    binding.call("log_prob", *places, 1.0, seen(log_prob), seen(logits), None, 1)
     np.testing.assert_array_equal(logits, out[:, 0])
 
 
@@ -183,8 +169,8 @@ def test_a_gradient_is_the_same_in_every_batch(half: Half, tokens: int, inputs: 
 
     def backward(x: np.ndarray, weight: np.ndarray, d_out: np.ndarray, threads: int) -> tuple[np.ndarray, np.ndarray]:
         d_x, d_weight = np.full(x.shape, np.nan, np.float32), np.full(weight.shape, np.nan, np.float32)
-        given = [Memory(weight)], [Memory(d_out)], Memory(d_x), [Memory(d_weight)], [None]
-        binding.call("linear_backward", Memory(x), 1, *given, threads)
+        given = [seen(weight)], [seen(d_out)], seen(d_x), [seen(d_weight)], [None]
+        binding.call("linear_backward", seen(x), 1, *given, threads)
         return d_x, d_weight
 
     d_x, d_weight = backward(x, weight, d_out, 2)
@@ -206,9 +192,7 @@ def test_a_gradient_is_the_same_in_every_batch(half: Half, tokens: int, inputs: 
 
 
 def test_norms_of_sums(half: Half) -> None:
-    from mindgspo.parallel.ops.kernels import RMSNormKernel
-
-    class OfSum(RMSNormKernel):
+    class OfSum(cells.RMSNormKernel):
         def construct(self, x, delta, weight, tokens):
             return self.of_sum(x, delta, weight, tokens)
 
@@ -234,13 +218,11 @@ def test_norms_of_sums(half: Half) -> None:
 
 
 def test_gates_and_rotary_positions(half: Half) -> None:
-    import mindspore as ms
-
-    from mindgspo.parallel.ops.kernels import RotaryKernel, SwiGLUKernel
-
     rng = np.random.default_rng(3)
     gate, up, d = (half.rounded(numbers(rng, TOKENS, 21)) for _ in range(3))
-    out, (d_gate, d_up, _) = vjp(SwiGLUKernel(), [half.tensor(gate), half.tensor(up), of_tokens()], [half.tensor(d)])
+    out, (d_gate, d_up, _) = vjp(
+        cells.SwiGLUKernel(), [half.tensor(gate), half.tensor(up), of_tokens()], [half.tensor(d)]
+    )
     share = 1 / (1 + np.exp(-gate))
     silu, slope = gate * share, share * (1 + gate * (1 - share))
     check(wide(out), silu * up, half.unit, 12 * FLOAT32 * np.abs(silu * up), "out")
@@ -253,7 +235,7 @@ def test_gates_and_rotary_positions(half: Half) -> None:
     angles = np.tile(np.outer(np.arange(TOKENS), 10.0 ** -np.arange(4)), 2)
     cos, sin = (np.float32(f(angles)).astype(np.float64) for f in (np.cos, np.sin))
     inputs = [half.tensor(query), half.tensor(key), ms.Tensor(positions, ms.int32), float32(cos), float32(sin)]
-    outs, gradients = vjp(RotaryKernel(), [*inputs, of_tokens()], [half.tensor(query), half.tensor(key)])
+    outs, gradients = vjp(cells.RotaryKernel(), [*inputs, of_tokens()], [half.tensor(query), half.tensor(key)])
     cos, sin = cos[positions][:, None], sin[positions][:, None]
     for i, x in enumerate((query, key)):
         turned = np.concatenate([-x[..., 4:], x[..., :4]], -1)
@@ -263,15 +245,11 @@ def test_gates_and_rotary_positions(half: Half) -> None:
 
 
 def test_attention(half: Half) -> None:
-    import mindspore as ms
-
-    from mindgspo.parallel.ops.kernels import AttentionKernel
-
     rng, ends, size = np.random.default_rng(4), (7, 8, TOKENS), 8
     query, d = half.rounded(numbers(rng, TOKENS, 4, size)), half.rounded(numbers(rng, TOKENS, 4 * size))
     key, value = (half.rounded(numbers(rng, TOKENS, 2, size)) for _ in range(2))
     inputs = [half.tensor(query), half.tensor(key), half.tensor(value), ms.Tensor(ends, ms.int32)]
-    out, (d_query, d_key, d_value, _) = vjp(AttentionKernel(size), inputs, [half.tensor(d)])
+    out, (d_query, d_key, d_value, _) = vjp(cells.AttentionKernel(size), inputs, [half.tensor(d)])
     assert out.shape == (TOKENS, 4 * size)
     out, d = wide(out).reshape(TOKENS, 4, size), d.reshape(TOKENS, 4, size)
     q, k, v, g = (x.transpose(1, 0, 2) for x in (query, np.repeat(key, 2, 1), np.repeat(value, 2, 1), d))
@@ -306,16 +284,12 @@ def test_attention(half: Half) -> None:
 
 
 def test_log_probs(half: Half) -> None:
-    import mindspore as ms
-
-    from mindgspo.parallel.ops.kernels import LogProbKernel
-
     rng, temperature = np.random.default_rng(5), 0.8
     hidden, weight = half.rounded(numbers(rng, TOKENS, 24)), 0.3 * numbers(rng, 50, 24)
     rows, targets = rng.integers(0, TOKENS, 30), rng.integers(0, 50, 30)
     d_logp, d_entropy = (numbers(rng, 30).astype(np.float32).astype(np.float64) for _ in range(2))
     inputs = [half.tensor(hidden), float32(weight), ms.Tensor(rows, ms.int32), ms.Tensor(targets, ms.int32)]
-    cell = LogProbKernel(temperature=temperature, with_entropy=True)
+    cell = cells.LogProbKernel(temperature=temperature, with_entropy=True)
     outs, gradients = vjp(cell, [*inputs, of_tokens()], [float32(d_logp), float32(d_entropy)])
     weight, states = half.rounded(weight), hidden[rows]
     logits = states @ weight.T / temperature
@@ -343,14 +317,11 @@ def test_log_probs(half: Half) -> None:
 
 def test_experts(half: Half) -> None:
     """Forward; the gradients are those of the layers above."""
-    from mindspore import nn
-
-    from mindgspo.parallel.ops.kernels import ExpertsKernel
 
     class Experts(nn.Cell):
         def __init__(self):
             super().__init__()
-            self.kernel = ExpertsKernel(5, chosen, is_normed=True, own=range(5))
+            self.kernel = cells.ExpertsKernel(5, chosen, is_normed=True, own=range(5))
 
         def construct(self, *given):
             return self.kernel(*given)[0]
