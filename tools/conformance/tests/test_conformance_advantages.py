@@ -104,11 +104,6 @@ def test_broadcast_decides_the_shape():
     assert advantages_of_case({"estimator": "dr_grpo"}, {"rewards": REWARDS, "group": GROUP}).advantages.shape == (6,)
 
 
-def test_a_group_of_one_is_not_a_number_where_the_peer_says_so():
-    advantages = advantages_of_case({"estimator": "rloo", "singleton": "nan", "broadcast": False}, full_inputs())
-    assert np.isnan(advantages.advantages).tolist() == [False] * 5 + [True]
-
-
 def test_masked_slots_of_openrlhf_are_whitened_like_the_others():
     # r - mean = 1, -1 on 1 and 3 tokens: mean -0.5, variance (1 * 2.25 + 3 * 0.25) / 4 = 0.75
     inputs = {"rewards": [2.0, 0.0], "group": [0, 0], "mask": [[1, 0, 0], [1, 1, 1]]}
@@ -132,16 +127,13 @@ def test_low_var_kl_is_bounded_and_k3_is_not():
     ({"estimator": "grop"}, {}, "unknown estimator 'grop'.*did you mean 'grpo'"),
     ({}, {}, "unknown estimator None"),
     ({"estimator": "grpo", "epsilon": 1e-6}, {}, "grpo.epsilon: unknown key"),
-    ({"estimator": "grpo", "gamma": 0.9}, {}, "gamma: unknown key"),
     ({"estimator": "grpo", "scale": "stdev"}, {}, "scale: expected one of .*, got 'stdev'; did you mean 'std'"),
     ({"estimator": "grpo", "ddof": 2}, {}, "ddof: must be <= 1, got 2"),
     ({"estimator": "grpo", "ddof": True}, {}, "ddof: expected a whole number, got True"),
     ({"estimator": "grpo", "eps": -1e-6}, {}, "eps: must be >= 0, got -1e-06"),
     ({"estimator": "grpo", "eps": "small"}, {}, "eps: expected a finite number, got 'small'"),
     ({"estimator": "grpo", "center": "none", "scale": "mean"}, {}, "no definition"),
-    ({"estimator": "gae", "gamma": 1.5}, {}, "gamma: must be <= 1, got 1.5"),
     ({"estimator": "gae"}, {"values": None}, "gae: needs the input 'values'"),
-    ({"estimator": "remax"}, {"reward_baselines": None}, "needs the input 'reward_baselines'"),
     ({"estimator": "grpo"}, {"rewards": None}, "needs the input 'rewards'"),
     ({"estimator": "grpo"}, {"token_rewards": np.zeros((6, 4))}, "rewards or token_rewards, not both"),
     ({"estimator": "grpo"}, {"group": np.zeros(5)}, r"group: expected shape \[6\], got \[5\]"),
@@ -164,7 +156,6 @@ TRL = {"mode": "sum_then_normalize", "group_size": 2, "eps": 1e-4}
 @pytest.mark.parametrize(("config", "inputs", "message"), [
     ({"mode": "sum_then_normalise"}, {}, "unknown mode.*did you mean 'sum_then_normalize'"),
     ({"mode": "slime"}, {"rewards": [1.0]}, "group_size: missing; needed here: mode, group_size"),
-    ({**TRL, "group_size": -4}, {}, "group_size: must be >= 1"),
     ({**TRL, "group_size": 0}, {}, "group_size: must be >= 1"),
     ({**TRL, "group_size": 1.5}, {}, "group_size: expected a whole number"),
     ({**TRL, "scale": "std"}, {}, "scale: expected one of group, batch, none, got 'std'"),
@@ -173,7 +164,6 @@ TRL = {"mode": "sum_then_normalize", "group_size": 2, "eps": 1e-4}
     (TRL, {"rewards_per_func": [[1.0], [2.0]], "reward_weights": [1.0, 1.0]}, r"reward_weights: .*\[1\], got \[2\]"),
     (TRL, {"rewards_per_func": [[1.0], [np.inf]], "reward_weights": [1.0]}, "infinite"),
     (TRL, {"rewards_per_func": [[1.0], [2.0]]}, "needs the input 'reward_weights'"),
-    ({"mode": "slime", "group_size": 2}, {"rewards": [1.0, np.nan]}, "rewards: nan"),
 ])  # fmt: skip
 def test_bad_reward_norms_are_refused(config, inputs, message):
     with pytest.raises(DataError, match=message):

@@ -56,27 +56,26 @@ def test_right_cases_pass(entry: Entry, write: Write, capsys: pytest.CaptureFixt
     assert [line for line in lines if line.startswith("worst cell: base_large/ppo/verl-0.9.1, ")]
 
 
-@pytest.mark.parametrize(("path", "change", "said"), [
-    ("expected.loss", lambda loss: loss * 1.01, "loss: expected"),
-    ("expected.loss", lambda loss: "nan", "loss: expected nan, got "),
-    ("expected.grad_logp.VALID", lambda slope: slope + 0.002, "grad_logp[VALID]: expected"),
-    ("expected.grad_logp.MASKED", lambda slope: 0.002, "grad_logp[MASKED]: expected 0.002"),
-    ("inputs.logp.VALID", lambda logp: "nan", "got nan; error inf"),
-    ("config.clip_high", lambda bound: 0.25, "loss: expected"),
-    ("config.loss_agg_mode", lambda mode: "seq-mean-token-mean", "grad_logp["),
-    ("config.norm_tokens", lambda count: 36, "loss: expected"),
+def container(entry: Entry, path: tuple[str | int, ...]) -> Any:
+    """What holds the value at a path."""
+    for key in path[:-1]:
+        entry = entry[key]
+    return entry
+
+
+# Of slots, [5, 5] is the last real one and [1, 4] the first masked one.
+@pytest.mark.parametrize(("path", "value", "said"), [
+    (("expected", "loss"), -0.4536, "loss: expected"),
+    (("expected", "loss"), "nan", "loss: expected nan, got "),
+    (("expected", "grad_logp", 5, 5), -0.0031, "grad_logp[5, 5]: expected"),
+    (("expected", "grad_logp", 1, 4), 0.002, "grad_logp[1, 4]: expected 0.002"),
+    (("inputs", "logp", 5, 5), "nan", "got nan; error inf"),
+    (("config", "clip_high"), 0.25, "loss: expected"),
+    (("config", "loss_agg_mode"), "seq-mean-token-mean", "grad_logp["),
+    (("config", "norm_tokens"), 36, "loss: expected"),
 ], ids=["loss", "nan", "gradient", "masked", "nan result", "clip", "aggregation", "tokens"])  # fmt: skip
-def test_both_sides_see_what_is_wrong(path, change, said, entry, write, capsys, cpu_runtime):
-    assert entry["config"]["loss_agg_mode"] == "token-mean" and entry["config"]["clip_high"] == 0.2
-    slots = [(i, j, real) for i, row in enumerate(entry["inputs"]["mask"]) for j, real in enumerate(row)]
-    masked, valid = next(slot for slot in slots if slot[2] == 0), [slot for slot in slots if slot[2] == 1][-1]
-    words, *where = path.split("."), *((masked if "MASKED" in path else valid)[:2])
-    above = entry
-    keys = [*words[:-1], *where] if words[-1].isupper() else words
-    for key in keys[:-1]:
-        above = above[key]
-    above[keys[-1]] = change(above.get(keys[-1]) if isinstance(above, dict) else above[keys[-1]])
-    said = said.replace("VALID", f"{where[0]}, {where[1]}").replace("MASKED", f"{where[0]}, {where[1]}")
+def test_both_sides_see_what_is_wrong(path, value, said, entry, write, capsys, cpu_runtime):
+    container(entry, path)[path[-1]] = value
     code, lines = run(capsys, write(entry))
     assert (code, lines[-1]) == (1, "0 passed, 1 failed")
     assert any(line.startswith("FAILED base_large/ppo/verl-0.9.1 (policy_loss; verl 0.9.1") for line in lines)
@@ -84,17 +83,12 @@ def test_both_sides_see_what_is_wrong(path, change, said, entry, write, capsys, 
         assert any(line.startswith(f"  {side} ") and said in line for line in lines), (side, lines)
 
 
-@pytest.mark.parametrize("name", ["loss", "metrics.ppo_kl_token"])
-def test_twins_are_held_to_their_own_bound(
-    name: str, entry: Entry, write: Write, capsys: pytest.CaptureFixture
-) -> None:
+@pytest.mark.parametrize(("path", "off"), [(("loss",), 4.5e-7), (("metrics", "ppo_kl_token"), 1e-7)])
+def test_twins_are_held_to_their_own_bound(path, off: float, entry: Entry, write: Write, capsys) -> None:
     """Which is far within float32's."""
-    if name == "loss":
-        entry["expected"]["loss"] *= 1 + 1e-6
-    else:
-        entry["expected"]["metrics"]["ppo_kl_token"] += 1e-7
+    container(entry["expected"], path)[path[-1]] += off
     code, lines = run(capsys, write(entry), "--twins-only")
-    assert code == 1 and any(line.startswith(f"  twin {name}: expected") for line in lines)
+    assert code == 1 and any(line.startswith(f"  twin {'.'.join(path)}: expected") for line in lines)
 
 
 @pytest.mark.parametrize(("name", "quantity", "said"), [
@@ -107,11 +101,7 @@ def test_twins_are_held_to_their_own_bound(
 ])  # fmt: skip
 def test_every_kind_can_fail(name, quantity, said, public_entries, write, capsys, cpu_runtime):
     wrong = copy.deepcopy(public_entries[name])
-    *path, last = quantity
-    array = wrong["expected"]
-    for key in path:
-        array = array[key]
-    array[last] += 0.01
+    container(wrong["expected"], quantity)[quantity[-1]] += 0.01
     code, lines = run(capsys, write(public_entries["agg_plain/token-mean/verl-0.9.1"] | {"name": "right"}, wrong))
     assert (code, lines[-1]) == (1, "1 passed, 1 failed")
     assert any(said in line for line in lines), lines

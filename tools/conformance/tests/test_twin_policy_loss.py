@@ -21,9 +21,8 @@ LOG2 = math.log(2.0)
 
 
 def clip_loss(level="token", aggregation=TOKEN_MEAN, low=0.2, high=0.25, **keys):
-    return LossDefinition(
-        ratio_level=level, surrogate="clip", aggregation=aggregation, clip_low=low, clip_high=high, **keys
-    )
+    keys = {"ratio_level": level, "surrogate": "clip", "aggregation": aggregation} | keys
+    return LossDefinition(clip_low=low, clip_high=high, **keys)
 
 
 def gmpo_loss(aggregation=BATCH_MEAN, **keys):
@@ -42,19 +41,6 @@ def rows(log_ratios, advantages, logp=-1.0):
     }  # fmt: skip
 
 
-def test_gspo_has_one_ratio_per_response():
-    # s = exp((0 + 2 log 2) / 2) = 2 and exp(-log 2) = 1/2. A > 0: clipped from above to 1.25, and silent;
-    # A = 1 at s = 1/2 is not clipped: each of its two tokens gets -s A / |y| / 2 sequences.
-    result = policy_loss(clip_loss("sequence", SEQ_MEAN), **rows([[0.0, 2 * LOG2], [-LOG2, -LOG2]], [1.0, 1.0]))
-    assert result.loss == pytest.approx(-(1.25 + 0.5) / 2)
-    np.testing.assert_allclose(result.grad_logp_NK, [[0, 0], [-0.125, -0.125]])
-    assert result.metrics["pg_clipfrac"] == result.metrics["pg_clipfrac_pos_seq"] == 0.5
-    assert result.metrics["log_ratio_mean"] == pytest.approx(0.0, abs=1e-15)
-    assert result.metrics["ratio_error_mean"] == pytest.approx((1 + 0.5) / 2)
-    assert result.metrics["ratio_error_max"] == pytest.approx(1.0)
-    assert result.metrics["log_ratio_max"] == pytest.approx(LOG2)
-
-
 def test_gspo_token_gives_every_token_its_own_advantage():
     # s = 1: value -A_t; the gradient of token t is -A_t / |y|, that of GSPO the mean of them for both.
     arrays = rows([[LOG2, -LOG2]], [[3.0, -1.0]])
@@ -65,24 +51,6 @@ def test_gspo_token_gives_every_token_its_own_advantage():
     np.testing.assert_allclose(sequence.grad_logp_NK, [[-0.5, -0.5]])
 
 
-def test_grpo_clips_each_token_on_the_side_that_its_advantage_pushes_it_to():
-    # Ratios 2, 1/2 with A = 1: clipped, free. With A = -2: free, clipped.
-    result = policy_loss(clip_loss(aggregation=SEQ_MEAN), **rows([[LOG2, -LOG2], [LOG2, -LOG2]], [1.0, -2.0]))
-    assert result.loss == pytest.approx(((-1.25 - 0.5) / 2 + (4.0 + 1.6) / 2) / 2)
-    np.testing.assert_allclose(result.grad_logp_NK, [[0, -0.5 / 4], [4.0 / 4, 0]], atol=1e-16)
-    assert result.metrics["pg_clipfrac"] == 0.5
-    assert result.metrics["pg_clipfrac_pos"] == result.metrics["pg_clipfrac_neg"] == 0.25
-
-
-def test_dual_clip_bounds_the_loss_of_a_token_with_negative_advantage():
-    # A = -1: ratio 8 costs 8, capped at 3 without a gradient; A = 1 is no matter of the dual clip.
-    result = policy_loss(clip_loss(clip_ratio_c=3.0), **rows([[3 * LOG2], [3 * LOG2]], [-1.0, 1.0]))
-    assert result.loss == pytest.approx((3.0 - 1.25) / 2)
-    np.testing.assert_array_equal(result.grad_logp_NK, [[0.0], [0.0]])
-    assert result.metrics["pg_clipfrac_lower"] == 0.5
-    assert result.metrics["pg_clipfrac"] == 0.5
-
-
 def test_dapo_weighs_tokens_and_dr_grpo_divides_by_a_constant():
     arrays = rows([[0.0, 0.0, 0.0], [0.0]], [1.0, -1.0])
     assert policy_loss(clip_loss(), **arrays).loss == pytest.approx((-3 + 1) / 4)
@@ -91,25 +59,6 @@ def test_dapo_weighs_tokens_and_dr_grpo_divides_by_a_constant():
     result = policy_loss(clip_loss(aggregation=dr_grpo), **arrays)
     assert result.loss == pytest.approx((-3 + 1) / 2 / 8)
     np.testing.assert_allclose(result.grad_logp_NK, [[-1 / 16] * 3, [1 / 16, 0, 0]])
-
-
-def test_gmpo_is_a_geometric_mean_of_clipped_ratios():
-    definition = gmpo_loss()
-    # A = 2: log-ratios 1 and -0.8 become 0.4 and -0.8, s = exp(-0.2). A = -1: 1 and -0.4, s = exp(0.3).
-    result = policy_loss(definition, **rows([[1.0, -0.8], [1.0, -0.8]], [2.0, -1.0]))
-    assert result.loss == pytest.approx((-2 * math.exp(-0.2) + math.exp(0.3)) / 2)
-    np.testing.assert_allclose(result.grad_logp_NK, [[0, -math.exp(-0.2) / 2], [math.exp(0.3) / 4, 0]])
-    assert result.metrics["pg_clipfrac_pos"] == result.metrics["pg_clipfrac_neg_seq"] == 0.25
-
-
-def test_cispo_clips_the_weight_and_never_the_gradient():
-    definition = clip_loss(low=1.0, high=1.0)
-    definition = replace(definition, surrogate="cispo")
-    # Ratios 4 -> 2 and 1/2; logp = -3.
-    result = policy_loss(definition, **rows([[2 * LOG2, -LOG2]], [2.0], logp=-3.0))
-    assert result.loss == pytest.approx((2 * 2 * 3 + 0.5 * 2 * 3) / 2)
-    np.testing.assert_allclose(result.grad_logp_NK, [[-2.0, -0.5]])
-    assert result.metrics["pg_clipfrac"] == 0.5
 
 
 def test_sapo_has_slope_one_at_ratio_one():
@@ -123,15 +72,6 @@ def test_sapo_has_slope_one_at_ratio_one():
     at_two = policy_loss(definition, **rows([[LOG2]], [1.0]))
     assert at_two.loss == pytest.approx(-4 * gate)
     np.testing.assert_allclose(at_two.grad_logp_NK, [[-8 * gate * (1 - gate)]])
-
-
-def test_gpg_is_the_plain_policy_gradient_but_measures_the_ratio():
-    definition = LossDefinition(ratio_level="none", surrogate="gpg", aggregation=TOKEN_MEAN)
-    result = policy_loss(definition, **rows([[5.0, 0.0]], [2.0], logp=-3.0))
-    assert result.loss == pytest.approx(6.0)
-    np.testing.assert_allclose(result.grad_logp_NK, [[-1.0, -1.0]])
-    assert result.metrics["log_ratio_max"] == 5.0
-    assert result.metrics["pg_clipfrac"] == 0.0
 
 
 @pytest.mark.parametrize("bound", ["log_ratio_min", "log_ratio_max"])
@@ -151,6 +91,28 @@ def by_row(empty_rows):
 
 E3, E01 = math.exp(-3.0), math.exp(0.1)
 BY_HAND = {
+    # s = exp((0 + 2 log 2) / 2) = 2 and exp(-log 2) = 1/2. A > 0: clipped from above to 1.25, and silent;
+    # A = 1 at s = 1/2 is not clipped: each of its two tokens gets -s A / |y| / 2 sequences.
+    "gspo has one ratio per response": (
+        clip_loss("sequence", SEQ_MEAN), [[0.0, 2 * LOG2], [-LOG2, -LOG2]], [1.0, 1.0], -(1.25 + 0.5) / 2,
+        [[0, 0], [-0.125, -0.125]]),
+    # Ratios 2, 1/2 with A = 1: clipped, free. With A = -2: free, clipped.
+    "grpo clips each token on the side that its advantage pushes it to": (
+        clip_loss(aggregation=SEQ_MEAN), [[LOG2, -LOG2], [LOG2, -LOG2]], [1.0, -2.0],
+        ((-1.25 - 0.5) / 2 + (4.0 + 1.6) / 2) / 2, [[0, -0.5 / 4], [4.0 / 4, 0]]),
+    # A = -1: ratio 8 costs 8, capped at 3 without a gradient; A = 1 is no matter of the dual clip.
+    "dual clip": (clip_loss(clip_ratio_c=3.0), [[3 * LOG2], [3 * LOG2]], [-1.0, 1.0], (3.0 - 1.25) / 2, [[0], [0]]),
+    # A = 2: log-ratios 1 and -0.8 become 0.4 and -0.8, s = exp(-0.2). A = -1: 1 and -0.4, s = exp(0.3).
+    "gmpo is a geometric mean of clipped ratios": (
+        gmpo_loss(), [[1.0, -0.8], [1.0, -0.8]], [2.0, -1.0], (-2 * math.exp(-0.2) + math.exp(0.3)) / 2,
+        [[0, -math.exp(-0.2) / 2], [math.exp(0.3) / 4, 0]]),
+    # Ratios 4 -> 2 and 1/2; logp = -3.
+    "cispo clips the weight and never the gradient": (
+        clip_loss(low=1.0, high=1.0, surrogate="cispo"), [[2 * LOG2, -LOG2]], [2.0], (2 * 2 * 3 + 0.5 * 2 * 3) / 2,
+        [[-2.0, -0.5]]),
+    "gpg is the plain policy gradient": (
+        LossDefinition(ratio_level="none", surrogate="gpg", aggregation=TOKEN_MEAN), [[5.0, 0.0]], [2.0], 6.0,
+        [[-1.0, -1.0]]),
     "no ratio is ratio 1": (clip_loss("none"), [[5.0, 0.0]], [2.0], -2.0, [[0.0, 0.0]]),
     "half on a dual clip": (clip_loss(clip_ratio_c=1.0), [[0.0]], [-2.0], 2.0, [[1.0]]),
     "half on a cap of the loss": (clip_loss(loss_upper_clamp=2.0), [[0.0]], [-2.0], 2.0, [[1.0]]),
@@ -179,13 +141,31 @@ BY_HAND = {
 }  # fmt: skip
 
 
+METRICS = {
+    "gspo has": {
+        "pg_clipfrac": 0.5, "pg_clipfrac_pos_seq": 0.5, "log_ratio_mean": 0.0, "ratio_error_mean": (1 + 0.5) / 2,
+        "ratio_error_max": 1.0, "log_ratio_max": LOG2,
+    },
+    "grpo clips": {"pg_clipfrac": 0.5, "pg_clipfrac_pos": 0.25, "pg_clipfrac_neg": 0.25},
+    "dual clip": {"pg_clipfrac_lower": 0.5, "pg_clipfrac": 0.5},
+    "gmpo is": {"pg_clipfrac_pos": 0.25, "pg_clipfrac_neg_seq": 0.25},
+    "cispo": {"pg_clipfrac": 0.5},
+    "gpg": {"log_ratio_max": 5.0, "pg_clipfrac": 0.0},
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("name", BY_HAND)
 def test_loss_and_gradient_by_hand(name):
     definition, log_ratios, advantages, loss, gradient = BY_HAND[name]
-    result = policy_loss(definition, **rows(log_ratios, advantages))
+    logp = -3.0 if definition.surrogate in ("cispo", "gpg") else -1.0
+    result = policy_loss(definition, **rows(log_ratios, advantages, logp))
     is_exact = name.startswith(("no ratio", "half"))
     assert result.loss == (loss if is_exact else pytest.approx(loss))
-    np.testing.assert_allclose(result.grad_logp_NK, gradient, rtol=0 if is_exact else 1e-7)
+    np.testing.assert_allclose(
+        result.grad_logp_NK, gradient, rtol=0 if is_exact else 1e-7, atol=0 if is_exact else 1e-16
+    )
+    metrics = next((metrics for beginning, metrics in METRICS.items() if name.startswith(beginning)), {})
+    assert {key: result.metrics[key] for key in metrics} == pytest.approx(metrics, rel=1e-15, abs=1e-15)
 
 
 def test_a_lower_bound_below_ratio_0_is_none():
