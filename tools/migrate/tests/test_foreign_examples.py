@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import re
 from pathlib import Path
 
 import pytest
-from foreign_cases.conversions import FILES, findings_of, flat
+from foreign_cases.conversions import FILES, findings_of, flat, model_folder
 
-from mindgspo.config import load_config, load_model_and_plans
+from mindgspo.config import ParallelPlan, load_config, load_model_and_plans
 from mindgspo.errors import ConfigError
 from mindgspo.trainer.check import check_experiment
 from mindgspo_migrate.convert import Conversion, convert, report_lines
@@ -76,18 +76,11 @@ def test_examples_pass_the_check_with_published_rows(names, tmp_path, shared_row
 def test_mindformers_finetune_and_predict_are_two_plans() -> None:
     found = of_files(EXAMPLES["mindformers, both"])
     values = flat(found)
-    assert {key: value for key, value in values.items() if key.startswith("plans.train.")} == {
-        "plans.train.data_parallel": 2,
-        "plans.train.model_parallel": 2,
-        "plans.train.pipeline_stage": 2,
-        "plans.train.context_parallel": 1,
-        "plans.train.expert_parallel": 1,
-        "plans.train.micro_batch_num": 4,
-        "plans.train.use_seq_parallel": True,
-        "plans.train.optimizer_shard": True,
-        "plans.train.vocab_emb_dp": False,
-        "plans.train.recompute": "full",
-    }
+    found_plan = {key.rpartition(".")[2]: value for key, value in values.items() if key.startswith("plans.train.")}
+    assert ParallelPlan(**found_plan) == ParallelPlan(
+        data_parallel=2, model_parallel=2, pipeline_stage=2, micro_batch_num=4, use_seq_parallel=True,
+        optimizer_shard=True, vocab_emb_dp=False, recompute="full",
+    )  # fmt: skip
     # Two slices as the predict file says; replicas fill the 8 cards of training.
     assert (values["plans.infer.model_parallel"], values["plans.infer.data_parallel"]) == (2, 4)
     assert values["tokenizer.path"] == "/models/Qwen2.5-7B" and values["tokenizer.eos_tokens"] == ["<|im_end|>"]
@@ -115,11 +108,8 @@ def test_a_predict_file_alone_gives_both_plans_its_cards() -> None:
 def test_mindrlhf_reads_the_files_that_it_names() -> None:
     found = of_files(EXAMPLES["mindrlhf"])
     values = flat(found)
-    assert (values["model.hidden_size"], values["model.architecture"], values["model.dtype"]) == (
-        3584,
-        "qwen2",
-        "bfloat16",
-    )
+    kind = values["model.architecture"], values["model.hidden_size"], values["model.dtype"]
+    assert kind == ("qwen2", 3584, "bfloat16")
     assert (values["experiment"], values["seed"], values["model.path"]) == ("qwen2.5-grpo", 11, "/models/Qwen2.5-7B")
     # 2 x 2 x 4 prompts; 2 x 1 x 2 responses of an update are less than a group of 8.
     assert (values["rollout.prompts_per_step"], values["trainer.prompts_per_mini_batch"]) == (16, 1)
@@ -131,9 +121,8 @@ def test_mindrlhf_reads_the_files_that_it_names() -> None:
 
 
 def test_files_of_mindrlhf_may_be_given_instead(tmp_path: Path) -> None:
-    (tmp_path / "grpo.yaml").write_text(
-        (FILES / "grpo_qwen2_5_7b.yaml").read_text().replace('"finetune_', '"none/finetune_')
-    )
+    text = (FILES / "grpo_qwen2_5_7b.yaml").read_text()
+    (tmp_path / "grpo.yaml").write_text(text.replace('"finetune_', '"none/finetune_'))
     alone = convert([tmp_path / "grpo.yaml"])
     assert findings_of(alone, "actor_config.model_config")[-1].status is Status.UNREADABLE
     beside = convert([tmp_path / "grpo.yaml", FILES / "finetune_qwen2_5_7b.yaml", FILES / "predict_qwen2_5_7b.yaml"])
@@ -235,17 +224,12 @@ def test_one_size_of_a_known_model_can_be_set(tmp_path: Path) -> None:
 
 
 def test_sizes_of_a_folder_are_those_of_its_config(tmp_path: Path) -> None:
-    sizes = {
-        "model_type": "qwen2", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048, "rope_theta": 10000.0,
-    }  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(sizes))
-    (tmp_path / "train.sh").write_text(f"python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path={tmp_path}")
-    found = convert([tmp_path / "train.sh"])
-    values = flat(found)
-    assert (values["model.path"], values["tokenizer.path"]) == (str(tmp_path), str(tmp_path))
+    folder = model_folder(tmp_path / "model")
+    (tmp_path / "train.sh").write_text(f"python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path={folder}")
+    values = flat(convert([tmp_path / "train.sh"]))
+    assert (values["model.path"], values["tokenizer.path"]) == (str(folder), str(folder))
     assert (values["model.hidden_size"], values["model.rope_theta"]) == (64, 10000.0)
-    (tmp_path / "config.json").write_text(json.dumps({**sizes, "model_type": "something"}))
+    model_folder(folder, model_type="something")
     found = convert([tmp_path / "train.sh"])
     assert "model_type is 'something'" in findings_of(found, "actor_rollout_ref.model.path")[-1].text
     assert "model.hidden_size" not in flat(found)
@@ -258,10 +242,8 @@ def test_refused_values_stay_and_the_nearest_legal_one_is_named(tmp_path: Path) 
     assert flat(found)["algorithm.clip_low"] == 0.2
     refused = "\n".join(found.refused)
     assert "algorithm.clip_low=3e-4 and algorithm.clip_high=4e-4 (paper)" in refused
-    assert (
-        "plans.train.model_parallel: 3 does not split the model evenly" in refused
-        and "nearest legal: 2 or 4" in refused
-    )
+    assert "plans.train.model_parallel: 3 does not split the model evenly" in refused
+    assert "nearest legal: 2 or 4" in refused
     assert "refused here" in "\n".join(report_lines(found))
 
 
@@ -273,13 +255,7 @@ def test_nothing_is_silent() -> None:
         for name in names:
             for line in (FILES / name).read_text().splitlines():
                 key = line.strip().removeprefix("+").partition("=")[0]
-                if (
-                    name.startswith("verl")
-                    and "." in key
-                    and " " not in key
-                    and "=" in line
-                    and not line.startswith("#")
-                ):
+                if name.startswith("verl") and re.fullmatch(r"[^ #]+\.[^ ]+", key) and "=" in line:
                     assert key in reported, f"{name}: {key}"
         report = "\n".join(report_lines(found))
         assert all(source in report for source in reported if source.isprintable())

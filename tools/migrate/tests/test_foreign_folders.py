@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from foreign_cases.conversions import converted, findings_of, flat
+from foreign_cases.conversions import converted, findings_of, flat, model_folder
 
 from mindgspo_migrate.convert import report_lines
 from mindgspo_migrate.models import is_local, sizes_of
@@ -20,28 +18,6 @@ generate_config:
   max_num_seqs: 16
   sampling_config: {eos_token_id: [7, 5], pad_token_id: 5, bos_token_id: 5}
 """
-
-
-def model_folder(folder: Path, **changed: Any) -> Path:
-    content = {
-        "model_type": "llama",
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 16,
-        "max_position_embeddings": 4096,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": False,
-    }
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({**content, **changed}))
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 5], "pad_token_id": 6}))
-    named = [{"id": 5, "content": "<|end|>"}, {"id": 6, "content": "<|pad|>"}, {"id": 7, "content": "<|turn|>"}]
-    (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": named}))
-    return folder
 
 
 @pytest.mark.parametrize("text", [f"{TRAIN} actor_rollout_ref.model.path=Qwen/Qwen2.5-7B", MINDRLHF,
@@ -65,8 +41,7 @@ def test_the_folder_given_on_the_command_line_says_the_sizes(tmp_path: Path, tex
 
 def test_a_folder_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "model", model_type="gpt2")
-    found = converted(tmp_path, TRAIN + " data.shuffle=true", overrides=(f"model.path={folder}",))
-    (finding,) = findings_of(found, "model.path")
+    (finding,) = findings_of(converted(tmp_path, TRAIN, overrides=(f"model.path={folder}",)), "model.path")
     assert finding.status is Status.UNREADABLE and "gpt2" in finding.text
 
 

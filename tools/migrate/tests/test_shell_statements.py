@@ -208,9 +208,9 @@ def test_the_training_command_is_found(script: str, keys: dict[str, object]) -> 
     assert read_overrides(script).values == keys
 
 
-def test_what_a_comment_cuts_off_is_reported_key_by_key() -> None:
-    script = f"{TRAIN} \\\n a.b=1 \\\n # a.c=2 \\\n a.d=3 \\\n a.e=$x \\\n $more\n a.f=4"
-    reading = read_overrides(script)
+@pytest.mark.parametrize("between", [" # a.c=2 \\\n", "\n"], ids=["comment", "empty line"])
+def test_what_is_cut_off_is_reported_key_by_key(between: str) -> None:
+    reading = read_overrides(f"{TRAIN} \\\n a.b=1 \\\n{between} a.d=3 \\\n a.e=$x \\\n $more\n a.f=4")
     assert reading.values == {"a.b": 1}
     assert reading.unread_keys >= {"a.d", "a.e", "a.f"} and reading.unread_words == ["${more}"]
 
@@ -246,23 +246,6 @@ def test_scripts_without_end_are_refused_or_read(text: str) -> None:
 
 
 CASES = Path(__file__).resolve().parents[3] / ".." / "shared" / "cases" / "convert"
-SECTIONS = {"n": "actor_rollout_ref.rollout.n", "batch": "data.train_batch_size"}
-
-
-@pytest.mark.skipif(not os.path.isdir(CASES), reason="../shared/cases is not there")
-@pytest.mark.parametrize(("name", "key", "value"), [
-    ("F01_function_with_exit.sh", "n", 16), ("F03_line_goes_on_inside_a_value.sh", "n", 16),
-    ("F03_line_goes_on_inside_a_value.sh", "batch", 512), ("F04_fragment_taken_for_the_command.sh", "batch", 64),
-    ("F04_fragment_taken_for_the_command.sh", "n", None), ("F05_comment_inside_the_command.sh", "n", None),
-    ("F06_fully_async_main.sh", "n", 16), ("F07_comments_in_backticks.sh", "n", 8),
-    ("F09_backslash_at_the_end_of_the_file.sh", "n", 8), ("F10_list_with_model_engine.txt", "n", 8),
-    ("F11a_arithmetic_statement.sh", "n", None), ("F11c_unset.sh", "n", 16), ("F11f_mapfile.sh", "n", None),
-    ("F12_assignment_before_the_command.sh", "n", 8), ("F14_command_as_a_condition.sh", "n", 16),
-])  # fmt: skip
-def test_cases_of_the_shared_folder(name: str, key: str, value: int | None) -> None:
-    reading = read_overrides((CASES / name).read_text())
-    assert reading.values.get(SECTIONS[key]) == value
-    assert reading.is_unread(SECTIONS[key]) == (value is None)
 
 
 @pytest.mark.skipif(not os.path.isdir(CASES), reason="../shared/cases is not there")

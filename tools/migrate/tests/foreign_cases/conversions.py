@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,21 @@ def converted(
     path = folder / name
     path.write_text(text, encoding="utf-8")
     return convert([path], suite, overrides)
+
+
+def model_folder(folder: Path, **changed: Any) -> Path:
+    """Sizes of a small model, its stop tokens, and their names."""
+    content = {
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 16, "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False,
+    }  # fmt: skip
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({**content, **changed}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 5], "pad_token_id": 6}))
+    named = [{"id": 5, "content": "<|end|>"}, {"id": 6, "content": "<|pad|>"}, {"id": 7, "content": "<|turn|>"}]
+    (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": named}))
+    return folder
 
 
 def flat(conversion: Conversion) -> dict[str, Any]:
