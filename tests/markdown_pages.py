@@ -1,9 +1,14 @@
-"""Markdown taken apart, for the tests that hold documents against the code."""
+"""Markdown taken apart, and the commands of the program, for the tests that hold documents against the code."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+import typer
+
+from mindgspo.cli.program import app
 
 
 def code_blocks(text: str) -> list[tuple[str, str]]:
@@ -73,3 +78,19 @@ def blocks(text: str) -> list[Block]:
     for file, reason, language, content, output in re.findall(pattern, text, flags=re.MULTILINE | re.DOTALL):
         found.append(Block(language, content, file, reason, output))
     return found
+
+
+def _below(group: object, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
+    for name, command in group.commands.items():
+        yield (*words, name), command
+        if hasattr(command, "commands"):
+            yield from _below(command, (*words, name))
+
+
+COMMANDS = dict(_below(typer.main.get_command(app)))
+"""(words, command) of every command and group of commands."""
+
+
+def options_of(*words: str) -> set[str]:
+    """Options of a command."""
+    return {option for parameter in COMMANDS[words].params for option in parameter.opts}

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from command_tree import COMMANDS
+from markdown_pages import COMMANDS
 from running import PROJECT, imported_by, python
 
 from mindgspo.cli import main

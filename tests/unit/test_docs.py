@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-import command_tree
+import markdown_pages
 import pytest
 import yaml
 from markdown_pages import blocks, code_blocks, code_spans, headings, prose, shell_lines, tables
@@ -95,8 +95,8 @@ def test_folders_of_the_drawing_and_packages_of_the_table_exist() -> None:
 
 
 COMMANDS = {
-    " ".join(words): command_tree.options_of(*words) | {"--help"}
-    for words, command in command_tree.COMMANDS.items()
+    " ".join(words): markdown_pages.options_of(*words) | {"--help"}
+    for words, command in markdown_pages.COMMANDS.items()
     if not hasattr(command, "commands")
 }
 

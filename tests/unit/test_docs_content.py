@@ -12,8 +12,7 @@ from typing import get_args
 
 import pytest
 import yaml
-from command_tree import options_of
-from markdown_pages import code_blocks, shell_lines, tables
+from markdown_pages import code_blocks, options_of, shell_lines, tables
 from pydantic import TypeAdapter
 
 from math_answers.findings import AnswerMode
