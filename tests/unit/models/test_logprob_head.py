@@ -73,16 +73,9 @@ def run(head, inputs: Inputs) -> Outputs:
             logp, entropy = self.head(hidden, weight, targets)
             return (logp * logp_slopes).sum() + (entropy * entropy_slopes).sum(), logp, entropy
 
-    class WithGradients(nn.Cell):
-        def __init__(self):
-            super().__init__()
-            self.run = ops.value_and_grad(WeightedSum(), grad_position=(0, 1), has_aux=True)
-
-        def construct(self, hidden, weight, targets, logp_slopes, entropy_slopes):
-            (_, logp, entropy), gradients = self.run(hidden, weight, targets, logp_slopes, entropy_slopes)
-            return logp, entropy, gradients[0], gradients[1]
-
-    return Outputs(*(output.asnumpy() for output in WithGradients()(*map(Tensor, inputs))))
+    compiled = ops.value_and_grad(WeightedSum(), grad_position=(0, 1), has_aux=True)
+    (_, logp, entropy), gradients = compiled(*map(Tensor, inputs))
+    return Outputs(*(output.asnumpy() for output in (logp, entropy, *gradients)))
 
 
 def assert_near(found: np.ndarray, expected: np.ndarray, what: str) -> None:
@@ -101,11 +94,9 @@ def test_the_twin_is_the_derivative() -> None:
     rng = np.random.default_rng(1)
     hidden, weight = inputs.hidden.astype(np.float64), inputs.weight.astype(np.float64)
     along_hidden, along_weight = rng.normal(size=hidden.shape), rng.normal(size=weight.shape)
-    difference = loss(hidden + step * along_hidden, weight + step * along_weight) - loss(
-        hidden - step * along_hidden, weight - step * along_weight
-    )
+    ahead, behind = (loss(hidden + way * along_hidden, weight + way * along_weight) for way in (step, -step))
     slope = (expected.hidden_gradient * along_hidden).sum() + (expected.weight_gradient * along_weight).sum()
-    assert difference / (2 * step) == pytest.approx(slope, rel=1e-7)
+    assert (ahead - behind) / (2 * step) == pytest.approx(slope, rel=1e-7)
 
 
 @pytest.mark.parametrize(("chunk_tokens", "temperature"), [(1, 0.7), (5, 1.0), (5, 1.7), (NUM_TOKENS, 0.7), (100, 1.0)])
@@ -114,9 +105,8 @@ def test_log_probs_and_their_gradients(chunk_tokens: int, temperature: float) ->
     inputs = make_inputs()
     found, expected = run(head, inputs), twin(inputs._replace(entropy_slopes=np.zeros(NUM_TOKENS)), temperature)
     assert (found.entropy == 0).all()
-    assert_near(found.logp, expected.logp, "log-probs")
-    assert_near(found.hidden_gradient, expected.hidden_gradient, "gradient of hidden")
-    assert_near(found.weight_gradient, expected.weight_gradient, "gradient of weight")
+    for name in ("logp", "hidden_gradient", "weight_gradient"):
+        assert_near(getattr(found, name), getattr(expected, name), name)
 
 
 # The entropy head takes half as many tokens per chunk as its bytes would hold.

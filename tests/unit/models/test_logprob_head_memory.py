@@ -19,14 +19,8 @@ NUM_TOKENS, VOCAB_SIZE, HIDDEN_SIZE, CHUNK_TOKENS = 8192, 151_936, 32, 512
 @pytest.mark.parametrize(("head", "temperature"), [("base", 0.7), ("entropy", 1.0)])
 def test_forward_and_backward_grow_by_at_most_three_chunks(head: str, temperature: float) -> None:
     sizes = map(str, (temperature, NUM_TOKENS, VOCAB_SIZE, HIDDEN_SIZE, CHUNK_TOKENS))
-    done = subprocess.run(
-        [sys.executable, str(CHILD), head, *sizes],
-        env={**os.environ, "PYTHONPATH": str(PROJECT)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    command, environment = [sys.executable, str(CHILD), head, *sizes], {**os.environ, "PYTHONPATH": str(PROJECT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     seen = json.loads(done.stdout.splitlines()[-1])
     assert seen["finite"]

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from small_plans import MIXTURE, drawn_model, small_model
 
-from mindgspo.config import ModelSection
 from mindgspo.config.plan import ParallelPlan
 from mindgspo.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
 
-DENSE = {
-    "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.15,
-}  # fmt: skip
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
-FAMILIES = {
-    "qwen2": DENSE | {"tie_word_embeddings": True},
-    "qwen3_moe": DENSE | EXPERTS | {"architecture": "qwen3_moe", "head_dim": 12},
-}
+FAMILIES = {"qwen2": {"tie_word_embeddings": True}, "qwen3_moe": MIXTURE}
 UNITS = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 # Of a token on its way: the embedding, 10 in each of two layers, the final norm; and as many weights.
 ROUNDINGS = 2 * (1 + 2 * 10 + 1)
@@ -31,14 +23,12 @@ def log_probs_and_gradients(family: str, dtype: str, recompute: str = "none"):
     import mindspore as ms
     from mindspore import Tensor
 
-    from mindgspo.models.policy import PolicyLogProbs, build_model
-    from mindgspo.models.weights import initialize_weights
+    from mindgspo.models.policy import PolicyLogProbs
     from mindgspo.parallel.ops.device import takes_packed
     from mindgspo.parallel.plans.placement import Placement
 
-    section = ModelSection(**FAMILIES[family], dtype=dtype)
-    model = build_model(section, Placement(plan=ParallelPlan(recompute=recompute), rank=0))
-    initialize_weights(model, section, seed=2)
+    section = small_model(**FAMILIES[family], initializer_range=0.15, dtype=dtype)
+    model = drawn_model(section, seed=2, place=Placement(plan=ParallelPlan(recompute=recompute), rank=0))
     if not takes_packed(model):
         pytest.skip("there are no kernels")
     policy = PolicyLogProbs(model, temperature=1.0, with_entropy=False)
@@ -94,7 +84,7 @@ def test_bfloat16_without_kernels_is_refused() -> None:
 
     with composed_ops():
         with pytest.raises(ConfigError, match=r"model.dtype: bfloat16 on CPU .* install g\+\+ .* model.dtype=float32"):
-            build_model(ModelSection(**DENSE, dtype="bfloat16"))
-        model = build_model(ModelSection(**DENSE))
+            build_model(small_model(dtype="bfloat16"))
+        model = build_model(small_model())
         with pytest.raises(ConfigError, match=r"rollout.cache_dtype: bfloat16 on CPU .* install g\+\+"):
             PagedCache(model, num_blocks=2, num_columns=8, dtype="bfloat16")

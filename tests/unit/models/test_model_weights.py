@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from small_plans import drawn_model
 
 from mindgspo.config import ModelSection
 from mindgspo.errors import WeightsError
@@ -84,12 +85,7 @@ def test_qwen3_has_norms_of_heads_instead_of_biases() -> None:
 
 
 def initial_weights(section: ModelSection, seed: int) -> dict[str, np.ndarray]:
-    from mindgspo.models.weights import initialize_weights
-    from mindgspo.rollout.weight_transfer import weights_as_numpy
-
-    model = make_model(section)
-    initialize_weights(model, section, seed)
-    return weights_as_numpy(model, section)
+    return read(drawn_model(section, seed), section)
 
 
 def test_initial_weights_depend_on_the_seed_and_the_name_only() -> None:
@@ -139,9 +135,7 @@ def test_padding_of_tables_is_zeros_and_stays_inside(tied: bool) -> None:
     assert_equal(read(loaded(padded, arrays, model), padded), arrays)
     assert not any(table.asnumpy()[13:].any() for table in tables)
     initialize_weights(model, padded, 5)
-    drawn = make_model(section)
-    initialize_weights(drawn, section, 5)
-    assert_equal(read(model, padded), read(drawn, section))
+    assert_equal(read(model, padded), initial_weights(section, 5))
     assert not any(table.asnumpy()[13:].any() for table in tables)
 
 

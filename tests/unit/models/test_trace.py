@@ -6,25 +6,15 @@ import mindspore
 import numpy as np
 import pytest
 from mindspore import Tensor
+from small_plans import MIXTURE, drawn_model, small_model
 
 from mindgspo.batches.micro_batches import BatchLayout, micro_batches
 from mindgspo.batches.rows import TrainingSample
-from mindgspo.config import ModelSection
-from mindgspo.models.policy import PolicyLogProbs, build_model
+from mindgspo.models.policy import PolicyLogProbs
 from mindgspo.models.trace import trace_forward
-from mindgspo.models.weights import initialize_weights
 from mindgspo.parallel.ops.device import policy_inputs
 from mindgspo.parallel.platform.runtime import call_compiled
 from mindgspo.types import Batch
-
-DENSE = {
-    "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.15,
-}  # fmt: skip
-EXPERTS = DENSE | {
-    "architecture": "qwen3_moe", "head_dim": 12, "num_experts": 4, "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16, "norm_topk_prob": True,
-}  # fmt: skip
 
 
 def batch_of_four() -> Batch:
@@ -33,13 +23,10 @@ def batch_of_four() -> Batch:
     prompts = [random.integers(1, 61, size).astype(np.int32) for size in (3, 7)]
     samples = [
         TrainingSample(
-            prompt_ids=prompts[number % 2],
-            response_ids=random.integers(1, 61, 2 + 3 * number).astype(np.int32),
-            rollout_logp=np.zeros(2 + 3 * number, np.float32),
-            number=number,
-        )
-        for number in range(4)
-    ]
+            prompt_ids=prompts[number % 2], response_ids=random.integers(1, 61, 2 + 3 * number).astype(np.int32),
+            rollout_logp=np.zeros(2 + 3 * number, np.float32), number=number,
+        ) for number in range(4)
+    ]  # fmt: skip
     return micro_batches(samples, BatchLayout(samples_per_micro_batch=4, length_multiple=8, pad_id=0))[0]
 
 
@@ -50,12 +37,11 @@ def pynative(cpu_runtime) -> Iterator[None]:
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
 
 
-@pytest.mark.parametrize(("model", "dtype"), [(DENSE, "float32"), (DENSE, "bfloat16"), (EXPERTS, "float32")])
+@pytest.mark.parametrize(("model", "dtype"), [({}, "float32"), ({}, "bfloat16"), (MIXTURE, "float32")])
 def test_the_trace_ends_in_the_log_probs_of_the_graph(pynative, model: dict, dtype: str) -> None:
-    section = ModelSection(**model, dtype=dtype)
-    net = build_model(section)
-    initialize_weights(net, section, seed=3)
-    policy, batch = PolicyLogProbs(net, temperature=1.0, with_entropy=False), batch_of_four()
+    section = small_model(**model, initializer_range=0.15, dtype=dtype)
+    policy = PolicyLogProbs(drawn_model(section, seed=3), temperature=1.0, with_entropy=False)
+    batch = batch_of_four()
     found = {}
     trace_forward(policy, batch, lambda module, operator, values: found.update({module: values}))
     arrays = policy_inputs(batch, is_packed=policy.is_packed).arrays

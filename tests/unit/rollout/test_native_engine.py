@@ -8,18 +8,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from small_plans import drawn_model, small_model
 
-from mindgspo.config import ModelSection
 from mindgspo.rollout.protocol import Purpose, RandomStream, Rollout, SamplingFilter, SamplingSettings
-from mindgspo.types import FinishReason, Prompt
+from mindgspo.types import FinishReason, Prompt, Response
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
 
-SECTION = ModelSection(
-    vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-    num_key_value_heads=2, max_position_embeddings=64, rope_theta=10_000.0, tie_word_embeddings=True,
-    initializer_range=0.2,
-)  # fmt: skip
+SECTION = small_model(rope_theta=10_000.0, tie_word_embeddings=True, initializer_range=0.2)
 EOS_IDS = (3, 11, 20, 29, 47)
 MAX_PROMPT, MAX_NEW = 7, 12
 VERSION = 1
@@ -27,12 +23,7 @@ VERSION = 1
 
 @pytest.fixture(scope="module")
 def model(cpu_runtime):
-    from mindgspo.models.policy import build_model
-    from mindgspo.models.weights import initialize_weights
-
-    built = build_model(SECTION)
-    initialize_weights(built, SECTION, seed=5)
-    return built
+    return drawn_model(SECTION, seed=5)
 
 
 def make_engine(model, *, eos_ids=EOS_IDS, num_slots=5, prefill_width=2, length_multiple=4, **sampler):
@@ -79,8 +70,12 @@ def generate(engine, prompts: Sequence[Prompt], settings: SamplingSettings) -> R
     return engine.generate(prompts, settings, weight_version=VERSION)
 
 
+def flat(rollout: Rollout) -> list[Response]:
+    return [response for group in rollout.responses for response in group]
+
+
 def tokens_of(rollout: Rollout) -> dict[tuple[int, int], list[int]]:
-    return {(r.prompt_index, r.sample_index): r.ids.tolist() for group in rollout.responses for r in group}
+    return {(r.prompt_index, r.sample_index): r.ids.tolist() for r in flat(rollout)}
 
 
 def full_logits(model, prompts: Sequence[Prompt], rollout: Rollout) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -113,19 +108,16 @@ def test_greedy_tokens_are_the_argmax_of_the_full_forward_pass(model, engine, en
             smallest_gap = min(smallest_gap, (top_two[:, 1] - top_two[:, 0]).min())
         assert smallest_gap > 1e-4, "a near tie: this model cannot tell right from wrong"
     # The endless engine ran every row to the last column of its cache.
-    assert all(r.length == MAX_NEW for group in rollout.responses for r in group)
+    assert all(response.length == MAX_NEW for response in flat(rollout))
 
 
 def test_greedy_log_probs_are_those_at_temperature_one(model, endless_engine) -> None:
     prompts = make_prompts(3)
     rollout = generate(endless_engine, prompts, sampling(num_samples=1, temperature=0.0))
-    found = np.concatenate([r.logprobs for group in rollout.responses for r in group])
-    expected = []
-    for ids, logits in full_logits(model, prompts, rollout):
+    for response, (ids, logits) in zip(flat(rollout), full_logits(model, prompts, rollout), strict=True):
         log_probs = logits - np.log(np.exp(logits.astype(np.float64)).sum(axis=1, keepdims=True))
-        expected.append(log_probs[np.arange(len(ids)), ids])
-    np.testing.assert_allclose(found, np.concatenate(expected), atol=1e-4)
-    assert all(r.temperature == 0 for group in rollout.responses for r in group)
+        np.testing.assert_allclose(response.logprobs, log_probs[np.arange(len(ids)), ids], atol=1e-4)
+        assert response.temperature == 0
 
 
 def trainer_gap(model, engine, temperature: float) -> float:
@@ -231,13 +223,11 @@ def test_a_sample_does_not_depend_on_how_many_siblings_it_has_or_on_the_length_l
 def test_responses_end_with_their_first_eos_or_at_the_limit(engine) -> None:
     rollout = generate(engine, make_prompts(9), sampling())
     reasons = set()
-    for response in (r for group in rollout.responses for r in group):
+    for response in flat(rollout):
         *body, last = response.ids.tolist()
         assert not set(body) & set(EOS_IDS), "a token was sampled after an EOS"
-        if last in EOS_IDS:
-            assert response.finish_reason == FinishReason.STOP
-        else:
-            assert response.finish_reason == FinishReason.LENGTH and response.length == MAX_NEW
+        assert response.finish_reason == (FinishReason.STOP if last in EOS_IDS else FinishReason.LENGTH)
+        assert last in EOS_IDS or response.length == MAX_NEW
         reasons.add(response.finish_reason)
     assert reasons == set(FinishReason), "the samples must end in both ways"
 
@@ -260,7 +250,7 @@ def test_a_cut_of_ones_own_leaves_the_engines_alone(model, endless_engine) -> No
 def test_counters_and_busy_slots_on_mixed_lengths(engine) -> None:
     prompts = make_prompts(12)
     rollout = generate(engine, prompts, sampling(num_samples=8))
-    lengths = [r.length for group in rollout.responses for r in group]
+    lengths = [response.length for response in flat(rollout)]
     assert len(set(lengths)) > 6, "the lengths must be mixed"
     counters = rollout.counters
     assert counters.prefilled_prompts == len(prompts)
@@ -286,10 +276,9 @@ def test_a_cache_of_another_type_rounds_keys_and_values_alone(model, endless_eng
 def test_a_sample_does_not_depend_on_tokens_per_sync(model, engine, tokens_per_sync: int) -> None:
     prompts = make_prompts(9)
     rollout = generate(make_engine(model, tokens_per_sync=tokens_per_sync), prompts, sampling())
-    for siblings, others in zip(rollout.responses, generate(engine, prompts, sampling()).responses, strict=True):
-        for response, other in zip(siblings, others, strict=True):
-            assert response.ids.tolist() == other.ids.tolist() and response.finish_reason == other.finish_reason
-            assert response.logprobs.tolist() == other.logprobs.tolist(), "bit for bit"
+    for response, other in zip(flat(rollout), flat(generate(engine, prompts, sampling())), strict=True):
+        assert response.ids.tolist() == other.ids.tolist() and response.finish_reason == other.finish_reason
+        assert response.logprobs.tolist() == other.logprobs.tolist(), "bit for bit"
     counters = rollout.counters
     assert counters.generated_tokens == counters.busy_slot_steps < counters.slot_steps
 
@@ -302,9 +291,8 @@ def test_preemption_changes_no_token(model, engine, endless_engine, tokens_per_s
         tight = make_engine(model, eos_ids=eos_ids, block=4, num_blocks=10, tokens_per_sync=tokens_per_sync)
         rollout, expected = generate(tight, prompts, sampling()), generate(reference, prompts, sampling())
         assert tokens_of(rollout) == tokens_of(expected)
-        for siblings, others in zip(rollout.responses, expected.responses, strict=True):
-            for response, other in zip(siblings, others, strict=True):
-                np.testing.assert_allclose(response.logprobs, other.logprobs, atol=1e-5)
+        for response, other in zip(flat(rollout), flat(expected), strict=True):
+            np.testing.assert_allclose(response.logprobs, other.logprobs, atol=1e-5)
         assert rollout.counters.most_blocks <= 9
     assert rollout.counters.preemptions > 0, "nobody had to leave"
 
