@@ -7,7 +7,7 @@ namespace mindgspo {
 namespace {
 
 // Rows of one task: some tiles of the product, few enough that two threads end together.
-constexpr int64_t kTaskRows = 112;
+constexpr int64_t kTaskRows = 128;
 
 void convert(const float* values, int64_t n, const Tensor& out, int64_t row, int64_t column) {
   store(element(out, row * out.strides[0] + column * out.strides[1]), out.dtype, out.strides[1], n, values);

@@ -11,7 +11,7 @@ namespace mindgspo {
 namespace {
 
 constexpr int64_t kVocabulary = 4096;  // entries of a part
-constexpr int64_t kTaskRows = 112;
+constexpr int64_t kTaskRows = 128;
 constexpr int64_t kGradientRows = 1024;  // predictions whose gradients of logits exist at once
 static_assert(kVocabulary % kPanel == 0, "a part is whole panels");
 
@@ -179,7 +179,7 @@ extern "C" int mindgspo_log_prob_backward(const mindgspo_tensor* hidden, const m
     float* d_logits = scratch(kShared3, most_rows * most + of_states + of_entries);
     float *state_panels = d_logits + most_rows * most, *entry_panels = state_panels + of_states;
     p.for_parts(threads, [&](int64_t first, int64_t n, const Panels& panels) {
-      pack(p.entries(first, n), entry_panels, hidden->dtype, threads);
+      const Panels by_entry = pack_for(hidden->dtype, p.entries(first, n), entry_panels, threads);
       if (p.count() == 0)
         for (int64_t v = 0; v < n; ++v) std::fill(&at(*d_weight, first + v), &at(*d_weight, first + v) + p.size, 0.0f);
       for (int64_t top = 0; top < p.count(); top += kGradientRows) {
@@ -202,14 +202,16 @@ extern "C" int mindgspo_log_prob_backward(const mindgspo_tensor* hidden, const m
               for (int64_t j = 0; j < n; ++j) row[j] = -d * exp_of(row[j] - log_sum);
             }
             if (target >= 0 && target < n) row[target] += d;
+            if (hidden->dtype == kBFloat16) round_to(kBFloat16, n, row);
           }
           const Matrix left{own, kFloat32, some, n, n, 1};
-          multiply_packed(left, entry_panels, p.size, d_states + (top + row0) * p.size, p.size, true);
+          multiply_packed(left, by_entry, 0, p.size, d_states + (top + row0) * p.size, p.size, true);
         });
-        pack({states + top * p.size, kFloat32, rows_here, p.size, p.size, 1}, state_panels, kFloat32, threads);
+        const Matrix of_top{states + top * p.size, kFloat32, rows_here, p.size, p.size, 1};
+        const Panels by_state = pack_for(hidden->dtype, of_top, state_panels, threads);
         for_row_blocks(n, threads, [&](int64_t entry, int64_t some) {
           const Matrix left{d_logits + entry, kFloat32, some, rows_here, 1, n};
-          multiply_packed(left, state_panels, p.size, &at(*d_weight, first + entry), d_weight->strides[0], top > 0);
+          multiply_packed(left, by_state, 0, p.size, &at(*d_weight, first + entry), d_weight->strides[0], top > 0);
         });
       }
     });
