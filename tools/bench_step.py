@@ -1,7 +1,7 @@
 """Seconds and tokens per second of rollout, old log-probs and update on a small model, as JSON.
 
     python tools/bench_step.py [--scenario full|mixed] [--max-new-tokens 64] [--steps 6] [--warmup-steps 2] [--limit]
-                               [--recompute-old]
+                               [--recompute-old] [--model DIR] [--dtype float32|bfloat16]
     python tools/bench_step.py --layouts [--scenario gsm8k|mixed] [--max-new-tokens 64] [--steps 6]
 
 Model: Qwen2, hidden 256, 4 layers, 8 heads, 4 kv heads, ffn 704, vocabulary 1024, tied, float32, random weights. One
@@ -10,6 +10,9 @@ are by default the sampler's, as in training (`algorithm.old_log_probs=auto`); -
 `full`: no token ends a response. `mixed`: so many tokens do that, the random model being nearly uniform, each draw
 ends its response with a fixed probability and the mean length is about a third of the maximum. Draws are seeded, so
 two commits time the same work. Compile time is reported apart; figures are medians over the counted steps.
+
+`--model`: instead the model of a Hugging Face folder, with its weights; `full` alone, since the likeliest tokens of a
+trained model would decide when responses end. `--dtype`: the type it computes in.
 
 `loss_cell` is the GSPO cell alone, forward and backward, as a graph of its own on the last step's batches, launch and
 transfer of its inputs included; `share_of_update` sets that against an update, of which it is a part.
@@ -29,6 +32,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import mindspore
@@ -42,10 +46,11 @@ from mindgspo.algorithms.optim.updater import Updater
 from mindgspo.batches.micro_batches import BatchLayout, largest_shape, micro_batches
 from mindgspo.batches.rows import TrainingSample, scattered
 from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection, with_recipe
+from mindgspo.config.huggingface_config import read_model_section
 from mindgspo.metrics import peak_rss_mb
 from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.scoring import PolicyScorer
-from mindgspo.models.weights import initialize_weights
+from mindgspo.models.weights import initialize_weights, load_huggingface
 from mindgspo.parallel.ops.device import takes_packed
 from mindgspo.parallel.plans.placement import ALONE, Placement
 from mindgspo.parallel.platform.runtime import set_up_runtime
@@ -87,10 +92,13 @@ def main() -> None:
     arguments = parse_arguments()
     set_up_runtime("CPU")
     mindspore.set_context(mode=mindspore.GRAPH_MODE)  # for the loss, which is called as it is
-    sizes = StepSizes(max_new_tokens=arguments.max_new_tokens, slots=arguments.slots)
+    folder: Path | None = arguments.model
+    model = MODEL if folder is None else read_model_section(folder)
+    model = model.model_copy(update={"dtype": arguments.dtype})
+    sizes = StepSizes(model=model, max_new_tokens=arguments.max_new_tokens, slots=arguments.slots)
     bench = StepBench(sizes, ends=arguments.scenario == "mixed", recomputes_old=arguments.recompute_old)
     if arguments.layouts:
-        samples = samples_of(arguments.scenario, MODEL.vocab_size, sizes.prompt_length, arguments.max_new_tokens)
+        samples = samples_of(arguments.scenario, model.vocab_size, sizes.prompt_length, arguments.max_new_tokens)
         is_packed = takes_packed(bench.model)
         found = compare_layouts(bench.updater, bench.old_policy, samples, rounds=arguments.steps, is_packed=is_packed)
         print(json.dumps({"scenario": arguments.scenario, **found}, indent=2))
@@ -103,6 +111,8 @@ def main() -> None:
     median = {key: statistics.median(figures[key] for figures in counted) for key in counted[0]}
     report = {
         "scenario": arguments.scenario,
+        "model": "small" if folder is None else str(folder),
+        "dtype": model.dtype,
         "max_new_tokens": arguments.max_new_tokens,
         "slots": arguments.slots,
         "threads": graph_threads(),
@@ -122,6 +132,8 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scenario", choices=("full", "mixed", "gsm8k"), default="full")
+    parser.add_argument("--model", type=Path, metavar="DIR", help="Hugging Face folder of the model to time")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="type of computation")
     parser.add_argument("--layouts", action="store_true", help="compare layouts of one mini-batch")
     parser.add_argument("--limit", action="store_true", help="what a step costs at least here, and the share reached")
     parser.add_argument(
@@ -135,6 +147,8 @@ def parse_arguments() -> argparse.Namespace:
     known = ("mixed", "gsm8k") if arguments.layouts else ("full", "mixed")
     if arguments.scenario not in known:
         parser.error(f"--scenario {arguments.scenario}: only {' and '.join(known)} go with these options")
+    if arguments.model is not None and arguments.scenario != "full":
+        parser.error(f"--scenario {arguments.scenario}: only full goes with --model")
     return arguments
 
 
@@ -150,7 +164,10 @@ class StepBench:
         self.sizes = sizes
         self.recomputes_old = recomputes_old
         self.model = build_model(sizes.model, place)
-        initialize_weights(self.model, sizes.model, seed=0)
+        if sizes.model.path is None:
+            initialize_weights(self.model, sizes.model, seed=0)
+        else:
+            load_huggingface(self.model, sizes.model, sizes.model.path)
         # (1 - exp(-p M)) / p, the mean length under a stop probability p and a maximum M, is M / 3 at p M = 2.82.
         num_stops = round(2.82 / sizes.max_new_tokens * sizes.model.vocab_size) if ends else 0
         self.native = NativeEngine(
