@@ -306,7 +306,7 @@ def test_log_probs(half: Half) -> None:
     d_logits /= temperature
     off = 8 * loose * (p * (np.abs(d_logp) + np.abs(d_entropy) * 2 * largest)[:, None] + FLOAT32)
     off[np.arange(30), targets] += 4 * FLOAT32 * np.abs(d_logp)
-    off += (half.name == "bfloat16") * half.unit * np.abs(d_logits)  # rounded for the products; in float16 too small ones
+    off += (half.name == "bfloat16") * half.unit * np.abs(d_logits)  # rounded for products
     d_hidden, terms = np.zeros_like(hidden), np.zeros_like(hidden)
     np.add.at(d_hidden, rows, d_logits @ weight)
     np.add.at(terms, rows, off @ np.abs(weight) + 60 * FLOAT32 * np.abs(d_logits) @ np.abs(weight))
