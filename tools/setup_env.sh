@@ -17,7 +17,7 @@
 # again only when one of them changes. pip's output is shown only when it fails. All messages go to standard error.
 
 # The packages beside mindgspo, below tools.
-_parts=(kernels math_answers ascend_emulator migrate conformance)
+_parts=(kernels math_answers ascend_emulator migrate gguf conformance)
 
 _say() { printf '[setup] %s\n' "$*" >&2; }
 

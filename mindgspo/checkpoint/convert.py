@@ -40,7 +40,7 @@ from mindgspo.tokenization.files import read_files
 
 # Name of MindFormers' weights in a folder without safetensors.
 CKPT_FILE = "model.ckpt"
-_GENERATION_CONFIG = "generation_config.json"
+GENERATION_CONFIG = "generation_config.json"
 _MARK_OF_MINDFORMERS = "model.tok_embeddings.embedding_weight"
 WeightNaming = Literal["huggingface", "mindformers"]
 # A chunk becomes several arrays of its size while it is rounded.
@@ -116,8 +116,8 @@ def _read_description(folder: Path) -> Description:
     section = read_model_section(folder)
     files = dict(read_files(folder).contents)
     try:
-        if (folder / _GENERATION_CONFIG).is_file():
-            files[_GENERATION_CONFIG] = read_bytes(folder / _GENERATION_CONFIG)
+        if (folder / GENERATION_CONFIG).is_file():
+            files[GENERATION_CONFIG] = read_bytes(folder / GENERATION_CONFIG)
         return Description(section=section, config=read_bytes(folder / "config.json"), files=files)
     except OSError as error:
         raise WeightsError(f"{folder}: cannot be read ({error})") from error
@@ -138,7 +138,7 @@ def _describe_run(checkpoint: Path) -> Description:
     return Description(
         section=config.model,
         config=json_bytes(huggingface_config(config.model, **ids)),
-        files={**tokenizer.files.contents, _GENERATION_CONFIG: json_bytes(generation)},
+        files={**tokenizer.files.contents, GENERATION_CONFIG: json_bytes(generation)},
     )
 
 
@@ -194,9 +194,16 @@ class Converted:
     """Files with weights."""
     num_weights: int
     num_bytes: int
-    """Type of all weights."""
+    """Of all weights, headers aside."""
     travelled: tuple[str, ...]
     """Names of the other files."""
+
+    def lines(self) -> list[str]:
+        """What a command prints."""
+        return [
+            *map(str, self.files),
+            f"{self.num_weights} weights, {self.num_bytes:,} bytes; with {', '.join(self.travelled)}",
+        ]
 
 
 def convert_model(conversion: Conversion, *, shows_progress: bool = False) -> Converted:
@@ -209,27 +216,32 @@ def convert_model(conversion: Conversion, *, shows_progress: bool = False) -> Co
     assert conversion.file_format == "safetensors" or (
         conversion.layout == "mindformers" and conversion.max_shard_bytes is None
     ), f"{conversion}: the command line refuses this"
-    out = conversion.out
     with open_model_source(conversion.source, model_folder=conversion.model_folder) as source:
-        weights = _weights(source, conversion)
-        description = source.description
-        files = {"config.json": _config(description, conversion.dtype), **description.files}
-        total = num_bytes(weights)
-        with (
-            filled_folder(out, run_id=None, num_bytes=total) as filled,
-            byte_progress("converting", total, is_wanted=shows_progress) as written,
-        ):
-            paths = write_model_files(
-                filled,
-                weights,
-                file_format=conversion.file_format,
-                max_shard_bytes=conversion.max_shard_bytes,
-                metadata=_METADATA[conversion.layout] if conversion.file_format == "safetensors" else None,
-                index_names=_INDEX_NAMES[conversion.layout],
-                written=written,
-            )
-            for name, content in files.items():
-                (filled / name).write_bytes(content)
+        return write_model(source, conversion, shows_progress=shows_progress)
+
+
+def write_model(source: ModelSource, conversion: Conversion, *, shows_progress: bool = False) -> Converted:
+    """`convert_model` for a source that is open; `conversion.source` names it, and is not read."""
+    out = conversion.out
+    weights = _weights(source, conversion)
+    description = source.description
+    files = {"config.json": _config(description, conversion.dtype), **description.files}
+    total = num_bytes(weights)
+    with (
+        filled_folder(out, run_id=None, num_bytes=total) as filled,
+        byte_progress("converting", total, is_wanted=shows_progress) as written,
+    ):
+        paths = write_model_files(
+            filled,
+            weights,
+            file_format=conversion.file_format,
+            max_shard_bytes=conversion.max_shard_bytes,
+            metadata=_METADATA[conversion.layout] if conversion.file_format == "safetensors" else None,
+            index_names=_INDEX_NAMES[conversion.layout],
+            written=written,
+        )
+        for name, content in files.items():
+            (filled / name).write_bytes(content)
     return Converted(
         files=tuple(out / path.name for path in paths),
         num_weights=len(weights),

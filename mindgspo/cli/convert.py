@@ -71,7 +71,5 @@ def convert_weights_command(
         file_format=format_,
         max_shard_bytes=None if max_shard_size is None else _num_bytes(max_shard_size),
     )
-    done = convert_model(conversion, shows_progress=True)
-    for path in done.files:
-        print(path)
-    print(f"{done.num_weights} weights, {done.num_bytes:,} bytes; with {', '.join(done.travelled)}")
+    for line in convert_model(conversion, shows_progress=True).lines():
+        print(line)

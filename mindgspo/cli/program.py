@@ -120,7 +120,7 @@ app.add_typer(convert_app, name="convert")
 app.add_typer(model.reward_app, name="reward")
 app.add_typer(strategy_app, name="strategy")
 
-_EXTRAS = {"convert.config": "migrate", "conformance": "conformance"}
+_EXTRAS = {"convert.config": "migrate", "convert.gguf": "gguf", "conformance": "conformance"}
 """Commands of packages beside this one, each with the extra that brings it."""
 
 

@@ -64,9 +64,16 @@ def read_model_section(folder: Path) -> ModelSection:
     Raises WeightsError: no config.json, another family, or a detail that is not implemented.
     """
     path = folder / FILE
-    raw = _read(path)
+    return model_section(_read(path), path)
+
+
+def model_section(raw: object, path: Path) -> ModelSection:
+    """The architecture that the content of a config.json describes. path: the file it came from.
+
+    Raises WeightsError as `read_model_section`.
+    """
     architecture = raw.get("model_type") if isinstance(raw, dict) else None
-    if not isinstance(architecture, str) or architecture not in FAMILIES:
+    if not isinstance(raw, dict) or not isinstance(architecture, str) or architecture not in FAMILIES:
         raise WeightsError(f"{path}: model_type is {architecture!r}; supported: {', '.join(FAMILIES)}")
     for problem in _unimplemented(raw):
         raise WeightsError(f"{path}: {problem}")
@@ -80,7 +87,7 @@ def read_model_section(folder: Path) -> ModelSection:
         values.pop("head_dim", None)
     values |= {"architecture": architecture, "rope_theta": _rope_theta(raw), "rope_scaling": _scaling(raw)}
     try:
-        section = ModelSection.model_validate_json(json.dumps({"path": str(folder), **values}), strict=True)
+        section = ModelSection.model_validate_json(json.dumps({"path": str(path.parent), **values}), strict=True)
     except ValidationError as error:
         problems = "; ".join(
             f"{'.'.join(map(str, e['loc']))}: {e['msg']}, got {shorten(e['input'])}" for e in error.errors()

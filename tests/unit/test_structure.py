@@ -43,4 +43,4 @@ def test_every_module_can_be_imported() -> None:
 
 def test_every_package_brings_the_license() -> None:
     copies = [path.parent / "LICENSE" for path in (PROJECT / "tools").glob("*/pyproject.toml")]
-    assert len(copies) == 5 and {path.read_bytes() for path in copies} == {(PROJECT / "LICENSE").read_bytes()}
+    assert len(copies) == 6 and {path.read_bytes() for path in copies} == {(PROJECT / "LICENSE").read_bytes()}

@@ -1,14 +1,18 @@
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 class NormalizerSpec:
     add_dummy_prefix: bool
     escape_whitespaces: bool
+    name: str
     precompiled_charsmap: bytes
     remove_extra_whitespaces: bool
 
 class TrainerSpec:
     BPE: int
+    byte_fallback: bool
     model_type: int
+    unk_id: int
+    vocab_size: int
 
 class ModelProto:
     class SentencePiece:
@@ -17,8 +21,13 @@ class ModelProto:
         piece: str
         type: int
 
+    class Pieces:
+        def add(self, *, piece: str, score: float, type: int) -> ModelProto.SentencePiece: ...
+        def __iter__(self) -> Iterator[ModelProto.SentencePiece]: ...
+        def __len__(self) -> int: ...
+
     normalizer_spec: NormalizerSpec
-    pieces: Sequence[SentencePiece]
+    pieces: Pieces
     trainer_spec: TrainerSpec
     @staticmethod
     def FromString(s: bytes) -> ModelProto: ...  # noqa: N802
