@@ -14,6 +14,7 @@ from mindgspo.config.data import DataSourceSection
 from mindgspo.data.dataset import open_dataset
 from mindgspo.data.dataset_info import PromptFacts
 from mindgspo.data.mindrlhf import SCHEMA, read_mindrlhf, write_mindrlhf
+from mindgspo.data.record_index import num_records
 from mindgspo.data.source_rows import DroppedRow, SourceRow, asks
 from mindgspo.data.sources import open_source
 from mindgspo.errors import DataError
@@ -171,3 +172,7 @@ def test_damaged_and_other_files_are_refused(as_mindrlhf_does, prepare, tokenize
         index.execute("UPDATE INDEXES SET PAGE_OFFSET_BLOB_END = 99999999")
     with pytest.raises(DataError, match="damaged"):
         list(read_mindrlhf(path, tokenizer))
+    with sqlite3.connect(f"{path}.db") as index:
+        index.execute("DROP TABLE INDEXES")
+    with pytest.raises(DataError, match=r"damaged \(no such table.*copy it and"):
+        num_records(path)

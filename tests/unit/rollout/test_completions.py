@@ -27,6 +27,13 @@ def test_null_is_the_default() -> None:
         assert asked(**{key: None}).settings == asked().settings, key
 
 
+def test_the_end_of_a_prompt_may_be_the_begin_of_its_response() -> None:
+    stream = {"seed": 1, "purpose": 1, "step": 2, "draw": 0, "prompt_index": 3, "samples": [0], "start": 2}
+    request = asked(prompt=[5, 6, 7, 8], n=1, max_tokens=10, random_stream=stream)
+    assert (request.prompt.ids.tolist(), request.prefix.tolist()) == ([5, 6], [7, 8])
+    assert (request.prompt.index, request.settings.max_new_tokens) == (3, 12)
+
+
 def test_the_defaults_are_openais() -> None:
     settings = asked(n=None, max_tokens=None, temperature=None, seed=None).settings
     assert (settings.num_samples, settings.max_new_tokens, settings.temperature) == (1, 16, 1.0)
