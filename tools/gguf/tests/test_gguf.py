@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 from gguf_files import TOKENS, entries, shapes, write_gguf
 
 from mindgspo.checkpoint.convert import Conversion, write_model
@@ -48,6 +49,28 @@ def test_types_of_tensors(tmp_path: Path, packed: str, monkeypatch: pytest.Monke
     _, weights = converted(tmp_path / "model.gguf")
     assert np.array_equal(weights["model.embed_tokens.weight"], stored["token_embd.weight"])
     assert np.array_equal(weights["model.layers.1.self_attn.q_proj.bias"], stored["blk.1.attn_q.bias"])
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("packed", ["Q8_0", "Q4_0", "Q4_1", *(one for one in TYPES if one.endswith("_K"))])
+def test_blocks_are_unpacked_as_transformers_does(tmp_path: Path, packed: str) -> None:
+    torch = pytest.importorskip("torch")
+    theirs = pytest.importorskip("transformers.integrations.gguf.dequant")
+    kind = GGMLQuantizationType[packed]
+    elements, num_bytes = GGML_QUANT_SIZES[kind]
+    # Bytes below 60: no scale in float16 is a NaN.
+    data = np.random.default_rng(0).integers(0, 60, (4, 512 // elements * num_bytes), dtype=np.uint8)
+    writer = GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_tensor("weight", data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with OpenGguf(tmp_path / "model.gguf") as file:
+        ours = file.rows("weight", 0, 4)
+    assert ours.shape == (4, 512)
+    expected = theirs.dequantize(torch.from_numpy(data), getattr(theirs, f"GGML_{packed}")).float()
+    assert np.array_equal(ours, expected.reshape(4, 512).numpy())
 
 
 @pytest.mark.parity
