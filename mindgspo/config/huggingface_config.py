@@ -67,13 +67,13 @@ def read_model_section(folder: Path) -> ModelSection:
     return model_section(_read(path), path)
 
 
-def model_section(raw: object, path: Path) -> ModelSection:
+def model_section(raw: Any, path: Path) -> ModelSection:
     """The architecture that the content of a config.json describes. path: the file it came from.
 
     Raises WeightsError as `read_model_section`.
     """
     architecture = raw.get("model_type") if isinstance(raw, dict) else None
-    if not isinstance(raw, dict) or not isinstance(architecture, str) or architecture not in FAMILIES:
+    if not isinstance(architecture, str) or architecture not in FAMILIES:
         raise WeightsError(f"{path}: model_type is {architecture!r}; supported: {', '.join(FAMILIES)}")
     for problem in _unimplemented(raw):
         raise WeightsError(f"{path}: {problem}")

@@ -92,15 +92,20 @@ def load_qwen2(files: TokenizerFiles) -> BpeBackend:
         )
     inner = tokenizers.Tokenizer(_bpe_model(files))
     inner.normalizer = normalizers.NFC()
-    inner.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(tokenizers.Regex(QWEN2_PATTERN), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    inner.pre_tokenizer = splitting_into_bytes(QWEN2_PATTERN)
     inner.decoder = decoders.ByteLevel()
     _add_tokens(inner, files)
     return BpeBackend(inner)
+
+
+def splitting_into_bytes(pattern: str) -> pre_tokenizers.PreTokenizer:
+    """Cuts a text into the matches of a pattern and what lies between them, then spells the pieces in bytes."""
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(tokenizers.Regex(pattern), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
 
 
 def load_tokenizer_json(files: TokenizerFiles) -> BpeBackend:

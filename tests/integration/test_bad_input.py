@@ -22,9 +22,9 @@ def edit(path: Path, old: str, new: str) -> list[str]:
     return []
 
 
-def model(folder: Path, change: Callable) -> list[str]:
-    """Another model's folder, its weights as this function changes them."""
-    write_model(folder / "model", folder / "tiny.yaml", change)
+def model(folder: Path, change: Callable = lambda weights: None, file: Callable = lambda path: None) -> list[str]:
+    """Another model's folder; its weights and their file as these functions change them."""
+    file(write_model(folder / "model", folder / "tiny.yaml", change) / "model.safetensors")
     return ["--set", f"model.path={folder / 'model'}"]
 
 
@@ -60,24 +60,57 @@ MISTAKES = {
         lambda folder: edit(folder / "tiny.yaml", "save_every: 2", "save_evry: 2"),
         ["trainer.save_evry: unknown key", "did you mean trainer.save_every?"],
     ),
+    "wrong type": (
+        lambda folder: ["--set", "rollout.num_generations=eight"],
+        ["rollout.num_generations: expected an integer, got 'eight'"],
+    ),
+    "a batch that does not divide": (
+        lambda folder: ["--set", "trainer.prompts_per_mini_batch=3"],
+        ["trainer.prompts_per_mini_batch: 3 does not divide rollout.prompts_per_step 4", "nearest legal: 2 or 4"],
+    ),
     "more prompts per step than rows": (
         lambda folder: ["--set", "rollout.prompts_per_step=12"],
         ["rollout.prompts_per_step: 12 different prompts cannot be drawn from 10 rows", "largest legal: 10"],
+    ),
+    "missing weights file": (
+        lambda folder: model(folder, file=lambda path: path.unlink()),
+        ["model: neither model.safetensors nor", "config.json"],
+    ),
+    "another architecture": (
+        lambda folder: [*model(folder), "--set", "model.num_key_value_heads=4"],
+        ["model.num_key_value_heads: 4, but ", "/model/config.json says 2"],
     ),
     "missing name in the weights": (
         lambda folder: model(folder, lambda weights: weights.pop("model.norm.weight")),
         ["model/model.safetensors: ", "model.norm.weight"],
     ),
+    "extra name in the weights": (
+        lambda folder: model(folder, lambda weights: weights.update(extra=weights["model.norm.weight"])),
+        ["model/model.safetensors: ", "extra"],
+    ),
+    "truncated weights": (
+        lambda folder: model(folder, file=lambda path: path.write_bytes(path.read_bytes()[:-1000])),
+        ["model.safetensors", "truncated"],
+    ),
     "missing tokenizer file": (
         lambda folder: (folder / "tokenizer" / "merges.txt").unlink() or [],
         ["tokenizer", "merges.txt"],
     ),
+    "missing tokenizer folder": (
+        lambda folder: edit(folder / "tiny.yaml", "path: tokenizer", "path: tokeniser"),
+        ["tokenizer.path", "tokeniser does not exist"],
+    ),
+    "empty data set": (lambda folder: (folder / "rows.jsonl").write_text("") or [], ["rows.jsonl", "row"]),
     "a row without an answer": (lambda folder: another_row(folder, question="?"), ["rows.jsonl:11", "answer"]),
     "a gold answer that is no number": (
         unreadable_gold,
         ["verl.jsonl: 1 gold answers", "row 0 (gsm8k): answer 'several'"],
     ),
     "a reward file without the function": (broken_reward_file, ["mine.py has no function 'score'", "'scores'"]),
+    "a prompt longer than allowed": (
+        lambda folder: another_row(folder, question="pens " * 40, answer="#### 1"),
+        ["rows.jsonl:11", "max_prompt_length"],
+    ),
     "a solution longer than the model": (
         lambda folder: another_row(folder, question="How many?", answer="1+1=2\n" * 20 + "#### 2"),
         ["warmup: row 10", "max_position_embeddings is 64"],

@@ -36,17 +36,26 @@ def plans(data: int, model: int, stages: int = 1, more: str = "") -> list[str]:
             f"plans.infer={{data_parallel: {data * stages}, model_parallel: {model}}}"]  # fmt: skip
 
 
-@pytest.mark.parametrize("sizes", [(1, 1), (2, 4), (3, 8), (6, 1), (1, 4, 6), (3, 4, 2), (1, 4, 3), (1, 1, 6)])
+@pytest.mark.parametrize(
+    "sizes",
+    [(1, 1), (2, 4), (8, 1), (3, 8), (1, 4, 2), (1, 4, 6), (3, 1), (3, 2), (6, 1), (3, 4, 2), (1, 4, 3), (1, 1, 6)],
+)
 @pytest.mark.parametrize("device", ["CPU", "Ascend"])
 def test_ranks_work_together_in_any_number(experiment: Path, device: str, sizes: tuple[int, ...]) -> None:
     plan = load_config(experiment, [f"device={device}", *plans(*sizes)]).plans.train
     assert plan.world_size == sizes[0] * sizes[1] * (*sizes, 1)[2]
 
 
+def test_heads_may_be_12_for_12_slices(experiment: Path) -> None:
+    model = ["model.num_attention_heads=12", "model.num_key_value_heads=4", "model.hidden_size=384"]
+    assert load_config(experiment, [*model, *plans(2, 12)]).plans.train.model_parallel == 12
+
+
 @pytest.mark.parametrize("device", ["CPU", "Ascend"])
 def test_a_table_is_shared_between_stages(experiment: Path, device: str) -> None:
-    tied = [f"device={device}", "model.tie_word_embeddings=true", *plans(1, 4, 2)]
-    assert load_config(experiment, tied).plans.train.pipeline_stage == 2
+    tied = [f"device={device}", "model.tie_word_embeddings=true"]
+    for sizes in ((1, 4, 2), (1, 1, 2)):
+        assert load_config(experiment, [*tied, *plans(*sizes)]).plans.train.pipeline_stage == 2
 
 
 @pytest.mark.parametrize(("overrides", "line"), [
@@ -63,10 +72,13 @@ def test_heads_are_multiples_of_16(problems, experiment, overrides, line):
 
 @pytest.mark.parametrize(("device", "model", "given", "resolved"), [
     ("CPU", "float32", "null", "float32"),
+    ("CPU", "float16", "null", "float16"),
     ("CPU", "float32", "float16", "float16"),
+    ("CPU", "bfloat16", "null", "bfloat16"),
     ("Ascend", "float32", "null", "bfloat16"),
     ("Ascend", "float32", "float16", "float16"),
     ("Ascend", "bfloat16", "null", "bfloat16"),
+    ("Ascend", "float16", "null", "float16"),
 ])  # fmt: skip
 def test_a_cache_type_that_the_device_takes(experiment: Path, device: str, model: str, given: str, resolved: str):
     config = load_config(experiment, [f"device={device}", f"model.dtype={model}", f"rollout.cache_dtype={given}"])
@@ -75,7 +87,16 @@ def test_a_cache_type_that_the_device_takes(experiment: Path, device: str, model
     assert {name: text for name, text in batch_table(config, None) if "cache" in name} == told
 
 
-def test_bfloat16_on_cpu_wants_a_compiler(problems, experiment, tmp_path, monkeypatch) -> None:
+def test_a_cache_type_that_the_device_does_not_take(problems: Callable[..., list[str]]) -> None:
+    assert problems("rollout.cache_dtype=float32") == [
+        "rollout.cache_dtype: float32; ReshapeAndCache and PagedAttention take a cache of bfloat16 or float16; set "
+        "rollout.cache_dtype=bfloat16"
+    ]
+
+
+def test_bfloat16_on_cpu_wants_a_compiler(
+    problems: Callable[..., list[str]], experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (compiler := tmp_path / "g++").touch()
     monkeypatch.setenv("PATH", str(tmp_path))
     compiler.chmod(0o755)
@@ -96,43 +117,32 @@ def test_bfloat16_on_cpu_wants_a_compiler(problems, experiment, tmp_path, monkey
     ]
 
 
-SPLIT = plans(1, 4, more=", use_seq_parallel: true")
-PARTS = ["plans.train={context_parallel: 4, model_parallel: 2, use_seq_parallel: true}",
-         "plans.infer={data_parallel: 8}"]  # fmt: skip
-PACKED = ["trainer={samples_per_micro_batch: null, max_tokens_per_micro_batch: 160, packing: true}"]
-MIXTURE = ["model.architecture=qwen3_moe", "model.num_experts=8", "model.num_experts_per_tok=2",
-           "model.moe_intermediate_size=48"]  # fmt: skip
-
-
-@pytest.mark.parametrize(("overrides", "rule", "fix"), [
-    (["rollout.cache_dtype=float32"],
-     "rollout.cache_dtype: float32; ReshapeAndCache and PagedAttention take a cache of bfloat16 or float16;",
-     "set rollout.cache_dtype=bfloat16"),
-    ([*SPLIT, "trainer.length_multiple=6"],
-     "plans.train.use_seq_parallel: model_parallel 4 does not divide the tokens of a micro-batch, "
-     "trainer.samples_per_micro_batch 1 x trainer.length_multiple 6 = 6;",
-     "nearest legal trainer.length_multiple: 4 or 8"),
-    ([*PARTS, "trainer.length_multiple=12"],
-     "plans.train.use_seq_parallel: context_parallel 4 x model_parallel 2 does not divide the tokens of a micro-batch,",
-     "x trainer.length_multiple 12 = 12; nearest legal trainer.length_multiple: 8 or 16"),
-    ([*PARTS, "plans.train.use_seq_parallel=false", *PACKED, "trainer.length_multiple=10"],
-     "plans.train.context_parallel: context_parallel 4 does not divide the tokens of a micro-batch, "
-     "trainer.length_multiple 10;", "nearest legal trainer.length_multiple: 8 or 12"),
-    ([*MIXTURE, *plans(1, 4, more=", expert_parallel: 2, expert_tensor_parallel: 1"), "trainer.length_multiple=6"],
-     "plans.train.expert_parallel: model_parallel 4 does not divide the tokens of a micro-batch,",
-     "x trainer.length_multiple 6 = 6; nearest legal trainer.length_multiple: 4 or 8"),
-])  # fmt: skip
-def test_types_of_caches_and_shares_of_tokens(refuse, overrides: list[str], rule: str, fix: str) -> None:
-    refuse(overrides, rule, fix)
-
-
-def test_equal_shares_of_tokens_are_legal(experiment: Path) -> None:
+def test_the_tokens_of_a_micro_batch_are_split(problems: Callable[..., list[str]], experiment: Path) -> None:
+    split = plans(1, 4, more=", use_seq_parallel: true")
+    assert problems(*split, "trainer.length_multiple=6") == [
+        "plans.train.use_seq_parallel: model_parallel 4 does not divide the tokens of a micro-batch, "
+        "trainer.samples_per_micro_batch 1 x trainer.length_multiple 6 = 6; nearest legal trainer.length_multiple: 4 "
+        "or 8"
+    ]
     legal = ["trainer.length_multiple=6", "trainer.samples_per_micro_batch=2"]
-    for device in ("Ascend", "CPU"):
-        assert load_config(experiment, [f"device={device}", *SPLIT, *legal]).plans.train.use_seq_parallel
-    assert load_config(experiment, ["device=CPU", *PARTS]).plans.train.token_parts == 4
-    three = ["plans.train={context_parallel: 4, data_parallel: 3}", "plans.infer={data_parallel: 12}"]
-    assert load_config(experiment, three).plans.train.token_parts == 12
+    assert load_config(experiment, [*split, *legal]).plans.train.use_seq_parallel
+    assert load_config(experiment, ["device=CPU", *split, *legal]).plans.train.use_seq_parallel
+
+
+def test_parts_of_sequences_need_equal_shares(problems: Callable[..., list[str]], experiment: Path) -> None:
+    split = ["plans.train={context_parallel: 4, model_parallel: 2, use_seq_parallel: true}",
+             "plans.infer={data_parallel: 8}"]  # fmt: skip
+    assert problems(*split, "trainer.length_multiple=12") == [
+        "plans.train.use_seq_parallel: context_parallel 4 x model_parallel 2 does not divide the tokens of a "
+        "micro-batch, trainer.samples_per_micro_batch 1 x trainer.length_multiple 12 = 12; nearest legal "
+        "trainer.length_multiple: 8 or 16"
+    ]
+    packed = ["trainer={samples_per_micro_batch: null, max_tokens_per_micro_batch: 160, packing: true}"]
+    assert problems(*split, "plans.train.use_seq_parallel=false", *packed, "trainer.length_multiple=10") == [
+        "plans.train.context_parallel: context_parallel 4 does not divide the tokens of a micro-batch, "
+        "trainer.length_multiple 10; nearest legal trainer.length_multiple: 8 or 12"
+    ]
+    assert load_config(experiment, split).plans.train.token_parts == 4
 
 
 def test_parts_that_the_heads_forbid_are_said_once(problems: Callable[..., list[str]]) -> None:
@@ -141,6 +151,24 @@ def test_parts_that_the_heads_forbid_are_said_once(problems: Callable[..., list[
     assert len(found) == 1 and found[0].startswith("plans.train.context_parallel: 3 ranks exchange tokens for heads")
     found = problems(*plans(1, 3, more=", use_seq_parallel: true"))
     assert found and all("length_multiple" not in line for line in found)
+
+
+def test_parts_of_sequences_on_both_devices(experiment: Path) -> None:
+    split = ["plans.train={context_parallel: 2}", "plans.infer={data_parallel: 2}"]
+    assert load_config(experiment, ["device=CPU", *split]).plans.train.context_parallel == 2
+    three = ["plans.train={context_parallel: 4, data_parallel: 3}", "plans.infer={data_parallel: 12}"]
+    assert load_config(experiment, three).plans.train.token_parts == 12
+
+
+def test_blocks_that_share_a_replicas_tokens_need_equal_shares(problems: Callable[..., list[str]]) -> None:
+    mixture = ["model.architecture=qwen3_moe", "model.num_experts=8", "model.num_experts_per_tok=2",
+               "model.moe_intermediate_size=48"]  # fmt: skip
+    split = [*mixture, *plans(1, 4, more=", expert_parallel: 2, expert_tensor_parallel: 1")]
+    assert problems(*split, "trainer.length_multiple=6") == [
+        "plans.train.expert_parallel: model_parallel 4 does not divide the tokens of a micro-batch, "
+        "trainer.samples_per_micro_batch 1 x trainer.length_multiple 6 = 6; nearest legal trainer.length_multiple: 4 "
+        "or 8"
+    ]
 
 
 def test_a_tied_table_is_split_as_the_output_table_is_unless_it_is_said(experiment: Path) -> None:

@@ -50,13 +50,24 @@ def test_defaults_are_resolved(load):
     ("optimizer.lr=.inf", "optimizer.lr: expected a finite number, got Infinity"),
     ("data.shuffle=yes", "data.shuffle: expected true or false, got 'yes'"),
     ("device=cpu", "device: expected 'CPU' or 'Ascend', got 'cpu'; did you mean 'CPU'?"),
+    ("algorithm.name=GSPO",
+     "algorithm.name: expected 'gspo', 'gspo_token', 'grpo', 'ppo', 'dapo', 'dr_grpo', 'gmpo', 'cispo', 'sapo' or "
+     "'gpg', got 'GSPO'; did you mean 'gspo'?"),
     ("rollout.cache_dtype=fp16",
      "rollout.cache_dtype: expected 'float32', 'bfloat16' or 'float16', got 'fp16'; did you mean 'float16'?"),
+    ("algorithm.name=gsop",
+     "algorithm.name: expected 'gspo', 'gspo_token', 'grpo', 'ppo', 'dapo', 'dr_grpo', 'gmpo', 'cispo', 'sapo' or "
+     "'gpg', got 'gsop'; did you mean 'gspo'?"),
     ("device=NPU", "device: expected 'CPU' or 'Ascend', got 'NPU'; write Ascend"),
     ("algorithm.advantage.estimator=gae",
      "algorithm.advantage.estimator: expected 'grpo', 'dr_grpo', 'rloo', 'opo', 'max_rl', 'pass_k', 'gpg', 'remax', "
      "'reinforce_plus_plus' or 'reinforce_plus_plus_baseline', got 'gae'; it needs a value model, which this suite "
      "does not train"),
+    ("algorithm.rollout_correction.level=tokens",
+     "algorithm.rollout_correction.level: expected 'none', 'token', 'sequence' or 'geometric', got 'tokens'; did you "
+     "mean 'token'?"),
+    ("algorithm.clip_low=-0.1", "algorithm.clip_low: must be >= 0, got -0.1"),
+    ("algorithm.clip_low=1.5", "algorithm.clip_low: must be <= 1, got 1.5"),
     ("reward.functions=gsm8k", "reward.functions: expected a list, e.g. [a, b], got 'gsm8k'"),
     ("reward.weights=[]", "reward.weights: needs at least 1 entry, got []"),
     ("reward.weights=[a]", "reward.weights[0]: expected a number, got 'a'"),
@@ -70,12 +81,14 @@ def test_a_wrong_value_is_named_with_its_rule(problems, override, line):
 
 @pytest.mark.parametrize(("key", "answer"), [
     ("trainer.max_step", "did you mean trainer.max_steps"),  # a sibling
+    ("optimzer", "did you mean optimizer"),
     ("plans.infer.model_paralel", "did you mean plans.infer.model_parallel"),
     ("rollout.clip_low", "did you mean algorithm.clip_low"),  # the same key in another section
     ("warmup.every", "did you mean warmup.check_every or algorithm.kl.reference.every or eval.every"),  # both
     ("trainer.train_batch_size", "did you mean rollout.prompts_per_step"),  # another suite's word
     ("actor_rollout_ref", "a section of verl; `mindgspo convert config FILE --out NEW.yaml` converts its script"),
     ("rl_config", "a section of MindRLHF or MindSpeed-RL; `mindgspo convert config FILE --out NEW.yaml` converts its"),
+    ("rollout.n", "did you mean rollout.num_generations"),
     ("learning_rate", "did you mean optimizer.lr"),
     ("data.max_new_token", "did you mean rollout.max_new_tokens"),  # a close key in another section
     ("reward.zzz", "keys here: functions, weights, answer, math_dapo, overlong, length, repetition, workers"),

@@ -35,6 +35,8 @@ def test_world_size_counts_every_axis_but_experts():
 
 @pytest.mark.parametrize("plan", [
     ParallelPlan(),
+    ParallelPlan(data_parallel=3),
+    ParallelPlan(model_parallel=4),
     ParallelPlan(model_parallel=8),  # more than the 2 key/value heads, evenly shared
     ParallelPlan(model_parallel=4, pipeline_stage=2, micro_batch_num=4),
     ParallelPlan(data_parallel=2, optimizer_shard=True, vocab_emb_dp=False),
@@ -71,6 +73,11 @@ def test_what_fits_is_legal(plan):
 ])  # fmt: skip
 def test_what_does_not_fit_names_legal_values_in_one_line(plan, line):
     assert check_train_plan("p", plan, MODEL_3B) == [line]
+
+
+def test_the_vocabulary_must_divide_over_the_output_table():
+    odd = MODEL_3B.model_copy(update={"vocab_size": 151937})
+    assert "nearest legal: 1" in check_train_plan("p", ParallelPlan(model_parallel=2), odd)[0]
 
 
 def test_padded_tables_divide_where_the_vocabulary_does_not():
@@ -125,25 +132,32 @@ LOSS, REWARD = "algorithm.kl.placement=loss", "algorithm.kl.placement=reward"
 SIX = "trainer.samples_per_micro_batch=6"
 
 
-@pytest.mark.parametrize(("overrides", "rule", "fix"), [
-    ([f"{KEY}.mode=ema"], f"{KEY}.mode: ema, but algorithm.kl.placement is none,", "loss or reward, or remove it"),
-    ([LOSS, f"{KEY}.every=5"], f"{KEY}.every: 5, but a frozen reference never changes; set {KEY}.mode=sync,", "it"),
-    ([LOSS, f"{KEY}.mode=sync"], f"{KEY}.every: missing; after how many steps", f"e.g. {KEY}.every=100"),
+@pytest.mark.parametrize(("overrides", "expected"), [
+    ([f"{KEY}.mode=ema"],
+     f"{KEY}.mode: ema, but algorithm.kl.placement is none, so there is no reference policy; set "
+     "algorithm.kl.placement to loss or reward, or remove it"),
+    ([LOSS, f"{KEY}.every=5"],
+     f"{KEY}.every: 5, but a frozen reference never changes; set {KEY}.mode=sync, or remove it"),
+    ([LOSS, f"{KEY}.mode=sync"],
+     f"{KEY}.every: missing; after how many steps does the reference become the policy? e.g. {KEY}.every=100"),
     ([LOSS, f"{KEY}.mode=sync", f"{KEY}.every=5", f"{KEY}.decay=0.5"],
-     f"{KEY}.decay: 0.5 belongs to a moving average, but {KEY}.mode is sync;", f"set {KEY}.mode=ema, or remove it"),
+     f"{KEY}.decay: 0.5 belongs to a moving average, but {KEY}.mode is sync; set {KEY}.mode=ema, or remove it"),
     ([REWARD, f"{KEY}.mode=sync", f"{KEY}.every=1"],
-     f"{KEY}.every: 1 makes the old policy of each step its reference,", "smallest legal: 2"),
+     f"{KEY}.every: 1 makes the old policy of each step its reference, from which it has no distance: the penalty in "
+     "the reward would always be 0; smallest legal: 2"),
     (["plans.reference={data_parallel: 2}"],
-     "plans.reference: plans.train 1 x 1 x 1 needs 1 workers, plans.reference 2 x 1 x 1 needs 2;",
-     "set plans.reference.data_parallel=1"),
+     "plans.reference: plans.train 1 x 1 x 1 needs 1 workers, plans.reference 2 x 1 x 1 needs 2; they share the same "
+     "cards; set plans.reference.data_parallel=1"),
     (["plans.reference={optimizer_shard: true}"],
-     "plans.reference.optimizer_shard: true; there is no optimizer while scoring;", "remove it"),
+     "plans.reference.optimizer_shard: true; there is no optimizer while scoring; remove it"),
     (["plans.reference={recompute: full}"],
-     "plans.reference.recompute: full; there is no backward pass while scoring;", "remove it"),
-    (["plans.reference={micro_batch_num: 2}"], "plans.reference.micro_batch_num: 2; without a backward", "remove it"),
+     "plans.reference.recompute: full; there is no backward pass while scoring; remove it"),
+    (["plans.reference={micro_batch_num: 2}"],
+     "plans.reference.micro_batch_num: 2; without a backward pass micro-batches follow each other through the stages "
+     "as they are; remove it"),
 ])  # fmt: skip
-def test_each_rule_names_the_key_and_the_fix(refuse, overrides: list[str], rule: str, fix: str) -> None:
-    refuse(overrides, rule, fix)
+def test_each_rule_names_the_key_and_the_fix(problems, overrides: list[str], expected: str) -> None:
+    assert problems(*overrides) == [expected]
 
 
 def test_a_moving_average_has_a_pace(load) -> None:

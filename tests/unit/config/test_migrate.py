@@ -35,8 +35,12 @@ def test_every_old_name_is_read(experiment: Path, capsys: pytest.CaptureFixture[
         assert capsys.readouterr().err == "", "a run's own file is read without a word"
 
 
-def test_a_run_writes_the_number(experiment: Path) -> None:
-    assert dump_config(load_config(experiment)).startswith(f"schema: {SCHEMA}\n")
+def test_a_run_writes_the_number_and_reads_it_back(experiment: Path, tmp_path: Path) -> None:
+    config = load_config(experiment)
+    text = dump_config(config)
+    assert text.startswith(f"schema: {SCHEMA}\n")
+    (tmp_path / "config.yaml").write_text(text)
+    assert load_config(tmp_path / "config.yaml", check_files=False) == config
 
 
 @pytest.mark.parametrize(("mapping", "said"), [

@@ -26,17 +26,18 @@ from mindgspo.text import listed, printable, shorten
 MAGIC = b"GGUF"
 Value: TypeAlias = int | float | str | bool | list[int] | list[float] | list[str] | list[bool]
 
-# Types of entries that have one size, by their number: format of struct, and bytes.
+# struct's formats of the types of entries that have one size.
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 # More is damage, or an attack on memory: the largest vocabularies have some 300,000 tokens and merges.
-_MOST_ENTRIES, _MOST_ELEMENTS, _MOST_TENSORS, _MOST_TEXT, _MOST_HEADER = 1 << 12, 1 << 21, 1 << 18, 1 << 22, 1 << 28
+_MOST_ENTRIES, _MOST_ELEMENTS, _MOST_TENSORS, _MOST_TEXT, _MOST_HEADER = 1 << 12, 1 << 21, 1 << 18, 1 << 22, 1 << 26
 _MOST_AXES = 4
 TYPES = (
     *("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"),
     *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
 )
 """Types of tensors that are unpacked."""
+_TYPE_NAMES = {one.value: one.name for one in GGMLQuantizationType}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,14 +190,12 @@ def _described(header: _Header) -> tuple[int, tuple[int, ...], int]:
 
 
 def _packed(header: _Header, name: str, kind: int, shape: tuple[int, ...], start: int) -> PackedTensor:
-    known = {one.value: one.name for one in GGMLQuantizationType if one.name in TYPES}
-    if kind not in known:
-        names = {one.value: one.name for one in GGMLQuantizationType}
+    type_name = _TYPE_NAMES.get(kind, str(kind))
+    if type_name not in TYPES:
         raise WeightsError(
-            f"{header.content.path}: {printable(shorten(name))} has type {names.get(kind, kind)}; "
-            f"unpacked are {listed(TYPES)}"
+            f"{header.content.path}: {printable(shorten(name))} has type {type_name}; unpacked are {listed(TYPES, 20)}"
         )
-    elements, num_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[known[kind]]]
+    elements, num_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[type_name]]
     if shape[-1] % elements or not all(shape) or math.prod(shape) > header.content.size * elements:
-        raise header.bad(f"{printable(shorten(name))} of type {known[kind]} with shape {shape}")
-    return PackedTensor(type=known[kind], shape=shape, start=start, row_bytes=shape[-1] // elements * num_bytes)
+        raise header.bad(f"{printable(shorten(name))} of type {type_name} with shape {shape}")
+    return PackedTensor(type=type_name, shape=shape, start=start, row_bytes=shape[-1] // elements * num_bytes)

@@ -23,7 +23,7 @@ from mindgspo_gguf.file import OpenGguf
 from mindgspo_gguf.tokenizer import gguf_tokenizer_files
 
 _FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe"}
-# config.json's names of the entries `<architecture>.<key>`, and whether a model must have them.
+# {config.json's name: <key> of the entry `<architecture>.<key>`}.
 _CONFIG = {
     "num_hidden_layers": "block_count",
     "max_position_embeddings": "context_length",
@@ -38,8 +38,8 @@ _CONFIG = {
     "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
 }
-# Of all layers together, 60 times those of the largest models: names of more would fill the memory.
-_MOST_EXPERTS = 1 << 20
+# Of all layers together; DeepSeek-V3 has 15,000. The names of more would fill the memory.
+_MOST_EXPERTS = 1 << 17
 _STOPS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
 # What no cell here does, where it is neither absent nor 0.
 _FOREIGN = ("attention.sliding_window", "expert_shared_count", "expert_shared_feed_forward_length", "pooling_type")
@@ -204,7 +204,8 @@ def _parts(file: OpenGguf, section: ModelSection) -> dict[str, _Part]:
     for name, tensor in file.tensors.items():
         match = _LAYER.fullmatch(name)
         layer, part, ending = match.groups() if match else ("", "", "")
-        if part in _EXPERTS and len(tensor.shape) == 3:
+        is_stack = len(tensor.shape) == 3 and tensor.shape[0] == section.num_experts
+        if part in _EXPERTS and is_stack and int(layer) < section.num_hidden_layers:
             rows = tensor.shape[1]
             for expert in range(tensor.shape[0]):
                 ours = f"model.layers.{layer}.mlp.experts.{expert}.{_EXPERTS[part]}.{ending}"

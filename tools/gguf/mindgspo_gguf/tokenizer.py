@@ -10,43 +10,29 @@ import json
 from collections.abc import Mapping, Sequence
 
 from sentencepiece import sentencepiece_model_pb2
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from mindgspo.errors import TokenizerError
 from mindgspo.text import did_you_mean, listed, shorten
-from mindgspo.tokenization.backends import QWEN2_PATTERN
+from mindgspo.tokenization.backends import QWEN2_PATTERN, splitting_into_bytes
 from mindgspo.tokenization.files import CONFIG, TOKENIZER_JSON, TokenizerFiles
 
 _LLAMA3_PATTERN = QWEN2_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+_QWEN2 = ("qwen2", "deepseek-r1-qwen")
+_LLAMA3 = ("llama-bpe", "llama3", "llama-v3")
 # Kinds of tokens.
 _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
 _SPECIAL = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 
 
-def _split(pattern: str) -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-
-
-def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer | None:
-    """How text is split before merging; None if the name is unknown."""
-    whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    if name in ("gpt-2", "gpt2"):
-        return whole
-    if name == "smollm":
-        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), whole])
-    if name in _QWEN2:
-        return _split(QWEN2_PATTERN)
-    return _split(_LLAMA3_PATTERN) if name in _LLAMA3 else None
-
-
-_QWEN2 = ("qwen2", "deepseek-r1-qwen")
-_LLAMA3 = ("llama-bpe", "llama3", "llama-v3")
-_KNOWN = ("gpt-2", "smollm", *_QWEN2, *_LLAMA3)
+_GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+_SPLITTING: Mapping[str, pre_tokenizers.PreTokenizer] = {
+    **dict.fromkeys(("gpt-2", "gpt2"), _GPT2),
+    "smollm": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _GPT2]),
+    **dict.fromkeys(_QWEN2, splitting_into_bytes(QWEN2_PATTERN)),
+    **dict.fromkeys(_LLAMA3, splitting_into_bytes(_LLAMA3_PATTERN)),
+}
+"""How text is split before merging, by `tokenizer.ggml.pre`."""
 
 
 class _Entries:
@@ -119,11 +105,10 @@ def _special_tokens(of: _Entries, tokens: Sequence[str]) -> dict[str, str]:
 def _byte_level(of: _Entries, tokens: list[str], kinds: list[int], named: Mapping[str, str]) -> bytes:
     """tokenizer.json of a byte-level BPE."""
     pre = str(of.get("pre", str, "gpt-2"))
-    splitting = _pre_tokenizer(pre)
-    if splitting is None:
+    if pre not in _SPLITTING:
         raise of.bad(
             f"tokenizer.ggml.pre is {shorten(pre)!r}, a way of splitting text that is not known here"
-            f"{did_you_mean(pre, _KNOWN)} (known: {listed(_KNOWN)}); take the model's Hugging Face folder"
+            f"{did_you_mean(pre, _SPLITTING)} (known: {listed([*_SPLITTING])}); take the model's Hugging Face folder"
         )
     merges = [tuple(merge.split(" ")) for merge in of.array("merges", str)]
     vocab = {token: number for number, token in enumerate(tokens) if kinds[number] != _UNUSED}
@@ -131,7 +116,7 @@ def _byte_level(of: _Entries, tokens: list[str], kinds: list[int], named: Mappin
         inner = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre in _LLAMA3))  # type: ignore[arg-type]
     except Exception as error:  # the library raises bare Exception
         raise of.bad(f"tokenizer.ggml.merges do not fit the tokens ({error})") from error
-    inner.pre_tokenizer = splitting
+    inner.pre_tokenizer = _SPLITTING[pre]
     inner.normalizer = normalizers.NFC() if pre in _QWEN2 else None
     inner.decoder = decoders.ByteLevel()
     added = [
@@ -142,9 +127,12 @@ def _byte_level(of: _Entries, tokens: list[str], kinds: list[int], named: Mappin
     inner.add_tokens(added)
     if of.get("add_bos_token", bool, False) and "bos_token" in named:
         bos = named["bos_token"]
-        inner.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, vocab[bos])]
-        )
+        try:
+            inner.post_processor = processors.TemplateProcessing(
+                single=[bos, "$A"], pair=[bos, "$A", bos, "$B"], special_tokens=[(bos, tokens.index(bos))]
+            )
+        except Exception as error:  # as above: a token that reads as a place of the template
+            raise of.bad(f"tokenizer.ggml.bos_token_id: {shorten(bos)!r} cannot begin a text ({error})") from error
     return inner.to_str().encode()
 
 

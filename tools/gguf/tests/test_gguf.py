@@ -162,7 +162,7 @@ def test_the_frequencies_of_llama_3(tmp_path: Path) -> None:
         ({"llama.attention.head_count": 0}, "no llama.attention.head_count"),
         ({"llama.attention.head_count": 8}, "wrong shape"),
         ({"llama.block_count": 3}, "missing"),
-        ({"llama.block_count": 1 << 31}, "2147483648 layers with 0 experts; at most 1048576"),
+        ({"llama.block_count": 1 << 31}, "2147483648 layers with 0 experts; at most 131072"),
         ({"llama.attention.key_length": 1 << 31, "llama.rope.dimension_count": 8}, "8, not head_dim 2147483648"),
         ({"llama.embedding_length": "many"}, "llama.attention.head_count"),
         ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "rms_norm_eps"),
@@ -174,6 +174,14 @@ def test_the_frequencies_of_llama_3(tmp_path: Path) -> None:
         ({"tokenizer.ggml.token_type": [1, 2]}, "tokenizer.ggml.token_type: 2 elements"),
         ({"tokenizer.ggml.merges": ["a zz"]}, "tokenizer.ggml.merges do not fit the tokens"),
         ({"tokenizer.ggml.eos_token_id": 99999}, "eos_token_id is 99999"),
+        (
+            {
+                "tokenizer.ggml.tokens": ["$x", *TOKENS[1:]],
+                "tokenizer.ggml.bos_token_id": 0,
+                "tokenizer.ggml.add_bos_token": True,
+            },
+            "tokenizer.ggml.bos_token_id: '$x' cannot begin a text",
+        ),
         ({"tokenizer.ggml.eos_token_id": "2"}, "eos_token_id is 2; expected int"),
     ],
 )
