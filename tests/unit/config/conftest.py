@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,14 +38,3 @@ def problems(experiment: Path) -> Callable[..., list[str]]:
         return lines
 
     return lines_of_error
-
-
-@pytest.fixture
-def refuse(problems) -> Callable[..., None]:
-    """refuse(overrides, rule, fix): these overrides cause one problem, whose line begins and ends so."""
-
-    def check(overrides: Sequence[str], rule: str, fix: str) -> None:
-        (line,) = problems(*overrides)
-        assert line.startswith(rule) and line.endswith(fix), line
-
-    return check

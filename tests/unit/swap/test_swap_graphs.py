@@ -166,3 +166,18 @@ def test_shared_weights_survive_a_step(tmp_path: Path):
         assert not cache.asnumpy().any()
         np.testing.assert_array_equal(weights[0].asnumpy(), np.full((4, 4), 3.0, np.float32))
     swap.close()
+
+
+def test_an_error_in_an_update_does_not_lose_gradients(tmp_path: Path):
+    swap = open_swap(SwapSection(enabled=True), tmp_path)
+    training = Training(swap)
+    with pytest.raises(ZeroDivisionError), swap.phase(Phase.UPDATE):
+        training.accumulate(Tensor(np.ones((8, WIDTH), np.float32))).asnumpy()
+        _ = 1 / 0
+    with pytest.raises(AssertionError, match="would lose gradients"), swap.phase(Phase.SAVE):
+        pass
+    with swap.phase(Phase.UPDATE):
+        assert all(gradient.asnumpy().any() for gradient in training.gradients)
+        training.step(Tensor(1e-3, ms.float32)).asnumpy()
+    with swap.phase(Phase.SAVE):
+        pass
