@@ -277,9 +277,10 @@ void parallel(int64_t tasks, int64_t threads, Body body) {
   parallel_call(tasks, threads, [](void* context, int64_t task) { (*static_cast<Body*>(context))(task); }, &body);
 }
 
-// body(row) for every row, in tasks of many.
+// body(row) for every row, in tasks of `rows_per_task`; by default of so many that each thread has several tasks.
 template <class Body>
-void for_rows(int64_t rows, int64_t threads, Body body, int64_t rows_per_task = 64) {
+void for_rows(int64_t rows, int64_t threads, Body body, int64_t rows_per_task = 0) {
+  if (rows_per_task == 0) rows_per_task = std::clamp<int64_t>(rows / (4 * std::max<int64_t>(1, threads)), 1, 64);
   parallel((rows + rows_per_task - 1) / rows_per_task, threads, [&](int64_t task) {
     const int64_t end = std::min(rows, (task + 1) * rows_per_task);
     for (int64_t row = task * rows_per_task; row < end; ++row) body(row);
@@ -342,8 +343,14 @@ struct Panels {
   int64_t depth() const { return are_pairs ? (rows + 1) / 2 : rows; }
 };
 Panels pack_for(int32_t dtype, const Matrix& b, float* data, int64_t threads);
+// Rows of results side by side, `stride` numbers apart: float32, or bfloat16 to which they are rounded once.
+struct Result {
+  void* data;
+  int64_t stride;
+  int32_t dtype = kFloat32;
+};
 // b's columns from `column` on, a panel's first. The numbers of `a` are of the panels' dtype, however they are stored.
-void multiply_packed(const Matrix& a, const Panels& b, int64_t column, int64_t columns, float* c, int64_t c_stride,
-                     bool is_added);
+// is_added: to what float32 results hold.
+void multiply_packed(const Matrix& a, const Panels& b, int64_t column, int64_t columns, const Result& c, bool is_added);
 
 }  // namespace mindgspo

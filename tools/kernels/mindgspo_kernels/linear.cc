@@ -45,15 +45,17 @@ struct Product {
     const int64_t rows = std::min(rows_of_task, left.rows - row);
     const int64_t columns = std::min(columns_of_task, out->shape[1] - column);
     const Matrix some = part(left, row, rows, 0, left.columns);
+    char* place = element(*out, row * out->strides[0] + column * out->strides[1]);
+    if (bias == nullptr && !is_added && out->dtype == kBFloat16 && out->strides[1] == 1)
+      return multiply_packed(some, panels, column, columns, {place, out->strides[0], kBFloat16}, false);
     const bool is_direct = out->dtype == kFloat32 && out->strides[1] == 1;
-    float* direct = reinterpret_cast<float*>(element(*out, row * out->strides[0] + column * out->strides[1]));
-    float* product = is_direct ? direct : scratch(kProduct, rows * columns);
+    float* product = is_direct ? reinterpret_cast<float*>(place) : scratch(kProduct, rows * columns);
     const int64_t stride = is_direct ? out->strides[0] : columns;
     if (is_added && !is_direct)
       for (int64_t i = 0; i < rows; ++i)
         load(element(*out, (row + i) * out->strides[0] + column * out->strides[1]), out->dtype, out->strides[1], columns,
              product + i * stride);
-    multiply_packed(some, panels, column, columns, product, stride, is_added);
+    multiply_packed(some, panels, column, columns, {product, stride}, is_added);
     if (bias != nullptr) {
       float* added = scratch(kRow0, columns);
       load(element(*bias, column * bias->strides[0]), bias->dtype, bias->strides[0], columns, added);
@@ -168,8 +170,8 @@ extern "C" int mindgspo_linear_backward(const mindgspo_tensor* x, int64_t layers
     for (int64_t i = 0; i < layers; ++i)
       products.emplace_back(transposed(matrix_of(*d_outs[i])), all_x, *d_weights[i], nullptr, false, threads);
     run_all(products, threads);
-    // That of the input: sum over the layers of d_out W, in float32.
-    const bool is_direct = d_x->dtype == kFloat32;
+    // That of the input: sum over the layers of d_out W, in float32 where there are several.
+    const bool is_direct = d_x->dtype == kFloat32 || layers == 1;
     Tensor sum = *d_x;
     if (!is_direct) {
       sum.data = scratch(kShared2, tokens * inputs);

@@ -62,12 +62,17 @@ struct Problem {
   int64_t row(int64_t i) const { return integer_at(rows, i * rows.strides[0]); }
   int64_t target(int64_t i) const { return integer_at(targets, i * targets.strides[0]); }
 
-  // Hidden states in front of predictions, [count, H].
-  float* gathered(Slot slot, int64_t threads) const {
-    float* out = scratch(slot, count() * size);
+  bool is_bfloat16() const { return hidden.dtype == kBFloat16; }
+
+  // Hidden states in front of predictions, [count, H]: bfloat16 as they are, others in float32.
+  Matrix gathered(Slot slot, int64_t threads) const {
+    const Matrix out{scratch(slot, count() * size), is_bfloat16() ? kBFloat16 : kFloat32, count(), size, size, 1};
     for_rows(count(), threads, [&](int64_t at) {
-      load(element(hidden, row(predictions[at]) * hidden.strides[0]), hidden.dtype, hidden.strides[1], size,
-           out + at * size);
+      const char* state = element(hidden, row(predictions[at]) * hidden.strides[0]);
+      char* place = static_cast<char*>(const_cast<void*>(out.data)) + at * size * size_of(out.dtype);
+      if (!is_bfloat16()) return load(state, hidden.dtype, hidden.strides[1], size, reinterpret_cast<float*>(place));
+      for (int64_t i = 0; i < size; ++i)
+        std::memcpy(place + 2 * i, state + 2 * i * hidden.strides[1], 2);
     });
     return out;
   }
@@ -84,13 +89,11 @@ struct Problem {
     }
   }
 
-  // Logits of `rows` states over a part, at the temperature.
-  void logits(const float* states, int64_t rows, const Panels& panels, int64_t n, float* out, int64_t stride) const {
-    const Matrix left{states, kFloat32, rows, size, size, 1};
-    multiply_packed(left, panels, 0, n, out, stride, false);
+  // Logits of some states over a part, at the temperature, in rows of n.
+  void logits(const Matrix& states, const Panels& panels, int64_t n, float* out) const {
+    multiply_packed(states, panels, 0, n, {out, n}, false);
     if (inverse_temperature == 1.0f) return;
-    for (int64_t i = 0; i < rows; ++i)
-      for (int64_t j = 0; j < n; ++j) out[i * stride + j] *= inverse_temperature;
+    for (int64_t i = 0; i < states.rows * n; ++i) out[i] *= inverse_temperature;
   }
 };
 
@@ -122,14 +125,14 @@ extern "C" int mindgspo_log_prob(const mindgspo_tensor* hidden, const mindgspo_t
     require_vector("log_probs", log_probs, rows->shape[0]);
     require_vector("log_sums", log_sums, rows->shape[0]);
     if (entropies != nullptr) require_vector("entropies", entropies, rows->shape[0]);
-    const float* states = p.gathered(kShared0, threads);
+    const Matrix states = p.gathered(kShared0, threads);
     std::vector<Total> totals(p.count());
     std::vector<float> chosen(p.count());
     p.for_parts(threads, [&](int64_t first, int64_t n, const Panels& panels) {
       for_row_blocks(p.count(), threads, [&](int64_t row0, int64_t some) {
         float* logits = scratch(kWork0, some * n);
         float* exponentials = scratch(kWork1, n);
-        p.logits(states + row0 * p.size, some, panels, n, logits, n);
+        p.logits(part(states, row0, some, 0, p.size), panels, n, logits);
         for (int64_t i = 0; i < some; ++i) {
           const int64_t target = p.target(p.predictions[row0 + i]) - first;
           if (target >= 0 && target < n) chosen[row0 + i] = logits[i * n + target];
@@ -170,23 +173,24 @@ extern "C" int mindgspo_log_prob_backward(const mindgspo_tensor* hidden, const m
     bool has_entropy_gradient = false;  // none where the entropy is only reported
     for (int64_t i = 0; entropies != nullptr && i < p.count(); ++i)
       has_entropy_gradient = has_entropy_gradient || at(*d_entropies, p.predictions[i]) != 0.0f;
-    const float* states = p.gathered(kShared0, threads);
+    const Matrix states = p.gathered(kShared0, threads);
     float* d_states = scratch(kShared2, p.count() * p.size);
     std::fill(d_states, d_states + p.count() * p.size, 0.0f);
     const int64_t most = std::min(kVocabulary, p.vocabulary), most_rows = std::min(kGradientRows, p.count());
-    // Gradients of logits, then panels of the states and of the entries.
+    // Gradients of logits in the type of the products, then panels of the states and of the entries.
     const int64_t of_states = packed_size(most_rows, p.size), of_entries = packed_size(most, p.size);
-    float* d_logits = scratch(kShared3, most_rows * most + of_states + of_entries);
-    float *state_panels = d_logits + most_rows * most, *entry_panels = state_panels + of_states;
+    float* memory = scratch(kShared3, most_rows * most + of_states + of_entries);
+    float *state_panels = memory + most_rows * most, *entry_panels = state_panels + of_states;
     p.for_parts(threads, [&](int64_t first, int64_t n, const Panels& panels) {
       const Panels by_entry = pack_for(hidden->dtype, p.entries(first, n), entry_panels, threads);
       if (p.count() == 0)
         for (int64_t v = 0; v < n; ++v) std::fill(&at(*d_weight, first + v), &at(*d_weight, first + v) + p.size, 0.0f);
       for (int64_t top = 0; top < p.count(); top += kGradientRows) {
         const int64_t rows_here = std::min(kGradientRows, p.count() - top);
+        const Matrix d_logits{memory, states.dtype, rows_here, n, n, 1};
         for_row_blocks(rows_here, threads, [&](int64_t row0, int64_t some) {
-          float* own = d_logits + row0 * n;
-          p.logits(states + (top + row0) * p.size, some, panels, n, own, n);
+          float* own = p.is_bfloat16() ? scratch(kWork0, some * n) : memory + row0 * n;
+          p.logits(part(states, top + row0, some, 0, p.size), panels, n, own);
           for (int64_t i = 0; i < some; ++i) {
             const int64_t place = p.predictions[top + row0 + i], target = p.target(place) - first;
             const float log_sum = at(*log_sums, place), d = at(*d_log_probs, place) * p.inverse_temperature;
@@ -202,16 +206,15 @@ extern "C" int mindgspo_log_prob_backward(const mindgspo_tensor* hidden, const m
               for (int64_t j = 0; j < n; ++j) row[j] = -d * exp_of(row[j] - log_sum);
             }
             if (target >= 0 && target < n) row[target] += d;
-            if (hidden->dtype == kBFloat16) round_to(kBFloat16, n, row);
+            if (p.is_bfloat16()) store(reinterpret_cast<uint16_t*>(memory) + (row0 + i) * n, kBFloat16, 1, n, row);
           }
-          const Matrix left{own, kFloat32, some, n, n, 1};
-          multiply_packed(left, by_entry, 0, p.size, d_states + (top + row0) * p.size, p.size, true);
+          multiply_packed(part(d_logits, row0, some, 0, n), by_entry, 0, p.size,
+                          {d_states + (top + row0) * p.size, p.size}, true);
         });
-        const Matrix of_top{states + top * p.size, kFloat32, rows_here, p.size, p.size, 1};
-        const Panels by_state = pack_for(hidden->dtype, of_top, state_panels, threads);
+        const Panels by_state = pack_for(hidden->dtype, part(states, top, rows_here, 0, p.size), state_panels, threads);
         for_row_blocks(n, threads, [&](int64_t entry, int64_t some) {
-          const Matrix left{d_logits + entry, kFloat32, some, rows_here, 1, n};
-          multiply_packed(left, by_state, 0, p.size, &at(*d_weight, first + entry), d_weight->strides[0], top > 0);
+          multiply_packed(transposed(part(d_logits, 0, rows_here, entry, some)), by_state, 0, p.size,
+                          {&at(*d_weight, first + entry), d_weight->strides[0]}, top > 0);
         });
       }
     });

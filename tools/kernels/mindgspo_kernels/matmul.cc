@@ -15,9 +15,6 @@ namespace {
 // What a task computes: its block of `b` (kDepth x kBlockColumns) stays in the second-level cache.
 constexpr int64_t kBlockRows = 36 * 14, kBlockColumns = 256;
 
-typedef float Vector __attribute__((vector_size(kLanes * sizeof(float))));
-typedef float AnyVector __attribute__((vector_size(kLanes * sizeof(float)), aligned(4), may_alias));
-
 // What a tile adds to its sums at each step along K: products of floats, or of pairs in their places.
 struct Floats {
   static Vector add(Vector sums, const float* a, Vector b) { return sums + *a * b; }
@@ -171,15 +168,15 @@ Panels pack_for(int32_t dtype, const Matrix& b, float* data, int64_t threads) {
 void multiply_packed(const Matrix& a, const float* panels, int64_t columns, float* c, int64_t c_stride, bool is_added,
                      int64_t panel_rows) {
   const Panels b(kFloat32, panel_rows == 0 ? a.columns : panel_rows, panels);
-  multiply_packed(a, b, 0, columns, c, c_stride, is_added);
+  multiply_packed(a, b, 0, columns, {c, c_stride}, is_added);
 }
 
-void multiply_packed(const Matrix& a, const Panels& b, int64_t column, int64_t columns, float* c, int64_t c_stride,
-                     bool is_added) {
+namespace {
+
+// `multiply_packed` by tiles of registers.
+void multiply_in_registers(const Matrix& a, const Panels& b, int64_t column, int64_t columns, float* c, int64_t c_stride,
+                           bool is_added) {
   const int64_t step = b.are_pairs ? 2 : 1;  // numbers along K in the place of a float
-  if (a.columns == 0 && !is_added)
-    for (int64_t row = 0; row < a.rows; ++row) std::fill(c + row * c_stride, c + row * c_stride + columns, 0.0f);
-  if (b.are_pairs && multiply_on_tiles(a, b, column, columns, c, c_stride, is_added)) return;
   for (int64_t top = 0; top < a.rows; top += kBlockRows) {
     const int64_t rows = std::min(kBlockRows, a.rows - top), tiles = (rows + kTileRows - 1) / kTileRows;
     float* of_a = scratch(kPackA, (rows + kTileRows) * kRowStride);
@@ -199,6 +196,20 @@ void multiply_packed(const Matrix& a, const Panels& b, int64_t column, int64_t c
       }
     }
   }
+}
+
+}  // namespace
+
+void multiply_packed(const Matrix& a, const Panels& b, int64_t column, int64_t columns, const Result& c, bool is_added) {
+  const bool is_direct = c.dtype == kFloat32;
+  if (b.are_pairs && a.columns > 0 && multiply_on_tiles(a, b, column, columns, c, is_added)) return;
+  float* product = is_direct ? static_cast<float*>(c.data) : scratch(kProduct, a.rows * columns);
+  const int64_t stride = is_direct ? c.stride : columns;
+  if (a.columns == 0 && !is_added)
+    for (int64_t row = 0; row < a.rows; ++row) std::fill(product + row * stride, product + row * stride + columns, 0.0f);
+  multiply_in_registers(a, b, column, columns, product, stride, is_added);
+  for (int64_t row = 0; row < a.rows && !is_direct; ++row)
+    store(static_cast<uint16_t*>(c.data) + row * c.stride, c.dtype, 1, columns, product + row * columns);
 }
 
 void multiply(const Matrix& a, const Matrix& b, float* c, int64_t c_stride, bool is_added) {

@@ -24,40 +24,52 @@ inline void copy_rows(const Matrix& x, float* out, int64_t stride) {
     load(row_of(x, row), x.dtype, x.column_stride, x.columns, out + row * stride);
 }
 
-// out[column * stride + row] = x[row, column], read along x's rows, four by four.
+typedef float Vector __attribute__((vector_size(kLanes * sizeof(float))));
+typedef float AnyVector __attribute__((vector_size(kLanes * sizeof(float)), aligned(4), may_alias));
+
+// rows[i][j] becomes rows[j][i]: in each round, of two rows `Apart` apart, the places that are Apart apart change sides.
+template <int Apart = 1>
+inline void transpose(Vector* rows) {
+  typedef int32_t Places __attribute__((vector_size(kLanes * sizeof(int32_t))));
+  Places low, high;
+  for (int i = 0; i < kLanes; ++i) {
+    low[i] = i & Apart ? kLanes + i - Apart : i;
+    high[i] = i & Apart ? kLanes + i : i + Apart;
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) {
+    if (i & Apart) continue;
+    const Vector upper = rows[i], lower = rows[i + Apart];
+    rows[i] = __builtin_shuffle(upper, lower, low), rows[i + Apart] = __builtin_shuffle(upper, lower, high);
+  }
+  if constexpr (2 * Apart < kLanes) transpose<2 * Apart>(rows);
+}
+
+// out[column * stride + row] = x[row, column], read along x's rows, kLanes of them at once.
 inline void copy_transposed(const Matrix& x, float* out, int64_t stride) {
-  constexpr int64_t kSide = 4;
-  typedef float Four __attribute__((vector_size(16)));
-  typedef float AnyFour __attribute__((vector_size(16), aligned(4), may_alias));
-  alignas(64) float rows[kSide][kDepth];
-  for (int64_t row = 0; row < x.rows; row += kSide) {
-    const int64_t some = std::min(kSide, x.rows - row);
+  alignas(64) float copies[kLanes][kDepth];
+  for (int64_t row = 0; row < x.rows; row += kLanes) {
+    const int64_t some = std::min<int64_t>(kLanes, x.rows - row);
     for (int64_t first = 0; first < x.columns; first += kDepth) {
       const int64_t columns = std::min(kDepth, x.columns - first);
       const Matrix piece = part(x, row, some, first, columns);
-      const float* from[kSide];
+      const float* from[kLanes];
       for (int64_t i = 0; i < some; ++i) {
-        from[i] = rows[i];
+        from[i] = copies[i];
         if (x.dtype == kFloat32 && x.column_stride == 1)
           from[i] = reinterpret_cast<const float*>(row_of(piece, i));
         else
-          load(row_of(piece, i), x.dtype, x.column_stride, columns, rows[i]);
+          load(row_of(piece, i), x.dtype, x.column_stride, columns, copies[i]);
       }
       float* to = out + first * stride + row;
       int64_t column = 0;
-      for (; some == kSide && column + kSide <= columns; column += kSide) {
-        Four in[kSide];
-        for (int i = 0; i < kSide; ++i) in[i] = *reinterpret_cast<const AnyFour*>(from[i] + column);
-        typedef int Picks __attribute__((vector_size(16)));
-        const Four low01 = __builtin_shuffle(in[0], in[1], Picks{0, 4, 1, 5});
-        const Four high01 = __builtin_shuffle(in[0], in[1], Picks{2, 6, 3, 7});
-        const Four low23 = __builtin_shuffle(in[2], in[3], Picks{0, 4, 1, 5});
-        const Four high23 = __builtin_shuffle(in[2], in[3], Picks{2, 6, 3, 7});
-        float* at = to + column * stride;
-        *reinterpret_cast<AnyFour*>(at) = __builtin_shuffle(low01, low23, Picks{0, 1, 4, 5});
-        *reinterpret_cast<AnyFour*>(at + stride) = __builtin_shuffle(low01, low23, Picks{2, 3, 6, 7});
-        *reinterpret_cast<AnyFour*>(at + 2 * stride) = __builtin_shuffle(high01, high23, Picks{0, 1, 4, 5});
-        *reinterpret_cast<AnyFour*>(at + 3 * stride) = __builtin_shuffle(high01, high23, Picks{2, 3, 6, 7});
+      for (; some == kLanes && column + kLanes <= columns; column += kLanes) {
+        Vector rows[kLanes];
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; ++i) rows[i] = *reinterpret_cast<const AnyVector*>(from[i] + column);
+        transpose(rows);
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; ++i) *reinterpret_cast<AnyVector*>(to + (column + i) * stride) = rows[i];
       }
       for (; column < columns; ++column)
         for (int64_t i = 0; i < some; ++i) to[column * stride + i] = from[i][column];
@@ -200,7 +212,7 @@ inline void pack_column_pairs(const Matrix& b, float* out) {
 }
 
 // `multiply_packed` of panels of pairs on the processor's tiles; false, and nothing is done, where it has none.
-bool multiply_on_tiles(const Matrix& a, const Panels& b, int64_t column, int64_t columns, float* c, int64_t c_stride,
+bool multiply_on_tiles(const Matrix& a, const Panels& b, int64_t column, int64_t columns, const Result& c,
                        bool is_added);
 
 }  // namespace mindgspo

@@ -12,7 +12,8 @@
 namespace mindgspo {
 namespace {
 
-constexpr int64_t kTileSide = 16;
+constexpr int64_t kTileSide = 16, kTile = kTileSide * kTileSide;
+constexpr int64_t kAhead = 8;  // steps along K
 
 // Whether this process may use the tiles: Linux is asked once, for all threads.
 bool has_tiles() {
@@ -39,26 +40,34 @@ class Tiles {
   ~Tiles() { _tile_release(); }
 };
 
-// out[32, 32] = a[32, steps * 16] @ b[steps * 16, 32] of pairs; of the first 16 rows where `lower` is null. upper, lower:
-// tiles of 16 rows of `a`, one after the other along K. Rows of `b` lie 32 floats apart, those of `out` out_stride; the
-// last `steps` - `whole` steps are in b_end.
-void multiply_tiles(int64_t whole, int64_t steps, const float* upper, const float* lower, const float* b,
-                           const float* b_end, float* out, int64_t out_stride) {
-  constexpr int64_t kBytes = sizeof(float), kRow = kTileSide * kBytes, kTwoRows = 2 * kRow;
-  constexpr int64_t kTile = kTileSide * kTileSide;
+// Where tiles of 16 rows of `a` lie: `step` bytes apart along K, their rows `row` bytes apart.
+struct RowTiles {
+  const char* data;
+  int64_t step, row;
+};
+
+// out[32, 32] = a[32, steps * 16] @ b[steps * 16, 32] of pairs; of the first 16 rows where `lower` is null. Rows of `b`
+// lie 32 floats apart, those of `out` out_stride; the last `steps` - `whole` steps are in b_end. is_first: `b` has not
+// been read yet and is fetched ahead, and so is the begin of the next panel, which lies behind it.
+void multiply_tiles(int64_t whole, int64_t steps, RowTiles upper, const char* lower, const float* b, const float* b_end,
+                    float* out, int64_t out_stride, bool is_first) {
+  constexpr int64_t kBytes = sizeof(float), kTwoRows = 2 * kTileSide * kBytes;
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
-  for (int64_t step = 0; step < steps; ++step) {
+  for (int64_t step = 0; step < steps; ++step, upper.data += upper.step) {
     const float* of_b = step < whole ? b + step * 2 * kTile : b_end;
-    _tile_loadd(4, upper + step * kTile, kRow);
+    if (is_first)
+      for (int64_t line = 0; line < 2 * kTileSide; ++line)
+        __builtin_prefetch(b + (step + kAhead) * 2 * kTile + line * kTileSide);
+    _tile_loadd(4, upper.data, upper.row);
     _tile_loadd(6, of_b, kTwoRows);
     _tile_loadd(7, of_b + kTileSide, kTwoRows);
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 4, 7);
     if (lower == nullptr) continue;
-    _tile_loadd(5, lower + step * kTile, kRow);
+    _tile_loadd(5, lower + step * upper.step, upper.row);
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
   }
@@ -69,8 +78,8 @@ void multiply_tiles(int64_t whole, int64_t steps, const float* upper, const floa
   _tile_stored(3, out + kTileSide * out_stride + kTileSide, out_stride * kBytes);
 }
 
-// Of a task on tiles: rows of its block of `a`, and pairs along K.
-constexpr int64_t kTilesRows = 256, kTilesDepth = 512, kTile = kTileSide * kTileSide;
+// Rows of `a` that every panel meets, so many of them that they stay in the second-level cache.
+constexpr int64_t kTilesRows = 256, kTilesFloats = 192 * 1024;
 
 // A block of `a` as tiles: those of 16 rows one after the other along K, with zeros behind its last column and row.
 void pack_tiles(const Matrix& a, float* out) {
@@ -94,41 +103,64 @@ void pack_tiles(const Matrix& a, float* out) {
   }
 }
 
+// What the tiles of a block of sums become.
+void write_sums(const float* sums, int64_t rows, int64_t columns, const Result& c, int64_t row, int64_t column,
+                bool is_added) {
+  for (int64_t i = 0; i < rows; ++i, sums += kPanel) {
+    if (c.dtype == kBFloat16) {
+      uint16_t* out = static_cast<uint16_t*>(c.data) + (row + i) * c.stride + column;
+      if (columns == kPanel) {
+        const __m512 low = _mm512_loadu_ps(sums), high = _mm512_loadu_ps(sums + kTileSide);
+        const __m512bh both = _mm512_cvtne2ps_pbh(high, low);
+        std::memcpy(out, &both, sizeof both);
+      } else
+        for (int64_t n = 0; n < columns; ++n) out[n] = to_bfloat16(sums[n]);
+    } else {
+      float* out = static_cast<float*>(c.data) + (row + i) * c.stride + column;
+      for (int64_t n = 0; n < columns; ++n) out[n] = is_added ? out[n] + sums[n] : sums[n];
+    }
+  }
+}
+
 }  // namespace
 
-// Sums along K run over kTilesDepth pairs each.
-bool multiply_on_tiles(const Matrix& a, const Panels& b, int64_t column, int64_t columns, float* c, int64_t c_stride,
+bool multiply_on_tiles(const Matrix& a, const Panels& b, int64_t column, int64_t columns, const Result& c,
                        bool is_added) {
   static_assert(kPanel == 2 * kTileSide, "a panel is two tiles wide");
   if (!has_tiles()) return false;
   const Tiles tiles;
   alignas(64) float sums[kPanel * kPanel], b_end[kTileSide * kPanel];
-  float* of_a = scratch(kPackA, (kTilesRows + kTileSide) * kTilesDepth);
-  for (int64_t top = 0; top < a.rows; top += kTilesRows) {
-    const int64_t rows = std::min(kTilesRows, a.rows - top);
-    for (int64_t first = 0; first < a.columns; first += 2 * kTilesDepth) {
-      const Matrix block = part(a, top, rows, first, std::min(2 * kTilesDepth, a.columns - first));
-      const int64_t depth = (block.columns + 1) / 2, whole = depth / kTileSide;
-      const int64_t steps = (depth + kTileSide - 1) / kTileSide;
-      pack_tiles(block, of_a);
-      for (int64_t j = 0; j < columns; j += kPanel) {
-        const float* panel = b.data + (column + j) * b.depth() + first / 2 * kPanel;
-        if (whole < steps) {
-          const float* rest = panel + whole * kTileSide * kPanel;
-          std::fill(std::copy(rest, panel + depth * kPanel, b_end), std::end(b_end), 0.0f);
-        }
-        const int64_t wide = std::min<int64_t>(kPanel, columns - j);
-        for (int64_t row = 0; row < rows; row += kPanel) {
-          const int64_t some = std::min<int64_t>(kPanel, rows - row);
-          const float* upper = of_a + row / kTileSide * steps * kTile;
-          const bool is_sum = is_added || first > 0;
-          const bool is_direct = !is_sum && wide == kPanel && (some == kTileSide || some == kPanel);
-          float* out = c + (top + row) * c_stride + j;
-          multiply_tiles(whole, steps, upper, some > kTileSide ? upper + steps * kTile : nullptr, panel, b_end,
-                         is_direct ? out : sums, is_direct ? c_stride : kPanel);
-          for (int64_t i = 0; i < some && !is_direct; ++i, out += c_stride)
-            for (int64_t n = 0; n < wide; ++n) out[n] = is_sum ? out[n] + sums[i * kPanel + n] : sums[i * kPanel + n];
-        }
+  const int64_t depth = (a.columns + 1) / 2, whole = depth / kTileSide, steps = (depth + kTileSide - 1) / kTileSide;
+  const int64_t most = std::clamp(kTilesFloats / std::max<int64_t>(1, steps * kTileSide) / kPanel * kPanel,
+                                  int64_t(kPanel), kTilesRows);
+  const bool is_in_place = a.dtype == kBFloat16 && a.column_stride == 1 && a.columns % (2 * kTileSide) == 0;
+  for (int64_t top = 0; top < a.rows; top += most) {
+    const int64_t rows = std::min(most, a.rows - top);
+    // Whole tiles are read where they are, if their rows are what tiles have.
+    const int64_t read = is_in_place ? rows / kTileSide * kTileSide : 0;
+    const Matrix rest = part(a, top + read, rows - read, 0, a.columns);
+    float* packed = scratch(kPackA, (rest.rows + kTileSide) * steps * kTileSide);
+    if (rest.rows > 0) pack_tiles(rest, packed);
+    const auto tiles_of = [&](int64_t row) {
+      constexpr int64_t kRow = kTileSide * sizeof(float);
+      if (row < read) return RowTiles{row_of(a, top + row), kRow, a.row_stride * 2};
+      return RowTiles{reinterpret_cast<const char*>(packed + (row - read) * steps * kTileSide), kTileSide * kRow, kRow};
+    };
+    for (int64_t j = 0; j < columns; j += kPanel) {
+      const float* panel = b.data + (column + j) * b.depth();
+      if (whole < steps)
+        std::fill(std::copy(panel + whole * kTileSide * kPanel, panel + depth * kPanel, b_end), std::end(b_end), 0.0f);
+      const int64_t wide = std::min<int64_t>(kPanel, columns - j);
+      for (int64_t row = 0, some; row < rows; row += some) {
+        some = std::min<int64_t>(kPanel, rows - row);
+        if (row < read && read < row + some) some = read - row;  // one tile in place, then one that is packed
+        const RowTiles upper = tiles_of(row);
+        const char* lower = some > kTileSide ? tiles_of(row + kTileSide).data : nullptr;
+        const bool is_direct =
+            c.dtype == kFloat32 && !is_added && wide == kPanel && (some == kTileSide || some == kPanel);
+        float* out = is_direct ? static_cast<float*>(c.data) + (top + row) * c.stride + j : sums;
+        multiply_tiles(whole, steps, upper, lower, panel, b_end, out, is_direct ? c.stride : kPanel, row == 0);
+        if (!is_direct) write_sums(sums, some, wide, c, top + row, j, is_added);
       }
     }
   }
@@ -138,6 +170,6 @@ bool multiply_on_tiles(const Matrix& a, const Panels& b, int64_t column, int64_t
 }  // namespace mindgspo
 #else
 namespace mindgspo {
-bool multiply_on_tiles(const Matrix&, const Panels&, int64_t, int64_t, float*, int64_t, bool) { return false; }
+bool multiply_on_tiles(const Matrix&, const Panels&, int64_t, int64_t, const Result&, bool) { return false; }
 }  // namespace mindgspo
 #endif
