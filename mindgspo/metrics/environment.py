@@ -17,8 +17,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import mindgspo
-from mindgspo.metrics.files import ENVIRONMENT_FILE, LogFile
+from mindgspo.metrics.files import ENVIRONMENT_FILE, LogFile, read_records
 from mindgspo.metrics.redaction import redacted_words
+from mindgspo_kernels.build import instruction_set
 
 PACKAGES = ("mindgspo", "mindspore", "numpy", "tokenizers", "math-answers", "math-verify")
 _CANN_DEFAULT = Path("/usr/local/Ascend/ascend-toolkit/latest")
@@ -30,12 +31,26 @@ def record_start(run_dir: Path, *, step: int, device: str) -> None:
     LogFile(run_dir / ENVIRONMENT_FILE).append([{"step": step, "device": device, **environment()}])
 
 
+def other_processor(run_dir: Path) -> str | None:
+    """A warning if the run's last start was on a processor with other instructions, whose sums round in another way;
+    None if it was on one like this, or none is recorded."""
+    recorded = [row["instructions"] for row in read_records(run_dir / ENVIRONMENT_FILE) if "instructions" in row]
+    if not recorded or recorded[-1] == instruction_set():
+        return None
+    return (
+        f"warning: the run was last on a processor with {recorded[-1]}; this one has {instruction_set()}. The run goes "
+        "on, but from here its numbers differ by roundings from those of the other processor"
+    )
+
+
 def environment() -> dict[str, object]:
-    """This process: time, machine, command line, versions, and the commit where the package lies in a git checkout."""
+    """This process: time, machine, its instructions, command line, versions, and the commit where the package lies in a
+    git checkout."""
     return {
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "host": socket.gethostname(),
         "machine": f"{platform.system()} {platform.release()}, {platform.machine()}, {os.cpu_count()} CPUs",
+        "instructions": instruction_set(),
         "command": command_line(sys.argv),
         "versions": versions(),
         "git": git_state(Path(mindgspo.__file__).resolve().parents[1]),

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from mindgspo.metrics import RunLog, write_report
-from mindgspo.metrics.environment import cann_release, command_line, git_state, record_start
+from mindgspo.metrics import RunLog, environment, write_report
+from mindgspo.metrics.environment import cann_release, command_line, git_state, other_processor, record_start
 
 
 def test_every_start_appends_a_line_that_the_report_shows(tmp_path: Path) -> None:
@@ -20,10 +20,22 @@ def test_every_start_appends_a_line_that_the_report_shows(tmp_path: Path) -> Non
     record_start(tmp_path, step=4, device="CPU")
     lines = [json.loads(line) for line in (tmp_path / "environment.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 4]
-    assert {"time", "host", "machine", "command", "versions", "git", "device"} < lines[0].keys()
+    assert {"time", "host", "machine", "command", "versions", "git", "device", "instructions"} < lines[0].keys()
     assert lines[0]["versions"].keys() >= {"python", "numpy"}
     page = write_report(tmp_path).read_text()
     assert "Starts, versions and command lines" in page and f"numpy {lines[0]['versions']['numpy']}" in page
+
+
+def test_a_start_on_another_processor_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert other_processor(tmp_path) is None, "a new run"
+    (tmp_path / "environment.jsonl").write_text('{"step": 0, "host": "recorded before instructions were"}\n')
+    assert other_processor(tmp_path) is None
+    for name, warning in (("avx2 fma", None), ("avx2 fma avx512f", "was last on a processor with avx2 fma; this one ")):
+        monkeypatch.setattr(environment, "instruction_set", lambda name=name: name)
+        found = other_processor(tmp_path)
+        assert found is None if warning is None else warning in str(found)
+        record_start(tmp_path, step=0, device="CPU")
+    assert other_processor(tmp_path) is None, "the last start was here"
 
 
 def test_a_command_line_keeps_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:

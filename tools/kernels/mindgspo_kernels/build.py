@@ -26,6 +26,17 @@ class KernelsUnavailable(RuntimeError):  # noqa: N818  (says what it is; nothing
     """There is no compiler, or it failed; the message says what to do."""
 
 
+INSTRUCTIONS = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16")
+"""What decides in which order products are added, as /proc/cpuinfo names it."""
+
+
+def instruction_set() -> str:
+    """Those of INSTRUCTIONS that this processor has, e.g. "avx2 fma avx512f"; results of the kernels are equal bit for
+    bit between processors of one instruction set, and differ by roundings between others."""
+    flags = _processor().split()
+    return " ".join(name for name in INSTRUCTIONS if name in flags) or platform.machine()
+
+
 def has_compiler() -> bool:
     """Whether g++ is there to compile the kernels; no file is read."""
     return shutil.which("g++") is not None
