@@ -31,15 +31,15 @@ def record_start(run_dir: Path, *, step: int, device: str) -> None:
     LogFile(run_dir / ENVIRONMENT_FILE).append([{"step": step, "device": device, **environment()}])
 
 
-def other_processor(run_dir: Path) -> str | None:
-    """A warning if the run's last start was on a processor with other instructions, whose sums round in another way;
+def processor_warning(run_dir: Path) -> str | None:
+    """A line if the run's last start was on a processor with other instructions, whose sums may round in another way;
     None if it was on one like this, or none is recorded."""
     recorded = [row["instructions"] for row in read_records(run_dir / ENVIRONMENT_FILE) if "instructions" in row]
     if not recorded or recorded[-1] == instruction_set():
         return None
     return (
-        f"warning: the run was last on a processor with {recorded[-1]}; this one has {instruction_set()}. The run goes "
-        "on, but from here its numbers differ by roundings from those of the other processor"
+        f"warning: this run last used a processor with {recorded[-1]}; this one has {instruction_set()}. Results are "
+        "no longer bit for bit those that the other one would give"
     )
 
 

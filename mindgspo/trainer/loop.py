@@ -29,7 +29,7 @@ from mindgspo.io import make_folder, write_file
 from mindgspo.launch.failures import move_earlier_aside, noted_failure
 from mindgspo.launch.worker import copy_output
 from mindgspo.metrics import RunLog, SilentLog, peak_rss_mb, report_of_finished, write_summary
-from mindgspo.metrics.environment import other_processor, record_start
+from mindgspo.metrics.environment import processor_warning, record_start
 from mindgspo.metrics.tracking import TrackedRun, open_trackers
 from mindgspo.parallel.collectives.host import exchange, require_agreement
 from mindgspo.parallel.platform import heartbeat, runtime, worker_process
@@ -162,7 +162,7 @@ def _begin(config: ExperimentConfig, folder: RunFolder, log: RunLog, progress: P
         log.note(f"the run was finished and goes on; its summary until here is {aside}")
     log.history.config_text = dump_config(config)
     write_file(folder.config, log.history.config_text.encode())
-    if config.device == "CPU" and (warning := other_processor(folder.root)):
+    if config.device == "CPU" and (warning := processor_warning(folder.root)):
         log.note(warning)
     record_start(folder.root, step=0 if progress is None else progress.step, device=config.device)
 

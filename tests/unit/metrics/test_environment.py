@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from mindgspo.metrics import RunLog, environment, write_report
-from mindgspo.metrics.environment import cann_release, command_line, git_state, other_processor, record_start
+from mindgspo.metrics.environment import cann_release, command_line, git_state, processor_warning, record_start
 
 
 def test_every_start_appends_a_line_that_the_report_shows(tmp_path: Path) -> None:
@@ -26,16 +26,19 @@ def test_every_start_appends_a_line_that_the_report_shows(tmp_path: Path) -> Non
     assert "Starts, versions and command lines" in page and f"numpy {lines[0]['versions']['numpy']}" in page
 
 
-def test_a_start_on_another_processor_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert other_processor(tmp_path) is None, "a new run"
+def test_a_start_on_anprocessor_warning_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert processor_warning(tmp_path) is None, "a new run"
     (tmp_path / "environment.jsonl").write_text('{"step": 0, "host": "recorded before instructions were"}\n')
-    assert other_processor(tmp_path) is None
-    for name, warning in (("avx2 fma", None), ("avx2 fma avx512f", "was last on a processor with avx2 fma; this one ")):
+    assert processor_warning(tmp_path) is None
+    for name, warning in (
+        ("avx2 fma", None),
+        ("avx2 fma avx512f", "last used a processor with avx2 fma; this one has avx2 fma avx512f."),
+    ):
         monkeypatch.setattr(environment, "instruction_set", lambda name=name: name)
-        found = other_processor(tmp_path)
+        found = processor_warning(tmp_path)
         assert found is None if warning is None else warning in str(found)
         record_start(tmp_path, step=0, device="CPU")
-    assert other_processor(tmp_path) is None, "the last start was here"
+    assert processor_warning(tmp_path) is None, "the last start was here"
 
 
 def test_a_command_line_keeps_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:

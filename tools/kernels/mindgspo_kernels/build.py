@@ -31,8 +31,8 @@ INSTRUCTIONS = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16")
 
 
 def instruction_set() -> str:
-    """Those of INSTRUCTIONS that this processor has, e.g. "avx2 fma avx512f"; results of the kernels are equal bit for
-    bit between processors of one instruction set, and differ by roundings between others."""
+    """Those of INSTRUCTIONS that this processor has, e.g. "avx2 fma avx512f". Where two processors differ in them,
+    results of the kernels may differ by roundings."""
     flags = _processor().split()
     return " ".join(name for name in INSTRUCTIONS if name in flags) or platform.machine()
 

@@ -5,7 +5,7 @@
 // Legend: P predictions, S sequences, V vocabulary entries, H hidden units.
 #include <numeric>
 
-#include "common.h"
+#include "packing.h"
 
 namespace mindgspo {
 namespace {
@@ -66,15 +66,16 @@ struct Problem {
 
   // Hidden states in front of predictions, [count, H]: bfloat16 as they are, others in float32.
   Matrix gathered(Slot slot, int64_t threads) const {
-    const Matrix out{scratch(slot, count() * size), is_bfloat16() ? kBFloat16 : kFloat32, count(), size, size, 1};
+    const int64_t floats = is_bfloat16() ? (size + 1) / 2 : size;  // of a row
+    float* out = scratch(slot, count() * floats);
     for_rows(count(), threads, [&](int64_t at) {
       const char* state = element(hidden, row(predictions[at]) * hidden.strides[0]);
-      char* place = static_cast<char*>(const_cast<void*>(out.data)) + at * size * size_of(out.dtype);
-      if (!is_bfloat16()) return load(state, hidden.dtype, hidden.strides[1], size, reinterpret_cast<float*>(place));
-      for (int64_t i = 0; i < size; ++i)
-        std::memcpy(place + 2 * i, state + 2 * i * hidden.strides[1], 2);
+      if (is_bfloat16())
+        load_pairs(state, hidden.dtype, hidden.strides[1], size, out + at * floats);
+      else
+        load(state, hidden.dtype, hidden.strides[1], size, out + at * floats);
     });
-    return out;
+    return {out, is_bfloat16() ? kBFloat16 : kFloat32, count(), size, is_bfloat16() ? 2 * floats : floats, 1};
   }
 
   Matrix entries(int64_t first, int64_t n) const { return part(matrix_of(weight), first, n, 0, size); }

@@ -103,18 +103,14 @@ void pack_tiles(const Matrix& a, float* out) {
   }
 }
 
-// What the tiles of a block of sums become.
+// What the tiles of a block of sums become. What is below 2^-126 counts as zero in bfloat16, too.
 void write_sums(const float* sums, int64_t rows, int64_t columns, const Result& c, int64_t row, int64_t column,
                 bool is_added) {
   for (int64_t i = 0; i < rows; ++i, sums += kPanel) {
     if (c.dtype == kBFloat16) {
       uint16_t* out = static_cast<uint16_t*>(c.data) + (row + i) * c.stride + column;
-      if (columns == kPanel) {
-        const __m512 low = _mm512_loadu_ps(sums), high = _mm512_loadu_ps(sums + kTileSide);
-        const __m512bh both = _mm512_cvtne2ps_pbh(high, low);
-        std::memcpy(out, &both, sizeof both);
-      } else
-        for (int64_t n = 0; n < columns; ++n) out[n] = to_bfloat16(sums[n]);
+      const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(sums + kTileSide), _mm512_loadu_ps(sums));
+      _mm512_mask_storeu_epi16(out, ~0u >> (kPanel - columns), __m512i(both));
     } else {
       float* out = static_cast<float*>(c.data) + (row + i) * c.stride + column;
       for (int64_t n = 0; n < columns; ++n) out[n] = is_added ? out[n] + sums[n] : sums[n];
