@@ -38,8 +38,8 @@ def processor_warning(run_dir: Path) -> str | None:
     if not recorded or recorded[-1] == instruction_set():
         return None
     return (
-        f"warning: this run last used a processor with {recorded[-1]}; this one has {instruction_set()}. Results are "
-        "no longer bit for bit those that the other one would give"
+        f"warning: this run last used a processor with {recorded[-1]}; this one has {instruction_set()}. Results may "
+        "no longer be bit for bit those that the other one would give"
     )
 
 
