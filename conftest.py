@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -55,6 +56,7 @@ def cpu_runtime() -> None:
 
     set_up_runtime("CPU")
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    gc.freeze()  # every compile collects garbage: it need not go through all that was imported
 
 
 @pytest.fixture(scope="module")

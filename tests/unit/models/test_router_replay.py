@@ -111,8 +111,8 @@ def updated(model, batches: list[Batch], **kinds):
     return result, {weight.name: first[f"adamw.m.{weight.name}"] for weight in updater.weights}
 
 
-def choices_of_whole_rows(model, response: Response) -> np.ndarray:
-    """What routers choose for prompt and response in one pass: [tokens, X]."""
+def choices_of_whole_rows(model, responses: list[Response]) -> list[np.ndarray]:
+    """What routers choose for prompt and response in one pass: [tokens, X] by response."""
     from mindspore import Tensor, nn
 
     from mindgspo.parallel.ops.device import attention_segments, takes_packed
@@ -125,11 +125,16 @@ def choices_of_whole_rows(model, response: Response) -> np.ndarray:
         def construct(self, *inputs):
             return self.model.with_choices(*inputs)[1]
 
-    ids = np.concatenate([PROMPTS[response.prompt_index].ids, response.ids])[None]
-    segments = attention_segments(np.ones_like(ids), is_packed=takes_packed(model))
-    positions = np.arange(ids.size, dtype=np.int32)[None]
-    found = Choices()(*(Tensor(array) for array in (ids, positions, segments)))
-    return np.concatenate([one.asnumpy() for one in found], axis=1)
+    choose, found = Choices(), []
+    positions = np.arange(MAX_PROMPT + MAX_NEW, dtype=np.int32)[None]
+    for response in responses:
+        ids = np.concatenate([PROMPTS[response.prompt_index].ids, response.ids])
+        padded = np.pad(ids, (0, positions.size - ids.size))[None]
+        is_token = (positions < ids.size).astype(np.int32)
+        segments = attention_segments(is_token, is_packed=takes_packed(model))
+        layers = choose(*(Tensor(array) for array in (padded, positions, segments)))
+        found.append(np.concatenate([one.asnumpy() for one in layers], axis=1)[: ids.size])
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -143,11 +148,12 @@ def responses(model) -> list[Response]:
 
 
 def test_the_sampler_records_what_its_routers_choose(model, responses) -> None:
-    for response in responses[::4]:
+    some = responses[::4]
+    for response, choices in zip(some, choices_of_whole_rows(model, some), strict=True):
         routing, prompt = response.routing, PROMPTS[response.prompt_index].ids
         assert routing.response_LX.dtype == np.uint8 and routing.response_LX.shape == (response.length, LAYERS * CHOSEN)
         assert len(routing.prompt_LX) == prompt.size - 1
-        np.testing.assert_array_equal(routing.whole, choices_of_whole_rows(model, response)[:-1])
+        np.testing.assert_array_equal(routing.whole, choices[:-1])
     siblings = [one for one in responses if one.prompt_index == 3]
     assert all(one.routing.prompt_LX is siblings[0].routing.prompt_LX for one in siblings)
 
@@ -158,12 +164,17 @@ def assert_same(responses: list[Response], others: list[Response]) -> None:
         np.testing.assert_array_equal(one.routing.whole, other.routing.whole)
 
 
-def test_recorded_routing_does_not_depend_on_the_layout(model, responses) -> None:
-    # Blocks of 2 tokens, too few for all sequences: some are pre-empted and run again.
-    for sizes in ({"num_slots": 2, "prefill_width": 1}, {"block": 2, "num_blocks": 18}, {"tokens_per_sync": 3}):
-        assert_same(responses, sampled(model, **sizes))
-    assert all(one.routing is None for one in sampled(model, records=False))
-    assert all(one.routing is None for one in sampled(model, purpose=Purpose.EVALUATION))
+# Blocks of 2 tokens, too few for all sequences: some are pre-empted and run again.
+@pytest.mark.parametrize(
+    "sizes", [{"num_slots": 2, "prefill_width": 1, "tokens_per_sync": 3}, {"block": 2, "num_blocks": 18}]
+)
+def test_recorded_routing_does_not_depend_on_the_layout(model, responses, sizes: dict[str, int]) -> None:
+    assert_same(responses, sampled(model, **sizes))
+
+
+@pytest.mark.parametrize("kinds", [{"records": False}, {"purpose": Purpose.EVALUATION}], ids=["unasked", "evaluation"])
+def test_only_training_records_and_only_when_asked(model, kinds: dict[str, object]) -> None:
+    assert all(one.routing is None for one in sampled(model, **kinds))
 
 
 def test_small_operators_record_the_same(responses) -> None:
@@ -188,8 +199,8 @@ def test_turned_routers_differ_unless_routing_is_replayed(responses) -> None:
     turn_routers(model)
     free = scores(model, batches, returns_routing=True)
     differing, total = [0] * LAYERS, 0
-    for response in responses:
-        now = choices_of_whole_rows(model, response)[:-1].reshape(-1, LAYERS, CHOSEN)
+    for response, choices in zip(responses, choices_of_whole_rows(model, responses), strict=True):
+        now = choices[:-1].reshape(-1, LAYERS, CHOSEN)
         before = response.routing.whole.reshape(-1, LAYERS, CHOSEN)
         # A shared prompt is computed, and counted, once.
         first = 0 if response.sample_index == 0 else len(PROMPTS[response.prompt_index].ids)

@@ -26,9 +26,9 @@ OF_ASCEND = ("verl_gspo_3b_sequence_parallel.sh", "verl_gspo_30b_megatron.sh", "
              "verl_dapo_8b_own_reward.sh")  # fmt: skip
 each_example = pytest.mark.parametrize("names", EXAMPLES.values(), ids=EXAMPLES)
 GENERATED = ("data.train.format=arithmetic", "data.train.path=", "data.eval.format=arithmetic", "data.eval.split=test",
-             "data.eval.path=", "tokenizer.path=", "tokenizer.eos_tokens=['<|im_end|>', '<|endoftext|>']",
-             "tokenizer.pad_token=<|endoftext|>", "model.path=", "trainer.max_steps=3",
-             "logging.trackers=[]")  # fmt: skip
+             "data.eval.path=", "data.train.max_rows=1600", "data.eval.max_rows=64", "tokenizer.path=",
+             "tokenizer.eos_tokens=['<|im_end|>', '<|endoftext|>']", "tokenizer.pad_token=<|endoftext|>",
+             "model.path=", "trainer.max_steps=3", "logging.trackers=[]")  # fmt: skip
 
 
 def of_files(names: tuple[str, ...], overrides: tuple[str, ...] = ()) -> Conversion:
@@ -68,7 +68,7 @@ def test_examples_pass_the_check_with_published_rows(names, tmp_path, shared_row
         overrides.append("algorithm.filter_groups.prompts_per_draw=512")  # the rows there are; the example draws 1,536
     for key, (file, format) in files.items():
         shared_rows(file)
-        overrides += [f"data.{key}.path={SHARED / file}", f"data.{key}.format={format}"]
+        overrides += [f"data.{key}.path={SHARED / file}", f"data.{key}.format={format}", f"data.{key}.max_rows=1024"]
     said = check(of_files(names, tuple(overrides)), tmp_path)
     assert "reward: " in said and "151643" in said
 
