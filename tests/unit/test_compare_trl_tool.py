@@ -30,14 +30,15 @@ def folder_of(path: Path, seconds: list[float], accuracy: dict[int, float], peak
 
 
 def test_seconds_and_accuracies_of_both_sides(tmp_path: Path) -> None:
-    ours = folder_of(tmp_path / "ours", [9.0, 2.0, 3.0], {0: 0.0, 3: 0.75}, 5000.0)
+    ours = folder_of(tmp_path / "ours", [9.0, 2.0, 3.0, 4.0], {0: 0.0, 3: 0.75}, 5000.0)
     theirs = folder_of(tmp_path / "theirs", [30.0, 10.0, 12.0], {0: 0.125, 2: 0.5}, 7000.4)
-    assert seconds_by_step(read_run(ours)) == {0: 0.0, 1: 9.0, 2: 11.0, 3: 14.0}
+    assert seconds_by_step(read_run(ours)) == {0: 0.0, 1: 9.0, 2: 11.0, 3: 14.0, 4: 18.0}
     assert json.loads(summary([ours], [theirs])) == {
-        "mindgspo": {"median_step_s": 2.5, "held_out_first": [0.0], "held_out_last": [0.75], "peak_rss_mb": 5000},
-        "trl": {"median_step_s": 11.0, "held_out_first": [0.125], "held_out_last": [0.5], "peak_rss_mb": 7000},
-        "ratio_of_step_seconds": 4.4,
-    }, "the first step compiles, and does not count"
+        "steps": "2 to 3",
+        "mindgspo": {"seconds": 5.0, "held_out_first": [0.0], "held_out_last": [0.75], "peak_rss_mb": 5000},
+        "trl": {"seconds": 22.0, "held_out_first": [0.125], "held_out_last": [0.5], "peak_rss_mb": 7000},
+        "ratio_of_seconds": 4.4,
+    }
     assert draw([ours], [theirs]).startswith(b"\x89PNG")
 
 
