@@ -341,7 +341,7 @@ def draw(ours: Sequence[Path], theirs: Sequence[Path]) -> bytes:
                     series, seconds = run.series(metric), seconds_by_step(run)
                     x = series.steps if column == 0 else [seconds[step] / 60 for step in series.steps]
                     axes.plot(x, series.values, color=colour, linewidth=1.4, alpha=0.8, label=None if number else name)
-            entitle(axes, LIGHT, title, f"one line per seed, over {unit}s".replace("minutess", "minutes"))
+            entitle(axes, LIGHT, title, "one line per run")
             label_x(axes, LIGHT, unit)
             label_y(axes, LIGHT, "reward" if row == 0 else "share of problems")
             axes.legend(frameon=False)
