@@ -206,6 +206,7 @@ def up_to(ids: list[int], eos: int) -> list[int]:
 
 def train(arguments: argparse.Namespace) -> None:
     """Train with TRL, from the last checkpoint if there is one."""
+    inputs = RunInputs(arguments.run)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import torch
     import transformers
@@ -214,7 +215,6 @@ def train(arguments: argparse.Namespace) -> None:
     from trl import GRPOConfig, GRPOTrainer
 
     torch.set_num_threads(arguments.threads)
-    inputs = RunInputs(arguments.run)
     config = inputs.config
     rollout, optimizer, algorithm = config.rollout, config.optimizer, config.algorithm
     updates = rollout.prompts_per_step // config.trainer.prompts_per_mini_batch

@@ -57,6 +57,6 @@ def test_questions_are_held_out_and_their_answers_right(tmp_path: Path) -> None:
 
 
 def test_the_experiment_names_the_model_and_the_data_beside_it() -> None:
-    config = load_config(EXAMPLE / "boxed.yaml")
+    config = load_config(EXAMPLE / "boxed.yaml", check_files=False)
     assert config.model.path == EXAMPLE / "model" and config.data.train.path == EXAMPLE / "data" / "boxed_train.jsonl"
     assert config.reward.functions == (f"{EXAMPLE / 'reward.py'}:only_a_box",)
