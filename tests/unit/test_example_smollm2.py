@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import re
 import subprocess
 import sys
@@ -42,21 +43,31 @@ def test_the_box_is_paid_by_its_share_of_the_response(
     assert rewards.only_a_box("boxed", response, "7", {}) == {"score": score, "acc": fits}
 
 
-def test_questions_are_held_out_and_their_answers_right(tmp_path: Path) -> None:
+def test_questions_are_held_out_and_their_solutions_right(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, str(EXAMPLE / "make_data.py"), "--out", str(tmp_path)], capture_output=True)
     assert ended.returncode == 0, ended.stderr
-    train, test = (
-        [json.loads(line) for line in (tmp_path / f"boxed_{part}.jsonl").read_text().splitlines()]
-        for part in ("train", "test")
-    )
-    assert (len(train), len(test)) == (1200, 200)
-    assert len({row["question"] for row in train + test}) == 1400
-    for row in train + test:
-        found = re.fullmatch(r"What is (\d+) ([-+]) (\d+)\?", row["question"])
-        assert found and int(row["answer"]) == int(found[1]) + int(found[2] + found[3])
+    signs = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+    for task in ("boxed", "words"):
+        train, test = (
+            [json.loads(line) for line in (tmp_path / f"{task}_{part}.jsonl").read_text().splitlines()]
+            for part in ("train", "test")
+        )
+        assert (len(train), len(test)) == (1200, 200)
+        assert len({row["question"] for row in train + test}) == 1400
+        for row in train + test:
+            found = re.fullmatch(r"What is (\d+) ([-+]) (\d+)\?", row["question"])
+            steps = (
+                [f"{found[1]} {found[2]} {found[3]} = {row['answer']}"] if found else row["solution"].split("\n")[:-1]
+            )
+            for x, sign, y, result in (re.fullmatch(r"(\d+) ([-+*]) (\d+) = (\d+)", step).groups() for step in steps):
+                assert int(result) == signs[sign](int(x), int(y))
+            assert result == row["answer"] and bool(found) == (task == "boxed")
+            assert row["solution"].endswith(f"\\boxed{{{result}}}" if found else f"\n#### {result}")
 
 
-def test_the_experiment_names_the_model_and_the_data_beside_it() -> None:
-    config = load_config(EXAMPLE / "boxed.yaml", check_files=False)
-    assert config.model.path == EXAMPLE / "model" and config.data.train.path == EXAMPLE / "data" / "boxed_train.jsonl"
-    assert config.reward.functions == (f"{EXAMPLE / 'reward.py'}:only_a_box",)
+@pytest.mark.parametrize(("task", "reward"), [("boxed", f"{EXAMPLE / 'reward.py'}:only_a_box"), ("words", "gsm8k")])
+def test_the_experiments_name_the_model_and_the_data_beside_them(task: str, reward: str) -> None:
+    config = load_config(EXAMPLE / f"{task}.yaml", check_files=False)
+    assert (config.model.path, config.model.hidden_size) == (EXAMPLE / "model", 576)
+    assert config.data.train.path == EXAMPLE / "data" / f"{task}_train.jsonl"
+    assert config.reward.functions == (reward,)

@@ -6,8 +6,8 @@
 namespace mindgspo {
 namespace {
 
-// Rows of one task: some tiles of the product, few enough that two threads end together.
-constexpr int64_t kTaskRows = 128;
+// Rows of one task, few enough that two threads end together: whole tiles of registers, of 14 rows or 6, or of AMX, of 32.
+constexpr int64_t kTaskRows = 126, kTaskRowsOfPairs = 128;
 
 void convert(const float* values, int64_t n, const Tensor& out, int64_t row, int64_t column) {
   store(element(out, row * out.strides[0] + column * out.strides[1]), out.dtype, out.strides[1], n, values);
@@ -24,9 +24,10 @@ struct Product {
 
   Product(const Matrix& left, const Panels& panels, const Tensor& out, const Tensor* bias, bool is_added,
           int64_t threads)
-      : left(left), panels(panels), out(&out), bias(bias), is_added(is_added), rows_of_task(kTaskRows),
+      : left(left), panels(panels), out(&out), bias(bias), is_added(is_added),
+        rows_of_task(panels.are_pairs ? kTaskRowsOfPairs : kTaskRows),
         columns_of_task(panels_of(out.shape[1]) * kPanel) {
-    row_tasks = (left.rows + kTaskRows - 1) / kTaskRows;
+    row_tasks = (left.rows + rows_of_task - 1) / rows_of_task;
     column_tasks = 1;
     // Few rows: columns are shared out, too.
     const int64_t wanted = threads > 1 ? 3 * threads : 1, panels_in_all = panels_of(out.shape[1]);
