@@ -86,7 +86,7 @@ class RunInputs:
     """What a run of mindgspo learns from: its settings, prompts and reward functions."""
 
     def __init__(self, run: Path) -> None:
-        self.config = load_config(run / CONFIG_FILE)
+        self.config = load_config(run / CONFIG_FILE, check_files=False)  # its data lies prepared in the run
         check_comparable(self.config)
         self.tokenizer: Tokenizer = load_tokenizer(self.config.tokenizer, self.config.model.vocab_size)
         data = self.config.data
