@@ -26,7 +26,7 @@ def test_every_start_appends_a_line_that_the_report_shows(tmp_path: Path) -> Non
     assert "Starts, versions and command lines" in page and f"numpy {lines[0]['versions']['numpy']}" in page
 
 
-def test_a_start_on_anprocessor_warning_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_on_another_processor_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert processor_warning(tmp_path) is None, "a new run"
     (tmp_path / "environment.jsonl").write_text('{"step": 0, "host": "recorded before instructions were"}\n')
     assert processor_warning(tmp_path) is None
