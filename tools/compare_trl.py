@@ -159,7 +159,7 @@ class Recorder:
 
     def end(self, step: int, model: Any, processing: Any) -> None:
         self.row |= {STEP_SECONDS: time.perf_counter() - self.started, "perf/peak_rss_mb": peak_rss_mb()}
-        every = self.inputs.config.eval.every if self.inputs.config.eval else None
+        every = self.inputs.config.eval.every
         if every and (step % every == 0 or step == self.steps):
             self.row |= self.evaluate(model, processing)
         self.log.append([{"step": step, **self.row}])
