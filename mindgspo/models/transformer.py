@@ -12,7 +12,6 @@ heads, B kv heads, D head size. `tokens`: what `TokensInUse` returns.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import mindspore as ms
 import numpy as np
@@ -111,11 +110,10 @@ class Attention(nn.Cell):
         x_MH: Tensor,
         rotation: tuple[Tensor, Tensor, Tensor],
         tokens: Tokens,
-        panels: tuple[Tensor, ...] = (),
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries [M, A, D], rotated keys [M, B, D] and values [M, B, D] of M flattened tokens."""
         own, region, _ = tokens
-        query, key, value = self.projections(self.enter(x_MH, own), region, panels)
+        query, key, value = self.projections(self.enter(x_MH, own), region)
         if self.has_head_norms:
             query, key = self.q_norm(query, region), self.k_norm(key, region)
         query, key = self.rotate(query, key, rotation, region)
@@ -141,13 +139,11 @@ class FeedForward(nn.Cell):
         self.down_proj = RowParallelLinear(inner, hidden, dtype=dtype, name=f"{name}.down_proj", place=place)
         self.swiglu = SwiGLUOp()
 
-    def construct(
-        self, x_MH: Tensor, tokens: Tokens, gate_up: tuple[Tensor, ...] = (), down: tuple[Tensor, ...] = ()
-    ) -> Tensor:
-        """Return the block's output, to be added to x. gate_up, down: the matrices, if they are packed."""
+    def construct(self, x_MH: Tensor, tokens: Tokens) -> Tensor:
+        """Return the block's output, to be added to x."""
         own, region, _ = tokens
-        gate, up = self.projections(self.enter(x_MH, own), region, gate_up)
-        return self.down_proj(self.swiglu(gate, up, region), tokens, down)
+        gate, up = self.projections(self.enter(x_MH, own), region)
+        return self.down_proj(self.swiglu(gate, up, region), tokens)
 
     def cheap_cells(self) -> tuple[nn.Cell, ...]:
         """Return the cells that `recompute: selective` computes again."""
@@ -220,11 +216,9 @@ class DecoderLayer(nn.Cell):
         attended_MH: Tensor,
         tokens: Tokens,
         *replayed_MK: Tensor,
-        gate_up: tuple[Tensor, ...] = (),
-        down: tuple[Tensor, ...] = (),
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         """Post-attention block: return x, the output to be added to it, and the experts [M, K] that a mixture's router
-        chooses. gate_up, down: a dense block's matrices, if they are packed."""
+        chooses."""
         if self.norms_again:
             x_MH, again_MH = self.fork(self.add(x_MH, attended_MH))
             normed_MH = self.post_attention_layernorm(again_MH, tokens[0])
@@ -233,7 +227,7 @@ class DecoderLayer(nn.Cell):
         if self.has_experts:
             delta_MH, chosen_MK = self.mlp(normed_MH, tokens, *replayed_MK)
             return x_MH, delta_MH, (chosen_MK,)
-        return x_MH, self.mlp(normed_MH, tokens, gate_up, down), ()
+        return x_MH, self.mlp(normed_MH, tokens), ()
 
 
 class WholeRows(nn.Cell):
@@ -259,26 +253,15 @@ class KeptRows(WholeRows):
         return self.attentions[i](query, key, value, tokens[2]), (key, value)
 
 
-class LayerPanels(Protocol):
-    """Packed matrices of layers; see `rollout.graphs.PackedWeights`."""
-
-    def of_layer(self, number: int) -> tuple[tuple[Tensor, ...], ...]:
-        """Panels of query, key and value; of attention's output; of gate and up; of down. Empty if they are not
-        packed."""
-        ...
-
-
 class LayerLoop(nn.Cell):
     """The one pass over the layers, with attention injected: over whole rows, keeping keys and values, or over a cache.
 
-    attend: construct(i, query, key, value, tokens, context) -> (attended [M, A, D], what is kept). panels: the packed
-    matrices of a layer by its number, see `rollout.graphs.PackedWeights`; empty if layers use their own weights.
+    attend: construct(i, query, key, value, tokens, context) -> (attended [M, A, D], what is kept).
     """
 
-    def __init__(self, model: Transformer, attend: nn.Cell, panels: LayerPanels | None = None) -> None:
+    def __init__(self, model: Transformer, attend: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
-        self.layers, self.count = model.layers, len(model.layers)
-        self.attend, self.panels = attend, panels
+        self.layers, self.count, self.attend = model.layers, len(model.layers), attend
         self.num_chosen, self.first_replayed = model.num_chosen, model.first_replayed
         # Kernels add the residual while they norm; elsewhere it is added at the end of a layer.
         self.keeps_delta = model.is_packed
@@ -296,16 +279,12 @@ class LayerLoop(nn.Cell):
         experts [M, K] that each router chooses. replayed_MX: recorded experts in their place, see `types.Routing`."""
         delta_MH, kept, choices = None, (), ()
         for i in range(self.count):
-            layer, panels = self.layers[i], ((), (), (), ())
-            if self.panels is not None:
-                panels = self.panels.of_layer(i)
+            layer = self.layers[i]
             normed_MH, x_MH = layer.first_norm(x_MH, delta_MH, tokens)
-            query, key, value = layer.self_attn.project(normed_MH, rotation, tokens, panels[0])
+            query, key, value = layer.self_attn.project(normed_MH, rotation, tokens)
             attended, kept_of_layer = self.attend(i, query, key, value, tokens, context)
-            attended = layer.self_attn.o_proj(attended, tokens, panels[1])
-            x_MH, delta_MH, choice = layer.feed_forward(
-                x_MH, attended, tokens, *self.replayed_of(i, replayed_MX), gate_up=panels[2], down=panels[3]
-            )
+            attended = layer.self_attn.o_proj(attended, tokens)
+            x_MH, delta_MH, choice = layer.feed_forward(x_MH, attended, tokens, *self.replayed_of(i, replayed_MX))
             kept += kept_of_layer
             choices += choice
             if not self.keeps_delta:

@@ -1,9 +1,10 @@
 """The paged key/value cache: storing keys and values, attention over them, and copies of blocks.
 
 The scheduler decides which blocks a sequence holds. Storing and attending have three forms, chosen in `__init__`:
-Ascend's fused ReshapeAndCache and PagedAttention; our own kernels on CPU, which have their own order within a block;
-and ops that every device has. The cache may have another type than the model (`rollout.cache_dtype`): keys and values
-are cast when they are written, queries when they are compared, and the output has the type of the query again.
+Ascend's fused ReshapeAndCache and PagedAttention; our own kernels on CPU, which have their own order within a block
+(`graphs.PackedLayers` attends by them); and ops that every device has. The cache may have another type than the model
+(`rollout.cache_dtype`): keys and values are cast when they are written, queries when they are compared, and the output
+has the type of the query again.
 
 Legend: S rows of the decode batch, P blocks of the longest sequence, C its columns; A query heads, B kv heads, D head
 size, M tokens.
@@ -16,9 +17,9 @@ import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
 from mindgspo.config.cache import BLOCK
-from mindgspo.models.transformer import DTYPES, Transformer
+from mindgspo.models.transformer import DTYPES, Tokens, Transformer
 from mindgspo.parallel.ops.device import MASKED_SCORE, has_kernels, is_fused, require_bfloat16
-from mindgspo.parallel.ops.kernels import CopyBlocksKernel, PagedAttentionKernel, StoreKernel
+from mindgspo.parallel.ops.kernels import CopyBlocksKernel, StoreKernel
 from mindgspo.parallel.platform.parameter_memory import zero_parameter
 from mindgspo.rollout.sequences import num_blocks_for
 
@@ -87,19 +88,15 @@ class StoreOp(nn.Cell):
 
 
 class PagedDecodeAttention(nn.Cell):
-    """Attention of one token per row, by Ascend's op or our kernel. The token's key and value are written first.
-
-    places(...) is computed once per step; construct(keys, values, query, key, value, *places) once per layer, with the
-    layer's cache. Returns [S, A * D].
-    """
+    """Attention of one token per row over the cache, by Ascend's op: for a `LayerLoop`. The token's key and value are
+    written first. places(...) is computed once per step."""
 
     def __init__(self, cache: PagedCache) -> None:
         super().__init__(auto_prefix=False)
+        self.cache = cache.matrices
         self.size = cache.num_heads * cache.head_dim
         self.store = StoreOp(cache)
-        self.kernel = PagedAttentionKernel(cache.head_dim) if has_kernels() else None
-        if self.kernel is None:
-            self.attend = ops.auto_generate.PagedAttention(cache.num_heads, cache.head_dim**-0.5, cache.num_kv_heads)
+        self.attend = ops.auto_generate.PagedAttention(cache.num_heads, cache.head_dim**-0.5, cache.num_kv_heads)
 
     def places(
         self, cache_rows_S: Tensor, table_SP: Tensor, lengths_S: Tensor, num_rows_1: Tensor
@@ -109,23 +106,15 @@ class PagedDecodeAttention(nn.Cell):
         return self.store.places(cache_rows_S), table_SP, lengths_S, num_rows_1
 
     def construct(
-        self,
-        keys: Tensor,
-        values: Tensor,
-        query_SAD: Tensor,
-        key_SBD: Tensor,
-        value_SBD: Tensor,
-        places: Tensor,
-        table_SP: Tensor,
-        lengths_S: Tensor,
-        num_rows_1: Tensor,
-    ) -> Tensor:
+        self, i: int, query_SAD: Tensor, key_SBD: Tensor, value_SBD: Tensor, tokens: Tokens, context: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Attended values [S, A * D] of layer i, and nothing to keep. context: from `places`."""
+        keys, values = self.cache[2 * i], self.cache[2 * i + 1]
+        places, table_SP, lengths_S, num_rows_1 = context
         stored = self.store(keys, values, key_SBD, value_SBD, places, num_rows_1)
-        if self.kernel is not None:
-            return self.kernel(ops.depend(query_SAD, stored), keys, values, table_SP, lengths_S, num_rows_1)
         queries = ops.depend(ops.cast(query_SAD, keys.dtype), stored)
         out = self.attend(queries, keys, values, table_SP, lengths_S)
-        return ops.cast(out.reshape(-1, self.size), query_SAD.dtype)
+        return ops.cast(out.reshape(-1, self.size), query_SAD.dtype), ()
 
 
 class ComposedDecodeAttention(nn.Cell):
@@ -134,6 +123,7 @@ class ComposedDecodeAttention(nn.Cell):
 
     def __init__(self, cache: PagedCache) -> None:
         super().__init__(auto_prefix=False)
+        self.cache = cache.matrices
         self.num_heads, self.num_kv_heads, self.head_dim = cache.num_heads, cache.num_kv_heads, cache.head_dim
         self.group = cache.num_heads // cache.num_kv_heads
         columns = np.arange(cache.num_columns, dtype=np.int32)
@@ -159,17 +149,11 @@ class ComposedDecodeAttention(nn.Cell):
         return self.store.places(cache_rows_S), columns_SBC3, bias_S1C, num_rows_1
 
     def construct(
-        self,
-        keys: Tensor,
-        values: Tensor,
-        query_SAD: Tensor,
-        key_SBD: Tensor,
-        value_SBD: Tensor,
-        places: Tensor,
-        columns_SBC3: Tensor,
-        bias_S1C: Tensor,
-        num_rows_1: Tensor,
-    ) -> Tensor:
+        self, i: int, query_SAD: Tensor, key_SBD: Tensor, value_SBD: Tensor, tokens: Tokens, context: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Attended values [S, A * D] of layer i, and nothing to keep. context: from `places`."""
+        keys, values = self.cache[2 * i], self.cache[2 * i + 1]
+        places, columns_SBC3, bias_S1C, num_rows_1 = context
         num_rows, num_columns = columns_SBC3.shape[0], columns_SBC3.shape[2]
         keys, values = self.store(keys, values, key_SBD, value_SBD, places, num_rows_1)
         heads = num_rows * self.num_kv_heads
@@ -180,12 +164,12 @@ class ComposedDecodeAttention(nn.Cell):
         scores = scores + ops.tile(bias_S1C, (1, self.num_heads, 1))
         weights = ops.cast(ops.softmax(scores, -1), values.dtype).reshape(heads, self.group, -1)
         out = self.weigh(weights, values).reshape(num_rows, self.num_heads * self.head_dim)
-        return ops.cast(out, query_SAD.dtype)
+        return ops.cast(out, query_SAD.dtype), ()
 
 
 def decode_attention(cache: PagedCache) -> PagedDecodeAttention | ComposedDecodeAttention:
-    """Return the form of attention for this device."""
-    return PagedDecodeAttention(cache) if is_fused() or has_kernels() else ComposedDecodeAttention(cache)
+    """Return the form of attention for this device, which has no kernels of ours."""
+    return PagedDecodeAttention(cache) if is_fused() else ComposedDecodeAttention(cache)
 
 
 class CopyBlocks(nn.Cell):

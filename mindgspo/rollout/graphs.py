@@ -17,9 +17,16 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindgspo.batches.routing import expert_dtype
 from mindgspo.models.transformer import DecoderLayer, FeedForward, KeptRows, LayerLoop, Transformer
-from mindgspo.parallel.layers.model_parallel import from_first_rank, gather_columns
+from mindgspo.parallel.layers.model_parallel import from_first_rank, gather_columns, leave_model_parallel
 from mindgspo.parallel.ops.device import has_kernels, takes_packed
-from mindgspo.parallel.ops.kernels import LinearKernel, PackedLinearKernel, PackKernel, SampleKernel
+from mindgspo.parallel.ops.kernels import (
+    DecodeAttentionKernel,
+    DecodeFeedForwardKernel,
+    LinearKernel,
+    PackedLinearKernel,
+    PackKernel,
+    SampleKernel,
+)
 from mindgspo.parallel.plans.placement import Placement
 from mindgspo.rollout.cache import PagedCache, StoreOp, decode_attention
 from mindgspo.rollout.protocol import SamplingFilter
@@ -68,17 +75,15 @@ class Prefill(nn.Cell):
 
 
 class PackedWeights(nn.Cell):
-    """Weight matrices of decoding, packed once for many products with few tokens; empty on devices without kernels.
+    """Weight matrices of decoding, packed once for many products with few tokens; none on devices without kernels.
 
-    construct() packs the present weights. of_layer(i) returns the panels of query, key and value, of attention's
-    output, of gate and up, and of down; where one is empty, the layer uses its own weights.
+    construct() packs the present weights.
     """
 
     def __init__(self, model: Transformer) -> None:
         super().__init__(auto_prefix=False)
         self.has_kernels = takes_packed(model)
         self.product = ops.MatMul(transpose_b=True)
-        self.places: tuple[tuple[tuple[int, ...], ...], ...] = tuple(((),) * 4 for _ in model.layers)
         if not self.has_kernels:
             return
         by_layer = [_matrices(layer) for layer in model.layers]
@@ -88,26 +93,18 @@ class PackedWeights(nn.Cell):
             table = model.output_weight()
             assert isinstance(table, Parameter)
             weights.append(table)
-        numbers = iter(range(len(weights)))
-        self.places = tuple(tuple(tuple(next(numbers) for _ in group) for group in layer) for layer in by_layer)
         self.weights = ParameterTuple(weights)
         self.pack = PackKernel(self.weights, model.dtype)
+        panels = iter(self.pack.panels)
+        self.by_layer = [tuple(tuple(next(panels) for _ in group) for group in layer) for layer in by_layer]
+        """Of each layer the panels of `_matrices`."""
         if self.takes_rows:
             self.output = LinearKernel(1, has_bias=False, dtype=ms.float32)
         else:
-            self.output = PackedLinearKernel([weights[-1].shape[0]], has_bias=False, dtype=ms.float32)
+            self.output = PackedLinearKernel(weights[-1].shape[0], dtype=ms.float32)
 
     def construct(self) -> Tensor:
         return self.pack()
-
-    def of_layer(self, number: int) -> tuple[tuple[Tensor, ...], ...]:
-        found = ()
-        for group in self.places[number]:
-            panels = ()
-            for place in group:
-                panels += (self.pack.panels[place],)
-            found += (panels,)
-        return found
 
     def logits(self, hidden_SH: Tensor, weight_VH: Tensor, tokens: Tensor) -> Tensor:
         """Return the logits [S, V / ranks] of final hidden states. weight_VH: the output table, used where it is not
@@ -116,38 +113,61 @@ class PackedWeights(nn.Cell):
             return self.product(hidden_SH, weight_VH)
         if self.takes_rows:
             return self.output(hidden_SH, tokens, weight_VH)
-        return self.output(hidden_SH, tokens, self.pack.panels[-1])[0]
+        return self.output(hidden_SH, tokens, self.pack.panels[-1])
 
 
-def _matrices(layer: DecoderLayer) -> tuple[tuple[Parameter, ...], ...]:
-    """Return a layer's weights in the order of `PackedWeights.of_layer`, without those of experts."""
-    attention = layer.self_attn
-    block = ((), ())
-    if isinstance(layer.mlp, FeedForward):
-        block = ((layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight), (layer.mlp.down_proj.weight,))
-    projections = (attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight)
-    return (projections, (attention.o_proj.weight,), *block)
+def _matrices(layer: DecoderLayer) -> tuple[tuple[Parameter, ...], tuple[Parameter, ...]]:
+    """Return a layer's weights of attention's output, query, key and value, and a dense block's gate, up and down."""
+    attention, block = layer.self_attn, layer.mlp
+    linears = (attention.o_proj, attention.q_proj, attention.k_proj, attention.v_proj)
+    of_block = (block.gate_proj, block.up_proj, block.down_proj) if isinstance(block, FeedForward) else ()
+    return tuple(one.weight for one in linears), tuple(one.weight for one in of_block)
 
 
-class CachedRows(nn.Cell):
-    """Attention of one token per row over the paged cache, which it writes first, as decoding has it."""
+class PackedLayers(nn.Cell):
+    """`LayerLoop` over a cache by kernels, with one operator for each half of a layer."""
 
-    def __init__(self, cache: PagedCache) -> None:
+    def __init__(self, model: Transformer, cache: PagedCache, packed: PackedWeights) -> None:
         super().__init__(auto_prefix=False)
-        self.cache = cache.matrices
-        self.attend = decode_attention(cache)
+        assert not model.place.plan.use_seq_parallel, "every rank decodes all sequences"
+        self.layers, self.count, self.cache = model.layers, len(model.layers), cache.matrices
+        self.leave = leave_model_parallel(model.place)
+        attend, feed = [], []
+        for layer, (of_attention, of_block) in zip(model.layers, packed.by_layer, strict=True):
+            assert isinstance(layer, DecoderLayer)
+            attend.append(_decode_attention(layer, of_attention))
+            if of_block:
+                norm = layer.post_attention_layernorm
+                feed.append(DecodeFeedForwardKernel(norm.weight, norm.norm.eps, of_block))
+        self.attend, self.feed = nn.CellList(attend, auto_prefix=False), nn.CellList(feed, auto_prefix=False)
 
     def construct(
         self,
-        i: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        x_SH: Tensor,
+        rotation: tuple[Tensor, Tensor, Tensor],
         tokens: tuple[Tensor, Tensor, Tensor],
         context: tuple[Tensor, ...],
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Attended values of layer i. context: the places of the rows in the cache, see `decode_attention`."""
-        return self.attend(self.cache[2 * i], self.cache[2 * i + 1], query, key, value, *context), ()
+    ) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...], tuple[Tensor, ...]]:
+        rows, delta_SH, choices = tokens[0], None, ()
+        for i in range(self.count):
+            layer, cached = self.layers[i], (self.cache[2 * i], self.cache[2 * i + 1])
+            x_SH, delta_SH = self.attend[i](x_SH, delta_SH, rotation, cached, context)
+            delta_SH = self.leave(delta_SH, rows)
+            if layer.has_experts:
+                x_SH, delta_SH, choice = layer.feed_forward(x_SH, delta_SH, tokens)
+                choices += choice
+            else:
+                x_SH, delta_SH = self.feed[i](x_SH, delta_SH, rows)
+                delta_SH = self.leave(delta_SH, rows)
+        return x_SH, delta_SH, (), choices
+
+
+def _decode_attention(layer: DecoderLayer, packed: tuple[Parameter, ...]) -> DecodeAttentionKernel:
+    """packed: weights of the output, query, key and value."""
+    attention, norm = layer.self_attn, layer.input_layernorm
+    biases = [one.bias for one in (attention.q_proj, attention.k_proj, attention.v_proj) if one.has_bias]
+    head_norms = [attention.q_norm.weight, attention.k_norm.weight] if attention.has_head_norms else []
+    return DecodeAttentionKernel(norm.weight, norm.norm.eps, attention.head_dim, packed, biases, head_norms)
 
 
 class NextLogits(nn.Cell):
@@ -160,8 +180,8 @@ class NextLogits(nn.Cell):
         super().__init__(auto_prefix=False)
         self.model = model
         self.recorded = RecordedChoices(model, records_experts=records_experts)
-        self.attend = CachedRows(cache)
-        self.loop = LayerLoop(model, self.attend, packed)
+        self.attend = None if packed.has_kernels else decode_attention(cache)
+        self.loop = PackedLayers(model, cache, packed) if self.attend is None else LayerLoop(model, self.attend)
         self.packed = packed
         self.gather_columns = gather_columns(model.place)
         self.num_tokens, self.is_padded = model.num_tokens, model.is_padded
@@ -181,7 +201,9 @@ class NextLogits(nn.Cell):
         # Read before the cache is written to: a table that is read again after a write is copied each time.
         output_weight_VH = ops.cast(model.output_weight(), model.dtype)
         rows, tokens, rotation = num_rows_1, (num_rows_1, num_rows_1, num_rows_1), model.rotation(positions_S)
-        places = self.attend.attend.places(cache_rows_S, table_SP, batch_valid_length, num_rows_1)
+        places = (cache_rows_S, table_SP, batch_valid_length, num_rows_1)
+        if self.attend is not None:
+            places = self.attend.places(*places)
         x_SH = model.embed_tokens(ids_S, tokens)
         x_SH, delta_SH, _, choices = self.loop(x_SH, rotation, tokens, places)
         normed_SH, _ = model.norm.of_sum(x_SH, delta_SH, rows)

@@ -15,7 +15,7 @@ from mindspore import Tensor, nn, ops
 
 from mindgspo.parallel.layers.model_parallel import leave_model_parallel
 from mindgspo.parallel.ops.device import has_kernels
-from mindgspo.parallel.ops.kernels import LinearKernel, PackedLinearKernel, RowsKernel
+from mindgspo.parallel.ops.kernels import LinearKernel, RowsKernel
 from mindgspo.parallel.plans.placement import Placement
 from mindgspo.parallel.platform.parameter_memory import zero_parameter
 
@@ -69,12 +69,9 @@ class LinearGroup(nn.Cell):
         self.head_dim = head_dim
         self.kernel = None
         if has_kernels():
-            form = {"has_bias": self.has_bias, "head_dim": head_dim}
-            self.kernel = LinearKernel(len(layers), **form)
-            self.packed = PackedLinearKernel([layer.weight.shape[0] for layer in layers], **form)
+            self.kernel = LinearKernel(len(layers), has_bias=self.has_bias, head_dim=head_dim)
 
-    def construct(self, x_MI: Tensor, tokens: Tensor, panels: tuple[Tensor, ...] = ()) -> tuple[Tensor, ...]:
-        """Return each layer's output. panels: the packed weights, if the layers are packed."""
+    def construct(self, x_MI: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
         outs = ()
         if self.kernel is None:
             for layer in self.layers:
@@ -82,11 +79,9 @@ class LinearGroup(nn.Cell):
             return outs
         weights = ()
         for i in range(len(self.layers)):
-            weights += (panels[i] if len(panels) > 0 else self.layers[i].weight,)
+            weights += (self.layers[i].weight,)
             if self.has_bias:
                 weights += (self.layers[i].bias,)
-        if len(panels) > 0:
-            return self.packed(x_MI, tokens, *weights)
         return self.kernel(x_MI, tokens, *weights)
 
     def _by_head(self, out_MO: Tensor) -> Tensor:
@@ -105,16 +100,11 @@ class RowParallelLinear(nn.Cell):
         self.dtype = dtype
         self.matmul = ops.MatMul(transpose_b=True)
         self.leave = leave_model_parallel(place)
-        self.kernel = None
-        if has_kernels():
-            self.kernel = LinearKernel(1, has_bias=False)
-            self.packed = PackedLinearKernel([out_features], has_bias=False)
+        self.kernel = LinearKernel(1, has_bias=False) if has_kernels() else None
 
-    def construct(self, x_MI: Tensor, tokens: tuple[Tensor, Tensor, Tensor], panels: tuple[Tensor, ...] = ()) -> Tensor:
-        """Return the output [M, O]. tokens: see `TokensInUse`. panels: the packed weight, if the layer is packed."""
+    def construct(self, x_MI: Tensor, tokens: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        """Return the output [M, O]. tokens: see `TokensInUse`."""
         own, region, _ = tokens
-        if len(panels) > 0:
-            return self.leave(self.packed(x_MI, region, *panels)[0], own)
         if self.kernel is not None:
             return self.leave(self.kernel(x_MI, region, self.weight), own)
         return self.leave(self.matmul(x_MI, ops.cast(self.weight, self.dtype)), own)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import mindspore as ms
 import numpy as np
-from mindspore import ParameterTuple, Tensor, nn, ops
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindgspo.parallel.platform.parameter_memory import zero_parameter
 from mindgspo_kernels.binding import graph_operator, panel_columns
@@ -443,21 +443,14 @@ class PackKernel(nn.Cell):
 
 
 class PackedLinearKernel(nn.Cell):
-    """`LinearKernel` with packed weights, for few tokens; always returns a tuple. sizes: output features."""
+    """`LinearKernel` of one layer without bias, with packed weights, for few tokens. size: output features."""
 
-    def __init__(
-        self, sizes: Sequence[int], *, has_bias: bool, head_dim: int | None = None, dtype: ms.Type | None = None
-    ) -> None:
+    def __init__(self, size: int, *, dtype: ms.Type) -> None:
         super().__init__(auto_prefix=False)
-        self.biased = Tensor(np.full(len(sizes), has_bias, np.int32))
-        self.linear = kernel(
-            "packed_linear",
-            lambda x, *rest: tuple([x[0], *_outs_by_head(size, head_dim)] for size in sizes),
-            lambda x, *rest: (dtype or x,) * len(sizes),
-        )
+        self.linear = kernel("packed_linear", lambda x, *rest: [x[0], size], lambda x, *rest: dtype)
 
-    def construct(self, x_MI: Tensor, tokens: Tensor, *panels: Tensor) -> tuple[Tensor, ...]:
-        return self.linear(x_MI, tokens, self.biased, *panels)
+    def construct(self, x_MI: Tensor, tokens: Tensor, panels: Tensor) -> Tensor:
+        return self.linear(x_MI, tokens, panels)
 
 
 class SampleKernel(nn.Cell):
@@ -487,18 +480,53 @@ class StoreKernel(nn.Cell):
         return self.store(key_MBD, value_MBD, keys, values, cache_rows_M, tokens)
 
 
-class PagedAttentionKernel(nn.Cell):
-    """Attention of queries [S, A, D] to their sequences' cached keys, [S, A * D]; see `rollout.cache`."""
+class DecodeAttentionKernel(nn.Cell):
+    """Norm, projections, rotation, storing, attention and output of one decoder layer, for one token per sequence; the
+    same numbers as by the kernels of each.
 
-    def __init__(self, head_dim: int) -> None:
+    norm, epsilon: of the input. weights: the packed ones of the output, query, key and value; the biases of the last
+    three, if they have any; those of the norms of query and key, if there are any.
+    """
+
+    def __init__(self, norm: Parameter, epsilon: float, head_dim: int, *weights: Sequence[Parameter]) -> None:
         super().__init__(auto_prefix=False)
-        self.scale = Tensor([head_dim**-0.5], ms.float32)
-        self.attend = kernel("paged_attention", lambda q, *rest: [q[0], q[1] * q[2]], lambda q, *rest: q)
+        panels, biases, head_norms = weights
+        self.norm, self.weights = norm, ParameterTuple([*panels, *biases, *head_norms])
+        self.epsilon, self.scale = Tensor([epsilon], ms.float32), Tensor([head_dim**-0.5], ms.float32)
+        form = (bool(biases), bool(head_norms))
+        self.first, self.later = (Tensor([has_delta, *form], ms.int32) for has_delta in (False, True))
+        self.attend = kernel("decode_attention", lambda x, *rest: (x, x))
 
     def construct(
-        self, query_SAD: Tensor, keys: Tensor, values: Tensor, table_SP: Tensor, lengths_S: Tensor, tokens: Tensor
-    ) -> Tensor:
-        return self.attend(query_SAD, keys, values, table_SP, lengths_S, self.scale, tokens)
+        self,
+        x_SH: Tensor,
+        delta_SH: Tensor | None,
+        rotation: tuple[Tensor, Tensor, Tensor],
+        cached: tuple[Tensor, Tensor],
+        places: tuple[Tensor, ...],
+    ) -> tuple[Tensor, Tensor]:
+        """Return x + delta and the block's output. cached: keys and values of the layer, which are written. places: the
+        rows of the cache [S], the block table [S, P], the lengths with the new token [S], and the rows in use [1]."""
+        rows_S, table_SP, lengths_S, tokens = places
+        form, delta = (self.first, x_SH) if delta_SH is None else (self.later, delta_SH)
+        fixed = (*rotation, tokens, *cached, rows_S, table_SP, lengths_S, self.scale, form)
+        return self.attend(x_SH, delta, self.norm, self.epsilon, *fixed, *self.weights)
+
+
+class DecodeFeedForwardKernel(nn.Cell):
+    """Norm and dense block of one decoder layer for few tokens; the same numbers as by the kernels of each.
+
+    norm, epsilon: of the input. panels: packed weights of gate, up and down.
+    """
+
+    def __init__(self, norm: Parameter, epsilon: float, panels: Sequence[Parameter]) -> None:
+        super().__init__(auto_prefix=False)
+        self.norm, self.epsilon, self.panels = norm, Tensor([epsilon], ms.float32), ParameterTuple(panels)
+        self.feed = kernel("decode_feed_forward", lambda x, *rest: (x, x))
+
+    def construct(self, x_SH: Tensor, delta_SH: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return x + delta and the block's output."""
+        return self.feed(x_SH, delta_SH, self.norm, self.epsilon, tokens, *self.panels)
 
 
 class CopyBlocksKernel(nn.Cell):

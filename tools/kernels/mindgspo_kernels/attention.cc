@@ -42,21 +42,21 @@ struct Problem {
         scale(float(scale_)), d(q.shape[3]), e(v.shape[3]) {
     require_shape("k", k, {q.shape[0], k.shape[1], k.shape[2], d});
     require_shape("v", v, {q.shape[0], k.shape[1], k.shape[2], e});
-    require(k.shape[2] > 0 && q.shape[2] % k.shape[2] == 0,
+    REQUIRE(k.shape[2] > 0 && q.shape[2] % k.shape[2] == 0,
             std::to_string(q.shape[2]) + " heads of queries are not a multiple of " + std::to_string(k.shape[2]));
     group = q.shape[2] / k.shape[2];
     if (q_ends == nullptr) {
       for (int64_t b = 0; b < q.shape[0]; ++b) sequences.push_back({b, 0, q.shape[1], 0, k.shape[1]});
     } else {
-      require(q.shape[0] == 1 && k_ends != nullptr, "ends need both lists and one batch entry");
+      REQUIRE(q.shape[0] == 1 && k_ends != nullptr, "ends need both lists and one batch entry");
       int64_t q_first = 0, k_first = 0;
       for (int64_t s = 0; s < count; ++s) {
-        require(q_ends[s] >= q_first && k_ends[s] >= k_first, "ends must not fall");
+        REQUIRE(q_ends[s] >= q_first && k_ends[s] >= k_first, "ends must not fall");
         sequences.push_back({0, q_first, q_ends[s] - q_first, k_first, k_ends[s] - k_first});
         if (prefixes != nullptr && prefixes[s] >= 0) put_behind(prefixes[s]);
         q_first = q_ends[s], k_first = k_ends[s];
       }
-      require(q_first == q.shape[1] && k_first == k.shape[1],
+      REQUIRE(q_first == q.shape[1] && k_first == k.shape[1],
               "the last ends, " + std::to_string(q_first) + " and " + std::to_string(k_first) +
                   ", must be the tokens, " + std::to_string(q.shape[1]) + " and " + std::to_string(k.shape[1]));
     }
@@ -66,7 +66,7 @@ struct Problem {
   // The last sequence continues another one.
   void put_behind(int64_t prefix) {
     Sequence& one = sequences.back();
-    require(prefix < int64_t(sequences.size()) - 1 && sequences[prefix].prefix < 0,
+    REQUIRE(prefix < int64_t(sequences.size()) - 1 && sequences[prefix].prefix < 0,
             "sequence " + std::to_string(sequences.size() - 1) + " cannot continue sequence " + std::to_string(prefix) +
                 ", which must be an earlier one that continues none");
     sequences[prefix].is_prefix = true;
@@ -76,17 +76,17 @@ struct Problem {
 
   void check_mask() const {
     integers("mask", mask, 4);
-    require(mask->dtype == kUint8 || mask->dtype == kBool, "mask must be uint8 or bool");
-    require(mask->shape[0] == 1 || mask->shape[0] == int64_t(sequences.size()), "mask has another number of sequences");
-    require(mask->shape[1] == 1 || mask->shape[1] == q.shape[2], "mask has another number of heads");
+    REQUIRE(mask->dtype == kUint8 || mask->dtype == kBool, "mask must be uint8 or bool");
+    REQUIRE(mask->shape[0] == 1 || mask->shape[0] == int64_t(sequences.size()), "mask has another number of sequences");
+    REQUIRE(mask->shape[1] == 1 || mask->shape[1] == q.shape[2], "mask has another number of heads");
     for (const Sequence& one : sequences)
-      require(one.queries <= mask->shape[2] && one.keys <= mask->shape[3],
+      REQUIRE(one.queries <= mask->shape[2] && one.keys <= mask->shape[3],
               "mask " + text_of_shape(*mask) + " is smaller than a sequence");
   }
 
   void require_statistics(const char* name, const Tensor* x) const {
     const Tensor& statistics = floats(name, x, 4);
-    require(statistics.dtype == kFloat32, std::string(name) + " must be float32");
+    REQUIRE(statistics.dtype == kFloat32, std::string(name) + " must be float32");
     require_shape(name, statistics, {q.shape[0], q.shape[1], q.shape[2], statistics.shape[3]});
   }
 
@@ -471,7 +471,7 @@ extern "C" int mindgspo_paged_attention(const mindgspo_tensor* q, const mindgspo
     floats("q", q, 3), floats("key_cache", key_cache, 4), floats("out", out, 3);
     integers("table", table, 2), integers("lengths", lengths, 1);
     const int64_t sequences = q->shape[0], kv_heads = key_cache->shape[2], size = key_cache->shape[1];
-    require(kv_heads > 0 && q->shape[1] % kv_heads == 0 && key_cache->shape[3] == q->shape[2],
+    REQUIRE(kv_heads > 0 && q->shape[1] % kv_heads == 0 && key_cache->shape[3] == q->shape[2],
             "q " + text_of_shape(*q) + " and key_cache " + text_of_shape(*key_cache) + " do not fit");
     require_shape("value_cache", floats("value_cache", value_cache), {key_cache->shape, key_cache->shape + 4});
     require_shape("out", *out, {q->shape, q->shape + 3});
@@ -480,12 +480,12 @@ extern "C" int mindgspo_paged_attention(const mindgspo_tensor* q, const mindgspo
     Pages pages{*q, *key_cache, *value_cache, *table, {}, float(scale)};
     for (int64_t s = 0; s < sequences; ++s) {
       const int64_t length = integer_at(*lengths, s * lengths->strides[0]);
-      require(length >= 0 && length <= table->shape[1] * size,
+      REQUIRE(length >= 0 && length <= table->shape[1] * size,
               "sequence " + std::to_string(s) + " has length " + std::to_string(length) + " and a table for " +
                   std::to_string(table->shape[1] * size));
       for (int64_t at = 0; at * size < length; ++at) {
         const int64_t block = pages.block(s, at);
-        require(block >= 0 && block < key_cache->shape[0], "block " + std::to_string(block) + " of sequence " +
+        REQUIRE(block >= 0 && block < key_cache->shape[0], "block " + std::to_string(block) + " of sequence " +
                                                               std::to_string(s) + " is not in the cache");
       }
       pages.lengths.push_back(length);
@@ -505,7 +505,7 @@ extern "C" int mindgspo_store_tokens(const mindgspo_tensor* x, const mindgspo_te
     for_rows(tokens, threads, [&](int64_t token) {
       const int64_t slot = integer_at(*slots, token * slots->strides[0]);
       if (slot < 0) return;
-      require(slot < cache->shape[0] * size, "slot " + std::to_string(slot) + " is not in the cache");
+      REQUIRE(slot < cache->shape[0] * size, "slot " + std::to_string(slot) + " is not in the cache");
       for (int64_t head = 0; head < x->shape[1]; ++head) {
         const Matrix one = head_of(*cache, slot / size, slot % size, 1, head);
         float* values = scratch(kRow0, x->shape[2]);

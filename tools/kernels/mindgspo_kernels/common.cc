@@ -28,29 +28,29 @@ std::string text_of_shape(const Tensor& tensor) {
   return text + "]";
 }
 
-static void check(const std::string& name, const Tensor* tensor, int rank) {
-  require(tensor != nullptr, name + " is required");
-  require(tensor->rank >= 0 && tensor->rank <= kMaxRank, name + " has " + std::to_string(tensor->rank) + " axes");
-  require(rank < 0 || tensor->rank == rank,
-          name + " must have " + std::to_string(rank) + " axes, not " + text_of_shape(*tensor));
+static void check(const char* name, const Tensor* tensor, int rank) {
+  REQUIRE(tensor != nullptr, std::string(name) + " is required");
+  REQUIRE(tensor->rank >= 0 && tensor->rank <= kMaxRank, std::string(name) + " has " + std::to_string(tensor->rank) + " axes");
+  REQUIRE(rank < 0 || tensor->rank == rank,
+          std::string(name) + " must have " + std::to_string(rank) + " axes, not " + text_of_shape(*tensor));
   int64_t size = 1;
   for (int axis = 0; axis < tensor->rank; ++axis) {
-    require(tensor->shape[axis] >= 0, name + " has a negative axis: " + text_of_shape(*tensor));
+    REQUIRE(tensor->shape[axis] >= 0, std::string(name) + " has a negative axis: " + text_of_shape(*tensor));
     size *= tensor->shape[axis];
   }
-  require(size == 0 || tensor->data != nullptr, name + " has no memory");
+  REQUIRE(size == 0 || tensor->data != nullptr, std::string(name) + " has no memory");
 }
 
 const Tensor& floats(const char* name, const Tensor* tensor, int rank) {
   check(name, tensor, rank);
-  require(tensor->dtype == kFloat32 || tensor->dtype == kFloat16 || tensor->dtype == kBFloat16,
+  REQUIRE(tensor->dtype == kFloat32 || tensor->dtype == kFloat16 || tensor->dtype == kBFloat16,
           std::string(name) + " must be float32, float16 or bfloat16, not dtype " + std::to_string(tensor->dtype));
   return *tensor;
 }
 
 const Tensor& integers(const char* name, const Tensor* tensor, int rank) {
   check(name, tensor, rank);
-  require(tensor->dtype == kInt32 || tensor->dtype == kInt64 || tensor->dtype == kUint8 || tensor->dtype == kBool,
+  REQUIRE(tensor->dtype == kInt32 || tensor->dtype == kInt64 || tensor->dtype == kUint8 || tensor->dtype == kBool,
           std::string(name) + " must be int32, int64, uint8 or bool, not dtype " + std::to_string(tensor->dtype));
   return *tensor;
 }
@@ -71,11 +71,11 @@ void require_shape(const char* name, const Tensor& tensor, const std::vector<int
   Tensor wanted{};
   wanted.rank = int32_t(shape.size());
   std::copy(shape.begin(), shape.end(), wanted.shape);
-  require(false, std::string(name) + " must have the shape " + text_of_shape(wanted) + ", not " + text_of_shape(tensor));
+  REQUIRE(false, std::string(name) + " must have the shape " + text_of_shape(wanted) + ", not " + text_of_shape(tensor));
 }
 
 int normalized_axis(int64_t axis, const Tensor& tensor) {
-  require(axis >= -tensor.rank && axis < tensor.rank,
+  REQUIRE(axis >= -tensor.rank && axis < tensor.rank,
           "axis " + std::to_string(axis) + " is not one of " + text_of_shape(tensor));
   return axis < 0 ? axis + tensor.rank : axis;
 }
@@ -127,9 +127,9 @@ Rows::Rows(std::vector<const Tensor*> tensors, int axis, bool is_by_element) : t
   for (int at = 0; at < first.rank; ++at) {
     for (const Tensor* tensor : tensors_) {
       if (tensor->rank != first.rank)
-        require(false, text_of_shape(*tensor) + " must have as many axes as " + text_of_shape(first));
+        REQUIRE(false, text_of_shape(*tensor) + " must have as many axes as " + text_of_shape(first));
       const bool fits = (at == axis && !is_by_element) || tensor->shape[at] == first.shape[at] || tensor->shape[at] == 1;
-      if (!fits) require(false, text_of_shape(*tensor) + " cannot be spread to " + text_of_shape(first));
+      if (!fits) REQUIRE(false, text_of_shape(*tensor) + " cannot be spread to " + text_of_shape(first));
     }
     if ((at == axis && !is_by_element) || first.shape[at] == 1) continue;
     const auto stride = [&](int i) { return tensors_[i]->shape[at] == 1 ? 0 : tensors_[i]->strides[at]; };

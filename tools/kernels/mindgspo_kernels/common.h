@@ -38,9 +38,11 @@ inline int64_t size_of(int32_t dtype) {
   throw std::invalid_argument("dtype " + std::to_string(dtype) + " is not known");
 }
 
-inline void require(bool holds, const std::string& problem) {
-  if (!holds) throw std::invalid_argument(problem);
-}
+// A macro, so that the text is made only for who reads it.
+#define REQUIRE(holds, ...)                                   \
+  do {                                                        \
+    if (!(holds)) throw std::invalid_argument(__VA_ARGS__);   \
+  } while (false)
 
 std::string text_of_shape(const Tensor& tensor);
 // A tensor that is present, of float32, float16 or bfloat16 and of this rank (any rank if -1).

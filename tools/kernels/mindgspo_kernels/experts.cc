@@ -18,7 +18,7 @@ int64_t index(const Tensor& x, int64_t row, int64_t column) {
 int32_t& index_in(const Tensor& x, int64_t at) { return *reinterpret_cast<int32_t*>(element(x, at)); }
 
 const Tensor& plain(const char* name, const Tensor* x, const std::vector<int64_t>& shape) {
-  require(floats(name, x, 2).dtype == kFloat32, std::string(name) + " must be float32");
+  REQUIRE(floats(name, x, 2).dtype == kFloat32, std::string(name) + " must be float32");
   require_shape(name, *x, shape);
   return *x;
 }
@@ -43,7 +43,7 @@ extern "C" int mindgspo_route(const mindgspo_tensor* x, const mindgspo_tensor* w
     require_shape("weight", *weight, {count, size});
     plain("probs", probs, {tokens, count});
     const int64_t chosen = integers("experts", experts, 2).shape[1];
-    require(experts->dtype == kInt32 && chosen <= count, "experts must be int32, at most " + std::to_string(count));
+    REQUIRE(experts->dtype == kInt32 && chosen <= count, "experts must be int32, at most " + std::to_string(count));
     require_shape("experts", *experts, {tokens, chosen});
     plain("weights", weights, {tokens, chosen});
     if (given != nullptr) require_shape("given", integers("given", given, 2), {tokens, chosen});
@@ -126,7 +126,7 @@ extern "C" int mindgspo_expert_slots(const mindgspo_tensor* experts, int64_t fir
     const int64_t count = integers("ends", ends, 1).shape[0];
     require_shape("slots", integers("slots", slots, 2), {rows, chosen});
     require_shape("tokens", integers("tokens", tokens, 1), {rows * chosen});
-    require(slots->dtype == kInt32 && tokens->dtype == kInt32 && ends->dtype == kInt64,
+    REQUIRE(slots->dtype == kInt32 && tokens->dtype == kInt32 && ends->dtype == kInt64,
             "slots and tokens must be int32, ends int64");
     std::vector<int64_t> next(count + 1);
     const auto own = [&](int64_t m, int64_t k) {

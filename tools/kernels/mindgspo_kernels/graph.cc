@@ -5,6 +5,7 @@
 // written: graphs have one shape, and cost what is in them.
 #include <cstdio>
 #include <mutex>
+#include <numeric>
 #include <string_view>
 
 #include "common.h"
@@ -48,9 +49,10 @@ int64_t row_elements(const Tensor& x) {
 class Arguments {
  public:
   Arguments(int count, void** data, int* ranks, int64_t** shapes, const char** dtypes) {
+    tensors_.reserve(count);
     for (int i = 0; i < count; ++i) {
       Tensor one{};
-      require(ranks[i] <= kMaxRank, "argument " + std::to_string(i) + " has " + std::to_string(ranks[i]) + " axes");
+      REQUIRE(ranks[i] <= kMaxRank, "argument " + std::to_string(i) + " has " + std::to_string(ranks[i]) + " axes");
       one.data = data[i], one.dtype = dtype_of(dtypes[i]), one.rank = ranks[i];
       int64_t stride = 1;
       for (int axis = one.rank - 1; axis >= 0; --axis) {
@@ -65,7 +67,7 @@ class Arguments {
   const Tensor* next() { return &tensors_.at(at_++); }
   const Tensor* next(int64_t used) {
     Tensor& one = tensors_.at(at_++);
-    require(one.rank >= 1 && used >= 0 && used <= one.shape[0],
+    REQUIRE(one.rank >= 1 && used >= 0 && used <= one.shape[0],
             std::to_string(used) + " rows in use of " + text_of_shape(one));
     one.shape[0] = used;
     return &one;
@@ -73,7 +75,7 @@ class Arguments {
   // The same as rows of one axis: [M, ..] as [M, the rest].
   const Tensor* next_flat(int64_t used) {
     Tensor& one = tensors_.at(at_);
-    require(one.rank >= 1 && one.rank <= 3, text_of_shape(one) + " is not rows of features or heads");
+    REQUIRE(one.rank >= 1 && one.rank <= 3, text_of_shape(one) + " is not rows of features or heads");
     one = reshaped(one, {one.shape[0], row_elements(one)});
     return next(used);
   }
@@ -183,17 +185,22 @@ GRAPH_OPERATOR(rms_norm_grad) {
                                    processors));
 }
 
+static void add_and_norm(const Tensor& x, const Tensor& delta, const Tensor& weight, float epsilon, const Tensor& y,
+                         const Tensor& sum, const Tensor& rstd) {
+  if (sum.dtype == kFloat32)
+    return check(mindgspo_rms_norm(&x, &delta, &weight, epsilon, &y, &rstd, &sum, processors));
+  // What is normed is the rounded sum: as where it is made in front of the norm, and as the backward pass reads it.
+  check(mindgspo_elementwise(0, &x, &delta, &sum, processors));
+  check(mindgspo_rms_norm(&sum, nullptr, Rounded(weight, x.dtype).get(), epsilon, &y, &rstd, nullptr, processors));
+}
+
 // x, delta, weight, epsilon, tokens -> y, x + delta, rstd
 GRAPH_OPERATOR(add_rms_norm) {
   const int64_t used = in.used(4);
   const Tensor *x = in.next(used), *delta = in.next(used), *weight = in.next();
   in.skip(2);
   const Tensor *y = in.next(used), *sum = in.next(used), *rstd = in.next(used);
-  if (sum->dtype == kFloat32)
-    return check(mindgspo_rms_norm(x, delta, weight, in.number(3), y, rstd, sum, processors));
-  // What is normed is the rounded sum: as where it is made in front of the norm, and as the backward pass reads it.
-  check(mindgspo_elementwise(0, x, delta, sum, processors));
-  check(mindgspo_rms_norm(sum, nullptr, Rounded(*weight, x->dtype).get(), in.number(3), y, rstd, nullptr, processors));
+  add_and_norm(*x, *delta, *weight, in.number(3), *y, *sum, *rstd);
 }
 
 // d_y, d_sum, sum, rstd, weight, tokens -> the gradient of x, which is delta's too, d_weight
@@ -304,7 +311,7 @@ Tensor one_entry(const Tensor& x) {
 }
 // The same of [M, heads * D], with the heads of q.
 Tensor one_entry(const Tensor& x, const Tensor& q) {
-  require(x.shape[1] == row_elements(q) && q.rank == 3, text_of_shape(x) + " does not have the heads of " + text_of_shape(q));
+  REQUIRE(x.shape[1] == row_elements(q) && q.rank == 3, text_of_shape(x) + " does not have the heads of " + text_of_shape(q));
   return reshaped(x, {1, x.shape[0], q.shape[1], q.shape[2]});
 }
 
@@ -480,15 +487,18 @@ GRAPH_OPERATOR(combine_grad) {
   check(mindgspo_combine_backward(rows, slots, weights, d_out, d_rows, d_weights, processors));
 }
 
-// x, tokens, biased, then each layer's panels and bias -> outs
+static void packed_product(const Tensor& x, const Tensor* panels, const Tensor& out) {
+  const Tensor *none = nullptr, *to = &out;
+  check(mindgspo_packed_linear(&x, 1, &panels, &none, &to, processors));
+}
+
+// x, tokens, panels -> out
 GRAPH_OPERATOR(packed_linear) {
   const int64_t used = in.used(1);
   const Tensor* x = in.next(used);
-  in.go_to(3);
-  const Layers layers(in, 2);
-  const auto outs = flat_rows_of(in, layers.weights.size(), used);
-  check(mindgspo_packed_linear(x, int64_t(outs.size()), layers.weights.data(), layers.biases.data(), outs.data(),
-                               processors));
+  in.skip(1);
+  const Tensor* panels = in.next();
+  packed_product(*x, panels, *in.next(used));
 }
 
 // like: of the dtype to round to, weights, then the panels of each, which are written -> 0
@@ -504,13 +514,13 @@ namespace {
 // A cache [blocks, size, heads, D] whose keys lie by columns inside a block, [heads, D, size], and values by rows,
 // [heads, size, D]: attention reads both where they are.
 Tensor by_columns(const Tensor& cache) {
-  require(cache.rank == 4, "a cache has four axes, not " + text_of_shape(cache));
+  REQUIRE(cache.rank == 4, "a cache has four axes, not " + text_of_shape(cache));
   Tensor view = cache;
   view.strides[1] = 1, view.strides[2] = cache.shape[1] * cache.shape[3], view.strides[3] = cache.shape[1];
   return view;
 }
 Tensor by_rows(const Tensor& cache) {
-  require(cache.rank == 4, "a cache has four axes, not " + text_of_shape(cache));
+  REQUIRE(cache.rank == 4, "a cache has four axes, not " + text_of_shape(cache));
   Tensor view = cache;
   view.strides[1] = cache.shape[3], view.strides[2] = cache.shape[1] * cache.shape[3], view.strides[3] = 1;
   return view;
@@ -529,14 +539,115 @@ GRAPH_OPERATOR(store_tokens) {
   static_cast<int32_t*>(in.next()->data)[0] = 0;
 }
 
-// query [S, A, D], key cache, value cache, table [S, P], lengths [S], scale, tokens -> out [S, A * D]
-GRAPH_OPERATOR(paged_attention) {
-  const int64_t used = in.used(6);
-  const Tensor *query = in.next(used), keys = by_columns(*in.next()), values = by_rows(*in.next());
-  const Tensor *table = in.next(used), *lengths = in.next(used);
+namespace {
+
+// Results that the next kernel of an operator reads; valid until the thread's next operator.
+class Intermediates {
+ public:
+  Tensor make(int32_t dtype, std::initializer_list<int64_t> shape) {
+    static thread_local std::vector<std::vector<Line>> memory;
+    if (next_ == memory.size()) memory.emplace_back();
+    std::vector<Line>& own = memory[next_++];
+    const int64_t bytes = std::accumulate(shape.begin(), shape.end(), size_of(dtype), std::multiplies<int64_t>());
+    own.resize(std::max(own.size(), size_t(bytes / sizeof(Line) + 1)));
+    Tensor made{};
+    made.dtype = dtype, made.data = own.data();
+    return reshaped(made, shape);
+  }
+
+ private:
+  struct alignas(64) Line {
+    char bytes[64];
+  };
+  size_t next_ = 0;
+};
+
+// norm(x + delta), or of x alone without a delta; `sum` becomes what was normed.
+Tensor normed_sum(const Tensor& x, const Tensor* delta, const Tensor& weight, float epsilon, const Tensor& sum,
+                  Intermediates& between) {
+  const Tensor y = between.make(x.dtype, {x.shape[0], x.shape[1]}), rstd = between.make(kFloat32, {x.shape[0], 1});
+  if (delta != nullptr)
+    add_and_norm(x, *delta, weight, epsilon, y, sum, rstd);
+  else {
+    std::memcpy(sum.data, x.data, x.shape[0] * x.shape[1] * size_of(x.dtype));
+    check(mindgspo_rms_norm(&x, nullptr, Rounded(weight, x.dtype).get(), epsilon, &y, &rstd, nullptr, processors));
+  }
+  return y;
+}
+
+}  // namespace
+
+// A decoder layer's attention of one token per sequence, in one operator: `add_rms_norm`, `packed_linear`, norms of heads,
+// `rotary`, `store_tokens`, `paged_attention` and `packed_linear` again.
+// x [S, H], delta, norm's weight, epsilon, positions, cos, sin, tokens, key cache, value cache, which are written, slots,
+// table, lengths, scale, [has delta, has biases, has norms of heads], panels of output, query, key and value, biases of
+// the last three, weights of the norms of query and key -> x + delta, out
+GRAPH_OPERATOR(decode_attention) {
+  const int64_t used = in.used(7);
+  const Tensor *x = in.next(used), *delta = in.next(used), *weight = in.next();
+  const float epsilon = in.number(3), scale = in.number(13);
+  in.skip(1);
+  const Tensor *positions = in.next(used), *cos = in.next(), *sin = in.next();
+  in.skip(1);
+  const Tensor keys = by_columns(*in.next()), values = by_rows(*in.next());
+  const Tensor *slots = in.next(used), *table = in.next(used), *lengths = in.next(used);
+  in.go_to(15);
+  const Tensor* output = in.next();
+  std::vector<const Tensor*> panels, biases, norms;
+  for (int i = 0; i < 3; ++i) panels.push_back(in.next());
+  for (int i = 0; i < 3; ++i) biases.push_back(in.integer(14, 1) ? in.next() : nullptr);
+  for (int i = 0; i < 2; ++i) norms.push_back(in.integer(14, 2) ? in.next() : nullptr);
+  const Tensor *sum = in.next(used), *out = in.next(used);
+
+  Intermediates between;
+  const Tensor y = normed_sum(*x, in.integer(14, 0) ? delta : nullptr, *weight, epsilon, *sum, between);
+  const int64_t size = keys.shape[3], kv_heads = keys.shape[2], heads = output->shape[1] / size;
+  std::vector<Tensor> projected, flat;
+  std::vector<const Tensor*> outs;
+  for (const int64_t count : {heads, kv_heads, kv_heads}) {
+    projected.push_back(between.make(x->dtype, {used, count, size}));
+    flat.push_back(reshaped(projected.back(), {used, count * size}));
+  }
+  for (const Tensor& one : flat) outs.push_back(&one);
+  check(mindgspo_packed_linear(&y, 3, panels.data(), biases.data(), outs.data(), processors));
+  for (int i = 0; i < 2; ++i) {
+    Tensor& of_heads = projected[i];
+    if (norms[i] != nullptr) {
+      const Tensor normed = between.make(x->dtype, {used, of_heads.shape[1], size});
+      const Tensor rstd = between.make(kFloat32, {used, of_heads.shape[1], 1});
+      const Rounded rounded(*norms[i], x->dtype);
+      check(mindgspo_rms_norm(&of_heads, nullptr, rounded.get(), epsilon, &normed, &rstd, nullptr, processors));
+      of_heads = normed;
+    }
+    const Tensor rotated = between.make(x->dtype, {used, of_heads.shape[1], size});
+    check(mindgspo_rotate_heads(&of_heads, positions, cos, sin, false, &rotated, processors));
+    of_heads = rotated;
+  }
+  check(mindgspo_store_tokens(&projected[1], slots, &keys, processors));
+  check(mindgspo_store_tokens(&projected[2], slots, &values, processors));
+  const Tensor attended = between.make(x->dtype, {used, heads, size});
+  check(mindgspo_paged_attention(&projected[0], &keys, &values, table, lengths, scale, &attended, processors));
+  packed_product(reshaped(attended, {used, heads * size}), output, *out);
+}
+
+// A dense block of few tokens: `add_rms_norm`, `packed_linear`, `gated` and `packed_linear` again.
+// x [S, H], delta, norm's weight, epsilon, tokens, panels of gate, up and down -> x + delta, out
+GRAPH_OPERATOR(decode_feed_forward) {
+  const int64_t used = in.used(4);
+  const Tensor *x = in.next(used), *delta = in.next(used), *weight = in.next();
   in.skip(2);
-  const Tensor out = reshaped(*in.next_flat(used), {used, query->shape[1], query->shape[2]});
-  check(mindgspo_paged_attention(query, &keys, &values, table, lengths, in.number(5), &out, processors));
+  const Tensor* panels[2] = {in.next(), in.next()};
+  const Tensor *down = in.next(), *biases[2] = {nullptr, nullptr};
+  const Tensor *sum = in.next(used), *out = in.next(used);
+
+  Intermediates between;
+  const Tensor y = normed_sum(*x, delta, *weight, in.number(3), *sum, between);
+  const int64_t inner = down->shape[1];
+  const Tensor gate = between.make(x->dtype, {used, inner}), up = between.make(x->dtype, {used, inner});
+  const Tensor *outs[2] = {&gate, &up}, gated = between.make(x->dtype, {used, inner});
+  check(mindgspo_packed_linear(&y, 2, panels, biases, outs, processors));
+  check(mindgspo_gated(&gate, &up, &gated, processors));
+  packed_product(gated, down, *out);
 }
 
 // sources [n], targets [n], then caches, which are written -> 0
@@ -547,7 +658,7 @@ GRAPH_OPERATOR(copy_blocks) {
     const Tensor& cache = in.tensor(2 + task / blocks);
     const int64_t source = in.integer(0, task % blocks), target = in.integer(1, task % blocks);
     if (source == target) return;
-    require(source >= 0 && source < cache.shape[0] && target >= 0 && target < cache.shape[0],
+    REQUIRE(source >= 0 && source < cache.shape[0] && target >= 0 && target < cache.shape[0],
             "blocks " + std::to_string(source) + " and " + std::to_string(target) + " of " + text_of_shape(cache));
     std::memcpy(element(cache, target * cache.strides[0]), element(cache, source * cache.strides[0]),
                 cache.strides[0] * size_of(cache.dtype));
@@ -586,7 +697,7 @@ GRAPH_OPERATOR(adamw) {
   const mindgspo_adamw_step step{in.number(0), in.number(1), in.number(2), in.number(3), in.number(4, 0), in.number(4, 1)};
   std::vector<int64_t> decays;
   for (int64_t i = 0; i < in.length(5); ++i) decays.push_back(in.integer(5, i));
-  require(decays.size() == count, std::to_string(decays.size()) + " decays for " + std::to_string(count) + " weights");
+  REQUIRE(decays.size() == count, std::to_string(decays.size()) + " decays for " + std::to_string(count) + " weights");
   in.skip(6);
   std::vector<std::vector<const Tensor*>> groups(4);
   for (auto& group : groups)

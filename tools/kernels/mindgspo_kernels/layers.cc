@@ -9,7 +9,7 @@ namespace {
 
 int64_t id_of(const Tensor& ids, int64_t token, int64_t entries) {
   const int64_t id = integer_at(ids, token * ids.strides[0]);
-  require(id >= 0 && id < entries, "id " + std::to_string(id) + " is not one of " + std::to_string(entries));
+  REQUIRE(id >= 0 && id < entries, "id " + std::to_string(id) + " is not one of " + std::to_string(entries));
   return id;
 }
 
@@ -31,7 +31,7 @@ extern "C" int mindgspo_embedding_backward(const mindgspo_tensor* ids, const min
   return guarded([&] {
     const int64_t tokens = integers("ids", ids, 1).shape[0], size = floats("d_table", d_table, 2).shape[1];
     require_shape("d_out", floats("d_out", d_out, 2), {tokens, size});
-    require(d_table->dtype == kFloat32 && d_table->strides[1] == 1, "d_table must be float32 in rows");
+    REQUIRE(d_table->dtype == kFloat32 && d_table->strides[1] == 1, "d_table must be float32 in rows");
     const auto row_of = [&](int64_t row) { return reinterpret_cast<float*>(element(*d_table, row * d_table->strides[0])); };
     for_rows(d_table->shape[0], threads, [&](int64_t row) { std::fill(row_of(row), row_of(row) + size, 0.0f); });
     // Columns are shared out, not tokens: an id's rows add up in their order.
@@ -54,13 +54,13 @@ extern "C" int mindgspo_rotate_heads(const mindgspo_tensor* x, const mindgspo_te
                                      const mindgspo_tensor* out, int64_t threads) {
   return guarded([&] {
     const int64_t tokens = floats("x", x, 3).shape[0], heads = x->shape[1], d = x->shape[2];
-    require(d % 2 == 0, "x must have an even last axis, not " + std::to_string(d));
-    require(x->strides[2] == 1 && x->strides[1] == d, "x must have its heads side by side");
+    REQUIRE(d % 2 == 0, "x must have an even last axis, not " + std::to_string(d));
+    REQUIRE(x->strides[2] == 1 && x->strides[1] == d, "x must have its heads side by side");
     require_shape("out", floats("out", out, 3), {tokens, heads, d});
-    require(out->strides[2] == 1 && out->strides[1] == d, "out must have its heads side by side");
+    REQUIRE(out->strides[2] == 1 && out->strides[1] == d, "out must have its heads side by side");
     require_shape("positions", integers("positions", positions, 1), {tokens});
     for (const auto& [name, table] : {std::pair{"cos", cos}, {"sin", sin}})
-      require(floats(name, table, 2).dtype == kFloat32 && table->shape[1] == d && table->strides[1] == 1,
+      REQUIRE(floats(name, table, 2).dtype == kFloat32 && table->shape[1] == d && table->strides[1] == 1,
               std::string(name) + " " + text_of_shape(*table) + " does not fit x " + text_of_shape(*x));
     const auto table_row = [](const Tensor& table, int64_t position) {
       return reinterpret_cast<const float*>(element(table, position * table.strides[0]));

@@ -82,7 +82,7 @@ void run_all(const std::vector<Product>& products, int64_t threads) {
 
 int64_t features(const char* name, const Tensor* weight, int64_t inputs) {
   const Tensor& checked = floats(name, weight, 2);
-  require(checked.shape[1] == inputs, std::string(name) + " " + text_of_shape(checked) + " does not take " +
+  REQUIRE(checked.shape[1] == inputs, std::string(name) + " " + text_of_shape(checked) + " does not take " +
                                           std::to_string(inputs) + " features");
   return checked.shape[0];
 }
@@ -123,7 +123,7 @@ extern "C" int mindgspo_pack_linear(const mindgspo_tensor* weight, const mindgsp
   return guarded([&] {
     floats("weight", weight, 2);
     require_shape("panels", floats("panels", panels, 3), {panels_of(weight->shape[0]), weight->shape[1], kPanel});
-    require(panels->dtype == kFloat32 && panels->strides[2] == 1 && panels->strides[1] == kPanel,
+    REQUIRE(panels->dtype == kFloat32 && panels->strides[2] == 1 && panels->strides[1] == kPanel,
             "panels must be contiguous float32");
     pack_for(floats("like", like).dtype, transposed(matrix_of(*weight)), static_cast<float*>(panels->data), threads);
   });
@@ -235,7 +235,7 @@ template <class Body>
 void for_experts(const Tensor& x, const int64_t* ends, int64_t experts, Body body) {
   int64_t first = 0;
   for (int64_t e = 0; e < experts; ++e) {
-    require(ends[e] >= first && ends[e] <= x.shape[0], "expert " + std::to_string(e) + " ends at row " +
+    REQUIRE(ends[e] >= first && ends[e] <= x.shape[0], "expert " + std::to_string(e) + " ends at row " +
                                                            std::to_string(ends[e]) + " of " + std::to_string(x.shape[0]));
     body(Expert{e, first, ends[e] - first});
     first = ends[e];

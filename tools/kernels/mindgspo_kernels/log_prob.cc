@@ -46,13 +46,13 @@ struct Problem {
       : hidden(floats("hidden", hidden_, 2)), rows(integers("rows", rows_, 1)), weight(floats("weight", weight_, 2)),
         targets(integers("targets", targets_, 1)), inverse_temperature(float(scale)), size(hidden.shape[1]),
         vocabulary(weight.shape[0]) {
-    require(weight.shape[1] == size, "weight " + text_of_shape(weight) + " does not fit hidden " + text_of_shape(hidden));
+    REQUIRE(weight.shape[1] == size, "weight " + text_of_shape(weight) + " does not fit hidden " + text_of_shape(hidden));
     require_shape("targets", targets, {rows.shape[0]});
     for (int64_t i = 0; i < rows.shape[0]; ++i) {
       if (row(i) < 0) continue;
-      require(row(i) < hidden.shape[0], "prediction " + std::to_string(i) + " is of row " + std::to_string(row(i)) +
+      REQUIRE(row(i) < hidden.shape[0], "prediction " + std::to_string(i) + " is of row " + std::to_string(row(i)) +
                                             " of " + std::to_string(hidden.shape[0]));
-      require(target(i) >= 0 && target(i) < vocabulary, "target " + std::to_string(target(i)) + " is not one of " +
+      REQUIRE(target(i) >= 0 && target(i) < vocabulary, "target " + std::to_string(target(i)) + " is not one of " +
                                                            std::to_string(vocabulary));
       predictions.push_back(i);
     }
@@ -101,7 +101,7 @@ struct Problem {
 float& at(const Tensor& x, int64_t i) { return *reinterpret_cast<float*>(element(x, i * x.strides[0])); }
 
 void require_vector(const char* name, const Tensor* x, int64_t size) {
-  require(floats(name, x, 1).dtype == kFloat32, std::string(name) + " must be float32");
+  REQUIRE(floats(name, x, 1).dtype == kFloat32, std::string(name) + " must be float32");
   require_shape(name, *x, {size});
 }
 
@@ -164,13 +164,13 @@ extern "C" int mindgspo_log_prob_backward(const mindgspo_tensor* hidden, const m
     const Problem p(hidden, rows, weight, targets, inverse_temperature);
     require_vector("log_sums", log_sums, rows->shape[0]);
     require_vector("d_log_probs", d_log_probs, rows->shape[0]);
-    require((entropies == nullptr) == (d_entropies == nullptr), "entropies and their gradients go together");
+    REQUIRE((entropies == nullptr) == (d_entropies == nullptr), "entropies and their gradients go together");
     if (entropies != nullptr) require_vector("entropies", entropies, rows->shape[0]);
     if (entropies != nullptr) require_vector("d_entropies", d_entropies, rows->shape[0]);
-    require(floats("d_hidden", d_hidden, 2).shape[1] == p.size && d_hidden->shape[0] <= hidden->shape[0],
+    REQUIRE(floats("d_hidden", d_hidden, 2).shape[1] == p.size && d_hidden->shape[0] <= hidden->shape[0],
             "d_hidden " + text_of_shape(*d_hidden) + " does not fit hidden " + text_of_shape(*hidden));
     require_shape("d_weight", floats("d_weight", d_weight, 2), {p.vocabulary, p.size});
-    require(d_weight->dtype == kFloat32 && d_weight->strides[1] == 1, "d_weight must be float32 in rows");
+    REQUIRE(d_weight->dtype == kFloat32 && d_weight->strides[1] == 1, "d_weight must be float32 in rows");
     bool has_entropy_gradient = false;  // none where the entropy is only reported
     for (int64_t i = 0; entropies != nullptr && i < p.count(); ++i)
       has_entropy_gradient = has_entropy_gradient || at(*d_entropies, p.predictions[i]) != 0.0f;
@@ -223,7 +223,7 @@ extern "C" int mindgspo_log_prob_backward(const mindgspo_tensor* hidden, const m
     std::vector<int64_t> first_of(d_hidden->shape[0], -1), next(p.count(), -1);
     for (int64_t i = p.count() - 1; i >= 0; --i) {
       const int64_t row = p.row(p.predictions[i]);
-      require(row < d_hidden->shape[0], "prediction of row " + std::to_string(row) + ", which is not in use");
+      REQUIRE(row < d_hidden->shape[0], "prediction of row " + std::to_string(row) + ", which is not in use");
       next[i] = first_of[row], first_of[row] = i;
     }
     for_rows(d_hidden->shape[0], threads, [&](int64_t row) {
@@ -262,13 +262,13 @@ extern "C" int mindgspo_sample(const mindgspo_tensor* logits, const mindgspo_ten
                                const mindgspo_tensor* log_probs, int64_t threads) {
   return guarded([&] {
     const int64_t sequences = floats("logits", logits, 2).shape[0], vocabulary = logits->shape[1];
-    require(vocabulary > 0, "logits have no entries");
+    REQUIRE(vocabulary > 0, "logits have no entries");
     require_vector("uniforms", uniforms, sequences);
     require_vector("inverse_temperatures", inverse_temperatures, sequences);
     require_vector("log_probs", log_probs, sequences);
     require_shape("greedy", integers("greedy", greedy, 1), {sequences});
     require_shape("ids", integers("ids", ids, 1), {sequences});
-    require(ids->dtype == kInt32, "ids must be int32");
+    REQUIRE(ids->dtype == kInt32, "ids must be int32");
     parallel(sequences, threads, [&](int64_t s) {
       float* z = scratch(kWork0, 2 * vocabulary);
       float* probs = z + vocabulary;

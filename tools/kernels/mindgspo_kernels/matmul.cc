@@ -233,7 +233,7 @@ struct Batches {
   Batches(const Tensor& a, const Tensor& b, const Tensor* bias, const Tensor& out)
       : a(a), b(b), bias(bias), out(out), m(out.shape[out.rank - 2]), n(out.shape[out.rank - 1]),
         k(a.shape[a.rank - 1]) {
-    require(a.shape[a.rank - 2] == m && b.shape[b.rank - 2] == k && b.shape[b.rank - 1] == n,
+    REQUIRE(a.shape[a.rank - 2] == m && b.shape[b.rank - 2] == k && b.shape[b.rank - 1] == n,
             "a " + text_of_shape(a) + " and b " + text_of_shape(b) + " do not make " + text_of_shape(out));
     check_spread("a", a, 2);
     check_spread("b", b, 2);
@@ -242,9 +242,9 @@ struct Batches {
   }
 
   void check_spread(const char* name, const Tensor& x, int own) const {
-    require(x.rank <= out.rank, std::string(name) + " has more axes than out");
+    REQUIRE(x.rank <= out.rank, std::string(name) + " has more axes than out");
     for (int64_t axis = 1 + own; axis <= x.rank; ++axis)
-      require(x.shape[x.rank - axis] == out.shape[out.rank - axis] || x.shape[x.rank - axis] == 1,
+      REQUIRE(x.shape[x.rank - axis] == out.shape[out.rank - axis] || x.shape[x.rank - axis] == 1,
               std::string(name) + " " + text_of_shape(x) + " cannot be spread to " + text_of_shape(out));
   }
 
@@ -295,7 +295,7 @@ using namespace mindgspo;
 extern "C" int mindgspo_matmul(const mindgspo_tensor* a, const mindgspo_tensor* b, const mindgspo_tensor* bias,
                                const mindgspo_tensor* out, double alpha, double beta, int64_t threads) {
   return guarded([&] {
-    require(floats("a", a).rank >= 2 && floats("b", b).rank >= 2 && floats("out", out).rank >= 2,
+    REQUIRE(floats("a", a).rank >= 2 && floats("b", b).rank >= 2 && floats("out", out).rank >= 2,
             "a, b and out must have at least 2 axes");
     if (bias != nullptr) floats("bias", bias);
     const Batches batches(*a, *b, bias, *out);

@@ -10,11 +10,11 @@ constexpr int64_t kPiece = 1 << 14;
 
 float* values_of(const char* name, const Tensor* x, const Tensor& like) {
   const Tensor& checked = floats(name, x);
-  require(checked.dtype == kFloat32, std::string(name) + " must be float32");
+  REQUIRE(checked.dtype == kFloat32, std::string(name) + " must be float32");
   require_shape(name, checked, {like.shape, like.shape + like.rank});
   int64_t stride = 1;
   for (int axis = checked.rank - 1; axis >= 0; --axis) {
-    require(checked.shape[axis] == 1 || checked.strides[axis] == stride, std::string(name) + " must be contiguous");
+    REQUIRE(checked.shape[axis] == 1 || checked.strides[axis] == stride, std::string(name) + " must be contiguous");
     stride *= checked.shape[axis];
   }
   return static_cast<float*>(checked.data);

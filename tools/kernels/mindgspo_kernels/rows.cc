@@ -22,7 +22,7 @@ struct Halves {
   Halves(const char* name, const Tensor& tensor, int64_t axis)
       : gate(narrowed(tensor, axis, 0, tensor.shape[axis] / 2)),
         value(narrowed(tensor, axis, tensor.shape[axis] / 2, tensor.shape[axis] / 2)) {
-    require(tensor.shape[axis] % 2 == 0, std::string(name) + " " + text_of_shape(tensor) + " cannot be halved");
+    REQUIRE(tensor.shape[axis] % 2 == 0, std::string(name) + " " + text_of_shape(tensor) + " cannot be halved");
   }
 };
 
@@ -70,7 +70,7 @@ extern "C" int mindgspo_rms_norm(const mindgspo_tensor* x, const mindgspo_tensor
                                  double epsilon, const mindgspo_tensor* y, const mindgspo_tensor* rstd,
                                  const mindgspo_tensor* sum, int64_t threads) {
   return guarded([&] {
-    require(floats("x", x).rank >= 1, "x must have an axis");
+    REQUIRE(floats("x", x).rank >= 1, "x must have an axis");
     const int64_t axis = x->rank - 1;
     const int64_t n = x->shape[axis];
     require_shape("gamma", floats("gamma", gamma, 1), {n});
@@ -107,7 +107,7 @@ extern "C" int mindgspo_rms_norm_backward(const mindgspo_tensor* d_y, const mind
                                           const mindgspo_tensor* added, const mindgspo_tensor* d_x,
                                           const mindgspo_tensor* d_gamma, int64_t threads) {
   return guarded([&] {
-    require(floats("x", x).rank >= 1, "x must have an axis");
+    REQUIRE(floats("x", x).rank >= 1, "x must have an axis");
     const int64_t axis = x->rank - 1;
     const int64_t n = x->shape[axis];
     require_shape("gamma", floats("gamma", gamma, 1), {n});
@@ -245,13 +245,13 @@ extern "C" int mindgspo_gated_backward(const mindgspo_tensor* d_out, const mindg
 extern "C" int mindgspo_rotary(const mindgspo_tensor* x, const mindgspo_tensor* cos, const mindgspo_tensor* sin,
                                int64_t is_interleaved, int64_t is_backward, const mindgspo_tensor* y, int64_t threads) {
   return guarded([&] {
-    require(floats("x", x).rank >= 1, "x must have an axis");
+    REQUIRE(floats("x", x).rank >= 1, "x must have an axis");
     const int64_t axis = x->rank - 1;
     const int64_t n = x->shape[axis];
-    require(n % 2 == 0, "x must have an even last axis, not " + std::to_string(n));
+    REQUIRE(n % 2 == 0, "x must have an even last axis, not " + std::to_string(n));
     require_like("y", floats("y", y), *x);
     for (const auto& [name, table] : {std::pair{"cos", cos}, {"sin", sin}})
-      require(floats(name, table).rank == x->rank && table->shape[axis] == n,
+      REQUIRE(floats(name, table).rank == x->rank && table->shape[axis] == n,
               std::string(name) + " " + text_of_shape(*table) + " does not fit x " + text_of_shape(*x));
     const Rows rows({x, y, cos, sin}, axis);
     for_rows(rows.count(), threads, [&](int64_t row) {
@@ -269,7 +269,7 @@ extern "C" int mindgspo_rotary(const mindgspo_tensor* x, const mindgspo_tensor* 
 extern "C" int mindgspo_elementwise(int64_t which, const mindgspo_tensor* a, const mindgspo_tensor* b,
                                     const mindgspo_tensor* out, int64_t threads) {
   return guarded([&] {
-    require(which >= 0 && which <= 3, "operation " + std::to_string(which) + " is not one of 0 to 3");
+    REQUIRE(which >= 0 && which <= 3, "operation " + std::to_string(which) + " is not one of 0 to 3");
     floats("a", a), floats("out", out);
     if (which != 2) floats("b", b);
     const Rows rows = Rows::of_elements({out, a, which == 2 ? a : b});

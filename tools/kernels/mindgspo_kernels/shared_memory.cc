@@ -164,7 +164,7 @@ class SharedMemoryGroup {
         sent_(world_), received_(world_), arrived_(world_), readers_(slots_) {
     const int64_t pairs = int64_t(world_) * world_;
     void* memory = mmap(nullptr, bytes(world_, slot_bytes_, slots_), PROT_READ | PROT_WRITE, MAP_SHARED, file, offset);
-    require(memory != MAP_FAILED, std::string("mmap: ") + std::strerror(errno));
+    REQUIRE(memory != MAP_FAILED, std::string("mmap: ") + std::strerror(errno));
     memory_ = static_cast<char*>(memory);
     headers_ = reinterpret_cast<Header*>(memory_ + world_ * slots_ * slot_bytes_);
     arrivals_ = reinterpret_cast<Counter*>(headers_ + world_ * slots_);
@@ -416,7 +416,7 @@ SharedMemoryGroup* of_graphs = nullptr;
 // A group, or null: that of graphs.
 SharedMemoryGroup& found(void* group_ptr) {
   SharedMemoryGroup* one = group_ptr ? static_cast<SharedMemoryGroup*>(group_ptr) : of_graphs;
-  require(one != nullptr, "the ranks have no memory in common");
+  REQUIRE(one != nullptr, "the ranks have no memory in common");
   return *one;
 }
 
@@ -430,7 +430,7 @@ int collective(void* group_ptr, const std::string& what, const int64_t* ranks, i
   return guarded([&] {
     SharedMemoryGroup& one = found(group_ptr);
     const Ranks group(ranks, ranks + count);
-    require(std::find(group.begin(), group.end(), one.rank()) != group.end() && group.back() < one.world_size(),
+    REQUIRE(std::find(group.begin(), group.end(), one.rank()) != group.end() && group.back() < one.world_size(),
             "rank " + std::to_string(one.rank()) + " of " + std::to_string(one.world_size()) + " meets " +
                 text_of(group));
     const std::string numbered = number ? ", number " + std::to_string(number) : "";
@@ -507,7 +507,7 @@ int mindgspo_all_reduce(void* group_ptr, const int64_t* ranks, int64_t count, in
 int mindgspo_all_gather(void* group_ptr, const int64_t* ranks, int64_t count, int64_t number, const mindgspo_tensor* x,
                         int64_t used, const mindgspo_tensor* out) {
   return collective(group_ptr, described("all_gather", *x), ranks, count, number, [&](SharedMemoryGroup& one, const Ranks& group) {
-    require(x->rank >= 1 && used >= 0 && used <= x->shape[0],
+    REQUIRE(x->rank >= 1 && used >= 0 && used <= x->shape[0],
             std::to_string(used) + " rows in use of " + text_of_shape(*x));
     one.all_gather(*x, x->shape[0] ? bytes_of(*x) / x->shape[0] * used : 0, *out, group);
   });
@@ -517,7 +517,7 @@ int mindgspo_reduce_scatter(void* group_ptr, const int64_t* ranks, int64_t count
                             const mindgspo_tensor* x, const mindgspo_tensor* out) {
   return collective(group_ptr, described("reduce_scatter", *x), ranks, count, number,
                     [&](SharedMemoryGroup& one, const Ranks& group) {
-                      require(x->rank >= 1 && x->shape[0] % count == 0,
+                      REQUIRE(x->rank >= 1 && x->shape[0] % count == 0,
                               text_of_shape(*x) + " cannot be shared out over " + text_of(group));
                       one.reduce_scatter(*x, *out, group);
                     });
@@ -529,7 +529,7 @@ int mindgspo_all_to_all(void* group_ptr, const int64_t* ranks, int64_t count, in
   return collective(group_ptr, described("all_to_all", *x) + axes, ranks, count, number,
                     [&](SharedMemoryGroup& one, const Ranks& group) {
                       const int split = normalized_axis(split_axis, *x), concat = normalized_axis(concat_axis, *x);
-                      require(x->shape[split] % count == 0,
+                      REQUIRE(x->shape[split] % count == 0,
                               text_of_shape(*x) + " cannot be split for " + text_of(group));
                       one.all_to_all(*x, split, concat, *out, group);
                     });
