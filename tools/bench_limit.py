@@ -1,23 +1,24 @@
 """What a step of the benchmark costs at least on this machine; `bench_step.py --limit` prints it.
 
-Three bounds, none of which an implementation that computes the same can go below: the products' operations by the
-fastest sgemm found here, at the model's own shapes, on all cores; the bytes of weights, gradients and moments that
-updates and decoded tokens read and write by the memory's rate; and the launches of the step's graphs, as they are
-compiled, by the time of an empty one. Padding, recomputation, attention's softmax and everything element by element are
-not in the first two.
+Three bounds, none of which an implementation that computes the same can go below: the products' operations by the rate
+of oneDNN, which MindSpore brings, at the model's own shapes and in its type, on all cores; the bytes of weights,
+gradients and moments that updates and decoded tokens read and write by the memory's rate; and the launches of the
+step's graphs, as they are compiled, by the time of an empty one. Padding, recomputation, attention's softmax and
+everything element by element are not in the first two.
 """
 
 from __future__ import annotations
 
-import ctypes
-import os
-import threading
+import json
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import mindspore as ms
 import numpy as np
+from bench_product import cores, on_all_cores
 from mindspore import Tensor, nn
 
 from mindgspo.config import ModelSection
@@ -26,7 +27,6 @@ from mindgspo.models.operations import Operations
 from mindgspo.parallel.ops.kernels import SwiGLUKernel
 from mindgspo.parallel.platform.runtime import compiled_text
 
-_SECONDS = 0.15
 # Nodes of a graph's text that order others, or name what is there already.
 _NOT_LAUNCHED = ("Depend", "ExpandDims", "Load", "MakeTuple", "Reshape", "Squeeze", "TupleGetItem", "UpdateState")
 
@@ -54,11 +54,17 @@ def step_limit(
     operations = {"generation": prefill + decoded, "update": 3 * forward}
     if "old_log_probs" in graphs:
         operations["old_log_probs"] = forward
-    rate = _sgemm_rate(mini_batch * tokens // len(lengths), [*layer, (model.vocab_size, model.hidden_size)])
+    rates = [
+        (2 * outputs * inputs, _product_rate(model.dtype, mini_batch * tokens // len(lengths), outputs, inputs))
+        for outputs, inputs in [*layer, (model.vocab_size, model.hidden_size)]
+    ]
+    rate = sum(share for share, _ in rates) / sum(share / one for share, one in rates)
     parameters = model.vocab_size * model.hidden_size + trunk // 2
     num_updates = len(lengths) // mini_batch
-    # Read and written by an update: gradient, weight and both moments, all but the first written too. By a token: read.
-    moved = 4 * parameters * (7 * num_updates + max(lengths))
+    # Read and written by an update, in float32: gradient, weight and both moments, all but the first written too. Read
+    # by each decoded token: the weights.
+    of_number = 2 if model.dtype == "bfloat16" else 4
+    moved = {"generation": of_number * parameters * max(lengths), "update": 7 * 4 * parameters * num_updates}
     memory = _memory_rate()
     empty = _empty_launch()
     operators = {name: _launched(cell) for name, (cell, _) in graphs.items()}
@@ -66,8 +72,9 @@ def step_limit(
     return {
         "operations_s": round(sum(operations.values()) / rate, 4),
         "operations_by_phase_s": {name: round(value / rate, 4) for name, value in operations.items()},
-        "sgemm_gflops": round(rate / 1e9, 1),
-        "bytes_s": round(moved / memory, 4),
+        "product_gflops": round(rate / 1e9, 1),
+        "bytes_s": round(sum(moved.values()) / memory, 4),
+        "bytes_by_phase_s": {name: round(value / memory, 4) for name, value in moved.items()},
         "memory_gb_per_s": round(memory / 1e9, 1),
         "launches_by_graph": operators,
         "launches": launches,
@@ -95,70 +102,21 @@ def _attention(model: ModelSection, lengths: Sequence[int]) -> int:
     return Operations.of(model).pair * sum(length * (length + 1) // 2 for length in lengths)
 
 
-def _sgemm_rate(tokens: int, shapes: Sequence[tuple[int, int]]) -> float:
-    """Operations per second over products x [tokens, inputs] W^T, on all cores, each with rows of its own."""
-    multiply = _sgemm()
-    spent, done = 0.0, 0
-    for outputs, inputs in shapes:
-        rng = np.random.default_rng(0)
-        weight = rng.standard_normal((outputs, inputs), dtype=np.float32)
-        rows = tokens // _cores()
-        x = [rng.standard_normal((rows, inputs), dtype=np.float32) for _ in range(_cores())]
-        out = [np.empty((rows, outputs), np.float32) for _ in range(_cores())]
-        operations = 2 * rows * _cores() * outputs * inputs
-        best = operations / _on_all_cores(lambda core: multiply(x[core], weight, out[core]))  # noqa: B023
-        spent, done = spent + operations / best, done + operations
-    return done / spent
+def _product_rate(dtype: str, tokens: int, outputs: int, inputs: int) -> float:
+    """Operations per second of products x [tokens, inputs] W^T, on all cores, each with rows of its own.
 
-
-def _sgemm() -> Callable[[np.ndarray, np.ndarray, np.ndarray], object]:
-    """out = x W^T on the calling thread, by the library that MindSpore brings."""
-    path = next(Path(ms.__file__).parent.glob("lib/libdnnl.so*"))
-    sgemm = ctypes.CDLL(str(path)).dnnl_sgemm
-
-    def multiply(x: np.ndarray, weight: np.ndarray, out: np.ndarray) -> None:
-        rows, inputs = x.shape
-        outputs = len(weight)
-        size, pointer = ctypes.c_int64, lambda array: array.ctypes.data_as(ctypes.c_void_p)
-        left = pointer(x), size(inputs), pointer(weight), size(inputs), ctypes.c_float(0.0), pointer(out), size(outputs)
-        sgemm(
-            ctypes.c_char(b"N"),
-            ctypes.c_char(b"T"),
-            size(rows),
-            size(outputs),
-            size(inputs),
-            ctypes.c_float(1.0),
-            *left,
-        )
-
-    return multiply
-
-
-def _on_all_cores(work: Callable[[int], object]) -> float:
-    """Seconds of one call where every core calls all the time: the best of some rounds."""
-    best = np.inf
-    for _ in range(5):
-        counts, stop = [0] * _cores(), time.perf_counter() + _SECONDS
-
-        def run(core: int, counts: list[int] = counts, stop: float = stop) -> None:
-            while time.perf_counter() < stop:
-                work(core)
-                counts[core] += 1
-
-        threads = [threading.Thread(target=run, args=(core,)) for core in range(_cores())]
-        started = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        best = min(best, (time.perf_counter() - started) * _cores() / sum(counts))
-    return best
+    In a process of its own: with the oneDNN of MindSpore 2.10 a second shape of bfloat16 ended in a damaged heap.
+    """
+    sizes = map(str, (max(1, tokens // cores()), outputs, inputs))
+    tool = Path(__file__).with_name("bench_product.py")
+    command = [sys.executable, str(tool), *sizes, "--dtype", dtype]
+    return 1e9 * float(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["gflops"])
 
 
 def _memory_rate() -> float:
     """Bytes per second of STREAM's triad, a = b + s c, on all cores."""
     size = 16 << 20
-    arrays = [[np.ones(size // _cores(), np.float32) for _ in range(3)] for _ in range(_cores())]
+    arrays = [[np.ones(size // cores(), np.float32) for _ in range(3)] for _ in range(cores())]
 
     def triad(core: int) -> None:
         a, b, c = arrays[core]
@@ -166,7 +124,7 @@ def _memory_rate() -> float:
         np.add(a, b, out=a)
 
     # numpy takes two passes: five transfers of what the triad has three.
-    return 5 * 4 * size / _on_all_cores(triad)
+    return 5 * 4 * size / on_all_cores(triad)
 
 
 def _empty_launch() -> float:
@@ -192,7 +150,3 @@ def _empty_launch() -> float:
             taken.append(time.perf_counter() - started)
         seconds.append(sorted(taken[10:])[20])
     return (seconds[1] - seconds[0]) / 80
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))

@@ -257,7 +257,8 @@ class StepBench:
         return {"micro_batch_shapes": len(self.shapes), "update_graphs": self.updater.compiled_graphs}
 
     def limit(self, counted: Sequence[dict[str, float]]) -> dict[str, object]:
-        """See `bench_limit`, for the last step; `share`: of the seconds that the operations need in those it took."""
+        """See `bench_limit`, for the last step; shares: of the seconds that operations or bytes need in those it
+        took."""
         engine, updater, sizes = self.native, self.updater, self.sizes
         lengths = [response.length for response in self.responses]
         num_batches = sum(map(len, self.mini_batches))
@@ -280,9 +281,12 @@ class StepBench:
         )
         last = counted[-1]
         shares = {
-            name: round(seconds / last[f"{name}_s"], 3) for name, seconds in found["operations_by_phase_s"].items()
+            f"{of}share_by_phase": {
+                name: round(seconds / last[f"{name}_s"], 3) for name, seconds in found[f"{kind}_by_phase_s"].items()
+            }
+            for of, kind in (("", "operations"), ("memory_", "bytes"))
         }
-        return {**found, "share": round(found["operations_s"] / last["step_s"], 3), "share_by_phase": shares}
+        return {**found, "share": round(found["operations_s"] / last["step_s"], 3), **shares}
 
     def generate(self, step: int) -> list[Response]:
         settings = SamplingSettings(
