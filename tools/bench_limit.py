@@ -110,7 +110,9 @@ def _product_rate(dtype: str, tokens: int, outputs: int, inputs: int) -> float:
     sizes = map(str, (max(1, tokens // cores()), outputs, inputs))
     tool = Path(__file__).with_name("bench_product.py")
     command = [sys.executable, str(tool), *sizes, "--dtype", dtype]
-    return 1e9 * float(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["gflops"])
+    return 1e9 * float(
+        json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)["gflops"]
+    )
 
 
 def _memory_rate() -> float:

@@ -281,10 +281,10 @@ class StepBench:
         )
         last = counted[-1]
         shares = {
-            f"{of}share_by_phase": {
+            f"{prefix}share_by_phase": {
                 name: round(seconds / last[f"{name}_s"], 3) for name, seconds in found[f"{kind}_by_phase_s"].items()
             }
-            for of, kind in (("", "operations"), ("memory_", "bytes"))
+            for prefix, kind in (("", "operations"), ("memory_", "bytes"))
         }
         return {**found, "share": round(found["operations_s"] / last["step_s"], 3), **shares}
 

@@ -148,6 +148,7 @@ class PackedLayers(nn.Cell):
         tokens: tuple[Tensor, Tensor, Tensor],
         context: tuple[Tensor, ...],
     ) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """See `LayerLoop`; nothing is kept. context: the last inputs of `DecodeAttentionKernel`."""
         rows, delta_SH, choices = tokens[0], None, ()
         for i in range(self.count):
             layer, cached = self.layers[i], (self.cache[2 * i], self.cache[2 * i + 1])

@@ -20,6 +20,7 @@ from mindgspo.parallel.platform.parameter_memory import zero_parameter
 from mindgspo_kernels.binding import graph_operator, panel_columns
 
 zeros_like = ops.ZerosLike()
+Weights = Sequence[Parameter]
 
 
 def kernel(
@@ -484,13 +485,14 @@ class DecodeAttentionKernel(nn.Cell):
     """Norm, projections, rotation, storing, attention and output of one decoder layer, for one token per sequence; the
     same numbers as by the kernels of each.
 
-    norm, epsilon: of the input. weights: the packed ones of the output, query, key and value; the biases of the last
-    three, if they have any; those of the norms of query and key, if there are any.
+    norm, epsilon: of the input. panels: packed weights of the output, query, key and value. biases: of the last three,
+    if they have any. head_norms: weights of the norms of query and key, if there are any.
     """
 
-    def __init__(self, norm: Parameter, epsilon: float, head_dim: int, *weights: Sequence[Parameter]) -> None:
+    def __init__(
+        self, norm: Parameter, epsilon: float, head_dim: int, panels: Weights, biases: Weights, head_norms: Weights
+    ) -> None:
         super().__init__(auto_prefix=False)
-        panels, biases, head_norms = weights
         self.norm, self.weights = norm, ParameterTuple([*panels, *biases, *head_norms])
         self.epsilon, self.scale = Tensor([epsilon], ms.float32), Tensor([head_dim**-0.5], ms.float32)
         form = (bool(biases), bool(head_norms))

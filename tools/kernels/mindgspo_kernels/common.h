@@ -38,7 +38,7 @@ inline int64_t size_of(int32_t dtype) {
   throw std::invalid_argument("dtype " + std::to_string(dtype) + " is not known");
 }
 
-// A macro, so that the text is made only for who reads it.
+// A macro: the text is made only where the check fails.
 #define REQUIRE(holds, ...)                                   \
   do {                                                        \
     if (!(holds)) throw std::invalid_argument(__VA_ARGS__);   \

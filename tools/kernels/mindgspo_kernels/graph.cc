@@ -1,5 +1,5 @@
 // The operators as MindSpore's `ops.Custom` calls them on CPU (aot): raw memory, shapes and names of dtypes; inputs
-// first, then outputs, all contiguous. `operators.py` has the Python side.
+// first, then outputs, all contiguous. `mindgspo.parallel.ops.kernels` has the Python side.
 //
 // `tokens` is an integer tensor whose last element says how many leading rows are in use. Others are neither read nor
 // written: graphs have one shape, and cost what is in them.
