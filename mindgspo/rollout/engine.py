@@ -294,7 +294,7 @@ class Decoding:
         return RolloutCounters(
             prefilled_prompts=self._prefilled,
             decode_steps=self._steps,
-            busy_slot_steps=self._busy,
+            busy_slot_steps=self._busy + self._scheduler.num_observed,
             slot_steps=self._steps * self._engine._num_slots,
             generated_tokens=self._busy,
             preemptions=self._scheduler.preemptions,

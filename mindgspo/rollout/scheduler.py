@@ -7,7 +7,13 @@ Sequences wait in one queue: request by request, sample by sample. One is admitt
 free, and gets more blocks as it grows. When none is left, the sequence admitted last is preempted: its blocks are
 freed, and it waits at the front of the queue with its tokens. Prompt and tokens are then prefilled again, and since
 each token has a uniform number of its own, it continues as if nothing had happened. A request with a prefix starts like
-this.
+this, unless an earlier one parked the beginning of its sequence.
+
+A response that may be continued (`Request.may_continue`) gives up its slot when it ends, and its blocks are parked. The
+request that continues it starts with these blocks, and feeds the tokens that they lack: the last one drawn, and those
+that were put behind it. Rows of the batch may be consecutive tokens of one sequence, because the keys and values of all
+rows are written before any row attends, so these tokens also take rows that have no sequence. Blocks that others need
+are taken from what was parked first.
 
 A prompt is prefilled once for all siblings that are admitted while its blocks are held: they share its full blocks, and
 each gets a copy of the last, partial one. The blocks are held until the last sibling is admitted, unless others need
@@ -20,7 +26,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 
 import numpy as np
 
@@ -31,6 +37,7 @@ from mindgspo.rollout.sequences import (
     DecodeRun,
     EndedRequest,
     Job,
+    Parked,
     PrefillRow,
     Waiting,
     num_blocks_for,
@@ -72,9 +79,11 @@ class Scheduler:
         assert allocator.num_in_use == 0 and most_blocks <= allocator.capacity, (most_blocks, allocator.capacity)
         self._block, self._allocator, self._tokens_per_sync = block, allocator, tokens_per_sync
         self._eos_ids, self._clock = np.array(sorted(eos_ids), dtype=np.int32), clock
-        self.num_finished = self.preemptions = 0
+        self.num_finished = self.preemptions = self.num_observed = 0
         self._jobs: dict[int, Job] = {}  # by number of the request, until all its responses have ended
         self._queue: deque[Job] = deque()  # jobs with samples to admit
+        self._continuing: deque[Job] = deque()  # they go before the queue, because they hold blocks
+        self._parked: dict[Hashable, Parked] = {}  # oldest first
         self._preempted: deque[Waiting] = deque()
         self._ended: list[EndedRequest] = []
         # A sequence keeps its slot while it is active; the batch's rows refer to slots, in the order of admission.
@@ -82,7 +91,7 @@ class Scheduler:
         self._rows: list[int] = []
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._sequences: list[tuple[Job, int] | None] = [None] * num_slots
-        self._prompt_lengths, self._lengths, self._limits = np.zeros((3, num_slots), np.int64)
+        self._prompt_lengths, self._lengths, self._limits, self._fed = np.zeros((4, num_slots), np.int64)
         self._first_ids = np.zeros(num_slots, np.int32)  # the prompts' last tokens, which are fed first
         self._ids, self._logprobs = np.zeros(size, np.int32), np.zeros(size, np.float32)
         self._experts: ExpertArray | None = None  # [slots, tokens, X], where recorded
@@ -95,7 +104,7 @@ class Scheduler:
         assert request.number not in self._jobs, request.number
         assert request.settings.max_new_tokens <= self._ids.shape[1], request.settings
         job = self._jobs[request.number] = Job(request=request)
-        self._queue.append(job)
+        (self._queue if self._parked_of(job) is None else self._continuing).append(job)
 
     def ended(self) -> list[EndedRequest]:
         """Return the requests that have ended since the last call, in the order in which they did."""
@@ -116,12 +125,18 @@ class Scheduler:
                 self._end(waiting.job, waiting.place, piece)
             else:
                 self._preempted.append(waiting)
-        self._queue = deque(job for job in self._queue if job.request.number not in chosen)
+        for queue in (self._queue, self._continuing):
+            left = [job for job in queue if job.request.number not in chosen]
+            queue.clear()
+            queue.extend(left)
         for job in chosen.values():
             self._release_prompt(job)
             for place in range(job.next_place, len(job.request.samples)):
                 self._end(job, place, NO_TOKENS)
-        assert self._jobs or self._allocator.num_in_use == 0
+        if numbers is None:
+            while self._evict():
+                pass
+        assert self._jobs or self._parked or self._allocator.num_in_use == 0
         return self.ended()
 
     @property
@@ -146,7 +161,7 @@ class Scheduler:
             if self._sequences[slot] is None:
                 return  # preempted, and so are all that were admitted later
             while missing > self._allocator.num_free:
-                if self._release_prompts():
+                if self._evict() or self._release_prompts():
                     continue
                 youngest = self._rows[-1]
                 assert len(self._rows) > 1, "the cache does not hold one sequence"
@@ -164,20 +179,27 @@ class Scheduler:
             job = waiting.job
             fresh = waiting.ids.size == 0
             held = job.held if fresh else None
-            shared = self._shared_with(job, held)
+            parked = self._parked_of(job) if waiting.continues else None
+            shared = self._shared_with(job, held) if parked is None else []
             # The last held block contains the rest of the prompt; without another holder it is used and not copied.
             in_place = held is not None and len(held) > len(shared) and self._allocator.holders(held[-1]) == 1
+            before = [] if parked is None else parked.blocks
             own = int(self._blocks_of(job.prompt_length, waiting.ids.size, job.limit)) - len(shared) - in_place
+            own = max(own - len(before), 0)
             if own + growth > self._allocator.num_free:
+                if self._evict(but=parked):
+                    continue
                 if self._rows:
                     break
                 self._release_prompts()
                 continue
             tail = self._allocator.share(held[-1:]) if held is not None and in_place else []
-            blocks = [*self._allocator.share(shared), *tail, *self._allocator.take(own)]
-            self._place(waiting, blocks)
+            blocks = [*before, *self._allocator.share(shared), *tail, *self._allocator.take(own)]
+            self._place(waiting, blocks, parked)
             longest = job.prompt_length + job.limit - 1
             growth += min(num_blocks_for(longest, self._block) - len(blocks), _MARGIN)
+            if parked is not None:
+                continue
             if held is None:
                 admissions.prefills.append(self._prefill_row(waiting, blocks, len(shared)))
             elif len(held) > len(shared) and not in_place:
@@ -193,20 +215,29 @@ class Scheduler:
 
     def next_run(self) -> DecodeRun:
         """Return the inputs of the decode graph up to the next sync."""
-        rows = np.array(self._rows, np.int64)
-        assert rows.size, "no sequence is active"
-        remaining = self._limits[rows] - self._lengths[rows]
-        num_steps, num_slots = min(self._tokens_per_sync, int(remaining.max())), len(self._sequences)
+        slots = np.array(self._rows, np.int64)
+        assert slots.size, "no sequence is active"
+        remaining = self._limits[slots] - self._lengths[slots]
+        unfed = self._prompt_lengths[slots] + self._lengths[slots] - self._fed[slots]
+        num_steps = 1 if (unfed > 1).any() else min(self._tokens_per_sync, int(remaining.max()))
+        # One row for each sequence; the other rows go to those with more to feed, oldest first.
+        more = unfed - 1
+        counts = 1 + np.clip(len(self._sequences) - slots.size - (np.cumsum(more) - more), 0, more)
+        ends = np.cumsum(counts)
+        self._last_rows, self._has_fed = ends - 1, counts == unfed
+        self._fed[slots] += counts
+        self.num_observed += int(ends[-1] - self._has_fed.sum())
+        rows, num_idle = np.repeat(slots, counts), len(self._sequences) - int(ends[-1])
         steps_J1 = np.arange(num_steps)[:, None]
-        is_busy = steps_J1 < remaining
-        first = self._prompt_lengths[rows] + self._lengths[rows] - 1
+        is_busy = steps_J1 < np.repeat(remaining, counts)
+        first = self._fed[rows] - np.repeat(ends, counts) + np.arange(rows.size)
         positions = np.where(is_busy, first + steps_J1, 0)
-        table_SP, num_idle, idle = self._table[rows], num_slots - rows.size, SCRATCH * self._block
+        table_SP, idle = self._table[rows], SCRATCH * self._block
         cache_rows = self._cache_rows(table_SP[np.arange(rows.size), positions // self._block], positions)
-        columns = np.minimum(self._lengths[rows] + steps_J1, self._limits[rows] - 1)
+        columns = np.minimum(first + steps_J1 - self._prompt_lengths[rows] + 1, self._limits[rows] - 1)
         return DecodeRun(
             num_rows=rows.size,
-            ids_S=np.pad(self._last_ids(rows), (0, num_idle)),
+            ids_S=np.pad(self._ids_at(rows, first), (0, num_idle)),
             table_SP=np.pad(table_SP, ((0, num_idle), (0, 0))),
             positions_JS=_padded(positions.astype(np.int32), num_idle, 0),
             cache_rows_JS=_padded(np.where(is_busy, cache_rows, np.int32(idle)), num_idle, idle),
@@ -226,24 +257,42 @@ class Scheduler:
         """Append the tokens of a run, without those after a sequence's end. experts_JSX: those of the fed tokens, where
         recorded. Returns the number of appended tokens."""
         rows = np.array(self._rows, np.int64)
-        ids, logprobs = ids_JS[:, : rows.size], logprobs_JS[:, : rows.size]
+        ids, logprobs = ids_JS[:, self._last_rows], logprobs_JS[:, self._last_rows]
         steps_J1 = np.arange(len(ids))[:, None]
-        fits = steps_J1 < self._limits[rows] - self._lengths[rows]
+        fits = (steps_J1 < self._limits[rows] - self._lengths[rows]) & self._has_fed
         is_eos = (ids[..., None] == self._eos_ids).any(axis=-1) & fits
         is_after_eos = np.cumsum(is_eos, axis=0) - is_eos > 0
         step, row = np.nonzero(fits & ~is_after_eos)
         slots, columns = rows[row], self._lengths[rows[row]] + step
-        self._ids[slots, columns], self._logprobs[slots, columns] = ids[step, row], logprobs[step, row]
         if experts_JSX is not None:
-            if self._experts is None:  # zeros take no memory until they are written
-                self._experts = np.zeros((*self._ids.shape, experts_JSX.shape[2]), experts_JSX.dtype)
-            self._experts[slots, columns] = experts_JSX[step, row]
+            self._keep_experts(rows, slots, columns, experts_JSX[step, self._last_rows[row]], experts_JSX[0])
+        self._ids[slots, columns], self._logprobs[slots, columns] = ids[step, row], logprobs[step, row]
         self._lengths[rows] += np.bincount(row, minlength=rows.size)
+        fed = self._prompt_lengths[rows] + self._lengths[rows] - 1
+        self._fed[rows] = np.where(self._has_fed, fed, self._fed[rows])
         stopped = is_eos.any(axis=0)
-        full = self._lengths[rows] == self._limits[rows]
+        full = self._has_fed & (self._lengths[rows] == self._limits[rows])
         for slot, stop in zip(rows[stopped | full].tolist(), stopped[stopped | full], strict=True):
             self._finish(slot, FinishReason.STOP if stop else FinishReason.LENGTH)
         return step.size
+
+    def _keep_experts(
+        self, rows: np.ndarray, slots: np.ndarray, columns: np.ndarray, drawn_X: ExpertArray, fed_SX: ExpertArray
+    ) -> None:
+        """Keep the experts of fed tokens at the token behind each: of those that were drawn from, and of observed ones,
+        which are fed in the first step alone."""
+        if self._experts is None:  # zeros take no memory until they are written
+            self._experts = np.zeros((*self._ids.shape, fed_SX.shape[1]), fed_SX.dtype)
+        self._experts[slots, columns] = drawn_X
+        counts = np.diff(self._last_rows, prepend=-1)
+        for slot, last, count, is_whole in zip(rows.tolist(), self._last_rows, counts, self._has_fed, strict=True):
+            if count > 1 or not is_whole:
+                start = self._fed[slot] - count + 1 - self._prompt_lengths[slot]
+                self._experts[slot, start : start + count] = fed_SX[last + 1 - count : last + 1]
+            job, _ = self._sequence(slot)
+            if is_whole and job.prompt_experts is None and job.parked_experts is not None:
+                prefix_LX = self._experts[slot, : job.request.prefix.size]
+                job.prompt_experts = np.concatenate([job.parked_experts, prefix_LX])
 
     def _sequence(self, slot: int) -> tuple[Job, int]:
         found = self._sequences[slot]
@@ -253,11 +302,12 @@ class Scheduler:
     def _front(self) -> Waiting | None:
         if self._preempted:
             return self._preempted[0]
-        if not self._queue:
+        queue = self._continuing or self._queue
+        if not queue:
             return None
-        job, ids = self._queue[0], self._queue[0].request.prefix
+        job, ids = queue[0], queue[0].request.prefix
         unused = np.zeros(ids.size, np.float32)  # a piece does not contain the prefix's log-probs
-        return Waiting(job=job, place=job.next_place, ids=ids, logprobs=unused)
+        return Waiting(job=job, place=job.next_place, ids=ids, logprobs=unused, continues=bool(self._continuing))
 
     def _shared_with(self, job: Job, held: list[int] | None) -> list[int]:
         """Return the full blocks that contain the prompt already: the held ones, or an active sibling's."""
@@ -284,24 +334,31 @@ class Scheduler:
         longest = self._prompt_lengths[slots] + self._limits[slots] - 1
         return int(np.minimum(-(-longest // self._block) - self._num_blocks[slots], _MARGIN).sum())
 
-    def _place(self, waiting: Waiting, blocks: list[int]) -> None:
-        """Move the sequence at the front of the queue into a free slot, as the last row of the batch."""
+    def _place(self, waiting: Waiting, blocks: list[int], parked: Parked | None) -> None:
+        """Move the sequence at the front of the queue into a free slot, as the last row of the batch. parked: whose
+        blocks it goes on with."""
         job, place = waiting.job, waiting.place
         if self._preempted:
             self._preempted.popleft()
         else:
             job.next_place += 1
             if not job.has_more:
-                self._queue.popleft()
+                (self._continuing if waiting.continues else self._queue).popleft()
             job.starts[place] = self._clock()
         request, slot, length = job.request, self._free_slots.pop(), waiting.ids.size
         self._rows.append(slot)
         self._sequences[slot] = job, place
         self._prompt_lengths[slot], self._limits[slot] = job.prompt_length, job.limit
         self._lengths[slot], self._first_ids[slot] = length, request.prompt.ids[-1]
+        self._fed[slot] = job.prompt_length + length - 1
         self._ids[slot, :length], self._logprobs[slot, :length] = waiting.ids, waiting.logprobs
-        if self._experts is not None and waiting.experts is not None:
-            self._experts[slot, :length] = waiting.experts
+        experts = waiting.experts
+        if parked is not None:
+            del self._parked[_parking_place(job)]
+            self._fed[slot] = parked.num_fed
+            job.parked_experts, experts = parked.prompt_experts, parked.experts
+        if self._experts is not None and experts is not None:
+            self._experts[slot, : len(experts)] = experts
         self._uniforms[slot] = 1.0
         if request.settings.temperature > 0:
             stream, sample = request.settings.stream, request.samples[place]
@@ -325,13 +382,16 @@ class Scheduler:
     def _cache_rows(self, blocks: np.ndarray, positions: np.ndarray) -> Int32Array:
         return (blocks * self._block + positions % self._block).astype(np.int32)
 
-    def _last_ids(self, rows: np.ndarray) -> Int32Array:
-        drawn = self._ids[rows, np.maximum(self._lengths[rows] - 1, 0)]
-        return np.where(self._lengths[rows] > 0, drawn, self._first_ids[rows])
+    def _ids_at(self, rows: np.ndarray, positions: np.ndarray) -> Int32Array:
+        """The tokens at these positions of these slots' sequences, none of them before the prompt's last."""
+        places = positions - self._prompt_lengths[rows]
+        return np.where(places < 0, self._first_ids[rows], self._ids[rows, np.maximum(places, 0)])
 
     def _preempt(self, slot: int) -> None:
         length = int(self._lengths[slot])
         job, place = self._sequence(slot)
+        if self._fed[slot] < job.prompt_length + length - 1:
+            job.parked_experts = None  # the prefill that comes records all of them
         self._preempted.appendleft(
             Waiting(
                 job=job,
@@ -353,14 +413,46 @@ class Scheduler:
             self.num_finished += 1
         experts = self._experts_of(slot)
         piece = job.piece(self._ids[slot, :length], self._logprobs[slot, :length], experts, reason)
+        if reason is FinishReason.STOP and job.request.may_continue:
+            self._park(slot, job, place, experts)
         self._leave(slot)
         self._end(job, place, piece)
 
     def _end(self, job: Job, place: int, piece: Piece) -> None:
         job.pieces[place] = piece
-        if (ended := job.outcome()) is not None:
+        if job.request.may_continue:
+            self._ended.append(job.ended([place]))
+        elif job.has_ended:
+            self._ended.append(job.ended(range(len(job.request.samples))))
+        if job.has_ended:
             del self._jobs[job.request.number]
-            self._ended.append(ended)
+
+    def _park(self, slot: int, job: Job, place: int, experts: ExpertArray | None) -> None:
+        """Keep the blocks of a response that has ended for the request that continues it."""
+        request, length, prompt_LX = job.request, int(self._lengths[slot]), job.prompt_experts
+        if experts is not None and prompt_LX is not None:
+            prompt_LX, experts[: request.prefix.size] = np.split(prompt_LX, [job.prompt_length - 1])
+        self._parked[_parking_place(job, place)] = Parked(
+            ids=np.concatenate([request.prompt.ids, self._ids[slot, :length]]),
+            blocks=self._allocator.share(self._table[slot, : self._num_blocks[slot]].tolist()),
+            prompt_experts=prompt_LX,
+            experts=experts,
+        )
+
+    def _parked_of(self, job: Job) -> Parked | None:
+        """What an earlier request has parked that this one continues."""
+        if not job.request.prefix.size:
+            return None
+        found, ids = self._parked.get(_parking_place(job)), job.request.token_ids
+        return None if found is None or ids[: found.ids.size] != found.ids.tolist() else found
+
+    def _evict(self, but: Parked | None = None) -> bool:
+        """Release the blocks that were parked first; returns whether there were any."""
+        for where, parked in self._parked.items():
+            if parked is not but:
+                self._allocator.release(self._parked.pop(where).blocks)
+                return True
+        return False
 
     def _experts_of(self, slot: int) -> ExpertArray | None:
         return None if self._experts is None else self._experts[slot, : self._lengths[slot]].copy()
@@ -381,6 +473,12 @@ class Scheduler:
         for job in holding:
             self._release_prompt(job)
         return bool(holding)
+
+
+def _parking_place(job: Job, place: int = 0) -> Hashable:
+    """What a request and the one that continues it have in common."""
+    request = job.request
+    return request.settings.stream, request.prompt.index, request.samples[place]
 
 
 def _padded(values_JX: np.ndarray, count: int, value: float) -> np.ndarray:

@@ -9,7 +9,7 @@ Legend: S rows of the decode batch, P blocks of the longest sequence, J steps of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mindgspo.rollout.service import Piece, Request
 from mindgspo.types import ExpertArray, FinishReason, Float32Array, Int32Array, Routing
@@ -146,7 +146,9 @@ class Job:
     held: list[int] | None = None
     """Blocks of the prompt, kept for samples that are still to be admitted."""
     prompt_experts: ExpertArray | None = None
-    """See `Routing.prompt_LX`."""
+    """See `Routing.prompt_LX`; of prompt and prefix."""
+    parked_experts: ExpertArray | None = None
+    """The prompt's part of it, where the prefix is fed behind parked blocks; None once all of it is prefilled again."""
 
     @property
     def has_more(self) -> bool:
@@ -172,16 +174,36 @@ class Job:
             routing = Routing(prompt_LX=self.prompt_experts, response_LX=experts[start:])
         return Piece(ids=ids[start:].copy(), logprobs=logprobs[start:].copy(), finish_reason=reason, routing=routing)
 
-    def outcome(self) -> EndedRequest | None:
-        """The ended request; None while responses are missing."""
-        places = range(len(self.request.samples))
-        if len(self.pieces) < len(places):
-            return None
+    @property
+    def has_ended(self) -> bool:
+        """Whether all its responses have ended."""
+        return len(self.pieces) == len(self.request.samples)
+
+    def ended(self, places: Sequence[int]) -> EndedRequest:
+        """The request for the samples at these places, which have ended."""
         return EndedRequest(
-            request=self.request,
+            request=replace(self.request, samples=tuple(self.request.samples[place] for place in places)),
             pieces=tuple(self.pieces[place] for place in places),
             seconds=tuple(self.seconds.get(place, 0.0) for place in places),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Parked:
+    """An ended sequence whose blocks wait for a request that continues it."""
+
+    ids: Int32Array
+    """int32 [L], prompt and response; the last one is not in the blocks."""
+    blocks: list[int]
+    prompt_experts: ExpertArray | None
+    """[prompt tokens - 1, X], where recorded."""
+    experts: ExpertArray | None
+    """[response tokens, X], of the token before each, where recorded."""
+
+    @property
+    def num_fed(self) -> int:
+        """Tokens whose keys and values are in the blocks."""
+        return int(self.ids.size) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,3 +218,5 @@ class Waiting:
     logprobs: Float32Array
     experts: ExpertArray | None = None
     """[L, X], the experts that each token was drawn from, where they are recorded."""
+    continues: bool = False
+    """Whether it goes before other requests, because an earlier one parked its beginning."""

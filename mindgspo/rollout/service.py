@@ -37,6 +37,9 @@ class Request:
     prefix: Int32Array = field(default_factory=_no_ids)
     """int32 [L], tokens that the response has already, without EOS; only for a request of one sample. The next token
     has number L in the response and in its random stream."""
+    may_continue: bool = False
+    """Whether a response that ended may be continued by another request, with more tokens behind it: an engine may
+    then keep its part of the cache, and answers for each sample as soon as it has ended."""
 
     def __post_init__(self) -> None:
         assert self.samples and (len(self.samples) == 1 or not self.prefix.size), self

@@ -388,3 +388,88 @@ def test_a_cut_among_siblings_that_wait_and_were_pre_empted() -> None:
         assert allocator.num_in_use == 0
         (first,) = (one for one in (*before, *scheduler.ended()) if one.request.number == 0)
         assert [piece.ids.tolist() for piece in first.pieces] == [[1 + s] * (3 + s) + [EOS] for s in range(3)]
+
+
+@settings(max_examples=150)
+@given(data=st.data())
+def test_a_sequence_that_is_continued_feeds_what_was_put_behind_it(data: st.DataObject) -> None:
+    """Episodes of several turns with observations between them, answered after any number of looks: every token comes
+    once, and nothing is prefilled again where the cache holds all sequences."""
+    num_samples, block, tokens_per_sync = (data.draw(st.integers(1, most)) for most in (3, 4, 3))
+    num_slots = data.draw(st.integers(1, 5))
+    prompts = [make_prompt(p, data.draw(st.integers(1, 6))) for p in range(data.draw(st.integers(1, 3)))]
+    turns = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 7), st.integers(0, 5)), min_size=1, max_size=3)
+    plans = {(p, s): data.draw(turns) for p in range(len(prompts)) for s in range(num_samples)}
+
+    def parts(prompt: int, sample: int) -> list[tuple[list[int], list[int]]]:
+        """Drawn and observed tokens by turn."""
+        base = 1 + (prompt * 31 + sample * 7) % 40
+        return [
+            ([base + t for t in range(drawn - 1)] + [EOS], [base + 40 + t for t in range(observed)])
+            for drawn, observed, _ in plans[prompt, sample]
+        ]
+
+    def planned(prompt: int, sample: int) -> list[int]:
+        return [token for drawn, observed in parts(prompt, sample) for token in (*drawn, *observed)]
+
+    longest = max(prompt.ids.size for prompt in prompts) + 34
+    most = num_blocks_for(longest, block)
+    is_ample = data.draw(st.booleans())
+    num_blocks = 1 + (most * len(plans) if is_ample else data.draw(st.integers(most, most * num_slots)))
+    scheduler, allocator = make_scheduler(
+        [], num_samples=num_samples, num_slots=num_slots, max_new_tokens=34, block=block, num_blocks=num_blocks,
+        longest=longest, tokens_per_sync=tokens_per_sync,
+    )  # fmt: skip
+    model = FakeModel(prompts, planned, num_samples, 34, block)
+    for number, prompt in enumerate(prompts):
+        scheduler.add(
+            Request(
+                number=number, prompt=prompt, samples=tuple(range(num_samples)), settings=sampling(num_samples, 34),
+                may_continue=True,
+            )
+        )  # fmt: skip
+    numbers, so_far = iter(range(100, 10_000)), {key: [] for key in plans}
+    turn_of, waiting = dict.fromkeys(plans, 0), {}
+    for _ in range(2000):
+        if not scheduler.done:
+            turn(scheduler, model)
+        for one in scheduler.ended():
+            (sample,), (piece,) = one.request.samples, one.pieces
+            key = prompts.index(one.request.prompt), sample
+            drawn, observed = parts(*key)[turn_of[key]]
+            assert (piece.ids.tolist(), piece.finish_reason) == (drawn, FinishReason.STOP)
+            so_far[key] += [*drawn, *observed]
+            turn_of[key] += 1
+            if turn_of[key] < len(plans[key]):
+                waiting[key] = plans[key][turn_of[key] - 1][2]
+        for key in [key for key, looks in waiting.items() if looks == 0]:
+            scheduler.add(
+                Request(
+                    number=next(numbers), prompt=prompts[key[0]], samples=(key[1],), settings=sampling(1, 34),
+                    prefix=np.array(so_far[key], np.int32), may_continue=True,
+                )
+            )  # fmt: skip
+            del waiting[key]
+        waiting = {key: looks - 1 for key, looks in waiting.items()}
+    assert scheduler.done and turn_of == {key: len(plan) for key, plan in plans.items()}
+    assert so_far == {key: planned(*key) for key in plans}
+    if is_ample:
+        assert model.prefills <= len(prompts) and scheduler.preemptions == 0
+    scheduler.abort()
+    assert allocator.num_in_use == 0
+
+
+def test_observed_tokens_take_the_rows_that_have_no_sequence() -> None:
+    prompt = make_prompt(0, 3)
+    scheduler, _ = make_scheduler([], num_samples=1, num_slots=4, max_new_tokens=12, longest=15)
+    planned = [7, EOS, 51, 52, 53, 54, 55, 8, EOS]
+    model = FakeModel([prompt], lambda prompt, sample: planned, 1, 12, 4)
+    asked = {"prompt": prompt, "samples": (0,), "settings": sampling(1, 12), "may_continue": True}
+    scheduler.add(Request(number=0, **asked))
+    drive(scheduler, model)
+    scheduler.add(Request(number=1, **asked, prefix=np.array(planned[:7], np.int32)))
+    drive(scheduler, model)
+    # The EOS and five observed tokens are not in the cache: four of them, then two, and the last one draws.
+    assert model.busy == [1, 1, 4, 2, 1] and scheduler.num_observed == 5 and model.prefills == 1
+    first, second = scheduler.ended()
+    assert (first.pieces[0].ids.tolist(), second.pieces[0].ids.tolist()) == ([7, EOS], [8, EOS])
