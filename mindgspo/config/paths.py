@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mindgspo.config.huggingface_config import FILE, nearest_model
-from mindgspo.config.reward import file_function, reward_file_problems
+from mindgspo.config.reward import file_function, missing_file_problems, reward_file_problems
 from mindgspo.config.rules import data_sources
 from mindgspo.config.schema import ExperimentConfig
 from mindgspo.text import hub_hint, shorten
@@ -50,7 +50,13 @@ def file_problems(config: ExperimentConfig) -> list[str]:
     missing = [_missing(key, path) for key, path in _inputs(config) if path is not None and not path.exists()]
     if isinstance(config.resume, Path) and not (resume := config.resume.expanduser()).exists():
         missing.append(f"{_missing('resume', resume.absolute())}, or --set resume=auto")
-    return [*missing, *_wrong_kinds(config), *reward_file_problems(config.reward), *_run_dir_problems(config)]
+    return [*missing, *_wrong_kinds(config), *reward_file_problems(config.reward), *_environment_file_problems(config), *_run_dir_problems(config)]
+
+
+def _environment_file_problems(config: ExperimentConfig) -> list[str]:
+    if config.environment is None or (file := file_function(config.environment.path)) is None:
+        return []
+    return missing_file_problems("environment.path", [file])
 
 
 def _inputs(config: ExperimentConfig) -> list[tuple[str, Path | None]]:

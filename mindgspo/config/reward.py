@@ -7,9 +7,9 @@ is in `rewards`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -27,6 +27,7 @@ VERIFIERS: Mapping[str, str] = {
     "multiple_choice": "1 for exactly the right letters, else 0",
     "verl_strict": "as verl's gsm8k with method strict, its blind spots included",
     "verl_flexible": "as verl's gsm8k with method flexible, its blind spots included",
+    "environment": "the reward with which the environment ended the episode",
 }
 """Functions that compare with the gold answer: correct or not."""
 
@@ -41,7 +42,7 @@ SHAPERS: Mapping[str, str] = {
 WITH_TOKENS = ("length", "overlong")
 """Functions that need the length of a response in tokens."""
 _WITH_SETTINGS = ("math_dapo", "overlong", "length", "repetition")
-_ANSWER_IS_NOT_READ_BY = ("verl_strict", "verl_flexible")
+_ANSWER_IS_NOT_READ_BY = ("verl_strict", "verl_flexible", "environment")
 
 
 class FileFunction(NamedTuple):
@@ -116,9 +117,11 @@ class RepetitionSection(Section):
     """The penalty of a response in which every n-gram is a repetition."""
 
 
-class RewardWorkersSection(Section):
-    """Child processes in which symbolic comparison and your own functions run."""
+class WorkersSection(Section):
+    """Child processes in which code runs that may be slow or broken."""
 
+    key: ClassVar[str] = "reward.workers"
+    """The section's place in a configuration, for messages."""
     count: int = Field(default=2, ge=1, le=1024)
     """Children; they start when the first response needs one."""
     timeout_s: float = Field(default=10.0, gt=0, le=86_400)
@@ -127,6 +130,11 @@ class RewardWorkersSection(Section):
     """Wall-clock seconds a child may take for its imports, those of your file included."""
     memory_mb: int = Field(default=4096, ge=256)
     """Memory a child may take (MiB); a response that needs more is left out as error."""
+
+
+class RewardWorkersSection(WorkersSection):
+    """Child processes in which symbolic comparison and your own functions run."""
+
     on_timeout: Literal["wrong", "leave_out"] = "wrong"
     """Pay of a response of math with verdict timeout. wrong: it is paid like a wrong answer if its gold answer
     is quickly compared with another number, because an answer too slow to compare would escape its negative advantage.
@@ -137,8 +145,8 @@ class RewardSection(Section):
     """Which reward functions score a response."""
 
     functions: tuple[str, ...] = Field(default=(AUTO,), min_length=1)
-    """Names: gsm8k, math_dapo, math, multiple_choice, verl_strict, verl_flexible, format, length, overlong, repetition;
-    your own path/to/file.py:function, the path from this file's folder; auto: by each row's data_source
+    """Names: gsm8k, math_dapo, math, multiple_choice, verl_strict, verl_flexible, environment, format, length, overlong,
+    repetition; your own path/to/file.py:function, the path from this file's folder; auto: by each row's data_source
     (MindRLHF: verifier_function). The first that verifies the answer decides whether it is correct."""
     weights: tuple[float, ...] | None = Field(default=None, min_length=1)
     """One weight per function, in the same order; the reward is the weighted sum (MindRLHF: verifier_weight). None: 1
@@ -180,19 +188,24 @@ def reward_problems(reward: RewardSection) -> list[str]:
 
 def reward_file_problems(reward: RewardSection) -> list[str]:
     """Every user's file that does not exist."""
-    files = [file for file in map(file_function, reward.functions) if file is not None]
-    return [_missing_file(file.path) for file in files if not file.path.is_file()]
+    return missing_file_problems("reward.functions", filter(None, map(file_function, reward.functions)))
 
 
-def _missing_file(path: Path) -> str:
+def missing_file_problems(key: str, files: Iterable[FileFunction]) -> list[str]:
+    """Every file, named by `key`, that does not exist."""
+    return [_missing_file(key, file) for file in files if not file.path.is_file()]
+
+
+def _missing_file(key: str, file: FileFunction) -> str:
+    path = file.path
     if path.is_dir():
-        return f"reward.functions: {path} is a folder; give a Python file, as in path/to/file.py:compute_score"
+        return f"{key}: {path} is a folder; give a Python file, as in path/to/file.py:{file.name}"
     beside = sorted(one.name for one in path.parent.glob("*.py")) if path.parent.is_dir() else []
     # Without the suffix, which makes any two short names look alike.
     others = f" (Python files there: {', '.join(beside) or 'none'})"
     stems = [name.removesuffix(".py") for name in beside]
     hint = did_you_mean(path.stem, stems, otherwise=others, show=lambda stem: f"{stem}.py")
-    return f"reward.functions: {path} does not exist{hint}"
+    return f"{key}: {path} does not exist{hint}"
 
 
 def _name_problems(reward: RewardSection) -> Iterator[str]:

@@ -21,6 +21,7 @@ from mindgspo.config.algorithm_rules import (
 from mindgspo.config.cache import cache_budget_problems
 from mindgspo.config.data import LEAST_TEMPERATURE, OVERALL, OVERALL_REWARD, DataSourceSection, EvalSection
 from mindgspo.config.deployment_rules import backend_problems, device_problems, schedule_problems
+from mindgspo.config.environment import environment_problems
 from mindgspo.config.model import ModelSection, model_problems
 from mindgspo.config.plan import check_infer_plan, check_reference_plan, check_same_world, check_train_plan
 from mindgspo.config.reward import reward_problems
@@ -205,9 +206,21 @@ def joined_problems(config: ExperimentConfig) -> list[str]:
         *advantage_problems(config),
         *filter_problems(config),
         *reward_problems(config.reward),
+        *_environment_problems(config),
         *_data_problems(config),
         *_resume_problems(config),
     ]
+
+
+def _environment_problems(config: ExperimentConfig) -> Iterator[str]:
+    section = config.environment
+    if section is None:
+        if "environment" in config.reward.functions:
+            yield "reward.functions: environment: there is none; set environment.path, or remove the function"
+        return
+    yield from environment_problems(section, max_new_tokens=config.rollout.max_new_tokens)
+    if config.algorithm.advantage.estimator == "remax":
+        yield "algorithm.advantage.estimator: remax compares with a greedy response, which environments do not have"
 
 
 def _resume_problems(config: ExperimentConfig) -> Iterator[str]:

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from mindgspo.config.algorithm import AlgorithmSection
 from mindgspo.config.data import LEAST_TOP_P, DataSection, DataSourceSection, EvalSection, TokenizerSection
+from mindgspo.config.environment import EnvironmentSection
 from mindgspo.config.model import ModelSection
 from mindgspo.config.plan import ParallelPlan
 from mindgspo.config.reward import RewardSection
@@ -340,6 +341,8 @@ class ExperimentConfig(Section):
     """Supervised warm-up before reinforcement learning. None: no warm-up."""
     rollout: RolloutSection
     """Generation of responses."""
+    environment: EnvironmentSection | None = None
+    """What answers the policy's turns. None: a response is one turn, and nothing answers it."""
     algorithm: AlgorithmSection = AlgorithmSection()
     """The loss that is minimised."""
     reward: RewardSection = RewardSection()

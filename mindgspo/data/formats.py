@@ -7,6 +7,7 @@ repaired. To add a format: its parser here, its entry in `PARSERS`, its name in 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -26,6 +27,7 @@ from mindgspo.data.source_rows import (
     optional_text,
     present,
     text_of,
+    turns_of,
     value_text,
 )
 from mindgspo.errors import DataError
@@ -244,10 +246,15 @@ def parse_columns(columns: ColumnsSection, row: Mapping[str, object], where: str
         where=where,
         messages=asks(checked_text(prompt, place)) if isinstance(prompt, str) else messages_of(prompt, place),
         answer=answer_text(found["answer"], f"{where}: {columns.answer}"),
-        solution=optional_text(found.get("solution"), f"{where}: {columns.solution}"),
+        solution=_solution(found.get("solution"), f"{where}: {columns.solution}"),
         data_source=data_source,
         extra_info={name: _value(row, name, "extra_info", where) for name in columns.extra_info},
     )
+
+
+def _solution(value: object, place: str) -> str:
+    """A solution's text; a conversation, of several turns in an environment, as JSON."""
+    return json.dumps(turns_of(value, place)) if isinstance(value, list) else optional_text(value, place)
 
 
 def check_schema(path: Path, schema: pyarrow.Schema, columns: ColumnsSection) -> None:

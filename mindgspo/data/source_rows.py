@@ -32,7 +32,8 @@ class SourceRow:
     data_source: str
     """The name that chooses the reward."""
     solution: str = ""
-    """Worked solution that ends in the answer ("#### 72", a box); "" if the source has none."""
+    """Worked solution that ends in the answer ("#### 72", a box), or the JSON of a conversation that does; "" if the
+    source has none."""
     extra_info: Mapping[str, object] = field(default_factory=dict)
     """JSON values only; others are converted by `json_object`."""
     nulled: Sequence[str] = field(default=(), init=False)
@@ -118,8 +119,16 @@ def is_blank(value: object) -> bool:
 
 
 def messages_of(prompt: object, place: str) -> tuple[ChatMessage, ...]:
-    """A conversation: a non-empty list of {role, content}, both text, of known roles, that ends with the message to
-    answer."""
+    """A conversation that ends with the message to answer."""
+    messages = turns_of(prompt, place)
+    if messages[-1]["role"] not in ("user", "tool"):
+        last = f"{place}[{len(messages) - 1}]: role"
+        raise DataError(f"{last}: the last message must be of user or tool, got {messages[-1]['role']!r}")
+    return messages
+
+
+def turns_of(prompt: object, place: str) -> tuple[ChatMessage, ...]:
+    """A conversation: a non-empty list of {role, content}, both text, of known roles."""
     if not isinstance(prompt, list) or not prompt:
         raise DataError(f"{place}: expected a list of {{role, content}} messages, got {value_text(prompt)}")
     messages: list[ChatMessage] = []
@@ -129,9 +138,6 @@ def messages_of(prompt: object, place: str) -> tuple[ChatMessage, ...]:
         one = f"{place}[{i}]"
         role = _checked_role(text_of(message, "role", one), f"{one}: role")
         messages.append({"role": role, "content": text_of(message, "content", one)})
-    if messages[-1]["role"] not in ("user", "tool"):
-        last = f"{place}[{len(messages) - 1}]: role"
-        raise DataError(f"{last}: the last message must be of user or tool, got {messages[-1]['role']!r}")
     return tuple(messages)
 
 

@@ -10,6 +10,7 @@ from functools import cache
 
 from mindgspo.config.reward import RewardSection, file_function
 from mindgspo.errors import DataError
+from mindgspo.rewards.functions.environment import EnvironmentReward
 from mindgspo.rewards.functions.from_file import FromFile
 from mindgspo.rewards.functions.math import Math
 from mindgspo.rewards.functions.multiple_choice import MultipleChoice
@@ -26,6 +27,7 @@ _VERIFIERS: Mapping[str, Callable[[RewardSection], Verifier]] = {
     "multiple_choice": lambda section: MultipleChoice(section.answer),
     "verl_strict": lambda section: VerlGsm8k("strict"),
     "verl_flexible": lambda section: VerlGsm8k("flexible"),
+    "environment": lambda section: EnvironmentReward(),
 }
 _SHAPERS: Mapping[str, Callable[[RewardSection], Shaper]] = {
     "format": lambda section: ThinkFormat(),

@@ -20,7 +20,7 @@ from mindgspo.rewards.functions.math import TASK as MATH_VERIFY_TASK
 from mindgspo.rewards.registry import build_function, function_for, repeats_itself
 from mindgspo.rewards.verification import Candidate, JobOutcome, Reply, RewardJob, Shaper, Verification, Verifier
 from mindgspo.rewards.workers.pool import WorkerPool
-from mindgspo.types import Prompt, Score, Verdict
+from mindgspo.types import EpisodeEnd, Prompt, Score, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class Scorer(Closing):
         pending: list[tuple[int, str, RewardJob]] = []
         for number, candidate in enumerate(candidates):
             for name in functions[number]:
-                if name in SHAPERS:
+                if name in SHAPERS or _failure_of(candidate):
                     continue
                 try:
                     said = self._verifier(name).verify(candidate)
@@ -143,7 +143,12 @@ class Scorer(Closing):
         self._try_without_responses(late)
         for (number, name, job), reply in zip(pending, replies, strict=True):
             found[number][name] = self._concluded(name, job, reply)
-        scores = [self._joined(*row) for row in zip(candidates, functions, found, strict=True)]
+        scores = [
+            Score(value=None, verdict=Verdict.ERROR, message=failure)
+            if (failure := _failure_of(candidate))
+            else self._joined(candidate, weights, said)
+            for candidate, weights, said in zip(candidates, functions, found, strict=True)
+        ]
         if logs_failures:
             self._log_first_failure(candidates, scores)
         return scores
@@ -234,6 +239,12 @@ class Scorer(Closing):
                 raise DataError(f"{where}: {error}") from error
             resolved[actual] = resolved.get(actual, 0.0) + weight
         return resolved
+
+
+def _failure_of(candidate: Candidate) -> str:
+    """Why there is nothing to judge: the environment failed; "" where there is."""
+    episode = candidate.episode
+    return episode.message if episode is not None and episode.end is EpisodeEnd.FAILED else ""
 
 
 def _failed(name: str, verdict: Verdict, message: str) -> Verification:

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Protocol, Union
 
 from math_answers.findings import Finding, Outcome
-from mindgspo.types import Verdict
+from mindgspo.types import Episode, Verdict
 
 MAX_EXTRACTED_CHARS = 200
 """Most characters of an answer that are kept in the sample record."""
@@ -37,6 +37,8 @@ class Candidate:
     """Whether the response reached the longest length without an EOS."""
     extra_info: Mapping[str, object] = field(default_factory=dict)
     """Further fields of the row, for users' functions."""
+    episode: Episode | None = None
+    """The turns and the environment's judgement, where an environment took part; `text` is then the last turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

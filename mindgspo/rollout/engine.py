@@ -100,11 +100,15 @@ class NativeEngine:
             self._pack_weights()
         self._weight_version = version
 
+    def require_version(self, version: int) -> None:
+        """Assert that the loaded weights are those of `version`."""
+        assert version == self._weight_version, (
+            f"rollout with weights of version {self._weight_version}, trainer is at {version}"
+        )
+
     def generate(self, prompts: Sequence[Prompt], settings: SamplingSettings, *, weight_version: int) -> Rollout:
         """See `RolloutEngine`. The result depends on nothing but weights, prompts and settings."""
-        assert weight_version == self._weight_version, (
-            f"rollout with weights of version {self._weight_version}, trainer is at {weight_version}"
-        )
+        self.require_version(weight_version)
         assert settings.max_new_tokens <= self._max_new_tokens, settings
         fault = "rollout" if settings.stream.purpose is Purpose.TRAINING else "eval"
         faults.reach(f"{fault}.before")

@@ -88,6 +88,8 @@ class HTTPService:
         self._servers: list[Server] = []
         self._do(self._open(urls, processes))
 
+    answers_each_sample = False
+
     def submit(self, requests: Sequence[Request]) -> None:
         """See `CompletionService`."""
         assert self._version is not None or not requests, "no weights were loaded"

@@ -10,17 +10,31 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from mindgspo import progress
 from mindgspo.rollout.protocol import Rollout, RolloutCounters, SamplingSettings
-from mindgspo.types import FinishReason, Float32Array, Int32Array, Prompt, Response, Routing
+from mindgspo.types import Episode, FinishReason, Float32Array, Int32Array, Prompt, Response, Routing, Turn
 
 
 def _no_ids() -> Int32Array:
     return np.zeros(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeSoFar:
+    """What is known of an episode beside its tokens."""
+
+    turns: tuple[Turn, ...] = ()
+    """Places count from the end of the prompt. The last turn is open if it was aborted, or has no answer yet."""
+    state: dict[str, Any] | None = None
+    """The environment's attributes, JSON; None before its first answer."""
+    observed: tuple[int, ...] = ()
+    """Tokens of an observation behind which nothing was drawn yet."""
+    ended: Episode | None = None
+    """The whole episode; None while it has not ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +49,13 @@ class Request:
     settings: SamplingSettings
     """As of a whole rollout: max_new_tokens includes the prefix, and num_samples is not used."""
     prefix: Int32Array = field(default_factory=_no_ids)
-    """int32 [L], tokens that the response has already, without EOS; only for a request of one sample. The next token
-    has number L in the response and in its random stream."""
+    """int32 [L], tokens that the response has already, without the EOS at its end; only for a request of one sample.
+    The next token has number L in the response and in its random stream."""
     may_continue: bool = False
     """Whether a response that ended may be continued by another request, with more tokens behind it: an engine may
-    then keep its part of the cache, and answers for each sample as soon as it has ended."""
+    then keep its part of the cache."""
+    so_far: EpisodeSoFar | None = None
+    """Of the episode that the prefix belongs to; only an `EpisodeService` reads it."""
 
     def __post_init__(self) -> None:
         assert self.samples and (len(self.samples) == 1 or not self.prefix.size), self
@@ -61,13 +77,17 @@ class Piece:
     ids: Int32Array
     """int32 [L], the tokens after the prefix; empty if it was aborted before its first token."""
     logprobs: Float32Array
-    """float32 [L]."""
+    """float32 [L]; of an episode only those of the tokens that were drawn."""
     finish_reason: FinishReason | None
     """None if it was aborted."""
     routing: Routing | None = None
     """Recorded experts; prompt_LX covers prompt and prefix but the last token, and is empty for an empty piece."""
+    so_far: EpisodeSoFar | None = None
+    """Given by an `EpisodeService`."""
 
     def __post_init__(self) -> None:
+        if self.so_far is not None:
+            return
         assert self.ids.shape == self.logprobs.shape and self.ids.ndim == 1, (self.ids.shape, self.logprobs.shape)
         assert self.ids.size or self.finish_reason is None, "an ended response without a token"
 
@@ -85,11 +105,16 @@ class Answer:
     weight_version: int
     pieces: tuple[Piece, ...]
     """One per sample, in the request's order, all drawn with the same weights."""
+    samples: tuple[int, ...] | None = None
+    """Sample indices of the pieces, where a request is answered sample by sample. None: all of the request's."""
 
 
 class CompletionService(Protocol):
     """Generates in the background, and is called from one thread. Raises RolloutError if an engine fails for good,
     or gives an invalid answer."""
+
+    answers_each_sample: bool
+    """Whether a request that may be continued gets an answer for each of its samples as soon as that has ended."""
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue requests in this order, and return at once."""
@@ -165,6 +190,7 @@ def whole_responses(request: Request, pieces: Sequence[Piece], weight_version: i
                 temperature=request.settings.temperature,
                 weight_version=weight_version,
                 routing=piece.routing,
+                episode=None if piece.so_far is None else piece.so_far.ended,
             )
         )
     return tuple(responses)

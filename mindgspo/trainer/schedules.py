@@ -21,12 +21,14 @@ import numpy as np
 from mindgspo.config import ExperimentConfig
 from mindgspo.data.dataset import PromptDataset
 from mindgspo.data.stream import PromptStream
+from mindgspo.environments.player import Player
 from mindgspo.models.model import Model
 from mindgspo.parallel.collectives.host import exchange
 from mindgspo.parallel.collectives.replicas import pack_arrays, unpack_arrays
 from mindgspo.parallel.platform import runtime
 from mindgspo.parallel.platform.cluster import is_first
 from mindgspo.rollout.build import build_engine, remote_engine
+from mindgspo.rollout.episodes import EpisodeService
 from mindgspo.rollout.protocol import Purpose, Rollout, RolloutEngine, SamplingSettings, training_sampling
 from mindgspo.rollout.service import CompletionService, ServiceEngine, tokens_counted
 from mindgspo.rollout.weight_transfer import ServedWeights
@@ -35,6 +37,7 @@ from mindgspo.swap.states import Holding
 from mindgspo.swap.swap import Swap
 from mindgspo.tensor_files.tensors import TensorSource
 from mindgspo.tokenization import Tokenizer
+from mindgspo.tokenization.dialogue import Dialogue
 from mindgspo.trainer.feed import Feed
 from mindgspo.trainer.partial_responses import PartialGroup, PromptsByIndex, arrays_of, describe, restore
 from mindgspo.types import Prompt, Response
@@ -158,14 +161,16 @@ def build_generation(
     train_set: PromptDataset,
     stream: PromptStream,
     total_steps: int,
+    player: Player | None = None,
 ) -> Generation:
-    """Generation on the cards that train, or by servers. stream: the order in which `train_set` is trained."""
+    """Generation on the cards that train, or by servers. stream: the order in which `train_set` is trained. player: see
+    `build_engine`."""
 
     def take_prompts(number: int, step: int) -> list[Prompt]:
         return [train_set[index] for index in stream.take(number)]
 
     if not config.has_servers:
-        built = build_engine(config, model, tokenizer, swap)
+        built = build_engine(config, model, tokenizer, swap, player)
         swap.register(Holding.ROLLOUT_WEIGHTS, built.model.get_parameters())
         swap.register(Holding.KV_CACHE, built.cache, keeps_content=False)
         return Generation(engine=built.engine, take_prompts=take_prompts)
@@ -173,15 +178,18 @@ def build_generation(
 
     service = open_service(config, tokenizer) if is_first() else None
     weights = ServedWeights(model, config.model, weights_folder(config))
-    told = None if service is None else ServiceEngine(service)
+    asked: CompletionService | None = service
+    if service is not None and player is not None and config.environment is not None:
+        asked = EpisodeService(service, player, config.environment, tokenizer, Dialogue(tokenizer))
+    told = None if asked is None else ServiceEngine(asked)
     if config.trainer.schedule == "sync":
         engine = remote_engine(told, pushing(weights, service))
         return Generation(engine=engine, take_prompts=take_prompts, service=service)
     sampling = training_sampling(config.rollout, config.seed, step=0)
     engine, feed = remote_engine(told, lambda version: None), None
-    if service is not None:
+    if asked is not None:
         feed = Feed(
-            service,
+            asked,
             lambda number: [train_set[index] for index in stream.take(number)],
             sampling,
             batch_size=config.rollout.prompts_per_step,

@@ -30,6 +30,8 @@ Metrics:
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -42,6 +44,7 @@ from mindgspo.algorithms.optim.updater import Updater, UpdateResult
 from mindgspo.batches.micro_batches import BatchLayout, largest_shape, micro_batches
 from mindgspo.batches.rows import TrainingSample
 from mindgspo.config import ModelSection, WarmupSection
+from mindgspo.config.section import LARGEST_INTEGER
 from mindgspo.data.dataset import PromptDataset
 from mindgspo.data.stream import PromptStream
 from mindgspo.errors import DataError
@@ -51,12 +54,14 @@ from mindgspo.metrics.run_folder import reward_text
 from mindgspo.models.policy import PolicyLogProbs
 from mindgspo.swap.states import Phase
 from mindgspo.tokenization import Tokenizer
+from mindgspo.tokenization.dialogue import Dialogue
 from mindgspo.trainer.step import Trainer
 from mindgspo.trainer.updates import saved_on_failure
-from mindgspo.types import Prompt
+from mindgspo.types import BoolArray, Int32Array, Prompt
 
 # Keeps the order of warm-up rows apart from the order of training prompts.
 _WARMUP_STREAM = 0x5F7
+_CONVERSATION = '[{"role": '  # the beginning of a solution of several turns, see `SourceRow.solution`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,19 +134,29 @@ def _metrics(result: UpdateResult, *, lr: float, updates: int, accuracy: float |
 
 
 def supervised_sample(
-    row: Prompt, tokenizer: Tokenizer, model: ModelSection, *, max_tokens: int | None = None
+    row: Prompt,
+    tokenizer: Tokenizer,
+    model: ModelSection,
+    *,
+    max_tokens: int | None = None,
+    dialogue: Dialogue | None = None,
 ) -> TrainingSample:
     """The row's prompt with its solution and an EOS after it.
 
-    max_tokens: the token budget of a micro-batch, if there is one. Raises DataError for a row without a solution, or
-    with more tokens than the model has positions for or the budget holds.
+    max_tokens: the token budget of a micro-batch, if there is one. dialogue: given where there is an environment; a
+    solution may then be a conversation, of which the assistant's turns are learnt. Raises DataError for a row without a
+    solution, or with more tokens than the model has positions for or the budget holds.
     """
     if not row.solution:
         raise DataError(
             f"warmup: row {row.index} of the training data has no worked solution to learn from; "
             "remove the `warmup` section, or use data with solutions (gsm8k, arithmetic)"
         )
-    response_ids = np.array([*tokenizer.encode(row.solution), tokenizer.eos_ids[0]], dtype=np.int32)
+    actions = None
+    if row.solution.startswith(_CONVERSATION):
+        response_ids, actions = _conversation(row, tokenizer, dialogue)
+    else:
+        response_ids = np.array([*tokenizer.encode(row.solution), tokenizer.eos_ids[0]], dtype=np.int32)
     length = row.ids.size + response_ids.size
     if length > model.max_position_embeddings:
         raise DataError(
@@ -158,6 +173,29 @@ def supervised_sample(
     return TrainingSample(
         prompt_ids=row.ids,
         response_ids=response_ids,
-        rollout_logp=np.zeros(response_ids.size, np.float32),
+        rollout_logp=np.zeros(response_ids.size if actions is None else actions.sum(), np.float32),
         number=0,
+        actions=actions,
     )
+
+
+def _conversation(row: Prompt, tokenizer: Tokenizer, dialogue: Dialogue | None) -> tuple[Int32Array, BoolArray]:
+    """The tokens of a solution of several turns, and which of them the assistant says."""
+    messages, where = json.loads(row.solution), f"warmup: row {row.index} of the training data"
+    if dialogue is None:
+        raise DataError(f"{where} is solved in several turns; set `environment`, or use data with solutions as text")
+    if messages[0]["role"] != "assistant" or messages[-1]["role"] != "assistant":
+        raise DataError(f"{where}: a solution of several turns begins and ends with the assistant")
+    ids: list[int] = []
+    actions: list[bool] = []
+    for is_said, together in itertools.groupby(messages, key=lambda message: message["role"] == "assistant"):
+        said = list(together)
+        if not is_said:
+            found = dialogue.continuation(said, last_id=ids[-1], max_tokens=LARGEST_INTEGER).ids
+        elif len(said) > 1:
+            raise DataError(f"{where}: two turns of the assistant with nothing between them")
+        else:
+            found = [*tokenizer.encode(said[0]["content"]), tokenizer.eos_ids[0]]
+        ids += found
+        actions += [is_said] * len(found)
+    return np.array(ids, np.int32), np.array(actions)

@@ -142,6 +142,17 @@ def broadcast(array: np.ndarray, *, sender: int, ranks: Ranks) -> None:
         _shared.broadcast(array, sender=sender, ranks=ranks)
 
 
+def share_bytes(message: bytes, *, sender: int, ranks: Ranks) -> bytes:
+    """Return the sender's message on all `ranks`."""
+    size = np.array([len(message)], _WORD)
+    broadcast(size, sender=sender, ranks=ranks)
+    words = np.zeros(-(-int(size[0]) // _WORD.itemsize), _WORD)
+    if runtime.rank() == sender:
+        words.view(np.uint8)[: len(message)] = np.frombuffer(message, np.uint8)
+    broadcast(words, sender=sender, ranks=ranks)
+    return words.tobytes()[: int(size[0])]
+
+
 def max_buffer_bytes() -> int:
     """Return the largest size of a `broadcast_buffer`."""
     return sys.maxsize if _shared is None else SLOT_BYTES

@@ -16,7 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from mindgspo.config.reward import RewardWorkersSection
+from mindgspo.config.reward import WorkersSection
 from mindgspo.errors import RewardError
 from mindgspo.io import Closing
 from mindgspo.rewards.verification import JobOutcome, Reply, RewardJob
@@ -42,7 +42,7 @@ class WorkerPool(Closing):
     def __init__(
         self,
         tasks: Sequence[str],
-        limits: RewardWorkersSection,
+        limits: WorkersSection,
         on_answer: Callable[[], None] = lambda: None,
     ) -> None:
         self._on_answer = on_answer
@@ -102,7 +102,7 @@ def _line(job: RewardJob) -> bytes | Reply:
 class _Workers:
     """Workers that start or are ready. They belong to the process that made them, not to a forked copy of it."""
 
-    def __init__(self, tasks: Sequence[str], limits: RewardWorkersSection) -> None:
+    def __init__(self, tasks: Sequence[str], limits: WorkersSection) -> None:
         self.tasks, self.limits = tasks, limits
         self._owner = os.getpid()
         self._killed: list[WorkerProcess] = []

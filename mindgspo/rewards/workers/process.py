@@ -18,7 +18,7 @@ from pathlib import Path
 from selectors import EVENT_READ, EVENT_WRITE
 from typing import IO
 
-from mindgspo.config.reward import RewardWorkersSection
+from mindgspo.config.reward import WorkersSection
 from mindgspo.rewards.verification import JobOutcome, Reply
 from mindgspo.rewards.workers.guard import MARK
 
@@ -47,7 +47,7 @@ class WorkerProcess:
     is_usable: whether it can be asked once more. num_answered: jobs that it has answered; kept by the pool.
     """
 
-    def __init__(self, tasks: Sequence[str], limits: RewardWorkersSection) -> None:
+    def __init__(self, tasks: Sequence[str], limits: WorkersSection) -> None:
         self._tasks, self._limits = tasks, limits
         self._mark = uuid.uuid4().hex
         environment = os.environ | _ENVIRONMENT | {MARK: self._mark}
@@ -103,7 +103,7 @@ class WorkerProcess:
                     reply = self.died()
                 if reply is None and (deadline < now or is_over.is_set()):
                     shown = "no value" if setting == "timeout_s" else "not ready"
-                    message = f"{shown} within {seconds:g} s (reward.workers.{setting})"
+                    message = f"{shown} within {seconds:g} s ({self._limits.key}.{setting})"
                     reply = self._last(JobOutcome.TIMEOUT, message)
                 if reply is not None:
                     return reply
@@ -142,7 +142,7 @@ class WorkerProcess:
         try:
             fields = json.loads(line)
             if "is_out_of_memory" in fields:
-                room = f"{self._limits.memory_mb} MiB (reward.workers.memory_mb)"
+                room = f"{self._limits.memory_mb} MiB ({self._limits.key}.memory_mb)"
                 return self._last(JobOutcome.FAILED, f"out of memory: a worker may take {room}")
             outcome, value = JobOutcome(fields["outcome"]), fields.get("value")
             return Reply(outcome=outcome, value=value, message=fields.get("message", ""))
@@ -210,7 +210,7 @@ class WorkerProcess:
         return True
 
 
-def _setup_line(tasks: Sequence[str], limits: RewardWorkersSection) -> bytes:
+def _setup_line(tasks: Sequence[str], limits: WorkersSection) -> bytes:
     setup: Mapping[str, object] = {
         "parent": os.getpid(),
         "memory_mb": limits.memory_mb,

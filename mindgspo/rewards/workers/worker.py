@@ -30,6 +30,8 @@ from types import ModuleType
 from typing import Any
 
 MATH_VERIFY = "math_verify"
+ENVIRONMENT = "environment:"
+"""Before the file and class of an environment."""
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 """Keyword arguments of a user's function: the convention of verl's `custom_reward_function`."""
 MODULE_PREFIX = "mindgspo_reward_"
@@ -110,6 +112,8 @@ def _serve(tasks: list[str], jobs: io.BufferedReader, replies: int) -> None:
 
 
 def _load(task: str) -> Task:
+    if task.startswith(ENVIRONMENT):
+        return _environment(task.removeprefix(ENVIRONMENT))
     if task != MATH_VERIFY:
         return _user_function(task)
     try:
@@ -167,6 +171,24 @@ def _user_function(task: str) -> Callable[[Mapping[str, object]], object]:
         raise BrokenFunctionError(f"{task} is async; write it as an ordinary function (def, not async def)")
     _check_signature(function, task, name)
     return lambda arguments: function(**arguments)
+
+
+def _environment(task: str) -> Task:
+    """What plays the turns of the class that `task` ("path/file.py:Class") names. Raises BrokenFunctionError."""
+    from mindgspo.environments.play import player_of
+    from mindgspo.environments.protocol import Environment
+
+    path, _, name = task.rpartition(":")
+    module = _module(os.path.abspath(path))
+    found = getattr(module, name, None)
+    if found is None:
+        raise BrokenFunctionError(_no_such_function(module, path, name))
+    if not isinstance(found, type) or not issubclass(found, Environment):
+        raise BrokenFunctionError(
+            f"{task} is no environment; write: class {name}(Environment), with `from mindgspo.environments import "
+            "Environment`"
+        )
+    return player_of(found)
 
 
 @cache

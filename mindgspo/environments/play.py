@@ -1,0 +1,147 @@
+"""Plays turns of environments in a worker process; imports the standard library only.
+
+A job has the sample's row and seed, the environment's attributes after the turn before (none at the first), and what
+the policy said. The answer has messages or the end, and the attributes as they are now.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mindgspo.environments.protocol import End, Environment, Row, Turn
+from mindgspo.environments.tool_calls import parse
+from mindgspo.environments.tools import schema
+
+MAX_STATE_BYTES = 1 << 18
+MAX_MESSAGES = 16
+MAX_CONTENT_CHARS = 1 << 15
+"""A message's content is cut here before it travels; the limit in tokens is applied afterwards."""
+ROLES = ("user", "tool")
+_COUNTED = "tool_errors"
+
+
+class UnusableAnswerError(Exception):
+    """An environment did what it must not; the message is for its author."""
+
+
+def player_of(environment: type[Environment]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """The task of a worker that has loaded the class."""
+    return lambda arguments: play(environment, **arguments)
+
+
+def play(environment: type[Environment], *, kind: str, **arguments: Any) -> dict[str, Any]:
+    """Do one job. kind: "describe" (no arguments) returns {"tools": [JSON schema, ...]}; "reset", "step" and "cut" see
+    `_reset`, `_step` and `_cut`. Raises what the environment raises."""
+    if kind == "describe":
+        made = environment()
+        return {"tools": [schema(getattr(made, name)) for name in made.tools]}
+    return {"reset": _reset, "step": _step, "cut": _cut}[kind](environment, **arguments)
+
+
+def _reset(environment: type[Environment], *, row: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    return {"state": _state(_restored(environment, row, seed, None))}
+
+
+def _step(
+    environment: type[Environment],
+    *,
+    row: Mapping[str, Any],
+    seed: int,
+    state: Mapping[str, Any] | None,
+    text: str,
+    number: int,
+    is_last: bool,
+    style: str,
+) -> dict[str, Any]:
+    made = _restored(environment, row, seed, state)
+    found = parse(text, style)
+    problems = tuple(found.errors)
+    turn = Turn(
+        text=text, content=found.content, calls=found.calls, problems=problems, number=number, is_last=is_last
+    )
+    start = time.monotonic()
+    said = made.step(turn)
+    if is_last and not isinstance(said, End):
+        said = made.cut("max_turns")
+        ended = "max_turns"
+    else:
+        ended = "done"
+    errors = ["malformed"] * len(problems) + vars(made).pop(_COUNTED, [])
+    answer = {"seconds": time.monotonic() - start, "num_calls": len(found.calls) + len(problems), "errors": errors}
+    if isinstance(said, End):
+        return answer | _end(said) | {"ended": ended}
+    return answer | {"messages": _messages(said), "state": _state(made)}
+
+
+def _cut(
+    environment: type[Environment],
+    *,
+    row: Mapping[str, Any],
+    seed: int,
+    state: Mapping[str, Any] | None,
+    reason: str,
+) -> dict[str, Any]:
+    return _end(_restored(environment, row, seed, state).cut(reason)) | {"ended": reason}
+
+
+def _restored(
+    environment: type[Environment], row: Mapping[str, Any], seed: int, state: Mapping[str, Any] | None
+) -> Environment:
+    made = environment()
+    if state is None:
+        made.reset(Row(**row), seed)
+    else:
+        vars(made).update(state)
+    return made
+
+
+def _messages(said: object) -> list[dict[str, str]]:
+    if isinstance(said, str):
+        said = [{"role": "user", "content": said}]
+    if not isinstance(said, (list, tuple)) or not said or len(said) > MAX_MESSAGES:
+        raise UnusableAnswerError(f"step returned {said!r:.80}; expected text, 1 to {MAX_MESSAGES} messages, or End(...)")
+    for one in said:
+        is_message = isinstance(one, Mapping) and set(one) == {"role", "content"} and one["role"] in ROLES
+        if not is_message or not isinstance(one["content"], str):
+            raise UnusableAnswerError(
+                f"step returned the message {one!r:.80}; expected role {' or '.join(ROLES)}, and content as text"
+            )
+    return [{"role": str(one["role"]), "content": str(one["content"])[:MAX_CONTENT_CHARS]} for one in said]
+
+
+def _end(said: object) -> dict[str, Any]:
+    if not isinstance(said, End):
+        raise UnusableAnswerError(f"returned {said!r:.80} where the episode ends; expected End(...)")
+    info = {str(key): _finite(value, f"info[{key!r}]") for key, value in said.info.items()}
+    reward = None if said.reward is None else _finite(said.reward, "reward")
+    is_correct = None if said.is_correct is None else bool(said.is_correct)
+    return {"reward": reward, "is_correct": is_correct, "info": info}
+
+
+def _finite(value: Any, name: str) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise UnusableAnswerError(f"End({name}={value!r}): must be a finite number")
+    return number
+
+
+def _state(made: Environment) -> dict[str, Any]:
+    """The attributes as JSON. Raises UnusableAnswerError for one that would come back as something else."""
+    for name, value in vars(made).items():
+        try:
+            text = json.dumps(value, allow_nan=False)
+            is_kept = json.loads(text) == value and type(json.loads(text)) is type(value)
+        except (TypeError, ValueError, RecursionError):
+            is_kept, text = False, ""
+        if not is_kept:
+            raise UnusableAnswerError(
+                f"self.{name} = {value!r:.80} cannot be kept between turns; attributes must be JSON: text, numbers, "
+                "booleans, None, lists, and dicts with text as keys"
+            )
+    if len(json.dumps(vars(made))) > MAX_STATE_BYTES:
+        raise UnusableAnswerError(f"its attributes take more than {MAX_STATE_BYTES:,} bytes; keep large data in the module")
+    return dict(vars(made))

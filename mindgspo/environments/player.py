@@ -1,0 +1,80 @@
+"""Plays the turns of many episodes at once, in worker processes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from mindgspo.config.environment import EnvironmentSection
+from mindgspo.errors import RewardError
+from mindgspo.io import Closing
+from mindgspo.rewards.verification import JobOutcome, Reply, RewardJob, Verification
+from mindgspo.rewards.workers.pool import WorkerPool
+from mindgspo.rewards.workers.worker import ENVIRONMENT
+from mindgspo.types import Prompt, Verdict
+
+
+class Player(Closing):
+    """Runs the jobs of `environments.play`, each in the next free worker process.
+
+    on_answer: called whenever a job has its reply, in a thread of its own.
+    """
+
+    def __init__(self, section: EnvironmentSection, on_answer: Callable[[], None] = lambda: None) -> None:
+        self._section, self._on_answer = section, on_answer
+        self._task = ENVIRONMENT + section.path
+        self._threads = ThreadPoolExecutor(section.workers.count, thread_name_prefix="environment")
+        self._of_thread = threading.local()
+        self._pools: list[WorkerPool] = []
+
+    def close(self) -> None:
+        """End the worker processes; what runs gets no reply."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for pool in self._pools:
+            pool.close()
+
+    def describe(self) -> list[dict[str, Any]]:
+        """JSON schemas of the environment's tools. Raises RewardError if its file or class cannot be used."""
+        reply = self.submit({"kind": "describe"}).result()
+        if reply.outcome is not JobOutcome.DONE:
+            raise RewardError(f"environment.path: {reply.message}")
+        assert isinstance(reply.value, dict)
+        tools: Any = reply.value["tools"]
+        return tools
+
+    def try_out(self, rows: Sequence[Prompt]) -> None:
+        """Begin episodes of a few rows. Raises RewardError if the environment fails on one of them: it would fail
+        throughout the run."""
+        for row in rows:
+            reply = self.submit({"kind": "reset", "row": row_of(row), "seed": 0}).result()
+            if reply.outcome is not JobOutcome.DONE:
+                raise RewardError(f"environment.path: {reply.message} (tried on row {row.index})")
+
+    def submit(self, arguments: Mapping[str, Any]) -> Future[Reply]:
+        """Run a job; its reply is there once it is done."""
+        return self._threads.submit(self._run, arguments)
+
+    def _run(self, arguments: Mapping[str, Any]) -> Reply:
+        if not hasattr(self._of_thread, "pool"):
+            limits = self._section.workers.model_copy(update={"count": 1})
+            self._of_thread.pool = WorkerPool([self._task], limits, self._on_answer)
+            self._pools.append(self._of_thread.pool)
+        (reply,) = self._of_thread.pool.run([RewardJob(task=self._task, arguments=arguments, conclude=_unused)])
+        return reply
+
+
+def _unused(_value: object) -> Verification:
+    return Verification(value=None, verdict=Verdict.ERROR)
+
+
+def row_of(prompt: Prompt) -> dict[str, Any]:
+    """The fields of `environments.Row`."""
+    return {
+        "prompt": prompt.text,
+        "answer": prompt.answer,
+        "solution": prompt.solution,
+        "data_source": prompt.data_source,
+        "extra_info": dict(prompt.extra_info),
+    }

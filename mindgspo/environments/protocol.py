@@ -1,0 +1,108 @@
+"""The class that an environment's file defines.
+
+    class Guess(Environment):
+        def reset(self, row: Row, seed: int) -> None:
+            self.secret = int(row.answer)
+
+        def step(self, turn: Turn) -> str | End:
+            if turn.text.strip() == str(self.secret):
+                return End(reward=1.0)
+            return "wrong, try again"
+
+An object plays one sample, and lives in worker processes. Between two turns only its attributes are kept, as JSON: the
+next turn may be played in another process, or after a restart of the run. Whatever is large and the same for all
+samples (an index, a table) belongs into the module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mindgspo.environments.tool_calls import ToolCall
+from mindgspo.environments.tools import ToolError, call
+
+Message = dict[str, str]
+"""A message of the chat template: "role" ("user" or "tool") and "content"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """The row of the data set that a sample is about."""
+
+    prompt: str
+    """The prompt as text, as the chat template rendered it."""
+    answer: str
+    solution: str = ""
+    data_source: str = ""
+    extra_info: Mapping[str, object] = field(default_factory=dict)
+    """The row's other columns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What the policy said."""
+
+    text: str
+    """Without the token that ended it."""
+    content: str
+    """The text around tool calls."""
+    calls: tuple[ToolCall, ...]
+    """Tool calls that could be read."""
+    problems: tuple[str, ...]
+    """Tool calls that could not, one line each."""
+    number: int
+    """From 1."""
+    is_last: bool
+    """Whether the sample has no other turn: the limit of turns is reached."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """The end of an episode."""
+
+    reward: float | None = None
+    """Value of the reward function `environment`. None: other reward functions judge the last turn."""
+    is_correct: bool | None = None
+    """Whether the task is solved, which accuracies count. None: where the reward is above 0."""
+    info: Mapping[str, float] = field(default_factory=dict)
+    """Numbers that are logged with the sample."""
+
+
+class Environment:
+    """Answers the turns of one sample; made by a call without arguments.
+
+    By itself it answers tool calls, and ends with the first turn that calls no tool, which reward functions then judge.
+    A game overrides `step`.
+    """
+
+    tools: tuple[str, ...] = ()
+    """Names of the methods that the policy may call. Their signature, type hints and docstring (with Google's "Args:")
+    are shown to it by the chat template."""
+
+    def reset(self, row: Row, seed: int) -> None:
+        """Begin. The row's prompt is what the policy has been told. seed: equal for all samples of a group, whose
+        rewards are compared, and another one each time that the row is drawn."""
+
+    def step(self, turn: Turn) -> str | Sequence[Message] | End:
+        """Answer a turn: with text, which becomes a user's message; with messages; or with the end."""
+        if not turn.calls and not turn.problems:
+            return End()
+        problems = [{"role": "tool", "content": f"error: {problem}"} for problem in turn.problems]
+        return [*problems, *(self.call(one) for one in turn.calls)]
+
+    def cut(self, reason: str) -> End:
+        """End an episode at a limit: "max_turns", "turn_tokens" or "episode_tokens". By itself it ends as if the policy
+        had said nothing more, and reward functions judge the last turn."""
+        return End()
+
+    def call(self, asked: ToolCall) -> Message:
+        """Run one of the tools. An error is told to the policy, and counted."""
+        try:
+            method = getattr(self, asked.name) if asked.name in self.tools else None
+            if method is None:
+                raise ToolError("unknown_tool", f"there is no tool {asked.name!r}; tools: {', '.join(self.tools)}")
+            return {"role": "tool", "content": str(call(method, asked.arguments))}
+        except ToolError as error:
+            self.tool_errors = [*getattr(self, "tool_errors", []), error.kind]
+            return {"role": "tool", "content": f"error: {error}"}
