@@ -5,7 +5,7 @@ Prompt -> Response -> ScoredGroup (one Score per response) -> Group (with advant
 Legend of the shape suffixes used here and in every tensor file:
 
     L  tokens of one prompt or one response          G  responses per prompt (the group)
-    N  responses (samples) in a batch                K  response-token slots per response
+    N  responses (samples) in a batch                K  slots per response for its sampled tokens
     R  rows of a batch                               T  token slots per row
     P  predicted tokens of a batch
     V  vocabulary entries                            H  hidden units
@@ -18,8 +18,10 @@ never rebuilt by searching for EOS or padding ids.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,9 +103,103 @@ class Routing:
         return np.concatenate([self.prompt_LX, self.response_LX])
 
 
+class EpisodeEnd(str, Enum):
+    """Why an episode ended.
+
+    DONE: the environment ended it. MAX_TURNS: no further turn is allowed. TURN_TOKENS: a turn was cut at its longest
+    length. EPISODE_TOKENS: there was no room for another turn. FAILED: the environment failed, or ran out of time.
+    """
+
+    DONE = "done"
+    MAX_TURNS = "max_turns"
+    TURN_TOKENS = "turn_tokens"
+    EPISODE_TOKENS = "episode_tokens"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One assistant turn of an episode, and what its observation took.
+
+    Example: Turn(start=0, stop=12, num_calls=1, errors=("bad_arguments",), seconds=0.2)
+    """
+
+    start: int
+    """Place of its first sampled token in `Response.ids`."""
+    stop: int
+    """Place after its last one."""
+    num_calls: int = 0
+    """Calls of tools that the turn made."""
+    errors: tuple[str, ...] = ()
+    """Kinds of the errors of these calls."""
+    seconds: float = 0.0
+    """Time that the environment took to answer the turn."""
+    num_left_out: int = 0
+    """Tokens of its observation that were left out by a limit."""
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.start < self.stop, f"a turn from {self.start} to {self.stop}"
+
+    @property
+    def length(self) -> int:
+        """Number of sampled tokens."""
+        return self.stop - self.start
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON: all fields."""
+        return {**asdict(self), "errors": list(self.errors)}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Turn:
+        """The inverse of `to_json`."""
+        return cls(**{**fields, "errors": tuple(fields["errors"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """The turns of a response that an environment took part in, and the environment's judgement.
+
+    Example: a turn of 12 tokens, an observation of 5 and a turn of 4 are the turns (0, 12) and (17, 21).
+    """
+
+    turns: tuple[Turn, ...]
+    """Assistant turns in their order, the first from 0; tokens between them are observations."""
+    end: EpisodeEnd
+    reward: float | None
+    """The environment's own reward; None if it gave none."""
+    is_correct: bool | None
+    """The environment's own verdict; None if it gave none."""
+    info: Mapping[str, float]
+    """Other numbers of the environment, by name; they are only logged."""
+    message: str = ""
+    """Why the environment failed; "" if it did not."""
+
+    def __post_init__(self) -> None:
+        assert self.turns and self.turns[0].start == 0, f"turns {self.turns}"
+        assert all(one.stop <= other.start for one, other in pairwise(self.turns)), f"turns {self.turns}"
+        assert self.reward is None or np.isfinite(self.reward), f"reward must be finite or None, got {self.reward}"
+        assert all(map(np.isfinite, self.info.values())), f"info must be finite, got {self.info}"
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens of all turns."""
+        return sum(turn.length for turn in self.turns)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON: all fields."""
+        return {**asdict(self), "turns": [turn.to_json() for turn in self.turns], "end": self.end.value}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Episode:
+        """The inverse of `to_json`."""
+        turns = tuple(map(Turn.from_json, fields["turns"]))
+        return cls(**{**fields, "turns": turns, "end": EpisodeEnd(fields["end"])})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """One sampled continuation, exactly as the sampler produced it.
+    """One sampled continuation, exactly as the sampler produced it; of an episode, with the observations between its
+    turns.
 
     Example: Response(prompt_index=0, sample_index=3, ids=np.array([7, 2], np.int32), logprobs=np.float32([-0.1, -0.7]),
     finish_reason=FinishReason.STOP, temperature=1.0, weight_version=12)
@@ -114,9 +210,9 @@ class Response:
     sample_index: int
     """Its number among the G siblings of the prompt, from 0."""
     ids: Int32Array
-    """int32 [L], EOS included if one was sampled."""
+    """int32 [L], everything behind the prompt, EOS included if one was sampled."""
     logprobs: Float32Array
-    """float32 [L], log-probability of each token under softmax(logits / temperature), before any top-k or top-p
+    """float32, log-probability of each sampled token under softmax(logits / temperature), before any top-k or top-p
     filter."""
     finish_reason: FinishReason
     temperature: float
@@ -124,15 +220,20 @@ class Response:
     weight_version: int
     """Version of the weights that sampled the first token."""
     token_versions: Int32Array | None = None
-    """int32 [L], version of the weights that sampled each token; None if one version sampled all of them."""
+    """int32, version of the weights that sampled each sampled token; None if one version sampled all of them."""
     routing: Routing | None = None
     """None if it was not recorded, and on ranks of other replicas than the one that sampled the response."""
+    episode: Episode | None = None
+    """None if there is no environment: the whole response is one sampled turn."""
 
     def __post_init__(self) -> None:
-        assert self.ids.shape == self.logprobs.shape and self.ids.ndim == 1 and self.ids.size > 0, (
-            f"response {self.prompt_index}/{self.sample_index}: ids {self.ids.shape}, logprobs {self.logprobs.shape}"
+        sampled = self.ids.size if self.episode is None else self.episode.num_sampled
+        assert self.logprobs.shape == (sampled,) and self.ids.ndim == 1 and self.ids.size > 0, (
+            f"response {self.prompt_index}/{self.sample_index}: ids {self.ids.shape}, {sampled} of them sampled, "
+            f"logprobs {self.logprobs.shape}"
         )
-        assert self.token_versions is None or self.token_versions.shape == self.ids.shape, self.token_versions
+        assert self.episode is None or self.episode.turns[-1].stop <= self.ids.size, (self.episode, self.ids.size)
+        assert self.token_versions is None or self.token_versions.shape == self.logprobs.shape, self.token_versions
         assert self.routing is None or len(self.routing.response_LX) == self.ids.size, (
             f"response {self.prompt_index}/{self.sample_index}: routing of {len(self.routing.response_LX)} tokens"
         )
@@ -140,7 +241,25 @@ class Response:
     @property
     def length(self) -> int:
         """Number of sampled tokens, EOS included."""
-        return int(self.ids.size)
+        return int(self.logprobs.size)
+
+    @property
+    def last_turn(self) -> Int32Array:
+        """The tokens that give the answer: those of the last turn; without an environment all."""
+        if self.episode is None:
+            return self.ids
+        turn = self.episode.turns[-1]
+        return self.ids[turn.start : turn.stop]
+
+    @property
+    def actions(self) -> BoolArray | None:
+        """bool [L], which of `ids` were sampled; None: all, for want of an environment."""
+        if self.episode is None:
+            return None
+        actions = np.zeros(self.ids.size, np.bool_)
+        for turn in self.episode.turns:
+            actions[turn.start : turn.stop] = True
+        return actions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,8 +310,8 @@ class Group(ScoredGroup):
     """
 
     advantages: tuple[Float32Array, ...]
-    """One float32 [L] per response, L its length. Most estimators give all tokens of a response the same value; a
-    response whose reward abstained has zeros."""
+    """One float32 [length] per response, a value per sampled token. Most estimators give all tokens of a response the
+    same value; a response whose reward abstained has zeros."""
 
     def __post_init__(self) -> None:
         ScoredGroup.__post_init__(self)
@@ -209,6 +328,9 @@ class Batch:
     The P predictions that reach the vocabulary join the two: `predict_P` says where in the rows each is made,
     `place_NK` which of them belongs to each response token. So the loss does not depend on how samples were laid into
     rows, and the head skips the slots that short responses leave empty.
+
+    Response tokens are those that were sampled. The observations of an episode stand in the rows, where they condition
+    what follows; nothing predicts them, and no slot of a sample is theirs.
 
     Example: one sample with prompt [5, 9] and response [7, 2] in a row of 6 slots (pad id 0):
 
@@ -250,9 +372,12 @@ class Batch:
     """Denominator: response tokens of the whole global mini-batch."""
     experts_RTX: ExpertArray | None = None
     """The recorded experts of each token except the last of a sample, see `Routing`, else 0; None without a record."""
+    turns_NK: Int32Array | None = None
+    """int32, number of the turn that sampled each token, from 0; 0 where masked. None unless the loss reads it."""
 
     def __post_init__(self) -> None:
-        shapes_NK = {name: getattr(self, name).shape for name in self.__slots__ if name.endswith("_NK")}
+        arrays_NK = {name: getattr(self, name) for name in self.__slots__ if name.endswith("_NK")}
+        shapes_NK = {name: array.shape for name, array in arrays_NK.items() if array is not None}
         assert len(set(shapes_NK.values())) == 1, f"batch: {shapes_NK}"
         shapes_RT = {name: getattr(self, name).shape for name in ("ids_RT", "positions_RT", "segments_RT")}
         assert len(set(shapes_RT.values())) == 1, f"batch: {shapes_RT}"

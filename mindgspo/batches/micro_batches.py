@@ -269,7 +269,7 @@ def _rows_of_length(
 
 
 def _spread_rows(rows: Rows, number: int) -> list[Rows]:
-    costs = [sum(sample.response_ids.size for sample in row) for row in rows]
+    costs = [sum(sample.num_trained for sample in row) for row in rows]
     return [[rows[index] for index in part] for part in partition(costs, number, equal_counts=True)]
 
 
@@ -281,7 +281,7 @@ def _most_slots(layout: BatchLayout) -> int:
 def _packed_size(by_replica: Sequence[Sequence[Rows]], row_length: int, layout: BatchLayout) -> BatchSize:
     """Size that fits all of these micro-batches."""
     every = [rows for of_replica in by_replica for rows in of_replica]
-    responses = [[sample.response_ids.size for row in rows for sample in row] for rows in every]
+    responses = [[sample.num_trained for row in rows for sample in row] for rows in every]
     multiple = layout.length_multiple
     return BatchSize(
         rows=max(map(len, every)),

@@ -4,7 +4,7 @@ Batches share their global denominators, still without the log-probs and advanta
 `scattered`. In the plain layout, `lay_out`, every row holds one sample; rows of similar length share a micro-batch, so
 that little padding is computed, and every length is rounded up, so that few graphs are compiled.
 
-Legend: R rows, T token slots per row, N samples, K response-token slots per sample, P predicted tokens.
+Legend: R rows, T token slots per row, N samples, K slots per sample for its trained tokens, P predicted tokens.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mindgspo.types import Batch, ExpertArray, Float32Array, Int32Array
+from mindgspo.types import Batch, BoolArray, ExpertArray, Float32Array, Int32Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,14 +32,28 @@ class TrainingSample:
     response_ids: Int32Array
     """int32, tokens of the response, EOS included if one was sampled."""
     rollout_logp: Float32Array
-    """float32, the sampler's log-probs of `response_ids`."""
+    """float32, the sampler's log-probs of the tokens that are trained."""
     number: int
     """The caller's own number, from 0; kept in `Batch.samples_N`."""
+    actions: BoolArray | None = None
+    """bool, which of `response_ids` the policy sampled; the others condition and are never trained. None: all."""
+    turns: Int32Array | None = None
+    """int32, number of the turn of each token that is trained, from 0; None unless the loss reads it."""
 
     @property
     def length(self) -> int:
         """Tokens of prompt and response."""
         return self.prompt_ids.size + self.response_ids.size
+
+    @property
+    def trained(self) -> NDArray[np.int64]:
+        """Places in `response_ids` of the tokens that are trained, ascending."""
+        return np.arange(self.response_ids.size) if self.actions is None else np.flatnonzero(self.actions)
+
+    @property
+    def num_trained(self) -> int:
+        """Number of tokens that are trained."""
+        return self.response_ids.size if self.actions is None else int(self.actions.sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +93,8 @@ def lay_out(
 
 
 def longest_first(samples: Sequence[TrainingSample]) -> list[TrainingSample]:
-    """Sort by length, then by length of the response, then in the order given."""
-    return sorted(samples, key=lambda sample: (-sample.length, -sample.response_ids.size))
+    """Sort by length, then by the number of trained tokens, then in the order given."""
+    return sorted(samples, key=lambda sample: (-sample.length, -sample.num_trained))
 
 
 def unpacked_size(samples: Sequence[TrainingSample], num_rows: int, multiple: int) -> BatchSize:
@@ -88,14 +103,14 @@ def unpacked_size(samples: Sequence[TrainingSample], num_rows: int, multiple: in
         rows=num_rows,
         row_length=round_up(max(sample.length for sample in samples), multiple),
         samples=num_rows,
-        slots=round_up(max(sample.response_ids.size for sample in samples), multiple),
+        slots=round_up(max(sample.num_trained for sample in samples), multiple),
     )
 
 
 def denominators(samples: Sequence[TrainingSample]) -> tuple[int, int]:
-    """Sequences and response tokens of a mini-batch, by which its loss is divided."""
+    """Sequences and trained tokens of a mini-batch, by which its loss is divided."""
     assert samples, "a mini-batch without samples"
-    return len(samples), sum(sample.response_ids.size for sample in samples)
+    return len(samples), sum(sample.num_trained for sample in samples)
 
 
 def batch_of(rows: Sequence[Sequence[TrainingSample]], size: BatchSize, pad_id: int, whole: tuple[int, int]) -> Batch:
@@ -110,19 +125,24 @@ def batch_of(rows: Sequence[Sequence[TrainingSample]], size: BatchSize, pad_id: 
     place_NK = place_NK.reshape(size.samples, size.slots)
     mask_NK = np.zeros(place_NK.shape, dtype=np.bool_)
     rollout_logp_NK = np.zeros(place_NK.shape, dtype=np.float32)
+    has_turns = any(sample.turns is not None for samples in rows for sample in samples)
+    turns_NK = np.zeros(place_NK.shape, dtype=np.int32) if has_turns else None
     samples_N = np.full(size.samples, -1, dtype=np.int32)
     number, first = 0, 0
     for row, samples in enumerate(rows):
         start = 0
         for segment, sample in enumerate(samples, start=1):
-            answer, end, count = start + sample.prompt_ids.size, start + sample.length, sample.response_ids.size
+            answer, end = start + sample.prompt_ids.size, start + sample.length
+            trained, count = sample.trained, sample.num_trained
             ids_RT[row, start:answer], ids_RT[row, answer:end] = sample.prompt_ids, sample.response_ids
             positions_RT[row, start:end], segments_RT[row, start:end] = np.arange(sample.length), segment
             place_NK[number, :count] = np.arange(count) + (number * size.slots if is_dense else first)
-            # Response token k stands at column answer + k and is predicted one column earlier.
-            predict_P[place_NK[number, :count]] = row * size.row_length + answer - 1 + np.arange(count)
-            targets_P[place_NK[number, :count]] = sample.response_ids
+            # Response token i stands at column answer + i and is predicted one column earlier.
+            predict_P[place_NK[number, :count]] = row * size.row_length + answer - 1 + trained
+            targets_P[place_NK[number, :count]] = sample.response_ids[trained]
             rollout_logp_NK[number, :count], mask_NK[number, :count] = sample.rollout_logp, True
+            if turns_NK is not None:
+                turns_NK[number, :count] = sample.turns
             samples_N[number] = sample.number
             number, first, start = number + 1, first + count, end
     return Batch(
@@ -141,14 +161,15 @@ def batch_of(rows: Sequence[Sequence[TrainingSample]], size: BatchSize, pad_id: 
         correction_NK=np.ones_like(rollout_logp_NK),
         num_sequences=whole[0],
         num_tokens=whole[1],
+        turns_NK=turns_NK,
     )
 
 
 class PackedTokens(NamedTuple):
     """The tokens of a batch that are computed, without padding, and where its predictions are made.
 
-    Samples with equal prompts share one, if their experts are equal, too; the last token of a response, which predicts
-    nothing, is left out.
+    Samples with equal prompts share one, if their experts are equal, too. The last trained token of a response predicts
+    nothing; it is left out, with an observation behind it.
     """
 
     ids_1M: Int32Array
@@ -167,7 +188,7 @@ def packed_tokens(batch: Batch) -> PackedTokens:
     """Lay a batch out for kernels, which compute only tokens that are in use."""
     ids_M, positions_M = batch.ids_RT.reshape(-1), batch.positions_RT.reshape(-1)
     by_prompt: dict[bytes, list[int]] = {}
-    last_of_prompt_N = batch.predict_P[batch.place_NK[:, 0]]
+    last_of_prompt_N = batch.predict_P[batch.place_NK[:, 0]]  # responses begin with a trained token
     counts_N = batch.mask_NK.sum(axis=1)
     experts_MX = None if batch.experts_RTX is None else batch.experts_RTX.reshape(ids_M.size, -1)
     for sample in np.flatnonzero(counts_N):
@@ -183,18 +204,17 @@ def packed_tokens(batch: Batch) -> PackedTokens:
         sources.append(np.arange(last - positions_M[last], last + 1))
         prompt_places = np.arange(end, end + sources[-1].size)
         end += sources[-1].size
-        last_slot = end - 1
         if is_shared:
             segments.append((-1, end))
         for sample in samples:
-            own, places = counts_N[sample] - 1, batch.place_NK[sample]
+            places = batch.place_NK[sample, : counts_N[sample]]
             first = last_of_prompt_N[sample] + 1
-            sources.append(np.arange(first, first + own))
+            stop = batch.predict_P[places[-1]] + 1
+            sources.append(np.arange(first, stop))
             place_M[first - prompt_places.size : first] = prompt_places
-            place_M[first : first + own] = np.arange(end, end + own)
-            predict_P[places[0]] = last_slot
-            predict_P[places[1 : own + 1]] = np.arange(end, end + own)
-            end += own
+            place_M[first:stop] = np.arange(end, end + stop - first)
+            predict_P[places] = place_M[batch.predict_P[places]]
+            end += stop - first
             segments.append((prefix if is_shared else -1, end))
     segments_E2 = np.full((2 * batch.samples_N.size, 2), (-1, end), np.int32)
     segments_E2[: len(segments)] = np.reshape(segments, (-1, 2))

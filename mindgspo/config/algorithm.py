@@ -256,6 +256,10 @@ class AlgorithmSection(Section):
     seq-mean-token-sum-norm for dr_grpo; batch-mean for gmpo."""
     loss_scale_factor: float | None = Field(default=None, gt=0)
     """Constant length of the two -norm modes. None: rollout.max_new_tokens, as in Dr.GRPO."""
+    ratio_over: Literal["response", "turn"] = "response"
+    """gspo: the tokens whose mean is one ratio, which is clipped as a whole. response: all sampled tokens of the
+    response (arXiv 2507.18071, eq. 7). turn: those of one assistant turn of an episode, see docs/algorithms.md; equal
+    where every response is one turn."""
     allow_wide_clip: bool = False
     """Permit a sequence-ratio clip range above 0.01, which practically never clips."""
     allow_token_weighting: bool = False

@@ -143,6 +143,11 @@ def _surrogate_problems(algorithm: AlgorithmSection) -> Iterator[str]:
                 f"algorithm.{key}: {getattr(algorithm, key):g} is read by sapo alone, not by {name}; remove it, or "
                 "set algorithm.name=sapo"
             )
+    if algorithm.ratio_over == "turn" and recipe_of(algorithm).ratio_level != "sequence":
+        yield (
+            f"algorithm.ratio_over: turn is for gspo, whose ratio is a mean over tokens, not for {name}; remove it, or "
+            "set algorithm.name=gspo"
+        )
 
 
 def unread_keys(config: ExperimentConfig) -> list[str]:

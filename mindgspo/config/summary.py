@@ -22,6 +22,7 @@ from mindgspo.errors import ConfigError
 _LABELS = {"gspo_token": "GSPO-token", "dr_grpo": "Dr.GRPO"}
 
 _SEQUENCE_RATIO = "s_i = exp(mean_t(logp_it - old_it))"
+_TURN_RATIO = "s_it = exp(mean over t's turn (logp_it - old_it))"
 _TOKEN_RATIO = "w_it = exp(logp_it - old_it)"
 
 
@@ -34,6 +35,8 @@ def objective(config: ExperimentConfig) -> str:
     weight = {"none": "", "token": "c_it "}.get(algorithm.rollout_correction.level, "c_i ")
     ratio = ""
     match POLICY_LOSSES[algorithm.name].surrogate, POLICY_LOSSES[algorithm.name].ratio_level:
+        case "clip", "sequence" if algorithm.ratio_over == "turn":
+            term, ratio = _clipped("s_it", each, algorithm), _TURN_RATIO
         case "clip", "sequence":
             term, ratio = _clipped("s_i", each, algorithm), _SEQUENCE_RATIO
         case "clip", "sequence_token":

@@ -136,7 +136,8 @@ class ResponseScorer:
         self.labels = scorer.labels
 
     def score(self, prompts: Sequence[Prompt], rollout: Rollout) -> tuple[ScoredGroup, ...]:
-        """Score every response by its text up to the EOS, in the order of `prompts`."""
+        """Score every response by its text up to the EOS, of an episode by that of its last turn; in the order of
+        `prompts`."""
         faults.reach("reward.before")
         groups = list(zip(prompts, rollout.responses, strict=True))
         candidates = [self._candidate(prompt, response) for prompt, siblings in groups for response in siblings]
@@ -153,7 +154,7 @@ class ResponseScorer:
 
     def _candidate(self, prompt: Prompt, response: Response) -> Candidate:
         return Candidate(
-            text=self._tokenizer.decode(response.ids.tolist(), skip_special_tokens=True),
+            text=self._tokenizer.decode(response.last_turn.tolist(), skip_special_tokens=True),
             gold=prompt.answer,
             data_source=prompt.data_source,
             index=prompt.index,

@@ -25,6 +25,7 @@ from mindgspo.evaluation.evaluator import Evaluator, ResponseScorer, by_source, 
 from mindgspo.evaluation.tasks import EvalTask
 from mindgspo.io import Closing, fsync_tree, remove_leftovers, scratch_folder, temporary_path, write_error, write_json
 from mindgspo.metrics.files import json_line
+from mindgspo.metrics.run_log import ending
 from mindgspo.models.policy import build_model
 from mindgspo.models.weights import fill_model
 from mindgspo.parallel.plans.placement import ALONE
@@ -324,8 +325,7 @@ def generation_records(task: EvalTask, tokenizer: Tokenizer, group: ScoredGroup)
             "temperature": response.temperature,
             "prompt": prompt.text,
             "response": tokenizer.decode(response.ids.tolist()),
-            "length": response.length,
-            "finish_reason": response.finish_reason.value,
+            **ending(response),
             "answer": prompt.answer,
             "extracted": score.extracted,
             "verdict": score.verdict.value,

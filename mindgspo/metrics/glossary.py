@@ -57,6 +57,7 @@ _TITLES = (
     "Sampler against trainer",
     "Routing of a mixture of experts",
     "Lengths",
+    "Environment",
     "Account of the samples",
     "Schedule",
     "Dynamic sampling",

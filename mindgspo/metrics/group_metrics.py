@@ -70,7 +70,7 @@ Metrics:
         logged only
   Lengths:
     response_length/<stat>:
-      meaning: response length, end token included
+      meaning: sampled tokens of a response, end token included
       unit: tokens
       healthy: steady or growing slowly while the reward rises
       action: 'longer without more reward: look at actor/grad_share_length_decile; shrinking to a few tokens:
@@ -98,11 +98,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from mindgspo.metrics.episode_metrics import episode_metrics
 from mindgspo.types import FinishReason, Group, Score, Verdict
 
 
 def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """critic/*, reward/*, response*/* and prompt_length/* of all responses of `groups` (at least one).
+    """critic/*, reward/*, response*/*, prompt_length/* and env/* of all responses of `groups` (at least one).
 
     Responses without a reward (value None) count in reward/invalid_ratio and lengths, not in critic/*: if
     none is left, the critic names are absent. The shares of the six verdicts add up to 1. Names of functions and
@@ -136,6 +137,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         | {"response_length/clip_ratio": cut / len(responses)}
         | {"response/aborted_ratio": sum(response.length == 0 for response in responses) / len(responses)}
         | _statistics("prompt_length", [group.prompt.ids.size for group in groups])
+        | episode_metrics(responses)
     )
 
 

@@ -237,7 +237,7 @@ def training_records(step: int, group: Group, decode: Decode) -> Iterator[dict[s
             **({"extras": dict(score.extras)} if score.extras else {}),
             **({"message": score.message} if score.message else {}),
             "advantage": plain_number("advantage", advantages.mean(dtype=np.float64)),
-            **_ending(response),
+            **ending(response),
         }
 
 
@@ -251,7 +251,7 @@ def validation_records(step: int, set_name: str, group: ScoredGroup, decode: Dec
             "sample": "greedy" if response.temperature == 0 else response.sample_index,
             **_judged_text(group.prompt, response, score, decode),
             **({"message": score.message} if score.message else {}),
-            **_ending(response),
+            **ending(response),
         }
 
 
@@ -267,5 +267,7 @@ def _judged_text(prompt: Prompt, response: Response, score: Score, decode: Decod
     }
 
 
-def _ending(response: Response) -> dict[str, object]:
-    return {"length": response.length, "finish_reason": response.finish_reason.value}
+def ending(response: Response) -> dict[str, object]:
+    """Length, reason and, with an environment, the fields of the episode: places of its turns, calls, errors, ..."""
+    episode = {} if response.episode is None else {"episode": response.episode.to_json()}
+    return {"length": response.length, "finish_reason": response.finish_reason.value, **episode}

@@ -25,7 +25,7 @@ from mindgspo.trainer.dump import FORMAT, MOMENT
 from mindgspo.trainer.updates import batch_file
 from mindgspo.types import Batch
 
-_MOST_UPDATES, _MOST_DIRECTORY = 1 << 16, 1 << 16
+_MOST_UPDATES, _MOST_DIRECTORY, _MOST_TURNS = 1 << 16, 1 << 16, 1 << 8
 _INTEGERS = ("num_sequences", "num_tokens")
 _FLOATS = ("logp_NK", "advantages_NK", "correction_NK")
 _REMEDY = "the dump is damaged or was changed: copy it again, or dump the step anew"
@@ -162,7 +162,8 @@ def _read_batch(path: Path, config: ExperimentConfig) -> Batch:
 def _wrong_array(arrays: Mapping[str, np.ndarray], config: ExperimentConfig) -> str | None:
     """Why the arrays are no batch for the model, whose graphs look nothing up outside of their tables."""
     names = {field.name for field in fields(Batch)}
-    if not names - {"experts_RTX"} <= arrays.keys() <= names:
+    optional = {"experts_RTX"} | ({"turns_NK"} if config.algorithm.ratio_over == "response" else set())
+    if not names - optional <= arrays.keys() <= names:
         return f"it has {', '.join(sorted(arrays)) or 'no arrays'} instead of {', '.join(sorted(names))}"
     for name, array in arrays.items():
         axes = 0 if name in _INTEGERS else len(name.rpartition("_")[2])
@@ -181,7 +182,7 @@ def _wrong_array(arrays: Mapping[str, np.ndarray], config: ExperimentConfig) -> 
     limits = {
         "ids_RT": config.model.vocab_size, "targets_P": config.model.vocab_size, "segments_RT": rows[1] + 1,
         "positions_RT": min(config.model.max_position_embeddings, rows[1]), "predict_P": math.prod(rows),
-        "place_NK": shapes["P"][0], "experts_RTX": config.model.num_experts or 0,
+        "place_NK": shapes["P"][0], "experts_RTX": config.model.num_experts or 0, "turns_NK": _MOST_TURNS,
     }  # fmt: skip
     for name, limit in limits.items():
         array = arrays.get(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields
 
@@ -25,7 +26,7 @@ from mindgspo.rollout.sizes import reads_trained_weights, rollout_sizes
 from mindgspo.rollout.weight_transfer import WeightTransfer, hold_in_compute_type
 from mindgspo.swap.swap import Swap
 from mindgspo.tokenization import Tokenizer
-from mindgspo.types import FinishReason, Prompt, Response
+from mindgspo.types import Episode, FinishReason, Prompt, Response
 
 _REASONS = tuple(FinishReason)
 _COUNTERS = tuple(field.name for field in fields(RolloutCounters))
@@ -152,18 +153,26 @@ class ReplicatedEngine:
 
 
 def _packed(siblings: Sequence[Response]) -> Arrays:
-    """Lengths and finish reasons [G], then ids and log-probs of all siblings end to end."""
-    return (
-        np.array([response.length for response in siblings], np.int64),
+    """Lengths and finish reasons [G], then ids and log-probs of all siblings end to end; their episodes as JSON, only
+    if there are any."""
+    arrays = (
+        np.array([response.ids.size for response in siblings], np.int64),
         np.array([_REASONS.index(response.finish_reason) for response in siblings], np.int64),
         np.concatenate([response.ids for response in siblings]),
         np.concatenate([response.logprobs for response in siblings]),
     )
+    episodes = [response.episode and response.episode.to_json() for response in siblings]
+    return (*arrays, np.frombuffer(json.dumps(episodes).encode(), np.uint8)) if any(episodes) else arrays
 
 
 def _unpacked(arrays: Arrays, prompt: Prompt, settings: SamplingSettings, weight_version: int) -> tuple[Response, ...]:
-    lengths, reasons, ids, logprobs = arrays
-    stops = np.cumsum(lengths)[:-1]
+    lengths, reasons, ids, logprobs, *text = arrays
+    told = json.loads(text[0].tobytes()) if text else [None] * len(lengths)
+    episodes = [None if fields is None else Episode.from_json(fields) for fields in told]
+    sampled = [
+        length if episode is None else episode.num_sampled for length, episode in zip(lengths, episodes, strict=True)
+    ]
+    split_ids, split_logprobs = np.split(ids, np.cumsum(lengths)[:-1]), np.split(logprobs, np.cumsum(sampled)[:-1])
     return tuple(
         Response(
             prompt_index=prompt.index,
@@ -173,8 +182,9 @@ def _unpacked(arrays: Arrays, prompt: Prompt, settings: SamplingSettings, weight
             finish_reason=_REASONS[reason],
             temperature=settings.temperature,
             weight_version=weight_version,
+            episode=episode,
         )
-        for sample, (reason, own_ids, own_logprobs) in enumerate(
-            zip(reasons, np.split(ids, stops), np.split(logprobs, stops), strict=True)
+        for sample, (reason, own_ids, own_logprobs, episode) in enumerate(
+            zip(reasons, split_ids, split_logprobs, episodes, strict=True)
         )
     )

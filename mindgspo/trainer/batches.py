@@ -12,7 +12,7 @@ from mindgspo.batches.rows import TrainingSample
 from mindgspo.config import ExperimentConfig
 from mindgspo.parallel.ops.device import has_kernels
 from mindgspo.trainer.dynamic_sampling import StepSamples
-from mindgspo.types import Batch
+from mindgspo.types import Batch, Int32Array, Response
 
 MiniBatches = list[list[Batch]]
 """Micro-batches by mini-batch."""
@@ -52,8 +52,13 @@ def batch_layout(config: ExperimentConfig, *, pad_id: int) -> BatchLayout:
     return replace(layout, one_shape=largest_shape(layout, num_samples=num_samples, longest=longest, slots=slots))
 
 
-def lay_out_mini_batches(samples: StepSamples, layout: BatchLayout, *, responses_per_mini_batch: int) -> MiniBatches:
-    """Micro-batches of every mini-batch; groups stay whole. A mini-batch without a trained response is left out."""
+def lay_out_mini_batches(
+    samples: StepSamples, layout: BatchLayout, *, responses_per_mini_batch: int, with_turns: bool = False
+) -> MiniBatches:
+    """Micro-batches of every mini-batch; groups stay whole. A mini-batch without a trained response is left out.
+
+    with_turns: whether the loss reads which turn sampled a token.
+    """
     prompts = [group.prompt for group in samples.groups for _ in group.responses]
     selection = samples.selection
     laid_out = []
@@ -62,15 +67,24 @@ def lay_out_mini_batches(samples: StepSamples, layout: BatchLayout, *, responses
         training_samples = [
             TrainingSample(
                 prompt_ids=prompts[number].ids,
-                response_ids=selection.responses[number].ids,
-                rollout_logp=selection.responses[number].logprobs,
+                response_ids=response.ids,
+                rollout_logp=response.logprobs,
                 number=number,
+                actions=response.actions,
+                turns=turn_numbers(response) if with_turns else None,
             )
             for number in numbers
+            for response in [selection.responses[number]]
         ]
         if training_samples:
             laid_out.append(micro_batches(training_samples, layout))
     return laid_out
+
+
+def turn_numbers(response: Response) -> Int32Array:
+    """Number of the turn of each sampled token, int32 [length]."""
+    lengths = [response.length] if response.episode is None else [turn.length for turn in response.episode.turns]
+    return np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
 
 
 def flattened(mini_batches: MiniBatches) -> list[Batch]:
@@ -94,8 +108,9 @@ def longest_batch(config: ExperimentConfig) -> Batch:
         assert budget is not None
         count = budget // (prompt_ids.size + response_ids.size)
     logp = np.zeros(response_ids.size, np.float32)
+    turns = np.zeros(response_ids.size, np.int32) if config.algorithm.ratio_over == "turn" else None
     samples = [
-        TrainingSample(prompt_ids=prompt_ids, response_ids=response_ids, rollout_logp=logp, number=number)
+        TrainingSample(prompt_ids=prompt_ids, response_ids=response_ids, rollout_logp=logp, number=number, turns=turns)
         for number in range(count)
     ]
     layout = replace(batch_layout(config, pad_id=0), replicas=1, in_rounds=False, round_size=1)

@@ -74,7 +74,7 @@ from mindgspo.rollout.protocol import RolloutCounters
 from mindgspo.tensor_files.tensors import TensorSource
 from mindgspo.trainer.partial_responses import StoredTokens
 from mindgspo.trainer.routing_transfer import RoutingTransfer, Wanted
-from mindgspo.types import FinishReason, Response, Score, ScoredGroup, Verdict
+from mindgspo.types import Episode, FinishReason, Response, Score, ScoredGroup, Verdict
 
 SURPLUS, SHORT, KEPT = "surplus", "short", "kept"
 """Why whole groups with a signal are not trained: beyond the full batch; in a step that found too few of them and is
@@ -374,19 +374,24 @@ class LeftoverBuffer:
 
     def _restored(self, described: Mapping[str, Any], stored: StoredTokens) -> SampledGroup:
         prompt = self._train_set[described["prompt"]]
-        prompt_LX = stored.prompt_experts(prompt)
+        prompt_LX, lengths = stored.prompt_experts(prompt), described["lengths"]
+        told = described.get("episodes", [None] * len(lengths))
+        episodes = [None if fields is None else Episode.from_json(fields) for fields in told]
         responses = tuple(
             Response(
                 prompt_index=prompt.index,
                 sample_index=sample,
                 ids=stored.take("ids", length),
-                logprobs=stored.take("logprobs", length),
+                logprobs=stored.take("logprobs", length if episode is None else episode.num_sampled),
                 finish_reason=FinishReason(reason),
                 temperature=described["temperature"],
                 weight_version=described["weight_version"],
                 routing=stored.routing(prompt_LX, length),
+                episode=episode,
             )
-            for sample, (length, reason) in enumerate(zip(described["lengths"], described["reasons"], strict=True))
+            for sample, (length, reason, episode) in enumerate(
+                zip(lengths, described["reasons"], episodes, strict=True)
+            )
         )
         scores = tuple(score_from_json(json.dumps(fields)) for fields in described["scores"])
         return SampledGroup(
@@ -405,7 +410,8 @@ def _describe(sampled: SampledGroup) -> dict[str, Any]:
         "baseline": sampled.baseline,
         "temperature": first.temperature,
         "weight_version": first.weight_version,
-        "lengths": [response.length for response in group.responses],
+        "lengths": [response.ids.size for response in group.responses],
+        "episodes": [response.episode and response.episode.to_json() for response in group.responses],
         "reasons": [response.finish_reason.value for response in group.responses],
         "scores": [json.loads(score_to_json(score)) for score in group.scores],
     }

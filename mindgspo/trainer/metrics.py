@@ -534,7 +534,7 @@ def trained_lengths(samples: StepSamples) -> list[int]:
     prompts = [group.prompt.ids.size for group in samples.groups for _ in group.responses]
     selection = samples.selection
     return [
-        prompt + response.length
+        prompt + response.ids.size
         for prompt, response, reason in zip(prompts, selection.responses, selection.reasons, strict=True)
         if reason is None
     ]
@@ -543,18 +543,18 @@ def trained_lengths(samples: StepSamples) -> list[int]:
 def perf_metrics(groups: Sequence[Group], timers: Timers, speed: Speed, lengths: Sequence[int]) -> dict[str, float]:
     """Throughput by the step's own timers, memory, and the timings themselves. lengths: of the samples that updates
     processed, each as often as it was processed."""
-    response_tokens = sum(response.length for group in groups for response in group.responses)
-    prompt_tokens = sum(group.prompt.ids.size * len(group.responses) for group in groups)
+    sampled = sum(response.length for group in groups for response in group.responses)
+    tokens = sum(group.prompt.ids.size + response.ids.size for group in groups for response in group.responses)
     timings = timers.collect()
     generation = {}
     if "timing_s/gen" in timings:
-        generation["perf/gen_tokens_per_second"] = response_tokens / timings["timing_s/gen"]
+        generation["perf/gen_tokens_per_second"] = sampled / timings["timing_s/gen"]
     utilization = speed.utilization(lengths, timings.get("timing_s/update_actor", 0.0))
     return {
         **timings,
         **({} if utilization is None else {"perf/mfu/actor": utilization}),
-        "perf/total_num_tokens": prompt_tokens + response_tokens,
-        "perf/throughput": (prompt_tokens + response_tokens) / timings["timing_s/step"] / speed.cards,
+        "perf/total_num_tokens": tokens,
+        "perf/throughput": tokens / timings["timing_s/step"] / speed.cards,
         "perf/time_per_step": timings["timing_s/step"],
         **generation,
         "perf/cpu_memory_used_gb": rss_gb(),

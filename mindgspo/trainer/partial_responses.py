@@ -11,7 +11,17 @@ import numpy as np
 
 from mindgspo.rollout.protocol import RandomStream
 from mindgspo.rollout.service import Piece
-from mindgspo.types import ExpertArray, FinishReason, Float32Array, Int32Array, Prompt, Response, Routing
+from mindgspo.types import (
+    Episode,
+    ExpertArray,
+    FinishReason,
+    Float32Array,
+    Int32Array,
+    Prompt,
+    Response,
+    Routing,
+    Turn,
+)
 
 
 class PromptsByIndex(Protocol):
@@ -20,7 +30,8 @@ class PromptsByIndex(Protocol):
     def __getitem__(self, index: int, /) -> Prompt: ...
 
 
-_TOKENS = ("ids", "logprobs", "versions")
+_OF_SAMPLED = ("logprobs", "versions")
+_TOKENS = ("ids", *_OF_SAMPLED)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -28,27 +39,39 @@ class PartialResponse:
     """One response so far."""
 
     ids: Int32Array = field(default_factory=partial(np.zeros, 0, np.int32))
+    """int32 [L], everything behind the prompt, observations included."""
     logprobs: Float32Array = field(default_factory=partial(np.zeros, 0, np.float32))
+    """float32, of each sampled token."""
     versions: Int32Array = field(default_factory=partial(np.zeros, 0, np.int32))
-    """int32 [L], version of the weights that drew each token."""
+    """int32, version of the weights that drew each sampled token."""
     finish_reason: FinishReason | None = None
     """None while it has not ended."""
+    turns: tuple[Turn, ...] = ()
+    """Turns that an environment has answered."""
+    episode: Episode | None = None
+    """Of a response that an environment took part in, once it has ended."""
     routing: Routing | None = None
     """Experts of its tokens, where they are recorded."""
 
     def append(self, piece: Piece, version: int) -> None:
-        """Add the tokens of one answer. The routing of earlier tokens stays: they were drawn with it."""
+        """Add the tokens of one answer. The routing of earlier tokens stays: they were drawn with it. That of an
+        observation before the piece is part of what the piece's prompt took."""
         assert self.finish_reason is None, "a response that has ended goes on"
         if piece.routing is not None and piece.ids.size:
             found, earlier = piece.routing, self.routing
             if earlier is not None:
-                response_LX = np.concatenate([earlier.response_LX, found.response_LX])
+                response_LX = np.concatenate([earlier.response_LX, found.whole[len(earlier.whole) :]])
                 found = Routing(prompt_LX=earlier.prompt_LX, response_LX=response_LX)
             self.routing = found
         self.ids = np.concatenate([self.ids, piece.ids])
         self.logprobs = np.concatenate([self.logprobs, piece.logprobs])
         self.versions = np.concatenate([self.versions, np.full(piece.ids.size, version, np.int32)])
         self.finish_reason = piece.finish_reason
+
+    def observe(self, turn: Turn, ids: Int32Array) -> None:
+        """Go on behind a turn that ended, with the environment's answer. ids: its tokens."""
+        assert self.finish_reason is not None, "an answer to a turn that has not ended"
+        self.turns, self.ids, self.finish_reason = (*self.turns, turn), np.concatenate([self.ids, ids]), None
 
     def response(self, prompt: Prompt, sample: int, temperature: float) -> Response:
         """The ended response."""
@@ -64,6 +87,7 @@ class PartialResponse:
             weight_version=first,
             token_versions=None if (self.versions == first).all() else self.versions,
             routing=self.routing,
+            episode=self.episode,
         )
 
 
@@ -101,9 +125,22 @@ def describe(groups: Sequence[PartialGroup]) -> list[dict[str, Any]]:
             "draw": group.stream.draw,
             "lengths": [int(draft.ids.size) for draft in group.partials],
             "reasons": [draft.finish_reason and draft.finish_reason.value for draft in group.partials],
+            "episodes": [_episode_of(draft) for draft in group.partials],
         }
         for group in groups
     ]
+
+
+def _episode_of(draft: PartialResponse) -> dict[str, Any]:
+    """JSON: what an environment adds to a response; empty without one."""
+    if not draft.turns and draft.episode is None:
+        return {}
+    return {
+        "sampled": int(draft.logprobs.size),
+        "routed": 0 if draft.routing is None else len(draft.routing.response_LX),
+        "turns": [turn.to_json() for turn in draft.turns],
+        "episode": draft.episode and draft.episode.to_json(),
+    }
 
 
 def arrays_of(groups: Sequence[PartialGroup], *, with_routing: bool) -> dict[str, np.ndarray]:
@@ -140,7 +177,7 @@ class StoredTokens:
         return self.take("prompt_experts", prompt.ids.size - 1) if self._has_routing else None
 
     def routing(self, prompt_LX: ExpertArray | None, length: int) -> Routing | None:
-        """Routing of the next response, of `length` tokens."""
+        """Routing of the next response, known for `length` tokens."""
         return None if prompt_LX is None else Routing(prompt_LX=prompt_LX, response_LX=self.take("experts", length))
 
 
@@ -157,11 +194,18 @@ def restore(
     for one in described:
         prompt = prompts[one["prompt"]]
         partials = []
-        for length, reason in zip(one["lengths"], one["reasons"], strict=True):
-            draft = PartialResponse(finish_reason=None if reason is None else FinishReason(reason))
+        episodes = one.get("episodes", [{}] * len(one["lengths"]))
+        for length, reason, episode in zip(one["lengths"], one["reasons"], episodes, strict=True):
+            draft = PartialResponse(
+                finish_reason=None if reason is None else FinishReason(reason),
+                turns=tuple(map(Turn.from_json, episode.get("turns", ()))),
+                episode=Episode.from_json(episode["episode"]) if episode.get("episode") else None,
+            )
             if length:
-                draft.ids, draft.logprobs, draft.versions = (stored.take(name, length) for name in _TOKENS)
-                draft.routing = stored.routing(stored.prompt_experts(prompt), length)
+                sampled, routed = episode.get("sampled", length), episode.get("routed", length)
+                draft.ids = stored.take("ids", length)
+                draft.logprobs, draft.versions = (stored.take(name, sampled) for name in _OF_SAMPLED)
+                draft.routing = stored.routing(stored.prompt_experts(prompt), routed)
             partials.append(draft)
         own = replace(stream, step=one["step"], draw=one["draw"])
         groups.append(PartialGroup(prompt=prompt, stream=own, partials=partials))

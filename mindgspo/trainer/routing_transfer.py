@@ -177,7 +177,7 @@ class _Sampled:
     def num_rows(self, numbers: Sequence[int]) -> int:
         """Rows of a message with the routing of these responses."""
         prompts = {self.groups[number]: self.prompt_rows[number] for number in numbers}
-        return sum(prompts.values()) + sum(self.responses[number].length for number in numbers)
+        return sum(prompts.values()) + sum(self.responses[number].ids.size for number in numbers)
 
     def flattened(self, numbers: Sequence[int]) -> ExpertArray:
         """[rows, X]: routing of each response, preceded by its prompt's where it is the first of its group here."""
@@ -194,7 +194,7 @@ class _Sampled:
         found: dict[int, Routing] = {}
         prompts: dict[int, ExpertArray] = {}
         for number in numbers:
-            group, rows, length = self.groups[number], self.prompt_rows[number], self.responses[number].length
+            group, rows, length = self.groups[number], self.prompt_rows[number], self.responses[number].ids.size
             if group not in prompts:
                 prompts[group], rows_LX = rows_LX[:rows], rows_LX[rows:]
             found[number] = Routing(prompt_LX=prompts[group], response_LX=rows_LX[:length])

@@ -98,7 +98,10 @@ class Trainer:
             with self.timers("old_log_prob"), self.swap.phase(Phase.SCORE):
                 self.scorer.follow(step, version)
                 size = self.settings.prompts_per_mini_batch * self.rollout.num_generations
-                mini_batches = lay_out_mini_batches(samples, self.layout, responses_per_mini_batch=size)
+                has_turns = self.algorithm.ratio_over == "turn"
+                mini_batches = lay_out_mini_batches(
+                    samples, self.layout, responses_per_mini_batch=size, with_turns=has_turns
+                )
                 mini_batches = self.scorer.with_routing(mini_batches, samples.groups)
                 mini_batches, old_scores = self.scorer.score(mini_batches)
                 self.swap.prefetch(Phase.UPDATE)

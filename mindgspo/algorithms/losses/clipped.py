@@ -55,6 +55,10 @@ class GSPOLoss(ClippedLoss):
 
     s_i is eq. 7's, see `SequenceRatio`. Defaults of section 5.1: el = 3e-4, eh = 4e-4, every response weighs the same
     (seq-mean-token-mean). Gradient (eq. 10): - s_i A_i / |y_i| for every token of a response that is not clipped.
+
+    With `TurnRatio` (algorithm.ratio_over=turn): J = mean_i sum_j |y_ij|/|y_i| min(s_ij A_i, clip(s_ij) A_i) over the
+    turns j of an episode; |y_i| = sum_j |y_ij| counts sampled tokens. A turn weighs by its tokens, so that on the old
+    policy the gradient is eq. 10's, token by token: - s_ij A_i / |y_i| in every turn that is not clipped.
     """
 
     ratio = SequenceRatio

@@ -68,9 +68,9 @@ class KLTerm:
 class LossDefinition:
     """A policy loss. Ties follow torch: max and min split a gradient in halves, a clamp passes it on its edges."""
 
-    ratio_level: RatioLevel
+    ratio_level: RatioLevel | Literal["turn"]
     """token: log r = d. sequence: log r = mean_t d, with its gradient. sequence_token: the same value, with the
-    gradient of logp_t only (GSPO-token). none: no ratio."""
+    gradient of logp_t only (GSPO-token). turn: as sequence, over the tokens of one assistant turn. none: no ratio."""
     surrogate: Surrogate
     """clip: max(-A r, -A clip(r)). cispo: -sg[clip(r)] A logp. sapo: -A sigmoid(tau (r - 1)) 4 / tau, with tau_pos
     where A > 0, else tau_neg. gpg: -A logp. gmpo: -A exp(mean_t of d clipped to [-low, high] on the side that A

@@ -182,6 +182,7 @@ class PolicyLoss(nn.Cell):
         self.log_low, self.log_high = log_clip_range(definition.clip_low, definition.clip_high)
         self.log_ratio = (ratio or self.ratio)(definition.ratio_len_eps)
         self.is_per_response = self.log_ratio.is_per_response
+        self.reads_turns = definition.ratio_level == "turn"
         self.aggregate = Aggregate(definition.aggregation)
         self.kl = None if definition.kl is None else KLPenalty(definition.kl)
         if definition.kl is not None:
@@ -222,13 +223,15 @@ class PolicyLoss(nn.Cell):
         num_sequences: Tensor,
         num_tokens: Tensor,
         kl_coef: Tensor,
+        *turns_JNK: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Loss (float32 scalar), metrics (float32 [len(metrics)]), and log-ratios without gradient: [N, 1] for a ratio
         per response, [N, K] for one per token.
 
         All [N, K] but mask_NK (bool) are float32; anything may stand in masked slots. num_sequences, num_tokens:
         float32 scalars over the global mini-batch. kl_coef: float32 scalar. entropy_NK, ref_logp_NK and kl_coef are
-        read only by definitions with an entropy bonus or a KL term. A row without a real token adds nothing to the
+        read only by definitions with an entropy bonus or a KL term. turns_JNK: with `reads_turns` one tensor, bool, the
+        tokens of each turn. A row without a real token adds nothing to the
         loss, the gradient or the metrics (but see `gmpo`). Raises ValueError or TypeError, while the graph is
         compiled, for shapes that do not match and a mask that is not bool.
         """
@@ -249,7 +252,7 @@ class PolicyLoss(nn.Cell):
         masked_logp_NK = ops.where(mask_NK, logp_NK, 0.0)
         difference_NK = masked_logp_NK - ops.where(mask_NK, old_logp_NK, 0.0)
         advantages_NK = self.token_advantages(advantages_NK, mask_NK)
-        raw_log_ratio = self.log_ratio(difference_NK, mask_NK)
+        raw_log_ratio = self.log_ratio(difference_NK, mask_NK, *turns_JNK)
         log_ratio = bounded(raw_log_ratio, self.log_ratio_min, self.log_ratio_max)
         inside = bounded(log_ratio, self.log_low, self.log_high)  # the clip
         token_loss, clipped, capped = self.surrogate(log_ratio, inside, masked_logp_NK, advantages_NK, mask_NK)

@@ -2,7 +2,7 @@
 
 Twin: `twins.ratios`.
 
-    N  responses    K  response-token slots    1  an axis kept for broadcasting
+    N  responses    K  response-token slots    J  turns    1  an axis kept for broadcasting
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class SequenceRatio(nn.Cell):
 
 
 Ratio = TokenRatio | SequenceRatio
-"""construct(difference_NK, mask_NK) -> log-ratios [N, K], or [N, 1] where `is_per_response`."""
+"""construct(difference_NK, mask_NK) -> log-ratios [N, K], or [N, 1] where `is_per_response`. `TurnRatio` takes turns,
+too."""
 
 
 class SequenceTokenRatio(SequenceRatio):
@@ -61,3 +62,22 @@ class SequenceTokenRatio(SequenceRatio):
         # old_logp is a constant, so the gradient of the difference is that of logp.
         own_NK = difference_NK - ops.stop_gradient(difference_NK)
         return ops.stop_gradient(self.mean(difference_NK, mask_NK)) + own_NK
+
+
+class TurnRatio(SequenceRatio):
+    """GSPO with a turn of an episode as its sequence: log s_ij = 1/|y_ij| sum_{t in turn j} d_it; [N, K].
+
+    d_it = log pi(y_it) - log pi_old(y_it). All tokens of a turn have its ratio, and its gradient reaches all of them.
+    """
+
+    is_per_response = False
+
+    def construct(self, difference_NK: Tensor, mask_NK: Tensor, turns_JNK: Tensor) -> Tensor:
+        """turns_JNK: bool, the tokens of each turn. A masked slot has 0."""
+        log_ratio_NK = ops.zeros_like(difference_NK)
+        # One sum of a row's slots per turn: that of a single turn has the bits of the whole response's.
+        for j in range(turns_JNK.shape[0]):
+            own_NK = turns_JNK[j]
+            mean_N1 = self.mean(ops.where(own_NK, difference_NK, 0.0), own_NK)
+            log_ratio_NK = ops.where(own_NK, mean_N1, log_ratio_NK)
+        return log_ratio_NK

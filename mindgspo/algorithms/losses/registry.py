@@ -7,7 +7,7 @@ import importlib
 from mindgspo.algorithms.losses.clipped import ClippedLoss
 from mindgspo.algorithms.losses.definition import Aggregation, KLTerm, LossDefinition
 from mindgspo.algorithms.losses.policy_loss import PolicyLoss
-from mindgspo.algorithms.losses.ratios import Ratio, SequenceRatio, SequenceTokenRatio, TokenRatio
+from mindgspo.algorithms.losses.ratios import Ratio, SequenceRatio, SequenceTokenRatio, TokenRatio, TurnRatio
 from mindgspo.algorithms.losses.surrogates import CISPOLoss, GMPOLoss, GPGLoss, SAPOLoss
 from mindgspo.config import AlgorithmSection, KLSection
 from mindgspo.config.algorithm import POLICY_LOSSES
@@ -16,6 +16,7 @@ _RATIOS: dict[str, type[Ratio]] = {
     "token": TokenRatio,
     "sequence": SequenceRatio,
     "sequence_token": SequenceTokenRatio,
+    "turn": TurnRatio,
     "none": TokenRatio,
 }
 _SURROGATES: dict[str, type[PolicyLoss]] = {
@@ -31,7 +32,8 @@ def build_policy_loss(section: AlgorithmSection) -> PolicyLoss:
     """The cell named by the section of a resolved config."""
     module, _, name = POLICY_LOSSES[section.name].cell.partition(":")
     cell = getattr(importlib.import_module(f"mindgspo.algorithms.losses.{module}"), name)
-    return cell(loss_definition(section))
+    definition = loss_definition(section)
+    return cell(definition, _RATIOS[definition.ratio_level])
 
 
 def policy_loss_cell(definition: LossDefinition) -> PolicyLoss:
@@ -44,7 +46,7 @@ def loss_definition(section: AlgorithmSection) -> LossDefinition:
     assert section.loss_agg_mode is not None, "config is not resolved"
     recipe = POLICY_LOSSES[section.name]
     return LossDefinition(
-        ratio_level=recipe.ratio_level,
+        ratio_level="turn" if section.ratio_over == "turn" else recipe.ratio_level,
         surrogate=recipe.surrogate,
         aggregation=Aggregation(mode=section.loss_agg_mode, loss_scale_factor=section.loss_scale_factor),
         clip_low=section.clip_low,

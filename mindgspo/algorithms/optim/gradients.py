@@ -54,15 +54,29 @@ NUM_POLICY_INPUTS = 6
 
 
 def tensors_of(
-    batch: Batch, kl_coef: float, *, is_packed: bool, replays: bool = False, place: Placement = ALONE
+    batch: Batch,
+    kl_coef: float,
+    *,
+    is_packed: bool,
+    replays: bool = False,
+    reads_turns: bool = False,
+    place: Placement = ALONE,
 ) -> tuple[tuple[Tensor, ...], RoutedTokens]:
     """Return `ObjectiveInputs` as the graph of one micro-batch takes them on this device, and where the tokens of
-    recorded routing stand in it. replays: the batch's experts come last."""
+    recorded routing stand in it. reads_turns: the masks of turns come next. replays: the batch's experts come last."""
     probe, *inputs = ObjectiveInputs.of(batch, kl_coef)
     of_policy = policy_inputs(batch, is_packed=is_packed, place=place)
+    turns = (turn_masks(batch),) if reads_turns else ()
     given = (of_policy.given(batch),) if replays else ()
-    arrays = (probe, *of_policy.arrays, *inputs[NUM_POLICY_INPUTS:], *given)
+    arrays = (probe, *of_policy.arrays, *inputs[NUM_POLICY_INPUTS:], *turns, *given)
     return tuple(Tensor(array) for array in arrays), of_policy.routed
+
+
+def turn_masks(batch: Batch) -> np.ndarray:
+    """bool [J, N, K], the tokens of each turn; J is a power of 2, so that few graphs are compiled."""
+    assert batch.turns_NK is not None, "a batch without turns"
+    count = 1 << int(batch.turns_NK.max()).bit_length()
+    return (batch.turns_NK == np.arange(count)[:, None, None]) & batch.mask_NK
 
 
 _NUM_MEASURED = 5  # outputs of `Objective` up to the log-probs
@@ -89,6 +103,7 @@ class Objective(nn.Cell):
         super().__init__(auto_prefix=False)
         self.policy = policy
         self.loss = loss
+        self.num_turn_inputs = int(getattr(loss, "reads_turns", False))
 
     def construct(
         self,
@@ -107,14 +122,16 @@ class Objective(nn.Cell):
         num_sequences: Tensor,
         num_tokens: Tensor,
         kl_coef: Tensor,
-        *replayed: Tensor,
+        *further: Tensor,
     ) -> tuple[Tensor, ...]:
         """Return the loss, its metrics vector, log-ratios, entropy summed over real tokens, log-probs [N, K], and what
         else the policy returns; only the loss is differentiated.
 
-        probe_NK: zeros, added to the log-probs: the gradient by it is d loss / d logp. replayed: recorded experts
-        [R, T, X], where routing is replayed. The other inputs are those of the policy and of `PolicyLoss.construct`.
+        probe_NK: zeros, added to the log-probs: the gradient by it is d loss / d logp. further: masks of turns
+        [J, N, K], where the loss reads them; recorded experts [R, T, X], where routing is replayed. The other inputs
+        are those of the policy and of `PolicyLoss.construct`.
         """
+        turns, replayed = further[: self.num_turn_inputs], further[self.num_turn_inputs :]
         found = self.policy(ids_RT, positions_RT, segments_RT, predict_P, targets_P, place_NK, *replayed)
         logp_NK, entropy_NK = found[0], found[1]
         loss, metrics, log_ratio = self.loss(
@@ -128,6 +145,7 @@ class Objective(nn.Cell):
             num_sequences,
             num_tokens,
             kl_coef,
+            *turns,
         )
         entropy = ops.where(mask_NK, ops.stop_gradient(entropy_NK), 0.0).sum()
         return loss, metrics, log_ratio, entropy, ops.stop_gradient(logp_NK), *found[2:]

@@ -87,8 +87,8 @@ def cut(batch: Batch, size: int) -> list[Batch]:
     parts = []
     for start in range(0, len(batch.mask_NK), size):
         rows = slice(start, start + size)
-        names = [name for name in batch.__slots__ if name.endswith(("_N", "_NK", "_RT"))]
-        fields = {name: getattr(batch, name)[rows] for name in names}
+        arrays = {name: getattr(batch, name) for name in batch.__slots__ if name.endswith(("_N", "_NK", "_RT"))}
+        fields = {name: array[rows] for name, array in arrays.items() if array is not None}
         mask, targets = fields["mask_NK"], batch.targets_NK[rows]
         predict = np.where(mask, batch.predict_NK[rows] - start * width, 0).astype(np.int32)
         place = np.arange(mask.size, dtype=np.int32).reshape(mask.shape)
