@@ -161,6 +161,7 @@ class ResponseScorer:
             num_tokens=response.length,
             is_cut=response.finish_reason is FinishReason.LENGTH,
             extra_info=prompt.extra_info,
+            episode=response.episode,
         )
 
 

@@ -7,7 +7,7 @@ again with these tokens as a prefix, which the engine prefills under the new wei
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -35,6 +35,25 @@ class EpisodeSoFar:
     """Tokens of an observation behind which nothing was drawn yet."""
     ended: Episode | None = None
     """The whole episode; None while it has not ended."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as JSON."""
+        return {
+            "turns": [turn.to_json() for turn in self.turns],
+            "state": self.state,
+            "observed": list(self.observed),
+            "ended": None if self.ended is None else self.ended.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> EpisodeSoFar:
+        """The inverse of `to_json`."""
+        return cls(
+            turns=tuple(map(Turn.from_json, fields["turns"])),
+            state=fields["state"],
+            observed=tuple(fields["observed"]),
+            ended=None if fields["ended"] is None else Episode.from_json(fields["ended"]),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

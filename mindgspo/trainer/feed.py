@@ -282,8 +282,15 @@ class Feed:
     def _request(self, group: PartialGroup, samples: tuple[int, ...]) -> Request:
         number, self._next_number = self._next_number, self._next_number + 1
         settings = replace(self._sampling, stream=group.stream)
-        prefix = group.partials[samples[0]].ids
-        return Request(number=number, prompt=group.prompt, samples=samples, settings=settings, prefix=prefix)
+        first = group.partials[samples[0]]
+        return Request(
+            number=number,
+            prompt=group.prompt,
+            samples=samples,
+            settings=settings,
+            prefix=first.ids,
+            so_far=first.so_far,
+        )
 
     def _abort(self) -> None:
         if self._running:

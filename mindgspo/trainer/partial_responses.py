@@ -10,9 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from mindgspo.rollout.protocol import RandomStream
-from mindgspo.rollout.service import Piece
+from mindgspo.rollout.service import EpisodeSoFar, Piece
 from mindgspo.types import (
-    Episode,
     ExpertArray,
     FinishReason,
     Float32Array,
@@ -20,7 +19,6 @@ from mindgspo.types import (
     Prompt,
     Response,
     Routing,
-    Turn,
 )
 
 
@@ -46,32 +44,24 @@ class PartialResponse:
     """int32, version of the weights that drew each sampled token."""
     finish_reason: FinishReason | None = None
     """None while it has not ended."""
-    turns: tuple[Turn, ...] = ()
-    """Turns that an environment has answered."""
-    episode: Episode | None = None
-    """Of a response that an environment took part in, once it has ended."""
+    so_far: EpisodeSoFar | None = None
+    """Its turns, where an environment takes part."""
     routing: Routing | None = None
     """Experts of its tokens, where they are recorded."""
 
     def append(self, piece: Piece, version: int) -> None:
-        """Add the tokens of one answer. The routing of earlier tokens stays: they were drawn with it. That of an
-        observation before the piece is part of what the piece's prompt took."""
+        """Add the tokens of one answer. The routing of earlier tokens stays: they were drawn with it."""
         assert self.finish_reason is None, "a response that has ended goes on"
         if piece.routing is not None and piece.ids.size:
             found, earlier = piece.routing, self.routing
             if earlier is not None:
-                response_LX = np.concatenate([earlier.response_LX, found.whole[len(earlier.whole) :]])
+                response_LX = np.concatenate([earlier.response_LX, found.response_LX])
                 found = Routing(prompt_LX=earlier.prompt_LX, response_LX=response_LX)
             self.routing = found
         self.ids = np.concatenate([self.ids, piece.ids])
         self.logprobs = np.concatenate([self.logprobs, piece.logprobs])
-        self.versions = np.concatenate([self.versions, np.full(piece.ids.size, version, np.int32)])
-        self.finish_reason = piece.finish_reason
-
-    def observe(self, turn: Turn, ids: Int32Array) -> None:
-        """Go on behind a turn that ended, with the environment's answer. ids: its tokens."""
-        assert self.finish_reason is not None, "an answer to a turn that has not ended"
-        self.turns, self.ids, self.finish_reason = (*self.turns, turn), np.concatenate([self.ids, ids]), None
+        self.versions = np.concatenate([self.versions, np.full(piece.logprobs.size, version, np.int32)])
+        self.finish_reason, self.so_far = piece.finish_reason, piece.so_far
 
     def response(self, prompt: Prompt, sample: int, temperature: float) -> Response:
         """The ended response."""
@@ -87,7 +77,7 @@ class PartialResponse:
             weight_version=first,
             token_versions=None if (self.versions == first).all() else self.versions,
             routing=self.routing,
-            episode=self.episode,
+            episode=None if self.so_far is None else self.so_far.ended,
         )
 
 
@@ -125,22 +115,10 @@ def describe(groups: Sequence[PartialGroup]) -> list[dict[str, Any]]:
             "draw": group.stream.draw,
             "lengths": [int(draft.ids.size) for draft in group.partials],
             "reasons": [draft.finish_reason and draft.finish_reason.value for draft in group.partials],
-            "episodes": [_episode_of(draft) for draft in group.partials],
+            "episodes": [None if draft.so_far is None else draft.so_far.to_json() for draft in group.partials],
         }
         for group in groups
     ]
-
-
-def _episode_of(draft: PartialResponse) -> dict[str, Any]:
-    """JSON: what an environment adds to a response; empty without one."""
-    if not draft.turns and draft.episode is None:
-        return {}
-    return {
-        "sampled": int(draft.logprobs.size),
-        "routed": 0 if draft.routing is None else len(draft.routing.response_LX),
-        "turns": [turn.to_json() for turn in draft.turns],
-        "episode": draft.episode and draft.episode.to_json(),
-    }
 
 
 def arrays_of(groups: Sequence[PartialGroup], *, with_routing: bool) -> dict[str, np.ndarray]:
@@ -177,7 +155,7 @@ class StoredTokens:
         return self.take("prompt_experts", prompt.ids.size - 1) if self._has_routing else None
 
     def routing(self, prompt_LX: ExpertArray | None, length: int) -> Routing | None:
-        """Routing of the next response, known for `length` tokens."""
+        """Routing of the next response, of `length` tokens."""
         return None if prompt_LX is None else Routing(prompt_LX=prompt_LX, response_LX=self.take("experts", length))
 
 
@@ -194,18 +172,17 @@ def restore(
     for one in described:
         prompt = prompts[one["prompt"]]
         partials = []
-        episodes = one.get("episodes", [{}] * len(one["lengths"]))
+        episodes = one.get("episodes", [None] * len(one["lengths"]))
         for length, reason, episode in zip(one["lengths"], one["reasons"], episodes, strict=True):
             draft = PartialResponse(
                 finish_reason=None if reason is None else FinishReason(reason),
-                turns=tuple(map(Turn.from_json, episode.get("turns", ()))),
-                episode=Episode.from_json(episode["episode"]) if episode.get("episode") else None,
+                so_far=None if episode is None else EpisodeSoFar.from_json(episode),
             )
             if length:
-                sampled, routed = episode.get("sampled", length), episode.get("routed", length)
+                sampled = length if draft.so_far is None else sum(turn.length for turn in draft.so_far.turns)
                 draft.ids = stored.take("ids", length)
                 draft.logprobs, draft.versions = (stored.take(name, sampled) for name in _OF_SAMPLED)
-                draft.routing = stored.routing(stored.prompt_experts(prompt), routed)
+                draft.routing = stored.routing(stored.prompt_experts(prompt), length)
             partials.append(draft)
         own = replace(stream, step=one["step"], draw=one["draw"])
         groups.append(PartialGroup(prompt=prompt, stream=own, partials=partials))
