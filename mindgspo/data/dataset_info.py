@@ -55,13 +55,14 @@ class TokenizerFacts(Facts):
 
 
 class PromptFacts(Facts):
-    """The settings by which rows became prompts; lengths in tokens."""
+    """The settings by which rows became prompts; lengths in tokens. tools: JSON schemas given to the chat template."""
 
     system_prompt: str | None
     instruction_prefix: str
     instruction_suffix: str
     max_prompt_length: int
     truncation: str
+    tools: tuple[Mapping[str, object], ...] = ()
 
 
 class RowCounts(Facts):

@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,7 +76,9 @@ class _Inputs:
         """Key in the name of chunks made from these inputs. Decisions made after tokenizing do not enter it."""
         source = self.source.model_copy(update={"dedup": False}).model_dump()
         tokenizer = [self.tokenizer.fingerprint, self.tokenizer.rendering]
-        facts = [SCHEMA_VERSION, chunk_rows, source, *tokenizer, self.prompt.model_dump()]
+        # Without tools as before there were any, so that an interrupted preparation is found again.
+        prompt = self.prompt.model_dump(exclude_defaults=True)
+        facts = [SCHEMA_VERSION, chunk_rows, source, *tokenizer, prompt]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
 
 
@@ -87,6 +89,7 @@ def prepare_dataset(
     out_dir: Path,
     *,
     seed: int,
+    tools: Sequence[Mapping[str, object]] = (),
     force: bool = False,
     is_readable: GoldCheck = gold_is_readable,
     workers: int | None = None,
@@ -97,9 +100,10 @@ def prepare_dataset(
 
     Of `data`, only the prompt settings are read (system_prompt, instruction_prefix and _suffix, max_prompt_length,
     truncation). Prefix and suffix do not apply to verl and dapo rows, which bring their own; a system prompt does, if a
-    row has none. seed: draws generated rows; files do not depend on it. force: an existing `out_dir` is moved aside to
-    `<out_dir>.old-<n>` once the new one is complete. is_readable: rows whose gold answer it calls unreadable are
-    dropped, as are those whose answer its own repetition does not meet. The result does not depend on the others:
+    row has none. seed: draws generated rows; files do not depend on it. tools: JSON schemas that the chat template
+    presents. force: an existing `out_dir` is moved aside to `<out_dir>.old-<n>` once the new one is complete.
+    is_readable: rows whose gold answer it calls unreadable are dropped, as are those whose answer its own repetition
+    does not meet. The result does not depend on the others:
     workers, child processes that tokenize (None: one per processor; small data needs one); chunk_rows, as many rows as
     an interruption can cost each of them; show_progress, a bar on stderr if that is a terminal.
 
@@ -112,7 +116,7 @@ def prepare_dataset(
     inputs = _Inputs(
         source=_source_facts(opened),
         tokenizer=TokenizerFacts(name=tokenizer.name, fingerprint=tokenizer.fingerprint, rendering=RENDERING),
-        prompt=prompt_facts(source, data),
+        prompt=prompt_facts(source, data, tools),
     )
     _warn_of_unused(source, data, inputs.prompt)
     key = inputs.key(chunk_rows)

@@ -23,6 +23,7 @@ from mindgspo.data.source_rows import DroppedRow, SourceRow
 from mindgspo.errors import DataError
 from mindgspo.io import write_file
 from mindgspo.tokenization import ChatMessage, Tokenizer
+from mindgspo.tokenization.chat import plain_schemas
 from mindgspo.types import Int32Array, Prompt
 
 if TYPE_CHECKING:
@@ -80,8 +81,10 @@ CUTS: Mapping[str, Callable[[list[int], int], list[int]]] = {
 FORMATS_WITH_INSTRUCTION = ("verl", "dapo")
 
 
-def prompt_facts(source: DataSourceSection, data: DataSection) -> PromptFacts:
-    """The prompt settings as they take effect on the rows of `source`."""
+def prompt_facts(
+    source: DataSourceSection, data: DataSection, tools: Sequence[Mapping[str, object]] = ()
+) -> PromptFacts:
+    """The prompt settings as they take effect on the rows of `source`. tools: JSON schemas for the chat template."""
     has_own = source.format in FORMATS_WITH_INSTRUCTION
     return PromptFacts(
         system_prompt=data.system_prompt,
@@ -89,6 +92,7 @@ def prompt_facts(source: DataSourceSection, data: DataSection) -> PromptFacts:
         instruction_suffix="" if has_own else data.instruction_suffix,
         max_prompt_length=data.max_prompt_length,
         truncation=data.truncation,
+        tools=tuple(plain_schemas(tools)),
     )
 
 
@@ -115,7 +119,7 @@ def render_row(row: SourceRow | DroppedRow, facts: PromptFacts, tokenizer: Token
     """
     if isinstance(row, DroppedRow):
         return row
-    text = tokenizer.render_chat(conversation(row, facts), add_generation_prompt=True)
+    text = tokenizer.render_chat(conversation(row, facts), add_generation_prompt=True, tools=facts.tools)
     ids = tokenizer.encode(text)
     if not ids:
         raise DataError(f"{row.where}: the chat template of {tokenizer.name} made an empty prompt of it")

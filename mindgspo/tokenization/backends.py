@@ -7,7 +7,7 @@ Qwen2's form: NFC, then its own splitting pattern (every digit stands alone), th
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 import sentencepiece
@@ -38,6 +38,9 @@ QWEN2_PATTERN = (
 BLANK = "\u2581"  # how sentencepiece writes the space
 QWEN2_CLASSES = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
 
+Span = tuple[int, int]
+"""Start and stop of a part of a text, in characters."""
+
 
 def load_here(files: TokenizerFiles) -> AnyBackend:
     """The encoder of these files, in this process; tokenizer.json before vocab.json + merges.txt before *.model, as
@@ -54,16 +57,58 @@ def load_here(files: TokenizerFiles) -> AnyBackend:
     )
 
 
+def is_control(name: str) -> bool:
+    """Whether a token that is cut out of texts must not be made of text from outside. Runs of blanks, which some
+    vocabularies add as tokens, and single characters are text like any other."""
+    return len(name) > 1 and bool(name.strip(f" \t\r\n{BLANK}"))
+
+
+def _touches(start: int, stop: int, plain: Sequence[Span]) -> bool:
+    return any(start < last and first < stop for first, last in plain)
+
+
 class BpeBackend:
     """A `tokenizers.Tokenizer` as a `Backend`."""
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
         self._inner = inner
         self.num_ids = max(inner.get_vocab(with_added_tokens=True).values()) + 1
+        added = inner.get_added_tokens_decoder()
+        self._control = {number for number, token in added.items() if is_control(token.content)}
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, plain: Sequence[Span] = ()) -> list[int]:
         # Templates write their own BOS; letting a post-processor add another one would double it.
-        return self._inner.encode(text, add_special_tokens=False).ids
+        encoded = self._inner.encode(text, add_special_tokens=False)
+        if not plain:
+            return encoded.ids
+        places = zip(encoded.ids, encoded.offsets, strict=True)
+        found = [(number, start, stop) for number, (start, stop) in places if number in self._control]
+        if not any(_touches(start, stop, plain) for _, start, stop in found):
+            return encoded.ids
+        ids: list[int] = []
+        end = 0
+        for number, start, stop in found:
+            if not _touches(start, stop, plain):
+                ids += [*self._spelled(text[end:start]), number]
+                end = stop
+        return ids + self._spelled(text[end:])
+
+    def _spelled(self, text: str) -> list[int]:
+        """Ids of a text inside of a longer one, by the model alone, which knows no added tokens."""
+        inner, model = self._inner, self._inner.model
+        pieces = [text if inner.normalizer is None else inner.normalizer.normalize_str(text)]
+        cutter = inner.pre_tokenizer
+        if isinstance(cutter, pre_tokenizers.Metaspace):  # puts a blank before a text, but not inside of one
+            cutter = pre_tokenizers.Metaspace(cutter.replacement, prepend_scheme="never", split=cutter.split)
+        if cutter is not None:
+            pieces = [piece for piece, _ in cutter.pre_tokenize_str(pieces[0])]
+        ids: list[int] = []
+        for piece in filter(None, pieces):
+            found = [token.id for token in model.tokenize(piece)]
+            if not self._control.isdisjoint(found):  # an added token that is also a word of the model's own
+                found = [token.id for letter in piece for token in model.tokenize(letter)]
+            ids += found
+        return ids
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
         return self._inner.decode(ids, skip_special_tokens=skip_special_tokens)
@@ -200,9 +245,9 @@ class SentencePieceBackend:
     """Three views of one model: at the start of a text, after a special token, and for decoding after one.
 
     Control symbols (<s>, ...), user-defined symbols, added tokens and pieces that are called special are cut out of the
-    text first, each one id. blanks: where the model's blank stands in front of a text. llama: as Hugging Face's
-    LlamaTokenizer has it, which puts no second blank in front of one; other classes treat user-defined symbols as part
-    of the text.
+    text first, each one id, but not out of its plain spans. blanks: where the model's blank stands in front of a text.
+    llama: as Hugging Face's LlamaTokenizer has it, which puts no second blank in front of one; other classes treat
+    user-defined symbols as part of the text.
     """
 
     def __init__(
@@ -239,15 +284,37 @@ class SentencePieceBackend:
         user_defined = {i for i, p in enumerate(proto.pieces) if p.type == kinds.USER_DEFINED}
         self._inside = set() if llama else user_defined - added.keys()
         self._names = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._control = {i for i, name in named.items() if is_control(name)}
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, plain: Sequence[Span] = ()) -> list[int]:
         ids: list[int] = []
-        end, is_prefixed = 0, self._blanks != "never"
-        for match in self._names.finditer(text):
-            ids += self._encode_between(text[end : match.start()], is_prefixed=is_prefixed)
-            ids.append(self._id_of[match.group()])
-            end, is_prefixed = match.end(), self._blanks == "always" and ids[-1] not in self._inside
-        return ids + self._encode_between(text[end:], is_prefixed=is_prefixed)
+        is_prefixed = self._blanks != "never"
+        for part, is_name in self._parts(text, plain):
+            if is_name:
+                ids.append(self._id_of[part])
+                is_prefixed = self._blanks == "always" and ids[-1] not in self._inside
+            elif part:
+                found = self._encode_between(part, is_prefixed=is_prefixed)
+                if plain and not self._control.isdisjoint(found):  # the model's normalization made a name
+                    found = [i for letter in part for i in self._later.encode(letter)]
+                ids += found
+                is_prefixed = False
+        return ids
+
+    def _parts(self, text: str, plain: Sequence[Span]) -> Iterator[tuple[str, bool]]:
+        """The text in parts: special tokens, and what lies between. A forged one is divided behind its first character,
+        because the model would find it."""
+        end = 0
+        while match := self._names.search(text, end):
+            start, stop = match.span()
+            if is_control(match[0]) and _touches(start, stop, plain):
+                end, part = start + 1, text[end : start + 1]
+                yield part, False
+            else:
+                yield text[end:start], False
+                yield match[0], True
+                end = stop
+        yield text[end:], False
 
     def _encode_between(self, text: str, *, is_prefixed: bool) -> list[int]:
         if not text.startswith((" ", BLANK)) or self._doubles_blanks:

@@ -34,14 +34,14 @@ LONGEST_TEXT = 16 << 20
 
 
 class ChatTemplate:
-    """A template's source; its errors only matter to rows that need a chat template."""
+    """A template's source; its errors only matter to rows that need a chat template. where: its file, for messages."""
 
     def __init__(
         self, source: str, *, where: str, files: TokenizerFiles, child: ConfinedTokenizer | None = None
     ) -> None:
         """child: renders it; None: the one that all templates of these files share."""
         self._source = source
-        self._where = where
+        self.where = where
         self._files = files
         self._special_tokens = special_tokens(files)
         # This project's own template runs here, any other in a child process with limits.
@@ -53,15 +53,22 @@ class ChatTemplate:
         for name, text in self._special_tokens.items():
             if name in self._source and id_of(text) is None:
                 raise TokenizerError(
-                    f"{self._where}: the chat template uses {name}, which is {text!r}, and the vocabulary has no such "
+                    f"{self.where}: the chat template uses {name}, which is {text!r}, and the vocabulary has no such "
                     f"token; correct {name} in {CONFIG}, or give the tokenizer that the template belongs to"
                 )
 
-    def render(self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, object]] = (),
+    ) -> str:
         """The text of a conversation, as Hugging Face's `apply_chat_template` renders it.
 
-        Raises TokenizerError naming the template's file if the template fails, rejects the messages, or takes too long
-        or too much memory.
+        tools: JSON schemas; without any, the template's variable is none. Raises TokenizerError naming the template's
+        file if the template fails, rejects the messages, or takes too long or too much memory; also for a tool that is
+        no JSON.
         """
         for message in messages:
             assert all(isinstance(value, str) for value in message.values()), f"not text: {message}"
@@ -69,7 +76,7 @@ class ChatTemplate:
             **self._special_tokens,
             # Exact str objects only: a subclass could carry methods that the sandbox does not know.
             "messages": [{str(key): str(value) for key, value in message.items()} for message in messages],
-            "tools": None,
+            "tools": plain_schemas(tools) or None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
@@ -80,8 +87,19 @@ class ChatTemplate:
         except ConfinedError as error:
             roles = ", ".join(str(message.get("role", "?")) for message in messages)
             raise TokenizerError(
-                f"{self._where}: the chat template failed: {error}. The roles given were: {roles}"
+                f"{self.where}: the chat template failed: {error}. The roles given were: {roles}"
             ) from error
+
+
+def plain_schemas(tools: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
+    """The tools as JSON returns them: a subclass could carry methods that the sandbox does not know.
+
+    Raises TokenizerError for what is no JSON.
+    """
+    try:
+        return json.loads(json.dumps(list(tools), allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TokenizerError(f"a tool's schema must be plain JSON: {error}") from error
 
 
 def render_here(source: str, variables: Mapping[str, Any]) -> str:

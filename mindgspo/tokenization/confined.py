@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -72,10 +72,10 @@ class ConfinedTokenizer:
             self._facts = facts
         return facts
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, plain: Sequence[tuple[int, int]] = ()) -> list[int]:
         what = f"the tokenizer fails on a text of {len(text):,} characters"
         seconds = self._request_s + len(text) / _CHARACTERS_PER_S
-        return self._named(what, lambda: self.ask("encode", text=text, seconds=seconds))
+        return self._named(what, lambda: self.ask("encode", text=text, plain=plain, seconds=seconds))
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
         what = f"the tokenizer fails on {len(ids):,} ids"

@@ -36,22 +36,25 @@ RENDERING = 2
 tokenizer_config.json were known to chat templates, and sentencepiece's `legacy` was not."""
 
 
+JsonObject = Mapping[str, object]
+
+
 class ChatMessage(TypedDict):
-    """One turn of a conversation: role is system, user or assistant."""
+    """One turn of a conversation: role is system, user, assistant or tool."""
 
     role: str
     content: str
 
 
 class Backend(Protocol):
-    """The interface to a library. special_names: the tokens matched in text."""
+    """The interface to a library. special_names: the tokens matched in text. plain: as of `Tokenizer.encode`."""
 
     @property
     def num_ids(self) -> int:
         """Highest id + 1."""
         ...
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str, plain: Sequence[tuple[int, int]] = ()) -> list[int]: ...
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str: ...
 
@@ -79,28 +82,40 @@ class Tokenizer:
         """Highest id + 1. A model's embedding may have more rows."""
         return self.backend.num_ids
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, plain: Sequence[tuple[int, int]] = ()) -> list[int]:
         """Ids of a text; nothing is put before or after them.
 
         The text of a special token inside `text` becomes that token's single id, as with Hugging Face: chat
         templates rely on it, and it also holds for such text inside a question.
+
+        plain: parts of the text, (start, stop) in characters, that come from outside. There no token that was added to
+        the vocabulary is matched, special (<|im_end|>) or not (<tool_call>), nor one of which such a part is a piece:
+        its text is spelled in ordinary ids. Only runs of blanks and single characters are matched there too.
         """
-        return self.backend.encode(text)
+        return self.backend.encode(text, plain)
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
         """Text of ids (also numpy integers). Ids without a token give no text; broken UTF-8 gives U+FFFD."""
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
 
-    def render_chat(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True) -> str:
+    def render_chat(
+        self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True, tools: Sequence[JsonObject] = ()
+    ) -> str:
         """The conversation as one text, ending where the assistant begins to speak.
 
-        Raises TokenizerError if the tokenizer has no chat template or the template fails.
+        tools: JSON schemas of functions that the template may present. Raises TokenizerError if the tokenizer has no
+        chat template, the template fails, or a schema is no JSON.
         """
         if self.template is None:
             raise TokenizerError(
                 f"{self.name}: no chat template. Add {CHAT_TEMPLATE}, or the field chat_template to {CONFIG} there"
             )
-        return self.template.render(messages, add_generation_prompt=add_generation_prompt)
+        return self.template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
+
+    def presents(self, tools: Sequence[JsonObject]) -> bool:
+        """Whether the chat template writes anything about these tools: many templates ignore them."""
+        asks: list[ChatMessage] = [{"role": "user", "content": "?"}]
+        return self.render_chat(asks, tools=tools) != self.render_chat(asks)
 
     @property
     def fingerprint(self) -> str:

@@ -13,7 +13,7 @@ from mindgspo.data.dataset_info import DatasetInfo
 from mindgspo.data.prepare import prepare_dataset
 from mindgspo.tokenization import Tokenizer, load_tokenizer
 
-OPTIONS = {"seed", "force", "is_readable", "workers", "chunk_rows", "show_progress"}
+OPTIONS = {"seed", "tools", "force", "is_readable", "workers", "chunk_rows", "show_progress"}
 GSM8K_ROWS = [{"question": "Tom has 2 pens and buys 3 more. How many now?", "answer": "2+3=<<2+3=5>>5 pens\n#### 5"},
               {"question": "小明有4个苹果。", "answer": "It is 1,000.\n#### 1,000"},
               {"question": "Short?", "answer": "#### -7"}]  # fmt: skip

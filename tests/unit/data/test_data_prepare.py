@@ -14,7 +14,7 @@ from running import tree
 
 from mindgspo.config.data import ColumnsSection, DataSourceSection, TokenizerSection
 from mindgspo.data.dataset import open_dataset
-from mindgspo.errors import DataError
+from mindgspo.errors import DataError, TokenizerError
 from mindgspo.tokenization import Tokenizer, load_tokenizer
 
 
@@ -47,6 +47,28 @@ def test_system_prompt_and_suffix(prepare, gsm8k, settings, tokenizer: Tokenizer
         "<|im_start|>assistant\n"
     )
     assert (info.prompt.system_prompt, info.prompt.instruction_suffix) == ("Be brief.", "\nEnd with ####.")
+
+
+def test_tools_stand_in_the_prompt_and_in_dataset_json(prepare, gsm8k, tokenizer: Tokenizer, tmp_path: Path):
+    """Other tools are other inputs; a folder from before there were any is one without."""
+    tokenizer.save(tmp_path / "tok")
+    (tmp_path / "tok" / "chat_template.jinja").write_text("{{ tools | tojson }} {{ messages[0].content }}")
+    using = load_tokenizer(TokenizerSection(path=tmp_path / "tok"))
+    add = {"type": "function", "function": {"name": "add", "parameters": {"required": ("x",)}}}
+    info = prepare(gsm8k, tools=[add], using=using)
+    read = json.loads(json.dumps(add))
+    assert open_dataset(tmp_path / "out", using)[2].text == f"{json.dumps([read])} Short?"
+    assert info.prompt.tools == (read,) and prepare(gsm8k, tools=[add], using=using) == info
+    with pytest.raises(DataError, match="prompt.tools: was .*'add'.*, now ()"):
+        prepare(gsm8k, using=using)
+    with pytest.raises(TokenizerError, match="a tool's schema must be plain JSON"):
+        prepare(gsm8k, tmp_path / "other", tools=[{"name": {1, 2}}], using=using)
+    before = prepare(gsm8k, tmp_path / "before", using=using)
+    path = tmp_path / "before" / "dataset.json"
+    content = json.loads(path.read_text())
+    assert content["prompt"].pop("tools") == []
+    path.write_text(json.dumps(content))
+    assert prepare(gsm8k, tmp_path / "before", using=using) == before
 
 
 def test_verl_rows_use_their_own_messages(prepare, jsonl, settings, tokenizer: Tokenizer, tmp_path: Path, caplog):
@@ -249,9 +271,9 @@ def test_losing_a_race_for_the_same_folder_is_harmless(prepare, gsm8k, tokenizer
     class OvertakenBackend:
         """Prepares the folder itself while the slower call is in the middle of its rows."""
 
-        def encode(self, text: str) -> list[int]:
+        def encode(self, text: str, plain: tuple) -> list[int]:
             prepare(gsm8k, out, chunk_rows=7)
-            return tokenizer.backend.encode(text)
+            return tokenizer.backend.encode(text, plain)
 
     slower = dataclasses.replace(tokenizer, backend=OvertakenBackend())
     info = prepare(gsm8k, out, using=slower)

@@ -197,7 +197,7 @@ class CharacterTokenizer:
 
     name = "characters"
 
-    def render_chat(self, messages: list[dict], add_generation_prompt: bool) -> str:
+    def render_chat(self, messages: list[dict], add_generation_prompt: bool, tools: tuple) -> str:
         return messages[-1]["content"]
 
     def encode(self, text: str) -> list[int]:

@@ -159,3 +159,22 @@ def test_no_template_matters_only_when_chat_is_rendered(edit_config):
     assert tokenizer.encode("7") == [tokenizer.backend.id_of("7")]
     with pytest.raises(TokenizerError, match="no chat template. Add chat_template.jinja"):
         tokenizer.render_chat(USER)
+
+
+SEARCH = {"type": "function", "function": {"name": "search", "parameters": {"type": "object"}}}
+
+
+def test_tools_reach_the_template_as_plain_json(edit_config):
+    template = "{{ tools is none }}{% for one in tools or [] %} {{ one | tojson }}{% endfor %} {{ messages[-1].role }}"
+    tokenizer = load_tokenizer(TokenizerSection(path=edit_config(chat_template=template)))
+    assert tokenizer.render_chat(USER, tools=[SEARCH]) == f"False {json.dumps(SEARCH)} user"
+    assert tokenizer.render_chat([*USER, {"role": "tool", "content": "4"}], tools=()) == "True tool"
+    for wrong in ({"a": object()}, {"a": float("nan")}):
+        with pytest.raises(TokenizerError, match="a tool's schema must be plain JSON"):
+            tokenizer.render_chat(USER, tools=[wrong])
+
+
+def test_a_template_that_ignores_tools_is_found_out(edit_config, builtin):
+    assert not builtin.presents([SEARCH])
+    folder = edit_config(chat_template="{{ tools | length if tools }}{{ messages[0].content }}")
+    assert load_tokenizer(TokenizerSection(path=folder)).presents([SEARCH])
