@@ -1,4 +1,5 @@
-"""Writes the rows of the examples: data/guess_{train,test}.jsonl. The same on every machine.
+"""Writes the rows of the examples, data/guess_{train,test}.jsonl, and the tokenizer of the tiny model, data/tokenizer.
+The same on every machine.
 
     python examples/environments/make_data.py
 """
@@ -6,6 +7,9 @@
 import json
 import random
 from pathlib import Path
+
+from mindgspo.config import TokenizerSection
+from mindgspo.tokenization import load_tokenizer
 
 DATA = Path(__file__).with_name("data")
 WIDTH = 15
@@ -48,6 +52,7 @@ def write(name: str, rows: list[dict]) -> None:
 
 
 if __name__ == "__main__":
+    load_tokenizer(TokenizerSection()).save(DATA / "tokenizer")
     lowest = list(range(0, 84))
     held_out = lowest[3::7]
     write("guess_train", guessing_rows(4000, [one for one in lowest if one not in held_out], seed=1))

@@ -37,8 +37,10 @@ def block_bytes(config: ExperimentConfig) -> int:
 
 
 def whole_cache_blocks(config: ExperimentConfig) -> int:
-    """Number of blocks with which all slots can be at their longest at once, including the scratch block."""
-    return slots_per_replica(config) * ceil(cache_columns(config) / BLOCK) + _SCRATCH
+    """Number of blocks with which all slots can be at their longest at once, and as many episodes wait for their
+    environment, including the scratch block."""
+    sequences = slots_per_replica(config) * (1 if config.environment is None else 2)
+    return sequences * ceil(cache_columns(config) / BLOCK) + _SCRATCH
 
 
 def cache_blocks(config: ExperimentConfig) -> int:

@@ -50,7 +50,13 @@ def file_problems(config: ExperimentConfig) -> list[str]:
     missing = [_missing(key, path) for key, path in _inputs(config) if path is not None and not path.exists()]
     if isinstance(config.resume, Path) and not (resume := config.resume.expanduser()).exists():
         missing.append(f"{_missing('resume', resume.absolute())}, or --set resume=auto")
-    return [*missing, *_wrong_kinds(config), *reward_file_problems(config.reward), *_environment_file_problems(config), *_run_dir_problems(config)]
+    return [
+        *missing,
+        *_wrong_kinds(config),
+        *reward_file_problems(config.reward),
+        *_environment_file_problems(config),
+        *_run_dir_problems(config),
+    ]
 
 
 def _environment_file_problems(config: ExperimentConfig) -> list[str]:

@@ -60,9 +60,7 @@ def _step(
     made = _restored(environment, row, seed, state)
     found = parse(text, style)
     problems = tuple(found.errors)
-    turn = Turn(
-        text=text, content=found.content, calls=found.calls, problems=problems, number=number, is_last=is_last
-    )
+    turn = Turn(text=text, content=found.content, calls=found.calls, problems=problems, number=number, is_last=is_last)
     start = time.monotonic()
     said = made.step(turn)
     if is_last and not isinstance(said, End):
@@ -103,7 +101,9 @@ def _messages(said: object) -> list[dict[str, str]]:
     if isinstance(said, str):
         said = [{"role": "user", "content": said}]
     if not isinstance(said, (list, tuple)) or not said or len(said) > MAX_MESSAGES:
-        raise UnusableAnswerError(f"step returned {said!r:.80}; expected text, 1 to {MAX_MESSAGES} messages, or End(...)")
+        raise UnusableAnswerError(
+            f"step returned {said!r:.80}; expected text, 1 to {MAX_MESSAGES} messages, or End(...)"
+        )
     for one in said:
         is_message = isinstance(one, Mapping) and set(one) == {"role", "content"} and one["role"] in ROLES
         if not is_message or not isinstance(one["content"], str):
@@ -143,5 +143,7 @@ def _state(made: Environment) -> dict[str, Any]:
                 "booleans, None, lists, and dicts with text as keys"
             )
     if len(json.dumps(vars(made))) > MAX_STATE_BYTES:
-        raise UnusableAnswerError(f"its attributes take more than {MAX_STATE_BYTES:,} bytes; keep large data in the module")
+        raise UnusableAnswerError(
+            f"its attributes take more than {MAX_STATE_BYTES:,} bytes; keep large data in the module"
+        )
     return dict(vars(made))

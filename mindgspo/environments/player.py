@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 from mindgspo.config.environment import EnvironmentSection
@@ -13,6 +14,9 @@ from mindgspo.io import Closing
 from mindgspo.rewards.verification import JobOutcome, Reply, RewardJob, Verification
 from mindgspo.rewards.workers.pool import WorkerPool
 from mindgspo.rewards.workers.worker import ENVIRONMENT
+from mindgspo.tokenization import Tokenizer
+from mindgspo.tokenization.dialogue import Dialogue
+from mindgspo.tokenization.tokenizer import JsonObject
 from mindgspo.types import Prompt, Verdict
 
 
@@ -63,6 +67,28 @@ class Player(Closing):
             self._pools.append(self._of_thread.pool)
         (reply,) = self._of_thread.pool.run([RewardJob(task=self._task, arguments=arguments, conclude=_unused)])
         return reply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenEnvironment:
+    """An experiment's environment, ready to play."""
+
+    section: EnvironmentSection
+    player: Player
+    """Has to be closed."""
+    tools: tuple[JsonObject, ...]
+    """JSON schemas that prompts present."""
+    dialogue: Dialogue
+
+
+def open_environment(
+    section: EnvironmentSection, tokenizer: Tokenizer, on_answer: Callable[[], None] = lambda: None
+) -> OpenEnvironment:
+    """Load the environment's file in a worker process. Raises RewardError if it cannot be used, TokenizerError if the
+    chat template cannot continue a conversation. on_answer: see `Player`."""
+    player = Player(section, on_answer)
+    tools = tuple(player.describe())
+    return OpenEnvironment(section=section, player=player, tools=tools, dialogue=Dialogue(tokenizer, tools=tools))
 
 
 def _unused(_value: object) -> Verification:

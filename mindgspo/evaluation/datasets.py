@@ -4,6 +4,7 @@ reward functions can read. Rank 0 prepares while the others wait.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from mindgspo.data.prepare import prepare_dataset
 from mindgspo.errors import ConfigError, DataError
 from mindgspo.rewards import Candidate, Scorer, gold_is_readable
 from mindgspo.tokenization import Tokenizer
+from mindgspo.tokenization.tokenizer import JsonObject
 from mindgspo.types import Prompt
 
 NUM_TRIAL_ROWS = 2
@@ -46,15 +48,17 @@ def open_checked_dataset(
     *,
     seed: int,
     new_run: bool = True,
+    tools: Sequence[JsonObject] = (),
 ) -> PromptDataset:
-    """Open a prepared folder, or prepare the raw rows into `folder` first; every row can be rewarded."""
+    """Open a prepared folder, or prepare the raw rows into `folder` first; every row can be rewarded. tools: JSON
+    schemas that the prompts present."""
     if source.format == "prepared":
         assert source.path is not None
         rows = open_dataset(source.path, tokenizer, config.data, max_rows=source.max_rows)
     else:
         from mindgspo.parallel.platform.cluster import first_rank_first  # MindSpore comes with it
 
-        first_rank_first(lambda: _prepare(config, source, tokenizer, folder, seed=seed, new_run=new_run))
+        first_rank_first(lambda: _prepare(config, source, tokenizer, folder, tools, seed=seed, new_run=new_run))
         rows = open_dataset(folder, tokenizer, config.data)
     try:
         scorer.check_rows(list(rows))
@@ -68,12 +72,13 @@ def _prepare(
     source: DataSourceSection,
     tokenizer: Tokenizer,
     folder: Path,
+    tools: Sequence[JsonObject],
     *,
     seed: int,
     new_run: bool,
 ) -> None:
     prepare = partial(
-        prepare_dataset, source, config.data, tokenizer, folder, seed=seed, show_progress=config.logging.progress,
+        prepare_dataset, source, config.data, tokenizer, folder, seed=seed, tools=tools, show_progress=config.logging.progress,
         # Gold answers of data sources without a known function are read by the run's own functions.
         is_readable=lambda name, gold: gold_is_readable(name, gold) is not False,
     )  # fmt: skip
@@ -87,9 +92,16 @@ def _prepare(
 
 
 def open_eval_sets(
-    config: ExperimentConfig, tokenizer: Tokenizer, scorer: Scorer, folder: Path, *, new_run: bool
+    config: ExperimentConfig,
+    tokenizer: Tokenizer,
+    scorer: Scorer,
+    folder: Path,
+    *,
+    new_run: bool,
+    tools: Sequence[JsonObject] = (),
 ) -> dict[str, PromptDataset]:
-    """The held-out problems by set; sets that have names are prepared in folders of their own."""
+    """The held-out problems by set; sets that have names are prepared in folders of their own. tools: see
+    `open_checked_dataset`."""
     return {
         name: open_checked_dataset(
             config,
@@ -99,6 +111,7 @@ def open_eval_sets(
             folder / name if config.data.names_eval_sets else folder,
             seed=HELD_OUT_SEED,
             new_run=new_run,
+            tools=tools,
         )
         for name, source in config.data.eval_sets.items()
     }

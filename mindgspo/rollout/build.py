@@ -17,7 +17,7 @@ from mindgspo.parallel.collectives.replicas import Arrays, Replicas
 from mindgspo.parallel.plans.placement import Placement
 from mindgspo.parallel.platform import runtime
 from mindgspo.parallel.platform.cluster import infer_place, is_first
-from mindgspo.environments.player import Player
+from mindgspo.environments.player import OpenEnvironment
 from mindgspo.rollout.engine import NativeEngine
 from mindgspo.rollout.local_service import EpisodeEngine
 from mindgspo.rollout.protocol import Rollout, RolloutCounters, RolloutEngine, SamplingSettings
@@ -44,33 +44,34 @@ class BuiltEngine:
 
 
 def build_engine(
-    config: ExperimentConfig, trained: Model, tokenizer: Tokenizer, swap: Swap, player: Player | None = None
+    config: ExperimentConfig,
+    trained: Model,
+    tokenizer: Tokenizer,
+    swap: Swap,
+    environment: OpenEnvironment | None = None,
 ) -> BuiltEngine:
     """Build an engine on the trained model's own parameters where both plans hold them alike, else on a model of its
-    own that the trained weights are transferred to. player: of the experiment's environment, where it has one."""
+    own that the trained weights are transferred to. environment: the experiment's, where it has one."""
     place = infer_place(config)
     if reads_trained_weights(config):
         assert isinstance(trained, Transformer), "only our own model generates"
         native = native_engine(config, trained, tokenizer)
-        own = _with_environment(config, native, tokenizer, player, place)
+        own = _with_environment(native, tokenizer, environment, place)
         engine = own if place.plan.world_size == 1 else ReplicatedEngine(own, place, lambda version: None)
         return BuiltEngine(engine=engine, model=trained, cache=native.cache)
     model = build_model(config.model, place)
     hold_in_compute_type(model)
     native = native_engine(config, model, tokenizer)
     transfer = WeightTransfer(trained, model, config.model, config.reshard, swap.reshard_step)
-    own = _with_environment(config, native, tokenizer, player, place)
+    own = _with_environment(native, tokenizer, environment, place)
     return BuiltEngine(engine=ReplicatedEngine(own, place, transfer.push), model=model, cache=native.cache)
 
 
 def _with_environment(
-    config: ExperimentConfig, native: NativeEngine, tokenizer: Tokenizer, player: Player | None, place: Placement
+    native: NativeEngine, tokenizer: Tokenizer, environment: OpenEnvironment | None, place: Placement
 ) -> RolloutEngine:
-    """The engine that plays episodes where the experiment has an environment, else the engine itself."""
-    if config.environment is None or player is None:
-        return native
-    own = player if place.is_replica_leader else None
-    return EpisodeEngine(native, own, config.environment, tokenizer, place)
+    """The engine that plays episodes where there is an environment, else the engine itself."""
+    return native if environment is None else EpisodeEngine(native, environment, tokenizer, place)
 
 
 def native_engine(config: ExperimentConfig, model: Transformer, tokenizer: Tokenizer) -> NativeEngine:

@@ -22,18 +22,17 @@ from typing import Any
 
 import numpy as np
 
-from mindgspo.config.environment import EnvironmentSection
-from mindgspo.environments.player import Player, row_of
+from mindgspo.environments.player import OpenEnvironment, row_of
 from mindgspo.parallel.platform import heartbeat
 from mindgspo.rewards.verification import JobOutcome, Reply
 from mindgspo.rollout.protocol import Purpose, SamplingSettings
 from mindgspo.rollout.service import NO_TOKENS, Answer, CompletionService, EpisodeSoFar, Piece, Request
 from mindgspo.tokenization import Tokenizer
-from mindgspo.tokenization.dialogue import Dialogue
 from mindgspo.types import Episode, EpisodeEnd, FinishReason, Prompt, Routing, Turn
 
 # Longest time to listen to the service alone, and to the environments alone, while the others may have something.
 _LISTEN_S, _WAIT_S = 0.02, 1.0
+_CUT = (EpisodeEnd.TURN_TOKENS, EpisodeEnd.EPISODE_TOKENS)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -79,7 +78,7 @@ class _Episode:
             before = self.request.prompt.ids.size + start - 1
             routing = Routing(prompt_LX=self.routing.whole[:before], response_LX=self.routing.whole[before:])
         if self.ended is not None:
-            reason = FinishReason.STOP if self.ended.end is EpisodeEnd.DONE else FinishReason.LENGTH
+            reason = FinishReason.LENGTH if self.ended.end in _CUT else FinishReason.STOP
         return Piece(
             ids=np.array(self.ids[start:stop], np.int32),
             logprobs=np.concatenate([NO_TOKENS.logprobs, *self.logprobs]),
@@ -94,22 +93,15 @@ class _Episode:
 class EpisodeService:
     """Implements `CompletionService` by playing an episode for each response that `service` begins.
 
-    player: runs the environments. dialogue: of `tokenizer`.
+    environment: made with `tokenizer`.
     """
 
     answers_each_sample = False
 
-    def __init__(
-        self,
-        service: CompletionService,
-        player: Player,
-        section: EnvironmentSection,
-        tokenizer: Tokenizer,
-        dialogue: Dialogue,
-    ) -> None:
-        self._service, self._player, self._section = service, player, section
-        self._tokenizer, self._dialogue = tokenizer, dialogue
-        self._style = dialogue.style if section.tool_style == "auto" else section.tool_style
+    def __init__(self, service: CompletionService, environment: OpenEnvironment, tokenizer: Tokenizer) -> None:
+        self._service, self._tokenizer = service, tokenizer
+        self._section, self._player, self._dialogue = environment.section, environment.player, environment.dialogue
+        self._style = "hermes" if self._section.tool_style == "auto" else self._section.tool_style
         self._episodes: dict[int, list[_Episode]] = {}  # by number of the request, until all of its samples have ended
         self._asked: dict[int, tuple[_Episode, ...]] = {}  # by number of the request to the service
         self._jobs: dict[Future[Reply], _Episode] = {}

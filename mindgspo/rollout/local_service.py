@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from mindgspo import faults
-from mindgspo.config.environment import EnvironmentSection
-from mindgspo.environments.player import Player
+from mindgspo.environments.player import OpenEnvironment
 from mindgspo.parallel.collectives.host import share_bytes
 from mindgspo.parallel.plans.placement import Placement, Ranks
 from mindgspo.rollout.engine import Decoding, NativeEngine
@@ -20,7 +19,6 @@ from mindgspo.rollout.episodes import EpisodeService
 from mindgspo.rollout.protocol import Purpose, Rollout, SamplingSettings
 from mindgspo.rollout.service import Answer, Request, ServiceEngine
 from mindgspo.tokenization import Tokenizer
-from mindgspo.tokenization.dialogue import Dialogue
 from mindgspo.types import Prompt
 
 
@@ -125,20 +123,14 @@ class EpisodeEngine:
     """Implements `RolloutEngine` by playing an episode for each sample. The ranks of a model-parallel group decode
     together; the first of them has the environments, and returns the responses.
 
-    player: on that rank, None on the others.
+    environment: made with `tokenizer`.
     """
 
     def __init__(
-        self,
-        engine: NativeEngine,
-        player: Player | None,
-        section: EnvironmentSection,
-        tokenizer: Tokenizer,
-        place: Placement,
+        self, engine: NativeEngine, environment: OpenEnvironment, tokenizer: Tokenizer, place: Placement
     ) -> None:
-        self._engine, self._player, self._section, self._tokenizer = engine, player, section, tokenizer
-        self._ranks = place.model_ranks
-        self._dialogue = Dialogue(tokenizer)
+        self._engine, self._environment, self._tokenizer = engine, environment, tokenizer
+        self._ranks, self._is_first = place.model_ranks, place.is_replica_leader
         self.load_weights = engine.load_weights
 
     def generate(self, prompts: Sequence[Prompt], settings: SamplingSettings, *, weight_version: int) -> Rollout:
@@ -147,11 +139,10 @@ class EpisodeEngine:
         faults.reach("rollout.before" if settings.stream.purpose is Purpose.TRAINING else "eval.before")
         local = LocalService(self._engine, prompts, settings, weight_version=weight_version, ranks=self._ranks)
         responses = ()
-        if self._player is None:
+        if not self._is_first:
             local.follow()
         else:
-            episodes = EpisodeService(local, self._player, self._section, self._tokenizer, self._dialogue)
-            engine = ServiceEngine(episodes)
+            engine = ServiceEngine(EpisodeService(local, self._environment, self._tokenizer))
             engine.load_weights(weight_version)
             responses = engine.generate(prompts, settings, weight_version=weight_version).responses
             local.close()

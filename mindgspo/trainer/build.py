@@ -21,7 +21,7 @@ from mindgspo.batches.rows import round_up
 from mindgspo.config import ExperimentConfig, planned_steps
 from mindgspo.data.dataset import PromptDataset
 from mindgspo.data.stream import PromptStream, StreamState
-from mindgspo.environments.player import Player
+from mindgspo.environments.player import OpenEnvironment, open_environment
 from mindgspo.evaluation.datasets import (
     HELD_OUT_SEED,
     NUM_TRIAL_ROWS,
@@ -46,7 +46,6 @@ from mindgspo.rewards import Scorer
 from mindgspo.swap.states import Holding
 from mindgspo.swap.swap import open_swap
 from mindgspo.tokenization import Tokenizer, load_tokenizer
-from mindgspo.tokenization.dialogue import Dialogue
 from mindgspo.trainer.batches import batch_layout
 from mindgspo.trainer.checkpoints import JSONState, Stateful
 from mindgspo.trainer.dynamic_sampling import LeftoverBuffer
@@ -66,13 +65,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """Parts of a run; `scorer`, `player` and `service` have to be closed."""
+    """Parts of a run; `scorer`, the environment's player and `service` have to be closed."""
 
     tokenizer: Tokenizer
     train_set: PromptDataset
     scorer: Scorer
     """Owns the worker processes of the reward functions."""
-    player: Player | None
+    environment: OpenEnvironment | None
     """Owns those of the environment, if there is one."""
     service: HTTPService | None
     """Connection to the servers that generate, on rank 0 if there are any."""
@@ -102,22 +101,22 @@ def build_experiment(
     start_device(config)
     tokenizer = load_tokenizer(config.tokenizer, config.model.vocab_size)
     scorer = start_scorer(config.reward, scoring_place(config))
-    player = None
+    environment, tools = None, ()
     if config.environment is not None:
-        player = Player(config.environment, on_answer=heartbeat.tick)
-        tokenizer = tokenizer.with_tools(player.describe())
+        environment = open_environment(config.environment, tokenizer, on_answer=heartbeat.tick)
+        tools = environment.tools
     train_set = open_checked_dataset(
-        config, config.data.train, tokenizer, scorer, data_dir / "train", seed=config.seed, new_run=new_run
+        config, config.data.train, tokenizer, scorer, data_dir / "train", seed=config.seed, new_run=new_run, tools=tools
     )
-    eval_sets = open_eval_sets(config, tokenizer, scorer, data_dir / "eval", new_run=new_run)
+    eval_sets = open_eval_sets(config, tokenizer, scorer, data_dir / "eval", new_run=new_run, tools=tools)
     check_best_metric(config.eval, eval_sets, names_sets=config.data.names_eval_sets)
     check_distinct_prompts(config, len(train_set))
     if scoring_place(config).is_replica_leader:
         trial_rows = list(itertools.islice(train_set, NUM_TRIAL_ROWS))
-        if player is None:
+        if environment is None:
             scorer.try_out([trial_candidate(prompt, tokenizer) for prompt in trial_rows])
         else:
-            player.try_out(trial_rows)
+            environment.player.try_out(trial_rows)
     train_digest = rows_digest(train_set)
     total_steps = 0 if only_warm_up else planned_steps(config, len(train_set))
     assert total_steps is not None
@@ -146,7 +145,7 @@ def build_experiment(
     swap = open_swap(config.swap, swap_dir)
     swap.register(Holding.ACTOR_WEIGHTS, held_parameters(model))
     stream = PromptStream(len(train_set), config.seed, config.data.shuffle)
-    generation = build_generation(config, model, tokenizer, swap, train_set, stream, total_steps, player)
+    generation = build_generation(config, model, tokenizer, swap, train_set, stream, total_steps, environment)
     reference = None
     if config.algorithm.kl.placement != "none":
         reference = ReferencePolicy(
@@ -232,7 +231,7 @@ def build_experiment(
         tokenizer=tokenizer,
         train_set=train_set,
         scorer=scorer,
-        player=player,
+        environment=environment,
         service=generation.service,
         trainer=trainer,
         validation=validation,
@@ -332,6 +331,8 @@ def build_warmup(
     if section is None:
         return None
     tokenizer, check_set = experiment.tokenizer, None
+    environment = experiment.environment
+    dialogue, tools = (None, ()) if environment is None else (environment.dialogue, environment.tools)
     if section.check is not None:
         check_set = open_checked_dataset(
             config,
@@ -341,10 +342,10 @@ def build_warmup(
             data_dir / "warmup_check",
             seed=HELD_OUT_SEED,
             new_run=new_run,
+            tools=tools,
         )
     budget, multiple = config.trainer.max_tokens_per_micro_batch, config.trainer.length_multiple
     longest = None if budget is None else budget // multiple * multiple
-    dialogue = None if config.environment is None else Dialogue(tokenizer)
     samples = tuple(
         supervised_sample(row, tokenizer, config.model, max_tokens=longest, dialogue=dialogue)
         for row in experiment.train_set

@@ -109,7 +109,8 @@ def _run(
         only_warm_up=only_warm_up,
     )
     trainer, service = experiment.trainer, experiment.service
-    player = nullcontext() if experiment.player is None else experiment.player
+    environment = experiment.environment
+    player = nullcontext() if environment is None else environment.player
     with experiment.scorer, player, closing(trainer.swap), nullcontext() if service is None else closing(service):
         warmup = build_warmup(config, experiment, data_dir=folder.data, new_run=new_run)
         with (

@@ -21,7 +21,7 @@ import numpy as np
 from mindgspo.config import ExperimentConfig
 from mindgspo.data.dataset import PromptDataset
 from mindgspo.data.stream import PromptStream
-from mindgspo.environments.player import Player
+from mindgspo.environments.player import OpenEnvironment
 from mindgspo.models.model import Model
 from mindgspo.parallel.collectives.host import exchange
 from mindgspo.parallel.collectives.replicas import pack_arrays, unpack_arrays
@@ -37,7 +37,6 @@ from mindgspo.swap.states import Holding
 from mindgspo.swap.swap import Swap
 from mindgspo.tensor_files.tensors import TensorSource
 from mindgspo.tokenization import Tokenizer
-from mindgspo.tokenization.dialogue import Dialogue
 from mindgspo.trainer.feed import Feed
 from mindgspo.trainer.partial_responses import PartialGroup, PromptsByIndex, arrays_of, describe, restore
 from mindgspo.types import Prompt, Response
@@ -161,16 +160,16 @@ def build_generation(
     train_set: PromptDataset,
     stream: PromptStream,
     total_steps: int,
-    player: Player | None = None,
+    environment: OpenEnvironment | None = None,
 ) -> Generation:
-    """Generation on the cards that train, or by servers. stream: the order in which `train_set` is trained. player: see
-    `build_engine`."""
+    """Generation on the cards that train, or by servers. stream: the order in which `train_set` is trained.
+    environment: see `build_engine`."""
 
     def take_prompts(number: int, step: int) -> list[Prompt]:
         return [train_set[index] for index in stream.take(number)]
 
     if not config.has_servers:
-        built = build_engine(config, model, tokenizer, swap, player)
+        built = build_engine(config, model, tokenizer, swap, environment)
         swap.register(Holding.ROLLOUT_WEIGHTS, built.model.get_parameters())
         swap.register(Holding.KV_CACHE, built.cache, keeps_content=False)
         return Generation(engine=built.engine, take_prompts=take_prompts)
@@ -179,8 +178,8 @@ def build_generation(
     service = open_service(config, tokenizer) if is_first() else None
     weights = ServedWeights(model, config.model, weights_folder(config))
     asked: CompletionService | None = service
-    if service is not None and player is not None and config.environment is not None:
-        asked = EpisodeService(service, player, config.environment, tokenizer, Dialogue(tokenizer))
+    if service is not None and environment is not None:
+        asked = EpisodeService(service, environment, tokenizer)
     told = None if asked is None else ServiceEngine(asked)
     if config.trainer.schedule == "sync":
         engine = remote_engine(told, pushing(weights, service))

@@ -17,7 +17,9 @@ class EnvironmentReward:
         """The environment's judgement; ERROR where it ended without a reward."""
         episode = candidate.episode
         if episode is None or episode.reward is None:
-            message = "environment: the episode ended without a reward; return End(reward=...), or name another function"
+            message = (
+                "environment: the episode ended without a reward; return End(reward=...), or name another function"
+            )
             return Verification(value=None, verdict=Verdict.ERROR, message=message)
         is_correct = episode.reward > 0 if episode.is_correct is None else episode.is_correct
         return Verification(
