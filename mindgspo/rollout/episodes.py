@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -135,13 +136,12 @@ class EpisodeService:
 
     def wait(self, timeout_s: float | None = None) -> list[Answer]:
         """See `CompletionService`."""
-        until = None if timeout_s is None else time.monotonic() + timeout_s
-        while not (answers := self._ended()):
+        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while not (answers := self._ended()) and (left := until - time.monotonic()) > 0:
             if self._asked:
-                self._take_turns(self._service.wait(_LISTEN_S if self._jobs else timeout_s))
-            self._take_replies(0.0 if self._asked else _WAIT_S)
-            if until is not None and time.monotonic() > until:
-                return self._ended()
+                listen = min(left, _LISTEN_S if self._jobs else math.inf)
+                self._take_turns(self._service.wait(None if listen == math.inf else listen))
+            self._take_replies(0.0 if self._asked else min(left, _WAIT_S))
         return answers
 
     def abort(self) -> list[Answer]:

@@ -78,7 +78,8 @@ class Request:
 
     def __post_init__(self) -> None:
         assert self.samples and (len(self.samples) == 1 or not self.prefix.size), self
-        assert self.prefix.size < self.settings.max_new_tokens, self
+        # An episode that is full may still wait for its environment.
+        assert self.prefix.size < self.settings.max_new_tokens + (self.so_far is not None), self
 
     @property
     def token_ids(self) -> list[int]:
