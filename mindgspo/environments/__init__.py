@@ -1,0 +1,1 @@
+"""Tools for episodes of several turns. MindSpore is not imported."""
