@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from mindgspo.errors import TokenizerError
-from mindgspo.text import either, shorten
+from mindgspo.text import counted, either, shorten
 from mindgspo.tokenization.tokenizer import ChatMessage, JsonObject, Tokenizer
 
 _ASKED: ChatMessage = {"role": "user", "content": "?"}
@@ -141,7 +141,7 @@ class Dialogue:
         # A character of several tokens may be cut.
         first = self._tokenizer.decode(ids[:head]).rstrip("\ufffd")
         last = self._tokenizer.decode(ids[head + num :]).lstrip("\ufffd")
-        return f"{first}\n[{num} tokens left out here]\n{last}", num
+        return f"{first}\n[{counted(num, 'token')} left out here]\n{last}", num
 
     def _render(self, roles: Sequence[str], contents: Iterable[str] = (), *, said: str | None = None) -> str:
         """A conversation that ends where the assistant is to speak. said: its first turn."""
