@@ -57,6 +57,13 @@ def test_token_weighting_is_refused_for_gspo(problems, load, name, mode, factor)
     assert load("algorithm.name=grpo", f"algorithm.loss_agg_mode={mode}")
 
 
+def test_only_gspo_takes_turns_for_sequences(problems, load):
+    assert load("algorithm.ratio_over=turn").algorithm.ratio_over == "turn"
+    for name in sorted(POLICY_LOSSES.keys() - {"gspo"}):
+        (line,) = problems(f"algorithm.name={name}", "algorithm.ratio_over=turn")
+        assert line.startswith("algorithm.ratio_over: turn is for gspo") and line.endswith("set algorithm.name=gspo")
+
+
 # ----- what fits which loss, estimator and placement
 @pytest.mark.parametrize(("overrides", "expected"), [
     (["algorithm.name=gmpo", "algorithm.loss_agg_mode=token-mean"],

@@ -58,6 +58,13 @@ OBJECTIVES = {
 }  # fmt: skip
 
 
+def test_objective_of_turns(load):
+    assert objective(load("algorithm.ratio_over=turn")) == (
+        "GSPO: mean_i mean_t min(s_it A_i, clip(s_it, 1-0.0003, 1+0.0004) A_i), "
+        "s_it = exp(mean over t's turn (logp_it - old_it))"
+    )
+
+
 def test_objective_of_every_loss(load):
     assert {name: objective(load(f"algorithm.name={name}")) for name in POLICY_LOSSES} == OBJECTIVES
 

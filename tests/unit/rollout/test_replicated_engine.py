@@ -4,13 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from episodes import episode_of, response_of
 from scripted_engine import ScriptedEngine
 
 from mindgspo.metrics import unknown_names
+from mindgspo.parallel.collectives.replicas import pack_arrays, unpack_arrays
 from mindgspo.parallel.plans.placement import ALONE
 from mindgspo.rollout.protocol import Purpose, RandomStream, RolloutCounters, SamplingSettings
 from mindgspo.trainer.metrics import rollout_metrics
-from mindgspo.types import Prompt
+from mindgspo.types import EpisodeEnd, Prompt
 
 
 def counters(numbers: int) -> RolloutCounters:
@@ -31,6 +33,23 @@ def test_counters_of_replicas_are_combined() -> None:
     assert unknown_names(metrics) == []
     names = ("generate_sequences/min", "generate_sequences/max", "slowest/prompt_length", "slowest/response_length")
     assert [metrics[f"timing_s/agent_loop/{name}"] for name in names] == [2e-6, 9e-5, 3, 40]
+
+
+@pytest.mark.usefixtures("cpu_runtime")
+def test_episodes_travel_between_ranks_and_plain_responses_as_without_them() -> None:
+    from mindgspo.rollout.build import _packed, _unpacked
+
+    episode = episode_of((0, 2), (4, 5), end=EpisodeEnd.MAX_TURNS, reward=0.5, info={"moves": 2.0}, message="none left")
+    plain, observed = response_of([5, 6, 7], None), response_of([8, 9, 1, 2, 10, 3], episode, sample=1)
+    prompt = Prompt(index=0, ids=np.array([5], np.int32), text="", answer="", data_source="test")
+    stream = RandomStream(seed=1, purpose=Purpose.TRAINING, step=1)
+    settings = SamplingSettings(num_samples=2, temperature=1.0, max_new_tokens=3, stream=stream)
+    assert len(_packed([plain])) == 4 and len(_packed([plain, observed])) == 5
+    for siblings in ([plain], [plain, observed], [replace(observed, sample_index=0)]):
+        (arrays,) = unpack_arrays(pack_arrays([_packed(siblings)]))
+        for one, other in zip(siblings, _unpacked(arrays, prompt, settings, 3), strict=True):
+            assert (one.ids.tolist(), one.logprobs.tolist()) == (other.ids.tolist(), other.logprobs.tolist())
+            assert one.episode == other.episode and one.finish_reason is other.finish_reason
 
 
 @pytest.mark.usefixtures("cpu_runtime")

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from episodes import episode_of
 
 from mindgspo.config import ModelSection
 from mindgspo.data.stream import PromptStream
@@ -188,12 +189,21 @@ MIXTURE = ModelSection(
 
 def with_routing(group: ScoredGroup) -> ScoredGroup:
     """With random experts for every token: 2 in each of 3 layers, those of the prompt once."""
-    sizes = (group.prompt.ids.size - 1, *(response.length for response in group.responses))
+    sizes = (group.prompt.ids.size - 1, *(response.ids.size for response in group.responses))
     rng = np.random.default_rng(group.prompt.index)
     prompt_LX, *experts = (rng.integers(0, 256, (size, 6)).astype(np.uint8) for size in sizes)
     routings = [Routing(prompt_LX=prompt_LX, response_LX=response_LX) for response_LX in experts]
     responses = zip(group.responses, routings, strict=True)
     return replace(group, responses=tuple(replace(response, routing=routing) for response, routing in responses))
+
+
+def with_episode(group: ScoredGroup) -> ScoredGroup:
+    """With a second turn behind an observation of two tokens, in the first response only."""
+    first, *others = group.responses
+    ids = np.concatenate([first.ids, [5, 6, 7]]).astype(np.int32)
+    episode = episode_of((0, first.ids.size), (ids.size - 1, ids.size), info={"moves": 2.0}, reward=0.5)
+    logprobs = np.append(first.logprobs, np.float32(-3))
+    return replace(group, responses=(replace(first, ids=ids, logprobs=logprobs, episode=episode), *others))
 
 
 @pytest.mark.parametrize("is_routed", [False, True])
@@ -205,6 +215,7 @@ def test_waiting_groups_survive_a_stop(make_trainer, mixed, prompts, tmp_path, i
     buffer, other = (LeftoverBuffer(2, prompts, transfer) for _ in range(2))
     assert buffer.arrays() == {}
     waiting = trainer.leftovers.take(9, step=2)
+    waiting[0] = replace(waiting[0], group=with_episode(waiting[0].group))
     buffer.put([replace(one, group=with_routing(one.group) if is_routed else one.group) for one in waiting])
     state, arrays = buffer.state(), buffer.arrays()
     assert json.loads(json.dumps(state, allow_nan=False)) == state and ("experts" in arrays) == is_routed
@@ -217,6 +228,7 @@ def test_waiting_groups_survive_a_stop(make_trainer, mixed, prompts, tmp_path, i
             assert ours.ids.tolist() == theirs.ids.tolist() and ours.ids.dtype == theirs.ids.dtype
             np.testing.assert_array_equal(ours.logprobs, theirs.logprobs)
             assert (ours.finish_reason, ours.weight_version) == (theirs.finish_reason, theirs.weight_version)
+            assert ours.episode == theirs.episode
             if is_routed:
                 assert theirs.routing.prompt_LX.dtype == theirs.routing.response_LX.dtype == np.uint8
                 np.testing.assert_array_equal(ours.routing.whole, theirs.routing.whole)

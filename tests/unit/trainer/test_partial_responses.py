@@ -10,7 +10,7 @@ import pytest
 from mindgspo.rollout.protocol import Purpose, RandomStream
 from mindgspo.rollout.service import Piece
 from mindgspo.trainer.partial_responses import PartialGroup, PartialResponse, arrays_of, describe, restore
-from mindgspo.types import FinishReason, Prompt, Routing
+from mindgspo.types import Episode, EpisodeEnd, FinishReason, Prompt, Routing, Turn
 
 STREAM = RandomStream(seed=7, purpose=Purpose.TRAINING, step=3, draw=1)
 PROMPTS = [
@@ -68,6 +68,46 @@ def test_what_waits_comes_back_from_a_checkpoint(is_routed: bool) -> None:
             if partial.routing is not None:
                 np.testing.assert_array_equal(partial.routing.prompt_LX, same.routing.prompt_LX)
                 np.testing.assert_array_equal(partial.routing.response_LX, same.routing.response_LX)
+
+
+def observed(*, is_routed: bool) -> tuple[PartialGroup, list[Turn]]:
+    """One response in its second turn, one whose environment has just answered, one that has ended."""
+    drafts, turns = [PartialResponse() for _ in range(3)], [Turn(start=0, stop=2, num_calls=1), Turn(start=5, stop=6)]
+    for number, draft in enumerate(drafts):
+        draft.append(piece(10, 2, prompt_rows=2, is_routed=is_routed, reason=FinishReason.STOP), 4)
+        draft.observe(turns[0], np.array([50, 51, 52], np.int32))
+        if number != 1:  # prompt, first turn and observation
+            reason = FinishReason.STOP if number else None
+            draft.append(piece(30, 1, prompt_rows=2 + 2 + 3, is_routed=is_routed, reason=reason), 5)
+    drafts[2].episode = Episode(
+        turns=tuple(turns), end=EpisodeEnd.DONE, reward=1.0, is_correct=True, info={"moves": 2.0}
+    )
+    return PartialGroup(prompt=PROMPTS[0], stream=STREAM, partials=drafts), turns
+
+
+@pytest.mark.parametrize("is_routed", [True, False])
+def test_turns_and_observations_come_back_from_a_checkpoint(is_routed: bool) -> None:
+    group, turns = observed(is_routed=is_routed)
+    described = json.loads(json.dumps(describe([*waiting(is_routed=is_routed), group])))
+    arrays = arrays_of([*waiting(is_routed=is_routed), group], with_routing=True)
+    *others, found = restore(described, arrays, stream=STREAM, prompts=PROMPTS)
+    assert not any(draft.turns or draft.episode for one in others for draft in one.partials)
+    open_one, answered, ended = found.partials
+    for draft in (open_one, answered, ended):
+        assert draft.turns == (turns[0],) and draft.ids.tolist() == [10, 11, 50, 51, 52, *([30] * (draft != answered))]
+    assert (open_one.finish_reason, answered.finish_reason, ended.finish_reason) == (None, None, FinishReason.STOP)
+    assert ended.logprobs.tolist() == [-10, -11, -30] and ended.versions.tolist() == [4, 4, 5]
+    answered.append(piece(30, 1, prompt_rows=2 + 2 + 3, is_routed=is_routed, reason=FinishReason.STOP), 5)
+    answered.episode = ended.episode
+    one, other = (draft.response(PROMPTS[0], 0, 1.0) for draft in (answered, ended))
+    assert other.episode == group.partials[2].episode and other.token_versions.tolist() == [4, 4, 5]
+    assert (one.length, one.ids.tolist()) == (3, other.ids.tolist())
+    if is_routed:
+        # Of the prompt and the first turn as first recorded; of the turn's last token and the observation as the second
+        # turn's prompt took them.
+        whole = [*experts(110, 2), *experts(10, 2), *experts(130, 7)[4:], *experts(30, 1)]
+        for response in (one, other):
+            np.testing.assert_array_equal(response.routing.whole, whole)
 
 
 def test_a_message_to_other_ranks_leaves_routing_out() -> None:

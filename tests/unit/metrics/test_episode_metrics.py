@@ -1,0 +1,53 @@
+"""Metrics of episodes, and their line in samples.jsonl."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from episodes import episode_of, response_of
+
+from mindgspo.metrics import group_metrics, unknown_names
+from mindgspo.metrics.episode_metrics import episode_metrics
+from mindgspo.metrics.run_log import training_records, validation_records
+from mindgspo.types import Episode, EpisodeEnd, Group, Turn, Verdict
+
+# Of three turns in eleven tokens, six of them sampled; two of four calls failed, one of which could not be read.
+LONG = Episode(
+    turns=(
+        Turn(start=0, stop=2, num_calls=3, errors=("bad_arguments",), seconds=0.5, num_left_out=30),
+        Turn(start=4, stop=7, num_calls=0, errors=("malformed",), seconds=0.25),
+        Turn(start=10, stop=11),
+    ),
+    end=EpisodeEnd.MAX_TURNS, reward=0.5, is_correct=None, info={"moves": 2.0},
+)  # fmt: skip
+
+
+def test_figures_of_episodes_by_hand() -> None:
+    done = episode_of((0, 4))
+    metrics = episode_metrics([response_of(range(11), LONG), response_of(range(4), done), response_of(range(50), None)])
+    assert metrics == pytest.approx({
+        "env/turns/mean": 2, "env/turns/max": 3, "env/tool_calls/mean": 2, "env/seconds/mean": 0.375,
+        "env/observation_tokens/mean": 2.5, "env/left_out_tokens/mean": 15, "env/action_token_share": 10 / 15,
+        "env/tool_error_share/bad_arguments": 0.25, "env/tool_error_share/malformed": 0.25, "env/end/done": 0.5,
+        "env/end/max_turns": 0.5, "env/end/turn_tokens": 0, "env/end/episode_tokens": 0, "env/end/failed": 0,
+    })  # fmt: skip
+    assert unknown_names(metrics) == []
+    assert episode_metrics([response_of(range(50), None)]) == {}
+
+
+def test_groups_count_sampled_tokens_and_log_their_episodes(build_group: Callable[..., Group]) -> None:
+    group = build_group(0, [Verdict.CORRECT, Verdict.WRONG])
+    assert not any(name.startswith("env/") for name in group_metrics([group]))
+    first = group.responses[0]
+    observed = replace(first, ids=np.resize(first.ids, 14), episode=episode_of((0, 4), (8, 14), info={"moves": 2.0}))
+    group = replace(group, responses=(observed, group.responses[1]))
+    metrics = group_metrics([group])
+    assert (metrics["response_length/mean"], metrics["env/action_token_share"]) == (10.5, 10 / 14)
+    for records in (training_records(1, group, str), validation_records(1, "test", group, str)):
+        line, plain = records
+        assert (line["length"], line["episode"]) == (10, observed.episode.to_json()) and "episode" not in plain
+        assert line["episode"]["info"] == {"moves": 2.0}
+        assert [(turn["start"], turn["stop"]) for turn in line["episode"]["turns"]] == [(0, 4), (8, 14)]
