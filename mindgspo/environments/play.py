@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mindgspo.environments.protocol import End, Environment, Row, Turn
-from mindgspo.environments.tool_calls import parse
+from mindgspo.environments.tool_calls import MALFORMED, parse
 from mindgspo.environments.tools import schema
 
 MAX_STATE_BYTES = 1 << 18
@@ -68,7 +68,7 @@ def _step(
         ended = "max_turns"
     else:
         ended = "done"
-    errors = ["malformed"] * len(problems) + vars(made).pop(_COUNTED, [])
+    errors = [MALFORMED] * len(problems) + vars(made).pop(_COUNTED, [])
     answer = {"seconds": time.monotonic() - start, "num_calls": len(found.calls) + len(problems), "errors": errors}
     if isinstance(said, End):
         return answer | _end(said) | {"ended": ended}

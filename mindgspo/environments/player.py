@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mindgspo.config.environment import EnvironmentSection
+from mindgspo.environments.tool_calls import style_of
 from mindgspo.errors import RewardError
 from mindgspo.io import Closing
 from mindgspo.rewards.verification import JobOutcome, Reply, RewardJob, Verification
@@ -78,6 +79,8 @@ class OpenEnvironment:
     """Has to be closed."""
     tools: tuple[JsonObject, ...]
     """JSON schemas that prompts present."""
+    style: str
+    """How the policy writes tool calls, see `tool_calls.STYLES`."""
     dialogue: Dialogue
 
 
@@ -88,7 +91,16 @@ def open_environment(
     chat template cannot continue a conversation. on_answer: see `Player`."""
     player = Player(section, on_answer)
     tools = tuple(player.describe())
-    return OpenEnvironment(section=section, player=player, tools=tools, dialogue=Dialogue(tokenizer, tools=tools))
+    style = section.tool_style
+    if style == "auto":
+        style = style_of(tokenizer.render_chat([{"role": "user", "content": "?"}], tools=tools)) if tools else "none"
+        if tools and style == "none":
+            raise RewardError(
+                f"environment.tool_style: the chat template of {tokenizer.name} does not say how tools are called; set "
+                "it to hermes or llama3, and let prompts or a warm-up teach it"
+            )
+    dialogue = Dialogue(tokenizer, tools=tools)
+    return OpenEnvironment(section=section, player=player, tools=tools, style=style, dialogue=dialogue)
 
 
 def _unused(_value: object) -> Verification:

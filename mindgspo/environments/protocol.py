@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mindgspo.environments.tool_calls import ToolCall
-from mindgspo.environments.tools import ToolError, call
+from mindgspo.environments.tools import ToolError, call, find_tool
 
 Message = dict[str, str]
 """A message of the chat template: "role" ("user" or "tool") and "content"."""
@@ -99,10 +99,8 @@ class Environment:
     def call(self, asked: ToolCall) -> Message:
         """Run one of the tools. An error is told to the policy, and counted."""
         try:
-            method = getattr(self, asked.name) if asked.name in self.tools else None
-            if method is None:
-                raise ToolError("unknown_tool", f"there is no tool {asked.name!r}; tools: {', '.join(self.tools)}")
-            return {"role": "tool", "content": str(call(method, asked.arguments))}
+            tool = find_tool({name: getattr(self, name) for name in self.tools}, asked.name)
+            return {"role": "tool", "content": str(call(tool, asked.arguments))}
         except ToolError as error:
             self.tool_errors = [*getattr(self, "tool_errors", []), error.kind]
             return {"role": "tool", "content": f"error: {error}"}

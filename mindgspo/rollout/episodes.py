@@ -102,7 +102,7 @@ class EpisodeService:
     def __init__(self, service: CompletionService, environment: OpenEnvironment, tokenizer: Tokenizer) -> None:
         self._service, self._tokenizer = service, tokenizer
         self._section, self._player, self._dialogue = environment.section, environment.player, environment.dialogue
-        self._style = "hermes" if self._section.tool_style == "auto" else self._section.tool_style
+        self._style = environment.style
         self._episodes: dict[int, list[_Episode]] = {}  # by number of the request, until all of its samples have ended
         self._asked: dict[int, tuple[_Episode, ...]] = {}  # by number of the request to the service
         self._jobs: dict[Future[Reply], _Episode] = {}

@@ -157,7 +157,7 @@ def sampling(num_samples: int) -> SamplingSettings:
 def make_service(inner: PlannedService, player: InProcessPlayer | None = None, **section) -> EpisodeService:
     environment = OpenEnvironment(
         section=EnvironmentSection(path="echo.py:Echo", **section), player=player or InProcessPlayer(),
-        tools=(), dialogue=Dialogue(TOKENIZER),
+        tools=(), style="none", dialogue=Dialogue(TOKENIZER),
     )  # fmt: skip
     return EpisodeService(inner, environment, TOKENIZER)
 
