@@ -145,9 +145,9 @@ class RewardSection(Section):
     """Which reward functions score a response."""
 
     functions: tuple[str, ...] = Field(default=(AUTO,), min_length=1)
-    """Names: gsm8k, math_dapo, math, multiple_choice, verl_strict, verl_flexible, environment, format, length, overlong,
-    repetition; your own path/to/file.py:function, the path from this file's folder; auto: by each row's data_source
-    (MindRLHF: verifier_function). The first that verifies the answer decides whether it is correct."""
+    """Names: gsm8k, math_dapo, math, multiple_choice, verl_strict, verl_flexible, environment, format, length,
+    overlong, repetition; your own path/to/file.py:function, the path from this file's folder; auto: by each row's
+    data_source (MindRLHF: verifier_function). The first that verifies the answer decides whether it is correct."""
     weights: tuple[float, ...] | None = Field(default=None, min_length=1)
     """One weight per function, in the same order; the reward is the weighted sum (MindRLHF: verifier_weight). None: 1
     each."""

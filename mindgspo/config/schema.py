@@ -113,7 +113,8 @@ class RolloutSection(Section):
     """Budget of the key/value cache of one rank, in GB of 2^30 bytes. It is divided into blocks of 128 tokens, which
     sequences get as they grow; if none is left, the youngest sequence waits and is run again. It must hold at least one
     longest sequence. Changes memory and speed, not the result. None: enough for all slots at their longest, and with
-    an environment for as many episodes that wait for it; on Ascend no more than what `mindgspo plan` leaves on a card of 64 GB (vLLM: gpu_memory_utilization)."""
+    an environment for as many episodes that wait for it; on Ascend no more than what `mindgspo plan` leaves on a card
+    of 64 GB (vLLM: gpu_memory_utilization)."""
     tokens_per_sync: int | None = Field(default=None, ge=1, le=64)
     """Tokens drawn for every sequence before the host reads them, ends finished sequences and admits others. More
     tokens let the card work longer between two syncs with the host; tokens drawn after an end are dropped. Changes

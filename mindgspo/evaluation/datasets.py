@@ -78,7 +78,8 @@ def _prepare(
     new_run: bool,
 ) -> None:
     prepare = partial(
-        prepare_dataset, source, config.data, tokenizer, folder, seed=seed, tools=tools, show_progress=config.logging.progress,
+        prepare_dataset, source, config.data, tokenizer, folder, seed=seed, tools=tools,
+        show_progress=config.logging.progress,
         # Gold answers of data sources without a known function are read by the run's own functions.
         is_readable=lambda name, gold: gold_is_readable(name, gold) is not False,
     )  # fmt: skip

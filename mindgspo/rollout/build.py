@@ -10,6 +10,7 @@ import numpy as np
 from mindspore import Parameter
 
 from mindgspo.config import ExperimentConfig, ParallelPlan
+from mindgspo.environments.player import OpenEnvironment
 from mindgspo.models.model import Model
 from mindgspo.models.policy import build_model
 from mindgspo.models.transformer import Transformer
@@ -17,7 +18,6 @@ from mindgspo.parallel.collectives.replicas import Arrays, Replicas
 from mindgspo.parallel.plans.placement import Placement
 from mindgspo.parallel.platform import runtime
 from mindgspo.parallel.platform.cluster import infer_place, is_first
-from mindgspo.environments.player import OpenEnvironment
 from mindgspo.rollout.engine import NativeEngine
 from mindgspo.rollout.local_service import EpisodeEngine
 from mindgspo.rollout.protocol import Rollout, RolloutCounters, RolloutEngine, SamplingSettings

@@ -3,8 +3,8 @@ behind the answer.
 
     turn ends -> environment (worker process) -> observation -> request that continues behind it -> ...
 
-An `EpisodeService` is itself a service, whose responses are whole episodes. Nothing waits for an environment but its own
-episode. What was sampled is never tokenized again; observations are tokens behind it. An episode that is aborted is
+An `EpisodeService` is itself a service, whose responses are whole episodes. Nothing waits for an environment but its
+own episode. What was sampled is never tokenized again; observations are tokens behind it. An episode that is aborted is
 continued from its tokens, its turns and the environment's attributes, in another process if need be.
 """
 
