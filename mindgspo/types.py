@@ -118,10 +118,10 @@ class EpisodeEnd(str, Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class TurnSpan:
     """One assistant turn of an episode, and what its observation took.
 
-    Example: Turn(start=0, stop=12, num_calls=1, errors=("bad_arguments",), seconds=0.2)
+    Example: TurnSpan(start=0, stop=12, num_calls=1, errors=("bad_arguments",), seconds=0.2)
     """
 
     start: int
@@ -150,7 +150,7 @@ class Turn:
         return {**asdict(self), "errors": list(self.errors)}
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Turn:
+    def from_json(cls, fields: Mapping[str, Any]) -> TurnSpan:
         """The inverse of `to_json`."""
         return cls(**{**fields, "errors": tuple(fields["errors"])})
 
@@ -162,7 +162,7 @@ class Episode:
     Example: a turn of 12 tokens, an observation of 5 and a turn of 4 are the turns (0, 12) and (17, 21).
     """
 
-    turns: tuple[Turn, ...]
+    turns: tuple[TurnSpan, ...]
     """Assistant turns in their order, the first from 0; tokens between them are observations."""
     end: EpisodeEnd
     reward: float | None
@@ -192,7 +192,7 @@ class Episode:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Episode:
         """The inverse of `to_json`."""
-        turns = tuple(map(Turn.from_json, fields["turns"]))
+        turns = tuple(map(TurnSpan.from_json, fields["turns"]))
         return cls(**{**fields, "turns": turns, "end": EpisodeEnd(fields["end"])})
 
 

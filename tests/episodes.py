@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from mindgspo.batches.rows import TrainingSample
-from mindgspo.types import Episode, EpisodeEnd, FinishReason, Response, Turn
+from mindgspo.types import Episode, EpisodeEnd, FinishReason, Response, TurnSpan
 
 
-def turns_of(*spans: tuple[int, int]) -> tuple[Turn, ...]:
-    return tuple(Turn(start=start, stop=stop) for start, stop in spans)
+def turns_of(*spans: tuple[int, int]) -> tuple[TurnSpan, ...]:
+    return tuple(TurnSpan(start=start, stop=stop) for start, stop in spans)
 
 
 def episode_of(*spans: tuple[int, int], **fields: Any) -> Episode:

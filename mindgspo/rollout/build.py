@@ -10,7 +10,7 @@ import numpy as np
 from mindspore import Parameter
 
 from mindgspo.config import ExperimentConfig, ParallelPlan
-from mindgspo.environments.player import OpenEnvironment
+from mindgspo.rollout.player import OpenEnvironment
 from mindgspo.models.model import Model
 from mindgspo.models.policy import build_model
 from mindgspo.models.transformer import Transformer

@@ -29,7 +29,7 @@ from mindgspo.rollout.sequences import SCRATCH, BlockAllocator, EndedRequest, Pr
 from mindgspo.rollout.service import numbered_requests, whole_responses
 from mindgspo.types import ExpertArray, Float32Array, Int32Array, Prompt, Response
 
-Row = TypeVar("Row")
+Packable = TypeVar("Packable")
 _MOST_FILTERS = 8  # decode graphs to keep beside the engine's own: the most recently used ones
 
 
@@ -334,7 +334,7 @@ def _packed_rows(rows: Sequence[PrefillRow], width: int, columns: int) -> tuple[
     return ids_M[None], positions_M[None], ends_Q, cache_rows_M
 
 
-def _parts(rows: Sequence[Row], width: int) -> Iterator[list[Row]]:
+def _parts(rows: Sequence[Packable], width: int) -> Iterator[list[Packable]]:
     """Split rows into parts of `width`; the last may be shorter."""
     for start in range(0, len(rows), width):
         yield list(rows[start : start + width])

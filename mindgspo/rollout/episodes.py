@@ -23,13 +23,13 @@ from typing import Any
 
 import numpy as np
 
-from mindgspo.environments.player import OpenEnvironment, row_of
+from mindgspo.rollout.player import OpenEnvironment, row_of
 from mindgspo.parallel.platform import heartbeat
 from mindgspo.rewards.verification import JobOutcome, Reply
 from mindgspo.rollout.protocol import Purpose, SamplingSettings
 from mindgspo.rollout.service import NO_TOKENS, Answer, CompletionService, EpisodeSoFar, Piece, Request
 from mindgspo.tokenization import Tokenizer
-from mindgspo.types import Episode, EpisodeEnd, FinishReason, Prompt, Routing, Turn
+from mindgspo.types import Episode, EpisodeEnd, FinishReason, Prompt, Routing, TurnSpan
 
 # Longest time to listen to the service alone, and to the environments alone, while the others may have something.
 _LISTEN_S, _WAIT_S = 0.02, 1.0
@@ -43,7 +43,7 @@ class _Episode:
     request: Request
     sample: int
     ids: list[int]
-    turns: list[Turn]
+    turns: list[TurnSpan]
     state: dict[str, Any] | None
     logprobs: list[np.ndarray] = field(default_factory=list)
     routing: Routing | None = None
@@ -61,7 +61,7 @@ class _Episode:
         if self.num_said:  # it was aborted in the middle
             self.turns[-1] = replace(self.turns[-1], stop=stop)
         elif piece.ids.size:
-            self.turns.append(Turn(start=len(self.ids), stop=stop))
+            self.turns.append(TurnSpan(start=len(self.ids), stop=stop))
         found, earlier = piece.routing, self.routing
         if found is not None and earlier is not None:
             observed_LX = found.prompt_LX[len(earlier.whole) :]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mindgspo import faults
-from mindgspo.environments.player import OpenEnvironment
+from mindgspo.rollout.player import OpenEnvironment
 from mindgspo.parallel.collectives.host import share_bytes
 from mindgspo.parallel.plans.placement import Placement, Ranks
 from mindgspo.rollout.engine import Decoding, NativeEngine

@@ -16,7 +16,7 @@ import numpy as np
 
 from mindgspo import progress
 from mindgspo.rollout.protocol import Rollout, RolloutCounters, SamplingSettings
-from mindgspo.types import Episode, FinishReason, Float32Array, Int32Array, Prompt, Response, Routing, Turn
+from mindgspo.types import Episode, FinishReason, Float32Array, Int32Array, Prompt, Response, Routing, TurnSpan
 
 
 def _no_ids() -> Int32Array:
@@ -27,7 +27,7 @@ def _no_ids() -> Int32Array:
 class EpisodeSoFar:
     """What is known of an episode beside its tokens."""
 
-    turns: tuple[Turn, ...] = ()
+    turns: tuple[TurnSpan, ...] = ()
     """Places count from the end of the prompt. The last turn is open if it was aborted, or has no answer yet."""
     state: dict[str, Any] | None = None
     """The environment's attributes, JSON; None before its first answer."""
@@ -49,7 +49,7 @@ class EpisodeSoFar:
     def from_json(cls, fields: Mapping[str, Any]) -> EpisodeSoFar:
         """The inverse of `to_json`."""
         return cls(
-            turns=tuple(map(Turn.from_json, fields["turns"])),
+            turns=tuple(map(TurnSpan.from_json, fields["turns"])),
             state=fields["state"],
             observed=tuple(fields["observed"]),
             ended=None if fields["ended"] is None else Episode.from_json(fields["ended"]),

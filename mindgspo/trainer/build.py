@@ -21,7 +21,7 @@ from mindgspo.batches.rows import round_up
 from mindgspo.config import ExperimentConfig, planned_steps
 from mindgspo.data.dataset import PromptDataset
 from mindgspo.data.stream import PromptStream, StreamState
-from mindgspo.environments.player import OpenEnvironment, open_environment
+from mindgspo.rollout.player import OpenEnvironment, open_environment
 from mindgspo.evaluation.datasets import (
     HELD_OUT_SEED,
     NUM_TRIAL_ROWS,

@@ -21,7 +21,7 @@ import numpy as np
 from mindgspo.config import ExperimentConfig
 from mindgspo.data.dataset import PromptDataset
 from mindgspo.data.stream import PromptStream
-from mindgspo.environments.player import OpenEnvironment
+from mindgspo.rollout.player import OpenEnvironment
 from mindgspo.models.model import Model
 from mindgspo.parallel.collectives.host import exchange
 from mindgspo.parallel.collectives.replicas import pack_arrays, unpack_arrays

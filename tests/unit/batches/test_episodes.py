@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mindgspo.batches.micro_batches import BatchLayout, micro_batches
 from mindgspo.batches.rows import TrainingSample, evened, gathered, lay_out, packed_tokens, scattered
-from mindgspo.types import Batch, Episode, EpisodeEnd, Response, Turn
+from mindgspo.types import Batch, Episode, EpisodeEnd, Response, TurnSpan
 
 PLAIN = BatchLayout(samples_per_micro_batch=3, length_multiple=4, pad_id=0)
 PACKED = BatchLayout(max_tokens_per_micro_batch=96, packing=True, length_multiple=4, pad_id=0)
@@ -54,7 +54,7 @@ def test_turns_that_cannot_be_are_refused(spans: list[tuple[int, int]]) -> None:
 def test_an_episode_that_does_not_fit_its_response_is_refused() -> None:
     with pytest.raises(AssertionError, match="logprobs"):
         response_of([1, 2, 3], episode_of((0, 2)), logprobs=np.zeros(3, np.float32))
-    with pytest.raises(AssertionError, match="Turn"):
+    with pytest.raises(AssertionError, match="TurnSpan"):
         response_of([1, 2, 3], episode_of((0, 1), (2, 4)))
     for wrong in ({"info": {"score": np.inf}}, {"reward": np.nan}):
         with pytest.raises(AssertionError, match="finite"):
@@ -63,8 +63,8 @@ def test_an_episode_that_does_not_fit_its_response_is_refused() -> None:
 
 def test_an_episode_survives_json() -> None:
     turns = (
-        Turn(start=0, stop=3, num_calls=2, errors=("failed",), seconds=0.5, num_left_out=7),
-        Turn(start=9, stop=10),
+        TurnSpan(start=0, stop=3, num_calls=2, errors=("failed",), seconds=0.5, num_left_out=7),
+        TurnSpan(start=9, stop=10),
     )
     episode = Episode(
         turns=turns, end=EpisodeEnd.FAILED, reward=0.25, is_correct=False, info={"moves": 3.0}, message="gone"

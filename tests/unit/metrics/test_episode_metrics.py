@@ -12,14 +12,14 @@ from episodes import episode_of, response_of
 from mindgspo.metrics import group_metrics, unknown_names
 from mindgspo.metrics.episode_metrics import episode_metrics
 from mindgspo.metrics.run_log import training_records, validation_records
-from mindgspo.types import Episode, EpisodeEnd, Group, Turn, Verdict
+from mindgspo.types import Episode, EpisodeEnd, Group, TurnSpan, Verdict
 
 # Of three turns in eleven tokens, six of them sampled; two of four calls failed, one of which could not be read.
 LONG = Episode(
     turns=(
-        Turn(start=0, stop=2, num_calls=3, errors=("bad_arguments",), seconds=0.5, num_left_out=30),
-        Turn(start=4, stop=7, num_calls=0, errors=("malformed",), seconds=0.25),
-        Turn(start=10, stop=11),
+        TurnSpan(start=0, stop=2, num_calls=3, errors=("bad_arguments",), seconds=0.5, num_left_out=30),
+        TurnSpan(start=4, stop=7, num_calls=0, errors=("malformed",), seconds=0.25),
+        TurnSpan(start=10, stop=11),
     ),
     end=EpisodeEnd.MAX_TURNS, reward=0.5, is_correct=None, info={"moves": 2.0},
 )  # fmt: skip

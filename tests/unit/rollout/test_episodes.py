@@ -18,7 +18,7 @@ from mindgspo.config import TokenizerSection
 from mindgspo.config.environment import EnvironmentSection
 from mindgspo.environments import End, Environment, Row, Turn
 from mindgspo.environments.play import play
-from mindgspo.environments.player import OpenEnvironment
+from mindgspo.rollout.player import OpenEnvironment
 from mindgspo.rewards.verification import JobOutcome, Reply
 from mindgspo.rollout.episodes import EpisodeService
 from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingSettings

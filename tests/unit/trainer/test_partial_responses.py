@@ -10,7 +10,7 @@ import pytest
 from mindgspo.rollout.protocol import Purpose, RandomStream
 from mindgspo.rollout.service import Piece
 from mindgspo.trainer.partial_responses import PartialGroup, PartialResponse, arrays_of, describe, restore
-from mindgspo.types import Episode, EpisodeEnd, FinishReason, Prompt, Routing, Turn
+from mindgspo.types import Episode, EpisodeEnd, FinishReason, Prompt, Routing, TurnSpan
 
 STREAM = RandomStream(seed=7, purpose=Purpose.TRAINING, step=3, draw=1)
 PROMPTS = [
@@ -70,9 +70,9 @@ def test_what_waits_comes_back_from_a_checkpoint(is_routed: bool) -> None:
                 np.testing.assert_array_equal(partial.routing.response_LX, same.routing.response_LX)
 
 
-def observed(*, is_routed: bool) -> tuple[PartialGroup, list[Turn]]:
+def observed(*, is_routed: bool) -> tuple[PartialGroup, list[TurnSpan]]:
     """One response in its second turn, one whose environment has just answered, one that has ended."""
-    drafts, turns = [PartialResponse() for _ in range(3)], [Turn(start=0, stop=2, num_calls=1), Turn(start=5, stop=6)]
+    drafts, turns = [PartialResponse() for _ in range(3)], [TurnSpan(start=0, stop=2, num_calls=1), TurnSpan(start=5, stop=6)]
     for number, draft in enumerate(drafts):
         draft.append(piece(10, 2, prompt_rows=2, is_routed=is_routed, reason=FinishReason.STOP), 4)
         draft.observe(turns[0], np.array([50, 51, 52], np.int32))
