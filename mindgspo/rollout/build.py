@@ -10,7 +10,6 @@ import numpy as np
 from mindspore import Parameter
 
 from mindgspo.config import ExperimentConfig, ParallelPlan
-from mindgspo.rollout.player import OpenEnvironment
 from mindgspo.models.model import Model
 from mindgspo.models.policy import build_model
 from mindgspo.models.transformer import Transformer
@@ -20,6 +19,7 @@ from mindgspo.parallel.platform import runtime
 from mindgspo.parallel.platform.cluster import infer_place, is_first
 from mindgspo.rollout.engine import NativeEngine
 from mindgspo.rollout.local_service import EpisodeEngine
+from mindgspo.rollout.player import OpenEnvironment
 from mindgspo.rollout.protocol import Rollout, RolloutCounters, RolloutEngine, SamplingSettings
 from mindgspo.rollout.service import ServiceEngine
 from mindgspo.rollout.sizes import reads_trained_weights, rollout_sizes

@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from mindgspo.rollout.player import OpenEnvironment, row_of
 from mindgspo.parallel.platform import heartbeat
 from mindgspo.rewards.verification import JobOutcome, Reply
+from mindgspo.rollout.player import OpenEnvironment, row_of
 from mindgspo.rollout.protocol import Purpose, SamplingSettings
 from mindgspo.rollout.service import NO_TOKENS, Answer, CompletionService, EpisodeSoFar, Piece, Request
 from mindgspo.tokenization import Tokenizer

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from mindgspo import faults
-from mindgspo.rollout.player import OpenEnvironment
 from mindgspo.parallel.collectives.host import share_bytes
 from mindgspo.parallel.plans.placement import Placement, Ranks
 from mindgspo.rollout.engine import Decoding, NativeEngine
 from mindgspo.rollout.episodes import EpisodeService
+from mindgspo.rollout.player import OpenEnvironment
 from mindgspo.rollout.protocol import Purpose, Rollout, SamplingSettings
 from mindgspo.rollout.service import Answer, Request, ServiceEngine
 from mindgspo.tokenization import Tokenizer

@@ -21,7 +21,6 @@ from mindgspo.batches.rows import round_up
 from mindgspo.config import ExperimentConfig, planned_steps
 from mindgspo.data.dataset import PromptDataset
 from mindgspo.data.stream import PromptStream, StreamState
-from mindgspo.rollout.player import OpenEnvironment, open_environment
 from mindgspo.evaluation.datasets import (
     HELD_OUT_SEED,
     NUM_TRIAL_ROWS,
@@ -43,6 +42,7 @@ from mindgspo.parallel.plans.placement import Placement
 from mindgspo.parallel.platform import heartbeat
 from mindgspo.parallel.platform.cluster import reference_place, scoring_place, start_device, train_place
 from mindgspo.rewards import Scorer
+from mindgspo.rollout.player import OpenEnvironment, open_environment
 from mindgspo.swap.states import Holding
 from mindgspo.swap.swap import open_swap
 from mindgspo.tokenization import Tokenizer, load_tokenizer

@@ -21,7 +21,6 @@ import numpy as np
 from mindgspo.config import ExperimentConfig
 from mindgspo.data.dataset import PromptDataset
 from mindgspo.data.stream import PromptStream
-from mindgspo.rollout.player import OpenEnvironment
 from mindgspo.models.model import Model
 from mindgspo.parallel.collectives.host import exchange
 from mindgspo.parallel.collectives.replicas import pack_arrays, unpack_arrays
@@ -29,6 +28,7 @@ from mindgspo.parallel.platform import runtime
 from mindgspo.parallel.platform.cluster import is_first
 from mindgspo.rollout.build import build_engine, remote_engine
 from mindgspo.rollout.episodes import EpisodeService
+from mindgspo.rollout.player import OpenEnvironment
 from mindgspo.rollout.protocol import Purpose, Rollout, RolloutEngine, SamplingSettings, training_sampling
 from mindgspo.rollout.service import CompletionService, ServiceEngine, tokens_counted
 from mindgspo.rollout.weight_transfer import ServedWeights

@@ -18,9 +18,9 @@ from mindgspo.config import TokenizerSection
 from mindgspo.config.environment import EnvironmentSection
 from mindgspo.environments import End, Environment, Row, Turn
 from mindgspo.environments.play import play
-from mindgspo.rollout.player import OpenEnvironment
 from mindgspo.rewards.verification import JobOutcome, Reply
 from mindgspo.rollout.episodes import EpisodeService
+from mindgspo.rollout.player import OpenEnvironment
 from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingSettings
 from mindgspo.rollout.service import Answer, EpisodeSoFar, Piece, Request, ServiceEngine
 from mindgspo.tokenization import load_tokenizer

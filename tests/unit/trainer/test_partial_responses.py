@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from mindgspo.rollout.protocol import Purpose, RandomStream
-from mindgspo.rollout.service import Piece
+from mindgspo.rollout.service import EpisodeSoFar, Piece
 from mindgspo.trainer.partial_responses import PartialGroup, PartialResponse, arrays_of, describe, restore
 from mindgspo.types import Episode, EpisodeEnd, FinishReason, Prompt, Routing, TurnSpan
 
@@ -70,44 +71,42 @@ def test_what_waits_comes_back_from_a_checkpoint(is_routed: bool) -> None:
                 np.testing.assert_array_equal(partial.routing.response_LX, same.routing.response_LX)
 
 
-def observed(*, is_routed: bool) -> tuple[PartialGroup, list[TurnSpan]]:
-    """One response in its second turn, one whose environment has just answered, one that has ended."""
-    drafts, turns = [PartialResponse() for _ in range(3)], [TurnSpan(start=0, stop=2, num_calls=1), TurnSpan(start=5, stop=6)]
-    for number, draft in enumerate(drafts):
-        draft.append(piece(10, 2, prompt_rows=2, is_routed=is_routed, reason=FinishReason.STOP), 4)
-        draft.observe(turns[0], np.array([50, 51, 52], np.int32))
-        if number != 1:  # prompt, first turn and observation
-            reason = FinishReason.STOP if number else None
-            draft.append(piece(30, 1, prompt_rows=2 + 2 + 3, is_routed=is_routed, reason=reason), 5)
-    drafts[2].episode = Episode(
-        turns=tuple(turns), end=EpisodeEnd.DONE, reward=1.0, is_correct=True, info={"moves": 2.0}
+def observed(*, is_routed: bool) -> PartialGroup:
+    """An episode aborted behind an observation, and one that goes on from there to its end: two turns, of two tokens
+    and of one, with three tokens between."""
+    turns = TurnSpan(start=0, stop=2, num_calls=1), TurnSpan(start=5, stop=6)
+    first = replace(
+        piece(10, 2, prompt_rows=2, is_routed=is_routed),
+        so_far=EpisodeSoFar(turns=turns[:1], state={"moves": 1}, observed=(50, 51, 52)),
     )
-    return PartialGroup(prompt=PROMPTS[0], stream=STREAM, partials=drafts), turns
+    episode = Episode(turns=turns, end=EpisodeEnd.DONE, reward=1.0, is_correct=True, info={"moves": 2.0})
+    second = replace(
+        piece(50, 4, prompt_rows=4, is_routed=is_routed, reason=FinishReason.STOP),
+        logprobs=np.float32([-53]),
+        so_far=EpisodeSoFar(turns=turns, state={"moves": 1}, ended=episode),
+    )
+    drafts = [PartialResponse(), PartialResponse()]
+    for draft in drafts:
+        draft.append(first, 4)
+    drafts[1].append(second, 5)
+    return PartialGroup(prompt=PROMPTS[0], stream=STREAM, partials=drafts)
 
 
 @pytest.mark.parametrize("is_routed", [True, False])
 def test_turns_and_observations_come_back_from_a_checkpoint(is_routed: bool) -> None:
-    group, turns = observed(is_routed=is_routed)
-    described = json.loads(json.dumps(describe([*waiting(is_routed=is_routed), group])))
-    arrays = arrays_of([*waiting(is_routed=is_routed), group], with_routing=True)
-    *others, found = restore(described, arrays, stream=STREAM, prompts=PROMPTS)
-    assert not any(draft.turns or draft.episode for one in others for draft in one.partials)
-    open_one, answered, ended = found.partials
-    for draft in (open_one, answered, ended):
-        assert draft.turns == (turns[0],) and draft.ids.tolist() == [10, 11, 50, 51, 52, *([30] * (draft != answered))]
-    assert (open_one.finish_reason, answered.finish_reason, ended.finish_reason) == (None, None, FinishReason.STOP)
-    assert ended.logprobs.tolist() == [-10, -11, -30] and ended.versions.tolist() == [4, 4, 5]
-    answered.append(piece(30, 1, prompt_rows=2 + 2 + 3, is_routed=is_routed, reason=FinishReason.STOP), 5)
-    answered.episode = ended.episode
-    one, other = (draft.response(PROMPTS[0], 0, 1.0) for draft in (answered, ended))
-    assert other.episode == group.partials[2].episode and other.token_versions.tolist() == [4, 4, 5]
-    assert (one.length, one.ids.tolist()) == (3, other.ids.tolist())
+    groups = [*waiting(is_routed=is_routed), observed(is_routed=is_routed)]
+    arrays = arrays_of(groups, with_routing=True)
+    *others, found = restore(json.loads(json.dumps(describe(groups))), arrays, stream=STREAM, prompts=PROMPTS)
+    assert not any(draft.so_far for one in others for draft in one.partials)
+    for draft, other in zip(found.partials, groups[-1].partials, strict=True):
+        assert draft.so_far == other.so_far and draft.finish_reason is other.finish_reason
+    aborted, ended = found.partials
+    assert (aborted.ids.tolist(), ended.ids.tolist()) == ([10, 11], [10, 11, 50, 51, 52, 53])
+    response = ended.response(PROMPTS[0], 0, 1.0)
+    assert response.logprobs.tolist() == [-10, -11, -53] and response.token_versions.tolist() == [4, 4, 5]
+    assert response.episode is not None and response.episode.reward == 1.0 and response.length == 3
     if is_routed:
-        # Of the prompt and the first turn as first recorded; of the turn's last token and the observation as the second
-        # turn's prompt took them.
-        whole = [*experts(110, 2), *experts(10, 2), *experts(130, 7)[4:], *experts(30, 1)]
-        for response in (one, other):
-            np.testing.assert_array_equal(response.routing.whole, whole)
+        np.testing.assert_array_equal(response.routing.whole, [*experts(110, 2), *experts(10, 2), *experts(50, 4)])
 
 
 def test_a_message_to_other_ranks_leaves_routing_out() -> None:
