@@ -20,7 +20,7 @@ _BYTES_PER_TOKEN, _MORE_BYTES = 16, 1 << 16
 # model, logprobs, return_token_ids and user have no effect.
 _KEYS = (
     *("prompt", "n", "max_tokens", "temperature", "top_k", "top_p", "seed", "random_stream", "number"),
-    *("model", "logprobs", "return_token_ids", "return_routed_experts", "user"),
+    *("model", "logprobs", "return_token_ids", "return_routed_experts", "user", "may_continue"),
 )
 # OpenAI's defaults of unsupported keys, which some clients send.
 _DEFAULTS = {
@@ -90,8 +90,16 @@ def request_of(asked: Mapping[str, Any], limits: Limits) -> Request:
         answer="",
         data_source="",
     )
-    number = asked["number"] if "number" in asked else next(_numbers)
-    return Request(number=number, prompt=prompt, samples=samples, settings=settings, prefix=ids[ids.size - start :])
+    if (may_continue := bool(asked.get("may_continue"))) and len(samples) > 1:
+        raise RequestError(f"may_continue: {len(samples)} samples; request each of them on its own")
+    return Request(
+        number=asked["number"] if "number" in asked else next(_numbers),
+        prompt=prompt,
+        samples=samples,
+        settings=settings,
+        prefix=ids[ids.size - start :],
+        may_continue=may_continue,
+    )
 
 
 def _check_keys(asked: Mapping[str, Any], limits: Limits) -> None:

@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -78,6 +78,7 @@ class HTTPService:
         self._version: int | None = None
         # Only the event loop's thread uses these.
         self._waiting: deque[Request] = deque()
+        self._homes: dict[Hashable, Server] = {}  # servers that may have the cache of an episode
         self._tasks: set[asyncio.Task] = set()
         self._is_aborting = False
         # Passes answers and errors from the event loop's thread to the caller's.
@@ -187,7 +188,7 @@ class HTTPService:
     def _dispatch(self) -> None:
         """Send waiting requests, in order, while a server has room; an idle server takes a request of any size."""
         while self._waiting and not self._is_aborting:
-            server = min(self._servers, key=lambda one: one.running)
+            server = self._server_for(self._waiting[0])
             size = len(self._waiting[0].samples)
             if server.running and server.running + size > self._options.most_running:
                 return
@@ -195,6 +196,18 @@ class HTTPService:
             task = self._loop.create_task(self._ask(server, self._waiting.popleft()))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    def _server_for(self, request: Request) -> Server:
+        """The server with the least to do; for an episode that goes on the one that has its cache, if that is free."""
+        server = min(self._servers, key=lambda one: one.running)
+        if not request.may_continue:
+            return server
+        episode = request.settings.stream, request.prompt.index, request.samples
+        home = self._homes.get(episode) if request.prefix.size else None
+        if home is not None and home.running < self._options.most_running:
+            server = home
+        self._homes[episode] = server
+        return server
 
     async def _ask(self, server: Server, request: Request) -> None:
         try:
@@ -235,6 +248,7 @@ class HTTPService:
             self._is_aborting = False
 
     async def _load(self, calls: Sequence[Call]) -> None:
+        self._homes.clear()
         assert not self._tasks and not self._waiting, "weights are loaded while requests run"
         await asyncio.gather(*(server.command(calls) for server in self._servers))
 

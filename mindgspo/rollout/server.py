@@ -292,6 +292,7 @@ class CompletionServer:
             if not any(is_touched for _, is_touched in reports):
                 self._version = before
             return 400, problem
+        self._decoding = None  # and with it the keys and values of responses that may be continued
         self._engine.load_weights(version)
         self._version, self._num_loads = version, self._num_loads + 1
         return 200, {"weight_version": version}

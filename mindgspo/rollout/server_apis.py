@@ -239,6 +239,7 @@ def _ask_mindgspo(request: Request, sampling_filter: SamplingFilter, expected: E
     return _completion(request, sampling_filter) | {
         "return_routed_experts": expected.routing is not None,
         "random_stream": _stream(request),
+        "may_continue": request.may_continue,
     }
 
 

@@ -62,6 +62,7 @@ def test_the_defaults_are_openais() -> None:
     ('{"max_tokens": 1e1}', "max_tokens: 10.0; legal are whole numbers from 1 to 40"),
     ('{"best_of": 2}', "best_of: is not supported"),
     ('{"stop": ["\\n"]}', "stop: is not supported"),
+    ('{"n": 2, "may_continue": true}', "may_continue: 2 samples"),
     ('{"temprature": 1}', "temprature: is not supported; did you mean 'temperature'?"),
 ])  # fmt: skip
 def test_what_cannot_be_is_one_line_with_what_is_legal(body: str, said: str) -> None:

@@ -122,6 +122,7 @@ def test_what_mindgspo_serve_is_asked() -> None:
     assert asked == {
         "model": "policy", "prompt": [5, 6, 7, 14], "n": 1, "max_tokens": 7, "logprobs": 0, "return_token_ids": True,
         "temperature": 0.5, "top_k": -1, "top_p": 1.0, "return_routed_experts": False, "random_stream": stream,
+        "may_continue": False,
     }  # fmt: skip
     assert server.calls == [("/update_weights", {"folder": "/weights/version_3", "version": 3})]
 
@@ -172,6 +173,19 @@ def test_two_servers_share_the_requests_and_neither_is_flooded(most_running: int
     assert [answer.number for answer in answers] == list(range(count))
     assert min(len(one.asked), len(other.asked)) >= count / 4
     assert max(one.most, other.most) <= most_running / 2  # of two responses each
+
+
+def test_an_episode_goes_on_where_its_cache_is() -> None:
+    with FakeServer() as one, FakeServer() as other, asking(one, other) as service:
+        samples = range(8)
+        answered(service, *(request(number, samples=[number], may_continue=True) for number in samples))
+        at_one = {asked["random_stream"]["samples"][0] for asked in one.asked}
+        assert 0 < len(at_one) < 8, "the least busy server gets a fresh one"
+        one.asked.clear(), other.asked.clear()
+        prefix = np.array([14, 15], np.int32)
+        answered(service, *(request(n, samples=[n], prefix=prefix, may_continue=True) for n in reversed(samples)))
+        assert {asked["random_stream"]["samples"][0] for asked in one.asked} == at_one
+        assert len(other.asked) == 8 - len(at_one) and all(asked["may_continue"] for asked in other.asked)
 
 
 def test_idle_seconds_count_up_while_nothing_runs() -> None:
