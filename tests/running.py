@@ -172,7 +172,7 @@ def tree(folder: Path) -> dict[str, bytes]:
     }
 
 
-CLOCK = re.compile(r"timing_s/|perf/|schedule/.*_idle_share$")
+CLOCK = re.compile(r"timing_s/|perf/|env/seconds/|schedule/.*_idle_share$")
 """Metrics in which equal runs may differ, as docs/checkpoints.md says."""
 
 
