@@ -325,7 +325,7 @@ def generation_records(task: EvalTask, tokenizer: Tokenizer, group: ScoredGroup)
             "temperature": response.temperature,
             "prompt": prompt.text,
             "response": tokenizer.decode(response.ids.tolist()),
-            **ending(response),
+            **ending(response, tokenizer.decode),
             "answer": prompt.answer,
             "extracted": score.extracted,
             "verdict": score.verdict.value,
