@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -272,11 +273,12 @@ def ending(response: Response, decode: Decode) -> dict[str, object]:
     text, the mean log-prob of its tokens and the number of observed ones, too."""
     fields: dict[str, object] = {"length": response.length, "finish_reason": response.finish_reason.value}
     if response.episode is not None:
-        fields["episode"] = {**response.episode.to_json(), "turns": list(_turn_records(response, decode))}
+        fields["episode"] = {**response.episode.to_json(), "turns": list(turn_records(response, decode))}
     return fields
 
 
-def _turn_records(response: Response, decode: Decode) -> Iterator[dict[str, object]]:
+def turn_records(response: Response, decode: Decode) -> Iterator[dict[str, Any]]:
+    """The turns of an episode as `ending` has them."""
     assert response.episode is not None
     turns, place = response.episode.turns, 0
     nexts = [*(turn.start for turn in turns[1:]), response.ids.size]
