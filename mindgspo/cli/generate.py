@@ -33,6 +33,17 @@ def generate_command(
             "one JSON line for each."
         ),
     ] = None,
+    env: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="EXPERIMENT.yaml",
+            help="Play an episode with this experiment's environment and show the conversation. Runs the environment's "
+            "code.",
+        ),
+    ] = None,
+    row: Annotated[
+        int | None, typer.Option(min=0, help="With --env: the held-out row to play, from 0, by default the first.")
+    ] = None,
     temperature: Annotated[
         float | None, typer.Option(min=0, max=100, help="Temperature; 0 takes the likeliest tokens.")
     ] = None,
@@ -57,15 +68,21 @@ def generate_command(
     ] = "float32",
     emulate_ascend: EmulateOption = False,
 ) -> None:
-    """Answer a prompt or a file of prompts, or chat.
+    """Answer a prompt or a file of prompts, chat, or play.
 
     The model is that of a folder, or of a run: its export, else its newest checkpoint. Without --prompt and --file it
     is a chat: /reset begins a new conversation, /quit or Ctrl-D ends the chat, Ctrl-C stops an answer. Answers are
-    sampled as the options say, else as generation_config.json says, else greedily.
+    sampled as the options say, else as generation_config.json says, else greedily. With --env it plays an episode of a
+    held-out row, or of --prompt where the environment needs no answer.
     """
     if prompt is not None and file is not None:
         raise typer.BadParameter("give --prompt or --file, not both")
-    if prompt is None and file is None and (raw or num_samples > 1):
+    if env is not None:
+        if file is not None or raw or system_prompt is not None or (prompt is not None and row is not None):
+            raise typer.BadParameter("--env goes with either --prompt or --row; the experiment says how prompts begin")
+    elif row is not None:
+        raise typer.BadParameter("--row goes with --env EXPERIMENT.yaml")
+    elif prompt is None and file is None and (raw or num_samples > 1):
         raise typer.BadParameter("--raw and --num-samples go with --prompt or --file; a chat has one answer at a time")
     if emulate_ascend:  # before MindSpore is imported
         emulated_overrides(True, None)
@@ -87,8 +104,12 @@ def generate_command(
         system_prompt=system_prompt,
         is_raw=raw,
     )
-    if prompt is not None:
-        _answer(model, sys.stdin.read() if prompt == "-" else prompt, options)
+    if prompt == "-":
+        prompt = sys.stdin.read()
+    if env is not None:
+        _play(model, env, options, prompt, row or 0)
+    elif prompt is not None:
+        _answer(model, prompt, options)
     elif file is not None:
         _answer_file(model, file, options)
     else:
@@ -103,6 +124,13 @@ def _answer(model: Path, prompt: str, options: GenerateOptions) -> None:
         if len(found.completions) > 1:
             print(f"--- {number} of {len(found.completions)}: {one.ids.size} tokens, {one.finish_reason.value}")
         print(one.text)
+
+
+def _play(model: Path, experiment: Path, options: GenerateOptions, prompt: str | None, row: int) -> None:
+    from mindgspo.evaluation.generate import play_episodes
+
+    for line in play_episodes(model, experiment, options, prompt=prompt, row=row):
+        print(line, flush=True)
 
 
 def _answer_file(model: Path, file: Path, options: GenerateOptions) -> None:

@@ -10,10 +10,12 @@ from pathlib import Path
 
 from mindgspo.config import DataSourceSection, ExperimentConfig
 from mindgspo.data.dataset import PromptDataset, open_dataset
+from mindgspo.data.dataset_info import DatasetInfo
 from mindgspo.data.prepare import prepare_dataset
 from mindgspo.errors import ConfigError, DataError
 from mindgspo.rewards import Candidate, Scorer, gold_is_readable
 from mindgspo.tokenization import Tokenizer
+from mindgspo.tokenization.chat import plain_schemas
 from mindgspo.tokenization.tokenizer import JsonObject
 from mindgspo.types import Prompt
 
@@ -55,6 +57,7 @@ def open_checked_dataset(
     if source.format == "prepared":
         assert source.path is not None
         rows = open_dataset(source.path, tokenizer, config.data, max_rows=source.max_rows)
+        check_tools(source.path, rows.info, tools)
     else:
         from mindgspo.parallel.platform.cluster import first_rank_first  # MindSpore comes with it
 
@@ -65,6 +68,13 @@ def open_checked_dataset(
     except DataError as error:
         raise DataError(f"{source.path or folder}: {error}") from error
     return rows
+
+
+def check_tools(folder: Path, info: DatasetInfo, tools: Sequence[JsonObject]) -> None:
+    """Raises DataError unless a folder's prompts present just these tools."""
+    if plain_schemas(info.prompt.tools) != plain_schemas(tools):
+        what = "do not present the environment's tools" if tools else "present tools that no environment has"
+        raise DataError(f"{folder}: its prompts {what}; give the rows that it was made of, and the run prepares them")
 
 
 def _prepare(

@@ -1,4 +1,4 @@
-"""Answers prompts with a model on disk, or chats (`mindgspo generate`, `mindgspo.generate`).
+"""Answers prompts with a model on disk, chats, or plays episodes (`mindgspo generate`, `mindgspo.generate`).
 
 Prompts go through the tokenizer's chat template unless they are raw text. Prompts and lengths are checked before the
 weights are read.
@@ -6,26 +6,37 @@ weights are read.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from mindgspo.config import ExperimentConfig, load_mapping
+from mindgspo.config import ExperimentConfig, load_config, load_mapping
 from mindgspo.config.data import LEAST_TEMPERATURE, LEAST_TOP_P
+from mindgspo.data.dataset import open_dataset
+from mindgspo.data.rendering import RenderedRow, prompt_facts, render_row
+from mindgspo.data.source_rows import SourceRow
+from mindgspo.data.sources import open_source
+from mindgspo.environments.player import open_environment
 from mindgspo.errors import ConfigError, DataError
+from mindgspo.evaluation.datasets import HELD_OUT_SEED
 from mindgspo.evaluation.inputs import FoundModel, PromptText, default_length, encode_prompt, find_model
+from mindgspo.metrics.run_log import turn_records
 from mindgspo.models.policy import build_model
 from mindgspo.models.weights import load_tensors
 from mindgspo.parallel.plans.placement import ALONE
 from mindgspo.parallel.platform.cluster import start_device
 from mindgspo.rollout.build import native_engine
 from mindgspo.rollout.engine import NativeEngine
+from mindgspo.rollout.local_service import EpisodeEngine
 from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingSettings
 from mindgspo.rollout.service import Request
 from mindgspo.tensor_files.reader import open_tensors
+from mindgspo.text import counted
 from mindgspo.tokenization import ChatMessage, Tokenizer, load_tokenizer
+from mindgspo.tokenization.tokenizer import JsonObject
 from mindgspo.types import FinishReason, Float32Array, Int32Array, Prompt, Response
 
 _CHAT_TOKENS = 4096
@@ -207,6 +218,85 @@ class Chat:
 
     def _encode(self, messages: Sequence[ChatMessage]) -> Int32Array:
         return encode_prompt(self._tokenizer, messages, "the conversation", system_prompt=self._options.system_prompt)
+
+
+def play_episodes(
+    model: Path, experiment: Path, options: GenerateOptions, *, prompt: str | None = None, row: int = 0
+) -> Iterator[str]:
+    """Play `options.num_samples` episodes with an experiment's environment: the lines of the conversations.
+
+    prompt: question to begin with, without an answer; None: `row`, from 0, of the experiment's held-out rows. An
+    episode has `rollout.max_new_tokens` of the experiment unless the options say otherwise. Raises ConfigError where
+    the experiment has no environment or the model too few positions, DataError where it has no such row, and the
+    errors of files.
+    """
+    config = load_config(experiment)
+    if config.environment is None:
+        raise ConfigError(f"{experiment}: has no section environment; give an experiment with environment.path")
+    if options.max_new_tokens is None:
+        options = replace(options, max_new_tokens=config.rollout.max_new_tokens)
+    found = find_model(model, tokenizer=options.tokenizer, eos_tokens=options.eos_tokens)
+    drawing = _drawing(found, options)
+    tokenizer = load_tokenizer(found.tokenizer, found.section.vocab_size)
+    environment = open_environment(config.environment, tokenizer)
+    with environment.player:
+        asked = _asked(config, tokenizer, environment.tools, prompt, row)
+        length = _answer_length(found, options, asked.ids.size)
+        slots = min(options.batch, options.num_samples)
+        sized = _config(found, options, drawing, longest_prompt=asked.ids.size, max_new_tokens=length, slots=slots)
+        sized = sized.model_copy(update={"environment": config.environment})
+        engine = EpisodeEngine(_engine(found, sized, tokenizer), environment, tokenizer, ALONE)
+        settings = _settings(options, drawing, length)
+        (responses,) = engine.generate([asked], settings, weight_version=0).responses
+    yield "--- prompt"
+    yield asked.text.strip()
+    for number, response in enumerate(responses, start=1):
+        if len(responses) > 1:
+            yield f"=== episode {number} of {len(responses)}"
+        yield from conversation_lines(response, tokenizer.decode)
+
+
+def _asked(
+    config: ExperimentConfig, tokenizer: Tokenizer, tools: Sequence[JsonObject], prompt: str | None, row: int
+) -> Prompt:
+    """The prompt of a question, or of a held-out row, as the experiment renders it. Raises DataError."""
+    source = next(iter(config.data.eval_sets.values()))
+    if prompt is not None:
+        # A row has an answer; this one's is taken away again.
+        asked = SourceRow(where="--prompt", messages=({"role": "user", "content": prompt},), answer="?", data_source="")
+    elif source.format == "prepared":
+        assert source.path is not None
+        rows = open_dataset(source.path, tokenizer, config.data, max_rows=source.max_rows)
+        if row >= len(rows):
+            raise DataError(f"--row {row}: {source.path} has {len(rows)} rows; they are counted from 0")
+        return rows[row]
+    else:
+        opened = open_source(source, HELD_OUT_SEED, tokenizer)
+        asked = next(itertools.islice(opened.parsed(), row, None), None)
+        if asked is None:
+            raise DataError(f"--row {row}: {opened.label} has {opened.count()} rows; they are counted from 0")
+    rendered = render_row(asked, prompt_facts(source, config.data, tools), tokenizer)
+    if not isinstance(rendered, RenderedRow):
+        raise DataError(f"--row {row}: {rendered.where} is left out: {rendered.reason}; choose another row")
+    return replace(rendered.as_prompt(row), **({} if prompt is None else {"answer": ""}))
+
+
+def conversation_lines(response: Response, decode: Callable[[Int32Array], str]) -> Iterator[str]:
+    """An episode as text, special tokens included: turns, observations, and how it ended."""
+    episode = response.episode
+    assert episode is not None
+    for number, turn in enumerate(turn_records(response, decode), start=1):
+        calls = f", {counted(turn['num_calls'], 'tool call')}" if turn["num_calls"] else ""
+        errors = f" ({', '.join(turn['errors'])})" if turn["errors"] else ""
+        yield f"--- turn {number}: {counted(turn['stop'] - turn['start'], 'token')}{calls}{errors}"
+        yield turn["text"]
+        if turn["num_observed"]:
+            left_out = f", {turn['num_left_out']} left out" if turn["num_left_out"] else ""
+            yield f"--- environment: {counted(turn['num_observed'], 'token')}{left_out}, {turn['seconds']:.2f} s"
+            yield turn["observation"].strip()
+    reward = "" if episode.reward is None else f", reward {episode.reward:g}"
+    info = "".join(f", {name} {value:g}" for name, value in episode.info.items())
+    yield f"--- end: {episode.end.value}{reward}{info}{episode.message and f' ({episode.message})'}"
 
 
 def json_row(generated: Generated) -> str:

@@ -18,6 +18,7 @@ from mindgspo.config import ExperimentConfig
 from mindgspo.config.cache import cache_budget_problems
 from mindgspo.config.schema import SwapSection
 from mindgspo.data.dataset import PromptDataset
+from mindgspo.environments.player import open_environment
 from mindgspo.errors import ConfigError
 from mindgspo.evaluation.datasets import HELD_OUT_SEED, open_checked_dataset
 from mindgspo.evaluation.estimates import Estimate, EvaluationSummary, ScoredProblem, summarize_problems
@@ -36,6 +37,7 @@ from mindgspo.rollout.build import build_engine
 from mindgspo.swap.swap import Swap
 from mindgspo.text import aligned
 from mindgspo.tokenization import Tokenizer, load_tokenizer
+from mindgspo.tokenization.tokenizer import JsonObject
 from mindgspo.types import Prompt, ScoredGroup
 
 ROUNDS_PER_CALL = 8
@@ -83,7 +85,7 @@ def answers_name(temperature: float, num_samples: int) -> str:
 
 
 def evaluate_tasks(tasks: Sequence[EvalTask], on_group: OnGroup = lambda *_: None) -> list[TaskResult]:
-    """Evaluate tasks that have their model, tokenizer and sampling settings in common.
+    """Evaluate tasks that have their model, tokenizer, environment and sampling settings in common.
 
     Raises the errors of `mindgspo.errors`.
     """
@@ -92,14 +94,19 @@ def evaluate_tasks(tasks: Sequence[EvalTask], on_group: OnGroup = lambda *_: Non
     tokenizer = load_tokenizer(first.tokenizer, first.model.vocab_size)
     with ExitStack() as stack:
         folder = stack.enter_context(scratch_folder("eval"))
+        environment, tools = None, ()
+        if first.environment is not None:
+            environment = open_environment(first.environment, tokenizer)
+            stack.enter_context(environment.player)
+            tools = environment.tools
         opened = []
         for number, task in enumerate(tasks):
             scorer = stack.enter_context(start_scorer(task.config.reward, ALONE))
-            opened.append((task, scorer, _rows(task, tokenizer, scorer, folder / str(number))))
+            opened.append((task, scorer, _rows(task, tokenizer, scorer, folder / str(number), tools)))
         config = _sized(first, [(task, rows) for task, _, rows in opened])
         model = build_model(config.model, ALONE)
         fill_model(model, config.model, config.seed)
-        engine = build_engine(config, model, tokenizer, Swap(SwapSection(), None)).engine
+        engine = build_engine(config, model, tokenizer, Swap(SwapSection(), None), environment).engine
         engine.load_weights(0)
         results = []
         for task, scorer, rows in opened:
@@ -167,14 +174,16 @@ def _answered(
     return problems
 
 
-def _rows(task: EvalTask, tokenizer: Tokenizer, scorer: Scorer, folder: Path) -> PromptDataset:
+def _rows(
+    task: EvalTask, tokenizer: Tokenizer, scorer: Scorer, folder: Path, tools: Sequence[JsonObject]
+) -> PromptDataset:
     config = task.config
     if task.any_length:
         room = config.model.max_position_embeddings - config.rollout.max_new_tokens
         limit = _NO_LIMIT if config.data.truncation == "error" else room
         config = config.model_copy(update={"data": config.data.model_copy(update={"max_prompt_length": limit})})
     (source,) = config.data.eval_sets.values()
-    return open_checked_dataset(config, source, tokenizer, scorer, folder, seed=HELD_OUT_SEED)
+    return open_checked_dataset(config, source, tokenizer, scorer, folder, seed=HELD_OUT_SEED, tools=tools)
 
 
 def _sized(config: ExperimentConfig, opened: Sequence[tuple[EvalTask, PromptDataset]]) -> ExperimentConfig:
@@ -325,7 +334,7 @@ def generation_records(task: EvalTask, tokenizer: Tokenizer, group: ScoredGroup)
             "temperature": response.temperature,
             "prompt": prompt.text,
             "response": tokenizer.decode(response.ids.tolist()),
-            **ending(response),
+            **ending(response, tokenizer.decode),
             "answer": prompt.answer,
             "extracted": score.extracted,
             "verdict": score.verdict.value,

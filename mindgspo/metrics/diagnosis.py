@@ -37,6 +37,8 @@ CLIP_BAND = (0.02, 0.6)
 """Healthy share of clipped responses for gspo with the paper's clip range and several updates per rollout."""
 TOKEN_CLIP_LIMIT = 0.05
 """Share of clipped tokens that is still usual where every token has a ratio of its own."""
+SLOW_ENVIRONMENT = 0.3
+"""Share of the generation's time from which on an episode's environment is slow."""
 MOST_FINDINGS = 3
 """Findings that are printed; further ones are counted, and the report has them."""
 
@@ -124,7 +126,7 @@ def _longest_response(run: RecordedRun) -> str:
 
 @cache
 def thresholds() -> dict[str, tuple[Threshold, ...]]:
-    """The rows of thresholds.yaml by group: training, evaluation, policy."""
+    """The rows of thresholds.yaml by group: training, episodes, evaluation, policy."""
     table = yaml.safe_load(Path(__file__).with_name("thresholds.yaml").read_text(encoding="utf-8"))
     return {group: tuple(Threshold(**row) for row in rows) for group, rows in table.items()}
 
@@ -351,6 +353,16 @@ def _waiting(run: RecordedRun) -> RunFinding | None:
     return _finding(_level(max(trainer, servers), 0.3, math.inf), text, advice)
 
 
+def _environment_time(run: RecordedRun) -> RunFinding | None:
+    """Whether an episode spends much of the generation's time in its environment; silent if not."""
+    seconds, generation = recent(run, "env/seconds/mean"), recent(run, "timing_s/gen")
+    if seconds is None or not generation or seconds <= SLOW_ENVIRONMENT * generation:
+        return None
+    text = f"an episode spends {seconds:.2g} s in its environment, of {generation:.2g} s of generation"
+    advice = "Make the environment faster; if it waits for others, raise environment.workers.count and rollout.slots."
+    return RunFinding(WARN, text, advice)
+
+
 def _expert_load(run: RecordedRun) -> RunFinding | None:
     peak, entropy = recent(run, "router/load_max_over_mean"), recent(run, "router/load_entropy")
     dead = recent(run, "router/dead_expert_share")
@@ -384,6 +396,8 @@ def rules() -> tuple[Rule, ...]:
     return (
         *(_judged, _beside, _reward_trend),
         *table["training"],
+        *table["episodes"],
+        _environment_time,
         _no_signal,
         *table["evaluation"],
         *(_no_answer, _all_or_none_solved, _longer_but_no_better),

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -237,7 +238,7 @@ def training_records(step: int, group: Group, decode: Decode) -> Iterator[dict[s
             **({"extras": dict(score.extras)} if score.extras else {}),
             **({"message": score.message} if score.message else {}),
             "advantage": plain_number("advantage", advantages.mean(dtype=np.float64)),
-            **ending(response),
+            **ending(response, decode),
         }
 
 
@@ -251,7 +252,7 @@ def validation_records(step: int, set_name: str, group: ScoredGroup, decode: Dec
             "sample": "greedy" if response.temperature == 0 else response.sample_index,
             **_judged_text(group.prompt, response, score, decode),
             **({"message": score.message} if score.message else {}),
-            **ending(response),
+            **ending(response, decode),
         }
 
 
@@ -267,7 +268,27 @@ def _judged_text(prompt: Prompt, response: Response, score: Score, decode: Decod
     }
 
 
-def ending(response: Response) -> dict[str, object]:
-    """Length, reason and, with an environment, the fields of the episode: places of its turns, calls, errors, ..."""
-    episode = {} if response.episode is None else {"episode": response.episode.to_json()}
-    return {"length": response.length, "finish_reason": response.finish_reason.value, **episode}
+def ending(response: Response, decode: Decode) -> dict[str, object]:
+    """Length, reason and, with an environment, the fields of the episode. Each turn has what was said and observed as
+    text, the mean log-prob of its tokens and the number of observed ones, too."""
+    fields: dict[str, object] = {"length": response.length, "finish_reason": response.finish_reason.value}
+    if response.episode is not None:
+        fields["episode"] = {**response.episode.to_json(), "turns": list(turn_records(response, decode))}
+    return fields
+
+
+def turn_records(response: Response, decode: Decode) -> Iterator[dict[str, Any]]:
+    """The turns of an episode as `ending` has them."""
+    assert response.episode is not None
+    turns, place = response.episode.turns, 0
+    nexts = [*(turn.start for turn in turns[1:]), response.ids.size]
+    for turn, following in zip(turns, nexts, strict=True):
+        logprob = response.logprobs[place : place + turn.length].mean(dtype=np.float64)
+        place += turn.length
+        yield {
+            **turn.to_json(),
+            "text": decode(response.ids[turn.start : turn.stop]),
+            "mean_logprob": plain_number("mean_logprob", logprob),
+            "observation": decode(response.ids[turn.stop : following]),
+            "num_observed": following - turn.stop,
+        }

@@ -4,8 +4,17 @@ const PAGE = 40;
 const data = JSON.parse(document.getElementById("data").textContent);
 const WORDS = new Map(Object.entries(JSON.parse(document.getElementById("words").textContent)));
 const VERDICTS = new Map([["no_answer", "no answer"], ["unparseable_gold", "gold unreadable"]]);
-const FIELDS = ["set", "step", "prompt", "sample", "verdict", "score", "advantage", "length", "cut", "extracted", "message", "response"];
+const FIELDS = ["set", "step", "prompt", "sample", "verdict", "score", "advantage", "length", "cut", "extracted", "message", "response", "episode"];
+const TURN = ["text", "observation", "tokens", "logprob", "calls", "seconds", "observed", "leftOut", "errors"];
+const CALL = /<tool_call>[^]*?(?:<\/tool_call>|$)|<\|python_tag\|>[^]*$/g;
+const ENDS = new Map([
+  ["done", "ended by the environment"], ["max_turns", "no further turn is allowed"], ["turn_tokens", "a turn was cut"],
+  ["episode_tokens", "no room for another turn"], ["failed", "the environment failed"],
+]);
 const samples = data.samples.map((row) => Object.fromEntries(FIELDS.map((name, place) => [name, row[place]])));
+for (const { episode } of samples) {
+  if (episode) episode.turns = episode.turns.map((row) => Object.fromEntries(TURN.map((name, place) => [name, row[place]])));
+}
 const byId = (id) => document.getElementById(id);
 let prompt = null; // the number of the prompt that is followed over time
 let shown = PAGE;
@@ -34,7 +43,8 @@ function element(tag, className, text) {
 function searched(sample) { // in small letters, made when it is first asked for
   if (sample.lower === undefined) {
     const about = data.prompts[sample.prompt];
-    sample.lower = [sample.response, about.text, about.answer, sample.extracted, sample.message].join("\n").toLowerCase();
+    const turns = sample.episode ? sample.episode.turns.flatMap((turn) => [turn.text, turn.observation]) : [];
+    sample.lower = [sample.response, ...turns, about.text, about.answer, sample.extracted, sample.message].join("\n").toLowerCase();
   }
   return sample.lower;
 }
@@ -88,7 +98,7 @@ function card(sample, place, all) {
     facts.append(fact(t("advantage"), (sample.advantage > 0 ? "+" : "") + sample.advantage.toFixed(3), way));
   }
   facts.append(element("span", "", t("{} tokens", sample.length)));
-  if (sample.cut) facts.append(element("span", "badge warn", t("cut at max_new_tokens")));
+  if (sample.cut && !sample.episode) facts.append(element("span", "badge warn", t("cut at max_new_tokens")));
   if (sample.extracted !== null) facts.append(fact(t("read as"), sample.extracted));
   facts.append(fact(t("gold"), about.answer));
   made.append(facts);
@@ -99,7 +109,49 @@ function card(sample, place, all) {
     follow.addEventListener("click", () => { prompt = sample.prompt; select(); window.scrollTo(0, 0); });
     facts.append(follow);
   }
-  made.append(element("pre", "", sample.response));
+  made.append(sample.episode ? conversation(sample.episode) : element("pre", "", sample.response));
+  return made;
+}
+
+function said(turn) { // the text of a turn, its tool calls marked
+  const made = element("pre", "said");
+  let place = 0;
+  for (const found of turn.text.matchAll(CALL)) {
+    made.append(turn.text.slice(place, found.index), element("span", "call", found[0]));
+    place = found.index + found[0].length;
+  }
+  if (place === 0 && turn.calls && /^\s*\{/.test(turn.text)) made.append(element("span", "call", turn.text)); // bare JSON
+  else made.append(turn.text.slice(place));
+  return made;
+}
+
+function conversation(episode) { // what the policy said, and what it observed behind it
+  const made = element("div", "episode");
+  episode.turns.forEach((turn, place) => {
+    const facts = element("div", "facts");
+    facts.append(element("b", "", t("turn {}", place + 1)), element("span", "", t("{} tokens", turn.tokens)));
+    if (turn.logprob !== null) facts.append(fact(t("mean log-prob"), turn.logprob.toFixed(3)));
+    if (turn.calls) facts.append(fact(t("tool calls"), turn.calls));
+    for (const kind of turn.errors) facts.append(element("span", "badge warn", kind));
+    made.append(facts, said(turn));
+    if (turn.observed || turn.seconds >= 0.01) {
+      const about = element("div", "facts observed");
+      about.append(element("b", "", t("environment")));
+      if (turn.observed) about.append(element("span", "", t("observation, not trained")), element("span", "", t("{} tokens", turn.observed)));
+      if (turn.leftOut) about.append(element("span", "badge warn", t("{} tokens left out", turn.leftOut)));
+      if (turn.seconds >= 0.01) about.append(fact(t("seconds"), turn.seconds.toFixed(2)));
+      made.append(about);
+    }
+    if (turn.observed) made.append(element("pre", "observed", turn.observation.trim()));
+  });
+  if (episode.hidden) made.append(element("div", "caption", t("{} further turns in the run folder", episode.hidden)));
+  const end = element("div", "facts end");
+  end.append(element("span", `badge ${episode.end === "done" ? "good" : episode.end === "failed" ? "alarm" : "warn"}`, episode.end));
+  if (ENDS.has(episode.end)) end.append(element("span", "", t(ENDS.get(episode.end))));
+  if (episode.reward !== null) end.append(fact(t("environment's reward"), episode.reward));
+  for (const [name, value] of episode.info) end.append(fact(name, value));
+  made.append(end);
+  if (episode.message) made.append(element("div", "caption", episode.message));
   return made;
 }
 

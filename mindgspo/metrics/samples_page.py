@@ -24,6 +24,8 @@ MOST_CHARS = {SAMPLES_FILE: 12_000_000, VALIDATION_FILE: 4_000_000}
 MOST_TEXT = 20_000
 """Characters of a prompt or a response; the file has the rest."""
 _OTHER_CHARS = 150  # of a sample, beside its texts
+_TURN_CHARS = 80  # of a turn, beside its texts
+_MOST_INFO = 32  # numbers of an environment
 _SetOf = Callable[[Mapping[str, object]], str]
 _SCRIPT = Path(__file__).with_name("samples.js")
 
@@ -50,7 +52,7 @@ class _Content:
     numbers: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def add(self, record: Mapping[str, object], name: str) -> None:
-        """A line of a file of samples; name: of the set that it belongs to."""
+        """A line of a file of samples; name: of the set that it belongs to. An episode takes the response's place."""
         about = {"text": _text(record.get("prompt")), "answer": _text(record.get("answer"))}
         key = (str(record.get("prompt_index")), name + about["text"])
         if key not in self.numbers:
@@ -58,6 +60,7 @@ class _Content:
             self.prompts.append(about)
             self.counts.append(0)
         number = self.numbers[key]
+        episode = _episode(record)
         self.counts[number] += 1
         if name not in self.sets:
             self.sets.append(name)
@@ -74,7 +77,7 @@ class _Content:
                 record.get("finish_reason") == "length",
                 None if record.get("extracted") is None else _text(record["extracted"]),
                 None if record.get("message") is None else _text(record["message"]),
-                _text(record.get("response")),
+                *([_text(record.get("response"))] if episode is None else ["", episode]),
             ]
         )
 
@@ -84,6 +87,47 @@ class _Content:
         prompts = [{**about, "question": question} for about, question in zip(self.prompts, asked, strict=True)]
         parts = {"prompts": prompts, "counts": self.counts, "sets": self.sets, "samples": self.samples}
         return _embedded(parts)
+
+
+def _turns(record: Mapping[str, object]) -> list[Mapping[str, object]]:
+    """The turns of a sample's episode that have their texts; none of a sample of one turn."""
+    episode = record.get("episode")
+    turns = episode.get("turns") if isinstance(episode, Mapping) else None
+    return [turn for turn in turns if isinstance(turn, Mapping) and "text" in turn] if isinstance(turns, list) else []
+
+
+def _episode(record: Mapping[str, object]) -> dict[str, object] | None:
+    """What the page shows of an episode, turns as lists in the order of `TURN` in the script; all texts together have
+    at most MOST_TEXT characters. None if the sample has none."""
+    turns, episode = _turns(record), record.get("episode")
+    if not turns or not isinstance(episode, Mapping):
+        return None
+    shown, room = [], MOST_TEXT
+    for turn in turns:
+        if room <= 0:
+            break
+        texts = []
+        for name in ("text", "observation"):
+            texts.append(_text(turn.get(name), max(room, 0)))
+            room -= len(texts[-1])
+        start, stop, *numbers = (
+            recorded_number(turn.get(name)) or 0
+            for name in ("start", "stop", "num_calls", "seconds", "num_observed", "num_left_out")
+        )
+        errors = turn.get("errors")
+        kinds = [_text(kind) for kind in errors] if isinstance(errors, list) else []
+        shown.append([*texts, stop - start, recorded_number(turn.get("mean_logprob")), *numbers, kinds])
+        room -= _TURN_CHARS
+    info = episode.get("info")
+    numbers = info.items() if isinstance(info, Mapping) else ()
+    return {
+        "turns": shown,
+        "hidden": len(turns) - len(shown),
+        "end": _text(episode.get("end")),
+        "reward": recorded_number(episode.get("reward")),
+        "info": [[_text(name), recorded_number(value)] for name, value in numbers][:_MOST_INFO],
+        "message": _text(episode.get("message")),
+    }
 
 
 def _embedded(value: object) -> str:
@@ -153,7 +197,8 @@ def _records(path: Path) -> Iterator[tuple[int, int, Mapping[str, object]]]:
         if not isinstance(step, int):
             raise RunFolderError(f"{path}, line {number}: has no integer 'step'")
         texts = (str(record.get(name)) for name in ("prompt", "response"))
-        yield step, _OTHER_CHARS + sum(min(len(text), MOST_TEXT) for text in texts), record
+        size = _OTHER_CHARS + _TURN_CHARS * len(_turns(record))
+        yield step, size + sum(min(len(text), MOST_TEXT) for text in texts), record
 
 
 def _fill(content: _Content, path: Path, chosen: _Chosen, most: int, set_of: _SetOf) -> None:
@@ -174,7 +219,7 @@ def _notes(file: str, chosen: _Chosen) -> list[str]:
     return []
 
 
-def _text(value: object) -> str:
+def _text(value: object, most: int = MOST_TEXT) -> str:
     text = printable("" if value is None else str(value))
-    hidden = len(text) - MOST_TEXT
-    return text if hidden <= 0 else f"{text[:MOST_TEXT]}\n[... {hidden:,} more characters in the run folder]"
+    hidden = len(text) - most
+    return text if hidden <= 0 else f"{text[:most]}\n[... {hidden:,} more characters in the run folder]"

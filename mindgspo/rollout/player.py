@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,18 +90,28 @@ def open_environment(
 ) -> OpenEnvironment:
     """Load the environment's file in a worker process. Raises RewardError if it cannot be used, TokenizerError if the
     chat template cannot continue a conversation. on_answer: see `Player`."""
-    player = Player(section, on_answer)
-    tools = tuple(player.describe())
-    style = section.tool_style
-    if style == "auto":
-        style = style_of(tokenizer.render_chat([{"role": "user", "content": "?"}], tools=tools)) if tools else "none"
-        if tools and style == "none":
-            raise RewardError(
-                f"environment.tool_style: the chat template of {tokenizer.name} does not say how tools are called; set "
-                "it to hermes or llama3, and let prompts or a warm-up teach it"
-            )
-    dialogue = Dialogue(tokenizer, tools=tools)
+    with ExitStack() as on_error:
+        player = on_error.enter_context(Player(section, on_answer))
+        tools = tuple(player.describe())
+        style = section.tool_style
+        if style == "auto":
+            style = _taught_style(tokenizer, tools)
+        dialogue = Dialogue(tokenizer, tools=tools)
+        on_error.pop_all()
     return OpenEnvironment(section=section, player=player, tools=tools, style=style, dialogue=dialogue)
+
+
+def _taught_style(tokenizer: Tokenizer, tools: tuple[JsonObject, ...]) -> str:
+    """Raises RewardError if there are tools, and the chat template shows no known style."""
+    if not tools:
+        return "none"
+    style = style_of(tokenizer.render_chat([{"role": "user", "content": "?"}], tools=tools))
+    if style == "none":
+        raise RewardError(
+            f"environment.tool_style: the chat template of {tokenizer.name} does not say how tools are called; set "
+            "it to hermes or llama3, and let prompts or a warm-up teach it"
+        )
+    return style
 
 
 def _unused(_value: object) -> Verification:

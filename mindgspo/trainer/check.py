@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,13 +20,21 @@ from mindgspo.data.dataset import check_folder, row_lines
 from mindgspo.data.rendering import RenderedRow, prompt_facts, render_row
 from mindgspo.data.source_rows import DroppedRow, SourceRow
 from mindgspo.data.sources import open_source
+from mindgspo.environments.player import OpenEnvironment, open_environment
 from mindgspo.errors import ConfigError, DataError, RewardError
-from mindgspo.evaluation.datasets import HELD_OUT_SEED, NUM_TRIAL_ROWS, check_distinct_prompts, trial_candidate
+from mindgspo.evaluation.datasets import (
+    HELD_OUT_SEED,
+    NUM_TRIAL_ROWS,
+    check_distinct_prompts,
+    check_tools,
+    trial_candidate,
+)
 from mindgspo.metrics.tracking import check_installed
 from mindgspo.models.weight_check import check_weights
 from mindgspo.rewards import Scorer, gold_is_readable
-from mindgspo.text import counted
+from mindgspo.text import counted, shorten
 from mindgspo.tokenization import Tokenizer, load_tokenizer
+from mindgspo.tokenization.tokenizer import JsonObject
 from mindgspo.types import Prompt, Verdict
 
 _MOST_RENDERED = 20_000
@@ -34,7 +44,7 @@ _MOST_TRIED = 16
 
 
 def check_experiment(config: ExperimentConfig) -> Iterator[str]:
-    """Lines about tokenizer, model, data, reward and batches. Raises the errors of `mindgspo.errors`."""
+    """Lines about tokenizer, model, environment, data, reward and batches. Raises the errors of `mindgspo.errors`."""
     check_installed(config.logging.trackers)
     assert config.run_dir is not None, "config is not resolved"
     _check_writable(config.run_dir.expanduser().absolute())
@@ -43,9 +53,14 @@ def check_experiment(config: ExperimentConfig) -> Iterator[str]:
     if config.model.path is not None:
         check_weights(config.model, config.model.path)
         yield f"model: {config.model.path}: weights fit its config.json"
-    with Scorer(config.reward) as scorer:
+    with Scorer(config.reward) as scorer, ExitStack() as stack:
         scorer.start()
-        num_train_rows = yield from _checked_sources(config, tokenizer, scorer)
+        environment = None
+        if config.environment is not None:
+            environment = open_environment(config.environment, tokenizer)
+            stack.enter_context(environment.player)
+            yield from _environment_lines(environment)
+        num_train_rows = yield from _checked_sources(config, tokenizer, scorer, environment)
     if num_train_rows is not None:
         check_distinct_prompts(config, num_train_rows)
     yield ""
@@ -53,6 +68,29 @@ def check_experiment(config: ExperimentConfig) -> Iterator[str]:
     width = max(len(name) for name, _ in table)
     yield from (f"{name:<{width}}  {text}" for name, text in table)
     yield from (f"note: {line}" for line in notes(config))
+    if environment is not None:
+        yield from (f"note: {line}" for line in _environment_notes(environment, tokenizer))
+
+
+def _environment_lines(environment: OpenEnvironment) -> Iterator[str]:
+    style = "turns are text" if environment.style == "none" else f"calls in the style {environment.style}"
+    section = environment.section
+    tools = counted(len(environment.tools), "tool") if environment.tools else "no tools"
+    yield f"environment: {section.path}: {tools}, {style}, at most {counted(section.max_turns, 'turn')}"
+    for tool in environment.tools:
+        function: Any = tool["function"]
+        arguments = ", ".join(function["parameters"]["properties"])
+        yield f"  {function['name']}({arguments}): {shorten(' '.join(function['description'].split()), 80)}"
+
+
+def _environment_notes(environment: OpenEnvironment, tokenizer: Tokenizer) -> Iterator[str]:
+    if environment.tools and not tokenizer.presents(environment.tools):
+        yield (
+            f"environment.path: the chat template of {tokenizer.name} says nothing about tools, so prompts do not "
+            "present them; describe them in data.system_prompt, or let a warm-up teach them"
+        )
+    if (difference := environment.dialogue.differences()) is not None:
+        yield f"environment: {difference}"
 
 
 def _check_writable(run_dir: Path) -> None:
@@ -69,19 +107,25 @@ def _check_writable(run_dir: Path) -> None:
 
 
 def _checked_sources(
-    config: ExperimentConfig, tokenizer: Tokenizer, scorer: Scorer
+    config: ExperimentConfig, tokenizer: Tokenizer, scorer: Scorer, environment: OpenEnvironment | None
 ) -> Generator[str, None, int | None]:
     """Lines about every data set, and the number of training rows."""
     num_train_rows = None
+    tools = () if environment is None else environment.tools
     for key, source in data_sources(config):
         yield ""
         if source.format == "prepared":
-            num_rows = _check_prepared(config, source, tokenizer)
+            num_rows = _check_prepared(config, source, tokenizer, tools)
             yield f"{key}: {num_rows} prepared rows; `mindgspo data inspect {source.path}` shows them"
         else:
-            account, prompts = _looked_at(config, key, source, tokenizer, scorer)
+            account, prompts = _looked_at(config, key, source, tokenizer, scorer, tools)
             num_rows, left_out = account.counts.rows_out, _left_out(account, config.data.max_prompt_length)
-            judged = _judgements(key, scorer, prompts, tokenizer, may_be_wrong=source.forgotten_carries > 0)
+            if environment is None:
+                judged = _judgements(key, scorer, prompts, tokenizer, may_be_wrong=source.forgotten_carries > 0)
+            else:  # as in a run: rewards are those of whole episodes
+                tried = prompts[:NUM_TRIAL_ROWS]
+                environment.player.try_out(tried)
+                judged = ["of a whole episode; the environment begins one of this row"] * len(tried)
             yield f"{key}: {num_rows} rows{left_out}, the first {len(judged)}:"
             for prompt, reward in zip(prompts, judged, strict=False):
                 yield from row_lines(prompt)
@@ -91,19 +135,28 @@ def _checked_sources(
     return num_train_rows
 
 
-def _check_prepared(config: ExperimentConfig, source: DataSourceSection, tokenizer: Tokenizer) -> int:
+def _check_prepared(
+    config: ExperimentConfig, source: DataSourceSection, tokenizer: Tokenizer, tools: Sequence[JsonObject]
+) -> int:
     assert source.path is not None
-    num_rows = check_folder(source.path, tokenizer, config.data).counts.rows_out
+    info = check_folder(source.path, tokenizer, config.data)
+    check_tools(source.path, info, tools)
+    num_rows = info.counts.rows_out
     return min(num_rows, source.max_rows or num_rows)
 
 
 def _looked_at(
-    config: ExperimentConfig, key: str, source: DataSourceSection, tokenizer: Tokenizer, scorer: Scorer
+    config: ExperimentConfig,
+    key: str,
+    source: DataSourceSection,
+    tokenizer: Tokenizer,
+    scorer: Scorer,
+    tools: Sequence[JsonObject],
 ) -> tuple[Account, list[Prompt]]:
     """Check every row as `data prepare` does; return the account and the first prompts. Gold answers are read by the
     functions of the configuration; lengths are those of the first `_MOST_RENDERED` rows."""
     opened = open_source(source, config.seed if key == "data.train" else HELD_OUT_SEED, tokenizer)
-    facts = prompt_facts(source, config.data)
+    facts = prompt_facts(source, config.data, tools)
     first: list[tuple[int, RenderedRow]] = []
     unreadable: list[tuple[int, str]] = []
 

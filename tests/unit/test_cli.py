@@ -59,6 +59,8 @@ def test_version_names_what_a_bug_report_needs(capsys: pytest.CaptureFixture) ->
     (["eval", "model", "--data", "gsm8k", "--pass-at-k", "9" * 5000], "expected whole numbers"),
     (["convert", "weights", "model", "out", "--max-shard-size", "9" * 400], "is not a size; write 5GB"),
     (["eval", "model", "--config", "x.yaml", "--format", "math"], "--format and --columns go with --data"),
+    (["generate", "model", "--env", "x.yaml", "--prompt", "x", "--row", "1"], "--env goes with either"),
+    (["generate", "model", "--row", "1"], "--row goes with --env"),
     (["logprobs", "model"], "Missing option '--input'"),
     (["data", "prepare", "--format", "csv", "--output", "x"], "'csv'"),
     (["data", "inspect", "x", "--rows", "-1"], "--rows"),

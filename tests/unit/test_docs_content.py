@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -22,12 +22,16 @@ from mindgspo.config.algorithm import POLICY_LOSSES, AggregationMode, EstimatorN
 from mindgspo.config.algorithm_rules import LENGTH_FACTORS, READERS
 from mindgspo.config.data import CHANGE, OVERALL, EvalSection, EvalSources
 from mindgspo.config.deployment_rules import backend_problems
+from mindgspo.config.environment import EnvironmentSection, EnvironmentWorkersSection
 from mindgspo.config.messages import known_keys
 from mindgspo.config.reward import SHAPERS, VERIFIERS, RewardSection
 from mindgspo.config.rules import evaluation_metrics
 from mindgspo.config.schema import TrainerSection
 from mindgspo.data.benchmarks import NAMES, NUM_GENERATED_ROWS, find_benchmark
 from mindgspo.data.formats import PARSERS
+from mindgspo.environments import End, Turn
+from mindgspo.environments.play import MAX_CONTENT_CHARS, MAX_MESSAGES, MAX_STATE_BYTES
+from mindgspo.environments.tool_calls import MAX_CALL_BYTES, MAX_CALLS, STYLES, parse
 from mindgspo.evaluation.estimates import change_estimate, wilson
 from mindgspo.evaluation.inputs import MAX_NEW_TOKENS
 from mindgspo.integrations.mindformers import WANTED
@@ -36,7 +40,7 @@ from mindgspo.metrics.run_folder import RunHistory
 from mindgspo.models.names import mindformers_name
 from mindgspo.rewards.registry import build_function
 from mindgspo.rewards.verification import Candidate, Verification
-from mindgspo.types import Verdict
+from mindgspo.types import EpisodeEnd, Verdict
 from mindgspo_migrate.convert import TABLES, convert, report_lines
 from mindgspo_migrate.tables import Status
 
@@ -217,6 +221,40 @@ def test_rewards_tables_settings_and_function_are_those_of_the_code(page: Path) 
         data_source="x", solution_str="6 x 12.\nAnswer: 72", ground_truth="72", extra_info={}
     )
     assert returned == {"score": 1.0, "num_words": 5}
+
+
+@each_page("environments")
+def test_environments_code_ends_and_settings_are_those_of_the_code(page: Path) -> None:
+    text = text_of(page)
+    game, tools = (content for language, content in code_blocks(text) if language == "python")
+    assert game == text_of(PROJECT / "examples/environments/guess.py")
+    names: dict[str, Any] = {}
+    exec(tools, names)
+    calculator = names["Calculator"]()
+    said = calculator.step(turn_of('<tool_call>{"name": "multiply", "arguments": {"a": 6, "b": 7}}</tool_call>'))
+    assert said == [{"role": "tool", "content": "42"}] and calculator.step(turn_of("42")) == End()
+    ends, settings, styles = tables(text)
+    assert [row[0].strip("`") for row in ends[1:]] == [end.value for end in EpisodeEnd]
+    assert {row[0].strip("`") for row in styles[1:]} == set(STYLES)
+    fields = EnvironmentSection.model_fields
+    of_workers = EnvironmentWorkersSection.model_fields
+    for key, shown, _ in settings[1:]:
+        *_, of, name = key.strip("`").split(".")
+        default = (of_workers if of == "workers" else fields)[name].get_default()
+        assert shown in (
+            ("none", "\u65e0", "required", "\u5fc5\u586b") if default is None or name == "path" else (str(default),)
+        )
+    wanted = {f"environment.workers.{name}" for name in of_workers} | {f"environment.{name}" for name in fields}
+    assert {row[0].strip("`") for row in settings[1:]} == wanted - {"environment.workers"}
+    (row,) = (json.loads(content) for language, content in code_blocks(text) if language == "json")
+    assert [one["role"] for one in row["solution"]] == ["assistant", "user", "assistant"]
+    bounds = (MAX_CALLS, MAX_CALL_BYTES >> 10, MAX_STATE_BYTES >> 10, MAX_MESSAGES, MAX_CONTENT_CHARS)
+    assert all(f"{bound:,}" in text for bound in bounds)
+
+
+def turn_of(text: str) -> Turn:
+    found = parse(text, "hermes")
+    return Turn(text=text, content=found.content, calls=found.calls, problems=found.errors, number=1, is_last=False)
 
 
 @each_page("rewards")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import importlib
 import importlib.util
 import inspect
 import io
@@ -175,15 +176,15 @@ def _user_function(task: str) -> Callable[[Mapping[str, object]], object]:
 
 def _environment(task: str) -> Task:
     """What plays the turns of the class that `task` ("path/file.py:Class") names. Raises BrokenFunctionError."""
-    from mindgspo.environments.play import player_of
-    from mindgspo.environments.protocol import Environment
-
+    # By name, since environments stand above this package.
+    base = importlib.import_module("mindgspo.environments.protocol").Environment
+    player_of = importlib.import_module("mindgspo.environments.play").player_of
     path, _, name = task.rpartition(":")
     module = _module(os.path.abspath(path))
     found = getattr(module, name, None)
     if found is None:
         raise BrokenFunctionError(_no_such_function(module, path, name))
-    if not isinstance(found, type) or not issubclass(found, Environment):
+    if not isinstance(found, type) or not issubclass(found, base):
         raise BrokenFunctionError(
             f"{task} is no environment; write: class {name}(Environment), with `from mindgspo.environments import "
             "Environment`"

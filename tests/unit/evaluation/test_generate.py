@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from episodes import response_of
 from planned_checkpoints import write_step
 from running import write_experiment
 from weight_files import write_safetensors
@@ -16,12 +18,21 @@ from weight_files import write_safetensors
 from mindgspo.cli import main
 from mindgspo.config import TokenizerSection, load_config
 from mindgspo.errors import CheckpointError, ConfigError, DataError, WeightsError
-from mindgspo.evaluation.generate import Chat, Generated, GenerateOptions, TextPieces, generate_completions, json_row
+from mindgspo.evaluation.generate import (
+    Chat,
+    Generated,
+    GenerateOptions,
+    TextPieces,
+    conversation_lines,
+    generate_completions,
+    json_row,
+    play_episodes,
+)
 from mindgspo.evaluation.inputs import encode_prompt, find_model, read_prompts
 from mindgspo.evaluation.log_probs import log_probs_by_native_model
 from mindgspo.models.names import weight_shapes
 from mindgspo.tokenization import load_tokenizer
-from mindgspo.types import FinishReason
+from mindgspo.types import Episode, EpisodeEnd, FinishReason, Turn
 
 PROMPTS = ["Tom has 3 pens.", [{"role": "user", "content": "4+5"}], "Ann had 64 coins"]
 
@@ -164,3 +175,53 @@ def test_the_command_prints_text_json_lines_and_a_chat(
                                             "Ctrl-C stops an answer\n")  # fmt: skip
     assert main([*words, "--prompt", "1", "--file", "x"]) == 2
     assert main([*words, "--raw"]) == 2
+
+
+GAME = """
+from mindgspo.environments import End, Environment, Row, Turn
+
+class Game(Environment):
+    def reset(self, row: Row, seed: int) -> None:
+        self.answer = row.answer
+
+    def cut(self, reason: str) -> End:
+        return End(reward=0.5, info={"answer": float(self.answer or -1)})
+"""
+
+
+def test_an_episode_of_a_row_or_a_prompt_is_played(cpu_runtime, tiny_model: Path, tmp_path: Path) -> None:
+    """The tiny model does not stop, so a turn ends at its limit."""
+    (tmp_path / "game.py").write_text(GAME)
+    experiment = write_experiment(tmp_path)
+    options = GenerateOptions(max_new_tokens=9, temperature=1.0)
+    with pytest.raises(ConfigError, match=r"tiny.yaml: has no section environment; give an experiment"):
+        list(play_episodes(tiny_model, experiment, options))
+    section = "environment: {path: game.py:Game, max_turn_tokens: 4}\nreward: {functions: [environment]}\n"
+    experiment.write_text(f"{experiment.read_text()}\n{section}")
+    lines = list(play_episodes(tiny_model, experiment, options, row=2))
+    assert lines[:3] == ["--- prompt", lines[1], "--- turn 1: 4 tokens"]
+    assert lines[1].startswith("<|im_start|>user\n") and lines[1].endswith("<|im_start|>assistant")
+    gold = json.loads((tmp_path / "held_out.jsonl").read_text().splitlines()[2])["answer"].rpartition("#### ")[2]
+    assert lines[4:] == [f"--- end: turn_tokens, reward 0.5, answer {gold}"]
+    several = replace(options, num_samples=2)
+    lines = list(play_episodes(tiny_model, experiment, several, prompt="1+2"))
+    assert lines[2] == "=== episode 1 of 2" and lines[-1] == "--- end: turn_tokens, reward 0.5, answer -1"
+    assert "1+2" in lines[1]
+    with pytest.raises(DataError, match=r"--row 6: .*held_out.jsonl has 6 rows; they are counted from 0"):
+        list(play_episodes(tiny_model, experiment, options, row=6))
+
+
+def test_an_episode_as_text() -> None:
+    first = Turn(start=0, stop=2, num_calls=2, errors=("malformed",), seconds=0.25, num_left_out=7)
+    turns = (first, Turn(start=5, stop=6))
+    episode = Episode(turns=turns, end=EpisodeEnd.FAILED, reward=None, is_correct=None, info={}, message="broken")
+    lines = conversation_lines(response_of(range(6), episode), lambda ids: " ".join(map(str, ids)))
+    assert list(lines) == [
+        "--- turn 1: 2 tokens, 2 tool calls (malformed)",
+        "0 1",
+        "--- environment: 3 tokens, 7 left out, 0.25 s",
+        "2 3 4",
+        "--- turn 2: 1 token",
+        "5",
+        "--- end: failed (broken)",
+    ]

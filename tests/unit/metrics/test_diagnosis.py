@@ -106,6 +106,22 @@ def test_clipping_is_judged_by_the_algorithm(
     assert words in finding.text
 
 
+@pytest.mark.parametrize(("seconds", "says"), [(3.1, True), (2.9, False)])
+def test_an_environment_is_slow_beside_the_generation(seconds: float, says: bool) -> None:
+    findings = diagnose(run_with(env__seconds__mean=[seconds] * 5, timing_s__gen=[10.0] * 5))
+    assert [one.text for one in findings] == (
+        ["an episode spends 3.1 s in its environment, of 10 s of generation"] if says else []
+    )
+    assert diagnose(run_with(env__seconds__mean=[seconds] * 5)) == []
+
+
+def test_settings_that_advice_on_episodes_names_exist() -> None:
+    advice = " ".join(row.advice for row in thresholds()["episodes"])
+    advice += " ".join(one.advice for one in diagnose(run_with(env__seconds__mean=[1.0], timing_s__gen=[1.0])))
+    named = set(re.findall(r"(?:environment|rollout)\.[a-z_.]*[a-z_]", advice))
+    assert named <= {path for path, _ in known_keys()} and len(named) >= 8
+
+
 def test_only_the_last_steps_count_growing_memory_is_told_and_the_gravest_comes_first() -> None:
     ratios = {"actor__pg_clipfrac_seq": 0.3, "reward__no_answer_ratio": 0.9, "reward__invalid_ratio": 0.01}
     for series, levels in (

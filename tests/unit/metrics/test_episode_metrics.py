@@ -48,6 +48,18 @@ def test_groups_count_sampled_tokens_and_log_their_episodes(build_group: Callabl
     assert (metrics["response_length/mean"], metrics["env/action_token_share"]) == (10.5, 10 / 14)
     for records in (training_records(1, group, str), validation_records(1, "test", group, str)):
         line, plain = records
-        assert (line["length"], line["episode"]) == (10, observed.episode.to_json()) and "episode" not in plain
-        assert line["episode"]["info"] == {"moves": 2.0}
+        assert line["length"] == 10 and "episode" not in plain
+        assert (line["episode"]["end"], line["episode"]["info"]) == ("done", {"moves": 2.0})
         assert [(turn["start"], turn["stop"]) for turn in line["episode"]["turns"]] == [(0, 4), (8, 14)]
+
+
+def test_a_line_has_what_was_said_and_observed(build_group: Callable[..., Group]) -> None:
+    """Log-probs -0.5, -1, ... are those of the six sampled tokens 0 1, 4 5 6 and 10."""
+    group = build_group(0, [Verdict.CORRECT])
+    group = replace(group, responses=(response_of(range(11), LONG),), advantages=(np.zeros(6, np.float32),))
+    (line,) = training_records(1, group, lambda ids: " ".join(map(str, ids)))
+    names = ("text", "mean_logprob", "observation", "num_observed", "seconds")
+    assert [tuple(turn[name] for name in names) for turn in line["episode"]["turns"]] == [
+        ("0 1", -0.75, "2 3", 2, 0.5), ("4 5 6", -2.0, "7 8 9", 3, 0.25), ("10", -3.0, "", 0, 0.0),
+    ]  # fmt: skip
+    assert line["episode"]["turns"][0]["errors"] == ["bad_arguments"]

@@ -60,6 +60,45 @@ def test_no_text_of_a_run_can_end_its_element_or_run(tmp_path: Path) -> None:
     assert "default-src 'none'" in page and "http://" not in page and "https://" not in page
 
 
+def turn(text: str, observation: str = "", **changes: object) -> dict[str, object]:
+    return {"start": 0, "stop": 5, "num_calls": 0, "errors": [], "seconds": 0.25, "num_left_out": 0, "text": text,
+            "mean_logprob": -0.5, "observation": observation, "num_observed": 3, **changes}  # fmt: skip
+
+
+def episode(*turns: dict[str, object], **changes: object) -> dict[str, object]:
+    return {"turns": list(turns), "end": "done", "reward": 1.0, "is_correct": None, "info": {"moves": 2.0},
+            "message": "", **changes}  # fmt: skip
+
+
+def test_an_episode_is_shown_by_its_turns(tmp_path: Path) -> None:
+    played = episode(
+        turn("<tool_call>{}", f"error {EVIL}", num_calls=1, errors=["malformed"], num_left_out=9), turn("the end")
+    )
+    unread = episode({"start": 0, "stop": 5})  # a line without the turns' texts
+    write(tmp_path / "samples.jsonl", [sample(1, episode=played), sample(1, episode=unread), sample(1, episode=7)])
+    page = write_samples_page(tmp_path, "run").read_text()
+    shown, *others = content(page)["samples"]
+    assert shown[-2:] == ["", {
+        "turns": [
+            ["<tool_call>{}", f"error {EVIL}".replace("\u202e", "\\u202e"), 5, -0.5, 1, 0.25, 3, 9, ["malformed"]],
+            ["the end", "", 5, -0.5, 0, 0.25, 3, 0, []],
+        ],
+        "hidden": 0, "end": "done", "reward": 1.0, "info": [["moves", 2.0]], "message": "",
+    }]  # fmt: skip
+    assert [row[-1] for row in others] == ["answer at 1"] * 2
+    assert "<img" not in page and page.count("<script") == 3
+
+
+def test_all_texts_of_an_episode_together_are_bounded(tmp_path: Path) -> None:
+    """Of 20,000 characters the first turn takes 15,000 and 80, and the second what is left."""
+    turns = [turn("x" * 15_000), turn("y" * 6_000, "z"), turn("never")]
+    write(tmp_path / "samples.jsonl", [sample(1, episode=episode(*turns))])
+    shown = content(write_samples_page(tmp_path, "run").read_text())["samples"][0][-1]
+    texts = [one[0] for one in shown["turns"]]
+    assert texts == ["x" * 15_000, "y" * 4_920 + "\n[... 1,080 more characters in the run folder]"]
+    assert shown["turns"][1][1] == "\n[... 1 more characters in the run folder]" and shown["hidden"] == 1
+
+
 def test_of_a_long_run_evenly_spread_steps_fit(tmp_path: Path) -> None:
     records = [sample(step, response="x" * 850) for step in range(1, 101)]  # about 1,010 characters each
     write(tmp_path / "samples.jsonl", records)
@@ -93,14 +132,19 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("needs chromium")
-    write(tmp_path / "samples.jsonl", [sample(1, response=EVIL), sample(2, verdict="wrong")])
+    played = episode(turn('try <tool_call>{"a"}</tool_call> it', EVIL, num_calls=1, errors=["malformed"]), turn("bye"))
+    rows = [sample(1, response=EVIL), sample(2, verdict="wrong", episode={**played, "end": "max_turns"})]
+    write(tmp_path / "samples.jsonl", rows)
     path = write_samples_page(tmp_path, "run")
     captured = {"capture_output": True, "text": True, "timeout": 120, "check": True}
     words = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000", "--dump-dom"]
     shown = subprocess.run([browser, *words, f"file://{path}"], **captured).stdout
     assert '<p id="count">2 samples, 50.0 % correct, mean reward 1.000</p>' in shown
     assert "<title>run · mindgspo samples</title>" in shown and "<img" not in shown
-    assert "&lt;/script&gt;&lt;script&gt;document.title=" in shown, "shown as text"
+    assert shown.count("&lt;/script&gt;&lt;script&gt;document.title=") == 2, "shown as text"
+    assert '<pre class="said">try <span class="call">&lt;tool_call&gt;{"a"}&lt;/tool_call&gt;</span> it</pre>' in shown
+    assert "<b>environment</b><span>observation, not trained</span>" in shown
+    assert '<span class="badge warn">max_turns</span>' in shown and "no further turn is allowed" in shown
     shown = subprocess.run([browser, *words, f"file://{path}#zh"], **captured).stdout
     assert (
         '<p id="count">2 个样本，50.0% 正确，平均奖励 1.000</p>' in shown and "全部" in shown and ">all<" not in shown

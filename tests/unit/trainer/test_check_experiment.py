@@ -218,3 +218,69 @@ def test_a_run_whose_function_reads_the_golds_does_not_say_that_nothing_does(loa
     with Scorer(config.reward) as scorer:
         opened = open_checked_dataset(config, config.data.train, tokenizer, scorer, tmp_path / "data", seed=0)
     assert len(list(opened)) == 3 and caplog.messages == []
+
+
+ADDER = """
+from mindgspo.environments import Environment, Row
+
+class Adder(Environment):
+    tools = ("add",)
+
+    def reset(self, row: Row, seed: int) -> None:
+        self.number = int(row.answer)
+
+    def add(self, a: int, b: int) -> int:
+        \"\"\"Add two numbers.
+
+        Args:
+            a: one number
+            b: the other
+        \"\"\"
+        return a + b
+"""
+# Presents tools, and forgets thoughts once somebody else speaks.
+TEMPLATE = """{% if tools %}<|im_start|>system
+{{ tools | tojson }}, called as <tool_call>{"name": ..., "arguments": ...}</tool_call><|im_end|>
+{% endif %}{% for one in messages %}<|im_start|>{{ one.role }}
+{{ one.content.split("</think>")[-1].lstrip() if one.role == "assistant" else one.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+@pytest.fixture
+def adder(tmp_path: Path) -> str:
+    (tmp_path / "adder.py").write_text(ADDER)
+    return f"environment.path={tmp_path / 'adder.py'}:Adder"
+
+
+def test_an_environment_is_loaded_and_its_tools_are_shown_in_prompts(check, adder: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer" / "chat_template.jinja").write_text(TEMPLATE)
+    shown = check(ROWS, adder, "data.max_prompt_length=2000", "model.max_position_embeddings=4096")
+    assert (
+        "adder.py:Adder: 1 tool, calls in the style hermes, at most 8 turns\n  add(a, b): Add two numbers.\n" in shown
+    )
+    assert '"description": "Add two numbers."' in shown
+    assert shown.count("--- reward: of a whole episode; the environment begins one of this row") == 4
+    notes = [line for line in shown.splitlines() if line.startswith("note: environment")]
+    assert len(notes) == 1 and "as soon as a message of role 'tool' follows" in notes[0]
+
+
+def test_a_template_without_tools_needs_a_style_and_is_noted(check, adder: str) -> None:
+    with pytest.raises(RewardError, match=r"environment.tool_style: the chat template of .* does not say how tools"):
+        check(ROWS, adder)
+    shown = check(ROWS, adder, "environment.tool_style=hermes")
+    assert "says nothing about tools, so prompts do not present them; describe them in data.system_prompt" in shown
+
+
+def test_an_environment_that_fails_on_a_row_and_folders_without_its_tools_are_refused(
+    check, adder: str, tmp_path: Path
+) -> None:
+    tools = (adder, "environment.tool_style=hermes")
+    with pytest.raises(RewardError, match=r"environment.path: ValueError: invalid literal .* \(tried on row 0\)"):
+        check([{**ROWS[0], "answer": "#### 1.5"}, *ROWS[1:]], *tools)
+    check(ROWS)
+    folder = tmp_path / "prepared"
+    data_prepare(format="gsm8k", input=tmp_path / "rows.jsonl", output=folder, tokenizer=tmp_path / "tokenizer")
+    settings = (f"data.train={{format: prepared, path: {folder}}}", "rollout.prompts_per_step=2")
+    with pytest.raises(DataError, match="prepared: its prompts do not present the environment's tools"):
+        check(ROWS, *settings, *tools)

@@ -32,6 +32,7 @@ _EXAMPLES = {
     "data.eval": ": --set data.eval.format=verl --set data.eval.path=FILE",
     "model": ": --set model.path=FOLDER takes its sizes from the folder's config.json",
     "tokenizer.path": ": --set tokenizer.path=FOLDER",
+    "environment.path": ": --set environment.path=FILE.py:CLASS, which answers turns (docs/environments.md)",
     "algorithm.name": ": --set algorithm.name=gspo, or another; the file may name one, but not so that it can be read",
     "trainer.schedule": ": --set trainer.schedule=one_step_off, or bounded; plans.infer.cards names the cards",
 }
@@ -42,6 +43,7 @@ _STAND_INS = {
     "tokenizer.path": "tokenizer",
     "algorithm.name": "gspo",
     "trainer.schedule": "sync",
+    "environment.path": "file.py:Class",
 }
 _ORDER = (
     Status.UNKNOWN,
@@ -123,6 +125,8 @@ def _assume_slots(experiment: Experiment) -> None:
     mapping = parse_document(experiment.yaml(()))
     for key, value in _STAND_INS.items():
         section, _, name = key.rpartition(".")
+        if section == "environment" and section not in mapping:
+            continue
         place = mapping.setdefault(section, {})
         place[name] = place.get(name) or value
     try:

@@ -132,6 +132,10 @@ def penalizes_overlong(settings: Settings) -> bool:
     return any(str(settings[switch]).lower() == "true" for switch in switches)
 
 
+def plays_turns(settings: Settings) -> bool:
+    return settings.is_on(f"{_ROLLOUT}.multi_turn.enable")
+
+
 def is_dynamic(settings: Settings) -> bool:
     return settings.is_on(f"{_ACTOR}.use_dynamic_bsz")
 
@@ -212,6 +216,11 @@ def engine_replicas(value: Any, settings: Settings, row: Row) -> Outcome:
 
 def slots(value: Any, settings: Settings, row: Row) -> Outcome:
     return mapped({}, "times plans.infer.data_parallel, because slots are counted over all replicas")
+
+
+def multi_turn(value: Any, settings: Settings, row: Row) -> Outcome:
+    """The class that answers is not in verl's settings: `_leave_open` asks for it."""
+    return mapped({}) if flag(value) else not_needed("one turn per prompt, as without an environment here")
 
 
 def reward_file(value: Any, settings: Settings, row: Row) -> Outcome:
@@ -404,6 +413,8 @@ def _leave_open(settings: Settings, reading: Reading, experiment: Experiment) ->
         whys.append(f"the estimator {estimator} is not built")
     if whys:
         experiment.leave_open("algorithm.name", whys[0])
+    if plays_turns(settings):
+        experiment.leave_open("environment.path", "tools and users are a class of yours, see docs/environments.md")
     if _APART.search(reading.program):
         experiment.leave_open("trainer.schedule", f"{one_line(reading.program)} generates on cards of its own")
 
