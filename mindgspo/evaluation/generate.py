@@ -19,7 +19,6 @@ from mindgspo.data.dataset import open_dataset
 from mindgspo.data.rendering import RenderedRow, prompt_facts, render_row
 from mindgspo.data.source_rows import SourceRow
 from mindgspo.data.sources import open_source
-from mindgspo.environments.player import open_environment
 from mindgspo.errors import ConfigError, DataError
 from mindgspo.evaluation.datasets import HELD_OUT_SEED
 from mindgspo.evaluation.inputs import FoundModel, PromptText, default_length, encode_prompt, find_model
@@ -31,6 +30,7 @@ from mindgspo.parallel.platform.cluster import start_device
 from mindgspo.rollout.build import native_engine
 from mindgspo.rollout.engine import NativeEngine
 from mindgspo.rollout.local_service import EpisodeEngine
+from mindgspo.rollout.player import open_environment
 from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingSettings
 from mindgspo.rollout.service import Request
 from mindgspo.tensor_files.reader import open_tensors

@@ -18,7 +18,6 @@ from mindgspo.config import ExperimentConfig
 from mindgspo.config.cache import cache_budget_problems
 from mindgspo.config.schema import SwapSection
 from mindgspo.data.dataset import PromptDataset
-from mindgspo.environments.player import open_environment
 from mindgspo.errors import ConfigError
 from mindgspo.evaluation.datasets import HELD_OUT_SEED, open_checked_dataset
 from mindgspo.evaluation.estimates import Estimate, EvaluationSummary, ScoredProblem, summarize_problems
@@ -34,6 +33,7 @@ from mindgspo.parallel.platform.cluster import start_device
 from mindgspo.progress import RowProgress
 from mindgspo.rewards import Scorer
 from mindgspo.rollout.build import build_engine
+from mindgspo.rollout.player import open_environment
 from mindgspo.swap.swap import Swap
 from mindgspo.text import aligned
 from mindgspo.tokenization import Tokenizer, load_tokenizer

@@ -20,7 +20,6 @@ from mindgspo.data.dataset import check_folder, row_lines
 from mindgspo.data.rendering import RenderedRow, prompt_facts, render_row
 from mindgspo.data.source_rows import DroppedRow, SourceRow
 from mindgspo.data.sources import open_source
-from mindgspo.environments.player import OpenEnvironment, open_environment
 from mindgspo.errors import ConfigError, DataError, RewardError
 from mindgspo.evaluation.datasets import (
     HELD_OUT_SEED,
@@ -32,6 +31,7 @@ from mindgspo.evaluation.datasets import (
 from mindgspo.metrics.tracking import check_installed
 from mindgspo.models.weight_check import check_weights
 from mindgspo.rewards import Scorer, gold_is_readable
+from mindgspo.rollout.player import OpenEnvironment, open_environment
 from mindgspo.text import counted, shorten
 from mindgspo.tokenization import Tokenizer, load_tokenizer
 from mindgspo.tokenization.tokenizer import JsonObject

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from games import GAME, GAMES
 from running import command, environment, read_lines, reproducible, sets
 
 MODEL = Path(__file__).resolve().parents[2] / "model_configs" / "qwen2_tiny.yaml"
@@ -29,24 +30,6 @@ eval: {{every: 10}}
 logging: {{groups_per_step: null}}
 """
 RESPONSES = 16
-# Three turns, of which the last is paid for its digits; each answer says what it has heard, from its attributes.
-GAME = """
-from mindgspo.environments import End, Environment
-
-class Game(Environment):
-    def reset(self, row, seed):
-        self.heard = [seed % 10]
-
-    def step(self, turn):
-        self.heard.append(len(turn.text))
-        if turn.number == 3:
-            return End(reward=sum(one.isdigit() for one in turn.text) / (1 + len(turn.text)))
-        return " ".join(map(str, self.heard))
-
-    def cut(self, reason):
-        return End(reward=0.0)
-"""
-GAMES = ("environment.path=game.py:Game", "environment.max_turn_tokens=16", "reward.functions=[environment]")
 
 
 def start(folder: Path, name: str, *settings: str) -> subprocess.Popen:
