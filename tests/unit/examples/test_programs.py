@@ -4,8 +4,11 @@ import make_data
 import programs
 import pytest
 import sandbox
+from running import PROJECT
 
+from mindgspo.config import load_config
 from mindgspo.environments import End, Row, Turn
+from mindgspo.environments.player import Player
 
 WHY_NOT = sandbox.available()
 needs_sandbox = pytest.mark.skipif(WHY_NOT is not None, reason=f"no sandbox here: {WHY_NOT}")
@@ -32,6 +35,20 @@ def test_a_program_is_paid_by_its_share_of_the_hidden_tests() -> None:
     environment.step(turn("a, b = map(int, input().split())\nprint(a * b if a == 2 else 3)"))
     assert environment.cut("max_turns").reward == 1 / 3, "of three hidden tests; the public one is not paid"
     assert environment.step(turn(RIGHT, 3)) == End(reward=1.0, is_correct=True, info={"programs": 3})
+
+
+@needs_sandbox
+def test_a_worker_process_plays_it() -> None:
+    section = load_config(PROJECT / "examples/environments/programs.yaml", check_files=False).environment
+    assert section is not None and section.workers.timeout_s > programs.SECONDS + programs.LIMITS.seconds
+    extra_info = {"tests": TESTS, "num_public": 1}
+    row = {"prompt": "", "answer": "see tests", "extra_info": extra_info}
+    job = {"kind": "step", "row": row, "seed": 0, "number": 1, "is_last": False, "style": section.tool_style}
+    with Player(section) as player:
+        first = player.submit({**job, "text": "print(4)", "state": None}).result(60).value
+        assert first["messages"][0]["content"].endswith("Printed: 4")
+        last = player.submit({**job, "text": RIGHT, "state": first["state"]}).result(60).value
+        assert (last["ended"], last["reward"], last["is_correct"]) == ("done", 1.0, True)
 
 
 @needs_sandbox
