@@ -13,13 +13,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mindgspo.environments.protocol import End, Environment, Row, Turn
-from mindgspo.environments.tool_calls import MALFORMED, parse
+from mindgspo.environments.tool_calls import MALFORMED, MAX_CALLS, parse
 from mindgspo.environments.tools import schema
 
 MAX_STATE_BYTES = 1 << 18
-MAX_MESSAGES = 16
-MAX_CONTENT_CHARS = 1 << 15
-"""A message's content is cut here before it travels; the limit in tokens is applied afterwards."""
+MAX_MESSAGES = MAX_CALLS + 1
+"""As many as a turn can have calls, and a line about those that are not read."""
+MAX_CONTENT_CHARS, MAX_CHARS = 1 << 15, 3 << 14
+"""A message's content, and those of all messages, are cut here before they travel: whatever characters they have, they
+fit into a reply. The limit in tokens is applied afterwards."""
+MAX_INFO = 64
+"""Numbers of an end."""
 ROLES = ("user", "tool")
 _COUNTED = "tool_errors"
 
@@ -110,12 +114,15 @@ def _messages(said: object) -> list[dict[str, str]]:
             raise UnusableAnswerError(
                 f"step returned the message {one!r:.80}; expected role {' or '.join(ROLES)}, and content as text"
             )
-    return [{"role": str(one["role"]), "content": str(one["content"])[:MAX_CONTENT_CHARS]} for one in said]
+    most = min(MAX_CONTENT_CHARS, MAX_CHARS // len(said))
+    return [{"role": str(one["role"]), "content": str(one["content"])[:most]} for one in said]
 
 
 def _end(said: object) -> dict[str, Any]:
     if not isinstance(said, End):
         raise UnusableAnswerError(f"returned {said!r:.80} where the episode ends; expected End(...)")
+    if len(said.info) > MAX_INFO:
+        raise UnusableAnswerError(f"End(info=...) has {len(said.info):,} numbers; at most {MAX_INFO}")
     info = {str(key): _finite(value, f"info[{key!r}]") for key, value in said.info.items()}
     reward = None if said.reward is None else _finite(said.reward, "reward")
     is_correct = None if said.is_correct is None else bool(said.is_correct)
