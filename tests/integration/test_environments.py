@@ -16,7 +16,13 @@ def play(folder: Path, name: str, *settings: str) -> Path:
     config = write_experiment(folder)
     (folder / "game.py").write_text(GAME, encoding="utf-8")
     run_dir = folder / name
-    sized = ("rollout.max_new_tokens=96", "model.max_position_embeddings=128", "trainer.save_every=1", "warmup.max_steps=10", f"run_dir={run_dir}")
+    sized = (
+        "rollout.max_new_tokens=96",
+        "model.max_position_embeddings=128",
+        "trainer.save_every=1",
+        "warmup.max_steps=10",
+        f"run_dir={run_dir}",
+    )
     succeeded("run", config, *sets(*GAMES, *sized, *settings), cwd=folder)
     return run_dir
 

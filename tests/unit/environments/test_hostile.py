@@ -10,8 +10,8 @@ import pytest
 
 from mindgspo.config.environment import EnvironmentSection
 from mindgspo.environments.play import MAX_CHARS, MAX_MESSAGES
-from mindgspo.environments.player import Player
 from mindgspo.rewards.verification import JobOutcome, Reply
+from mindgspo.rollout.player import Player
 
 TIMEOUT_S = 1.5
 MOST_SECONDS = 8.0

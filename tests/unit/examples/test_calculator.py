@@ -8,8 +8,8 @@ import pytest
 from running import PROJECT
 
 from mindgspo.config import load_config
-from mindgspo.environments.player import Player
 from mindgspo.environments.tool_calls import parse
+from mindgspo.rollout.player import Player
 
 EXAMPLE = PROJECT / "examples" / "environments"
 

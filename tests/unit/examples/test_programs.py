@@ -8,7 +8,7 @@ from running import PROJECT
 
 from mindgspo.config import load_config
 from mindgspo.environments import End, Row, Turn
-from mindgspo.environments.player import Player
+from mindgspo.rollout.player import Player
 
 WHY_NOT = sandbox.available()
 needs_sandbox = pytest.mark.skipif(WHY_NOT is not None, reason=f"no sandbox here: {WHY_NOT}")

@@ -11,7 +11,7 @@ from running import PROJECT
 
 from mindgspo.config.environment import EnvironmentSection
 from mindgspo.environments import Row
-from mindgspo.environments.player import Player
+from mindgspo.rollout.player import Player
 
 
 @pytest.fixture(scope="module")
