@@ -17,12 +17,9 @@ def play(folder: Path, name: str, *settings: str) -> Path:
     (folder / "game.py").write_text(GAME, encoding="utf-8")
     run_dir = folder / name
     sized = (
-        "rollout.max_new_tokens=96",
-        "model.max_position_embeddings=128",
-        "trainer.save_every=1",
-        "warmup.max_steps=10",
+        "model.max_position_embeddings=128", "rollout.max_new_tokens=96", "trainer.save_every=1", "warmup.max_steps=25",
         f"run_dir={run_dir}",
-    )
+    )  # fmt: skip
     succeeded("run", config, *sets(*GAMES, *sized, *settings), cwd=folder)
     return run_dir
 
