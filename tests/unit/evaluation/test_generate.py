@@ -32,7 +32,7 @@ from mindgspo.evaluation.inputs import encode_prompt, find_model, read_prompts
 from mindgspo.evaluation.log_probs import log_probs_by_native_model
 from mindgspo.models.names import weight_shapes
 from mindgspo.tokenization import load_tokenizer
-from mindgspo.types import Episode, EpisodeEnd, FinishReason, Turn
+from mindgspo.types import Episode, EpisodeEnd, FinishReason, TurnSpan
 
 PROMPTS = ["Tom has 3 pens.", [{"role": "user", "content": "4+5"}], "Ann had 64 coins"]
 
@@ -212,8 +212,8 @@ def test_an_episode_of_a_row_or_a_prompt_is_played(cpu_runtime, tiny_model: Path
 
 
 def test_an_episode_as_text() -> None:
-    first = Turn(start=0, stop=2, num_calls=2, errors=("malformed",), seconds=0.25, num_left_out=7)
-    turns = (first, Turn(start=5, stop=6))
+    first = TurnSpan(start=0, stop=2, num_calls=2, errors=("malformed",), seconds=0.25, num_left_out=7)
+    turns = (first, TurnSpan(start=5, stop=6))
     episode = Episode(turns=turns, end=EpisodeEnd.FAILED, reward=None, is_correct=None, info={}, message="broken")
     lines = conversation_lines(response_of(range(6), episode), lambda ids: " ".join(map(str, ids)))
     assert list(lines) == [

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from episodes import episode_of, response_of, training_sample, turns_of
+from episodes import episode_of, response_of, training_sample
 from small_plans import MIXTURE, drawn_model, small_model
 
 from mindgspo.batches.micro_batches import BatchLayout, micro_batches
@@ -14,9 +14,9 @@ from mindgspo.batches.routing import with_experts
 from mindgspo.batches.rows import TrainingSample, gathered, scattered
 from mindgspo.config import AlgorithmSection, OptimizerSection, with_recipe
 from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingSettings
-from mindgspo.rollout.service import Piece
-from mindgspo.trainer.partial_responses import PartialResponse
-from mindgspo.types import Batch, FinishReason, Int32Array, Prompt, Response
+from mindgspo.rollout.sequences import EndedRequest
+from mindgspo.rollout.service import Piece, Request
+from mindgspo.types import Batch, FinishReason, Int32Array, Prompt, Response, Routing
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
 
@@ -170,7 +170,18 @@ def test_a_ratio_of_turns_is_that_of_the_response_where_each_is_one_turn(scorer)
         np.testing.assert_array_equal(by_turn[name], gradient, err_msg=name)
 
 
-MOST_PROMPT, MOST_NEW = 30, 6
+MOST_PROMPT, MOST_NEW = 30, 18
+
+
+def pieces_of(decoding, *requests: Request) -> list[Piece]:
+    """What is drawn for these requests, sample by sample."""
+    ended: list[EndedRequest] = []
+    for request in requests:
+        decoding.add(request)
+    while not decoding.done:
+        decoding.advance()
+        ended += decoding.ended()
+    return [piece for one in sorted(ended, key=lambda one: one.request.samples) for piece in one.pieces]
 
 
 def sampled_episodes(model) -> tuple[list[Prompt], list[Response]]:
@@ -184,29 +195,34 @@ def sampled_episodes(model) -> tuple[list[Prompt], list[Response]]:
     )  # fmt: skip
     engine.load_weights(1)
 
-    def turn_of(ids: Int32Array, index: int, step: int) -> list[Response]:
-        stream = RandomStream(seed=9, purpose=Purpose.TRAINING, step=step)
-        settings = SamplingSettings(num_samples=2, temperature=1.0, max_new_tokens=MOST_NEW, stream=stream)
-        prompt = Prompt(index=index, ids=ids, text="", answer="", data_source="test")
-        return list(engine.generate([prompt], settings, weight_version=1).responses[0])
-
-    def as_piece(one: Response) -> Piece:
-        return Piece(ids=one.ids, logprobs=one.logprobs, finish_reason=FinishReason.STOP, routing=one.routing)
-
+    stream = RandomStream(seed=9, purpose=Purpose.TRAINING, step=1)
+    settings = SamplingSettings(num_samples=2, temperature=1.0, max_new_tokens=MOST_NEW // 3, stream=stream)
     prompts, responses = [], []
     for index, length in enumerate((4, 7)):
         ids = (np.arange(length, dtype=np.int32) * 7 + index) % 61
         prompt = Prompt(index=index, ids=ids, text="", answer="", data_source="test")
-        for sample, first in enumerate(turn_of(ids, index, 1)):
-            draft, observation = PartialResponse(), np.array([5, 40 + sample, 17], np.int32)
-            draft.append(as_piece(first), 1)
-            spans = [(0, first.ids.size), (first.ids.size + 3, 0)]
-            draft.observe(turns_of(spans[0])[0], observation)
-            second = turn_of(np.concatenate([ids, draft.ids]), 10 * index + sample, 2)[0]
-            draft.append(as_piece(second), 1)
-            draft.episode = episode_of(spans[0], (spans[1][0], draft.ids.size))
+        decoding = engine.begin(settings)
+        asked = Request(number=0, prompt=prompt, samples=(0, 1), settings=settings, may_continue=True)
+        firsts = pieces_of(decoding, asked)
+        prefixes = [np.concatenate([one.ids, np.int32([5, 40 + sample, 17])]) for sample, one in enumerate(firsts)]
+        longer = replace(settings, max_new_tokens=MOST_NEW)
+        seconds = pieces_of(
+            decoding, *(replace(asked, number=1 + n, samples=(n,), settings=longer, prefix=prefixes[n]) for n in (0, 1))
+        )
+        for sample, (first, prefix, second) in enumerate(zip(firsts, prefixes, seconds, strict=True)):
+            assert first.routing is not None and second.routing is not None
+            whole = second.routing.whole
+            np.testing.assert_array_equal(whole[: len(first.routing.whole)], first.routing.whole)
+            spans = (0, first.ids.size), (prefix.size, prefix.size + second.ids.size)
             prompts.append(prompt)
-            responses.append(draft.response(prompt, sample, 1.0))
+            responses.append(
+                Response(
+                    prompt_index=index, sample_index=sample, ids=np.concatenate([prefix, second.ids]),
+                    logprobs=np.concatenate([first.logprobs, second.logprobs]), finish_reason=FinishReason.STOP,
+                    temperature=1.0, weight_version=1, episode=episode_of(*spans),
+                    routing=Routing(prompt_LX=whole[: length - 1], response_LX=whole[length - 1 :]),
+                )
+            )  # fmt: skip
     return prompts, responses
 
 
