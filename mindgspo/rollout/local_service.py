@@ -43,7 +43,6 @@ class LocalService:
         self._prompts, self._settings, self._ranks = prompts, settings, ranks
         self._places = {prompt.index: place for place, prompt in enumerate(prompts)}
         self._weight_version = weight_version
-        self._fault = "rollout" if settings.stream.purpose is Purpose.TRAINING else "eval"
         self._asked: list[Request] = []
         self.decoding: Decoding = engine.begin(settings)
 
@@ -107,7 +106,8 @@ class LocalService:
             self.decoding.add(request)
         if not self.decoding.done:
             self.decoding.advance()
-        faults.reach(f"{self._fault}.inside")
+        fault = "rollout" if self._settings.stream.purpose is Purpose.TRAINING else "eval"
+        faults.reach(f"{fault}.inside")
         return [
             Answer(
                 number=one.request.number,
