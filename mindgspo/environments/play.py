@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mindgspo.environments.protocol import End, Environment, Row, Turn
+from mindgspo.environments.protocol import TOOL_ERRORS, End, Environment, Row, Turn
 from mindgspo.environments.tool_calls import MALFORMED, MAX_CALLS, parse
 from mindgspo.environments.tools import schema
 
@@ -25,7 +25,6 @@ fit into a reply. The limit in tokens is applied afterwards."""
 MAX_INFO = 64
 """Numbers of an end."""
 ROLES = ("user", "tool")
-_COUNTED = "tool_errors"
 
 
 class UnusableAnswerError(Exception):
@@ -63,16 +62,13 @@ def _step(
 ) -> dict[str, Any]:
     made = _restored(environment, row, seed, state)
     found = parse(text, style)
-    problems = tuple(found.errors)
+    problems = found.errors
     turn = Turn(text=text, content=found.content, calls=found.calls, problems=problems, number=number, is_last=is_last)
-    start = time.monotonic()
+    start, ended = time.monotonic(), "done"
     said = made.step(turn)
     if is_last and not isinstance(said, End):
-        said = made.cut("max_turns")
-        ended = "max_turns"
-    else:
-        ended = "done"
-    errors = [MALFORMED] * len(problems) + vars(made).pop(_COUNTED, [])
+        said, ended = made.cut("max_turns"), "max_turns"
+    errors = [MALFORMED] * len(problems) + vars(made).pop(TOOL_ERRORS, [])
     answer = {"seconds": time.monotonic() - start, "num_calls": len(found.calls) + len(problems), "errors": errors}
     if isinstance(said, End):
         return answer | _end(said) | {"ended": ended}
@@ -138,18 +134,21 @@ def _finite(value: Any, name: str) -> float:
 
 def _state(made: Environment) -> dict[str, Any]:
     """The attributes as JSON. Raises UnusableAnswerError for one that would come back as something else."""
+    num_bytes = 0
     for name, value in vars(made).items():
         try:
-            text = json.dumps(value, allow_nan=False)
-            is_kept = json.loads(text) == value and type(json.loads(text)) is type(value)
+            text = json.dumps({name: value}, allow_nan=False)
+            back = json.loads(text)[name]
+            is_kept = back == value and type(back) is type(value)
+            num_bytes += len(text)
         except (TypeError, ValueError, RecursionError):
-            is_kept, text = False, ""
+            is_kept = False
         if not is_kept:
             raise UnusableAnswerError(
                 f"self.{name} = {value!r:.80} cannot be kept between turns; attributes must be JSON: text, numbers, "
                 "booleans, None, lists, and dicts with text as keys"
             )
-    if len(json.dumps(vars(made))) > MAX_STATE_BYTES:
+    if num_bytes > MAX_STATE_BYTES:
         raise UnusableAnswerError(
             f"its attributes take more than {MAX_STATE_BYTES:,} bytes; keep large data in the module"
         )

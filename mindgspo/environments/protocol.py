@@ -11,7 +11,7 @@
 
 An object plays one sample, and lives in worker processes. Between two turns only its attributes are kept, as JSON: the
 next turn may be played in another process, or after a restart of the run. Whatever is large and the same for all
-samples (an index, a table) belongs into the module.
+samples (an index, a table) belongs in the module.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from mindgspo.environments.tools import ToolError, call, find_tool
 
 Message = dict[str, str]
 """A message of the chat template: "role" ("user" or "tool") and "content"."""
+TOOL_ERRORS = "_tool_errors"
+"""Attribute with the kinds of a turn's errors until its answer is sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,5 +104,5 @@ class Environment:
             tool = find_tool({name: getattr(self, name) for name in self.tools}, asked.name)
             return {"role": "tool", "content": str(call(tool, asked.arguments))}
         except ToolError as error:
-            self.tool_errors = [*getattr(self, "tool_errors", []), error.kind]
+            vars(self).setdefault(TOOL_ERRORS, []).append(error.kind)
             return {"role": "tool", "content": f"error: {error}"}

@@ -57,13 +57,20 @@ class Verification:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RewardJob:
+class WorkerJob:
     """Work for a worker process."""
 
     task: str
-    """ "math_verify", or "/absolute/path/file.py:function" for a user's function."""
+    """ "math_verify", "/absolute/path/file.py:function" for a user's function, or that after "environment:" for a
+    user's environment."""
     arguments: Mapping[str, object]
     """JSON values only, because they cross a pipe; never code."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardJob(WorkerJob):
+    """Work whose value is a verification."""
+
     conclude: Callable[[JSONValue], Verification] = field(compare=False)
     """Turns the value that the task returned into a verification."""
     when_late: Verification | None = None

@@ -253,14 +253,15 @@ class EpisodeService:
             found = {name: said[name] for name in ("reward", "is_correct", "info")}
             self._end(episode, EpisodeEnd(said["ended"]), **found)
             return False
-        episode.state = said["state"]
         observed = self._dialogue.continuation(
             said["messages"], last_id=episode.ids[-1], max_tokens=self._section.max_observation_tokens
         )
         episode.turns[-1] = replace(episode.turns[-1], num_left_out=observed.num_left_out)
         if len(episode.ids) + len(observed.ids) >= episode.request.settings.max_new_tokens:
-            self._cut(episode, EpisodeEnd.EPISODE_TOKENS)
+            # `episode.state` stays that before the turn, which is played again if the episode is aborted now.
+            self._cut(episode, EpisodeEnd.EPISODE_TOKENS, state=said["state"])
             return False
+        episode.state = said["state"]
         episode.ids += observed.ids
         return True
 
@@ -269,22 +270,12 @@ class EpisodeService:
         about = {"row": row_of(request.prompt), "seed": _seed(request.settings, request.prompt), "state": episode.state}
         self._jobs[self._player.submit(about | arguments)] = episode
 
-    def _cut(self, episode: _Episode, end: EpisodeEnd) -> None:
-        self._ask(episode, kind="cut", reason=end.value)
+    def _cut(self, episode: _Episode, end: EpisodeEnd, **arguments: Any) -> None:
+        self._ask(episode, kind="cut", reason=end.value, **arguments)
 
-    def _end(
-        self,
-        episode: _Episode,
-        end: EpisodeEnd,
-        *,
-        reward: float | None = None,
-        is_correct: bool | None = None,
-        info: dict[str, float] | None = None,
-        message: str = "",
-    ) -> None:
-        episode.ended = Episode(
-            turns=tuple(episode.turns), end=end, reward=reward, is_correct=is_correct, info=info or {}, message=message
-        )
+    def _end(self, episode: _Episode, end: EpisodeEnd, **told: Any) -> None:
+        nothing = {"reward": None, "is_correct": None, "info": {}}
+        episode.ended = Episode(turns=tuple(episode.turns), end=end, **(nothing | told))
 
 
 def _seed(settings: SamplingSettings, prompt: Prompt) -> int:

@@ -13,13 +13,13 @@ from mindgspo.config.environment import EnvironmentSection
 from mindgspo.environments.tool_calls import style_of
 from mindgspo.errors import RewardError
 from mindgspo.io import Closing
-from mindgspo.rewards.verification import JobOutcome, Reply, RewardJob, Verification
+from mindgspo.rewards.verification import JobOutcome, Reply, WorkerJob
 from mindgspo.rewards.workers.pool import WorkerPool
 from mindgspo.rewards.workers.worker import ENVIRONMENT
 from mindgspo.tokenization import Tokenizer
 from mindgspo.tokenization.dialogue import Dialogue
 from mindgspo.tokenization.tokenizer import JsonObject
-from mindgspo.types import Prompt, Verdict
+from mindgspo.types import Prompt
 
 
 class Player(Closing):
@@ -36,7 +36,7 @@ class Player(Closing):
         self._pools: list[WorkerPool] = []
 
     def close(self) -> None:
-        """End the worker processes; what runs gets no reply."""
+        """End the worker processes, whatever they do."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         for pool in self._pools:
             pool.close()
@@ -67,7 +67,7 @@ class Player(Closing):
             limits = self._section.workers.model_copy(update={"count": 1})
             self._of_thread.pool = WorkerPool([self._task], limits, self._on_answer)
             self._pools.append(self._of_thread.pool)
-        (reply,) = self._of_thread.pool.run([RewardJob(task=self._task, arguments=arguments, conclude=_unused)])
+        (reply,) = self._of_thread.pool.run([WorkerJob(task=self._task, arguments=arguments)])
         return reply
 
 
@@ -112,10 +112,6 @@ def _taught_style(tokenizer: Tokenizer, tools: tuple[JsonObject, ...]) -> str:
             "it to hermes or llama3, and let prompts or a warm-up teach it"
         )
     return style
-
-
-def _unused(_value: object) -> Verification:
-    return Verification(value=None, verdict=Verdict.ERROR)
 
 
 def row_of(prompt: Prompt) -> dict[str, Any]:

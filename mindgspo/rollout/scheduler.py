@@ -249,7 +249,7 @@ class Scheduler:
         its first ones. Those of its last token come with the first token that is drawn."""
         for row, experts_LX in recorded:
             job = self._jobs[row.request]
-            if job.prompt_experts is None:
+            if job.prompt_experts is None and job.parked_experts is None:
                 length = job.prompt_length + job.request.prefix.size - 1
                 job.prompt_experts = experts_LX[:length].copy()
 
@@ -265,7 +265,10 @@ class Scheduler:
         step, row = np.nonzero(fits & ~is_after_eos)
         slots, columns = rows[row], self._lengths[rows[row]] + step
         if experts_JSX is not None:
-            self._keep_experts(rows, slots, columns, experts_JSX[step, self._last_rows[row]], experts_JSX[0])
+            if self._experts is None:  # zeros take no memory until they are written
+                self._experts = np.zeros((*self._ids.shape, experts_JSX.shape[2]), experts_JSX.dtype)
+            self._keep_observed_experts(rows, self._experts, experts_JSX[0])
+            self._experts[slots, columns] = experts_JSX[step, self._last_rows[row]]
         self._ids[slots, columns], self._logprobs[slots, columns] = ids[step, row], logprobs[step, row]
         self._lengths[rows] += np.bincount(row, minlength=rows.size)
         fed = self._prompt_lengths[rows] + self._lengths[rows] - 1
@@ -276,23 +279,12 @@ class Scheduler:
             self._finish(slot, FinishReason.STOP if stop else FinishReason.LENGTH)
         return step.size
 
-    def _keep_experts(
-        self, rows: np.ndarray, slots: np.ndarray, columns: np.ndarray, drawn_X: ExpertArray, fed_SX: ExpertArray
-    ) -> None:
-        """Keep the experts of fed tokens at the token behind each: of those that were drawn from, and of observed ones,
-        which are fed in the first step alone."""
-        if self._experts is None:  # zeros take no memory until they are written
-            self._experts = np.zeros((*self._ids.shape, fed_SX.shape[1]), fed_SX.dtype)
-        self._experts[slots, columns] = drawn_X
+    def _keep_observed_experts(self, rows: np.ndarray, experts: ExpertArray, fed_SX: ExpertArray) -> None:
+        """Keep the experts of the tokens that were fed first at the token behind each, drawn or not."""
         counts = np.diff(self._last_rows, prepend=-1)
-        for slot, last, count, is_whole in zip(rows.tolist(), self._last_rows, counts, self._has_fed, strict=True):
-            if count > 1 or not is_whole:
-                start = self._fed[slot] - count + 1 - self._prompt_lengths[slot]
-                self._experts[slot, start : start + count] = fed_SX[last + 1 - count : last + 1]
-            job, _ = self._sequence(slot)
-            if is_whole and job.prompt_experts is None and job.parked_experts is not None:
-                prefix_LX = self._experts[slot, : job.request.prefix.size]
-                job.prompt_experts = np.concatenate([job.parked_experts, prefix_LX])
+        slots = np.repeat(rows, counts)
+        positions = self._fed[slots] - np.repeat(self._last_rows + 1, counts) + np.arange(slots.size)
+        experts[slots, positions + 1 - self._prompt_lengths[slots]] = fed_SX[: slots.size]
 
     def _sequence(self, slot: int) -> tuple[Job, int]:
         found = self._sequences[slot]
@@ -429,9 +421,9 @@ class Scheduler:
 
     def _park(self, slot: int, job: Job, place: int, experts: ExpertArray | None) -> None:
         """Keep the blocks of a response that has ended for the request that continues it."""
-        request, length, prompt_LX = job.request, int(self._lengths[slot]), job.prompt_experts
-        if experts is not None and prompt_LX is not None:
-            prompt_LX, experts[: request.prefix.size] = np.split(prompt_LX, [job.prompt_length - 1])
+        request, length, prompt_LX = job.request, int(self._lengths[slot]), job.parked_experts
+        if experts is not None and job.prompt_experts is not None:
+            prompt_LX, experts[: request.prefix.size] = np.split(job.prompt_experts, [job.prompt_length - 1])
         self._parked[_parking_place(job, place)] = Parked(
             ids=np.concatenate([request.prompt.ids, self._ids[slot, :length]]),
             blocks=self._allocator.share(self._table[slot, : self._num_blocks[slot]].tolist()),

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from mindgspo.rollout.service import Piece, Request
 from mindgspo.types import ExpertArray, FinishReason, Float32Array, Int32Array, Routing
 
@@ -146,9 +148,10 @@ class Job:
     held: list[int] | None = None
     """Blocks of the prompt, kept for samples that are still to be admitted."""
     prompt_experts: ExpertArray | None = None
-    """See `Routing.prompt_LX`; of prompt and prefix."""
+    """See `Routing.prompt_LX`; of prompt and prefix, where both were prefilled."""
     parked_experts: ExpertArray | None = None
-    """The prompt's part of it, where the prefix is fed behind parked blocks; None once all of it is prefilled again."""
+    """The prompt's, where the prefix is fed behind parked blocks; those of the prefix are then kept with the response's
+    tokens."""
 
     @property
     def has_more(self) -> bool:
@@ -170,8 +173,11 @@ class Job:
         """Return the part of these tokens that follows the request's prefix. reason: None if it was aborted."""
         start, routing = self.request.prefix.size, None
         if experts is not None and ids.size > start:
-            assert self.prompt_experts is not None
-            routing = Routing(prompt_LX=self.prompt_experts, response_LX=experts[start:])
+            prompt_LX = self.prompt_experts
+            if self.parked_experts is not None:
+                prompt_LX = np.concatenate([self.parked_experts, experts[:start]])
+            assert prompt_LX is not None
+            routing = Routing(prompt_LX=prompt_LX, response_LX=experts[start:])
         return Piece(ids=ids[start:].copy(), logprobs=logprobs[start:].copy(), finish_reason=reason, routing=routing)
 
     @property

@@ -46,6 +46,7 @@ from mindgspo.batches.rows import TrainingSample
 from mindgspo.config import ModelSection, WarmupSection
 from mindgspo.config.section import LARGEST_INTEGER
 from mindgspo.data.dataset import PromptDataset
+from mindgspo.data.source_rows import turns_of
 from mindgspo.data.stream import PromptStream
 from mindgspo.errors import DataError
 from mindgspo.evaluation.evaluator import Evaluator
@@ -181,7 +182,11 @@ def supervised_sample(
 
 def _conversation(row: Prompt, tokenizer: Tokenizer, dialogue: Dialogue | None) -> tuple[Int32Array, BoolArray]:
     """The tokens of a solution of several turns, and which of them the assistant says."""
-    messages, where = json.loads(row.solution), f"warmup: row {row.index} of the training data"
+    where = f"warmup: row {row.index} of the training data"
+    try:
+        messages = turns_of(json.loads(row.solution), where)
+    except ValueError as error:
+        raise DataError(f"{where}: a solution that begins like a conversation is no JSON: {error}") from error
     if dialogue is None:
         raise DataError(f"{where} is solved in several turns; set `environment`, or use data with solutions as text")
     if messages[0]["role"] != "assistant" or messages[-1]["role"] != "assistant":

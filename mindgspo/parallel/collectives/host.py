@@ -146,11 +146,7 @@ def share_bytes(message: bytes, *, sender: int, ranks: Ranks) -> bytes:
     """Return the sender's message on all `ranks`."""
     size = np.array([len(message)], _WORD)
     broadcast(size, sender=sender, ranks=ranks)
-    words = np.zeros(-(-int(size[0]) // _WORD.itemsize), _WORD)
-    if runtime.rank() == sender:
-        words.view(np.uint8)[: len(message)] = np.frombuffer(message, np.uint8)
-    broadcast(words, sender=sender, ranks=ranks)
-    return words.tobytes()[: int(size[0])]
+    return _message_from(sender, message, num_bytes=int(size[0]), ranks=ranks)
 
 
 def max_buffer_bytes() -> int:
@@ -254,17 +250,18 @@ def exchange(message: bytes, *, senders: Sequence[int] | None = None) -> list[by
         assert len(message) < 2**31, f"a message of {len(message)} bytes"
         lengths[runtime.rank()] = len(message)
     sum_over_world(lengths)
-    return [_message_from(sender, message, num_bytes=int(lengths[sender])) for sender in senders]
+    ranks = world_ranks()
+    return [_message_from(sender, message, num_bytes=int(lengths[sender]), ranks=ranks) for sender in senders]
 
 
-def _message_from(sender: int, message: bytes, *, num_bytes: int) -> bytes:
+def _message_from(sender: int, message: bytes, *, num_bytes: int, ranks: Ranks) -> bytes:
     if num_bytes == 0:
         return b""
     words = np.zeros(-(-num_bytes // _WORD.itemsize), _WORD)
     raw = words.view(np.uint8)[:num_bytes]
     if runtime.rank() == sender:
         raw[:] = np.frombuffer(message, np.uint8)
-    broadcast(words, sender=sender, ranks=world_ranks())
+    broadcast(words, sender=sender, ranks=ranks)
     return raw.tobytes()
 
 

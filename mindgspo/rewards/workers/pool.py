@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from mindgspo.config.reward import WorkersSection
 from mindgspo.errors import RewardError
 from mindgspo.io import Closing
-from mindgspo.rewards.verification import JobOutcome, Reply, RewardJob
+from mindgspo.rewards.verification import JobOutcome, Reply, WorkerJob
 from mindgspo.rewards.workers.process import WorkerProcess
 
 REAP_SECONDS = 5.0
@@ -48,6 +48,7 @@ class WorkerPool(Closing):
         self._on_answer = on_answer
         self._workers = _Workers(tuple(tasks), limits)
         self._lock = threading.Lock()
+        self._call: _Call | None = None
         weakref.finalize(self, self._workers.close)  # when the pool is no longer referenced, and at exit
 
     def start(self) -> None:
@@ -68,7 +69,7 @@ class WorkerPool(Closing):
         if worker is None:
             raise RewardError(f"reward.functions: {call.failure}")
 
-    def run(self, jobs: Sequence[RewardJob]) -> list[Reply]:
+    def run(self, jobs: Sequence[WorkerJob]) -> list[Reply]:
         """One reply per job, in order. Starts what is needed. Never raises because of a job: hanging, crashing,
         exhausting memory or ending its process costs that job alone.
 
@@ -80,18 +81,22 @@ class WorkerPool(Closing):
         assert all(job.task in self._workers.tasks for job in jobs), "a task that the workers have not loaded"
         with self._lock:
             self._workers.forget_in_copy()
+            self._call = _Call(self._workers, [_line(job) for job in jobs])
             try:
-                return _Call(self._workers, [_line(job) for job in jobs]).run(self._on_answer)
+                return self._call.run(self._on_answer)
             finally:
+                self._call = None
                 self._workers.reap()
 
     def close(self) -> None:
-        """End all workers. A closed pool may be started again."""
+        """End all workers, those at work in another thread's call, too. A closed pool may be started again."""
+        if (call := self._call) is not None:
+            call.stop()
         with self._lock:
             self._workers.close()
 
 
-def _line(job: RewardJob) -> bytes | Reply:
+def _line(job: WorkerJob) -> bytes | Reply:
     """ASCII only, so that any text crosses, lone surrogates too."""
     try:
         return json.dumps({"task": job.task, "arguments": dict(job.arguments)}).encode("ascii") + b"\n"
@@ -157,6 +162,11 @@ class _Call:
         self._is_over = threading.Event()
         self._num_failed_starts = 0
         self.failure: str | None = None
+
+    def stop(self) -> None:
+        """Let what is being done time out at once, and do nothing more."""
+        self.failure = self.failure or "the pool was closed"
+        self._is_over.set()
 
     def run(self, on_answer: Callable[[], None]) -> list[Reply]:
         """A reply per line, in order."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
-import importlib
 import importlib.util
 import inspect
 import io
@@ -165,7 +164,7 @@ def _user_function(task: str) -> Callable[[Mapping[str, object]], object]:
     module = _module(os.path.abspath(path))
     function = getattr(module, name, None)
     if function is None:
-        raise BrokenFunctionError(_no_such_function(module, path, name))
+        raise BrokenFunctionError(_nothing_named(name, module, path, "function", "functions"))
     if not callable(function):
         raise BrokenFunctionError(f"{task} is a {type(function).__name__}, not a function")
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
@@ -176,15 +175,15 @@ def _user_function(task: str) -> Callable[[Mapping[str, object]], object]:
 
 def _environment(task: str) -> Task:
     """What plays the turns of the class that `task` ("path/file.py:Class") names. Raises BrokenFunctionError."""
-    # By name, since environments stand above this package.
-    base = importlib.import_module("mindgspo.environments.protocol").Environment
-    player_of = importlib.import_module("mindgspo.environments.play").player_of
+    from mindgspo.environments.play import player_of
+    from mindgspo.environments.protocol import Environment
+
     path, _, name = task.rpartition(":")
     module = _module(os.path.abspath(path))
     found = getattr(module, name, None)
     if found is None:
-        raise BrokenFunctionError(_no_such_function(module, path, name))
-    if not isinstance(found, type) or not issubclass(found, base):
+        raise BrokenFunctionError(_nothing_named(name, module, path, "class", "classes"))
+    if not isinstance(found, type) or not issubclass(found, Environment):
         raise BrokenFunctionError(
             f"{task} is no environment; write: class {name}(Environment), with `from mindgspo.environments import "
             "Environment`"
@@ -220,14 +219,15 @@ def _failed_line(error: BaseException, path: str) -> str:
     return f"line {frames[-1].lineno}, `{frames[-1].line}`: " if frames else ""
 
 
-def _no_such_function(module: ModuleType, path: str, name: str) -> str:
+def _nothing_named(name: str, module: ModuleType, path: str, kind: str, kinds: str) -> str:
     from mindgspo.text import did_you_mean
 
     own = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
-    functions = [key for key in own if callable(vars(module)[key])]
-    hint = did_you_mean(name, functions)
-    there = f"functions there: {', '.join(functions[:MAX_NAMES])}" if functions else "there are no functions in it"
-    return f"{path} has no function {name!r}{hint} ({there})"
+    is_meant = callable if kind == "function" else inspect.isclass
+    names = [key for key in own if is_meant(vars(module)[key])]
+    hint = did_you_mean(name, names)
+    there = f"{kinds} there: {', '.join(names[:MAX_NAMES])}" if names else f"there are no {kinds} in it"
+    return f"{path} has no {kind} {name!r}{hint} ({there})"
 
 
 def _check_signature(function: Callable[..., object], task: str, name: str) -> None:

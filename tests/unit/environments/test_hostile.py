@@ -10,6 +10,7 @@ import pytest
 
 from mindgspo.config.environment import EnvironmentSection
 from mindgspo.environments.play import MAX_CHARS, MAX_MESSAGES
+from mindgspo.errors import RewardError
 from mindgspo.rewards.verification import JobOutcome, Reply
 from mindgspo.rollout.player import Player
 
@@ -169,3 +170,22 @@ def test_attributes_may_not_grow_without_end(player: Player) -> None:
         assert (reply.outcome is DONE) == (turn < 3), reply.message
         state = reply.value and reply.value["state"]
     assert "more than 262,144 bytes" in reply.message
+
+
+def test_a_player_is_closed_while_its_environment_sleeps() -> None:
+    path = f"{Path(__file__).with_name('hostile.py')}:Hostile"
+    with Player(EnvironmentSection(path=path, workers={"timeout_s": 300.0})) as opened:
+        opened.describe()
+        job = {"kind": "step", "seed": 0, "number": 1, "is_last": False, "style": "none", "text": "x", "state": None}
+        reply = opened.submit({**job, "row": {"prompt": "", "answer": "sleep"}})
+        time.sleep(0.5)
+        assert not reply.done()
+        start = time.monotonic()
+    assert time.monotonic() - start < MOST_SECONDS and reply.result(timeout=MOST_SECONDS).value is None
+
+
+def test_a_class_that_is_not_there_is_told_with_those_that_are() -> None:
+    section = EnvironmentSection(path=f"{Path(__file__).with_name('hostile.py')}:Hostil")
+    said = r"has no class 'Hostil'; did you mean 'Hostile'\?"
+    with Player(section) as opened, pytest.raises(RewardError, match=said):
+        opened.describe()

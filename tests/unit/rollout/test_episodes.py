@@ -212,7 +212,7 @@ def test_an_environment_that_fails_ends_its_episode_alone() -> None:
     assert second is not None and second.end is EpisodeEnd.DONE
 
 
-words = st.sampled_from(["a", "Tom has", "12", "stop", "a" * 500 + "..."])
+words = st.sampled_from(["a", "Tom has", "12", "stop", "long", "a" * 500 + "..."])
 
 
 @settings(max_examples=40, deadline=None)
