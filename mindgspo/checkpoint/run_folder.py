@@ -46,6 +46,7 @@ _OWN_NAMES = (
     ENVIRONMENT_FILE,
     RUN_FILE,
     VALIDATION_FILE,
+    "answers",
     "data",
     "dumps",
     "failures",

@@ -25,6 +25,9 @@ class EnvironmentWorkersSection(WorkersSection):
     """Wall-clock seconds a child may take for its imports, those of your file included."""
     memory_mb: int = Field(default=4096, ge=256)
     """Memory a child may take (MiB); an episode that needs more ends as failed."""
+    turns_per_second: float | None = Field(default=None, gt=0, le=1e6)
+    """Turns per second that are given to the environment, at most, by each process that generates; for a service that
+    allows no more. None: no limit."""
 
 
 class EnvironmentSection(Section):

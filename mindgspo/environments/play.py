@@ -37,11 +37,12 @@ def player_of(environment: type[Environment]) -> Callable[[Mapping[str, Any]], d
 
 
 def play(environment: type[Environment], *, kind: str, **arguments: Any) -> dict[str, Any]:
-    """Do one job. kind: "describe" (no arguments) returns {"tools": [JSON schema, ...]}; "reset", "step" and "cut" see
-    `_reset`, `_step` and `_cut`. Raises what the environment raises."""
+    """Do one job. kind: "describe" (no arguments) returns {"tools": [JSON schema, ...], "is_deterministic": bool};
+    "reset", "step" and "cut" see `_reset`, `_step` and `_cut`. Raises what the environment raises."""
     if kind == "describe":
         made = environment()
-        return {"tools": [schema(getattr(made, name)) for name in made.tools]}
+        tools = [schema(getattr(made, name)) for name in made.tools]
+        return {"tools": tools, "is_deterministic": bool(made.is_deterministic)}
     return {"reset": _reset, "step": _step, "cut": _cut}[kind](environment, **arguments)
 
 

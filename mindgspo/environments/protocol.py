@@ -81,6 +81,9 @@ class Environment:
     tools: tuple[str, ...] = ()
     """Names of the methods that the policy may call. Their signature, type hints and docstring (with Google's "Args:")
     are shown to it by the chat template."""
+    is_deterministic = True
+    """Whether equal turns of samples with equal seeds have equal answers. False, for a service or a clock: a run keeps
+    answers in its folder, and takes them from there if it is stopped and plays the same turns again."""
 
     def reset(self, row: Row, seed: int) -> None:
         """Begin. The row's prompt is what the policy has been told. seed: equal for all samples of a group, whose

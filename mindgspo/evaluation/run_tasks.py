@@ -289,6 +289,7 @@ def eval_report(results: Sequence[TaskResult]) -> dict[str, object]:
             **config.eval.model_dump(include={"num_samples", "do_sample", "temperature", "top_p", "top_k"}),
             "tokenizer": None if config.tokenizer.path is None else str(config.tokenizer.path),
             "eos_tokens": list(config.tokenizer.eos_tokens),
+            "environment": None if config.environment is None else config.environment.model_dump(exclude={"workers"}),
         },
         "results": [_result_record(result) for result in results],
     }

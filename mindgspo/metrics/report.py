@@ -18,7 +18,7 @@ from mindgspo.metrics.pages import page, pictures, questions
 from mindgspo.metrics.plot import panel_pictures, plot_run
 from mindgspo.metrics.plot_style import DARK, LIGHT
 from mindgspo.metrics.run_folder import RunRecord, best_evaluation, held_out_figures, latest, read_run, reward_text
-from mindgspo.metrics.samples_page import write_samples_page
+from mindgspo.metrics.samples_page import episode_turns, write_samples_page
 from mindgspo.text import duration
 
 MAX_PROBLEMS = 6
@@ -126,7 +126,8 @@ class HeldOutAnswer:
     reward: str
     length: object
     is_cut: bool
-    response: str
+    said: tuple[tuple[str, bool], ...]
+    """Texts, and whether the policy wrote each; of an episode its turns and what the environment answered."""
     num_correct: int
     num_samples: int
 
@@ -198,13 +199,20 @@ def _answer(lines: Sequence[_Record]) -> HeldOutAnswer | None:
         reward=_own_reward(single[-1]),
         length=single[-1].get("length"),
         is_cut=single[-1].get("finish_reason") == "length",
-        response=_cut_text(single[-1].get("response")),
+        said=_said(single[-1]),
         num_correct=sum(line.get("verdict") == "correct" for line in samples.values()),
         num_samples=len(samples),
     )
 
 
-def _cut_text(value: object) -> str:
+def _said(line: _Record) -> tuple[tuple[str, bool], ...]:
+    turns = [text for turn in episode_turns(line) for text in ((turn["text"], True), (turn.get("observation"), False))]
+    most = MAX_ANSWER_CHARS // max(len(turns), 1)
+    cut = [(_cut_text(text, most), is_said) for text, is_said in turns or [(line.get("response"), True)]]
+    return tuple((text, is_said) for text, is_said in cut if text)
+
+
+def _cut_text(value: object, most: int = MAX_ANSWER_CHARS) -> str:
     text = "" if value is None else str(value)
-    hidden = len(text) - MAX_ANSWER_CHARS
-    return text if hidden <= 0 else f"{text[:MAX_ANSWER_CHARS]}\n[... {hidden:,} more characters in {VALIDATION_FILE}]"
+    hidden = len(text) - most
+    return text if hidden <= 0 else f"{text[:most]}\n[... {hidden:,} more characters in {VALIDATION_FILE}]"

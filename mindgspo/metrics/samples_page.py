@@ -89,7 +89,7 @@ class _Content:
         return _embedded(parts)
 
 
-def _turns(record: Mapping[str, object]) -> list[Mapping[str, object]]:
+def episode_turns(record: Mapping[str, object]) -> list[Mapping[str, object]]:
     """The turns of a sample's episode that have their texts; none of a sample of one turn."""
     episode = record.get("episode")
     turns = episode.get("turns") if isinstance(episode, Mapping) else None
@@ -99,7 +99,7 @@ def _turns(record: Mapping[str, object]) -> list[Mapping[str, object]]:
 def _episode(record: Mapping[str, object]) -> dict[str, object] | None:
     """What the page shows of an episode, turns as lists in the order of `TURN` in the script; all texts together have
     at most MOST_TEXT characters. None if the sample has none."""
-    turns, episode = _turns(record), record.get("episode")
+    turns, episode = episode_turns(record), record.get("episode")
     if not turns or not isinstance(episode, Mapping):
         return None
     shown, room = [], MOST_TEXT
@@ -197,7 +197,7 @@ def _records(path: Path) -> Iterator[tuple[int, int, Mapping[str, object]]]:
         if not isinstance(step, int):
             raise RunFolderError(f"{path}, line {number}: has no integer 'step'")
         texts = (str(record.get(name)) for name in ("prompt", "response"))
-        size = _OTHER_CHARS + _TURN_CHARS * len(_turns(record))
+        size = _OTHER_CHARS + _TURN_CHARS * len(episode_turns(record))
         yield step, size + sum(min(len(text), MOST_TEXT) for text in texts), record
 
 

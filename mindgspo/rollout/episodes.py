@@ -25,6 +25,7 @@ import numpy as np
 
 from mindgspo.parallel.platform import heartbeat
 from mindgspo.rewards.verification import JobOutcome, Reply
+from mindgspo.rollout.answer_log import key_of
 from mindgspo.rollout.player import OpenEnvironment, row_of
 from mindgspo.rollout.protocol import Purpose, SamplingSettings
 from mindgspo.rollout.service import NO_TOKENS, Answer, CompletionService, EpisodeSoFar, Piece, Request
@@ -49,6 +50,8 @@ class _Episode:
     routing: Routing | None = None
     ended: Episode | None = None
     is_aborted: bool = False
+    asked: str = ""
+    """Key of the last job in the log of answers."""
 
     @property
     def num_said(self) -> int:
@@ -102,7 +105,7 @@ class EpisodeService:
     def __init__(self, service: CompletionService, environment: OpenEnvironment, tokenizer: Tokenizer) -> None:
         self._service, self._tokenizer = service, tokenizer
         self._section, self._player, self._dialogue = environment.section, environment.player, environment.dialogue
-        self._style = environment.style
+        self._style, self._answers = environment.style, environment.answers
         self._episodes: dict[int, list[_Episode]] = {}  # by number of the request, until all of its samples have ended
         self._asked: dict[int, tuple[_Episode, ...]] = {}  # by number of the request to the service
         self._jobs: dict[Future[Reply], _Episode] = {}
@@ -237,7 +240,13 @@ class EpisodeService:
             return
         done, _ = wait(self._jobs, timeout=timeout_s, return_when=FIRST_COMPLETED)
         heartbeat.tick()
-        going_on = [episode for job in done if self._goes_on(episode := self._jobs.pop(job), job.result())]
+        going_on = []
+        for job in done:
+            episode, reply = self._jobs.pop(job), job.result()
+            if self._answers is not None:
+                self._answers.add(episode.asked, reply)
+            if self._goes_on(episode, reply):
+                going_on.append(episode)
         self._service.submit([self._next_turn([episode]) for episode in going_on])
 
     def _goes_on(self, episode: _Episode, reply: Reply) -> bool:
@@ -268,7 +277,16 @@ class EpisodeService:
     def _ask(self, episode: _Episode, **arguments: Any) -> None:
         request = episode.request
         about = {"row": row_of(request.prompt), "seed": _seed(request.settings, request.prompt), "state": episode.state}
-        self._jobs[self._player.submit(about | arguments)] = episode
+        job, kept = about | arguments, None
+        if self._answers is not None:
+            episode.asked = key_of(job, episode.sample, request.settings.stream)
+            kept = self._answers.find(episode.asked)
+        if kept is None:
+            answer = self._player.submit(job)
+        else:
+            answer = Future()
+            answer.set_result(kept)
+        self._jobs[answer] = episode
 
     def _cut(self, episode: _Episode, end: EpisodeEnd, **arguments: Any) -> None:
         self._ask(episode, kind="cut", reason=end.value, **arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -16,6 +17,7 @@ from mindgspo.io import Closing
 from mindgspo.rewards.verification import JobOutcome, Reply, WorkerJob
 from mindgspo.rewards.workers.pool import WorkerPool
 from mindgspo.rewards.workers.worker import ENVIRONMENT
+from mindgspo.rollout.answer_log import AnswerLog
 from mindgspo.tokenization import Tokenizer
 from mindgspo.tokenization.dialogue import Dialogue
 from mindgspo.tokenization.tokenizer import JsonObject
@@ -33,6 +35,7 @@ class Player(Closing):
         self._task = ENVIRONMENT + section.path
         self._threads = ThreadPoolExecutor(section.workers.count, thread_name_prefix="environment")
         self._of_thread = threading.local()
+        self._rate, self._next_start, self._starts = section.workers.turns_per_second, 0.0, threading.Lock()
         self._pools: list[WorkerPool] = []
 
     def close(self) -> None:
@@ -41,14 +44,14 @@ class Player(Closing):
         for pool in self._pools:
             pool.close()
 
-    def describe(self) -> list[dict[str, Any]]:
-        """JSON schemas of the environment's tools. Raises RewardError if its file or class cannot be used."""
+    def describe(self) -> dict[str, Any]:
+        """{"tools": JSON schemas, "is_deterministic": bool}. Raises RewardError if the environment's file or class
+        cannot be used."""
         reply = self.submit({"kind": "describe"}).result()
         if reply.outcome is not JobOutcome.DONE:
             raise RewardError(f"environment.path: {reply.message}")
         assert isinstance(reply.value, dict)
-        tools: Any = reply.value["tools"]
-        return tools
+        return dict(reply.value)
 
     def try_out(self, rows: Sequence[Prompt]) -> None:
         """Begin episodes of a few rows. Raises RewardError if the environment fails on one of them: it would fail
@@ -67,6 +70,11 @@ class Player(Closing):
             limits = self._section.workers.model_copy(update={"count": 1})
             self._of_thread.pool = WorkerPool([self._task], limits, self._on_answer)
             self._pools.append(self._of_thread.pool)
+        if self._rate is not None:
+            with self._starts:
+                start = max(self._next_start, time.monotonic())
+                self._next_start = start + 1 / self._rate
+            time.sleep(max(start - time.monotonic(), 0.0))
         (reply,) = self._of_thread.pool.run([WorkerJob(task=self._task, arguments=arguments)])
         return reply
 
@@ -83,6 +91,9 @@ class OpenEnvironment:
     style: str
     """How the policy writes tool calls, see `tool_calls.STYLES`."""
     dialogue: Dialogue
+    is_deterministic: bool = True
+    answers: AnswerLog | None = None
+    """Where answers are kept, of an environment that is not deterministic."""
 
 
 def open_environment(
@@ -92,13 +103,21 @@ def open_environment(
     chat template cannot continue a conversation. on_answer: see `Player`."""
     with ExitStack() as on_error:
         player = on_error.enter_context(Player(section, on_answer))
-        tools = tuple(player.describe())
+        about = player.describe()
+        tools = tuple(about["tools"])
         style = section.tool_style
         if style == "auto":
             style = _taught_style(tokenizer, tools)
         dialogue = Dialogue(tokenizer, tools=tools)
         on_error.pop_all()
-    return OpenEnvironment(section=section, player=player, tools=tools, style=style, dialogue=dialogue)
+    return OpenEnvironment(
+        section=section,
+        player=player,
+        tools=tools,
+        style=style,
+        dialogue=dialogue,
+        is_deterministic=about["is_deterministic"],
+    )
 
 
 def _taught_style(tokenizer: Tokenizer, tools: tuple[JsonObject, ...]) -> str:

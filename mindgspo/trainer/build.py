@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -42,6 +42,7 @@ from mindgspo.parallel.plans.placement import Placement
 from mindgspo.parallel.platform import heartbeat
 from mindgspo.parallel.platform.cluster import reference_place, scoring_place, start_device, train_place
 from mindgspo.rewards import Scorer
+from mindgspo.rollout.answer_log import AnswerLog
 from mindgspo.rollout.player import OpenEnvironment, open_environment
 from mindgspo.swap.states import Holding
 from mindgspo.swap.swap import open_swap
@@ -104,6 +105,9 @@ def build_experiment(
     environment, tools = None, ()
     if config.environment is not None:
         environment = open_environment(config.environment, tokenizer, on_answer=heartbeat.tick)
+        if not environment.is_deterministic:
+            answers = AnswerLog(failures_dir.with_name("answers"), new_run=new_run)
+            environment = replace(environment, answers=answers)
         tools = environment.tools
     train_set = open_checked_dataset(
         config, config.data.train, tokenizer, scorer, data_dir / "train", seed=config.seed, new_run=new_run, tools=tools
@@ -235,7 +239,7 @@ def build_experiment(
         service=generation.service,
         trainer=trainer,
         validation=validation,
-        stateful=stateful_parts(trainer, stream, validation),
+        stateful=stateful_parts(trainer, stream, validation, None if environment is None else environment.answers),
         inputs=fingerprints(config, tokenizer, train_set, digest=train_digest),
     )
 
@@ -282,7 +286,9 @@ def resolved_old_log_probs(config: ExperimentConfig, model: Model) -> Literal["r
     return "sampler" if is_exact else "recompute"
 
 
-def stateful_parts(trainer: Trainer, stream: PromptStream, validation: Validation) -> dict[str, Stateful]:
+def stateful_parts(
+    trainer: Trainer, stream: PromptStream, validation: Validation, answers: AnswerLog | None
+) -> dict[str, Stateful]:
     """State that must survive a stop besides weights, optimizer and progress, by its name in checkpoints."""
     baseline, skipped = validation.baseline, trainer.guard.skipped
     fed, reference = trainer.report.fed, trainer.scorer.reference
@@ -305,6 +311,8 @@ def stateful_parts(trainer: Trainer, stream: PromptStream, validation: Validatio
         parts["feed"] = fed
     if reference is not None and not reference.is_frozen:
         parts["reference"] = reference
+    if answers is not None:
+        parts["answers"] = answers
     return parts
 
 

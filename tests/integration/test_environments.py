@@ -7,20 +7,22 @@ from pathlib import Path
 
 import pytest
 from games import GAME, GAMES
-from running import read_lines, reproducible, sets, succeeded, training_lines, write_experiment
+from running import mindgspo, read_lines, reproducible, sets, succeeded, training_lines, write_experiment
 
 TURNS = 3
 
 
-def play(folder: Path, name: str, *settings: str) -> Path:
+def play(folder: Path, name: str, *settings: str, game: str = GAME, fault: str = "") -> Path:
+    """The run folder. fault: at which the run ends."""
     config = write_experiment(folder)
-    (folder / "game.py").write_text(GAME, encoding="utf-8")
+    (folder / "game.py").write_text(game, encoding="utf-8")
     run_dir = folder / name
     sized = (
         "model.max_position_embeddings=128", "rollout.max_new_tokens=96", "trainer.save_every=1", "warmup.max_steps=25",
         f"run_dir={run_dir}",
     )  # fmt: skip
-    succeeded("run", config, *sets(*GAMES, *sized, *settings), cwd=folder)
+    done = mindgspo("run", config, *sets(*GAMES, *sized, *settings), cwd=folder, env={"MINDGSPO_FAULT": fault})
+    assert (done.returncode != 0) == bool(fault), done.stdout[-4000:] + done.stderr[-4000:]
     return run_dir
 
 
@@ -66,6 +68,19 @@ def test_it_goes_on_after_a_stop(whole: Path) -> None:
         cwd=whole.parent,
     )  # fmt: skip
     assert told(stopped) == told(whole)
+
+
+@pytest.mark.slow
+def test_answers_that_are_not_determined_come_back_after_a_kill(tmp_path: Path) -> None:
+    game = GAME.replace("def reset", "is_deterministic = False\n    def reset").replace("seed % 10", "time.time_ns()")
+    killed = play(tmp_path, "killed", "trainer.save_every=2", game=f"import time\n{game}", fault="log.after:3=kill")
+    said = [row["response"] for row in read_lines(killed / "samples.jsonl")]
+    again = ("run", killed / "config.yaml", *sets("resume=auto"))
+    assert mindgspo(*again, cwd=tmp_path, env={"MINDGSPO_FAULT": "update.before=kill"}).returncode < 0
+    succeeded(*again, cwd=tmp_path)
+    rows = read_lines(killed / "samples.jsonl")
+    assert [row["response"] for row in rows[: len(said)]] == said
+    assert {row["step"] for row in rows[: len(said)]} == {1, 2, 3} and rows[-1]["step"] == 4
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ def test_the_tool_multiplies() -> None:
     text = '<tool_call>{"name": "multiply", "arguments": {"a": 12, "b": 34}}</tool_call>'
     job = {"kind": "step", "row": {"prompt": "", "answer": "408"}, "seed": 0, "state": None, "is_last": False}
     with Player(section) as player:
-        assert [tool["function"]["name"] for tool in player.describe()] == ["multiply"]
+        assert [tool["function"]["name"] for tool in player.describe()["tools"]] == ["multiply"]
         asked = player.submit({**job, "text": text, "number": 1, "style": section.tool_style}).result(60).value
         assert asked["messages"] == [{"role": "tool", "content": "408"}] and asked["errors"] == []
         ended = player.submit({**job, "text": "#### 408", "number": 2, "style": section.tool_style}).result(60).value

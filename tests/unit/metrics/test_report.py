@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
 import re
 import subprocess
@@ -18,6 +19,7 @@ from rich.console import Console
 
 from mindgspo.errors import RunFolderError
 from mindgspo.metrics import RunLog, plot_run, write_report
+from mindgspo.metrics.files import read_records
 from mindgspo.metrics.plot import draw, panel_pictures
 from mindgspo.metrics.plot_style import DARK, LIGHT, smooth
 from mindgspo.metrics.report import MAX_PROBLEMS, held_out_table
@@ -316,3 +318,17 @@ def test_sampled_figures_have_a_picture_and_greedy_ones_alone_have_none(log: Run
         log.log_metrics(step, figures("eval", value, value, value, value, value))
     assert titles(read_run(tmp_path)) == ["Held-out accuracy", "eval"]
     assert "Best evaluation" not in write_report(tmp_path).read_text(encoding="utf-8"), "no accuracy over all sets"
+
+
+def test_an_episode_is_shown_by_turns(log: RunLog, scored, decode_ids, tmp_path: Path) -> None:
+    log.log_metrics(0, figures("eval", 0.5))
+    log.log_validation(0, "eval", [scored(0, [RIGHT])], decode_ids)
+    path = tmp_path / "validation.jsonl"
+    (line,) = read_records(path)
+    turns = [{"text": "7", "observation": "<b>less"}, {"text": "2" * 5000, "observation": ""}]
+    path.write_text(json.dumps({**line, "episode": {"turns": turns}}) + "\n")
+    said = held_out_table(read_run(tmp_path)).problems[0].last.said
+    assert said[:2] == (("7", True), ("<b>less", False)) and len(said) == 3
+    assert said[2][0].startswith("2" * 500 + "\n[... 4,500 more characters") and said[2][1]
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    assert '<pre>7</pre><pre class="observed">&lt;b&gt;less</pre>' in page
