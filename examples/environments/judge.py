@@ -59,6 +59,14 @@ PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
 STARTED = f"{socket.gethostname()}-{time.time_ns():x}"
 
 
+class PassingError(Exception):
+    """A failure after which another try may help. wait_s: before which the server wants none."""
+
+    def __init__(self, reason: str, wait_s: float = 0.0) -> None:
+        super().__init__(reason)
+        self.wait_s = wait_s
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """What the judge said about one response, and what it took to know."""
@@ -261,49 +269,51 @@ class Judge:
             return text, tokens
         except (AttributeError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
             raise RuntimeError(
-                f"{self.address}: answers with {shown(content)}, which is no completion ({error!r:.100})"
+                f"{self.address}: answers with {shown(decoded(content))}, which is no completion ({error!r:.100})"
             ) from None
 
     async def ask(self, body: Mapping[str, Any], until: float) -> bytes:
         """Content of the answer, with retries. Raises RuntimeError."""
-        where, pause_s = urlsplit(self.address), FIRST_PAUSE_S
-        proxy = None if urllib.request.proxy_bypass(where.netloc) else urllib.request.getproxies().get(where.scheme)
+        pause_s = FIRST_PAUSE_S
         headers = {"Accept-Encoding": "identity", **self.headers()}
         async with aiohttp.ClientSession(headers=headers, auto_decompress=False) as session:
             while True:
-                left = min(self.request_seconds, until - time.monotonic())
-                least_s = 0.0
                 try:
-                    async with session.post(
-                        self.address,
-                        json=body,
-                        allow_redirects=False,
-                        proxy=proxy,
-                        timeout=aiohttp.ClientTimeout(total=max(left, 0.01)),
-                    ) as answer:
-                        content = await self.content(answer)
-                        if answer.status == 200:
-                            return content
-                        reason = f"status {answer.status}: {self.message(content)}"
-                        if 300 <= answer.status < 400:
-                            raise RuntimeError(
-                                f"{self.address}: redirects, which is not followed; give the judge's own URL"
-                            )
-                        if answer.status != 429 and answer.status < 500:
-                            raise RuntimeError(f"{self.address}: {reason}")
-                        least_s = retry_after(answer.headers.get("Retry-After", ""))
-                except asyncio.TimeoutError:
-                    reason = f"no answer within {left:.3g} s"
-                except (aiohttp.ClientError, OSError) as error:
-                    reason = f"the connection broke ({str(error) or type(error).__name__:.{MOST_SHOWN}})"
-                wait_s = max(pause_s * random.uniform(0.5, 1), least_s)
-                if time.monotonic() + wait_s >= until:
-                    raise RuntimeError(f"{self.address}: {reason}; no time is left of {self.seconds:g} s")
+                    return await self.ask_once(session, body, until)
+                except PassingError as error:
+                    wait_s = max(pause_s * random.uniform(0.5, 1), error.wait_s)
+                    if time.monotonic() + wait_s >= until:
+                        text = f"{self.address}: {error}; no time is left of {self.seconds:g} s"
+                        raise RuntimeError(text) from None
                 self.counts["retries"] += 1
                 await asyncio.sleep(wait_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
+    async def ask_once(self, session: aiohttp.ClientSession, body: Mapping[str, Any], until: float) -> bytes:
+        """Content of the answer. Raises PassingError where another try may help, else RuntimeError."""
+        where, left = urlsplit(self.address), min(self.request_seconds, max(until - time.monotonic(), 0.01))
+        proxy = None if urllib.request.proxy_bypass(where.netloc) else urllib.request.getproxies().get(where.scheme)
+        timeout = aiohttp.ClientTimeout(total=left)
+        try:
+            async with session.post(
+                self.address, json=body, allow_redirects=False, proxy=proxy, timeout=timeout
+            ) as answer:
+                content = await self.content(answer)
+        except asyncio.TimeoutError:
+            raise PassingError(f"no answer within {left:.3g} s") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise PassingError(f"the connection broke ({shown(str(error) or type(error).__name__)})") from None
+        if answer.status == 200:
+            return content
+        if 300 <= answer.status < 400:
+            raise RuntimeError(f"{self.address}: redirects, which is not followed; give the judge's own URL")
+        reason = f"status {answer.status}: {self.message(content)}"
+        if answer.status == 429 or answer.status >= 500:
+            raise PassingError(reason, retry_after(answer.headers.get("Retry-After", "")))
+        raise RuntimeError(f"{self.address}: {reason}")
+
     async def content(self, answer: aiohttp.ClientResponse) -> bytes:
+        """Of bounded size."""
         content = bytearray()
         async for chunk in answer.content.iter_any():
             content += chunk
@@ -316,10 +326,10 @@ class Judge:
         try:
             text = str(json.loads(content)["error"]["message"])
         except (ValueError, KeyError, TypeError, RecursionError):
-            text = content.decode("utf-8", "replace")
+            text = decoded(content)
         for secret in self.headers().values():
             text = text.replace(secret.removeprefix("Bearer "), "***")
-        return shown(text.encode("utf-8", "replace"))
+        return shown(text)
 
     def write_counts(self) -> None:
         """Beside the cache, in a file of this process and model."""
@@ -393,9 +403,13 @@ def retry_after(value: str) -> float:
     return 0.0
 
 
-def shown(content: bytes) -> str:
+def decoded(content: bytes) -> str:
+    return content.decode("utf-8", "replace")
+
+
+def shown(text: str) -> str:
     """The beginning, in one line."""
-    return " ".join(printable(content[: 4 * MOST_SHOWN].decode("utf-8", "replace")).split())[:MOST_SHOWN] or "nothing"
+    return " ".join(printable(text[: 4 * MOST_SHOWN]).split())[:MOST_SHOWN] or "nothing"
 
 
 def costs(folder: Path) -> list[str]:

@@ -1,8 +1,10 @@
 """examples/environments/judge.py against a real local server that fails in all ways; its cache over processes."""
 
+import dataclasses
 import email.utils
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -458,3 +460,16 @@ def test_the_policy_learns_from_the_judge_alone() -> None:
     reward = load_config(EXAMPLE / "judge.yaml", check_files=False).reward
     assert [name.rpartition(":")[2] for name in reward.functions] == ["rule", "score"]
     assert reward.resolved_weights == (0.0, 1.0) and reward.workers.timeout_s > between.score.seconds
+
+
+@pytest.mark.parametrize("page", ["rewards.md", "rewards_cn.md"])
+def test_the_documentation_has_all_settings(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_API_KEY", KEY)
+    text = (PROJECT / "docs" / page).read_text(encoding="utf-8")
+    section = text.partition("from judge import")[2].partition("\n## ")[0]
+    first_cells = " ".join(re.findall(r"^\| (`.*?) \|", section, re.MULTILINE))
+    fields = {field.name for field in dataclasses.fields(judge.Judge) if field.init}
+    assert set(re.findall(r"`(\w+)`", first_cells)) == fields
+    names: dict[str, Any] = {}
+    exec(text.partition("```python\nfrom judge")[2].partition("```")[0].join(["from judge", ""]), names)
+    assert names["score"].parsed("It says Score: 10. Score: 1") == 0.0
