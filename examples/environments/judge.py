@@ -196,7 +196,7 @@ class Judge:
             return None
         word = found[-1 if self.takes == "last" else 0]
         if self.labels:
-            return {label.casefold(): value for label, value in self.labels.items()}.get(word.casefold())
+            return {label.casefold(): value for label, value in self.labels.items()}.get(word.strip().casefold())
         try:
             number = float(word)
         except ValueError:
@@ -269,7 +269,7 @@ class Judge:
             return text, tokens
         except (AttributeError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
             raise RuntimeError(
-                f"{self.address}: answers with {shown(decoded(content))}, which is no completion ({error!r:.100})"
+                f"{self.address}: answers with {self.quoted(decoded(content))}, which is no completion ({error!r:.100})"
             ) from None
 
     async def ask(self, body: Mapping[str, Any], until: float) -> bytes:
@@ -322,11 +322,14 @@ class Judge:
         return bytes(content)
 
     def message(self, content: bytes) -> str:
-        """One line of a server's error, which may repeat the key."""
+        """One line of a server's error."""
         try:
-            text = str(json.loads(content)["error"]["message"])
+            return self.quoted(str(json.loads(content)["error"]["message"]))
         except (ValueError, KeyError, TypeError, RecursionError):
-            text = decoded(content)
+            return self.quoted(decoded(content))
+
+    def quoted(self, text: str) -> str:
+        """The beginning of what a server said, in one line. Some servers repeat the key."""
         for secret in self.headers().values():
             text = text.replace(secret.removeprefix("Bearer "), "***")
         return shown(text)
