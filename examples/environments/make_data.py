@@ -1,7 +1,7 @@
 """Writes what the examples read, the same on every machine:
 
 data/tokenizer                        that of the tiny model, for the guessing game and the calculator
-data/{guess,calculator,search,programs}_{train,test}.jsonl
+data/{guess,calculator,search,programs,between,judge}_{train,test}.jsonl
 data/documents.jsonl                  what search.py searches
 
 python examples/environments/make_data.py
@@ -11,6 +11,8 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
+
+import between
 
 from mindgspo.config import TokenizerSection
 from mindgspo.tokenization import load_tokenizer
@@ -171,6 +173,59 @@ def program_rows(count: int, ks: range, seed: int) -> list[dict]:
     return rows
 
 
+def is_held_out(low: int, high: int) -> bool:
+    """Whether neither the policy nor its judge is trained on these bounds."""
+    return (31 * low + high) % 8 == 3
+
+
+def bounds(is_test: bool, rng: random.Random) -> tuple[int, int]:
+    """Two numbers with room between them."""
+    while True:
+        low = rng.randint(10, 90)
+        high = min(low + rng.randint(4, 30), 99)
+        if is_held_out(low, high) == is_test:
+            return low, high
+
+
+def between_rows(count: int, is_test: bool, seed: int) -> list[dict]:
+    """Bounds. The demonstration is a careless writer's, who looks at the lower one alone. "answer" is one of those that
+    are right."""
+    rng = random.Random(seed)
+    rows = []
+    for _ in range(count):
+        low, high = bounds(is_test, rng)
+        said = min(low + rng.randint(1, 45), 99)
+        rows.append({"question": f"{low} {high}", "answer": str((low + high) // 2), "solution": str(said)})
+    return rows
+
+
+def judge_rows(count: int, is_test: bool, seed: int) -> list[dict]:
+    """What the judge is asked, and its right answer, one of `between.LABELS`. Half of the responses are right; the
+    others are near a bound, anywhere, or not a number."""
+    rng = random.Random(seed)
+    rows = []
+    for _ in range(count):
+        low, high = bounds(is_test, rng)
+        said = responded(low, high, rng)
+        asked = between.TEMPLATE.replace("{question}", f"{low} {high}").replace("{response}", said)
+        rows.append({"question": asked, "answer": between.right_label(f"{low} {high}", said)})
+    return rows
+
+
+def responded(low: int, high: int, rng: random.Random) -> str:
+    """A response, right or wrong."""
+    inside, kind = str(rng.randint(low + 1, high - 1)), rng.random()
+    if kind < 0.45:
+        return inside
+    if kind < 0.65:
+        return str(rng.choice((low - rng.randint(0, 6), high + rng.randint(0, 6))))
+    if kind < 0.85:
+        return str(rng.randint(10, 99))
+    return rng.choice(
+        (inside[:1], inside + rng.choice("0123456789 ab"), f"{inside} {inside}", f"{low} {high}", "", "yes")
+    )
+
+
 def write(name: str, rows: list[dict]) -> None:
     """Write rows as lines of JSON."""
     DATA.mkdir(exist_ok=True)
@@ -190,3 +245,7 @@ if __name__ == "__main__":
     write("search_test", questions[300:])
     write("programs_train", program_rows(500, range(2, 20, 2), seed=6))
     write("programs_test", program_rows(100, range(3, 20, 2), seed=7))
+    write("between_train", between_rows(4000, is_test=False, seed=8))
+    write("between_test", between_rows(512, is_test=True, seed=9))
+    write("judge_train", judge_rows(20_000, is_test=False, seed=10))
+    write("judge_test", judge_rows(1000, is_test=True, seed=11))

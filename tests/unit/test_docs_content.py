@@ -214,7 +214,7 @@ def test_rewards_tables_settings_and_function_are_those_of_the_code(page: Path) 
     workers = [path for path, _ in known_keys() if path.startswith("reward.workers.")]
     for expected in (VERIFIERS, SHAPERS, get_args(AnswerMode), [verdict.value for verdict in Verdict], workers):
         assert list(expected) in shown
-    (source,) = (content for language, content in code_blocks(text_of(page)) if language == "python")
+    source, _ = (content for language, content in code_blocks(text_of(page)) if language == "python")
     names: dict[str, object] = {}
     exec(source, names)
     returned = names["compute_score"](
