@@ -220,8 +220,8 @@ def programmed(
     expression: str, solve: Callable[[str, int], list], k: int, separator: str, tests: list, rng: random.Random
 ) -> list[dict]:
     """A demonstration as messages: of a careless teacher, who guesses what stands between the parts, has another k than
-    the question in one program of five, and heeds the test in half of the rows where it failed. What is told is that of
-    programs.py."""
+    the question in one program of five, and overlooks in one row of three what the test that failed shows. What is told
+    is that of programs.py."""
     messages: list[dict] = []
     between = rng.choice(SEPARATORS)
     for _ in range(NUM_TRIES):
@@ -234,7 +234,8 @@ def programmed(
             return messages
         said = programs.OTHERS_FAIL if passed[0] else programs.told(ran[0], *tests[0])
         messages.append({"role": "user", "content": said})
-        between = separator if rng.random() < 0.5 else rng.choice(SEPARATORS)
+        if rng.random() < 2 / 3:
+            between = separator
     return messages[:-1]
 
 
