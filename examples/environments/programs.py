@@ -14,8 +14,8 @@ import sandbox
 
 from mindgspo.environments import End, Environment, Row, Turn
 
-LIMITS = sandbox.Limits(seconds=2.0)
-SECONDS = 10.0
+LIMITS = sandbox.Limits(seconds=5.0)
+SECONDS = 20.0
 """For all tests of a turn; those that are left then count as failed. environment.workers.timeout_s must be longer."""
 MOST_SHOWN = 300
 """Characters of an input or output that the policy is shown."""
