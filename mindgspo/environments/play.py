@@ -14,7 +14,6 @@ from typing import Any
 
 from mindgspo.environments.protocol import TOOL_ERRORS, End, Environment, Row, Turn
 from mindgspo.environments.tool_calls import MALFORMED, MAX_CALLS, parse
-from mindgspo.environments.tools import schema
 
 MAX_STATE_BYTES = 1 << 18
 MAX_MESSAGES = MAX_CALLS + 1
@@ -40,9 +39,13 @@ def play(environment: type[Environment], *, kind: str, **arguments: Any) -> dict
     """Do one job. kind: "describe" (no arguments) returns {"tools": [JSON schema, ...], "is_deterministic": bool};
     "reset", "step" and "cut" see `_reset`, `_step` and `_cut`. Raises what the environment raises."""
     if kind == "describe":
+<<<<<<< HEAD
         made = environment()
         tools = [schema(getattr(made, name)) for name in made.tools]
         return {"tools": tools, "is_deterministic": bool(made.is_deterministic)}
+=======
+        return {"tools": environment().schemas()}
+>>>>>>> verif
     return {"reset": _reset, "step": _step, "cut": _cut}[kind](environment, **arguments)
 
 
