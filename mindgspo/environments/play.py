@@ -39,13 +39,8 @@ def play(environment: type[Environment], *, kind: str, **arguments: Any) -> dict
     """Do one job. kind: "describe" (no arguments) returns {"tools": [JSON schema, ...], "is_deterministic": bool};
     "reset", "step" and "cut" see `_reset`, `_step` and `_cut`. Raises what the environment raises."""
     if kind == "describe":
-<<<<<<< HEAD
         made = environment()
-        tools = [schema(getattr(made, name)) for name in made.tools]
-        return {"tools": tools, "is_deterministic": bool(made.is_deterministic)}
-=======
-        return {"tools": environment().schemas()}
->>>>>>> verif
+        return {"tools": made.schemas(), "is_deterministic": bool(made.is_deterministic)}
     return {"reset": _reset, "step": _step, "cut": _cut}[kind](environment, **arguments)
 
 
