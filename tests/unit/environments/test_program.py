@@ -63,7 +63,7 @@ def test_a_limit_asks_the_program_for_the_end(player: Player) -> None:
 
 
 def test_tools_are_those_of_the_program(player: Player) -> None:
-    assert [tool["function"]["name"] for tool in player.describe()] == ["add"]
+    assert [tool["function"]["name"] for tool in player.describe()["tools"]] == ["add"]
     call = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>'
     wrong = '<tool_call>{"name": "add", "arguments": {}}</tool_call><tool_call>'
     value = step(player, call + wrong).value
