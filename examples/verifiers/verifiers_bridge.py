@@ -388,6 +388,16 @@ def _end(episode: Any) -> dict[str, Any]:
     return {"reward": trace.reward, "info": {name: value for name, value in info.items() if math.isfinite(value)}}
 
 
+def _fields(data: Any) -> dict[str, Any]:
+    """A task's data as JSON. Raises ValueError for a field that would come back as something else."""
+    fields = data.model_dump(mode="json", exclude_defaults=True)
+    back = type(data).model_validate(json.loads(json.dumps(fields)))
+    for name in type(data).model_fields:
+        if getattr(back, name) != getattr(data, name):
+            raise ValueError(f"task {data.idx}: {name} = {getattr(data, name)!r:.80} cannot be kept as JSON")
+    return fields
+
+
 async def export(bridge: Bridge, places: list[tuple[Path, int]]) -> None:
     """Write tasks as rows: what the model is told first, and the task for `reset`. places: files, and how many rows."""
     await bridge.start()
@@ -401,8 +411,7 @@ async def export(bridge: Bridge, places: list[tuple[Path, int]]) -> None:
                     raise RuntimeError(f"task {task.data.idx} ends before its first turn: {_end(running.result())}")
                 messages = episode.body["messages"]
             row = {"messages": [_message(one) for one in messages], "answer": str(getattr(task.data, "answer", ""))}
-            task_fields = task.data.model_dump(mode="json", exclude_defaults=True)
-            lines.append(json.dumps(row | {"task": task_fields, "seen": _digest(messages)}) + "\n")
+            lines.append(json.dumps(row | {"task": _fields(task.data), "seen": _digest(messages)}) + "\n")
         path.write_text("".join(lines))
         print(f"{path}: {len(lines)} rows", file=sys.stderr)
 

@@ -125,7 +125,7 @@ def test_messages_and_rewards_are_those_of_verifiers(rows: tuple[str, list[dict]
     plan = tmp_path / "plan.json"
     plan.write_text(json.dumps({"folder": str(EXAMPLES), "taskset": taskset, "args": settings, "tasks": tasks}))
     command = [PYTHON, str(Path(__file__).with_name("verifiers_reference.py")), str(plan)]
-    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=1200)
     references, environment = json.loads(found.stdout.splitlines()[-1]), bridged(taskset)
     for row, said, reference in zip(exported, turns, references, strict=True):
         assert not reference["errors"] and reference["asked"] == len(said), reference
