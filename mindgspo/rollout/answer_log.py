@@ -32,8 +32,7 @@ class AnswerLog:
             shutil.rmtree(folder, ignore_errors=True)
         files = [] if new_run else sorted(folder.glob("*.rank_*.jsonl"))
         self._known = {record["key"]: record["value"] for file in files for record in read_records(file)}
-        self._folder, self._rank = folder, rank
-        self._number = 1 + max((_number(file) for file in files), default=0)
+        self._folder, self._rank, self._number = folder, rank, 1 + max(map(_number, files), default=0)
 
     def find(self, key: str) -> Reply | None:
         """The answer that was given before the run was stopped."""
@@ -44,8 +43,8 @@ class AnswerLog:
         failed is asked for again. Raises WriteError."""
         if reply.outcome is JobOutcome.DONE:
             make_folder(self._folder)
-            file = LogFile(self._folder / f"{self._number}.rank_{self._rank}.jsonl")
-            file.append([{"key": key, "value": reply.value}])
+            path = self._folder / f"{self._number}.rank_{self._rank}.jsonl"
+            LogFile(path).append([{"key": key, "value": reply.value}])
 
     def state(self) -> dict[str, Any]:
         """See `Stateful`; a checkpoint is saved. What was added since the one before stays: this one may be damaged."""
