@@ -1,0 +1,105 @@
+"""The section `model.lora`: low-rank adapters (LoRA, arXiv 2106.09685) on frozen weights. Pure Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import sqrt
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from mindgspo.config.section import Section
+from mindgspo.text import did_you_mean
+
+if TYPE_CHECKING:
+    from mindgspo.config.model import ModelSection
+
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+_MLP = ("gate_proj", "up_proj", "down_proj")
+_WORDS: Mapping[str, tuple[str, ...]] = {"attention": _ATTENTION, "mlp": _MLP, "all": _ATTENTION + _MLP}
+_TARGETS = (*_WORDS, *_ATTENTION, *_MLP)
+_TABLES = ("embed_tokens", "lm_head", "embeddings", "head")
+
+
+class LoraSection(Section):
+    """Train y = x W^T + scale (x A^T) B^T with W frozen, A [rank, in] and B [out, rank] for each target."""
+
+    if TYPE_CHECKING:  # pydantic gives frozen sections a hash, which type checkers do not know
+
+        def __hash__(self) -> int: ...
+
+    rank: int = 16
+    """Rows of A and columns of B; at most the width of the narrowest target."""
+    alpha: float = Field(default=32.0, gt=0)
+    """scale = alpha / rank."""
+    use_rslora: bool = False
+    """scale = alpha / sqrt(rank) instead (rsLoRA, arXiv 2312.03732)."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Only 0 is implemented: the sampler would have to drop the same values as the trainer."""
+    targets: tuple[str, ...] = Field(default=("all",), min_length=1)
+    """Projections with adapters: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj; or attention, mlp,
+    all. Of a mixture of experts: attention and its projections."""
+    init: Literal["kaiming", "gaussian"] = "kaiming"
+    """How A is drawn, as by PEFT: kaiming is uniform within 1 / sqrt(in), gaussian has the standard deviation 1 / rank.
+    B begins with zeros, so that the first policy is the base model."""
+    path: Path | None = None
+    """PEFT folder (adapter_config.json + adapter_model.safetensors) to begin with. Its rank, alpha and targets must be
+    those above. None: drawn from `seed`."""
+
+    @property
+    def scale(self) -> float:
+        """The factor of an adapter's output."""
+        return self.alpha / (sqrt(self.rank) if self.use_rslora else self.rank)
+
+    @property
+    def projections(self) -> tuple[str, ...]:
+        """Names of the projections that have adapters."""
+        named = {one for target in self.targets for one in _WORDS.get(target, (target,))}
+        return tuple(one for one in _WORDS["all"] if one in named)
+
+
+def lora_problems(model: ModelSection) -> Iterator[str]:
+    """Adapters that the model cannot have."""
+    lora = model.lora
+    if lora is None:
+        return
+    if model.backend != "native":
+        yield f"model.lora: the backend {model.backend} has no adapters; remove the section, or the backend"
+    if lora.dropout:
+        yield (
+            f"model.lora.dropout: {lora.dropout:g}; with dropout the trainer's log-probs would not be the sampler's; "
+            "only legal: 0"
+        )
+    unknown = [target for target in lora.targets if target not in _TARGETS]
+    yield from map(_target_problem, unknown)
+    if not unknown and model.num_experts is not None and (of_block := set(lora.projections) & set(_MLP)):
+        yield (
+            f"model.lora.targets: {', '.join(sorted(of_block))} of {model.architecture} are experts, which have no "
+            f"adapters yet; set [attention]"
+        )
+    narrowest = min((min(sizes) for name, sizes in _sizes(model).items() if name in lora.projections), default=0)
+    if lora.rank < 1 or (narrowest and lora.rank > narrowest):
+        most = f" to {narrowest}, the width of the narrowest target" if narrowest else " or more"
+        yield f"model.lora.rank: {lora.rank}; legal: 1{most}"
+
+
+def _target_problem(target: str) -> str:
+    if target in _TABLES:
+        return (
+            f"model.lora.targets: {target}; tables are no targets: a tied one is input and output at once, and a row "
+            "per token is no projection; leave it out"
+        )
+    if target == "experts":
+        return "model.lora.targets: experts have no adapters yet; set [attention]"
+    fix = did_you_mean(target, _TARGETS, otherwise=f"; known: {', '.join(_TARGETS)}")
+    return f"model.lora.targets: no projection {target!r}{fix}"
+
+
+def _sizes(model: ModelSection) -> dict[str, tuple[int, int]]:
+    """Input and output features of each projection."""
+    hidden, inner, head_dim = model.hidden_size, model.intermediate_size, model.head_dim or 1
+    query, key_value = model.num_attention_heads * head_dim, model.num_key_value_heads * head_dim
+    outs = dict(zip(_WORDS["all"], (query, key_value, key_value, hidden, inner, inner, hidden), strict=True))
+    ins = {"o_proj": query, "down_proj": inner}
+    return {name: (ins.get(name, hidden), out) for name, out in outs.items()}

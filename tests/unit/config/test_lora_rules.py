@@ -1,0 +1,59 @@
+"""The section `model.lora`: what it means, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from mindgspo.config import ModelSection, dump_config, load_config
+from mindgspo.config.lora import LoraSection, lora_problems
+from mindgspo.errors import ConfigError
+
+EXPERTS = ("model.architecture=qwen3_moe", "model.num_experts=8", "model.num_experts_per_tok=2",
+           "model.moe_intermediate_size=48")  # fmt: skip
+
+
+def test_scale_and_targets() -> None:
+    assert LoraSection(rank=4, alpha=10).scale == 2.5
+    assert LoraSection(rank=4, alpha=10, use_rslora=True).scale == 5
+    assert LoraSection(targets=("down_proj", "attention")).projections == (
+        "q_proj", "k_proj", "v_proj", "o_proj", "down_proj",
+    )  # fmt: skip
+    assert len(LoraSection().projections) == 7 and math.isclose(LoraSection().scale, 2)
+
+
+def test_one_setting_makes_the_section_and_it_is_read_back(load, tmp_path) -> None:
+    config = load("model.lora.rank=4")
+    assert config.model.lora == LoraSection(rank=4) and config.model.base.lora is None
+    (tmp_path / "dumped.yaml").write_text(dump_config(config), encoding="utf-8")
+    assert load_config(tmp_path / "dumped.yaml") == config
+
+
+@pytest.mark.parametrize(("overrides", "message"), [
+    (("model.lora.targets=[q_prj]",), "model.lora.targets: no projection 'q_prj'; did you mean 'q_proj'"),
+    (("model.lora.targets=[embed_tokens]",), "embed_tokens; tables are no targets: a tied one is input and output"),
+    (("model.lora.targets=[experts]",), "experts have no adapters yet; set .attention."),
+    ((*EXPERTS, "model.lora.rank=4"), "down_proj, gate_proj, up_proj of qwen3_moe are experts, which have no adapters"),
+    (("model.lora.rank=0",), "model.lora.rank: 0; legal: 1 to "),
+    (("model.lora.dropout=0.1",), "model.lora.dropout: 0.1; with dropout .* only legal: 0"),
+    (("model.lora.path=/no/adapter",), "model.lora.path: /no/adapter does not exist"),
+    (("model.lora.rank=4", "algorithm.kl.placement=loss", "algorithm.kl.coef=0.1", "algorithm.kl.reference.mode=ema"),
+     "mode: ema; the average of adapters' matrices is not that of their products"),
+    (("model.lora.rank=4", "model.backend=mindformers"), "model.lora: the backend mindformers has no adapters"),
+])  # fmt: skip
+def test_what_it_cannot_be_is_refused_in_one_line(load, overrides, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(*overrides)
+
+
+def test_a_rank_is_at_most_the_narrowest_target() -> None:
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
+             "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
+
+    def problems(rank: int, *targets: str) -> list[str]:
+        return list(lora_problems(ModelSection(**sizes, lora=LoraSection(rank=rank, targets=targets))))
+
+    assert problems(16, "all") == [] == problems(32, "q_proj", "mlp")
+    assert problems(17, "all") == ["model.lora.rank: 17; legal: 1 to 16, the width of the narrowest target"]  # of k, v
+    assert problems(33, "mlp") == ["model.lora.rank: 33; legal: 1 to 32, the width of the narrowest target"]
