@@ -113,8 +113,13 @@ TABLES = ("model.embed_tokens.weight", "lm_head.weight")
 
 def compute_type(name: str, dtype: str) -> str:
     """The type in which a parameter is read. dtype: the model's compute type. The routers of experts compute in
-    float32, and their weights are not rounded."""
-    return "float32" if name.endswith(".mlp.gate.weight") else dtype
+    float32, and their weights are not rounded; adapters are scaled before they are."""
+    return "float32" if name.endswith(".mlp.gate.weight") or is_adapter(name) else dtype
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a parameter belongs to a low-rank adapter."""
+    return name.endswith((".lora_A.weight", ".lora_B.weight"))
 
 
 def trained_type(name: str, shape: tuple[int, ...], dtype: str) -> str:
@@ -149,6 +154,16 @@ def parameter_shapes(model: ModelSection) -> dict[str, tuple[int, ...]]:
         else weight.shape
         for weight in _expand(model)
     }
+
+
+def adapter_name(weight: str, matrix: str) -> str:
+    """Name of matrix A or B of a weight's adapter."""
+    return f"{weight.removesuffix('.weight')}.lora_{matrix}.weight"
+
+
+def trained_shapes(model: ModelSection) -> dict[str, tuple[int, ...]]:
+    """The part of `parameter_shapes` that is trained: everything, or the adapters."""
+    return {name: shape for name, shape in parameter_shapes(model).items() if model.lora is None or is_adapter(name)}
 
 
 def to_hugging_face(model: ModelSection, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -189,7 +204,19 @@ def _expand(model: ModelSection) -> list[_Weight]:
                     is_stacked=is_stacked,
                 )
             )
+            if not is_stacked:
+                expanded += _adapter(model, row.ours.format(i=i), row.shape(model))
     return expanded
+
+
+def _adapter(model: ModelSection, weight: str, shape: tuple[int, ...]) -> list[_Weight]:
+    """The adapter of a weight, where it has one; its names are the same in a checkpoint."""
+    layer, _, kind = weight.rpartition(".")
+    if model.lora is None or kind != "weight" or layer.rpartition(".")[2] not in model.lora.projections:
+        return []
+    shapes = {"A": (model.lora.rank, shape[1]), "B": (shape[0], model.lora.rank)}
+    names = {matrix: adapter_name(weight, matrix) for matrix in shapes}
+    return [_Weight(ours=names[one], theirs=(names[one],), shape=shapes[one], is_stacked=False) for one in shapes]
 
 
 # Hugging Face on the left, MindFormers on the right.

@@ -8,7 +8,7 @@ ranks that share a weight train float32 rows of it, its master, and compute with
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,11 +17,14 @@ from mindspore import Parameter
 
 from mindgspo.config import ModelSection
 from mindgspo.config.huggingface_config import check_architecture, read_model_section
+from mindgspo.models.lora import ADAPTER_WEIGHTS, check_peft_folder, peft_names
 from mindgspo.models.model import Model
 from mindgspo.models.names import (
     TABLES,
     hugging_face_names,
+    is_adapter,
     parameter_shapes,
+    trained_shapes,
     trained_type,
 )
 from mindgspo.models.transformer import DTYPES
@@ -43,9 +46,11 @@ def weight_layouts(section: ModelSection, model: Model) -> dict[str, Layout]:
 
 def master_layouts(section: ModelSection, model: Model) -> dict[str, Layout]:
     """Return the layouts of the weights that are trained; see `master_views`."""
+    layouts, trained = weight_layouts(section, model), trained_shapes(model.config)
     if model.masters is None:
-        return weight_layouts(section, model)
-    return moment_layouts(parameter_shapes(section), section, model.place.plan)
+        return layouts
+    rows = moment_layouts(parameter_shapes(section), section, model.place.plan)
+    return {name: rows[name] if name in trained else layout for name, layout in layouts.items()}
 
 
 def hold_in_types(model: Model, type_of: Callable[[Parameter], str]) -> None:
@@ -54,7 +59,9 @@ def hold_in_types(model: Model, type_of: Callable[[Parameter], str]) -> None:
         for attribute, parameter in list(cell.parameters_and_names(expand=False)):
             dtype = DTYPES[type_of(parameter)]
             if parameter.dtype != dtype:
-                held = zero_parameter(tuple(parameter.shape), parameter.name, dtype)
+                held = zero_parameter(
+                    tuple(parameter.shape), parameter.name, dtype, requires_grad=parameter.requires_grad
+                )
                 if not parameter.has_init and (values := values_of(parameter)).any():
                     set_values(held, values)  # zeros that nobody has written take no memory
                 setattr(cell, attribute, held)
@@ -67,11 +74,11 @@ def hold_masters(model: Model) -> dict[str, Parameter]:
     plan, section = model.place.plan, model.config
     if model.masters is None and plan.optimizer_shard and plan.token_parts > 1:
         layouts = weight_layouts(section, model)
-        rows = moment_layouts(parameter_shapes(section), section, plan)
+        rows = moment_layouts(trained_shapes(section), section, plan)
         masters = model.masters = {}
         for parameter in model.get_parameters():
             name = parameter.name
-            if rows[name].slice_shape == layouts[name].slice_shape:
+            if name not in rows or rows[name].slice_shape == layouts[name].slice_shape:
                 continue
             own, whole = (each.held_by(model.place.rank) for each in (rows[name], layouts[name]))
             master = zero_parameter(own.shape, f"master.{name}", requires_grad=False)
@@ -87,29 +94,41 @@ def hold_masters(model: Model) -> dict[str, Parameter]:
 
 
 def fill_model(model: Model, section: ModelSection, seed: int) -> None:
-    """Weights of model.path, or random ones. Raises ConfigError if that folder's architecture is not the one
-    configured, WeightsError if its files do not fit."""
+    """Weights of model.path, or random ones; adapters of model.lora.path, or new ones. Raises ConfigError if that
+    folder's architecture is not the one configured, WeightsError if files do not fit."""
     if section.path is None:
         initialize_weights(model, section, seed)
-        return
-    check_architecture(section, read_model_section(section.path))
-    load_huggingface(model, section, section.path)
+    else:
+        check_architecture(section, read_model_section(section.path))
+        load_huggingface(model, section.base, section.path)
+        initialize_weights(model, section, seed, among=trained_shapes(section) if section.lora else ())
+    if section.lora is not None and section.lora.path is not None:
+        load_adapters(model, section, section.lora.path)
 
 
-def initialize_weights(model: Model, section: ModelSection, seed: int) -> None:
-    """Random weights as Hugging Face draws them: matrices N(0, initializer_range^2), norms 1, biases 0.
+def initialize_weights(model: Model, section: ModelSection, seed: int, *, among: Container[str] | None = None) -> None:
+    """Random weights as Hugging Face draws them: matrices N(0, initializer_range^2), norms 1, biases 0; adapters as
+    `LoraSection.init` says. among: names of parameters; None: all.
 
     Every parameter has its own stream, keyed by (seed, its name): neither the order of creation nor the plan matters.
     """
     for own in _own_slices(model, section):
-        set_values(own.parameter, _initial_values(own.name, own.shape, section, seed)[own.index])
+        if among is None or own.name in among:
+            set_values(own.parameter, _initial_values(own.name, own.shape, section, seed)[own.index])
 
 
 def _initial_values(name: str, shape: tuple[int, ...], section: ModelSection, seed: int) -> np.ndarray:
     if len(shape) == 1:
         return np.full(shape, float(name.endswith("norm.weight")), dtype=np.float32)
+    if name.endswith(".lora_B.weight"):
+        return np.zeros(shape, np.float32)
     key = [seed, _INITIALIZATION_STREAM, zlib.crc32(name.encode())]
     random = np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
+    if name.endswith(".lora_A.weight"):
+        assert section.lora is not None, name
+        if section.lora.init == "gaussian":
+            return random.standard_normal(shape, np.float32) / np.float32(section.lora.rank)
+        return (random.random(shape, np.float32) * 2 - 1) * np.float32(shape[1] ** -0.5)  # kaiming, a = sqrt(5)
     padding = section.rows - section.vocab_size if name in TABLES else 0
     values = random.standard_normal((shape[0] - padding, *shape[1:]), dtype=np.float32)
     values *= np.float32(section.initializer_range)
@@ -139,6 +158,17 @@ def load_tensors(model: Model, section: ModelSection, source: TensorSource) -> N
     names = hugging_face_names(section)
     for own in _own_slices(model, section):
         set_values(own.parameter, _part(source, names[own.name], own.index))
+
+
+def load_adapters(model: Model, section: ModelSection, folder: Path) -> None:
+    """Set every adapter from a PEFT folder. Raises WeightsError, before anything is changed, if it holds another
+    adapter; see `check_peft_folder`."""
+    names = peft_names(section)
+    with open_tensors(folder / ADAPTER_WEIGHTS) as stored:
+        check_peft_folder(section, folder, stored)
+        for own in _own_slices(model, section):
+            if own.name in names:
+                set_values(own.parameter, _part(stored, (names[own.name],), own.index))
 
 
 def _part(source: TensorSource, names: tuple[str, ...], index: tuple[slice, ...]) -> np.ndarray:
@@ -179,11 +209,14 @@ class _OwnSlice(NamedTuple):
 
 
 def _own_slices(model: Model, section: ModelSection) -> Iterator[_OwnSlice]:
-    """The parameters that this rank holds, in table order, then their masters."""
+    """The parameters of `section` that this rank holds, in table order, then their masters."""
     parameters = {parameter.name: parameter for parameter in model.get_parameters()}
+    masters, layouts = model.masters or {}, master_layouts(section, model)
+    if section.lora is None:  # adapters that a model has beside the weights asked for
+        parameters, masters = (
+            {name: one for name, one in each.items() if not is_adapter(name)} for each in (parameters, masters)
+        )
     yield from _slices(parameters, weight_layouts(section, model), model.place.rank)
-    masters = model.masters or {}
-    layouts = master_layouts(section, model)
     yield from _slices(masters, {name: layouts[name] for name in masters}, model.place.rank)
 
 

@@ -178,7 +178,7 @@ def _sum(work: RankWork) -> int:
     if work.plan.world_size == 1:
         return 0
     sizes, rows = (of(work.config.model, work.plan, work.rank) for of in (weight_sizes, moment_sizes))
-    return max(2 * _BUCKET_BYTES, FLOAT * max(sizes[name] + rows[name] for name in sizes))
+    return max(2 * _BUCKET_BYTES, FLOAT * max(sizes[name] + rows[name] for name in rows))
 
 
 def _step(work: RankWork) -> int:

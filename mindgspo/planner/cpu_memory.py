@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from mindgspo.models.names import trained_shapes
 from mindgspo.planner.memory_plan import MIB, Part, Parts
 from mindgspo.planner.rank_work import FLOAT, RankWidths, RankWork, weight_sizes, whole_bytes
 from mindgspo.swap.states import Phase
@@ -55,8 +56,10 @@ def _update(work: RankWork) -> Parts:
     width, tokens = work.train, work.tokens(work.train)
     kept = width.layers * (tokens * width.hidden if work.plan.recompute == "full" else _kept(width, tokens))
     table = width.output_rows * width.hidden if width.is_last else 0
-    gradients = sum(weight_sizes(work.config.model, work.plan, work.rank).values())
-    if work.config.model.tie_word_embeddings and width.is_first:
+    trained = trained_shapes(work.config.model)
+    sizes = weight_sizes(work.config.model, work.plan, work.rank)
+    gradients = sum(size for name, size in sizes.items() if name in trained)
+    if work.config.model.tie_word_embeddings and width.is_first and work.config.model.lora is None:
         gradients += 2 * table
     activations, new = max((kept, table), (0, gradients), key=sum)
     return {

@@ -15,7 +15,7 @@ from mindgspo.batches.rows import round_up
 from mindgspo.config import ExperimentConfig, ModelSection, ParallelPlan
 from mindgspo.config.cache import block_bytes, whole_cache_blocks
 from mindgspo.config.plan import inner_size
-from mindgspo.models.names import compute_type, parameter_shapes, trained_type
+from mindgspo.models.names import compute_type, parameter_shapes, trained_shapes, trained_type
 from mindgspo.parallel.plans.layout import Layout
 from mindgspo.parallel.plans.parameter_layouts import moment_layouts, parameter_layouts
 from mindgspo.parallel.plans.placement import Placement
@@ -200,8 +200,9 @@ class RankWork:
 def held_bytes(work: RankWork) -> dict[Holding, int]:
     """Bytes of every holding on the rank; memory shared by two holdings counts for the trained weights."""
     config, plans = work.config, work.config.plans
-    own = sum(weight_sizes(config.model, plans.train, work.rank).values())
-    moments = FLOAT * sum(moment_sizes(config.model, plans.train, work.rank).values())
+    rows = moment_sizes(config.model, plans.train, work.rank)
+    own = sum(size for name, size in weight_sizes(config.model, plans.train, work.rank).items() if name in rows)
+    moments = FLOAT * sum(rows.values())
     rollout = 0
     if not reads_trained_weights(config):
         rollout = sum(generating_bytes(config, work.rank).values())
@@ -258,7 +259,7 @@ def generating_bytes(config: ExperimentConfig, rank: int) -> Sizes:
 def _trained_bytes(model: ModelSection, plan: ParallelPlan, rank: int, device: str) -> Sizes:
     """Bytes by name of the trained weights that a rank computes with, without float32 masters."""
     sizes, rows, shapes = weight_sizes(model, plan, rank), moment_sizes(model, plan, rank), parameter_shapes(model)
-    rounded = {name for name in sizes if device == "Ascend" and rows[name] < sizes[name]}
+    rounded = {name for name in rows if device == "Ascend" and rows[name] < sizes[name]}
     dtypes = {name: trained_type(name, shapes[name], model.dtype) if name in rounded else "float32" for name in sizes}
     return {name: size * TYPE_BYTES[dtypes[name]] for name, size in sizes.items()}
 
@@ -280,8 +281,8 @@ def weight_sizes(model: ModelSection, plan: ParallelPlan, rank: int) -> Sizes:
 
 @lru_cache(maxsize=1024)
 def moment_sizes(model: ModelSection, plan: ParallelPlan, rank: int) -> Sizes:
-    """Elements of one moment of each weight on the rank: of its slice, or of its rows of that."""
-    return _sizes(moment_layouts(parameter_shapes(model), model, plan), rank)
+    """Elements of one moment of each trained weight on the rank: of its slice, or of its rows of that."""
+    return _sizes(moment_layouts(trained_shapes(model), model, plan), rank)
 
 
 @lru_cache(maxsize=64)

@@ -97,7 +97,33 @@ def _outs_by_head(features: int, head_dim: int | None) -> list[int]:
     return [features] if head_dim is None else [features // head_dim, head_dim]
 
 
-def _linear(num_layers: int, has_bias: bool, head_dim: int | None, dtype: ms.Type | None) -> ops.Custom:
+def _gradients_of_input() -> dict[tuple[int, bool], Callable[..., tuple]]:
+    """Gradients of `_linear` for frozen weights, by number of layers and whether these have biases. Nobody reads the
+    zeros of the weights, so they are never made."""
+    grad = kernel("linear_input_grad", lambda x, *rest: x)
+
+    def one(x, tokens, biased, w, out, dout):
+        return grad(x, tokens, biased, w, dout), zeros_like(tokens), zeros_like(biased), zeros_like(w)
+
+    def two(x, tokens, biased, w, v, out, dout):
+        dx = grad(x, tokens, biased, w, v, dout[0], dout[1])
+        return dx, zeros_like(tokens), zeros_like(biased), zeros_like(w), zeros_like(v)
+
+    def three(x, tokens, biased, w, v, u, out, dout):
+        dx = grad(x, tokens, biased, w, v, u, dout[0], dout[1], dout[2])
+        return dx, zeros_like(tokens), zeros_like(biased), zeros_like(w), zeros_like(v), zeros_like(u)
+
+    def three_biased(x, tokens, biased, w, wb, v, vb, u, ub, out, dout):
+        dx = grad(x, tokens, biased, w, wb, v, vb, u, ub, dout[0], dout[1], dout[2])
+        zeros = (zeros_like(w), zeros_like(wb), zeros_like(v), zeros_like(vb), zeros_like(u), zeros_like(ub))
+        return dx, zeros_like(tokens), zeros_like(biased), *zeros
+
+    return {(1, False): one, (2, False): two, (3, False): three, (3, True): three_biased}
+
+
+def _linear(
+    num_layers: int, has_bias: bool, head_dim: int | None, dtype: ms.Type | None, is_frozen: bool
+) -> ops.Custom:
     """Return the operator (x [M, I], tokens, biased, each layer's weight [O, I] and bias [O]) -> [M, O] or by head."""
     step = 2 if has_bias else 1
     last = num_layers * step
@@ -121,6 +147,8 @@ def _linear(num_layers: int, has_bias: bool, head_dim: int | None, dtype: ms.Typ
 
     gradients = {(1, False): one, (2, False): two, (3, False): three, (3, True): three_biased}
     name = f"linear_{num_layers}_biased" if has_bias else f"linear_{num_layers}"
+    if is_frozen:
+        gradients, name = _gradients_of_input(), f"{name}_frozen"
     if num_layers == 1:
         return kernel(
             name,
@@ -139,15 +167,22 @@ def _linear(num_layers: int, has_bias: bool, head_dim: int | None, dtype: ms.Typ
 class LinearKernel(nn.Cell):
     """construct(x_MI, tokens, weight_OI, [bias_O,] ...) -> x W^T + b [M, O] of 1 to 3 layers; 3 may have biases.
 
-    head_dim: D if the outputs are heads, [M, O / D, D]. dtype: of the outputs; None: x's.
+    head_dim: D if the outputs are heads, [M, O / D, D]. dtype: of the outputs; None: x's. is_frozen: only the gradient
+    of x is computed.
     """
 
     def __init__(
-        self, num_layers: int, *, has_bias: bool, head_dim: int | None = None, dtype: ms.Type | None = None
+        self,
+        num_layers: int,
+        *,
+        has_bias: bool,
+        head_dim: int | None = None,
+        dtype: ms.Type | None = None,
+        is_frozen: bool = False,
     ) -> None:
         super().__init__(auto_prefix=False)
         self.biased = Tensor(np.full(num_layers, has_bias, np.int32))
-        self.linear = _linear(num_layers, has_bias, head_dim, dtype)
+        self.linear = _linear(num_layers, has_bias, head_dim, dtype, is_frozen)
 
     def construct(self, x_MI: Tensor, tokens: Tensor, *weights: Tensor) -> Tensor | tuple[Tensor, ...]:
         return self.linear(x_MI, tokens, self.biased, *weights)
@@ -479,6 +514,21 @@ class StoreKernel(nn.Cell):
         self, key_MBD: Tensor, value_MBD: Tensor, keys: Tensor, values: Tensor, cache_rows_M: Tensor, tokens: Tensor
     ) -> Tensor:
         return self.store(key_MBD, value_MBD, keys, values, cache_rows_M, tokens)
+
+
+class PagedAttentionKernel(nn.Cell):
+    """construct(query_SAD, keys, values, table_SP, lengths_S, tokens) -> attended values [S, A * D] of one token per
+    sequence over the cache; see `DecodeAttentionKernel`."""
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__(auto_prefix=False)
+        self.scale = Tensor([head_dim**-0.5], ms.float32)
+        self.attend = kernel("paged_attention", lambda q, *rest: [q[0], q[1] * q[2]], lambda q, *rest: q)
+
+    def construct(
+        self, query_SAD: Tensor, keys: Tensor, values: Tensor, table_SP: Tensor, lengths_S: Tensor, tokens: Tensor
+    ) -> Tensor:
+        return self.attend(query_SAD, keys, values, table_SP, lengths_S, self.scale, tokens)
 
 
 class DecodeAttentionKernel(nn.Cell):

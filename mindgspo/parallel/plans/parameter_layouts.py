@@ -2,7 +2,8 @@
 
 Matrices are [out, in], those of experts [experts, out, in]. Column-parallel matrices are split by out, with their
 biases, row-parallel ones by in, the output table by vocabulary, the input table as `vocab_emb_dp` says. Norms and
-routers are whole on every rank, also norms of heads (Qwen3), which each rank applies to its own heads only.
+routers are whole on every rank, also norms of heads (Qwen3), which each rank applies to its own heads only. Of a
+low-rank adapter the matrix on the side that its layer splits is split with it, and the other one is whole.
 
 `placement.layers_of_stage` assigns layers to pipeline stages. The input table is on the first stage, the last norm and
 the output table are on the last, and a table that is both (tied embeddings) is on the first and the last.
@@ -159,6 +160,10 @@ def _split(name: str, model: ModelSection) -> Split:
     in_layer = _LAYER.fullmatch(name)
     key = in_layer.group(2) if in_layer else name
     table = SPLITS[model.architecture]
+    layer, _, ending = key.rpartition(".lora_")
+    if ending in ("A.weight", "B.weight") and f"{layer}.weight" in table:
+        split = table[f"{layer}.weight"]
+        return split if (split is Split.ROW) == (ending == "A.weight") else Split.WHOLE_FOR_OWN_PART
     if key not in table:
         known = f"; known: {', '.join(table)}"
         fix = did_you_mean(key, table, otherwise=known, show=lambda close: f"{name.removesuffix(key)}{close}")

@@ -257,6 +257,10 @@ GRAPH_ALIAS(linear_1_biased, linear)
 GRAPH_ALIAS(linear_2, linear)
 GRAPH_ALIAS(linear_3, linear)
 GRAPH_ALIAS(linear_3_biased, linear)
+GRAPH_ALIAS(linear_1_frozen, linear)
+GRAPH_ALIAS(linear_2_frozen, linear)
+GRAPH_ALIAS(linear_3_frozen, linear)
+GRAPH_ALIAS(linear_3_biased_frozen, linear)
 
 // x, tokens, biased, weights and biases, d_outs -> d_x, then each layer's d_weight and d_bias
 GRAPH_OPERATOR(linear_grad) {
@@ -269,6 +273,18 @@ GRAPH_OPERATOR(linear_grad) {
   const Layers gradients(in, 2);
   check(mindgspo_linear_backward(x, int64_t(d_outs.size()), layers.weights.data(), d_outs.data(), d_x,
                                  gradients.weights.data(), gradients.biases.data(), processors));
+}
+
+// x, tokens, biased, weights and biases, d_outs -> d_x
+GRAPH_OPERATOR(linear_input_grad) {
+  const int64_t used = in.used(1);
+  const Tensor* x = in.next(used);
+  in.go_to(3);
+  const Layers layers(in, 2);
+  const auto d_outs = flat_rows_of(in, layers.weights.size(), used);
+  const Tensor* d_x = in.next(used);
+  check(mindgspo_linear_backward(x, int64_t(d_outs.size()), layers.weights.data(), d_outs.data(), d_x, nullptr, nullptr,
+                                 processors));
 }
 
 // query, key, positions, cos, sin, tokens -> rotated query, rotated key
@@ -576,6 +592,17 @@ Tensor normed_sum(const Tensor& x, const Tensor* delta, const Tensor& weight, fl
 }
 
 }  // namespace
+
+// query [S, heads, D], key cache, value cache, table, lengths, scale, tokens -> out [S, heads * D]
+GRAPH_OPERATOR(paged_attention) {
+  const int64_t used = in.used(6);
+  const Tensor *query = in.next(used), keys = by_columns(*in.next()), values = by_rows(*in.next());
+  const Tensor *table = in.next(used), *lengths = in.next(used);
+  const float scale = in.number(5);
+  in.go_to(7);
+  const Tensor out = reshaped(*in.next(used), {used, query->shape[1], query->shape[2]});
+  check(mindgspo_paged_attention(query, &keys, &values, table, lengths, scale, &out, processors));
+}
 
 // A decoder layer's attention of one token per sequence, in one operator: `add_rms_norm`, `packed_linear`, norms of heads,
 // `rotary`, `store_tokens`, `paged_attention` and `packed_linear` again.

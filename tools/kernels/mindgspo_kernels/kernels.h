@@ -28,7 +28,7 @@ int mindgspo_matmul(const mindgspo_tensor* a, const mindgspo_tensor* b, const mi
 // biases[i]: [O_i] or null. Weights and biases are rounded to x's dtype.
 int mindgspo_linear(const mindgspo_tensor* x, int64_t layers, const mindgspo_tensor* const* weights,
                     const mindgspo_tensor* const* biases, const mindgspo_tensor* const* outs, int64_t threads);
-// Gradients of the same; d_biases[i] may be null.
+// Gradients of the same; d_biases[i] may be null, and d_weights with d_biases: then only d_x is computed.
 int mindgspo_linear_backward(const mindgspo_tensor* x, int64_t layers, const mindgspo_tensor* const* weights,
                              const mindgspo_tensor* const* d_outs, const mindgspo_tensor* d_x,
                              const mindgspo_tensor* const* d_weights, const mindgspo_tensor* const* d_biases,

@@ -158,19 +158,21 @@ extern "C" int mindgspo_linear_backward(const mindgspo_tensor* x, int64_t layers
     for (int64_t i = 0; i < layers; ++i) {
       const int64_t outputs = features("weight", weights[i], inputs);
       require_shape("d_out", floats("d_out", d_outs[i], 2), {tokens, outputs});
-      require_shape("d_weight", floats("d_weight", d_weights[i], 2), {outputs, inputs});
-      if (d_biases[i] != nullptr) require_shape("d_bias", floats("d_bias", d_biases[i], 1), {outputs});
+      if (d_weights != nullptr) require_shape("d_weight", floats("d_weight", d_weights[i], 2), {outputs, inputs});
+      if (d_biases != nullptr && d_biases[i] != nullptr) require_shape("d_bias", floats("d_bias", d_biases[i], 1), {outputs});
       most = std::max(most, packed_size(outputs, inputs));
     }
     bool are_bfloat16 = x->dtype == kBFloat16;
     for (int64_t i = 0; i < layers; ++i) are_bfloat16 = are_bfloat16 && d_outs[i]->dtype == kBFloat16;
     // Gradients of the weights: d_out^T x, the sum over tokens from the first on.
-    float* of_x = scratch(kShared1, packed_size(tokens, inputs));
-    const Panels all_x = pack_for(are_bfloat16 ? kBFloat16 : kFloat32, matrix_of(*x), of_x, threads);
-    std::vector<Product> products;
-    for (int64_t i = 0; i < layers; ++i)
-      products.emplace_back(transposed(matrix_of(*d_outs[i])), all_x, *d_weights[i], nullptr, false, threads);
-    run_all(products, threads);
+    if (d_weights != nullptr) {
+      float* of_x = scratch(kShared1, packed_size(tokens, inputs));
+      const Panels all_x = pack_for(are_bfloat16 ? kBFloat16 : kFloat32, matrix_of(*x), of_x, threads);
+      std::vector<Product> products;
+      for (int64_t i = 0; i < layers; ++i)
+        products.emplace_back(transposed(matrix_of(*d_outs[i])), all_x, *d_weights[i], nullptr, false, threads);
+      run_all(products, threads);
+    }
     // That of the input: sum over the layers of d_out W, in float32 where there are several.
     const bool is_direct = d_x->dtype == kFloat32 || layers == 1;
     Tensor sum = *d_x;
@@ -193,7 +195,7 @@ extern "C" int mindgspo_linear_backward(const mindgspo_tensor* x, int64_t layers
         convert(static_cast<const float*>(sum.data) + row * inputs, inputs, *d_x, row, 0);
       });
     for (int64_t i = 0; i < layers; ++i) {
-      if (d_biases[i] == nullptr) continue;
+      if (d_biases == nullptr || d_biases[i] == nullptr) continue;
       const int64_t outputs = d_biases[i]->shape[0];
       constexpr int64_t kColumns = 64;
       parallel((outputs + kColumns - 1) / kColumns, threads, [&](int64_t task) {

@@ -1,0 +1,121 @@
+"""Low-rank adapters outside of graphs: merged into their weights, and as PEFT writes and reads them, in
+adapter_config.json and adapter_model.safetensors. Needs no MindSpore.
+
+A setting of PEFT that would change what the weights mean is rejected here, never ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mindgspo.config import ModelSection
+from mindgspo.config.lora import LoraSection
+from mindgspo.errors import WeightsError
+from mindgspo.io import parse_json, read_bytes, unique_keys
+from mindgspo.models.names import adapter_name, is_adapter, trained_shapes
+from mindgspo.models.weight_check import check_names
+from mindgspo.tensor_files.tensors import TensorSource
+from mindgspo.text import listed, shorten
+
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_MOST_BYTES = 1 << 20
+# Settings that change no weight's meaning: where the base came from, and how an adapter was drawn or trained.
+_FREE = {
+    *("task_type", "inference_mode", "base_model_name_or_path", "revision", "auto_mapping", "peft_version"),
+    *("lora_dropout", "megatron_core", "qalora_group_size", "layers_pattern", "runtime_config"),
+}
+_READ = {"peft_type", "r", "lora_alpha", "use_rslora", "target_modules", "init_lora_weights", "bias"}
+_DRAWN = (True, False, None, "gaussian")
+"""Values of init_lora_weights that leave the base weights as they are."""
+
+
+def merged_weight(lora: LoraSection, weight: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """W + scale B A in float32."""
+    return weight.astype(np.float32, copy=False) + np.float32(lora.scale) * (b @ a)
+
+
+def merged_weights(model: ModelSection, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The weights of the model without adapters that computes what this one does. tensors: whole, float32."""
+    assert model.lora is not None
+    weights = {name: array for name, array in tensors.items() if not is_adapter(name)}
+    for name in weights:
+        if (a := tensors.get(adapter_name(name, "A"))) is not None:
+            weights[name] = merged_weight(model.lora, weights[name], a, tensors[adapter_name(name, "B")])
+    return weights
+
+
+def peft_names(model: ModelSection) -> dict[str, str]:
+    """{our parameter name: PEFT's} of every matrix of an adapter."""
+    return {name: f"base_model.model.{name}" for name in trained_shapes(model)}
+
+
+def peft_config(model: ModelSection) -> dict[str, object]:
+    """The content of adapter_config.json."""
+    lora = model.lora
+    assert lora is not None
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": None if model.path is None else str(model.path),
+        "r": lora.rank,
+        "lora_alpha": int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,
+        "use_rslora": lora.use_rslora,
+        "lora_dropout": 0.0,
+        "target_modules": list(lora.projections),
+        "init_lora_weights": True if lora.init == "kaiming" else lora.init,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "modules_to_save": None,
+        "inference_mode": True,
+    }
+
+
+def check_peft_folder(model: ModelSection, folder: Path, weights: TensorSource) -> None:
+    """Raises WeightsError unless the folder holds an adapter of this rank, scale and these targets, whole and of
+    nothing else."""
+    assert model.lora is not None
+    path = folder / ADAPTER_CONFIG
+    try:
+        raw = parse_json(read_bytes(path, _MOST_BYTES), object_pairs_hook=unique_keys)
+    except OSError as error:
+        raise WeightsError(f"{path}: cannot be read ({error.strerror}); give a folder that PEFT has saved") from error
+    except ValueError as error:
+        raise WeightsError(f"{path}: {error}") from error
+    if not isinstance(raw, dict):
+        raise WeightsError(f"{path}: no JSON object; give a folder that PEFT has saved")
+    for problem in _problems(model.lora, raw):
+        raise WeightsError(f"{path}: {problem}")
+    shapes = trained_shapes(model)
+    expected = {theirs: shapes[ours] for ours, theirs in peft_names(model).items()}
+    check_names(expected, weights.tensors, where=folder / ADAPTER_WEIGHTS)
+
+
+def _problems(lora: LoraSection, raw: Mapping[str, Any]) -> Iterator[str]:
+    if raw.get("peft_type") != "LORA":
+        yield f"peft_type is {shorten(repr(raw.get('peft_type')))}; only LORA is implemented"
+    for key in sorted(raw.keys() - _FREE - _READ):
+        if raw[key]:
+            yield f"{key} is set ({shorten(raw[key])}); not implemented"
+    if raw.get("bias", "none") != "none":
+        yield f"bias is {shorten(repr(raw['bias']))}; biases are not trained beside adapters, so only none is legal"
+    if raw.get("init_lora_weights", True) not in _DRAWN:
+        yield (
+            f"init_lora_weights is {shorten(repr(raw['init_lora_weights']))}, which changes the base weights too; "
+            "convert the adapter with PEFT (save_pretrained with path_initial_model_for_weight_conversion)"
+        )
+    for key, field in (("r", "rank"), ("lora_alpha", "alpha"), ("use_rslora", "use_rslora")):
+        given, ours = raw.get(key, 8 if field != "use_rslora" else False), getattr(lora, field)
+        if given != ours:
+            yield f"{key} is {shorten(repr(given))}, and model.lora.{field} is {ours!r}; set them alike"
+    targets = raw.get("target_modules")
+    if not isinstance(targets, list) or not all(isinstance(one, str) for one in targets):
+        yield f"target_modules is {shorten(repr(targets))}; a list of names is read"
+    elif set(targets) != set(lora.projections):
+        yield (
+            f"target_modules is {shorten(listed(sorted(targets)))}, and model.lora.targets means "
+            f"{listed(sorted(lora.projections))}; set them alike"
+        )
