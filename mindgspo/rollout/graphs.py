@@ -82,11 +82,13 @@ class PackedWeights(nn.Cell):
 
     def __init__(self, model: Transformer) -> None:
         super().__init__(auto_prefix=False)
-        self.has_kernels = takes_packed(model)
+        self.has_kernels = self.packs_layers = takes_packed(model)
         self.product = ops.MatMul(transpose_b=True)
         if not self.has_kernels:
             return
-        by_layer = [_matrices(layer) for layer in model.layers]
+        # With adapters, layers compute as in training: kernels of a whole layer know nothing of them.
+        self.packs_layers = model.config.lora is None
+        by_layer = [_matrices(layer) for layer in model.layers] if self.packs_layers else []
         weights = [weight for layer in by_layer for group in layer for weight in group]
         self.takes_rows = model.takes_rows
         if not self.takes_rows:
@@ -94,8 +96,12 @@ class PackedWeights(nn.Cell):
             assert isinstance(table, Parameter)
             weights.append(table)
         self.weights = ParameterTuple(weights)
-        self.pack = PackKernel(self.weights, model.dtype)
-        panels = iter(self.pack.panels)
+        self.has_panels, self.nothing = len(weights) > 0, Tensor(np.zeros(1, np.int32))
+        if not weights:
+            panels = iter(())
+        else:
+            self.pack = PackKernel(self.weights, model.dtype)
+            panels = iter(self.pack.panels)
         self.by_layer = [tuple(tuple(next(panels) for _ in group) for group in layer) for layer in by_layer]
         """Of each layer the panels of `_matrices`."""
         if self.takes_rows:
@@ -104,7 +110,7 @@ class PackedWeights(nn.Cell):
             self.output = PackedLinearKernel(weights[-1].shape[0], dtype=ms.float32)
 
     def construct(self) -> Tensor:
-        return self.pack()
+        return self.pack() if self.has_panels else self.nothing
 
     def logits(self, hidden_SH: Tensor, weight_VH: Tensor, tokens: Tensor) -> Tensor:
         """Return the logits [S, V / ranks] of final hidden states. weight_VH: the output table, used where it is not
@@ -181,7 +187,7 @@ class NextLogits(nn.Cell):
         super().__init__(auto_prefix=False)
         self.model = model
         self.recorded = RecordedChoices(model, records_experts=records_experts)
-        self.attend = None if packed.has_kernels else decode_attention(cache)
+        self.attend = None if packed.packs_layers else decode_attention(cache)
         self.loop = PackedLayers(model, cache, packed) if self.attend is None else LayerLoop(model, self.attend)
         self.packed = packed
         self.gather_columns = gather_columns(model.place)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 
 import mindspore as ms
@@ -11,6 +11,7 @@ import numpy as np
 
 from mindgspo.config.model import ModelSection
 from mindgspo.config.schema import ReshardSection
+from mindgspo.models.lora import merged_weights
 from mindgspo.models.model import Model
 from mindgspo.models.names import compute_type, to_hugging_face
 from mindgspo.models.weights import hold_in_types, master_layouts, master_views, weight_layouts, weight_views
@@ -71,7 +72,7 @@ class WeightTransfer:
     def push(self, version: int) -> None:
         """Fill the generating model. Raises WeightsError if a verified parameter is not bit for bit the rounded
         trained one."""
-        old, new = self._views(self._trained), weight_views(self._generating)
+        old, new = _among(self._source, self._views(self._trained)), weight_views(self._generating)
         self.last = self._resharder.run(old, new)
         for parameter in self._generating.get_parameters():
             commit_values(parameter, new[parameter.name])
@@ -96,6 +97,8 @@ class ServedWeights:
     def push_weights(self, version: int, load: Callable[[Path, int], None]) -> None:
         """Call on all ranks. load: called on rank 0 with folder and version; returns when the servers have read it."""
         tensors = weights_as_numpy(self._trained, self._model)
+        if self._model.lora is not None and tensors:
+            tensors = merged_weights(self._model, tensors)
 
         def publish() -> None:
             folder = self._folder / f"version_{version:08d}"
@@ -108,11 +111,17 @@ class ServedWeights:
 
 
 def weights_as_numpy(model: Model, section: ModelSection) -> dict[str, np.ndarray]:
-    """Copy all parameters to rank 0, float32 under Hugging Face names.
+    """Copy all parameters of `section` to rank 0, float32 under Hugging Face names.
 
     Where ranks hold parts of the model, all of them call this, and the others get {}.
     """
     views = master_views(model)
     if model.place.plan.world_size > 1:
-        views = gather_to_first_rank(master_layouts(section, model), views)
+        layouts = master_layouts(section, model)
+        views = gather_to_first_rank(layouts, _among(layouts, views))
     return {name: np.array(view) for name, view in to_hugging_face(section, views).items()}
+
+
+def _among(names: Container[str], views: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Without adapters that a model has beside the weights asked for."""
+    return {name: view for name, view in views.items() if name in names}

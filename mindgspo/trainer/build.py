@@ -18,7 +18,7 @@ from mindgspo.algorithms.kl_control import KLController
 from mindgspo.algorithms.losses.registry import build_policy_loss
 from mindgspo.algorithms.optim.updater import Updater
 from mindgspo.batches.rows import round_up
-from mindgspo.config import ExperimentConfig, planned_steps
+from mindgspo.config import ExperimentConfig, ModelSection, planned_steps
 from mindgspo.data.dataset import PromptDataset
 from mindgspo.data.stream import PromptStream, StreamState
 from mindgspo.evaluation.datasets import (
@@ -153,7 +153,7 @@ def build_experiment(
     reference = None
     if config.algorithm.kl.placement != "none":
         reference = ReferencePolicy(
-            config.model,
+            _reference_section(config),
             reference_place(config),
             temperature=temperature,
             changes=config.algorithm.kl.reference,
@@ -242,6 +242,13 @@ def build_experiment(
         stateful=stateful_parts(trainer, stream, validation, None if environment is None else environment.answers),
         inputs=fingerprints(config, tokenizer, train_set, digest=train_digest),
     )
+
+
+def _reference_section(config: ExperimentConfig) -> ModelSection:
+    """The reference policy's model: the base where adapters are still zero when reinforcement learning begins."""
+    lora, follows = config.model.lora, config.algorithm.kl.reference.mode != "frozen"
+    is_base = lora is not None and lora.path is None and config.warmup is None and not follows
+    return config.model.base if is_base else config.model
 
 
 def build_updater(config: ExperimentConfig, model: Model) -> Updater:

@@ -64,8 +64,9 @@ class ReferencePolicy:
         reshard: ReshardSection | None = None,
         swap: Swap | None = None,
     ) -> None:
-        """changes: when it follows the policy. reshard: how weights come from the policy's plan. swap: moves the
-        weights when they are saved or loaded."""
+        """section: without adapters where these are off in the reference policy. changes: when it follows the
+        policy. reshard: how weights come from the policy's plan. swap: moves the weights when they are saved or
+        loaded."""
         self._section, self._reshard = section, reshard or ReshardSection()
         self._changes = changes or ReferenceSection()
         self._swap = swap or Swap(SwapSection(), None)
