@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from mindgspo.checkpoint.export import (
     METADATA,
     MINDSPORE_INDEX_FILE,
@@ -19,6 +21,7 @@ from mindgspo.checkpoint.export import (
     WeightFormat,
     filled_folder,
     num_bytes,
+    write_adapters,
     write_model_files,
 )
 from mindgspo.checkpoint.manifest import MANIFEST_FILE, verify
@@ -28,7 +31,8 @@ from mindgspo.config.huggingface_config import generation_config, huggingface_co
 from mindgspo.errors import CheckpointError, WeightsError
 from mindgspo.io import json_bytes, parse_json, read_bytes
 from mindgspo.metrics.files import CONFIG_FILE
-from mindgspo.models.names import hugging_face_name, mindformers_name
+from mindgspo.models.lora import merged_weight, peft_names
+from mindgspo.models.names import adapter_name, hugging_face_name, is_adapter, mindformers_name
 from mindgspo.models.weight_check import require_weights
 from mindgspo.progress import byte_progress
 from mindgspo.tensor_files.formats import titled_names
@@ -45,6 +49,7 @@ _MARK_OF_MINDFORMERS = "model.tok_embeddings.embedding_weight"
 WeightNaming = Literal["huggingface", "mindformers"]
 # A chunk becomes several arrays of its size while it is rounded.
 _CHUNK_BYTES = 4 << 20
+_ADAPTER = "adapter"
 _METADATA: Mapping[WeightNaming, Mapping[str, str]] = {"huggingface": METADATA, "mindformers": {"format": "ms"}}
 _INDEX_NAMES: Mapping[WeightNaming, tuple[str, ...]] = {
     "huggingface": (INDEX_FILE,),
@@ -184,6 +189,8 @@ class Conversion:
     file_format: WeightFormat = "safetensors"
     max_shard_bytes: int | None = None
     """None writes one file."""
+    merges: bool = False
+    """Add adapters to their weights; else they go into the folder `adapter` as PEFT writes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,6 +249,11 @@ def write_model(source: ModelSource, conversion: Conversion, *, shows_progress: 
         )
         for name, content in files.items():
             (filled / name).write_bytes(content)
+        if description.section.lora is not None and not conversion.merges:
+            (filled / _ADAPTER).mkdir()
+            adapters = {name: source.tensors.read(name) for name in peft_names(description.section)}
+            write_adapters(filled / _ADAPTER, description.section, adapters)
+            files[_ADAPTER] = b""
     return Converted(
         files=tuple(out / path.name for path in paths),
         num_weights=len(weights),
@@ -253,13 +265,25 @@ def write_model(source: ModelSource, conversion: Conversion, *, shows_progress: 
 def _weights(source: ModelSource, conversion: Conversion) -> list[Weight]:
     """Every weight under its new name, with its new dtype."""
     rename: Callable[[str], str] = mindformers_name if conversion.layout == "mindformers" else str
-    stored = {name: source.tensors.tensors[stored_name] for name, stored_name in source.stored_names.items()}
+    stored = {
+        name: source.tensors.tensors[stored_name]
+        for name, stored_name in source.stored_names.items()
+        if not is_adapter(name)
+    }
+    lora = source.description.section.lora if conversion.merges else None
+
+    def chunks(name: str) -> Iterator[np.ndarray]:
+        if lora is None or (of_a := adapter_name(name, "A")) not in source.stored_names:
+            return source.tensors.chunks(source.stored_names[name], _CHUNK_BYTES)
+        read = source.tensors.read
+        return iter([merged_weight(lora, read(name), read(of_a), read(adapter_name(name, "B"))).reshape(-1)])
+
     return [
         Weight(
             name=rename(name),
             stored=info,
             dtype=info.dtype if conversion.dtype is None else FILE_DTYPES[conversion.dtype],
-            chunks=partial(source.tensors.chunks, source.stored_names[name], _CHUNK_BYTES),
+            chunks=partial(chunks, name),
         )
         for name, info in stored.items()
     ]

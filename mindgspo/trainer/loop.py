@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from mindgspo import faults
-from mindgspo.checkpoint.export import export_huggingface
+from mindgspo.checkpoint.export import export_adapters, export_huggingface
 from mindgspo.checkpoint.origin import Origin
 from mindgspo.checkpoint.run_folder import RunFolder, RunStatus, open_run_folder, seen_run_id
 from mindgspo.config import ExperimentConfig, batch_table, config_mapping, dump_config, notes
@@ -31,6 +31,7 @@ from mindgspo.launch.worker import copy_output
 from mindgspo.metrics import RunLog, SilentLog, peak_rss_mb, report_of_finished, write_summary
 from mindgspo.metrics.environment import processor_warning, record_start
 from mindgspo.metrics.tracking import TrackedRun, open_trackers
+from mindgspo.models.lora import merged_weights
 from mindgspo.parallel.collectives.host import exchange, require_agreement
 from mindgspo.parallel.platform import heartbeat, runtime, worker_process
 from mindgspo.parallel.platform.cluster import first_rank_first, is_first, start_device
@@ -284,6 +285,9 @@ def _write_results(
     tensors: Mapping[str, np.ndarray],
 ) -> None:
     trainer, tokenizer = experiment.trainer, experiment.tokenizer
+    if config.model.lora is not None:
+        export_adapters(folder.adapter, config.model, tensors, run_id=folder.run_id)
+        tensors = merged_weights(config.model, tensors)
     export_huggingface(
         folder.export,
         tensors=tensors,

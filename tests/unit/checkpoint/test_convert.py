@@ -350,9 +350,9 @@ def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
 PROJECT = Path(__file__).resolve().parents[3]
 
 
-def run_with_checkpoint(run: Path) -> tuple[ExperimentConfig, dict[str, np.ndarray], Path]:
+def run_with_checkpoint(run: Path, *overrides: str) -> tuple[ExperimentConfig, dict[str, np.ndarray], Path]:
     """A run folder with config.yaml and one checkpoint."""
-    config = load_config(PROJECT / "examples" / "arithmetic" / "gspo.yaml")
+    config = load_config(PROJECT / "examples" / "arithmetic" / "gspo.yaml", overrides)
     weights = some_weights(config.model)
     run.mkdir()
     (run / "config.yaml").write_text(dump_config(config))
@@ -369,6 +369,23 @@ def test_a_checkpoint_becomes_what_the_run_exports(tmp_path: Path) -> None:
                        tokenizer=tokenizer)  # fmt: skip
     convert_model(Conversion(source=step, out=tmp_path / "out"))
     assert files(tmp_path / "out") == files(tmp_path / "run" / "export")
+
+
+def test_a_checkpoint_with_adapters_becomes_its_base_and_a_peft_folder_or_merged_weights(tmp_path: Path) -> None:
+    config, weights, step = run_with_checkpoint(tmp_path / "run", "model.lora.rank=4", "model.lora.targets=[v_proj]")
+    base, plus = tmp_path / "base", tmp_path / "merged"
+    convert_model(Conversion(source=step, out=base))
+    convert_model(Conversion(source=step, out=plus, merges=True))
+    found, both = (read_safetensors(folder / "model.safetensors") for folder in (base, plus))
+    adapter = read_safetensors(base / "adapter" / "adapter_model.safetensors")
+    assert {f"base_model.model.{name}" for name in weights if "lora_" in name} == adapter.keys()
+    assert not (plus / "adapter").exists() and found.keys() == both.keys() == weight_shapes(config.model.base).keys()
+    for name, array in found.items():
+        np.testing.assert_array_equal(array, weights[name], err_msg=name)
+        layer = name.removesuffix(".weight")
+        if layer.endswith("v_proj"):  # scale: 32 / 4
+            array = array + 8 * (weights[f"{layer}.lora_B.weight"] @ weights[f"{layer}.lora_A.weight"])
+        np.testing.assert_array_equal(both[name], array, err_msg=name)
 
 
 def test_a_checkpoint_that_was_changed_or_is_far_from_its_run_is_refused(tmp_path: Path) -> None:
