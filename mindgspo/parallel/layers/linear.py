@@ -128,12 +128,12 @@ class RowParallelLinear(nn.Cell):
     def construct(self, x_MI: Tensor, tokens: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         """Return the output [M, O]. tokens: see `TokensInUse`."""
         own, region, _ = tokens
-        if self.adapters is not None:
+        if self.kernel is not None:
+            if self.adapters is None:
+                return self.leave(self.kernel(x_MI, region, self.weight), own)
             x_MI, again_MI = self.fork(x_MI)
             outs = self.adapters(again_MI, region, (self.kernel(x_MI, region, self.weight),))
             return self.leave(outs[0], own)
-        if self.kernel is not None:
-            return self.leave(self.kernel(x_MI, region, self.weight), own)
         out_MO = self.matmul(x_MI, ops.cast(self.weight, self.dtype))
         return self.leave(out_MO if self.adapter is None else out_MO + self.adapter(x_MI), own)
 
