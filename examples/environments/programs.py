@@ -2,8 +2,9 @@
 writes a better one.
 
 A row's extra_info has "tests", a list of [standard input, expected output], and "num_public": so many of them, from
-the first, the policy may be told about. The others stay hidden; the reward is the share of them that the last program
-passes. Programs run in `sandbox`, see there what it needs, and their output is compared here, where they cannot reach.
+the first, the policy may be told about. The others stay hidden, and are run once those pass; the reward is the share of
+them that the last program passes. Programs run in `sandbox`, see there what it needs, and their output is compared
+here, where they cannot reach.
 """
 
 import re
@@ -13,11 +14,12 @@ import sandbox
 
 from mindgspo.environments import End, Environment, Row, Turn
 
-LIMITS = sandbox.Limits(seconds=2.0)
-SECONDS = 10.0
+LIMITS = sandbox.Limits(seconds=5.0)
+SECONDS = 20.0
 """For all tests of a turn; those that are left then count as failed. environment.workers.timeout_s must be longer."""
 MOST_SHOWN = 300
 """Characters of an input or output that the policy is shown."""
+OTHERS_FAIL = "The tests that you know pass, but others fail. Write a better program."
 
 
 class Programs(Environment):
@@ -38,16 +40,17 @@ class Programs(Environment):
 
     def step(self, turn: Turn) -> str | End:
         program, until = last_program(turn.text), time.monotonic() + SECONDS
-        ran = [self.run(program, stdin, until) for stdin, _ in self.tests]
-        passed = [is_right(one, expected) for one, (_, expected) in zip(ran, self.tests, strict=True)]
-        hidden = passed[self.num_public :]
-        self.share = sum(hidden) / len(hidden)
+        known, hidden = self.tests[: self.num_public], self.tests[self.num_public :]
+        self.share = 0.0
+        for stdin, expected in known:
+            ran = self.run(program, stdin, until)
+            if not is_right(ran, expected):
+                return told(ran, stdin, expected)
+        passed = [is_right(self.run(program, stdin, until), expected) for stdin, expected in hidden]
+        self.share = sum(passed) / len(passed)
         if all(passed):
             return End(reward=1.0, is_correct=True, info={"programs": turn.number})
-        if all(passed[: self.num_public]):
-            return "The tests that you know pass, but others fail. Write a better program."
-        first = passed.index(False)
-        return told(ran[first], *self.tests[first])
+        return OTHERS_FAIL
 
     def cut(self, reason: str) -> End:
         return End(reward=self.share, is_correct=False)

@@ -36,7 +36,7 @@ class Search(Environment):
         return End(reward=0.0, is_correct=False, info={"calls": self.num_calls})
 
     def search(self, query: str) -> str:
-        """Find documents.
+        """Find titles of documents.
 
         Args:
             query: Words to look for.
@@ -50,7 +50,7 @@ class Search(Environment):
         scores = ranked.get_scores(known)
         best = [place for place in np.argsort(-scores, kind="stable")[:NUM_FOUND] if scores[place] > 0]
         titles = list(texts)
-        return "\n".join(f"{titles[place]}: {texts[titles[place]].partition('. ')[0]}" for place in best)
+        return "\n".join(titles[place] for place in best)
 
     def read(self, title: str) -> str:
         """Read a document.

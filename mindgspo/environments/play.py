@@ -14,7 +14,6 @@ from typing import Any
 
 from mindgspo.environments.protocol import TOOL_ERRORS, End, Environment, Row, Turn
 from mindgspo.environments.tool_calls import MALFORMED, MAX_CALLS, parse
-from mindgspo.environments.tools import schema
 
 MAX_STATE_BYTES = 1 << 18
 MAX_MESSAGES = MAX_CALLS + 1
@@ -41,8 +40,7 @@ def play(environment: type[Environment], *, kind: str, **arguments: Any) -> dict
     "reset", "step" and "cut" see `_reset`, `_step` and `_cut`. Raises what the environment raises."""
     if kind == "describe":
         made = environment()
-        tools = [schema(getattr(made, name)) for name in made.tools]
-        return {"tools": tools, "is_deterministic": bool(made.is_deterministic)}
+        return {"tools": made.schemas(), "is_deterministic": bool(made.is_deterministic)}
     return {"reset": _reset, "step": _step, "cut": _cut}[kind](environment, **arguments)
 
 

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from mindgspo.environments.tool_calls import ToolCall
-from mindgspo.environments.tools import ToolError, call, find_tool
+from mindgspo.environments.tools import ToolError, call, find_tool, schema
 
 Message = dict[str, str]
 """A message of the chat template: "role" ("user" or "tool") and "content"."""
@@ -84,6 +85,14 @@ class Environment:
     is_deterministic = True
     """Whether equal turns of samples with equal seeds have equal answers. False, for a service or a clock: a run keeps
     answers in its folder, and takes them from there if it is stopped and plays the same turns again."""
+
+    @classmethod
+    def prepare(cls) -> None:
+        """Do what takes long, once in each worker process, before its first turn."""
+
+    def schemas(self) -> list[dict[str, Any]]:
+        """The tools' JSON schemas, as chat templates take them."""
+        return [schema(getattr(self, name)) for name in self.tools]
 
     def reset(self, row: Row, seed: int) -> None:
         """Begin. The row's prompt is what the policy has been told. seed: equal for all samples of a group, whose

@@ -16,8 +16,6 @@ from typing import Any
 
 from mindgspo.io import make_folder
 from mindgspo.metrics.files import LogFile, read_records
-from mindgspo.parallel.platform import runtime
-from mindgspo.parallel.platform.cluster import is_first
 from mindgspo.rewards.verification import JobOutcome, Reply
 from mindgspo.rollout.protocol import RandomStream
 from mindgspo.tensor_files.tensors import TensorSource
@@ -27,15 +25,14 @@ class AnswerLog:
     """Keeps an environment's answers by what was asked; one object on each rank. Part of the run's checkpoints: with
     each one, answers that are older than the one before it are removed."""
 
-    def __init__(self, folder: Path, *, new_run: bool) -> None:
+    def __init__(self, folder: Path, *, rank: int, new_run: bool) -> None:
         """Read what ranks have written, all of them before any writes again. new_run: remove it instead. Raises
         RunFolderError for a damaged line."""
-        if new_run and is_first():
+        if new_run and rank == 0:
             shutil.rmtree(folder, ignore_errors=True)
         files = [] if new_run else sorted(folder.glob("*.rank_*.jsonl"))
         self._known = {record["key"]: record["value"] for file in files for record in read_records(file)}
-        self._folder = folder
-        self._number = 1 + max((_number(file) for file in files), default=0)
+        self._folder, self._rank, self._number = folder, rank, 1 + max(map(_number, files), default=0)
 
     def find(self, key: str) -> Reply | None:
         """The answer that was given before the run was stopped."""
@@ -46,13 +43,13 @@ class AnswerLog:
         failed is asked for again. Raises WriteError."""
         if reply.outcome is JobOutcome.DONE:
             make_folder(self._folder)
-            file = LogFile(self._folder / f"{self._number}.rank_{runtime.rank()}.jsonl")
-            file.append([{"key": key, "value": reply.value}])
+            path = self._folder / f"{self._number}.rank_{self._rank}.jsonl"
+            LogFile(path).append([{"key": key, "value": reply.value}])
 
     def state(self) -> dict[str, Any]:
         """See `Stateful`; a checkpoint is saved. What was added since the one before stays: this one may be damaged."""
         self._number += 1
-        if is_first():
+        if self._rank == 0:
             for file in self._folder.glob("*.rank_*.jsonl"):
                 if _number(file) < self._number - 1:
                     file.unlink(missing_ok=True)

@@ -36,10 +36,12 @@ class Player(Closing):
         self._threads = ThreadPoolExecutor(section.workers.count, thread_name_prefix="environment")
         self._of_thread = threading.local()
         self._rate, self._next_start, self._starts = section.workers.turns_per_second, 0.0, threading.Lock()
+        self._is_closed = threading.Event()
         self._pools: list[WorkerPool] = []
 
     def close(self) -> None:
-        """End the worker processes, whatever they do."""
+        """End the worker processes, whatever they do. Turns that wait for their time to begin are not played."""
+        self._is_closed.set()
         self._threads.shutdown(wait=False, cancel_futures=True)
         for pool in self._pools:
             pool.close()
@@ -74,7 +76,8 @@ class Player(Closing):
             with self._starts:
                 start = max(self._next_start, time.monotonic())
                 self._next_start = start + 1 / self._rate
-            time.sleep(max(start - time.monotonic(), 0.0))
+            if self._is_closed.wait(max(start - time.monotonic(), 0.0)):
+                return Reply(outcome=JobOutcome.FAILED, message="the environment was closed")
         (reply,) = self._of_thread.pool.run([WorkerJob(task=self._task, arguments=arguments)])
         return reply
 

@@ -39,7 +39,7 @@ from mindgspo.parallel.collectives.host import require_agreement
 from mindgspo.parallel.collectives.replicas import Replicas
 from mindgspo.parallel.ops.device import takes_packed
 from mindgspo.parallel.plans.placement import Placement
-from mindgspo.parallel.platform import heartbeat
+from mindgspo.parallel.platform import heartbeat, runtime
 from mindgspo.parallel.platform.cluster import reference_place, scoring_place, start_device, train_place
 from mindgspo.rewards import Scorer
 from mindgspo.rollout.answer_log import AnswerLog
@@ -106,7 +106,7 @@ def build_experiment(
     if config.environment is not None:
         environment = open_environment(config.environment, tokenizer, on_answer=heartbeat.tick)
         if not environment.is_deterministic:
-            answers = AnswerLog(failures_dir.with_name("answers"), new_run=new_run)
+            answers = AnswerLog(failures_dir.with_name("answers"), rank=runtime.rank(), new_run=new_run)
             environment = replace(environment, answers=answers)
         tools = environment.tools
     train_set = open_checked_dataset(

@@ -24,6 +24,8 @@ RUNS = {
     f"bench_resume.py {LAYERS} --runs 1": '"slices"',
     "bench_rewards.py --responses 20 --comparisons 4 --runs 1 --timeout 1": '"timeout": 1',
     "bench_schedules.py --steps 2 --skip 0 --prompts 8 --token-seconds 0.001 --only sync": '"schedules"',
+    "bench_environments.py --repeats 1 --seconds 0.01 --turns 2 --workers 2 --set rollout.max_new_tokens=64 "
+    "model.max_position_embeddings=128": '"busy_slot_share"',
     "make_memory_table.py --check": "",
     f"convert_weights.py {PROJECT}/examples/arithmetic/warmed_up float32 --dtype float32": "float32",
 }

@@ -29,7 +29,7 @@ from mindgspo.config.rules import evaluation_metrics
 from mindgspo.config.schema import TrainerSection
 from mindgspo.data.benchmarks import NAMES, NUM_GENERATED_ROWS, find_benchmark
 from mindgspo.data.formats import PARSERS
-from mindgspo.environments import End, Turn
+from mindgspo.environments import End, Row, Turn
 from mindgspo.environments.play import MAX_CONTENT_CHARS, MAX_MESSAGES, MAX_STATE_BYTES
 from mindgspo.environments.tool_calls import MAX_CALL_BYTES, MAX_CALLS, STYLES, parse
 from mindgspo.evaluation.estimates import change_estimate, wilson
@@ -214,7 +214,7 @@ def test_rewards_tables_settings_and_function_are_those_of_the_code(page: Path) 
     workers = [path for path, _ in known_keys() if path.startswith("reward.workers.")]
     for expected in (VERIFIERS, SHAPERS, get_args(AnswerMode), [verdict.value for verdict in Verdict], workers):
         assert list(expected) in shown
-    (source,) = (content for language, content in code_blocks(text_of(page)) if language == "python")
+    source, _ = (content for language, content in code_blocks(text_of(page)) if language == "python")
     names: dict[str, object] = {}
     exec(source, names)
     returned = names["compute_score"](
@@ -226,14 +226,15 @@ def test_rewards_tables_settings_and_function_are_those_of_the_code(page: Path) 
 @each_page("environments")
 def test_environments_code_ends_and_settings_are_those_of_the_code(page: Path) -> None:
     text = text_of(page)
-    game, tools = (content for language, content in code_blocks(text) if language == "python")
+    game, tools, _, _ = (content for language, content in code_blocks(text) if language == "python")
     assert game == text_of(PROJECT / "examples/environments/guess.py")
     names: dict[str, Any] = {}
     exec(tools, names)
     calculator = names["Calculator"]()
     said = calculator.step(turn_of('<tool_call>{"name": "multiply", "arguments": {"a": 6, "b": 7}}</tool_call>'))
     assert said == [{"role": "tool", "content": "42"}] and calculator.step(turn_of("42")) == End()
-    ends, settings, styles = tables(text)
+    ends, settings, styles, questions = tables(text)
+    assert [row[0].strip("`") for row in questions[1:]] == ["hello", "reset", "step", "cut"]
     assert [row[0].strip("`") for row in ends[1:]] == [end.value for end in EpisodeEnd]
     assert {row[0].strip("`") for row in styles[1:]} == set(STYLES)
     fields = EnvironmentSection.model_fields
@@ -250,6 +251,20 @@ def test_environments_code_ends_and_settings_are_those_of_the_code(page: Path) -
     assert [one["role"] for one in row["solution"]] == ["assistant", "user", "assistant"]
     bounds = (MAX_CALLS, MAX_CALL_BYTES >> 10, MAX_STATE_BYTES >> 10, MAX_MESSAGES, MAX_CONTENT_CHARS)
     assert all(f"{bound:,}" in text for bound in bounds)
+
+
+@each_page("environments")
+def test_environments_the_program_of_the_page_plays(page: Path, tmp_path: Path) -> None:
+    _, _, dice, program = (content for language, content in code_blocks(text_of(page)) if language == "python")
+    names: dict[str, Any] = {}
+    exec(dice, names)
+    (tmp_path / "dice.py").write_text(program)
+    names["Dice"].command = (sys.executable, str(tmp_path / "dice.py"))
+    game = names["Dice"]()
+    game.reset(Row(prompt="", answer=""), seed=5)
+    assert game.step(turn_of("0")) == [{"role": "user", "content": "no"}] and game.state in range(1, 7)
+    assert game.step(turn_of(str(game.state))) == End(reward=1.0)
+    assert game.cut("max_turns") == End(reward=0.0)
 
 
 def turn_of(text: str) -> Turn:

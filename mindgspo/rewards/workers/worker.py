@@ -188,6 +188,10 @@ def _environment(task: str) -> Task:
             f"{task} is no environment; write: class {name}(Environment), with `from mindgspo.environments import "
             "Environment`"
         )
+    try:
+        found.prepare()
+    except Exception as error:
+        raise BrokenFunctionError(f"{task} cannot be prepared: {_describe(error)}") from error
     return player_of(found)
 
 

@@ -1,5 +1,8 @@
 """examples/environments/programs.py: programs judged by tests, in a real sandbox; its rows."""
 
+import re
+import time
+
 import make_data
 import programs
 import pytest
@@ -30,7 +33,7 @@ def turn(text: str, number: int = 1) -> Turn:
 def test_a_program_is_paid_by_its_share_of_the_hidden_tests() -> None:
     environment = begun()
     said = environment.step(turn("```python\nprint(3)\n```"))
-    assert said == "The tests that you know pass, but others fail. Write a better program."
+    assert said == programs.OTHERS_FAIL
     assert environment.cut("max_turns") == End(reward=0.0, is_correct=False)
     environment.step(turn("a, b = map(int, input().split())\nprint(a * b if a == 2 else 3)"))
     assert environment.cut("max_turns").reward == 1 / 3, "of three hidden tests; the public one is not paid"
@@ -65,10 +68,12 @@ def test_the_policy_is_told_of_public_tests_alone() -> None:
 def test_tests_that_have_no_time_left_count_as_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "SECONDS", 2.2)
     monkeypatch.setattr(programs, "LIMITS", sandbox.Limits(seconds=1.0))
-    environment = begun(TESTS * 20)
+    environment = begun([TESTS[0], *TESTS[1:] * 20])
+    assert environment.step(turn("while input() != '1 2': pass\nprint(3)")) == programs.OTHERS_FAIL
+    assert environment.cut("max_turns").reward == 0.0
     said = environment.step(turn("while True: pass"))
     assert isinstance(said, str) and said.endswith("The program: ran longer than 1 s")
-    assert environment.cut("max_turns").reward == 0.0
+    assert environment.run(RIGHT, "1 2", until=time.monotonic()).problem == "was not run: all tests may take 2.2 s"
 
 
 def test_the_last_block_is_the_program() -> None:
@@ -103,12 +108,33 @@ def test_rows_that_cannot_be_used_say_why(tests: object, num_public: object, mes
         begun(tests, num_public)
 
 
-def test_rows_are_solved_by_what_their_questions_ask() -> None:
-    rows = make_data.program_rows(60, range(2, 9), seed=1)
+@pytest.mark.parametrize("is_test", [False, True])
+def test_rows_are_solved_by_what_their_questions_ask(is_test: bool) -> None:
+    rows = make_data.program_rows(200, is_test, seed=1)
     assert all(len({stdin for stdin, _ in row["tests"]}) == make_data.NUM_TESTS for row in rows)
-    sums = [row for row in rows if "sum of its numbers" in row["question"]]
+    assert all(int(number) % 2 == is_test for row in rows for number in re.findall(r"\d+", row["question"]))
+    found = {re.sub(r"\d+", "{k}", row["question"].partition("prints ")[2]).partition(". ")[0] for row in rows}
+    assert found == {what for what, *_ in make_data.TASKS}
+    sums = [row for row in rows if "its numbers plus" in row["question"]]
     for row in sums:
         k = int(row["question"].partition("plus ")[2].partition(".")[0])
-        assert [int(out) for _, out in row["tests"]] == [sum(map(int, given.split())) + k for given, _ in row["tests"]]
-        assert f"{row['tests'][0][0]}and prints:\n{row['tests'][0][1]}" in row["question"]
-    assert sums and len({row["question"].partition("prints")[2][:13] for row in rows}) == len(make_data.TASKS)
+        for given, expected in row["tests"]:
+            assert [int(one) for one in re.findall(r"\d+", expected)] == [int(one) + k for one in given.split()]
+    assert len({re.sub(r"\d", "", row["tests"][0][1].strip())[0] for row in sums}) == len(make_data.SEPARATORS)
+
+
+@needs_sandbox
+def test_demonstrations_are_what_the_environment_says_and_half_of_them_are_right() -> None:
+    once, mended = [], []
+    for row in make_data.program_rows(80, is_test=False, seed=2):
+        environment = begun(row["tests"], row["num_public"])
+        first, *others = row["solution"]
+        end = environment.step(turn(first["content"]))
+        if others:
+            assert end == others[0]["content"]
+            end = environment.step(turn(others[1]["content"], 2))
+        if not isinstance(end, End):
+            end = environment.cut("max_turns")
+        (mended if others else once).append(end.reward)
+    assert set(once) == {1.0} and 8 <= len(once) <= 28, "a guess of four is right"
+    assert 0.3 < sum(mended) / len(mended) < 0.7

@@ -36,6 +36,10 @@ def note(folder, pid): open(f"{folder}/{pid}.started", "w").close()
 def stuck(folder):
     note(folder, os.getpid())
     return regex()
+def meet(folder):
+    note(folder, os.getpid())
+    while sum(file.endswith(".started") for file in os.listdir(folder)) < 2: time.sleep(0.01)
+    return os.getpid()
 def starts_others(folder):
     # in the worker's group, in a session of its own, without environment
     for own, env in ((False, None), (True, None), (False, {})):
@@ -229,16 +233,16 @@ def test_all_misdeeds_at_once(strict_pool: WorkerPool, hostile: str) -> None:
     assert JobOutcome.DONE not in {reply.outcome for reply in replies[::2]}
 
 
-def test_at_most_as_many_workers_as_jobs_and_they_stay(pool: WorkerPool, hostile: str) -> None:
+def test_at_most_as_many_workers_as_jobs_and_they_stay(pool: WorkerPool, hostile: str, tmp_path: Path) -> None:
     before = children_of(os.getpid())
     assert pool.run([]) == []
     assert children_of(os.getpid()) == before
     (first,) = values(pool.run([ask(f"{hostile}:pid", "")]))
     assert children_of(os.getpid()) - before == {first}
     assert values(pool.run([ask(f"{hostile}:pid", "")])) == [first]
-    several = set(values(pool.run([ask(f"{hostile}:pid", "")] * 50)))
-    assert first in several and several <= children_of(os.getpid()) - before
-    assert len(children_of(os.getpid()) - before) == 2
+    both = set(values(pool.run([ask(f"{hostile}:f", f"meet {tmp_path}")] * 50)))
+    assert first in both and len(both) == 2
+    assert children_of(os.getpid()) - before == both
 
 
 def test_replies_come_in_input_order(hostile: str) -> None:

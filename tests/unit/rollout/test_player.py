@@ -17,10 +17,11 @@ class Game(Environment):
     def step(self, turn):
         return End(reward=1.0)
 """
+RESET = {"kind": "reset", "row": {"prompt": "?", "answer": "1"}, "seed": 0}
 
 
 class Clock:
-    """Time that passes by sleeping alone."""
+    """Time that passes by waiting alone, for an event that never comes."""
 
     def __init__(self) -> None:
         self.now, self.slept = 100.0, []
@@ -28,9 +29,13 @@ class Clock:
     def monotonic(self) -> float:
         return self.now
 
-    def sleep(self, seconds: float) -> None:
+    def wait(self, seconds: float) -> bool:
         self.slept.append(seconds)
         self.now += seconds
+        return False
+
+    def set(self) -> None:
+        pass
 
 
 def test_turns_begin_at_the_given_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -39,11 +44,20 @@ def test_turns_begin_at_the_given_rate(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(module, "time", clock)
     workers = {"count": 1, "turns_per_second": 4.0}
     with Player(EnvironmentSection(path=f"{tmp_path}/game.py:Game", workers=workers)) as player:
-        row = {"prompt": "?", "answer": "1"}
+        monkeypatch.setattr(player, "_is_closed", clock)
         for _ in range(3):
-            reply = player.submit({"kind": "reset", "row": row, "seed": 0}).result()
+            reply = player.submit(RESET).result()
             assert reply.value == {"state": {}}, reply.message
         assert clock.slept == [0.0, 0.25, 0.25]  # the first begins at once
         clock.now += 0.1
-        player.submit({"kind": "reset", "row": row, "seed": 0}).result()
+        player.submit(RESET).result()
     assert clock.slept[-1] == pytest.approx(0.15) and clock.now == pytest.approx(100.75)
+
+
+def test_a_turn_that_waits_for_its_time_ends_with_the_player(tmp_path: Path):
+    (tmp_path / "game.py").write_text(GAME)
+    workers = {"count": 2, "turns_per_second": 0.001}
+    with Player(EnvironmentSection(path=f"{tmp_path}/game.py:Game", workers=workers)) as player:
+        assert player.submit(RESET).result().value == {"state": {}}
+        waiting = player.submit(RESET)  # its turn is in a thousand seconds
+    assert waiting.cancelled() or waiting.result(timeout=60).message == "the environment was closed"
