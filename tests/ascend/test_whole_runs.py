@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from games import GAME, GAMES
 from running import PROJECT, command, environment, read_lines, sets, succeeded
 
 # Small enough for eight cards on two cores. Two layers per stage, heads of 16, an untied table.
@@ -208,6 +209,23 @@ def test_two_cards_train_while_two_others_generate(run: Callable, experiment: Pa
     check_same(run_dir, experiment.parent / "cpu", last_step=3)
     assert [row["staleness/token_max"] for row in metrics(run_dir) if "actor/loss" in row] == [0, 1, 1]
     check_updates(run_dir)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("infer", ["data_parallel", "model_parallel"])
+def test_two_cards_play_episodes(run: Callable, experiment: Path, infer: str) -> None:
+    """Several turns of each sample, with the environment's answers between them, are those of the CPU."""
+    (experiment.parent / "game.py").write_text(GAME, encoding="utf-8")
+    settings = (
+        *GAMES, "rollout.max_new_tokens=96", "rollout.cache_dtype=bfloat16", "warmup.max_steps=25", "warmup.lr=1e-2",
+        "warmup.check_every=25", "algorithm.old_log_probs=recompute", "logging.groups_per_step=null",
+    )  # fmt: skip
+    run("cards", "plans.train.data_parallel=2", f"plans.infer.{infer}=2", *settings)
+    run("cpu", *settings, emulate=False)
+    run_dir = experiment.parent / "cards"
+    check_same(run_dir, experiment.parent / "cpu", last_step=1)
+    check_updates(run_dir)
+    assert all(row["env/turns/mean"] > 1 for row in metrics(run_dir) if "actor/loss" in row)
 
 
 @pytest.mark.slow
