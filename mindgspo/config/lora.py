@@ -14,6 +14,7 @@ from mindgspo.text import did_you_mean
 
 if TYPE_CHECKING:
     from mindgspo.config.model import ModelSection
+    from mindgspo.config.schema import ExperimentConfig
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP = ("gate_proj", "up_proj", "down_proj")
@@ -57,6 +58,17 @@ class LoraSection(Section):
         """Names of the projections that have adapters."""
         named = {one for target in self.targets for one in _WORDS.get(target, (target,))}
         return tuple(one for one in _WORDS["all"] if one in named)
+
+
+def rollout_lora_problems(config: ExperimentConfig) -> Iterator[str]:
+    """What generation cannot do with the adapters."""
+    chosen = config.rollout.lora
+    if chosen == "auto":
+        return
+    if config.model.lora is None:
+        yield f"rollout.lora: {chosen}; there are no adapters; set model.lora, or remove it"
+    elif chosen == "separate" and config.has_servers:
+        yield "rollout.lora: separate; completion servers get merged weights; set auto"
 
 
 def lora_problems(model: ModelSection) -> Iterator[str]:

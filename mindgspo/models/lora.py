@@ -35,7 +35,10 @@ _DRAWN = (True, False, None, "gaussian")
 
 def merged_weight(lora: LoraSection, weight: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """W + scale B A in float32."""
-    return weight.astype(np.float32, copy=False) + np.float32(lora.scale) * (b @ a)
+    merged = b @ a
+    merged *= np.float32(lora.scale)
+    merged += weight.astype(np.float32, copy=False)
+    return merged
 
 
 def merged_weights(model: ModelSection, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -188,15 +188,20 @@ def held_parameters(model: Model) -> tuple[Parameter, ...]:
     return (*model.get_parameters(), *(model.masters or {}).values())
 
 
-def weight_views(model: Model) -> dict[str, np.ndarray]:
-    """{our parameter name: its values} of what this rank holds, without a copy where memory is shared."""
-    return {parameter.name: values_of(parameter) for parameter in model.get_parameters()}
+def weight_views(model: Model, names: Container[str] | None = None) -> dict[str, np.ndarray]:
+    """{our parameter name: its values} of what this rank holds, without a copy where memory is shared. names: of the
+    wanted ones; None: all."""
+    return {each.name: values_of(each) for each in model.get_parameters() if names is None or each.name in names}
 
 
-def master_views(model: Model) -> dict[str, np.ndarray]:
-    """Return views of the weights that are trained, float32: this rank's rows if ranks share a weight out."""
+def master_views(model: Model, names: Container[str] | None = None) -> dict[str, np.ndarray]:
+    """`weight_views` of the weights that are trained, float32: this rank's rows if ranks share a weight out."""
     masters = model.masters or {}
-    return {each.name: values_of(masters.get(each.name, each)) for each in model.get_parameters()}
+    return {
+        each.name: values_of(masters.get(each.name, each))
+        for each in model.get_parameters()
+        if names is None or each.name in names
+    }
 
 
 class _OwnSlice(NamedTuple):

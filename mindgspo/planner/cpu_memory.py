@@ -13,6 +13,7 @@ from collections.abc import Collection
 from mindgspo.models.names import trained_shapes
 from mindgspo.planner.memory_plan import MIB, Part, Parts
 from mindgspo.planner.rank_work import FLOAT, RankWidths, RankWork, weight_sizes, whole_bytes
+from mindgspo.rollout.sizes import merges_adapters
 from mindgspo.swap.states import Phase
 
 # Measured with MindSpore 2.10: a process with a first small graph, what a rank of a cluster has beyond that, and
@@ -101,6 +102,8 @@ def _packed(work: RankWork) -> int:
     width, model = work.infer, work.config.model
     sizes = weight_sizes(model, work.config.plans.infer, work.rank)
     layers = sum(size for name, size in sizes.items() if name.endswith("_proj.weight") and ".experts." not in name)
+    if model.lora is not None and not merges_adapters(work.config):
+        layers = 0
     takes_rows = model.tie_word_embeddings and width.input_rows > width.output_rows
     return layers + (0 if takes_rows else width.output_rows * width.hidden)
 

@@ -21,7 +21,7 @@ from mindgspo.parallel.plans.parameter_layouts import moment_layouts, parameter_
 from mindgspo.parallel.plans.placement import Placement
 from mindgspo.reshard.plan import ReshardPlan
 from mindgspo.reshard.planner import plan_reshard
-from mindgspo.rollout.sizes import reads_trained_weights, rollout_sizes
+from mindgspo.rollout.sizes import generating_model, reads_trained_weights, rollout_sizes
 from mindgspo.swap.states import Holding
 
 FLOAT = 4
@@ -249,7 +249,7 @@ def reshard_bytes(work: RankWork) -> ReshardBytes:
 
 def generating_bytes(config: ExperimentConfig, rank: int) -> Sizes:
     """Bytes by name of the weights that generation reads, on a rank."""
-    sizes = weight_sizes(config.model, config.plans.infer, rank)
+    sizes = weight_sizes(generating_model(config), config.plans.infer, rank)
     if reads_trained_weights(config):
         return {name: FLOAT * size for name, size in sizes.items()}
     return {name: size * _generating_item(config.model, name) for name, size in sizes.items()}

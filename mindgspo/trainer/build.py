@@ -44,6 +44,7 @@ from mindgspo.parallel.platform.cluster import reference_place, scoring_place, s
 from mindgspo.rewards import Scorer
 from mindgspo.rollout.answer_log import AnswerLog
 from mindgspo.rollout.player import OpenEnvironment, open_environment
+from mindgspo.rollout.sizes import merges_adapters
 from mindgspo.swap.states import Holding
 from mindgspo.swap.swap import open_swap
 from mindgspo.tokenization import Tokenizer, load_tokenizer
@@ -211,6 +212,7 @@ def build_experiment(
             stream=stream,
             leftovers=leftovers,
             scores_old=old_log_probs == "recompute",
+            transfer=generation.transfer,
         ),
         dumps_dir=failures_dir.with_name("dumps"),
         timers=timers,
@@ -275,8 +277,9 @@ def resolved_old_log_probs(config: ExperimentConfig, model: Model) -> Literal["r
     """Resolve `algorithm.old_log_probs`.
 
     Kernels sum and round a token's numbers in the same way in every batch, so sampler and trainer compute the same
-    log-prob of a token, bit for bit, unless the cache rounds more than the model, weights are split over processes, or
-    a response was drawn with earlier weights. A correction of the mismatch needs both.
+    log-prob of a token, bit for bit, unless the cache rounds more than the model, weights are split over processes,
+    the sampler's have adapters merged into them, or a response was drawn with earlier weights. A correction of the
+    mismatch needs both.
     """
     algorithm, plans = config.algorithm, config.plans
     if algorithm.old_log_probs != "auto":
@@ -289,6 +292,7 @@ def resolved_old_log_probs(config: ExperimentConfig, model: Model) -> Literal["r
         and config.staleness == 0
         and algorithm.rollout_correction.level == "none"
         and algorithm.router_replay != "old"
+        and not merges_adapters(config)
     )
     return "sampler" if is_exact else "recompute"
 

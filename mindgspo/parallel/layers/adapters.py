@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import mindspore as ms
+import numpy as np
 from mindspore import Tensor, nn, ops
 
 from mindgspo.config.lora import LoraSection
-from mindgspo.parallel.ops.kernels import LinearKernel
+from mindgspo.parallel.ops.kernels import AdaptedLinearKernel
 from mindgspo.parallel.platform.parameter_memory import zero_parameter
 
 
@@ -31,12 +32,9 @@ class Adapter(nn.Cell):
         self.matmul = ops.MatMul(transpose_b=True)
 
     def construct(self, x_MI: Tensor) -> Tensor:
-        low_MR = self.matmul(x_MI, ops.cast(self.scaled(), self.dtype))
+        # A is scaled, not the product, which has more elements.
+        low_MR = self.matmul(x_MI, ops.cast(self.lora_A * self.scale, self.dtype))
         return self.matmul(low_MR, ops.cast(self.lora_B, self.dtype))
-
-    def scaled(self) -> Tensor:
-        """scale A: it has fewer elements than the product."""
-        return self.lora_A * self.scale
 
 
 def adapter(
@@ -48,33 +46,30 @@ def adapter(
     return Adapter(in_features, out_features, scale=lora.scale, rank=lora.rank, dtype=dtype, name=name)
 
 
-class AdapterGroup(nn.Cell):
-    """Adapters of layers that share an input, by kernels: construct(x_MI, tokens, outs) -> outs with what they add.
+class AdaptedLinears(nn.Cell):
+    """Layers that share an input, with their adapters, as one kernel: construct(x_MI, tokens, weight_OI, [bias_O,] ...)
+    -> their outputs.
 
-    adapters: of each layer, None for one without. head_dim: as of `LinearGroup`.
+    adapters: of each layer, None for one without. head_dim: as of `LinearKernel`.
     """
 
-    def __init__(self, adapters: Sequence[Adapter | None], head_dim: int | None = None) -> None:
+    def __init__(self, adapters: Sequence[Adapter | None], *, has_bias: bool, head_dim: int | None = None) -> None:
         super().__init__(auto_prefix=False)
         present = [one for one in adapters if one is not None]
         self.adapters = nn.CellList(present, auto_prefix=False)
-        self.numbers = tuple(present.index(one) if one is not None else -1 for one in adapters)
-        self.down = LinearKernel(len(present), has_bias=False)
-        self.up = LinearKernel(1, has_bias=False, head_dim=head_dim)
-        self.add = ops.Add()
+        self.numbers = tuple(-1 if one is None else present.index(one) for one in adapters)
+        self.step = 2 if has_bias else 1
+        are_adapted = [one is not None for one in adapters]
+        self.kernel = AdaptedLinearKernel(are_adapted, scale=present[0].scale, has_bias=has_bias, head_dim=head_dim)
+        self.nothing = Tensor(np.zeros((1, 1), np.float32))
 
-    def construct(self, x_MI: Tensor, tokens: Tensor, outs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        scaled = ()
-        for one in self.adapters:
-            scaled += (one.scaled(),)
-        lows = self.down(x_MI, tokens, *scaled)
-        if len(scaled) == 1:
-            lows = (lows,)
-        sums = ()
-        for i in range(len(outs)):
+    def construct(self, x_MI: Tensor, tokens: Tensor, *weights: Tensor) -> Tensor | tuple[Tensor, ...]:
+        layers = ()
+        for i in range(len(self.numbers)):
             number = self.numbers[i]
+            layers += weights[i * self.step : (i + 1) * self.step]
             if number < 0:
-                sums += (outs[i],)
+                layers += (self.nothing, self.nothing)
             else:
-                sums += (self.add(outs[i], self.up(lows[number], tokens, self.adapters[number].lora_B)),)
-        return sums
+                layers += (self.adapters[number].lora_A, self.adapters[number].lora_B)
+        return self.kernel(x_MI, tokens, *layers)

@@ -14,9 +14,9 @@ import mindspore as ms
 from mindspore import Tensor, nn, ops
 
 from mindgspo.config.lora import LoraSection
-from mindgspo.parallel.layers.adapters import AdapterGroup, adapter
+from mindgspo.parallel.layers.adapters import AdaptedLinears, adapter
 from mindgspo.parallel.layers.model_parallel import leave_model_parallel
-from mindgspo.parallel.ops.device import fork_op, has_kernels
+from mindgspo.parallel.ops.device import has_kernels
 from mindgspo.parallel.ops.kernels import LinearKernel, RowsKernel
 from mindgspo.parallel.plans.placement import Placement
 from mindgspo.parallel.platform.parameter_memory import zero_parameter
@@ -71,12 +71,13 @@ class LinearGroup(nn.Cell):
         self.layers = nn.CellList(list(layers), auto_prefix=False)
         self.has_bias = layers[0].has_bias
         self.head_dim = head_dim
-        self.kernel = self.adapters = None
-        if has_kernels():
-            adapters = [layer.adapter for layer in layers]
+        self.kernel, adapters = None, [layer.adapter for layer in layers]
+        if not has_kernels():
+            return
+        if any(one is not None for one in adapters):
+            self.kernel = AdaptedLinears(adapters, has_bias=self.has_bias, head_dim=head_dim)
+        else:
             self.kernel = LinearKernel(len(layers), has_bias=self.has_bias, head_dim=head_dim, is_frozen=is_frozen)
-            if any(one is not None for one in adapters):
-                self.adapters, self.fork = AdapterGroup(adapters, head_dim), fork_op()
 
     def construct(self, x_MI: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
         outs = ()
@@ -89,10 +90,7 @@ class LinearGroup(nn.Cell):
             weights += (self.layers[i].weight,)
             if self.has_bias:
                 weights += (self.layers[i].bias,)
-        if self.adapters is None:
-            return self.kernel(x_MI, tokens, *weights)
-        x_MI, again_MI = self.fork(x_MI)
-        return self.adapters(again_MI, tokens, self.kernel(x_MI, tokens, *weights))
+        return self.kernel(x_MI, tokens, *weights)
 
     def _by_head(self, out_MO: Tensor) -> Tensor:
         return out_MO if self.head_dim is None else out_MO.reshape(-1, out_MO.shape[-1] // self.head_dim, self.head_dim)
@@ -117,23 +115,21 @@ class RowParallelLinear(nn.Cell):
         super().__init__(auto_prefix=False)
         own_features = place.share(in_features)
         self.weight = zero_parameter((out_features, own_features), f"{name}.weight")
-        self.adapter, self.adapters = adapter(lora, own_features, out_features, dtype=dtype, name=name), None
+        self.adapter = adapter(lora, own_features, out_features, dtype=dtype, name=name)
         self.dtype = dtype
         self.matmul = ops.MatMul(transpose_b=True)
         self.leave = leave_model_parallel(place)
-        self.kernel = LinearKernel(1, has_bias=False, is_frozen=lora is not None) if has_kernels() else None
-        if self.adapter is not None and self.kernel is not None:
-            self.adapters, self.fork = AdapterGroup([self.adapter]), fork_op()
+        self.kernel = None
+        if has_kernels() and self.adapter is not None:
+            self.kernel = AdaptedLinears([self.adapter], has_bias=False)
+        elif has_kernels():
+            self.kernel = LinearKernel(1, has_bias=False, is_frozen=lora is not None)
 
     def construct(self, x_MI: Tensor, tokens: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         """Return the output [M, O]. tokens: see `TokensInUse`."""
         own, region, _ = tokens
         if self.kernel is not None:
-            if self.adapters is None:
-                return self.leave(self.kernel(x_MI, region, self.weight), own)
-            x_MI, again_MI = self.fork(x_MI)
-            outs = self.adapters(again_MI, region, (self.kernel(x_MI, region, self.weight),))
-            return self.leave(outs[0], own)
+            return self.leave(self.kernel(x_MI, region, self.weight), own)
         out_MO = self.matmul(x_MI, ops.cast(self.weight, self.dtype))
         return self.leave(out_MO if self.adapter is None else out_MO + self.adapter(x_MI), own)
 

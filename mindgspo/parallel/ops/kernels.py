@@ -16,8 +16,9 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from mindgspo.parallel.platform.parameter_memory import zero_parameter
-from mindgspo_kernels.binding import graph_operator, panel_columns
+from mindgspo.parallel.collectives.shared_memory import Numbers
+from mindgspo.parallel.platform.parameter_memory import values_of, zero_parameter
+from mindgspo_kernels.binding import call, graph_operator, graph_threads, panel_columns
 
 zeros_like = ops.ZerosLike()
 Weights = Sequence[Parameter]
@@ -186,6 +187,67 @@ class LinearKernel(nn.Cell):
 
     def construct(self, x_MI: Tensor, tokens: Tensor, *weights: Tensor) -> Tensor | tuple[Tensor, ...]:
         return self.linear(x_MI, tokens, self.biased, *weights)
+
+
+def _gradient_of_adapted(num_layers: int, has_bias: bool) -> Callable[..., tuple]:
+    """Gradient of `AdaptedLinearKernel`: of x and of each layer's A and B. Nobody reads the zeros of the others, so
+    they are never made."""
+    step = 4 if has_bias else 3
+    ends = range(step, (num_layers + 1) * step, step)
+    grad = kernel(
+        "adapted_linear_grad", lambda x, t, f, s, *rest: (x, *(one for end in ends for one in rest[end - 2 : end]))
+    )
+
+    def one(x, tokens, form, scale, w, a, b, out, dout):
+        g = grad(x, tokens, form, scale, w, a, b, dout)
+        return g[0], zeros_like(tokens), zeros_like(form), zeros_like(scale), zeros_like(w), g[1], g[2]
+
+    def two(x, tokens, form, scale, w, a, b, v, c, d, out, dout):
+        g = grad(x, tokens, form, scale, w, a, b, v, c, d, dout[0], dout[1])
+        of_w, of_v = (zeros_like(w), g[1], g[2]), (zeros_like(v), g[3], g[4])
+        return g[0], zeros_like(tokens), zeros_like(form), zeros_like(scale), *of_w, *of_v
+
+    def three(x, tokens, form, scale, w, a, b, v, c, d, u, e, f, out, dout):
+        g = grad(x, tokens, form, scale, w, a, b, v, c, d, u, e, f, dout[0], dout[1], dout[2])
+        of_w, of_v, of_u = (zeros_like(w), g[1], g[2]), (zeros_like(v), g[3], g[4]), (zeros_like(u), g[5], g[6])
+        return g[0], zeros_like(tokens), zeros_like(form), zeros_like(scale), *of_w, *of_v, *of_u
+
+    def three_biased(x, tokens, form, scale, w, wb, a, b, v, vb, c, d, u, ub, e, f, out, dout):
+        g = grad(x, tokens, form, scale, w, wb, a, b, v, vb, c, d, u, ub, e, f, dout[0], dout[1], dout[2])
+        of_w = (zeros_like(w), zeros_like(wb), g[1], g[2])
+        of_v = (zeros_like(v), zeros_like(vb), g[3], g[4])
+        of_u = (zeros_like(u), zeros_like(ub), g[5], g[6])
+        return g[0], zeros_like(tokens), zeros_like(form), zeros_like(scale), *of_w, *of_v, *of_u
+
+    return {(1, False): one, (2, False): two, (3, False): three, (3, True): three_biased}[num_layers, has_bias]
+
+
+class AdaptedLinearKernel(nn.Cell):
+    """construct(x_MI, tokens, weight_OI, [bias_O,] A_RI, B_OR, ...) -> x W^T + b + scale (x A^T) B^T [M, O] of 1 to 3
+    frozen layers; 3 may have biases. Gradients: of x, A and B.
+
+    are_adapted: whether each layer has an adapter; A and B of one without are any tensors. scale: of the adapters.
+    head_dim: as of `LinearKernel`.
+    """
+
+    def __init__(
+        self, are_adapted: Sequence[bool], *, scale: float, has_bias: bool, head_dim: int | None = None
+    ) -> None:
+        super().__init__(auto_prefix=False)
+        count, step = len(are_adapted), 4 if has_bias else 3
+        self.form = Tensor(np.array([(has_bias, is_adapted) for is_adapted in are_adapted], np.int32))
+        self.scale = Tensor([scale], ms.float32)
+
+        def shapes(x, tokens, form, scale, *rest):
+            outs = tuple([x[0], *_outs_by_head(weight[0], head_dim)] for weight in rest[::step])
+            return outs[0] if count == 1 else outs
+
+        name = f"adapted_linear_{count}{'_biased' if has_bias else ''}"
+        dtypes = lambda x, *rest: x if count == 1 else (x,) * count  # noqa: E731
+        self.linear = kernel(name, shapes, dtypes, _gradient_of_adapted(count, has_bias))
+
+    def construct(self, x_MI: Tensor, tokens: Tensor, *layers: Tensor) -> Tensor | tuple[Tensor, ...]:
+        return self.linear(x_MI, tokens, self.form, self.scale, *layers)
 
 
 class RotaryKernel(nn.Cell):
@@ -455,12 +517,13 @@ class AdamWKernel(nn.Cell):
 class PackKernel(nn.Cell):
     """construct() packs the current `weights` [O, I] into `panels` for `PackedLinearKernel`.
 
-    dtype: type of the tokens, which the weights are rounded to.
+    dtype: type of the tokens, which the weights are rounded to. are_given: of each weight, whether `put` packs what
+    takes its place instead; None: of none.
     """
 
-    def __init__(self, weights: ParameterTuple, dtype: ms.Type) -> None:
+    def __init__(self, weights: ParameterTuple, dtype: ms.Type, are_given: Sequence[bool] | None = None) -> None:
         super().__init__(auto_prefix=False)
-        columns = panel_columns()
+        columns, given = panel_columns(), are_given or [False] * len(weights)
         self.weights, self.like = weights, Tensor([0.0], dtype)
         self.panels = ParameterTuple(
             [
@@ -472,10 +535,23 @@ class PackKernel(nn.Cell):
                 for weight in weights
             ]
         )
+        self.packed = ParameterTuple(
+            [
+                one
+                for every in (self.weights, self.panels)
+                for one, is_given in zip(every, given, strict=True)
+                if not is_given
+            ]
+        )
         self.pack = kernel("pack_linears", lambda *shapes: [1], lambda *dtypes: ms.int32)
 
     def construct(self) -> Tensor:
-        return self.pack(self.like, *self.weights, *self.panels)
+        return self.pack(self.like, *self.packed)
+
+    def put(self, number: int, weight_OI: np.ndarray) -> None:
+        """Pack an array, float32, in the place of weight `number`."""
+        arrays = (weight_OI, self.like.asnumpy(), values_of(self.panels[number]))
+        call("pack_linear", *(Numbers(one.dtype.name, one) for one in arrays), graph_threads())
 
 
 class PackedLinearKernel(nn.Cell):

@@ -40,6 +40,9 @@ def test_one_setting_makes_the_section_and_it_is_read_back(load, tmp_path) -> No
     (("model.lora.path=/no/adapter",), "model.lora.path: /no/adapter does not exist"),
     (("model.lora.rank=4", "algorithm.kl.placement=loss", "algorithm.kl.coef=0.1", "algorithm.kl.reference.mode=ema"),
      "mode: ema; the average of adapters' matrices is not that of their products"),
+    (("rollout.lora=merged",), "rollout.lora: merged; there are no adapters; set model.lora, or remove it"),
+    (("model.lora.rank=4", "rollout.lora=separate", "rollout.servers.urls=[http://127.0.0.1:8000]"),
+     "rollout.lora: separate; completion servers get merged weights; set auto"),
     (("model.lora.rank=4", "model.backend=mindformers"), "model.lora: the backend mindformers has no adapters"),
 ])  # fmt: skip
 def test_what_it_cannot_be_is_refused_in_one_line(load, overrides, message) -> None:
@@ -57,3 +60,20 @@ def test_a_rank_is_at_most_the_narrowest_target() -> None:
     assert problems(16, "all") == [] == problems(32, "q_proj", "mlp")
     assert problems(17, "all") == ["model.lora.rank: 17; legal: 1 to 16, the width of the narrowest target"]  # of k, v
     assert problems(33, "mlp") == ["model.lora.rank: 33; legal: 1 to 32, the width of the narrowest target"]
+
+
+def test_adapters_are_merged_where_generation_has_weights_of_its_own(load) -> None:
+    from mindgspo.rollout.sizes import generating_model, merges_adapters, reads_trained_weights
+
+    lora = "model.lora.rank=4"
+    servers = "rollout.servers.urls=[http://127.0.0.1:8000]"
+    assert not merges_adapters(load()) and not merges_adapters(load(lora)) and not merges_adapters(load(servers))
+    assert merges_adapters(load(lora, servers))
+    merged = load(lora, "rollout.lora=merged")
+    assert merges_adapters(merged) and reads_trained_weights(merged) and generating_model(merged) is merged.model
+    other_plan = (lora, "plans.train.model_parallel=2", "plans.infer.data_parallel=2")
+    assert merges_adapters(load(*other_plan)) and not merges_adapters(load(*other_plan, "rollout.lora=separate"))
+    card = (lora, "device=Ascend", "model.hidden_size=64")
+    assert not merges_adapters(load(*card)) and reads_trained_weights(load(*card))
+    own = load(*card, "rollout.lora=merged")
+    assert not reads_trained_weights(own) and generating_model(own) == own.model.base

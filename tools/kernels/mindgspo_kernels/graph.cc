@@ -287,6 +287,57 @@ GRAPH_OPERATOR(linear_input_grad) {
                                  processors));
 }
 
+namespace {
+
+// Of layers: weight, bias where `form` [layers, 2] says so, and an adapter's A and B, which mean nothing where it says
+// that there is none.
+struct AdaptedLayers {
+  std::vector<const Tensor*> weights, biases, as, bs;
+  AdaptedLayers(Arguments& in, int64_t form) {
+    for (int64_t i = 0; i < in.length(form); ++i) {
+      weights.push_back(in.next());
+      biases.push_back(in.integer(form, 2 * i) ? in.next() : nullptr);
+      for (auto* matrices : {&as, &bs}) {
+        const Tensor* one = in.next();
+        matrices->push_back(in.integer(form, 2 * i + 1) ? one : nullptr);
+      }
+    }
+  }
+};
+
+}  // namespace
+
+// x, tokens, form, scale, then each layer's weight, bias, A and B -> outs [M, O], or by heads, [M, heads, O / heads]
+GRAPH_OPERATOR(adapted_linear) {
+  const int64_t used = in.used(1);
+  const Tensor* x = in.next(used);
+  in.go_to(4);
+  const AdaptedLayers layers(in, 2);
+  const auto outs = flat_rows_of(in, layers.weights.size(), used);
+  check(mindgspo_adapted_linear(x, int64_t(outs.size()), layers.weights.data(), layers.biases.data(), layers.as.data(),
+                                layers.bs.data(), in.number(3), outs.data(), processors));
+}
+
+GRAPH_ALIAS(adapted_linear_1, adapted_linear)
+GRAPH_ALIAS(adapted_linear_2, adapted_linear)
+GRAPH_ALIAS(adapted_linear_3, adapted_linear)
+GRAPH_ALIAS(adapted_linear_3_biased, adapted_linear)
+
+// x, tokens, form, scale, the layers, d_outs -> d_x, then each layer's d_A and d_B, not written without an adapter
+GRAPH_OPERATOR(adapted_linear_grad) {
+  const int64_t used = in.used(1);
+  const Tensor* x = in.next(used);
+  in.go_to(4);
+  const AdaptedLayers layers(in, 2);
+  const auto d_outs = flat_rows_of(in, layers.weights.size(), used);
+  const Tensor* d_x = in.next(used);
+  std::vector<const Tensor*> d_as, d_bs;
+  for (size_t i = 0; i < d_outs.size(); ++i) d_as.push_back(in.next()), d_bs.push_back(in.next());
+  check(mindgspo_adapted_linear_backward(x, int64_t(d_outs.size()), layers.weights.data(), layers.as.data(),
+                                         layers.bs.data(), in.number(3), d_outs.data(), d_x, d_as.data(), d_bs.data(),
+                                         processors));
+}
+
 // query, key, positions, cos, sin, tokens -> rotated query, rotated key
 static void rotate(Arguments& in, bool is_backward) {
   const int64_t used = in.used(5);
