@@ -31,13 +31,13 @@ from mindgspo.config.huggingface_config import generation_config, huggingface_co
 from mindgspo.errors import CheckpointError, WeightsError
 from mindgspo.io import json_bytes, parse_json, read_bytes
 from mindgspo.metrics.files import CONFIG_FILE
-from mindgspo.models.lora import merged_weight, peft_names
+from mindgspo.models.lora import merged_weight, peft_names, pet_config, read_pet_config
 from mindgspo.models.names import adapter_name, hugging_face_name, is_adapter, mindformers_name
 from mindgspo.models.weight_check import require_weights
 from mindgspo.progress import byte_progress
 from mindgspo.tensor_files.formats import titled_names
 from mindgspo.tensor_files.reader import INDEX_FILE, SINGLE_FILE, open_tensors
-from mindgspo.tensor_files.tensors import FILE_DTYPES, TensorSource
+from mindgspo.tensor_files.tensors import FILE_DTYPES, TensorSource, widen_bfloat16
 from mindgspo.tensor_files.writer import WeightDtype
 from mindgspo.tokenization import load_tokenizer
 from mindgspo.tokenization.files import read_files
@@ -50,6 +50,8 @@ WeightNaming = Literal["huggingface", "mindformers"]
 # A chunk becomes several arrays of its size while it is rounded.
 _CHUNK_BYTES = 4 << 20
 _ADAPTER = "adapter"
+PET_CONFIG = "pet_config.yaml"
+"""What MindFormers' configuration must say of the adapters among its weights."""
 _METADATA: Mapping[WeightNaming, Mapping[str, str]] = {"huggingface": METADATA, "mindformers": {"format": "ms"}}
 _INDEX_NAMES: Mapping[WeightNaming, tuple[str, ...]] = {
     "huggingface": (INDEX_FILE,),
@@ -120,6 +122,8 @@ def _read_description(folder: Path) -> Description:
         raise WeightsError(f"{folder}: holds no config.json; name a folder that does by --model-folder")
     section = read_model_section(folder)
     files = dict(read_files(folder).contents)
+    if (folder / PET_CONFIG).is_file():
+        section = section.model_copy(update={"lora": read_pet_config(folder / PET_CONFIG)})
     try:
         if (folder / GENERATION_CONFIG).is_file():
             files[GENERATION_CONFIG] = read_bytes(folder / GENERATION_CONFIG)
@@ -152,6 +156,11 @@ def _stored_names(tensors: TensorSource, section: ModelSection, *, where: Path) 
     stored = {name: name for name in tensors.tensors}
     if _MARK_OF_MINDFORMERS in stored:
         stored = _translated(stored, where)
+        if section.lora is None and any(map(is_adapter, stored)):
+            raise WeightsError(
+                f"{where}: has adapters, whose scale is not among the weights; write the section pet_config of "
+                f"MindFormers' configuration into {PET_CONFIG} beside config.json"
+            )
     return require_weights(section, tensors, stored)
 
 
@@ -233,6 +242,9 @@ def write_model(source: ModelSource, conversion: Conversion, *, shows_progress: 
     weights = _weights(source, conversion)
     description = source.description
     files = {"config.json": _config(description, conversion.dtype), **description.files}
+    lora = None if conversion.merges else description.section.lora
+    if lora is not None and conversion.layout == "mindformers":
+        files[PET_CONFIG] = pet_config(lora)
     total = num_bytes(weights)
     with (
         filled_folder(out, run_id=None, num_bytes=total) as filled,
@@ -249,9 +261,9 @@ def write_model(source: ModelSource, conversion: Conversion, *, shows_progress: 
         )
         for name, content in files.items():
             (filled / name).write_bytes(content)
-        if description.section.lora is not None and not conversion.merges:
+        if lora is not None and conversion.layout == "huggingface":
             (filled / _ADAPTER).mkdir()
-            adapters = {name: source.tensors.read(name) for name in peft_names(description.section)}
+            adapters = {name: _float32(source, name) for name in peft_names(description.section)}
             write_adapters(filled / _ADAPTER, description.section, adapters)
             files[_ADAPTER] = b""
     return Converted(
@@ -263,30 +275,39 @@ def write_model(source: ModelSource, conversion: Conversion, *, shows_progress: 
 
 
 def _weights(source: ModelSource, conversion: Conversion) -> list[Weight]:
-    """Every weight under its new name, with its new dtype."""
-    rename: Callable[[str], str] = mindformers_name if conversion.layout == "mindformers" else str
+    """Every weight under its new name, with its new dtype; adapters among them where MindFormers has them."""
+    is_theirs = conversion.layout == "mindformers"
+    rename: Callable[[str], str] = mindformers_name if is_theirs else str
     stored = {
         name: source.tensors.tensors[stored_name]
         for name, stored_name in source.stored_names.items()
-        if not is_adapter(name)
+        if not is_adapter(name) or (is_theirs and not conversion.merges)
     }
     lora = source.description.section.lora if conversion.merges else None
 
     def chunks(name: str) -> Iterator[np.ndarray]:
         if lora is None or (of_a := adapter_name(name, "A")) not in source.stored_names:
             return source.tensors.chunks(source.stored_names[name], _CHUNK_BYTES)
-        read = source.tensors.read
-        return iter([merged_weight(lora, read(name), read(of_a), read(adapter_name(name, "B"))).reshape(-1)])
+        weight, a, b = (_float32(source, each) for each in (name, of_a, adapter_name(name, "B")))
+        return iter([merged_weight(lora, weight, a, b).reshape(-1)])
 
     return [
         Weight(
             name=rename(name),
             stored=info,
-            dtype=info.dtype if conversion.dtype is None else FILE_DTYPES[conversion.dtype],
+            dtype=info.dtype if conversion.dtype is None or is_adapter(name) else FILE_DTYPES[conversion.dtype],
             chunks=partial(chunks, name),
         )
         for name, info in stored.items()
     ]
+
+
+def _float32(source: ModelSource, name: str) -> np.ndarray:
+    stored = source.stored_names[name]
+    values = source.tensors.read(stored)
+    if source.tensors.tensors[stored].dtype == "BF16":
+        return widen_bfloat16(values)
+    return values.astype(np.float32, copy=False)
 
 
 def _config(description: Description, dtype: WeightDtype | None) -> bytes:

@@ -90,10 +90,15 @@ def lora_problems(model: ModelSection) -> Iterator[str]:
             f"model.lora.targets: {', '.join(sorted(of_block))} of {model.architecture} are experts, which have no "
             f"adapters yet; set [attention]"
         )
-    narrowest = min((min(sizes) for name, sizes in _sizes(model).items() if name in lora.projections), default=0)
+    narrowest = narrowest_target(model, lora)
     if lora.rank < 1 or (narrowest and lora.rank > narrowest):
         most = f" to {narrowest}, the width of the narrowest target" if narrowest else " or more"
         yield f"model.lora.rank: {lora.rank}; legal: 1{most}"
+
+
+def narrowest_target(model: ModelSection, lora: LoraSection) -> int:
+    """Smallest number of in- or output features of a target, which no rank exceeds; 0 without a known target."""
+    return min((min(sizes) for name, sizes in _sizes(model).items() if name in lora.projections), default=0)
 
 
 def _target_problem(target: str) -> str:

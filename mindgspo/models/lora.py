@@ -6,14 +6,17 @@ A setting of PEFT that would change what the weights mean is rejected here, neve
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from yaml import YAMLError
 
 from mindgspo.config import ModelSection
 from mindgspo.config.lora import LoraSection
+from mindgspo.config.yaml_dialect import parse_document, write_document
 from mindgspo.errors import WeightsError
 from mindgspo.io import parse_json, read_bytes, unique_keys
 from mindgspo.models.names import adapter_name, is_adapter, trained_shapes
@@ -75,6 +78,45 @@ def peft_config(model: ModelSection) -> dict[str, object]:
         "modules_to_save": None,
         "inference_mode": True,
     }
+
+
+# Projections in the words of MindFormers' cells, which `target_modules` matches.
+_PET_TARGETS = {
+    **{"q_proj": "wq", "k_proj": "wk", "v_proj": "wv", "o_proj": "wo"},
+    **{"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"},
+}
+
+
+def pet_config(lora: LoraSection) -> bytes:
+    """The section `pet_config` of MindFormers' configuration, as YAML. Its scale is always lora_alpha / lora_rank."""
+    section = {
+        "pet_type": "lora",
+        "lora_rank": lora.rank,
+        "lora_alpha": lora.scale * lora.rank,
+        "lora_dropout": 0.0,
+        "target_modules": "|".join(f".*{_PET_TARGETS[name]}" for name in lora.projections),
+    }
+    return write_document({"pet_config": section}).encode()
+
+
+def read_pet_config(path: Path) -> LoraSection:
+    """The adapters that a section `pet_config` describes. Raises WeightsError."""
+    try:
+        section = parse_document(read_bytes(path, _MOST_BYTES).decode())["pet_config"]
+        theirs = {name: ours for ours, name in _PET_TARGETS.items()}
+        named = [name.strip().removeprefix(".*") for name in section["target_modules"].split("|")]
+        if section["pet_type"] != "lora" or not set(named) <= theirs.keys():
+            raise ValueError(f"pet_type lora and target_modules of {', '.join(f'.*{name}' for name in theirs)}")
+        targets = [theirs[name] for name in named]
+        given = {"rank": section["lora_rank"], "alpha": float(section["lora_alpha"]), "targets": targets}
+        return LoraSection.model_validate_json(json.dumps(given))
+    except OSError as error:
+        raise WeightsError(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValueError, TypeError, KeyError, AttributeError, YAMLError) as error:
+        what = f"no {error}" if isinstance(error, KeyError) else shorten(str(error))
+        raise WeightsError(
+            f"{path}: {what}; it must hold pet_config with pet_type, lora_rank, lora_alpha and target_modules"
+        ) from error
 
 
 def check_peft_folder(model: ModelSection, folder: Path, weights: TensorSource) -> None:

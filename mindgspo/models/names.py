@@ -240,8 +240,17 @@ _IN_LAYERS = {
 _LAYER = re.compile(r"(?P<layer>model\.layers\.(?:0|[1-9][0-9]*)\.)(?P<part>.+)(?P<ending>\.(?:weight|bias))")
 
 
+# Matrices of adapters, whose shapes are PEFT's.
+_ADAPTERS = {"lora_A.weight": "mindpet_delta_lora_a", "lora_B.weight": "mindpet_delta_lora_b"}
+
+
 def mindformers_name(hugging_face_name: str) -> str:
-    """MindFormers' name of a weight. Raises WeightsError: a weight that its cells do not have."""
+    """MindFormers' name of a weight or of a matrix of its adapter (as its `pet` names them). Raises WeightsError: a
+    weight that its cells do not have."""
+    for ours, theirs in _ADAPTERS.items():
+        if hugging_face_name.endswith(f".{ours}"):
+            weight = mindformers_name(f"{hugging_face_name.removesuffix(ours)}weight")
+            return f"{weight.removesuffix('weight')}{theirs}"
     return _renamed(hugging_face_name, _OUTSIDE_LAYERS, _IN_LAYERS, "MindFormers has no name for it")
 
 
@@ -252,7 +261,12 @@ def mindformers_names(model: ModelSection) -> dict[str, str]:
 
 
 def hugging_face_name(mindformers_name: str) -> str:
-    """Hugging Face's name of a weight. Raises WeightsError: no name of MindFormers' Qwen2 or Llama cells."""
+    """Hugging Face's name of a weight, PEFT's of a matrix of its adapter. Raises WeightsError: no name of MindFormers'
+    Qwen2 or Llama cells."""
+    for name, theirs in _ADAPTERS.items():
+        if mindformers_name.endswith(f".{theirs}"):
+            weight = hugging_face_name(f"{mindformers_name.removesuffix(theirs)}weight")
+            return f"{weight.removesuffix('weight')}{name}"
     outside = {theirs: name for name, theirs in _OUTSIDE_LAYERS.items()}
     in_layers = {theirs: name for name, theirs in _IN_LAYERS.items()}
     return _renamed(mindformers_name, outside, in_layers, "no name of MindFormers' Qwen2 or Llama")

@@ -27,6 +27,7 @@ from mindgspo.planner.cache_budget import replica_with_cache_budget, with_cache_
 from mindgspo.planner.expected import PHASES, expected_memory, graph_memory
 from mindgspo.planner.measured import MeasuredPeak, stored_peaks
 from mindgspo.planner.memory_plan import GIB, MIB, MemoryPlan, Part, RankMemory, SwapLevel
+from mindgspo.planner.rank_work import trained_bytes, whole_bytes
 from mindgspo.planner.smallest_change import changed, set_options, smallest_change
 from mindgspo.planner.time.estimate import NO_RATES, estimate_json, estimate_lines, estimate_step
 from mindgspo.rollout.sizes import generating_model, merges_adapters
@@ -133,6 +134,13 @@ def plan_of_file(
     """
     capacity, experiment = _loaded(config, overrides, memory_gb)
     sides = _sides(experiment, capacity)
+    if experiment.model.lora is not None:
+        whole, trained = whole_bytes(experiment.model), trained_bytes(experiment.model)
+        yield (
+            f"model.lora: the base is frozen, without gradients and moments; adapters are trained, "
+            f"{_percent(trained / whole)} of the weights"
+        )
+        yield ""
     for side in sides:
         if side.title:
             yield side.title

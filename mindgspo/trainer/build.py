@@ -31,6 +31,7 @@ from mindgspo.evaluation.datasets import (
 )
 from mindgspo.evaluation.evaluator import Evaluator, ResponseScorer, check_best_metric, start_scorer
 from mindgspo.metrics import Timers
+from mindgspo.models.adapter_norms import AdapterNorms
 from mindgspo.models.model import Model
 from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.scoring import PolicyScorer
@@ -217,6 +218,7 @@ def build_experiment(
         dumps_dir=failures_dir.with_name("dumps"),
         timers=timers,
         swap=swap,
+        adapters=None if config.model.lora is None else AdapterNorms(model),
     )
     validation = Validation(
         Evaluator(

@@ -261,6 +261,8 @@ class StepRecord:
     """Learning rate of the last update."""
     updates: int
     """Updates applied since the start of the run."""
+    adapter_norms: Mapping[str, float]
+    """Metrics of low-rank adapters; empty without them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,6 +294,7 @@ class StepReport:
             **reward_metrics(record.estimated, section.kl, record.kl_coef),
             **scored,
             **router_metrics(record.results, section.router_replay, scored, record.expert_loads),
+            **record.adapter_norms,
             "actor/lr": record.learning_rate,
             "training/epoch": self.stream.epochs,
             "training/updates": record.updates,

@@ -344,10 +344,10 @@ class LogProbKernel(nn.Cell):
     """construct(hidden_MH, weight_VH, rows_P, targets_P, tokens) -> (logp_P, entropy_P), both float32.
 
     As `log_prob.ChunkedLogProb` of hidden_MH[rows_P]; 0 for negative rows. entropy_P is undefined without
-    `with_entropy`.
+    `with_entropy`. is_frozen: only the gradient of hidden is computed.
     """
 
-    def __init__(self, *, temperature: float, with_entropy: bool) -> None:
+    def __init__(self, *, temperature: float, with_entropy: bool, is_frozen: bool = False) -> None:
         super().__init__(auto_prefix=False)
         assert temperature > 0, temperature
         self.inverse_temperature = Tensor([1.0 / temperature], ms.float32)
@@ -355,6 +355,7 @@ class LogProbKernel(nn.Cell):
         name = "log_prob_entropy" if with_entropy else "log_prob"
         count = 3 if with_entropy else 2
         grad = kernel(f"{name}_grad", lambda h, w, *rest: (h, w), lambda h, w, *rest: (h, ms.float32))
+        input_grad = kernel(f"{name}_input_grad", lambda h, *rest: h)
 
         def gradient(hidden, weight, rows, targets, scale, tokens, out, dout):
             found = grad(hidden, weight, rows, targets, scale, tokens, out[1], dout[0])
@@ -364,11 +365,20 @@ class LogProbKernel(nn.Cell):
             found = grad(hidden, weight, rows, targets, scale, tokens, out[1], dout[0], out[2], dout[2])
             return _of_hidden_and_weight(found, rows, targets, scale, tokens)
 
+        def of_input(hidden, weight, rows, targets, scale, tokens, out, dout):
+            found = input_grad(hidden, weight, rows, targets, scale, tokens, out[1], dout[0])
+            return _of_hidden_and_weight((found, zeros_like(weight)), rows, targets, scale, tokens)
+
+        def of_input_with_entropy(hidden, weight, rows, targets, scale, tokens, out, dout):
+            found = input_grad(hidden, weight, rows, targets, scale, tokens, out[1], dout[0], out[2], dout[2])
+            return _of_hidden_and_weight((found, zeros_like(weight)), rows, targets, scale, tokens)
+
+        plain, of_entropy = (of_input, of_input_with_entropy) if is_frozen else (gradient, gradient_with_entropy)
         self.log_prob = kernel(
-            name,
+            f"{name}_frozen" if is_frozen else name,
             lambda h, w, rows, *rest: (rows,) * count,
             lambda *inputs: (ms.float32,) * count,
-            gradient_with_entropy if with_entropy else gradient,
+            of_entropy if with_entropy else plain,
         )
 
     def construct(

@@ -18,6 +18,7 @@ from mindgspo.checkpoint.export import export_huggingface
 from mindgspo.cli import main
 from mindgspo.config import ExperimentConfig, ModelSection, dump_config, load_config
 from mindgspo.config.huggingface_config import generation_config, huggingface_config
+from mindgspo.config.yaml_dialect import parse_document
 from mindgspo.errors import CheckpointError, WeightsError
 from mindgspo.models.names import weight_shapes
 from mindgspo.tensor_files.reader import open_tensors
@@ -386,6 +387,49 @@ def test_a_checkpoint_with_adapters_becomes_its_base_and_a_peft_folder_or_merged
         if layer.endswith("v_proj"):  # scale: 32 / 4
             array = array + 8 * (weights[f"{layer}.lora_B.weight"] @ weights[f"{layer}.lora_A.weight"])
         np.testing.assert_array_equal(both[name], array, err_msg=name)
+
+
+def test_adapters_go_to_mindformers_names_and_back(tmp_path: Path) -> None:
+    targets = "model.lora.targets=[q_proj, down_proj]"
+    _, weights, step = run_with_checkpoint(tmp_path / "run", "model.lora.rank=4", "model.lora.alpha=6", targets)
+    theirs, back, direct = tmp_path / "mf", tmp_path / "back", tmp_path / "direct"
+    convert_model(Conversion(source=step, out=theirs, layout="mindformers"))
+    found = read_safetensors(theirs / "model.safetensors")
+    for name, of_pet in (("self_attn.q_proj.lora_A.weight", "attention.wq.mindpet_delta_lora_a"),
+                         ("mlp.down_proj.lora_B.weight", "feed_forward.w2.mindpet_delta_lora_b")):  # fmt: skip
+        np.testing.assert_array_equal(found[f"model.layers.1.{of_pet}"], weights[f"model.layers.1.{name}"])
+    section = parse_document((theirs / "pet_config.yaml").read_text())["pet_config"]
+    assert section == {"pet_type": "lora", "lora_rank": 4, "lora_alpha": 6.0, "lora_dropout": 0.0,
+                       "target_modules": ".*wq|.*w2"}  # fmt: skip
+    convert_model(Conversion(source=theirs, out=back))
+    convert_model(Conversion(source=step, out=direct))
+    for name in ("model.safetensors", "adapter/adapter_model.safetensors"):
+        one, other = (read_safetensors(folder / name) for folder in (back, direct))
+        assert one.keys() == other.keys() and all(np.array_equal(one[key], other[key]) for key in one)
+    assert json.loads((back / "adapter/adapter_config.json").read_text())["lora_alpha"] == 6
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("pet_config: {pet_type: slora}", "no 'target_modules'; it must hold pet_config with pet_type"),
+    ("pet_config: {pet_type: slora, target_modules: '.*wq'}", "pet_type lora and target_modules of .*wq, "),
+    ("pet_config: {pet_type: lora, lora_rank: 4, lora_alpha: 6, target_modules: '.*word_embeddings'}", "of .*wq"),
+    ("pet_config: {pet_type: lora, lora_rank: x, lora_alpha: 6, target_modules: '.*wq'}", "lora_rank, lora_alpha"),
+    ("pet_config: [", "it must hold pet_config"), ("[]", "it must hold pet_config"),
+])  # fmt: skip
+def test_a_section_of_adapters_that_says_something_else_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    source = exported(tmp_path / "source")
+    (source / "pet_config.yaml").write_text(text)
+    with pytest.raises(WeightsError) as refusal:
+        convert_model(Conversion(source=source, out=tmp_path / "out"))
+    assert message in str(refusal.value) and "pet_config.yaml: " in str(refusal.value)
+
+
+def test_adapters_of_an_unknown_scale_are_refused(tmp_path: Path) -> None:
+    _, _, step = run_with_checkpoint(tmp_path / "run", "model.lora.rank=4")
+    convert_model(Conversion(source=step, out=tmp_path / "mf", layout="mindformers"))
+    (tmp_path / "mf" / "pet_config.yaml").unlink()
+    with pytest.raises(WeightsError, match="has adapters, whose scale is not among the weights; write the section"):
+        convert_model(Conversion(source=tmp_path / "mf", out=tmp_path / "back"))
 
 
 def test_a_checkpoint_that_was_changed_or_is_far_from_its_run_is_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from mindgspo.config import ModelSection, dump_config, load_config
 from mindgspo.config.lora import LoraSection, lora_problems
+from mindgspo.config.notes import notes
 from mindgspo.errors import ConfigError
 
 EXPERTS = ("model.architecture=qwen3_moe", "model.num_experts=8", "model.num_experts_per_tok=2",
@@ -48,6 +49,14 @@ def test_one_setting_makes_the_section_and_it_is_read_back(load, tmp_path) -> No
 def test_what_it_cannot_be_is_refused_in_one_line(load, overrides, message) -> None:
     with pytest.raises(ConfigError, match=message):
         load(*overrides)
+
+
+def test_a_learning_rate_of_full_training_and_a_warm_up_are_noted(load) -> None:
+    (note,) = notes(load("model.lora.rank=4", "optimizer.lr=1e-6"))
+    assert note.startswith("optimizer.lr: 1e-06, the default, is for training every weight") and "ten times" in note
+    assert notes(load("model.lora.rank=4", "optimizer.lr=1e-5")) == []
+    (note,) = notes(load("model.lora.rank=4", "optimizer.lr=1e-5", "warmup={max_steps: 1, batch_size: 1, lr: 0.1}"))
+    assert note.startswith("warmup: it trains the adapters and nothing else; warmup.lr is theirs")
 
 
 def test_a_rank_is_at_most_the_narrowest_target() -> None:

@@ -456,18 +456,23 @@ GRAPH_OPERATOR(log_prob) { log_prob(in, false); }
 GRAPH_OPERATOR(log_prob_entropy) { log_prob(in, true); }
 
 // hidden, weight, rows, targets, inverse_temperature, tokens, log_sums, d_log_probs -> d_hidden, d_weight
-static void log_prob_backward(Arguments& in, bool with_entropy) {
+static void log_prob_backward(Arguments& in, bool with_entropy, bool is_frozen = false) {
   const Tensor *hidden = in.next(), *weight = in.next(), *rows = in.next(), *targets = in.next();
   in.skip(2);
   const Tensor *log_sums = in.next(), *d_log_probs = in.next();
   const Tensor *entropies = with_entropy ? in.next() : nullptr, *d_entropies = with_entropy ? in.next() : nullptr;
-  const Tensor *d_hidden = in.next(in.used(5)), *d_weight = in.next();
+  const Tensor *d_hidden = in.next(in.used(5)), *d_weight = is_frozen ? nullptr : in.next();
   check(mindgspo_log_prob_backward(hidden, rows, weight, targets, in.number(4), log_sums, entropies, d_log_probs,
                                    d_entropies, d_hidden, d_weight, processors));
 }
 GRAPH_OPERATOR(log_prob_grad) { log_prob_backward(in, false); }
 // the same, then entropies, d_entropies -> d_hidden, d_weight
 GRAPH_OPERATOR(log_prob_entropy_grad) { log_prob_backward(in, true); }
+// the same for a weight that is not trained -> d_hidden
+GRAPH_OPERATOR(log_prob_input_grad) { log_prob_backward(in, false, true); }
+GRAPH_OPERATOR(log_prob_entropy_input_grad) { log_prob_backward(in, true, true); }
+GRAPH_ALIAS(log_prob_frozen, log_prob)
+GRAPH_ALIAS(log_prob_entropy_frozen, log_prob_entropy)
 
 // x, weight, is_normed, tokens -> experts, weights, probs
 GRAPH_OPERATOR(route) {

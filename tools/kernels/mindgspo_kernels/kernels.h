@@ -152,7 +152,7 @@ int mindgspo_log_prob(const mindgspo_tensor* hidden, const mindgspo_tensor* rows
                       const mindgspo_tensor* targets, double inverse_temperature, const mindgspo_tensor* log_probs,
                       const mindgspo_tensor* log_sums, const mindgspo_tensor* entropies, int64_t threads);
 // Gradients of the same; d_hidden may have fewer rows than hidden. entropies and d_entropies may
-// be null, together.
+// be null, together, and d_weight: then only d_hidden is computed.
 int mindgspo_log_prob_backward(const mindgspo_tensor* hidden, const mindgspo_tensor* rows,
                                const mindgspo_tensor* weight, const mindgspo_tensor* targets,
                                double inverse_temperature, const mindgspo_tensor* log_sums,

@@ -296,6 +296,9 @@ def test_log_probs_entropies_and_their_gradients(
     np.add.at(expected, places, d_logits @ wide(weight))
     np.testing.assert_allclose(d_hidden.bits, expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(d_weight.bits, d_logits.T @ wide(hidden)[places], rtol=1e-4, atol=1e-4)
+    alone = empty(tokens, size)
+    binding.call("log_prob_backward", *given_head, found[1], *more, alone, None, threads)
+    np.testing.assert_array_equal(alone.bits, d_hidden.bits)
 
 
 @given(st.integers(1, 9), st.sampled_from([1, 7, 100, 5000]), st.sampled_from([0, 1, 3]), st.sampled_from([1.0, 0.6]))
