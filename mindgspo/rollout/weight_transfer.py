@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container
 from pathlib import Path
 
 import mindspore as ms
@@ -38,7 +38,8 @@ class WeightTransfer:
     """Copies weights from the layout of the training plan to that of the generating model, whose parameters may have a
     smaller type. Planned once, and reused.
 
-    from_masters: copies the float32 master weights where the training model computes with rounded ones.
+    from_masters: copies the float32 master weights where the training model computes with rounded ones. among: names
+    of the parameters to copy; None: all.
     """
 
     def __init__(
@@ -50,11 +51,15 @@ class WeightTransfer:
         residency: Residency = everything_stays,
         *,
         from_masters: bool = False,
+        among: Container[str] | None = None,
     ) -> None:
         self._trained, self._generating = trained, generating
         self._views = master_views if from_masters else weight_views
-        self._source = (master_layouts if from_masters else weight_layouts)(model, trained)
-        self._destination = weight_layouts(model, generating)
+        source = (master_layouts if from_masters else weight_layouts)(model, trained)
+        self._source, self._destination = (
+            {name: layout for name, layout in each.items() if among is None or name in among}
+            for each in (source, weight_layouts(model, generating))
+        )
         self._verify, self._residency = section.verify, residency
         # For all names, because a rank also sends parameters that its generating model lacks.
         own = {parameter.name: ms.dtype_to_nptype(parameter.dtype) for parameter in generating.get_parameters()}
@@ -72,16 +77,17 @@ class WeightTransfer:
     def push(self, version: int) -> None:
         """Fill the generating model. Raises WeightsError if a verified parameter is not bit for bit the rounded
         trained one."""
-        old, new = _among(self._source, self._views(self._trained)), weight_views(self._generating)
+        old, new = self._views(self._trained, self._source), weight_views(self._generating, self._destination)
         self.last = self._resharder.run(old, new)
         for parameter in self._generating.get_parameters():
-            commit_values(parameter, new[parameter.name])
+            if parameter.name in new:
+                commit_values(parameter, new[parameter.name])
         every = list(self._source)
         names = {"off": [], "sampled": sampled_names(every, self._transfers), "full": every}[self._verify]
         self._transfers += 1
         if names:
             # Views are taken again, so that the comparison sees what the engine will read.
-            new = weight_views(self._generating)
+            new = weight_views(self._generating, self._destination)
             verify_reshard(names, self._source, self._destination, old, new, self._residency, self._types)
 
 
@@ -110,18 +116,17 @@ class ServedWeights:
         first_rank_first(publish)
 
 
-def weights_as_numpy(model: Model, section: ModelSection) -> dict[str, np.ndarray]:
-    """Copy all parameters of `section` to rank 0, float32 under Hugging Face names.
+def weights_as_numpy(
+    model: Model, section: ModelSection, *, among: Container[str] | None = None
+) -> dict[str, np.ndarray]:
+    """Copy all parameters of `section` to rank 0, float32 under Hugging Face names. among: names of parameters; None:
+    all.
 
     Where ranks hold parts of the model, all of them call this, and the others get {}.
     """
-    views = master_views(model)
+    layouts = master_layouts(section, model)
+    layouts = {name: layout for name, layout in layouts.items() if among is None or name in among}
+    views = master_views(model, layouts)
     if model.place.plan.world_size > 1:
-        layouts = master_layouts(section, model)
-        views = gather_to_first_rank(layouts, _among(layouts, views))
+        views = gather_to_first_rank(layouts, views)
     return {name: np.array(view) for name, view in to_hugging_face(section, views).items()}
-
-
-def _among(names: Container[str], views: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Without adapters that a model has beside the weights asked for."""
-    return {name: view for name, view in views.items() if name in names}
