@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
+from mindgspo.checkpoint.adapted import open_all_weights
 from mindgspo.checkpoint.export import (
     METADATA,
     MINDSPORE_INDEX_FILE,
@@ -28,16 +29,18 @@ from mindgspo.checkpoint.manifest import MANIFEST_FILE, verify
 from mindgspo.checkpoint.store import CHECKPOINT_FILES, PARAMETERS_FILE
 from mindgspo.config import ModelSection, load_config
 from mindgspo.config.huggingface_config import generation_config, huggingface_config, read_model_section
+from mindgspo.config.lora import LoraSection
 from mindgspo.errors import CheckpointError, WeightsError
 from mindgspo.io import json_bytes, parse_json, read_bytes
 from mindgspo.metrics.files import CONFIG_FILE
-from mindgspo.models.lora import merged_weight, peft_names, pet_config, read_pet_config
-from mindgspo.models.names import adapter_name, hugging_face_name, is_adapter, mindformers_name
+from mindgspo.models.lora import BASE_KEY, merged_weight, peft_names, pet_config, read_pet_config
+from mindgspo.models.names import adapter_name, hugging_face_name, is_adapter, mindformers_name, weight_shapes
+from mindgspo.models.principal import plain_model
 from mindgspo.models.weight_check import require_weights
 from mindgspo.progress import byte_progress
 from mindgspo.tensor_files.formats import titled_names
 from mindgspo.tensor_files.reader import INDEX_FILE, SINGLE_FILE, open_tensors
-from mindgspo.tensor_files.tensors import FILE_DTYPES, TensorSource, widen_bfloat16
+from mindgspo.tensor_files.tensors import FILE_DTYPES, TensorInfo, TensorSource, float32_of
 from mindgspo.tensor_files.writer import WeightDtype
 from mindgspo.tokenization import load_tokenizer
 from mindgspo.tokenization.files import read_files
@@ -69,6 +72,8 @@ class Description:
     """The content of config.json."""
     files: Mapping[str, bytes]
     """The other files, by name."""
+    seed: int = 0
+    """Of a run: what random weights are drawn from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +103,19 @@ def open_model_source(source: Path, *, model_folder: Path | None) -> Iterator[Mo
     description = _describe_run(source) if in_run else _read_description(model_folder or source)
     if is_checkpoint:
         verify(source, required=CHECKPOINT_FILES)
-    with open_tensors(_weights_path(source, is_checkpoint=is_checkpoint)) as tensors:
-        stored_names = _stored_names(tensors, description.section, where=source)
+    section = description.section
+    holds_adapters = in_run and section.lora is not None
+    if holds_adapters:
+        description = replace(description, section=plain_model(section))
+    with (
+        open_all_weights(source, section, description.seed)
+        if holds_adapters
+        else open_tensors(_weights_path(source, is_checkpoint=is_checkpoint))
+    ) as tensors:
+        if holds_adapters:
+            stored_names = {name: name for name in weight_shapes(description.section)}
+        else:
+            stored_names = _stored_names(tensors, section, where=source)
         yield ModelSource(tensors=tensors, stored_names=stored_names, description=description)
 
 
@@ -146,6 +162,7 @@ def _describe_run(checkpoint: Path) -> Description:
     generation = generation_config(**ids, base=config.model.path)
     return Description(
         section=config.model,
+        seed=config.seed,
         config=json_bytes(huggingface_config(config.model, **ids)),
         files={**tokenizer.files.contents, GENERATION_CONFIG: json_bytes(generation)},
     )
@@ -263,8 +280,9 @@ def write_model(source: ModelSource, conversion: Conversion, *, shows_progress: 
             (filled / name).write_bytes(content)
         if lora is not None and conversion.layout == "huggingface":
             (filled / _ADAPTER).mkdir()
-            adapters = {name: _float32(source, name) for name in peft_names(description.section)}
-            write_adapters(filled / _ADAPTER, description.section, adapters)
+            adapters = {name: float32_of(source.tensors, source.stored_names[name]) for name in peft_names(description.section)}
+            base = source.tensors.metadata.get(BASE_KEY)
+            write_adapters(filled / _ADAPTER, description.section, adapters, base=base)
             files[_ADAPTER] = b""
     return Converted(
         files=tuple(out / path.name for path in paths),
@@ -278,36 +296,32 @@ def _weights(source: ModelSource, conversion: Conversion) -> list[Weight]:
     """Every weight under its new name, with its new dtype; adapters among them where MindFormers has them."""
     is_theirs = conversion.layout == "mindformers"
     rename: Callable[[str], str] = mindformers_name if is_theirs else str
-    stored = {
-        name: source.tensors.tensors[stored_name]
-        for name, stored_name in source.stored_names.items()
-        if not is_adapter(name) or (is_theirs and not conversion.merges)
-    }
-    lora = source.description.section.lora if conversion.merges else None
+    tensors, lora = source.tensors, source.description.section.lora
+    has_adapters = is_theirs and not conversion.merges
+    stored_names = {name: stored for name, stored in source.stored_names.items() if has_adapters or not is_adapter(name)}
+    if lora is not None and not conversion.merges:
+        of_base = {name: f"base.{name}" for name in stored_names}
+        stored_names |= {name: stored for name, stored in of_base.items() if stored in tensors.tensors}
 
-    def chunks(name: str) -> Iterator[np.ndarray]:
-        if lora is None or (of_a := adapter_name(name, "A")) not in source.stored_names:
-            return source.tensors.chunks(source.stored_names[name], _CHUNK_BYTES)
-        weight, a, b = (_float32(source, each) for each in (name, of_a, adapter_name(name, "B")))
-        return iter([merged_weight(lora, weight, a, b).reshape(-1)])
+    def weight(name: str, stored_name: str) -> Weight:
+        info = tensors.tensors[stored_name]
+        dtype = info.dtype if lora is None else "F32"  # the base may be stored in another type
+        if conversion.dtype is not None and not is_adapter(name):
+            dtype = FILE_DTYPES[conversion.dtype]
+        chunks = partial(tensors.chunks, stored_name, _CHUNK_BYTES)
+        if lora is not None and conversion.merges and (of_a := adapter_name(name, "A")) in source.stored_names:
+            parts = (source.stored_names[each] for each in (name, of_a, adapter_name(name, "B")))
+            chunks = partial(_merged, lora, tensors, tuple(parts))
+            info = TensorInfo(dtype="F32", shape=info.shape)
+        return Weight(name=rename(name), stored=info, dtype=dtype, chunks=chunks)
 
-    return [
-        Weight(
-            name=rename(name),
-            stored=info,
-            dtype=info.dtype if conversion.dtype is None or is_adapter(name) else FILE_DTYPES[conversion.dtype],
-            chunks=partial(chunks, name),
-        )
-        for name, info in stored.items()
-    ]
+    return [weight(name, stored_name) for name, stored_name in stored_names.items()]
 
 
-def _float32(source: ModelSource, name: str) -> np.ndarray:
-    stored = source.stored_names[name]
-    values = source.tensors.read(stored)
-    if source.tensors.tensors[stored].dtype == "BF16":
-        return widen_bfloat16(values)
-    return values.astype(np.float32, copy=False)
+def _merged(lora: LoraSection, tensors: TensorSource, names: tuple[str, ...]) -> Iterator[np.ndarray]:
+    """A weight with its adapter, flat. names: of W, A and B."""
+    yield merged_weight(lora, *(float32_of(tensors, name) for name in names)).reshape(-1)
+
 
 
 def _config(description: Description, dtype: WeightDtype | None) -> bytes:

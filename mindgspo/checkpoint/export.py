@@ -27,7 +27,7 @@ from mindgspo.io import (
     write_error,
     write_json,
 )
-from mindgspo.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, peft_config, peft_names
+from mindgspo.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_KEY, peft_config, peft_names
 from mindgspo.tensor_files.formats import library_order
 from mindgspo.tensor_files.reader import INDEX_FILE
 from mindgspo.tensor_files.tensors import FILE_DTYPES, FLOAT_DTYPES, ArraySource, TensorInfo, rounded
@@ -178,20 +178,27 @@ def _refuse_foreign(folder: Path, run_id: str | None) -> None:
         raise CheckpointError(f"{folder}: {what}, so it is not replaced; move it away or choose another folder")
 
 
-def write_adapters(folder: Path, model: ModelSection, tensors: Mapping[str, np.ndarray]) -> None:
-    """Write the adapters among whole tensors as PEFT does, into an existing folder."""
+def write_adapters(folder: Path, model: ModelSection, tensors: Mapping[str, np.ndarray], *, base: str | None) -> None:
+    """Write the adapters among whole tensors as PEFT does, into an existing folder. base: digest of what they belong
+    to, where it is known."""
     arrays = {theirs: tensors[ours] for ours, theirs in peft_names(model).items()}
-    write_tensor_file(folder / ADAPTER_WEIGHTS, arrays, metadata=METADATA)
+    metadata = METADATA if base is None else {**METADATA, BASE_KEY: base}
+    write_tensor_file(folder / ADAPTER_WEIGHTS, arrays, metadata=metadata)
     write_json(folder / ADAPTER_CONFIG, peft_config(model))
 
 
 def export_adapters(
-    folder: Path, model: ModelSection, tensors: Mapping[str, np.ndarray], *, run_id: str | None = None
+    folder: Path,
+    model: ModelSection,
+    tensors: Mapping[str, np.ndarray],
+    *,
+    run_id: str | None = None,
+    base: str | None = None,
 ) -> None:
     """`write_adapters` into a folder of their own; see `filled_folder`."""
     size = sum(tensors[name].nbytes for name in peft_names(model))
     with filled_folder(folder, run_id=run_id, num_bytes=size) as filled:
-        write_adapters(filled, model, tensors)
+        write_adapters(filled, model, tensors, base=base)
 
 
 def export_huggingface(

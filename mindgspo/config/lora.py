@@ -18,7 +18,14 @@ if TYPE_CHECKING:
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP = ("gate_proj", "up_proj", "down_proj")
-_WORDS: Mapping[str, tuple[str, ...]] = {"attention": _ATTENTION, "mlp": _MLP, "all": _ATTENTION + _MLP}
+_ROUTER = "gate"
+_OF_EXPERTS: Mapping[str, tuple[str, ...]] = {"experts": _MLP, "router": (_ROUTER,)}
+_WORDS: Mapping[str, tuple[str, ...]] = {
+    "attention": _ATTENTION,
+    "mlp": _MLP,
+    "all": _ATTENTION + _MLP,
+    **_OF_EXPERTS,
+}
 _TARGETS = (*_WORDS, *_ATTENTION, *_MLP)
 _TABLES = ("embed_tokens", "lm_head", "embeddings", "head")
 
@@ -40,10 +47,15 @@ class LoraSection(Section):
     """Only 0 is implemented: the sampler would have to drop the same values as the trainer."""
     targets: tuple[str, ...] = Field(default=("all",), min_length=1)
     """Projections with adapters: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj; or attention, mlp,
-    all. Of a mixture of experts: attention and its projections."""
-    init: Literal["kaiming", "gaussian"] = "kaiming"
+    all. Of a mixture, those of the MLP are every expert's own, also called experts; router is its router, which `all`
+    leaves out."""
+    train_norms: bool = False
+    """Train the vectors of all norms themselves, beside the adapters (PEFT's modules_to_save)."""
+    init: Literal["kaiming", "gaussian", "pissa"] = "kaiming"
     """How A is drawn, as by PEFT: kaiming is uniform within 1 / sqrt(in), gaussian has the standard deviation 1 / rank.
-    B begins with zeros, so that the first policy is the base model."""
+    B begins with zeros, so that the first policy is the base model. pissa (arXiv 2404.02948): A and B begin with the
+    principal parts of the weight, which is trained beside what these leave; exports have plain adapters of twice the
+    rank on the base itself."""
     path: Path | None = None
     """PEFT folder (adapter_config.json + adapter_model.safetensors) to begin with. Its rank, alpha and targets must be
     those above. None: drawn from `seed`."""
@@ -57,7 +69,7 @@ class LoraSection(Section):
     def projections(self) -> tuple[str, ...]:
         """Names of the projections that have adapters."""
         named = {one for target in self.targets for one in _WORDS.get(target, (target,))}
-        return tuple(one for one in _WORDS["all"] if one in named)
+        return tuple(one for one in (*_WORDS["all"], _ROUTER) if one in named)
 
 
 def rollout_lora_problems(config: ExperimentConfig) -> Iterator[str]:
@@ -83,13 +95,15 @@ def lora_problems(model: ModelSection) -> Iterator[str]:
             f"model.lora.dropout: {lora.dropout:g}; with dropout the trainer's log-probs would not be the sampler's; "
             "only legal: 0"
         )
+    if lora.init == "pissa" and lora.path is not None:
+        yield (
+            "model.lora.init: pissa begins with parts of the base, and model.lora.path with an adapter; remove one of "
+            "them"
+        )
     unknown = [target for target in lora.targets if target not in _TARGETS]
     yield from map(_target_problem, unknown)
-    if not unknown and model.num_experts is not None and (of_block := set(lora.projections) & set(_MLP)):
-        yield (
-            f"model.lora.targets: {', '.join(sorted(of_block))} of {model.architecture} are experts, which have no "
-            f"adapters yet; set [attention]"
-        )
+    if model.num_experts is None and (of_experts := sorted(_OF_EXPERTS.keys() & set(lora.targets))):
+        yield f"model.lora.targets: {', '.join(of_experts)}; {model.architecture} has no experts; set mlp or attention"
     narrowest = narrowest_target(model, lora)
     if lora.rank < 1 or (narrowest and lora.rank > narrowest):
         most = f" to {narrowest}, the width of the narrowest target" if narrowest else " or more"
@@ -107,16 +121,15 @@ def _target_problem(target: str) -> str:
             f"model.lora.targets: {target}; tables are no targets: a tied one is input and output at once, and a row "
             "per token is no projection; leave it out"
         )
-    if target == "experts":
-        return "model.lora.targets: experts have no adapters yet; set [attention]"
     fix = did_you_mean(target, _TARGETS, otherwise=f"; known: {', '.join(_TARGETS)}")
     return f"model.lora.targets: no projection {target!r}{fix}"
 
 
 def _sizes(model: ModelSection) -> dict[str, tuple[int, int]]:
     """Input and output features of each projection."""
-    hidden, inner, head_dim = model.hidden_size, model.intermediate_size, model.head_dim or 1
+    hidden, head_dim = model.hidden_size, model.head_dim or 1
+    inner = model.moe_intermediate_size or model.intermediate_size
     query, key_value = model.num_attention_heads * head_dim, model.num_key_value_heads * head_dim
     outs = dict(zip(_WORDS["all"], (query, key_value, key_value, hidden, inner, inner, hidden), strict=True))
     ins = {"o_proj": query, "down_proj": inner}
-    return {name: (ins.get(name, hidden), out) for name, out in outs.items()}
+    return {name: (ins.get(name, hidden), out) for name, out in (outs | {_ROUTER: model.num_experts or 0}).items()}

@@ -375,6 +375,20 @@ class ExperimentConfig(Section):
         return bool(self.rollout.servers.urls) or self.has_own_servers
 
     @property
+    def reference_model(self) -> ModelSection:
+        """The reference policy's model: the base, where the policy still is the base when reinforcement learning
+        begins."""
+        lora, follows = self.model.lora, self.algorithm.kl.reference.mode != "frozen"
+        begins_with_base = lora is not None and lora.path is None and lora.init != "pissa"
+        is_base = begins_with_base and self.warmup is None and not follows
+        return self.model.base if is_base else self.model
+
+    @property
+    def shares_base(self) -> bool:
+        """Whether the reference policy computes with the policy's frozen weights, of which there is one copy then."""
+        return self.model.lora is not None and self.plans.reference is None
+
+    @property
     def staleness(self) -> int:
         """Steps by which responses may be old: `trainer.max_staleness`, 0 with schedule=sync."""
         return 0 if self.trainer.schedule == "sync" else self.trainer.max_staleness

@@ -19,7 +19,7 @@ from mindgspo.config.lora import LoraSection
 from mindgspo.config.yaml_dialect import parse_document, write_document
 from mindgspo.errors import WeightsError
 from mindgspo.io import parse_json, read_bytes, unique_keys
-from mindgspo.models.names import adapter_name, is_adapter, trained_shapes
+from mindgspo.models.names import adapter_name, is_adapter, trained_weight_shapes
 from mindgspo.models.weight_check import check_names
 from mindgspo.tensor_files.tensors import TensorSource
 from mindgspo.text import listed, shorten
@@ -31,7 +31,9 @@ _FREE = {
     *("task_type", "inference_mode", "base_model_name_or_path", "revision", "auto_mapping", "peft_version"),
     *("lora_dropout", "megatron_core", "qalora_group_size", "layers_pattern", "runtime_config"),
 }
-_READ = {"peft_type", "r", "lora_alpha", "use_rslora", "target_modules", "init_lora_weights", "bias"}
+_READ = {"peft_type", "r", "lora_alpha", "use_rslora", "target_modules", "init_lora_weights", "bias", "modules_to_save"}
+BASE_KEY = "mindgspo_base"
+"""Metadata of our adapter files: the digest of the base that they belong to."""
 _DRAWN = (True, False, None, "gaussian")
 """Values of init_lora_weights that leave the base weights as they are."""
 
@@ -55,8 +57,14 @@ def merged_weights(model: ModelSection, tensors: Mapping[str, np.ndarray]) -> di
 
 
 def peft_names(model: ModelSection) -> dict[str, str]:
-    """{our parameter name: PEFT's} of every matrix of an adapter."""
-    return {name: f"base_model.model.{name}" for name in trained_shapes(model)}
+    """{name in a checkpoint: PEFT's} of everything that is trained. Experts have matrices of their own, as where each
+    is an nn.Linear; PEFT stacks these for versions of transformers that stack the experts."""
+    return {name: f"base_model.model.{name}" for name in trained_weight_shapes(model)}
+
+
+def _saved_modules(model: ModelSection) -> list[str]:
+    """PEFT's modules_to_save: the norms, by the last part of their names."""
+    return sorted({name.split(".")[-2] for name in trained_weight_shapes(model) if not is_adapter(name)})
 
 
 def peft_config(model: ModelSection) -> dict[str, object]:
@@ -75,7 +83,7 @@ def peft_config(model: ModelSection) -> dict[str, object]:
         "init_lora_weights": True if lora.init == "kaiming" else lora.init,
         "bias": "none",
         "fan_in_fan_out": False,
-        "modules_to_save": None,
+        "modules_to_save": _saved_modules(model) or None,
         "inference_mode": True,
     }
 
@@ -119,9 +127,9 @@ def read_pet_config(path: Path) -> LoraSection:
         ) from error
 
 
-def check_peft_folder(model: ModelSection, folder: Path, weights: TensorSource) -> None:
+def check_peft_folder(model: ModelSection, folder: Path, weights: TensorSource, *, base: str | None = None) -> None:
     """Raises WeightsError unless the folder holds an adapter of this rank, scale and these targets, whole and of
-    nothing else."""
+    nothing else. base: digest of the base, which must be the one that the file names, if it names one."""
     assert model.lora is not None
     path = folder / ADAPTER_CONFIG
     try:
@@ -132,14 +140,21 @@ def check_peft_folder(model: ModelSection, folder: Path, weights: TensorSource) 
         raise WeightsError(f"{path}: {error}") from error
     if not isinstance(raw, dict):
         raise WeightsError(f"{path}: no JSON object; give a folder that PEFT has saved")
-    for problem in _problems(model.lora, raw):
+    for problem in _problems(model, raw):
         raise WeightsError(f"{path}: {problem}")
-    shapes = trained_shapes(model)
+    if base is not None and weights.metadata.get(BASE_KEY, base) != base:
+        raise WeightsError(
+            f"{folder / ADAPTER_WEIGHTS}: was trained on another base than {model.path or 'the random one'} (digest "
+            f"{shorten(weights.metadata[BASE_KEY])}, here {base}); set model.path to the folder that it was trained on"
+        )
+    shapes = trained_weight_shapes(model)
     expected = {theirs: shapes[ours] for ours, theirs in peft_names(model).items()}
     check_names(expected, weights.tensors, where=folder / ADAPTER_WEIGHTS)
 
 
-def _problems(lora: LoraSection, raw: Mapping[str, Any]) -> Iterator[str]:
+def _problems(model: ModelSection, raw: Mapping[str, Any]) -> Iterator[str]:
+    lora = model.lora
+    assert lora is not None
     if raw.get("peft_type") != "LORA":
         yield f"peft_type is {shorten(repr(raw.get('peft_type')))}; only LORA is implemented"
     for key in sorted(raw.keys() - _FREE - _READ):
@@ -156,6 +171,12 @@ def _problems(lora: LoraSection, raw: Mapping[str, Any]) -> Iterator[str]:
         given, ours = raw.get(key, 8 if field != "use_rslora" else False), getattr(lora, field)
         if given != ours:
             yield f"{key} is {shorten(repr(given))}, and model.lora.{field} is {ours!r}; set them alike"
+    saved, ours = raw.get("modules_to_save") or [], _saved_modules(model)
+    if not isinstance(saved, list) or sorted(map(str, saved)) != ours:
+        yield (
+            f"modules_to_save is {shorten(repr(saved))}, and model.lora.train_norms={str(lora.train_norms).lower()} "
+            f"means {listed(ours) if ours else 'none'}; only all norms can be trained beside adapters"
+        )
     targets = raw.get("target_modules")
     if not isinstance(targets, list) or not all(isinstance(one, str) for one in targets):
         yield f"target_modules is {shorten(repr(targets))}; a list of names is read"

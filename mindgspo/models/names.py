@@ -161,9 +161,20 @@ def adapter_name(weight: str, matrix: str) -> str:
     return f"{weight.removesuffix('.weight')}.lora_{matrix}.weight"
 
 
+def is_trained(model: ModelSection, name: str) -> bool:
+    """Whether a parameter, or a tensor of a file, is trained: every one, or adapters and perhaps norms."""
+    lora = model.lora
+    return lora is None or is_adapter(name) or (lora.train_norms and name.endswith("norm.weight"))
+
+
 def trained_shapes(model: ModelSection) -> dict[str, tuple[int, ...]]:
-    """The part of `parameter_shapes` that is trained: everything, or the adapters."""
-    return {name: shape for name, shape in parameter_shapes(model).items() if model.lora is None or is_adapter(name)}
+    """The part of `parameter_shapes` that is trained."""
+    return {name: shape for name, shape in parameter_shapes(model).items() if is_trained(model, name)}
+
+
+def trained_weight_shapes(model: ModelSection) -> dict[str, tuple[int, ...]]:
+    """The part of `weight_shapes` that is trained."""
+    return {name: shape for name, shape in weight_shapes(model).items() if is_trained(model, name)}
 
 
 def to_hugging_face(model: ModelSection, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -196,27 +207,31 @@ def _expand(model: ModelSection) -> list[_Weight]:
         layers = range(model.num_hidden_layers) if "{i}" in row.ours else (0,)
         experts = range(_num_experts(model)) if is_stacked else (0,)
         for i in layers:
-            expanded.append(
-                _Weight(
-                    ours=row.ours.format(i=i),
-                    theirs=tuple(row.hugging_face.format(i=i, e=e) for e in experts),
-                    shape=row.shape(model),
-                    is_stacked=is_stacked,
-                )
+            weight = _Weight(
+                ours=row.ours.format(i=i),
+                theirs=tuple(row.hugging_face.format(i=i, e=e) for e in experts),
+                shape=row.shape(model),
+                is_stacked=is_stacked,
             )
-            if not is_stacked:
-                expanded += _adapter(model, row.ours.format(i=i), row.shape(model))
+            expanded += [weight, *_adapter(model, weight)]
     return expanded
 
 
-def _adapter(model: ModelSection, weight: str, shape: tuple[int, ...]) -> list[_Weight]:
-    """The adapter of a weight, where it has one; its names are the same in a checkpoint."""
-    layer, _, kind = weight.rpartition(".")
+def _adapter(model: ModelSection, weight: _Weight) -> list[_Weight]:
+    """The adapter of a weight, where it has one; experts' matrices are stacked as their weights are."""
+    layer, _, kind = weight.ours.rpartition(".")
     if model.lora is None or kind != "weight" or layer.rpartition(".")[2] not in model.lora.projections:
         return []
-    shapes = {"A": (model.lora.rank, shape[1]), "B": (shape[0], model.lora.rank)}
-    names = {matrix: adapter_name(weight, matrix) for matrix in shapes}
-    return [_Weight(ours=names[one], theirs=(names[one],), shape=shapes[one], is_stacked=False) for one in shapes]
+    shapes = {"A": (model.lora.rank, weight.shape[1]), "B": (weight.shape[0], model.lora.rank)}
+    return [
+        _Weight(
+            ours=adapter_name(weight.ours, matrix),
+            theirs=tuple(adapter_name(name, matrix) for name in weight.theirs),
+            shape=shape,
+            is_stacked=weight.is_stacked,
+        )
+        for matrix, shape in shapes.items()
+    ]
 
 
 # Hugging Face on the left, MindFormers on the right.

@@ -21,7 +21,7 @@ from mindgspo.config import ModelSection
 from mindgspo.config.model import FAMILIES, RopeScalingSection
 from mindgspo.models.mixture_of_experts import MixtureOfExperts
 from mindgspo.models.model import Model
-from mindgspo.models.names import NO_HEAD_DIM, is_adapter
+from mindgspo.models.names import NO_HEAD_DIM, is_trained
 from mindgspo.parallel.layers.linear import (
     ColumnParallelLinear,
     LinearGroup,
@@ -353,9 +353,8 @@ class Transformer(nn.Cell):
         self.calls_layers = not self.is_packed or place.recompute != "none"
         for layer in self.layers:
             layer.set_recompute(place.recompute)
-        if config.lora is not None:
-            for parameter in self.get_parameters():
-                parameter.requires_grad = is_adapter(parameter.name)
+        for parameter in self.get_parameters():
+            parameter.requires_grad = is_trained(config, parameter.name)
         compile_once(self.layers)
         self.loop = LayerLoop(self, WholeRows([layer.self_attn for layer in self.layers]))
 

@@ -214,7 +214,8 @@ def held_bytes(work: RankWork) -> dict[Holding, int]:
         rollout = sum(generating_bytes(config, work.rank).values())
     reference = 0
     if config.algorithm.kl.placement != "none":
-        reference = FLOAT * sum(weight_sizes(config.model, plans.scoring, work.rank).values())
+        sizes = weight_sizes(config.reference_model, plans.scoring, work.rank)
+        reference = FLOAT * sum(size for name, size in sizes.items() if not config.shares_base or name in rows)
     return {
         Holding.ACTOR_WEIGHTS: sum(_trained_bytes(config.model, plans.train, work.rank, config.device).values())
         + FLOAT * _shared_out(work),

@@ -51,6 +51,7 @@ class WeightTransfer:
 
     model: the generating model's section. from_masters: copies the float32 master weights where the training model
     computes with rounded ones. merges: the generating model has no adapters, and gets W + scale B A in the place of W.
+    among: names of the parameters to copy; None: all.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class WeightTransfer:
         *,
         from_masters: bool = False,
         merges: bool = False,
+        among: Collection[str] | None = None,
     ) -> None:
         self._trained, self._generating = trained, generating
         self._views, self._merges = master_views if from_masters else weight_views, merges
@@ -82,9 +84,11 @@ class WeightTransfer:
                 residency=residency,
             )
 
-        self._whole = self._trained_alone = resharder(source)
+        names = [name for name in source if among is None or name in among]
+        self._whole = self._trained_alone = resharder(names)
         if model.lora is not None:
-            self._trained_alone = resharder(trained_shapes(model))
+            changing = trained_shapes(model)
+            self._trained_alone = resharder([name for name in names if name in changing])
         self._transfers = 0
         self.last: ReshardReport | None = None
 
@@ -139,15 +143,19 @@ class ServedWeights:
         first_rank_first(publish)
 
 
-def weights_as_numpy(model: Model, section: ModelSection) -> dict[str, np.ndarray]:
-    """Copy all parameters of `section` to rank 0, float32 under Hugging Face names.
+def weights_as_numpy(
+    model: Model, section: ModelSection, *, among: Container[str] | None = None
+) -> dict[str, np.ndarray]:
+    """Copy all parameters of `section` to rank 0, float32 under Hugging Face names. among: names of parameters; None:
+    all.
 
     Where ranks hold parts of the model, all of them call this, and the others get {}.
     """
-    views = master_views(model)
+    layouts = master_layouts(section, model)
+    layouts = layouts if among is None else _among(among, layouts)
+    views = master_views(model, layouts)
     if model.place.plan.world_size > 1:
-        layouts = master_layouts(section, model)
-        views = gather_to_first_rank(layouts, _among(layouts, views))
+        views = gather_to_first_rank(layouts, views)
     return {name: np.array(view) for name, view in to_hugging_face(section, views).items()}
 
 

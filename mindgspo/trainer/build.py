@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,7 +19,8 @@ from mindgspo.algorithms.kl_control import KLController
 from mindgspo.algorithms.losses.registry import build_policy_loss
 from mindgspo.algorithms.optim.updater import Updater
 from mindgspo.batches.rows import round_up
-from mindgspo.config import ExperimentConfig, ModelSection, planned_steps
+from mindgspo.checkpoint.adapted import PARTS, base_digest, base_record
+from mindgspo.config import ExperimentConfig, planned_steps
 from mindgspo.data.dataset import PromptDataset
 from mindgspo.data.stream import PromptStream, StreamState
 from mindgspo.evaluation.datasets import (
@@ -41,7 +43,13 @@ from mindgspo.parallel.collectives.replicas import Replicas
 from mindgspo.parallel.ops.device import takes_packed
 from mindgspo.parallel.plans.placement import Placement
 from mindgspo.parallel.platform import heartbeat, runtime
-from mindgspo.parallel.platform.cluster import reference_place, scoring_place, start_device, train_place
+from mindgspo.parallel.platform.cluster import (
+    reference_place,
+    scoring_place,
+    start_device,
+    text_for_all,
+    train_place,
+)
 from mindgspo.rewards import Scorer
 from mindgspo.rollout.answer_log import AnswerLog
 from mindgspo.rollout.player import OpenEnvironment, open_environment
@@ -54,6 +62,7 @@ from mindgspo.trainer.checkpoints import JSONState, Stateful
 from mindgspo.trainer.dynamic_sampling import LeftoverBuffer
 from mindgspo.trainer.metrics import Speed, StepReport
 from mindgspo.trainer.policies import PolicyScores, ReferencePolicy
+from mindgspo.trainer.principal_parts import PrincipalParts
 from mindgspo.trainer.resume_checks import fingerprints, rows_digest
 from mindgspo.trainer.routing_transfer import RoutingTransfer
 from mindgspo.trainer.schedules import build_generation
@@ -146,21 +155,25 @@ def build_experiment(
     returns_routing = records or replay == "old"
     old_log_probs = resolved_old_log_probs(config, model)
     updater = build_updater(config, model)
-    fill_model(model, config.model, config.seed)
+    base = json.loads(text_for_all(lambda: json.dumps(base_record(config.model, config.seed))))
+    fill_model(model, config.model, config.seed, base=None if base is None else base_digest(base))
     # Before any graph is compiled, and part by part: on CPU a parameter that is swapped gets memory of its own.
     swap = open_swap(config.swap, swap_dir)
+    begins_with_parts = config.model.lora is not None and config.model.lora.init == "pissa"
+    parts = PrincipalParts(model, config.model, config.seed, swap) if begins_with_parts else None
     swap.register(Holding.ACTOR_WEIGHTS, held_parameters(model))
     stream = PromptStream(len(train_set), config.seed, config.data.shuffle)
     generation = build_generation(config, model, tokenizer, swap, train_set, stream, total_steps, environment)
     reference = None
     if config.algorithm.kl.placement != "none":
         reference = ReferencePolicy(
-            _reference_section(config),
+            config.reference_model,
             reference_place(config),
             temperature=temperature,
             changes=config.algorithm.kl.reference,
             reshard=config.reshard,
             swap=swap,
+            base_of=model if config.shares_base else None,
         )
         swap.register(Holding.REFERENCE_WEIGHTS, reference.parameters)
     swap.register(Holding.GRADIENTS, updater.scratch, keeps_content=False, is_zero=lambda: updater.gradients_are_zero)
@@ -243,16 +256,11 @@ def build_experiment(
         service=generation.service,
         trainer=trainer,
         validation=validation,
-        stateful=stateful_parts(trainer, stream, validation, None if environment is None else environment.answers),
-        inputs=fingerprints(config, tokenizer, train_set, digest=train_digest),
+        stateful=stateful_parts(
+            trainer, stream, validation, None if environment is None else environment.answers, parts
+        ),
+        inputs=fingerprints(config, tokenizer, train_set, digest=train_digest, base=base),
     )
-
-
-def _reference_section(config: ExperimentConfig) -> ModelSection:
-    """The reference policy's model: the base where adapters are still zero when reinforcement learning begins."""
-    lora, follows = config.model.lora, config.algorithm.kl.reference.mode != "frozen"
-    is_base = lora is not None and lora.path is None and config.warmup is None and not follows
-    return config.model.base if is_base else config.model
 
 
 def build_updater(config: ExperimentConfig, model: Model) -> Updater:
@@ -300,7 +308,11 @@ def resolved_old_log_probs(config: ExperimentConfig, model: Model) -> Literal["r
 
 
 def stateful_parts(
-    trainer: Trainer, stream: PromptStream, validation: Validation, answers: AnswerLog | None
+    trainer: Trainer,
+    stream: PromptStream,
+    validation: Validation,
+    answers: AnswerLog | None,
+    principal_parts: PrincipalParts | None,
 ) -> dict[str, Stateful]:
     """State that must survive a stop besides weights, optimizer and progress, by its name in checkpoints."""
     baseline, skipped = validation.baseline, trainer.guard.skipped
@@ -326,6 +338,8 @@ def stateful_parts(
         parts["reference"] = reference
     if answers is not None:
         parts["answers"] = answers
+    if principal_parts is not None:
+        parts[PARTS] = principal_parts
     return parts
 
 

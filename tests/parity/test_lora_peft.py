@@ -1,6 +1,11 @@
-"""Low-rank adapters against PEFT: the same logits, log-probs, gradients and steps of AdamW, and its folders."""
+"""Low-rank adapters against PEFT: the same logits, log-probs, gradients and steps of AdamW, and its folders.
+
+transformers stacks the experts of a mixture in two parameters, gate and up in one, and PEFT adapts these as they are;
+what it makes of our adapters, it makes when it loads our folder (peft.utils.transformers_weight_conversion).
+"""
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,7 +35,12 @@ CASES = {
     "qwen2": ("Qwen2", SIZES | {"tie_word_embeddings": True}, {"targets": ("all",), "rank": 6, "alpha": 9.0}),
     "qwen3": ("Qwen3", WIDE, {"targets": ("q_proj", "v_proj", "down_proj"), "rank": 4, "alpha": 8.0}),
     "llama": ("Llama", WIDE, {"targets": ("all",), "rank": 5, "alpha": 4.0, "use_rslora": True}),
-    "qwen3_moe": ("Qwen3Moe", WIDE | EXPERTS, {"targets": ("attention",), "rank": 4, "alpha": 8.0}),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        WIDE | EXPERTS,
+        {"targets": ("attention",), "rank": 4, "alpha": 8.0, "train_norms": True},
+    ),
+    "experts": ("Qwen3Moe", WIDE | EXPERTS, {"targets": ("all", "router"), "rank": 3, "alpha": 6.0}),
 }
 
 
@@ -67,23 +77,43 @@ def pair(request, tmp_path_factory, cpu_runtime) -> Pair:
                 torch.nn.init.normal_(parameter, std=0.5)
     base.save_pretrained(folder / "base")
     section = LoraSection(**lora, path=folder / "adapter")
-    settings = peft.LoraConfig(
-        r=section.rank, lora_alpha=section.alpha, target_modules=list(section.projections), task_type="CAUSAL_LM",
-        use_rslora=section.use_rslora, init_lora_weights=True,
-    )  # fmt: skip
-    theirs = peft.get_peft_model(base, settings).eval()
-    with torch.no_grad():
-        for name, parameter in theirs.named_parameters():
-            if "lora_B" in name:
-                parameter.copy_(torch.randn_like(parameter) * 0.05)
-    theirs.save_pretrained(folder / "adapter")
     model = read_model_section(folder / "base").model_copy(update={"lora": section})
     ours = build_model(model)
+    if request.param == "experts":
+        export_drawn(ours, model, folder / "adapter")
+        theirs = peft.PeftModel.from_pretrained(base, folder / "adapter", is_trainable=True).eval()
+    else:
+        settings = peft.LoraConfig(
+            r=section.rank, lora_alpha=section.alpha, target_modules=list(section.projections), task_type="CAUSAL_LM",
+            use_rslora=section.use_rslora, init_lora_weights=True,
+            modules_to_save=["input_layernorm", "post_attention_layernorm", "norm", "q_norm", "k_norm"]
+            if section.train_norms else None,
+        )  # fmt: skip
+        theirs = peft.get_peft_model(base, settings).eval()
+        with torch.no_grad():
+            for name, parameter in theirs.named_parameters():
+                if "lora_B" in name or "modules_to_save" in name:
+                    parameter.add_(torch.randn_like(parameter) * 0.05)
+        theirs.save_pretrained(folder / "adapter")
     fill_model(ours, model, 0)
     theirs = theirs.double()
     if model.num_experts:
         theirs.get_base_model().set_experts_implementation("eager")  # their grouped product knows no float64
     return Pair(folder / "base", folder / "adapter", theirs, model, ours)
+
+
+def export_drawn(ours, model: ModelSection, folder: Path) -> None:
+    """A random adapter as a PEFT folder."""
+    from mindgspo.checkpoint.export import export_adapters
+    from mindgspo.models.names import trained_weight_shapes
+
+    random = np.random.default_rng(4)
+    scales = {"A": 0.2, "B": 0.05}
+    tensors = {
+        name: scales[name[-8]] * random.standard_normal(shape, np.float32)
+        for name, shape in trained_weight_shapes(model).items()
+    }
+    export_adapters(folder, model, tensors)
 
 
 IDS_RT = np.random.default_rng(1).integers(0, VOCAB_SIZE, (2, 40)).astype(np.int32)
@@ -162,13 +192,57 @@ def updater_of(pair: Pair, section: OptimizerSection) -> Updater:
     return Updater(PolicyLogProbs(pair.ours, temperature=TEMPERATURE, with_entropy=False), loss, section)
 
 
-def trained_by_peft(pair: Pair) -> dict:
-    from mindgspo.models.lora import peft_names
+@dataclass(frozen=True)
+class Trained:
+    """A parameter of PEFT's, and the part of it that is one of ours."""
 
-    theirs = {name.replace(".default", ""): one for name, one in pair.theirs.named_parameters() if one.requires_grad}
-    names = peft_names(pair.section)
-    assert set(names.values()) == theirs.keys()
-    return {ours: theirs[name] for ours, name in names.items()}
+    whole: object
+    of: Callable = lambda tensor: tensor
+
+    def values(self) -> np.ndarray:
+        return self.of(self.whole.detach()).numpy().copy()
+
+    def gradient(self) -> np.ndarray:
+        return self.of(self.whole.grad).numpy().copy()
+
+
+def trained_by_peft(pair: Pair) -> dict[str, Trained]:
+    from mindgspo.models.names import trained_shapes
+
+    theirs = {
+        name.replace(".default", "").replace("modules_to_save.", "").removeprefix("base_model.model."): one
+        for name, one in pair.theirs.named_parameters()
+        if one.requires_grad
+    }
+    shapes, found = trained_shapes(pair.section), {}
+    for name in shapes:
+        if ".experts." not in name:
+            found[name] = Trained(theirs.pop(name))
+    for name in (name for name in list(theirs) if ".experts." in name):
+        layer, matrix = name.split(".experts.")[0] + ".experts.", name[-len("lora_A.weight") :]
+        projections = ("gate_proj", "up_proj") if "base_layer" in name else ("down_proj",)
+        for i, projection in enumerate(projections):
+            ours = f"{layer}{projection}.{matrix}"
+            found[ours] = Trained(theirs[name], stacked_part(shapes[ours], i, len(projections), matrix[5]))
+        if len(projections) == 2 and matrix[5] == "B":
+            mask = torch.zeros_like(theirs[name])
+            for projection in projections:
+                found[f"{layer}{projection}.{matrix}"].of(mask).fill_(1)
+            theirs[name].register_hook(lambda gradient, mask=mask: gradient * mask)
+        del theirs[name]
+    assert not theirs and found.keys() == shapes.keys()
+    return {name: found[name] for name in shapes}
+
+
+def stacked_part(shape: tuple[int, int, int], number: int, count: int, matrix: str) -> Callable:
+    """Matrix A or B of projection `number` of `count` that are one parameter, [E, ...]. PEFT has A as [E r, I], and B,
+    a diagonal of blocks of which we train no others, as [O, r E]."""
+    experts, rows, columns = shape
+    if matrix == "A":
+        run = slice(number * rows, (number + 1) * rows)
+        return lambda tensor: tensor.reshape(experts, count * rows, columns)[:, run]
+    outs, ranks = (slice(number * size, (number + 1) * size) for size in (rows, columns))
+    return lambda tensor: tensor.reshape(count * rows, count * columns, experts)[outs, ranks].permute(2, 0, 1)
 
 
 @pytest.fixture
@@ -201,7 +275,7 @@ def test_log_probs_loss_and_gradients_of_a_gspo_update(pair: Pair, unchanged: No
     state = updater.state()
     assert state.keys() - {"adamw.updates"} == {f"adamw.{kind}.{name}" for kind in "mv" for name in expected}
     for name, parameter in expected.items():
-        gradient = parameter.grad.numpy()
+        gradient = parameter.gradient()
         assert np.abs(gradient).max() > 1e-4, name
         np.testing.assert_allclose(state[f"adamw.m.{name}"], gradient, rtol=0, atol=1e-5, err_msg=name)
 
@@ -210,21 +284,24 @@ def test_ten_steps_of_adamw(pair: Pair, unchanged: None) -> None:
     _, batches = gspo_batches(pair)
     section = OptimizerSection(lr=1e-3, weight_decay=0.1, eps=1e-6)
     updater, theirs = updater_of(pair, section), trained_by_peft(pair)
-    before = {name: parameter.detach().clone() for name, parameter in theirs.items()}
+    before = {name: parameter.values() for name, parameter in theirs.items()}
+    whole = [one for one in pair.theirs.parameters() if one.requires_grad]
+    groups = [{"params": [one for one in whole if one.ndim > 1]},
+              {"params": [one for one in whole if one.ndim == 1], "weight_decay": 0.0}]  # fmt: skip
     optimizer = torch.optim.AdamW(
-        theirs.values(), lr=section.lr, betas=(section.beta1, section.beta2), eps=section.eps,
+        groups, lr=section.lr, betas=(section.beta1, section.beta2), eps=section.eps,
         weight_decay=section.weight_decay,
     )  # fmt: skip
     for _ in range(10):
         updater.step(batches, lr=section.lr)
         optimizer.zero_grad()
         sum(torch_gspo_loss(pair.theirs, batch)[0] for batch in batches).backward()
-        torch.nn.utils.clip_grad_norm_(list(theirs.values()), section.max_grad_norm)
+        torch.nn.utils.clip_grad_norm_(whole, section.max_grad_norm)
         optimizer.step()
     ours = {parameter.name: parameter.asnumpy() for parameter in pair.ours.get_parameters()}
     for name, parameter in theirs.items():
-        assert (parameter - before[name]).abs().max() > 1e-3, name
-        np.testing.assert_allclose(ours[name], parameter.detach().numpy(), rtol=0, atol=1e-5, err_msg=name)
+        assert np.abs(parameter.values() - before[name]).max() > 1e-3, name
+        np.testing.assert_allclose(ours[name], parameter.values(), rtol=0, atol=1e-5, err_msg=name)
 
 
 def test_a_folder_that_we_write_loads_in_peft_without_a_warning(pair: Pair, tmp_path: Path) -> None:
@@ -257,3 +334,21 @@ def test_merged_weights_compute_the_same_in_transformers(pair: Pair, tmp_path: P
     if pair.section.num_experts:
         loaded.set_experts_implementation("eager")
     assert np.abs(logits_of(loaded) - logits_of(pair.theirs)).max() < 1e-5
+
+
+def test_the_principal_parts_are_those_of_peft(tmp_path: Path, cpu_runtime) -> None:
+    """By their product, since the sign of a singular vector is anyone's."""
+    from mindgspo.models.principal import principal_parts, without_parts
+
+    torch.manual_seed(0)
+    weight = torch.nn.Linear(40, 24, bias=False)
+    before = weight.weight.detach().numpy().copy()
+    settings = peft.LoraConfig(r=5, lora_alpha=8, target_modules=["0"], init_lora_weights="pissa")
+    theirs = peft.get_peft_model(torch.nn.Sequential(weight), settings).base_model.model[0]
+    a, b = (getattr(theirs, f"lora_{one}")["default"].weight.detach().numpy() for one in "AB")
+    lora = LoraSection(rank=5, alpha=8.0, init="pissa")
+    own_a, own_b = principal_parts(lora, before)
+    np.testing.assert_allclose(own_b @ own_a, b @ a, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(np.abs(own_a), np.abs(a), rtol=0, atol=1e-5)
+    left = without_parts(lora, before, own_a, own_b)
+    np.testing.assert_allclose(left, theirs.base_layer.weight.detach().numpy(), rtol=0, atol=1e-6)

@@ -390,11 +390,60 @@ class LogProbKernel(nn.Cell):
         return found[0], ops.stop_gradient(found[0])
 
 
-class ExpertsKernel(nn.Cell):
-    """Contribution of the own experts, or own slices of experts, to each token, [M, H]; see `mixture_of_experts`."""
+class GroupedLinearKernel(nn.Cell):
+    """construct(x_SI, ends_E, weight_EOI, ...) -> (x W^T [S, O], ...) of 1 or 2 layers, each row by its expert's
+    matrix. ends_E: int64, the rows up to and including each expert's. is_frozen: only the gradient of x is computed.
+    """
 
-    def __init__(self, num_experts: int, num_chosen: int, *, is_normed: bool, own: range) -> None:
+    def __init__(self, num_layers: int, *, is_frozen: bool = False) -> None:
         super().__init__(auto_prefix=False)
+        self.is_one, name = num_layers == 1, f"grouped_linear_{num_layers}"
+        floats = (ms.float32,) * num_layers
+        grad = kernel("grouped_linear_grad", lambda x, e, *rest: (x, *rest[:num_layers]), lambda x, *rest: (x, *floats))
+
+        def one(x, ends, w, out, dout):
+            dx, dw = grad(x, ends, w, dout)
+            return dx, zeros_like(ends), dw
+
+        def two(x, ends, w, v, out, dout):
+            dx, dw, dv = grad(x, ends, w, v, dout[0], dout[1])
+            return dx, zeros_like(ends), dw, dv
+
+        input_grad = kernel("grouped_linear_input_grad", lambda x, *rest: x)
+
+        # Nobody reads the zeros of the weights, so they are never made.
+        def one_frozen(x, ends, w, out, dout):
+            return input_grad(x, ends, w, dout), zeros_like(ends), zeros_like(w)
+
+        def two_frozen(x, ends, w, v, out, dout):
+            dx = input_grad(x, ends, w, v, dout[0], dout[1])
+            return dx, zeros_like(ends), zeros_like(w), zeros_like(v)
+
+        gradients = {(1, False): one, (2, False): two, (1, True): one_frozen, (2, True): two_frozen}
+        gradient, name = gradients[num_layers, is_frozen], f"{name}_frozen" if is_frozen else name
+        if self.is_one:
+            self.linear = kernel(name, lambda x, e, w: [x[0], w[1]], lambda x, *rest: x, gradient)
+        else:
+            self.linear = kernel(
+                name, lambda x, e, w, v: ([x[0], w[1]], [x[0], v[1]]), lambda x, *rest: (x, x), gradient
+            )
+
+    def construct(self, x_SI: Tensor, ends_E: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        found = self.linear(x_SI, ends_E, *weights)
+        return (found,) if self.is_one else found
+
+
+class ExpertsKernel(nn.Cell):
+    """Contribution of the own experts, or own slices of experts, to each token, [M, H]; see `mixture_of_experts`.
+
+    gate_up, down: cells like `GroupedLinearKernel`, of the projections.
+    """
+
+    def __init__(
+        self, num_experts: int, num_chosen: int, *, is_normed: bool, own: range, gate_up: nn.Cell, down: nn.Cell
+    ) -> None:
+        super().__init__(auto_prefix=False)
+        self.gate_up, self.down = gate_up, down
         self.is_normed, self.own = Tensor([int(is_normed)], ms.int32), Tensor([own.start, num_experts], ms.int32)
         self.fork, self.rows, self.swiglu = ForkKernel(), RowsKernel(), SwiGLUKernel()
         route_gradient = kernel("route_grad", lambda x, w, *rest: (x, w), lambda x, w, *rest: (x, ms.float32))
@@ -430,28 +479,6 @@ class ExpertsKernel(nn.Cell):
             lambda e, p, t: (ms.int32, ms.int32, ms.int64),
             no_gradient,
         )
-        grouped_gradient = kernel(
-            "grouped_linear_grad", lambda x, e, w, *rest: (x, w), lambda x, e, w, *rest: (x, ms.float32)
-        )
-        pair_gradient = kernel(
-            "grouped_linear_grad", lambda x, e, w, v, *rest: (x, w, v), lambda x, *rest: (x, ms.float32, ms.float32)
-        )
-
-        def gradient_of_grouped(x, ends, weight, out, dout):
-            dx, dweight = grouped_gradient(x, ends, weight, dout)
-            return dx, zeros_like(ends), dweight
-
-        def gradient_of_pair(x, ends, gate, up, out, dout):
-            dx, dgate, dup = pair_gradient(x, ends, gate, up, dout[0], dout[1])
-            return dx, zeros_like(ends), dgate, dup
-
-        self.down = kernel("grouped_linear_1", lambda x, e, w: [x[0], w[1]], lambda x, *rest: x, gradient_of_grouped)
-        self.gate_up = kernel(
-            "grouped_linear_2",
-            lambda x, e, w, v: ([x[0], w[1]], [x[0], v[1]]),
-            lambda x, *rest: (x, x),
-            gradient_of_pair,
-        )
         combine_gradient = kernel("combine_grad", lambda r, s, w, t, d: (r, w))
 
         def gradient_of_combine(rows, slots, weights, tokens, out, dout):
@@ -484,8 +511,8 @@ class ExpertsKernel(nn.Cell):
         slots_MK, token_S, ends_E = self.slots(experts_MK, self.own, tokens)
         x_SH = self.rows(token_S, x_MH, ends_E)
         gate_SI, up_SI = self.gate_up(x_SH, ends_E, gate_EIH, up_EIH)
-        out_SH = self.down(self.swiglu(gate_SI, up_SI, ends_E), ends_E, down_EHI)
-        return self.combine(out_SH, slots_MK, weights_MK, tokens), chosen_MK
+        outs = self.down(self.swiglu(gate_SI, up_SI, ends_E), ends_E, down_EHI)
+        return self.combine(outs[0], slots_MK, weights_MK, tokens), chosen_MK
 
 
 class AccumulateKernel(nn.Cell):

@@ -21,6 +21,7 @@ def test_scale_and_targets() -> None:
     assert LoraSection(targets=("down_proj", "attention")).projections == (
         "q_proj", "k_proj", "v_proj", "o_proj", "down_proj",
     )  # fmt: skip
+    assert LoraSection(targets=("router", "experts")).projections == ("gate_proj", "up_proj", "down_proj", "gate")
     assert len(LoraSection().projections) == 7 and math.isclose(LoraSection().scale, 2)
 
 
@@ -34,8 +35,9 @@ def test_one_setting_makes_the_section_and_it_is_read_back(load, tmp_path) -> No
 @pytest.mark.parametrize(("overrides", "message"), [
     (("model.lora.targets=[q_prj]",), "model.lora.targets: no projection 'q_prj'; did you mean 'q_proj'"),
     (("model.lora.targets=[embed_tokens]",), "embed_tokens; tables are no targets: a tied one is input and output"),
-    (("model.lora.targets=[experts]",), "experts have no adapters yet; set .attention."),
-    ((*EXPERTS, "model.lora.rank=4"), "down_proj, gate_proj, up_proj of qwen3_moe are experts, which have no adapters"),
+    (("model.lora.targets=[router,experts]",), "experts, router; qwen2 has no experts; set mlp or attention"),
+    ((*EXPERTS, "model.lora.rank=9", "model.lora.targets=[router]"), "rank: 9; legal: 1 to 8, the width of the narrow"),
+    ((*EXPERTS, "model.lora.rank=49", "model.lora.targets=[experts]"), "rank: 49; legal: 1 to 48, the width of the na"),
     (("model.lora.rank=0",), "model.lora.rank: 0; legal: 1 to "),
     (("model.lora.dropout=0.1",), "model.lora.dropout: 0.1; with dropout .* only legal: 0"),
     (("model.lora.path=/no/adapter",), "model.lora.path: /no/adapter does not exist"),

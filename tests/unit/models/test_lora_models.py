@@ -8,14 +8,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_plans import drawn_model, plan, small_model
+from small_plans import MIXTURE, drawn_model, plan, small_model
 
 from mindgspo.batches.rows import TrainingSample, lay_out, scattered
 from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection, with_recipe
 from mindgspo.config.lora import LoraSection
 from mindgspo.errors import WeightsError
-from mindgspo.models.lora import check_peft_folder, merged_weights, peft_config, peft_names
-from mindgspo.models.names import is_adapter, parameter_shapes, trained_shapes, weight_shapes
+from mindgspo.models.lora import BASE_KEY, check_peft_folder, merged_weights, peft_config, peft_names
+from mindgspo.models.names import (
+    is_adapter,
+    parameter_shapes,
+    trained_shapes,
+    trained_weight_shapes,
+    weight_shapes,
+)
 from mindgspo.parallel.plans.parameter_layouts import gradient_ranks, parameter_layouts
 from mindgspo.tensor_files.tensors import ArraySource
 
@@ -49,6 +55,69 @@ def test_the_side_that_a_layer_splits_is_split() -> None:
     assert ranks[f"{LAYER}mlp.gate_proj.lora_B.weight"] == ranks[f"{LAYER}mlp.down_proj.lora_A.weight"] == (1, 3)
 
 
+EXPERTS = MIXTURE | {"num_experts": 6}
+
+
+def test_experts_and_routers_have_adapters_as_their_weights_are_stacked() -> None:
+    section = small_model(**EXPERTS, lora=LoraSection(rank=4, targets=("experts", "router")))
+    shapes = trained_shapes(section)
+    assert {name.removeprefix(f"{LAYER}mlp."): shape for name, shape in shapes.items() if name.startswith(LAYER)} == {
+        "gate.lora_A.weight": (4, 32), "gate.lora_B.weight": (6, 4),
+        "experts.gate_proj.lora_A.weight": (6, 4, 32), "experts.gate_proj.lora_B.weight": (6, 16, 4),
+        "experts.up_proj.lora_A.weight": (6, 4, 32), "experts.up_proj.lora_B.weight": (6, 16, 4),
+        "experts.down_proj.lora_A.weight": (6, 4, 16), "experts.down_proj.lora_B.weight": (6, 32, 4),
+    }  # fmt: skip
+    name = "model.layers.1.mlp.experts.5.down_proj.lora_B.weight"
+    assert peft_names(section)[name] == f"base_model.model.{name}" and weight_shapes(section)[name] == (32, 4)
+    assert len(peft_names(section)) == 2 * (2 + 6 * 6)
+
+
+@pytest.mark.parametrize(("changes", "a_of_gate", "b_of_gate", "a_of_down", "b_of_down"), [
+    ({}, (6, 4, 32), (6, 8, 4), (6, 4, 8), (6, 32, 4)),
+    ({"expert_parallel": 2, "expert_tensor_parallel": 1}, (3, 4, 32), (3, 16, 4), (3, 4, 16), (3, 32, 4)),
+    ({"expert_parallel": 2}, (3, 4, 32), (3, 8, 4), (3, 4, 8), (3, 32, 4)),
+])  # fmt: skip
+def test_adapters_of_experts_are_cut_as_experts_are(changes, a_of_gate, b_of_gate, a_of_down, b_of_down) -> None:
+    section = small_model(vocab_size=64, **EXPERTS, lora=LoraSection(rank=4, targets=("experts",)))
+    two = plan(2, 2, **changes)
+    layouts = parameter_layouts(parameter_shapes(section), section, two)
+    experts = f"{LAYER}mlp.experts."
+    found = {name.removeprefix(experts): one.slice_shape for name, one in layouts.items() if name.startswith(experts)}
+    assert found["gate_proj.lora_A.weight"] == a_of_gate and found["up_proj.lora_B.weight"] == b_of_gate
+    assert found["down_proj.lora_A.weight"] == a_of_down and found["down_proj.lora_B.weight"] == b_of_down
+    for rank in range(4):
+        ranks = gradient_ranks(layouts, section, two, rank)
+        # The whole side of an expert's adapter: its gradient comes from all slices of the expert.
+        held = layouts[f"{experts}gate_proj.lora_A.weight"].ranks_with_slice_of(rank)
+        assert ranks[f"{experts}gate_proj.lora_A.weight"] == held == ranks[f"{experts}down_proj.lora_B.weight"]
+
+
+def test_a_mixture_with_adapters_computes_what_its_merged_weights_do(form: str) -> None:
+    """And trains adapters and norms alone."""
+    from mindgspo.models.scoring import PolicyScorer
+    from mindgspo.models.weights import load_weights
+    from mindgspo.rollout.weight_transfer import weights_as_numpy
+
+    lora = LoraSection(rank=4, targets=("all", "router"), train_norms=True)
+    section = small_model(**EXPERTS, initializer_range=0.2, lora=lora)
+    model, merged = drawn_model(section, 1), drawn_model(section.base, 2)
+    random = np.random.default_rng(3)
+    tensors = weights_as_numpy(model, section)
+    tensors |= {name: 0.1 * random.standard_normal(array.shape, np.float32) for name, array in tensors.items()
+                if name.endswith("lora_B.weight")}  # fmt: skip
+    load_weights(model, section, tensors, where=Path("drawn"))
+    load_weights(merged, section.base, merged_weights(section, tensors), where=Path("merged"))
+    batches = some_batches()
+    scores = [PolicyScorer(one, temperature=1.0).score(batches)[0].logp_NK for one in (model, merged)]
+    np.testing.assert_allclose(*scores, rtol=0, atol=1e-5)
+    updater = updated(model, OptimizerSection(lr=1e-3, weight_decay=0.1), 2)
+    after, trained = weights_as_numpy(model, section), trained_weight_shapes(section)
+    assert {weight.name for weight in updater.weights} == trained_shapes(section).keys()
+    assert any(name.endswith("q_norm.weight") for name in trained) and f"{LAYER}mlp.gate.weight" not in trained
+    for name, array in tensors.items():
+        assert (after[name] == array).all() == (name not in trained), name
+
+
 def test_first_values_are_those_of_peft() -> None:
     from mindgspo.rollout.weight_transfer import weights_as_numpy
 
@@ -69,12 +138,8 @@ def test_first_values_are_those_of_peft() -> None:
         np.testing.assert_array_equal(kaiming[key], array, err_msg=key)
 
 
-def updated(model, section: OptimizerSection, number: int):
-    """The updater after so many updates on six samples."""
-    from mindgspo.algorithms.losses.registry import build_policy_loss
-    from mindgspo.algorithms.optim.updater import Updater
-    from mindgspo.models.policy import PolicyLogProbs
-
+def some_batches():
+    """Six samples."""
     random = np.random.default_rng(4)
     samples = [
         TrainingSample(
@@ -85,15 +150,23 @@ def updated(model, section: OptimizerSection, number: int):
     ]  # fmt: skip
     old = [np.full(5 + i, -4.1, np.float32) for i in range(6)]
     advantages = [np.full(5 + i, value, np.float32) for i, value in enumerate((1.0, -1.0, 0.5, 2.0, -0.3, 0.8))]
-    batches = [
+    return [
         replace(one, old_logp_NK=scattered(one, old), advantages_NK=scattered(one, advantages))
         for one in lay_out(samples, samples_per_micro_batch=6, length_multiple=16, pad_id=0)
     ]
+
+
+def updated(model, section: OptimizerSection, number: int):
+    """The updater after so many updates on six samples."""
+    from mindgspo.algorithms.losses.registry import build_policy_loss
+    from mindgspo.algorithms.optim.updater import Updater
+    from mindgspo.models.policy import PolicyLogProbs
+
     wide = AlgorithmSection(name="gspo", clip_low=0.9, clip_high=9.0, allow_wide_clip=True)
     loss = build_policy_loss(with_recipe(wide, max_new_tokens=16))
     updater = Updater(PolicyLogProbs(model, temperature=1.0, with_entropy=False), loss, section)
     for _ in range(number):
-        updater.step(batches, lr=section.lr)
+        updater.step(some_batches(), lr=section.lr)
     return updater
 
 
@@ -160,7 +233,8 @@ def folder_of(path: Path, section: ModelSection, **changes: object) -> tuple[Pat
     ({"peft_type": "LOHA"}, "peft_type is 'LOHA'; only LORA is implemented"),
     ({"use_dora": True}, "use_dora is set .True.; not implemented"),
     ({"rank_pattern": {"q_proj": 2}}, "rank_pattern is set .*; not implemented"),
-    ({"modules_to_save": ["lm_head"]}, "modules_to_save is set .*; not implemented"),
+    ({"modules_to_save": ["lm_head"]}, "modules_to_save is .*lm_head.*, and model.lora.train_norms=false means none"),
+    ({"modules_to_save": "norm"}, "modules_to_save is 'norm', and .* only all norms can be trained"),
     ({"a_later_switch": "on"}, "a_later_switch is set .on.; not implemented"),
     ({"bias": "all"}, "bias is 'all'; biases are not trained"),
     ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa', which changes the base weights too"),
@@ -172,7 +246,12 @@ def folder_of(path: Path, section: ModelSection, **changes: object) -> tuple[Pat
 ])  # fmt: skip
 def test_another_adapter_is_refused_in_one_line(tmp_path: Path, changes: dict, message: str) -> None:
     section = adapted(targets=("q_proj", "k_proj"))
-    check_peft_folder(section, *folder_of(tmp_path, section, lora_dropout=0.05))
+    folder, source = folder_of(tmp_path, section, lora_dropout=0.05)
+    check_peft_folder(section, folder, source, base="aa")  # a file that names no base may belong to any
+    source.metadata = {BASE_KEY: "aa"}
+    check_peft_folder(section, folder, source, base="aa")
+    with pytest.raises(WeightsError, match="trained on another base than the random one .digest aa, here bb.; set mod"):
+        check_peft_folder(section, folder, source, base="bb")
     with pytest.raises(WeightsError, match=f"adapter_config.json: {message}") as refusal:
         check_peft_folder(section, *folder_of(tmp_path, section, **changes))
     assert "\n" not in str(refusal.value)

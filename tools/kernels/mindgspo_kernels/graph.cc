@@ -526,6 +526,8 @@ GRAPH_OPERATOR(grouped_linear) {
 
 GRAPH_ALIAS(grouped_linear_1, grouped_linear)
 GRAPH_ALIAS(grouped_linear_2, grouped_linear)
+GRAPH_ALIAS(grouped_linear_1_frozen, grouped_linear)
+GRAPH_ALIAS(grouped_linear_2_frozen, grouped_linear)
 
 // x, ends, weights, d_outs -> d_x, d_weights
 GRAPH_OPERATOR(grouped_linear_grad) {
@@ -540,6 +542,20 @@ GRAPH_OPERATOR(grouped_linear_grad) {
   for (size_t i = 0; i < layers; ++i) d_weights.push_back(in.next());
   check(mindgspo_grouped_linear_backward(x, ends.data(), int64_t(layers), weights.data(), d_outs.data(), d_x,
                                          d_weights.data(), processors));
+}
+
+// x, ends, weights, d_outs -> d_x
+GRAPH_OPERATOR(grouped_linear_input_grad) {
+  const std::vector<int64_t> ends = Segments(in, 1).ends;
+  const Tensor* x = in.next(ends.back());
+  in.skip(1);
+  const size_t layers = (in.count() - 3) / 2;
+  std::vector<const Tensor*> weights;
+  for (size_t i = 0; i < layers; ++i) weights.push_back(in.next());
+  const auto d_outs = rows_of(in, layers, ends.back());
+  const Tensor* d_x = in.next(ends.back());
+  check(mindgspo_grouped_linear_backward(x, ends.data(), int64_t(layers), weights.data(), d_outs.data(), d_x, nullptr,
+                                         processors));
 }
 
 // rows, slots, weights, tokens -> out

@@ -45,7 +45,8 @@ int mindgspo_adapted_linear_backward(const mindgspo_tensor* x, int64_t layers, c
                                      const mindgspo_tensor* const* d_outs, const mindgspo_tensor* d_x,
                                      const mindgspo_tensor* const* d_as, const mindgspo_tensor* const* d_bs,
                                      int64_t threads);
-// Linear layers by expert: weights[i] [E, O_i, I]; x has the rows of expert 0 first, up to ends[0], then those of expert 1.
+// Linear layers by expert: weights[i] [E, O_i, I]; x has the rows of expert 0 first, up to ends[0], then those of expert
+// 1. d_weights may be null.
 int mindgspo_grouped_linear(const mindgspo_tensor* x, const int64_t* ends, int64_t layers,
                             const mindgspo_tensor* const* weights, const mindgspo_tensor* const* outs, int64_t threads);
 int mindgspo_grouped_linear_backward(const mindgspo_tensor* x, const int64_t* ends, int64_t layers,

@@ -476,16 +476,20 @@ extern "C" int mindgspo_grouped_linear_backward(const mindgspo_tensor* x, const 
                                                 const mindgspo_tensor* const* d_weights, int64_t threads) {
   return guarded([&] {
     floats("x", x, 2), floats("d_x", d_x, 2);
-    for (int64_t i = 0; i < layers; ++i)
-      floats("weight", weights[i], 3), floats("d_out", d_outs[i], 2), floats("d_weight", d_weights[i], 3);
+    for (int64_t i = 0; i < layers; ++i) {
+      floats("weight", weights[i], 3), floats("d_out", d_outs[i], 2);
+      if (d_weights != nullptr) floats("d_weight", d_weights[i], 3);
+    }
     const std::vector<const Tensor*> none(layers, nullptr);
     for_experts(*x, ends, weights[0]->shape[0], [&](const Expert& expert) {
+      if (d_weights == nullptr && expert.rows == 0) return;
       const Tensor tokens = expert.tokens(*x), d_tokens = expert.tokens(*d_x);
       const Tensors of_weights(weights, layers, [&](const Tensor& w) { return expert.weight(w); });
       const Tensors of_outs(d_outs, layers, [&](const Tensor& y) { return expert.tokens(y); });
-      const Tensors of_d_weights(d_weights, layers, [&](const Tensor& w) { return expert.weight(w); });
+      const Tensors of_d_weights(d_weights, d_weights == nullptr ? 0 : layers,
+                                 [&](const Tensor& w) { return expert.weight(w); });
       if (mindgspo_linear_backward(&tokens, layers, of_weights.pointers.data(), of_outs.pointers.data(), &d_tokens,
-                                   of_d_weights.pointers.data(), none.data(), threads))
+                                   d_weights == nullptr ? nullptr : of_d_weights.pointers.data(), none.data(), threads))
         throw std::invalid_argument(mindgspo_error());
     });
   });

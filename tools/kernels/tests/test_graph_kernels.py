@@ -187,6 +187,9 @@ def test_grouped_layers_are_the_layers_of_each_expert(sizes: list[int], threads:
     d_outs, d_x = [floats(rng, *out.bits.shape) for out in outs], empty(*x.bits.shape)
     d_weights = [empty(*weight.bits.shape) for weight in weights]
     binding.call("grouped_linear_backward", x, c_ends, 2, weights, d_outs, d_x, d_weights, threads)
+    alone = empty(*x.bits.shape)  # of frozen weights
+    binding.call("grouped_linear_backward", x, c_ends, 2, weights, d_outs, alone, None, threads)
+    np.testing.assert_array_equal(alone.bits, d_x.bits)
     for expert, (start, stop) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
         own = wide(x)[start:stop]
         np.testing.assert_allclose(

@@ -379,7 +379,10 @@ def test_experts(half: Half) -> None:
     class Experts(nn.Cell):
         def __init__(self):
             super().__init__()
-            self.kernel = cells.ExpertsKernel(5, chosen, is_normed=True, own=range(5))
+            self.kernel = cells.ExpertsKernel(
+                5, chosen, is_normed=True, own=range(5), gate_up=cells.GroupedLinearKernel(2),
+                down=cells.GroupedLinearKernel(1),
+            )  # fmt: skip
 
         def construct(self, *given):
             return self.kernel(*given)[0]
