@@ -280,7 +280,9 @@ def write_model(source: ModelSource, conversion: Conversion, *, shows_progress: 
             (filled / name).write_bytes(content)
         if lora is not None and conversion.layout == "huggingface":
             (filled / _ADAPTER).mkdir()
-            adapters = {name: float32_of(source.tensors, source.stored_names[name]) for name in peft_names(description.section)}
+            adapters = {
+                name: float32_of(source.tensors, source.stored_names[name]) for name in peft_names(description.section)
+            }
             base = source.tensors.metadata.get(BASE_KEY)
             write_adapters(filled / _ADAPTER, description.section, adapters, base=base)
             files[_ADAPTER] = b""
@@ -298,7 +300,9 @@ def _weights(source: ModelSource, conversion: Conversion) -> list[Weight]:
     rename: Callable[[str], str] = mindformers_name if is_theirs else str
     tensors, lora = source.tensors, source.description.section.lora
     has_adapters = is_theirs and not conversion.merges
-    stored_names = {name: stored for name, stored in source.stored_names.items() if has_adapters or not is_adapter(name)}
+    stored_names = {
+        name: stored for name, stored in source.stored_names.items() if has_adapters or not is_adapter(name)
+    }
     if lora is not None and not conversion.merges:
         of_base = {name: f"base.{name}" for name in stored_names}
         stored_names |= {name: stored for name, stored in of_base.items() if stored in tensors.tensors}
@@ -321,7 +325,6 @@ def _weights(source: ModelSource, conversion: Conversion) -> list[Weight]:
 def _merged(lora: LoraSection, tensors: TensorSource, names: tuple[str, ...]) -> Iterator[np.ndarray]:
     """A weight with its adapter, flat. names: of W, A and B."""
     yield merged_weight(lora, *(float32_of(tensors, name) for name in names)).reshape(-1)
-
 
 
 def _config(description: Description, dtype: WeightDtype | None) -> bytes:

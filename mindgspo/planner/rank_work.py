@@ -208,7 +208,8 @@ def held_bytes(work: RankWork) -> dict[Holding, int]:
     """Bytes of every holding on the rank; memory shared by two holdings counts for the trained weights."""
     config, plans = work.config, work.config.plans
     own = sum(trained_sizes(config.model, plans.train, work.rank).values())
-    moments = FLOAT * sum(moment_sizes(config.model, plans.train, work.rank).values())
+    rows = moment_sizes(config.model, plans.train, work.rank)
+    moments = FLOAT * sum(rows.values())
     rollout = 0
     if not reads_trained_weights(config):
         rollout = sum(generating_bytes(config, work.rank).values())

@@ -32,9 +32,12 @@ class Adapter(nn.Cell):
         self.matmul = ops.MatMul(transpose_b=True)
 
     def construct(self, x_MI: Tensor) -> Tensor:
-        # A is scaled, not the product, which has more elements.
-        low_MR = self.matmul(x_MI, ops.cast(self.lora_A * self.scale, self.dtype))
+        low_MR = self.matmul(x_MI, ops.cast(self.scaled(), self.dtype))
         return self.matmul(low_MR, ops.cast(self.lora_B, self.dtype))
+
+    def scaled(self) -> Tensor:
+        """scale A: it has fewer elements than the product."""
+        return self.lora_A * self.scale
 
 
 def adapter(
