@@ -124,6 +124,7 @@ class PackedWeights(nn.Cell):
     def merge(self) -> None:
         """Pack cast(W + scale B A) of every layer with an adapter, from the present values of the three."""
         for number, weight, adapter in self.merged:
+            assert self.lora is not None
             merged = merged_weight(self.lora, *map(values_of, (weight, adapter.lora_A, adapter.lora_B)))
             self.pack.put(number, merged)
 
