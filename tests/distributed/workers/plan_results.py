@@ -22,7 +22,6 @@ from mindgspo.config import ModelSection, OptimizerSection, ParallelPlan
 from mindgspo.config.algorithm import KLSection, ReferenceSection
 from mindgspo.config.schema import ReshardSection
 from mindgspo.errors import NonFiniteError
-from mindgspo.models.adapter_norms import AdapterNorms
 from mindgspo.models.names import weight_shapes
 from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.scoring import PolicyScorer, TokenScores
@@ -95,8 +94,6 @@ def results_of_plan(
     arrays |= {f"gradient/{name}": array for name, array in gradients.items()}
     arrays |= {f"parameter/{name}": array for name, array in weights_as_numpy(policy_model, section).items()}
     arrays |= {f"moment/{name}": array for name, array in updater.state().items()}
-    if section.lora is not None:
-        arrays |= {f"loss/{name}": np.array(value) for name, value in AdapterNorms(policy_model).metrics().items()}
     if averaged is not None:
         arrays |= {f"reference/{name}": array for name, array in averaged.arrays().items()}
     if section.table_rows is not None:
