@@ -261,6 +261,11 @@ def write_model(source: ModelSource, conversion: Conversion, *, shows_progress: 
     files = {"config.json": _config(description, conversion.dtype), **description.files}
     lora = None if conversion.merges else description.section.lora
     if lora is not None and conversion.layout == "mindformers":
+        if lora.train_norms:
+            raise WeightsError(
+                f"{conversion.source}: norms were trained beside the adapters, which MindFormers' pet cannot hold; "
+                "export merged weights first (mindgspo checkpoint export --merge)"
+            )
         files[PET_CONFIG] = pet_config(lora)
     total = num_bytes(weights)
     with (

@@ -376,10 +376,15 @@ def test_a_checkpoint_becomes_what_the_run_exports(tmp_path: Path) -> None:
     assert files(tmp_path / "out") == files(tmp_path / "run" / "export")
 
 
-def run_with_adapters(folder: Path, *, base_dtype: str | None) -> tuple[ModelSection, dict[str, np.ndarray], Path]:
+ON_VALUES = ("model.lora.targets=[v_proj]", "model.lora.train_norms=true")
+
+
+def run_with_adapters(
+    folder: Path, *settings: str, base_dtype: str | None = None
+) -> tuple[ModelSection, dict[str, np.ndarray], Path]:
     """A run with a checkpoint of adapters on a random base, or on a folder with weights of a type: its model, the
     weights of the base, which the checkpoint does not hold, and the checkpoint."""
-    overrides = ["model.lora.rank=4", "model.lora.targets=[v_proj]", "model.lora.train_norms=true"]
+    overrides = ["model.lora.rank=4", *settings]
     example = PROJECT / "examples" / "arithmetic" / "gspo.yaml"
     model = load_config(example).model
     base = {name: DrawnTensors(model, 1, path=folder).read(name) for name in weight_shapes(model)}
@@ -407,7 +412,7 @@ def run_with_adapters(folder: Path, *, base_dtype: str | None) -> tuple[ModelSec
 def test_a_checkpoint_of_adapters_becomes_its_base_and_a_peft_folder_or_merged_weights(
     tmp_path: Path, base_dtype: str | None
 ) -> None:
-    model, weights, step = run_with_adapters(tmp_path, base_dtype=base_dtype)
+    model, weights, step = run_with_adapters(tmp_path, *ON_VALUES, base_dtype=base_dtype)
     base, plus = tmp_path / "base", tmp_path / "merged"
     convert_model(Conversion(source=step, out=base))
     convert_model(Conversion(source=step, out=plus, merges=True))
@@ -428,7 +433,7 @@ def test_a_checkpoint_of_adapters_becomes_its_base_and_a_peft_folder_or_merged_w
 
 
 def test_adapters_are_not_put_on_another_base(tmp_path: Path) -> None:
-    model, _, step = run_with_adapters(tmp_path, base_dtype="bfloat16")
+    model, _, step = run_with_adapters(tmp_path, *ON_VALUES, base_dtype="bfloat16")
     file = model.path / "model.safetensors"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
@@ -444,7 +449,7 @@ def test_adapters_are_not_put_on_another_base(tmp_path: Path) -> None:
 
 def test_adapters_go_to_mindformers_names_and_back(tmp_path: Path) -> None:
     targets = "model.lora.targets=[q_proj, down_proj]"
-    _, weights, step = run_with_checkpoint(tmp_path / "run", "model.lora.rank=4", "model.lora.alpha=6", targets)
+    _, weights, step = run_with_adapters(tmp_path, "model.lora.alpha=6", targets)
     theirs, back, direct = tmp_path / "mf", tmp_path / "back", tmp_path / "direct"
     convert_model(Conversion(source=step, out=theirs, layout="mindformers"))
     found = read_safetensors(theirs / "model.safetensors")
@@ -477,8 +482,15 @@ def test_a_section_of_adapters_that_says_something_else_is_refused(tmp_path: Pat
     assert message in str(refusal.value) and "pet_config.yaml: " in str(refusal.value)
 
 
+def test_trained_norms_go_to_mindformers_merged_alone(tmp_path: Path) -> None:
+    _, _, step = run_with_adapters(tmp_path, *ON_VALUES)
+    with pytest.raises(WeightsError, match="norms were trained beside the adapters.*--merge"):
+        convert_model(Conversion(source=step, out=tmp_path / "mf", layout="mindformers"))
+    convert_model(Conversion(source=step, out=tmp_path / "mf", layout="mindformers", merges=True))
+
+
 def test_adapters_of_an_unknown_scale_are_refused(tmp_path: Path) -> None:
-    _, _, step = run_with_checkpoint(tmp_path / "run", "model.lora.rank=4")
+    _, _, step = run_with_adapters(tmp_path)
     convert_model(Conversion(source=step, out=tmp_path / "mf", layout="mindformers"))
     (tmp_path / "mf" / "pet_config.yaml").unlink()
     with pytest.raises(WeightsError, match="has adapters, whose scale is not among the weights; write the section"):
