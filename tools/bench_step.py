@@ -1,7 +1,7 @@
 """Seconds and tokens per second of rollout, old log-probs and update on a small model, as JSON.
 
     python tools/bench_step.py [--scenario full|mixed] [--max-new-tokens 64] [--steps 6] [--warmup-steps 2] [--limit]
-                               [--recompute-old] [--model DIR] [--dtype float32|bfloat16]
+                               [--recompute-old] [--model DIR] [--dtype float32|bfloat16] [--lora RANK [--merged]]
     python tools/bench_step.py --layouts [--scenario gsm8k|mixed] [--max-new-tokens 64] [--steps 6]
 
 Model: Qwen2, hidden 256, 4 layers, 8 heads, 4 kv heads, ffn 704, vocabulary 1024, tied, float32, random weights. One
@@ -12,7 +12,7 @@ ends its response with a fixed probability and the mean length is about a third 
 two commits time the same work. Compile time is reported apart; figures are medians over the counted steps.
 
 `--model`: instead the model of a Hugging Face folder, with its weights; `full` alone, since the likeliest tokens of a
-trained model would decide when responses end. `--dtype`: the type it computes in.
+trained model would decide when responses end. `--dtype`: the type it computes in. `--lora`: only adapters are trained.
 
 `loss_cell` is the GSPO cell alone, forward and backward, as a graph of its own on the last step's batches, launch and
 transfer of its inputs included; `share_of_update` sets that against an update, of which it is a part.
@@ -47,10 +47,11 @@ from mindgspo.batches.micro_batches import BatchLayout, largest_shape, micro_bat
 from mindgspo.batches.rows import TrainingSample, scattered
 from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection, with_recipe
 from mindgspo.config.huggingface_config import read_model_section
+from mindgspo.config.lora import LoraSection
 from mindgspo.metrics import peak_rss_mb
 from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.scoring import PolicyScorer
-from mindgspo.models.weights import initialize_weights, load_huggingface
+from mindgspo.models.weights import fill_model
 from mindgspo.parallel.ops.device import takes_packed
 from mindgspo.parallel.plans.placement import ALONE, Placement
 from mindgspo.parallel.platform.runtime import set_up_runtime
@@ -86,6 +87,7 @@ class StepSizes:
     slots: int = 64
     mini_batch: int = 16
     micro_batch: int = 16
+    merges_adapters: bool = False
 
 
 def main() -> None:
@@ -94,8 +96,13 @@ def main() -> None:
     mindspore.set_context(mode=mindspore.GRAPH_MODE)  # for the loss, which is called as it is
     folder: Path | None = arguments.model
     model = MODEL if folder is None else read_model_section(folder)
-    model = model.model_copy(update={"dtype": arguments.dtype})
-    sizes = StepSizes(model=model, max_new_tokens=arguments.max_new_tokens, slots=arguments.slots)
+    lora = LoraSection(rank=arguments.lora) if arguments.lora else None
+    sizes = StepSizes(
+        model=model.model_copy(update={"dtype": arguments.dtype, "lora": lora}),
+        max_new_tokens=arguments.max_new_tokens,
+        slots=arguments.slots,
+        merges_adapters=arguments.merged,
+    )
     bench = StepBench(sizes, ends=arguments.scenario == "mixed", recomputes_old=arguments.recompute_old)
     if arguments.layouts:
         samples = samples_of(arguments.scenario, model.vocab_size, sizes.prompt_length, arguments.max_new_tokens)
@@ -112,7 +119,8 @@ def main() -> None:
     report = {
         "scenario": arguments.scenario,
         "model": "small" if folder is None else str(folder),
-        "dtype": model.dtype,
+        "dtype": arguments.dtype,
+        "lora": {"rank": arguments.lora, "merged": arguments.merged} if lora else None,
         "max_new_tokens": arguments.max_new_tokens,
         "slots": arguments.slots,
         "threads": graph_threads(),
@@ -139,6 +147,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--recompute-old", action="store_true", help="score old log-probs, which are the sampler's bit for bit"
     )
+    parser.add_argument("--lora", type=int, metavar="RANK", help="train adapters on all projections")
+    parser.add_argument("--merged", action="store_true", help="generate with merged adapters")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--slots", type=int, default=64, help="sequences decoded at once")
     parser.add_argument("--steps", type=int, default=6, help="counted steps")
@@ -164,10 +174,7 @@ class StepBench:
         self.sizes = sizes
         self.recomputes_old = recomputes_old
         self.model = build_model(sizes.model, place)
-        if sizes.model.path is None:
-            initialize_weights(self.model, sizes.model, seed=0)
-        else:
-            load_huggingface(self.model, sizes.model, sizes.model.path)
+        fill_model(self.model, sizes.model, seed=0)
         # (1 - exp(-p M)) / p, the mean length under a stop probability p and a maximum M, is M / 3 at p M = 2.82.
         num_stops = round(2.82 / sizes.max_new_tokens * sizes.model.vocab_size) if ends else 0
         self.native = NativeEngine(
@@ -178,6 +185,7 @@ class StepBench:
             max_prompt_length=sizes.prompt_length,
             max_new_tokens=sizes.max_new_tokens,
             length_multiple=sizes.prompt_length,
+            merges_adapters=sizes.merges_adapters,
         )
         is_alone = place.plan.world_size == 1
         self.engine: RolloutEngine = (

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
+from mindgspo.checkpoint.adapted import open_all_weights
 from mindgspo.checkpoint.export import (
     METADATA,
     MINDSPORE_INDEX_FILE,
@@ -19,21 +22,25 @@ from mindgspo.checkpoint.export import (
     WeightFormat,
     filled_folder,
     num_bytes,
+    write_adapters,
     write_model_files,
 )
 from mindgspo.checkpoint.manifest import MANIFEST_FILE, verify
 from mindgspo.checkpoint.store import CHECKPOINT_FILES, PARAMETERS_FILE
 from mindgspo.config import ModelSection, load_config
 from mindgspo.config.huggingface_config import generation_config, huggingface_config, read_model_section
+from mindgspo.config.lora import LoraSection
 from mindgspo.errors import CheckpointError, WeightsError
 from mindgspo.io import json_bytes, parse_json, read_bytes
 from mindgspo.metrics.files import CONFIG_FILE
-from mindgspo.models.names import hugging_face_name, mindformers_name
+from mindgspo.models.lora import BASE_KEY, merged_weight, peft_names, pet_config, read_pet_config
+from mindgspo.models.names import adapter_name, hugging_face_name, is_adapter, mindformers_name, weight_shapes
+from mindgspo.models.principal import plain_model
 from mindgspo.models.weight_check import require_weights
 from mindgspo.progress import byte_progress
 from mindgspo.tensor_files.formats import titled_names
 from mindgspo.tensor_files.reader import INDEX_FILE, SINGLE_FILE, open_tensors
-from mindgspo.tensor_files.tensors import FILE_DTYPES, TensorSource
+from mindgspo.tensor_files.tensors import FILE_DTYPES, TensorInfo, TensorSource, float32_of
 from mindgspo.tensor_files.writer import WeightDtype
 from mindgspo.tokenization import load_tokenizer
 from mindgspo.tokenization.files import read_files
@@ -45,6 +52,9 @@ _MARK_OF_MINDFORMERS = "model.tok_embeddings.embedding_weight"
 WeightNaming = Literal["huggingface", "mindformers"]
 # A chunk becomes several arrays of its size while it is rounded.
 _CHUNK_BYTES = 4 << 20
+_ADAPTER = "adapter"
+PET_CONFIG = "pet_config.yaml"
+"""What MindFormers' configuration must say of the adapters among its weights."""
 _METADATA: Mapping[WeightNaming, Mapping[str, str]] = {"huggingface": METADATA, "mindformers": {"format": "ms"}}
 _INDEX_NAMES: Mapping[WeightNaming, tuple[str, ...]] = {
     "huggingface": (INDEX_FILE,),
@@ -62,6 +72,8 @@ class Description:
     """The content of config.json."""
     files: Mapping[str, bytes]
     """The other files, by name."""
+    seed: int = 0
+    """Of a run: what random weights are drawn from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +103,19 @@ def open_model_source(source: Path, *, model_folder: Path | None) -> Iterator[Mo
     description = _describe_run(source) if in_run else _read_description(model_folder or source)
     if is_checkpoint:
         verify(source, required=CHECKPOINT_FILES)
-    with open_tensors(_weights_path(source, is_checkpoint=is_checkpoint)) as tensors:
-        stored_names = _stored_names(tensors, description.section, where=source)
+    section = description.section
+    holds_adapters = in_run and section.lora is not None
+    if holds_adapters:
+        description = replace(description, section=plain_model(section))
+    with (
+        open_all_weights(source, section, description.seed)
+        if holds_adapters
+        else open_tensors(_weights_path(source, is_checkpoint=is_checkpoint))
+    ) as tensors:
+        if holds_adapters:
+            stored_names = {name: name for name in weight_shapes(description.section)}
+        else:
+            stored_names = _stored_names(tensors, section, where=source)
         yield ModelSource(tensors=tensors, stored_names=stored_names, description=description)
 
 
@@ -115,6 +138,8 @@ def _read_description(folder: Path) -> Description:
         raise WeightsError(f"{folder}: holds no config.json; name a folder that does by --model-folder")
     section = read_model_section(folder)
     files = dict(read_files(folder).contents)
+    if (folder / PET_CONFIG).is_file():
+        section = section.model_copy(update={"lora": read_pet_config(folder / PET_CONFIG)})
     try:
         if (folder / GENERATION_CONFIG).is_file():
             files[GENERATION_CONFIG] = read_bytes(folder / GENERATION_CONFIG)
@@ -137,6 +162,7 @@ def _describe_run(checkpoint: Path) -> Description:
     generation = generation_config(**ids, base=config.model.path)
     return Description(
         section=config.model,
+        seed=config.seed,
         config=json_bytes(huggingface_config(config.model, **ids)),
         files={**tokenizer.files.contents, GENERATION_CONFIG: json_bytes(generation)},
     )
@@ -147,6 +173,11 @@ def _stored_names(tensors: TensorSource, section: ModelSection, *, where: Path) 
     stored = {name: name for name in tensors.tensors}
     if _MARK_OF_MINDFORMERS in stored:
         stored = _translated(stored, where)
+        if section.lora is None and any(map(is_adapter, stored)):
+            raise WeightsError(
+                f"{where}: has adapters, whose scale is not among the weights; write the section pet_config of "
+                f"MindFormers' configuration into {PET_CONFIG} beside config.json"
+            )
     return require_weights(section, tensors, stored)
 
 
@@ -184,6 +215,8 @@ class Conversion:
     file_format: WeightFormat = "safetensors"
     max_shard_bytes: int | None = None
     """None writes one file."""
+    merges: bool = False
+    """Add adapters to their weights; else they go into the folder `adapter` as PEFT writes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +259,14 @@ def write_model(source: ModelSource, conversion: Conversion, *, shows_progress: 
     weights = _weights(source, conversion)
     description = source.description
     files = {"config.json": _config(description, conversion.dtype), **description.files}
+    lora = None if conversion.merges else description.section.lora
+    if lora is not None and conversion.layout == "mindformers":
+        if lora.train_norms:
+            raise WeightsError(
+                f"{conversion.source}: norms were trained beside the adapters, which MindFormers' pet cannot hold; "
+                "export merged weights first (mindgspo checkpoint export --merge)"
+            )
+        files[PET_CONFIG] = pet_config(lora)
     total = num_bytes(weights)
     with (
         filled_folder(out, run_id=None, num_bytes=total) as filled,
@@ -242,6 +283,14 @@ def write_model(source: ModelSource, conversion: Conversion, *, shows_progress: 
         )
         for name, content in files.items():
             (filled / name).write_bytes(content)
+        if lora is not None and conversion.layout == "huggingface":
+            (filled / _ADAPTER).mkdir()
+            adapters = {
+                name: float32_of(source.tensors, source.stored_names[name]) for name in peft_names(description.section)
+            }
+            base = source.tensors.metadata.get(BASE_KEY)
+            write_adapters(filled / _ADAPTER, description.section, adapters, base=base)
+            files[_ADAPTER] = b""
     return Converted(
         files=tuple(out / path.name for path in paths),
         num_weights=len(weights),
@@ -251,18 +300,36 @@ def write_model(source: ModelSource, conversion: Conversion, *, shows_progress: 
 
 
 def _weights(source: ModelSource, conversion: Conversion) -> list[Weight]:
-    """Every weight under its new name, with its new dtype."""
-    rename: Callable[[str], str] = mindformers_name if conversion.layout == "mindformers" else str
-    stored = {name: source.tensors.tensors[stored_name] for name, stored_name in source.stored_names.items()}
-    return [
-        Weight(
-            name=rename(name),
-            stored=info,
-            dtype=info.dtype if conversion.dtype is None else FILE_DTYPES[conversion.dtype],
-            chunks=partial(source.tensors.chunks, source.stored_names[name], _CHUNK_BYTES),
-        )
-        for name, info in stored.items()
-    ]
+    """Every weight under its new name, with its new dtype; adapters among them where MindFormers has them."""
+    is_theirs = conversion.layout == "mindformers"
+    rename: Callable[[str], str] = mindformers_name if is_theirs else str
+    tensors, lora = source.tensors, source.description.section.lora
+    has_adapters = is_theirs and not conversion.merges
+    stored_names = {
+        name: stored for name, stored in source.stored_names.items() if has_adapters or not is_adapter(name)
+    }
+    if lora is not None and not conversion.merges:
+        of_base = {name: f"base.{name}" for name in stored_names}
+        stored_names |= {name: stored for name, stored in of_base.items() if stored in tensors.tensors}
+
+    def weight(name: str, stored_name: str) -> Weight:
+        info = tensors.tensors[stored_name]
+        dtype = info.dtype if lora is None else "F32"  # the base may be stored in another type
+        if conversion.dtype is not None and not is_adapter(name):
+            dtype = FILE_DTYPES[conversion.dtype]
+        chunks = partial(tensors.chunks, stored_name, _CHUNK_BYTES)
+        if lora is not None and conversion.merges and (of_a := adapter_name(name, "A")) in source.stored_names:
+            parts = (source.stored_names[each] for each in (name, of_a, adapter_name(name, "B")))
+            chunks = partial(_merged, lora, tensors, tuple(parts))
+            info = TensorInfo(dtype="F32", shape=info.shape)
+        return Weight(name=rename(name), stored=info, dtype=dtype, chunks=chunks)
+
+    return [weight(name, stored_name) for name, stored_name in stored_names.items()]
+
+
+def _merged(lora: LoraSection, tensors: TensorSource, names: tuple[str, ...]) -> Iterator[np.ndarray]:
+    """A weight with its adapter, flat. names: of W, A and B."""
+    yield merged_weight(lora, *(float32_of(tensors, name) for name in names)).reshape(-1)
 
 
 def _config(description: Description, dtype: WeightDtype | None) -> bytes:

@@ -15,6 +15,7 @@ from typing import Literal
 
 import numpy as np
 
+from mindgspo.config import ModelSection
 from mindgspo.errors import CheckpointError
 from mindgspo.io import (
     check_free_space,
@@ -26,10 +27,11 @@ from mindgspo.io import (
     write_error,
     write_json,
 )
+from mindgspo.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_KEY, peft_config, peft_names
 from mindgspo.tensor_files.formats import library_order
 from mindgspo.tensor_files.reader import INDEX_FILE
 from mindgspo.tensor_files.tensors import FILE_DTYPES, FLOAT_DTYPES, ArraySource, TensorInfo, rounded
-from mindgspo.tensor_files.writer import WeightDtype, write_tensors
+from mindgspo.tensor_files.writer import WeightDtype, write_tensor_file, write_tensors
 from mindgspo.tokenization import Tokenizer
 
 WeightFormat = Literal["safetensors", "ckpt"]
@@ -174,6 +176,29 @@ def _refuse_foreign(folder: Path, run_id: str | None) -> None:
     if owner is None or owner != run_id:
         what = "already there" if run_id is None else "already there and no export of this run"
         raise CheckpointError(f"{folder}: {what}, so it is not replaced; move it away or choose another folder")
+
+
+def write_adapters(folder: Path, model: ModelSection, tensors: Mapping[str, np.ndarray], *, base: str | None) -> None:
+    """Write the adapters among whole tensors as PEFT does, into an existing folder. base: digest of what they belong
+    to, where it is known."""
+    arrays = {theirs: tensors[ours] for ours, theirs in peft_names(model).items()}
+    metadata = METADATA if base is None else {**METADATA, BASE_KEY: base}
+    write_tensor_file(folder / ADAPTER_WEIGHTS, arrays, metadata=metadata)
+    write_json(folder / ADAPTER_CONFIG, peft_config(model))
+
+
+def export_adapters(
+    folder: Path,
+    model: ModelSection,
+    tensors: Mapping[str, np.ndarray],
+    *,
+    run_id: str | None = None,
+    base: str | None = None,
+) -> None:
+    """`write_adapters` into a folder of their own; see `filled_folder`."""
+    size = sum(tensors[name].nbytes for name in peft_names(model))
+    with filled_folder(folder, run_id=run_id, num_bytes=size) as filled:
+        write_adapters(filled, model, tensors, base=base)
 
 
 def export_huggingface(

@@ -60,7 +60,7 @@ def write_manifest(
     `Manifest`."""
     known = digests or {}
     records = {
-        path.name: FileRecord(size=path.stat().st_size, digest=known.get(path.name) or _digest(path))
+        path.name: FileRecord(size=path.stat().st_size, digest=known.get(path.name) or content_digest(path))
         for path in sorted(folder.iterdir())
     }
     content = {"format_version": FORMAT_VERSION, "step": step, "files": records_as_json(records)}
@@ -92,7 +92,7 @@ def verify(folder: Path, *, required: tuple[str, ...], hashes: bool = True) -> M
     for name, record in manifest.files.items():
         path = folder / name
         check_size(path, record, MANIFEST_FILE, _REMEDY)
-        if hashes and _digest(path, manifest.hash_name) != record.digest:
+        if hashes and content_digest(path, manifest.hash_name) != record.digest:
             raise CheckpointError(
                 f"{path}: its content changed after it was saved ({manifest.hash_name} differs); {_REMEDY}"
             )
@@ -134,7 +134,8 @@ def _read_manifest(folder: Path, required: tuple[str, ...]) -> Manifest:
     return manifest
 
 
-def _digest(path: Path, hash_name: str = _HASH_NAME) -> str:
+def content_digest(path: Path, hash_name: str = _HASH_NAME) -> str:
+    """The digest of a file's content."""
     digest = new_digest(hash_name)
     with path.open("rb", buffering=0) as file:
         while chunk := file.read(_CHUNK_BYTES):

@@ -176,6 +176,7 @@ class RunFolder:
     reference = _Inside("reference")
     """The weights of the reference policy, where a KL term has one."""
     export = _Inside("export")
+    adapter = _Inside("adapter")
     """The trained model as a Hugging Face folder."""
     data = _Inside("data")
     """Folder of data sets prepared for this run."""

@@ -273,7 +273,7 @@ class OpenCheckpoint:
     state: Mapping[str, Any]
     """JSON as saved."""
     parameters: TensorSource
-    """Weights under Hugging Face names."""
+    """What is trained, under Hugging Face names: all weights, or adapters (see `adapted`)."""
     optimizer: TensorSource
     stateful: Mapping[str, Mapping[str, Any]]
     """{name: state} of the run's other stateful parts; `arrays_of` returns their arrays."""

@@ -202,6 +202,9 @@ def checkpoint_export(
     model_folder: Annotated[
         Path | None, typer.Option(help="Folder of config.json and the tokenizer, if the step lies outside of its run.")
     ] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Add LoRA adapters to the weights, instead of writing DIR/adapter for PEFT.")
+    ] = False,
 ) -> None:
     """Write a step of a run as a Hugging Face folder.
 
@@ -217,7 +220,11 @@ def checkpoint_export(
     if step.num_ranks > 1:
         raise CheckpointError(f"{source}: holds the files of {step.num_ranks} ranks; merge them first, then export")
     conversion = Conversion(
-        source=step.path, out=out, model_folder=model_folder, dtype=None if dtype == "keep" else dtype
+        source=step.path,
+        out=out,
+        model_folder=model_folder,
+        dtype=None if dtype == "keep" else dtype,
+        merges=merge,
     )
     done = convert_model(conversion, shows_progress=True)
     print(f"exported {out}: {done.num_weights} weights, {done.num_bytes:,} bytes; with {', '.join(done.travelled)}")

@@ -40,6 +40,7 @@ def init_command(
         typer.Option(help="Where graphs run; by default Ascend if --cards is given, else CPU."),
     ] = None,
     memory_gb: MemoryOption = None,
+    lora: Annotated[bool, typer.Option("--lora", help="Train LoRA adapters, and no weight of the model.")] = False,
     tokenizer: TokenizerOption = None,
     eos_token: EosTokenOption = None,
     out: Annotated[
@@ -63,6 +64,7 @@ def init_command(
         cards=cards,
         device=device,
         memory_gb=memory_gb,
+        lora=lora,
         tokenizer=tokenizer,
         eos_tokens=tuple(eos_token or ()),
         out=out,

@@ -232,6 +232,11 @@ def kl_problems(config: ExperimentConfig) -> Iterator[str]:
         )
     yield from _adaptive_problems(config)
     yield from _reference_problems(kl)
+    if kl.reference.mode == "ema" and config.model.lora is not None:
+        yield (
+            "algorithm.kl.reference.mode: ema; the average of adapters' matrices is not that of their products; set "
+            "sync or frozen, or remove model.lora"
+        )
 
 
 def default_kl_agg_mode(loss_agg_mode: AggregationMode) -> AggregationMode:

@@ -39,6 +39,11 @@ def compiler_problems(config: ExperimentConfig) -> Iterator[str]:
             f"plans.train: {config.plans.train.world_size} ranks on CPU talk by code that g++ compiles, and it is not "
             "installed; apt-get install g++, or set every dimension to 1"
         )
+    if config.model.lora is not None and config.rollout.lora == "merged":
+        yield (
+            "rollout.lora: merged on CPU takes kernels that g++ compiles, and it is not installed; apt-get install "
+            "g++, or set rollout.lora=separate"
+        )
     missing = "bfloat16 on CPU takes kernels that g++ compiles, and it is not installed; apt-get install g++, or set"
     if config.model.dtype == "bfloat16":
         yield f"model.dtype: {missing} model.dtype=float32"

@@ -226,9 +226,9 @@ def _unimplemented(raw: Mapping[str, object]) -> Iterator[str]:
         yield f"head_dim {head_dim} x {heads} heads is not hidden_size {hidden}; not implemented for {architecture}"
 
 
-# Not part of the architecture: where weights lie, whose cells compute, in which type, how random ones are drawn, and
-# how tables are padded.
-_FREE = {"path", "backend", "dtype", "initializer_range", "table_rows"}
+# Not part of the architecture: where weights lie, whose cells compute, in which type, how random ones are drawn, how
+# tables are padded, and adapters beside the weights.
+_FREE = {"path", "backend", "dtype", "initializer_range", "table_rows", "lora"}
 
 
 def check_architecture(configured: ModelSection, found: ModelSection) -> None:
@@ -279,7 +279,7 @@ def with_model_folder(source: str, mapping: Mapping[str, Any]) -> dict[str, Any]
         found = read_model_section(folder)
     except WeightsError as error:
         raise config_error(source, [f"model.path: {error}"]) from None
-    merged = {**found.model_dump(mode="json", exclude={"dtype", "backend"}), **given}
+    merged = {**found.model_dump(mode="json", exclude={"dtype", "backend", "lora"}), **given}
     try:
         configured = ModelSection.model_validate_json(json.dumps(merged), strict=True)
     except ValidationError:

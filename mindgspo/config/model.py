@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
+from mindgspo.config.lora import LoraSection, lora_problems
 from mindgspo.config.section import Section
 from mindgspo.text import divisors, either, nearest
 
@@ -121,6 +122,13 @@ class ModelSection(Section):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of weights and activations in the forward and backward pass. Trained weights, gradients and moments are
     float32. bfloat16 on CPU needs g++, which compiles the kernels."""
+    lora: LoraSection | None = None
+    """Train low-rank adapters of some projections and nothing else. None: train every weight."""
+
+    @property
+    def base(self) -> ModelSection:
+        """The model without its adapters."""
+        return self if self.lora is None else self.model_copy(update={"lora": None})
 
     @property
     def rows(self) -> int:
@@ -148,6 +156,7 @@ def model_problems(model: ModelSection) -> Iterator[str]:
     yield from _head_dim_problems(model)
     yield from _expert_problems(model)
     yield from _rope_scaling_problems(model)
+    yield from lora_problems(model)
     if heads % kv_heads:
         yield (
             f"model.num_key_value_heads: {kv_heads} does not divide num_attention_heads {heads}; "

@@ -230,8 +230,23 @@ def _correction_notes(config: ExperimentConfig) -> Iterator[str]:
 
 def notes(config: ExperimentConfig) -> list[str]:
     """Advice about legal settings that may not do what they seem to."""
-    rules = (algorithm_notes, _sampling_notes, _unread_notes, _packing_notes, _same_rows_notes)
+    rules = (algorithm_notes, _lora_notes, _sampling_notes, _unread_notes, _packing_notes, _same_rows_notes)
     return [line for rule in rules for line in rule(config)]
+
+
+def _lora_notes(config: ExperimentConfig) -> Iterator[str]:
+    if config.model.lora is None:
+        return
+    if not is_changed(config.optimizer, "lr"):
+        yield (
+            f"optimizer.lr: {config.optimizer.lr:g}, the default, is for training every weight of a large model; "
+            "adapters usually take ten times the rate"
+        )
+    if config.warmup is not None:
+        yield (
+            "warmup: it trains the adapters and nothing else; warmup.lr is theirs, and a reference policy "
+            "(algorithm.kl) begins with the adapters that it leaves"
+        )
 
 
 def _sampling_notes(config: ExperimentConfig) -> Iterator[str]:

@@ -66,7 +66,9 @@ def _environment_file_problems(config: ExperimentConfig) -> list[str]:
 
 
 def _inputs(config: ExperimentConfig) -> list[tuple[str, Path | None]]:
+    lora = config.model.lora
     paths = [("model.path", config.model.path), ("tokenizer.path", config.tokenizer.path)]
+    paths.append(("model.lora.path", None if lora is None else lora.path))
     return paths + [(f"{key}.path", source.path) for key, source in data_sources(config)]
 
 

@@ -128,6 +128,13 @@ class RolloutSection(Section):
     """Mixtures of experts: keep with each response which experts the sampler's routers chose, one byte per choice (two
     beyond 256 experts), e.g. 384 bytes per token of Qwen3-30B-A3B. The router/ metrics need it. None: only if
     algorithm.router_replay is rollout (verl: enable_rollout_routing_replay)."""
+    lora: Literal["auto", "merged", "separate"] = "auto"
+    """How generation applies the adapters of model.lora. separate: beside the frozen weights, as training does; one
+    process on CPU then samples with the trainer's log-probs, bit for bit, and after the first hand-over only adapters
+    travel. merged: cast(W + scale B A), summed in float32 and rounded once to model.dtype, anew from both at every
+    hand-over; decoding is faster, and the rounding loses what is small beside W: with bfloat16 about 2^-9 of it. auto:
+    separate where generation reads the trained weights in place, because merged matrices would be held a second time;
+    merged where it has weights of its own, as on several cards. Completion servers get merged weights."""
     servers: ServersSection = ServersSection()
     """Generation by other processes, reached over HTTP."""
 
@@ -366,6 +373,20 @@ class ExperimentConfig(Section):
     def has_servers(self) -> bool:
         """Whether other processes generate."""
         return bool(self.rollout.servers.urls) or self.has_own_servers
+
+    @property
+    def reference_model(self) -> ModelSection:
+        """The reference policy's model: the base, where the policy still is the base when reinforcement learning
+        begins."""
+        lora, follows = self.model.lora, self.algorithm.kl.reference.mode != "frozen"
+        begins_with_base = lora is not None and lora.path is None and lora.init != "pissa"
+        is_base = begins_with_base and self.warmup is None and not follows
+        return self.model.base if is_base else self.model
+
+    @property
+    def shares_base(self) -> bool:
+        """Whether the reference policy computes with the policy's frozen weights, of which there is one copy then."""
+        return self.model.lora is not None and self.plans.reference is None
 
     @property
     def staleness(self) -> int:

@@ -82,7 +82,8 @@ def reference_policy(config: ExperimentConfig) -> str:
     if kl.target is not None:
         steered = f"steered to a mean KL of {kl.target:g} per token"
         coefficient = f"coefficient beta = {kl.coef:g} at first, {steered} (horizon {kl.horizon:,})"
-    return f"{_reference_text(kl.reference)}; {kl.estimator} in the {kl.placement}, {coefficient}"
+    of_base = " (with the policy's own base weights, no second model)" if config.shares_base else ""
+    return f"{_reference_text(kl.reference)}{of_base}; {kl.estimator} in the {kl.placement}, {coefficient}"
 
 
 def _reference_text(reference: ReferenceSection) -> str:

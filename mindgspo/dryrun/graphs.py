@@ -36,7 +36,7 @@ from mindgspo.parallel.plans.placement import Placement
 from mindgspo.rollout.cache import PagedCache
 from mindgspo.rollout.graphs import DecodeStep, NextLogits, PackedWeights, Prefill
 from mindgspo.rollout.protocol import SamplingFilter
-from mindgspo.rollout.sizes import reads_trained_weights, rollout_sizes
+from mindgspo.rollout.sizes import generating_model, merges_adapters, reads_trained_weights, rollout_sizes
 from mindgspo.rollout.weight_transfer import hold_in_compute_type
 from mindgspo.trainer.batches import longest_batch
 
@@ -113,13 +113,14 @@ def _decode(config: ExperimentConfig, rank: int) -> CompilableGraph:
     table_SP, num_rows_1 = np.zeros((num_slots, cache.most_blocks), np.int32), np.array([num_slots], np.int32)
     greedy_S = np.zeros(num_slots, bool)
     inputs = (ids_S, ids_S, ids_S, table_SP, floats_S, floats_S, greedy_S, ids_S + 1, num_rows_1)
-    logits = NextLogits(model, cache, PackedWeights(model), records_experts=bool(config.rollout.record_experts))
+    packed = PackedWeights(model, merges=model.config.lora is not None and merges_adapters(config))
+    logits = NextLogits(model, cache, packed, records_experts=bool(config.rollout.record_experts))
     cell = DecodeStep(logits, model.place, SamplingFilter(config.rollout.top_k, config.rollout.top_p))
     return CompilableGraph(cell=cell, inputs=tuple(Tensor(array) for array in inputs))
 
 
 def _generating_model(config: ExperimentConfig, rank: int) -> Transformer:
-    model = build_model(config.model, Placement(plan=config.plans.infer, rank=rank))
+    model = build_model(generating_model(config), Placement(plan=config.plans.infer, rank=rank))
     if not reads_trained_weights(config):
         hold_in_compute_type(model)
     return model

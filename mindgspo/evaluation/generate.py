@@ -33,7 +33,6 @@ from mindgspo.rollout.local_service import EpisodeEngine
 from mindgspo.rollout.player import open_environment
 from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingSettings
 from mindgspo.rollout.service import Request
-from mindgspo.tensor_files.reader import open_tensors
 from mindgspo.text import counted
 from mindgspo.tokenization import ChatMessage, Tokenizer, load_tokenizer
 from mindgspo.tokenization.tokenizer import JsonObject
@@ -397,7 +396,7 @@ def _config(
 def _engine(found: FoundModel, config: ExperimentConfig, tokenizer: Tokenizer) -> NativeEngine:
     start_device(config)
     model = build_model(config.model, ALONE)
-    with open_tensors(found.weights) as tensors:
+    with found.open() as tensors:
         load_tensors(model, config.model, tensors)
     engine = native_engine(config, model, tokenizer)
     engine.load_weights(0)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from mindgspo.checkpoint.adapted import open_all_weights
 from mindgspo.checkpoint.manifest import MANIFEST_FILE, verify
 from mindgspo.checkpoint.store import CHECKPOINT_FILES, PARAMETERS_FILE, newest_checkpoint
 from mindgspo.config import ModelSection, TokenizerSection, load_config
@@ -17,6 +19,9 @@ from mindgspo.data.sources import read_file
 from mindgspo.errors import CheckpointError, DataError, WeightsError
 from mindgspo.io import decoded, read_lines
 from mindgspo.metrics.files import CONFIG_FILE
+from mindgspo.models.principal import plain_model
+from mindgspo.tensor_files.reader import open_tensors
+from mindgspo.tensor_files.tensors import TensorSource
 from mindgspo.tokenization import ChatMessage, Tokenizer
 from mindgspo.tokenization.tokenizer import read_object, tokenizer_section_of
 from mindgspo.types import Int32Array
@@ -43,6 +48,12 @@ class FoundModel:
     """Folder or file with tensors under Hugging Face names."""
     generation: Mapping[str, object]
     """Content of generation_config.json; empty for a step of a run."""
+    base: tuple[ModelSection, int] | None = None
+    """Of a step of a run: its model with the base's folder, and its seed."""
+
+    def open(self) -> AbstractContextManager[TensorSource]:
+        """Tensors under Hugging Face names, for a block."""
+        return open_tensors(self.weights) if self.base is None else open_all_weights(self.place, *self.base)
 
     @property
     def positions(self) -> int:
@@ -121,8 +132,17 @@ def _in_step(step: Path, tokenizer: Path | None, eos_tokens: Sequence[str]) -> F
         section = tokenizer_section_of(folder, folder, eos_tokens or section.eos_tokens)
     elif eos_tokens:
         section = section.model_copy(update={"eos_tokens": tuple(eos_tokens)})
-    model = config.model.model_copy(update={"path": None})
-    return FoundModel(place=step, section=model, tokenizer=section, weights=step / PARAMETERS_FILE, generation={})
+    model = plain_model(config.model)
+    lora = model.lora and model.lora.model_copy(update={"path": None})
+    model = model.model_copy(update={"path": None, "lora": lora})
+    return FoundModel(
+        place=step,
+        section=model,
+        tokenizer=section,
+        weights=step / PARAMETERS_FILE,
+        generation={},
+        base=(config.model, config.seed),
+    )
 
 
 # ----- prompts

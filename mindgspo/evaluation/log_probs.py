@@ -5,6 +5,7 @@ implementation, and of responses to prompts (`mindgspo.score`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,8 @@ from mindgspo.errors import DataError, WeightsError
 from mindgspo.evaluation.inputs import PromptText, encode_prompt, find_model, only_key
 from mindgspo.io import parse_json
 from mindgspo.parallel.platform.runtime import Device, set_up_runtime
+from mindgspo.tensor_files.reader import open_tensors
+from mindgspo.tensor_files.tensors import TensorSource
 from mindgspo.tokenization import load_backend, load_tokenizer
 from mindgspo.types import Float32Array, Int32Array
 
@@ -30,12 +33,19 @@ RowScorer = Callable[[ModelSection, Path, Sequence[Int32Array]], "Iterable[RowSc
 
 def log_probs_by_native_model(section: ModelSection, folder: Path, rows: Sequence[Int32Array]) -> Iterable[RowScore]:
     """The default `RowScorer`: our own transformer. Raises WeightsError."""
+    return _scored(section, open_tensors(folder), rows)
+
+
+def _scored(
+    section: ModelSection, weights: AbstractContextManager[TensorSource], rows: Sequence[Int32Array]
+) -> Iterable[RowScore]:
     from mindgspo.models.policy import build_model
     from mindgspo.models.scoring import score_rows
-    from mindgspo.models.weights import load_huggingface
+    from mindgspo.models.weights import load_tensors
 
     model = build_model(section)
-    load_huggingface(model, section, folder)
+    with weights as tensors:
+        load_tensors(model, section, tensors)
     return score_rows(model, rows)
 
 
@@ -98,9 +108,7 @@ def score_responses(
             )
     set_up_runtime("CPU")
     scored = []
-    for number, (ids, row) in enumerate(
-        zip(answers, log_probs_by_native_model(section, found.weights, rows), strict=True), start=1
-    ):
+    for number, (ids, row) in enumerate(zip(answers, _scored(section, found.open(), rows), strict=True), start=1):
         logprobs = row.logprobs[-ids.size :]
         if not np.isfinite(logprobs).all():
             raise WeightsError(f"{found.place}: the log-probs of response {number} are not finite; look at its weights")

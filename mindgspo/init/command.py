@@ -13,6 +13,7 @@ from mindgspo.config import ModelSection, TokenizerSection, load_config
 from mindgspo.config.data import DataSourceSection
 from mindgspo.config.huggingface_config import read_model_section
 from mindgspo.config.load import MOST_BYTES
+from mindgspo.config.lora import LoraSection, narrowest_target
 from mindgspo.config.model import FAMILIES
 from mindgspo.config.yaml_dialect import parse_document, write_document
 from mindgspo.errors import DataError
@@ -23,7 +24,7 @@ from mindgspo.init.rows import AS_THEY_ARE, RowAccount, Unread, account_for_rows
 from mindgspo.io import check_is_new, write_new_file
 from mindgspo.planner.command import peak_text
 from mindgspo.planner.memory_plan import GIB
-from mindgspo.planner.rank_work import FLOAT, whole_bytes
+from mindgspo.planner.rank_work import FLOAT, trained_bytes, whole_bytes
 from mindgspo.planner.time.estimate import seconds_text
 from mindgspo.text import counted, either, printable
 from mindgspo.tokenization import load_tokenizer
@@ -35,6 +36,9 @@ _FEWEST_STEPS, _EVALUATIONS = 20, 4
 LEARNING_RATES = ((1_000_000_000, 1e-6), (100_000_000, 5e-6), (10_000_000, 1e-5), (0, 5e-5))
 """(parameters from, peak): 1e-6 is usual for billions, 5e-5 was measured with the smallest; those between go by the
 width of the model (docs/tuning.md)."""
+LORA_RATE = 10
+"""Learning rate of adapters, as a multiple of that of all weights."""
+_RANK = 16  # of adapters, if all targets are as wide
 _BFLOAT16_RATIO_ERROR = 2e-3  # rounding alone makes the first ratio differ from 1 by that
 
 
@@ -53,6 +57,8 @@ class InitRequest:
     """None: Ascend if cards are given, else CPU."""
     memory_gb: float | None = None
     """Memory of one card; on CPU, of the machine. None: 64, or what the machine has."""
+    lora: bool = False
+    """Whether adapters are trained, and no weight of the model."""
     tokenizer: Path | None = None
     """None: the model's."""
     eos_tokens: tuple[str, ...] = ()
@@ -101,6 +107,8 @@ def write_new_experiment(request: InitRequest) -> Iterator[str]:
     check_is_new(out)
     machine = request.machine
     model = read_model_section(request.model.absolute())
+    if request.lora:
+        model = model.model_copy(update={"lora": _adapters(model)})
     section = tokenizer_section_of(request.model, request.tokenizer or request.model, request.eos_tokens)
     tokenizer = load_tokenizer(section, model.vocab_size)
     accounts = [
@@ -191,7 +199,11 @@ def _experiment(
     return {
         "experiment": name,
         "device": machine.device,
-        "model": {"path": str(model.path), "dtype": "bfloat16" if is_rounded else "float32"},
+        "model": {
+            "path": str(model.path),
+            "dtype": "bfloat16" if is_rounded else "float32",
+            **({} if model.lora is None else {"lora": _given(model.lora)}),
+        },
         "tokenizer": {
             **({} if tokenizer.path == model.path else {"path": str(tokenizer.path)}),
             "eos_tokens": list(tokenizer.eos_tokens),
@@ -225,8 +237,21 @@ def _experiment(
 
 
 def usual_learning_rate(model: ModelSection) -> float:
-    """The usual learning rate for the model's number of parameters."""
-    return next(lr for size, lr in LEARNING_RATES if whole_bytes(model) // FLOAT >= size)
+    """The usual learning rate for the model's number of parameters, or for its adapters."""
+    lr = next(lr for size, lr in LEARNING_RATES if whole_bytes(model.base) // FLOAT >= size)
+    return lr if model.lora is None else float(f"{LORA_RATE * lr:g}")
+
+
+def _adapters(model: ModelSection) -> LoraSection:
+    """Adapters that the model can have: of all projections, of a mixture of experts those of attention."""
+    lora = LoraSection(targets=("all",) if model.num_experts is None else ("attention",))
+    rank = min(_RANK, narrowest_target(model, lora))
+    return lora.model_copy(update={"rank": rank, "alpha": 2.0 * rank})
+
+
+def _given(lora: LoraSection) -> dict[str, Any]:
+    """What somebody may want to change."""
+    return {"rank": lora.rank, "alpha": lora.alpha, "targets": list(lora.targets)}
 
 
 def _source(source: DataSourceSection) -> dict[str, Any]:
@@ -245,7 +270,12 @@ def _lines(
     fit: Fit,
 ) -> dict[str, str]:
     config = fit.config
-    size = whole_bytes(model) / FLOAT
+    size = whole_bytes(model.base) / FLOAT
+    adapters = ""
+    if model.lora is not None:
+        share = trained_bytes(model) / whole_bytes(model)
+        rank = model.lora.rank
+        adapters = f"; adapters of rank {rank} are trained, {100 * share:.1f} % of the weights, the rest is frozen"
     number = f"{size / 1e9:.2f} G" if size >= 1e9 else f"{size / 1e6:.2f} M"
     family = FAMILIES[model.architecture].huggingface_class.removesuffix("ForCausalLM")
     shared = f", {data.shared} of them in both" if data.shared else ""
@@ -264,7 +294,7 @@ def _lines(
     pace = "" if fit.seconds is None else f"; a step is expected to take {seconds_text(fit.seconds)} s"
     ends = either(config.tokenizer.eos_tokens)
     return {
-        "model": f"{family} of {number} parameters, {request.model}; responses end at {ends}",
+        "model": f"{family} of {number} parameters, {request.model}{adapters}; responses end at {ends}",
         "data": (
             f"{data.train_rows} questions to train on, {data.eval_rows} held out{shared}{left_out}{written}; "
             f"{rows_text(account)}; reward {function} ({rewarding.why})"
@@ -301,6 +331,7 @@ def _comments(
         suffix = "Not read: the prompts of these rows say themselves how to answer."
     return {
         "model": "Architecture, sizes and tokenizer come from the folder.",
+        "model.lora": "Low-rank adapters are trained, and nothing else; more rank or other targets: docs/lora.md.",
         "tokenizer": "The tokens that end a response, as the folder names them.",
         "data.instruction_suffix": suffix,
         "data.max_prompt_length": lengths.text,
@@ -308,7 +339,8 @@ def _comments(
         "rollout.max_new_tokens": f"{response}; raise it if many responses are cut (response_length/clip_ratio).",
         "rollout.slots": "Sequences decoded at once: speed and memory, not results.",
         "algorithm": "The paper's clip range, 3e-4 and 4e-4, and no KL term.",
-        "optimizer.lr": "By the model's size: from 1 G parameters 1e-6, from 100 M 5e-6, from 10 M 1e-5, below 5e-5.",
+        "optimizer.lr": "By the model's size: from 1 G parameters 1e-6, from 100 M 5e-6, from 10 M 1e-5, below 5e-5"
+        + ("." if model.lora is None else f"; {LORA_RATE} times that for adapters."),
         "trainer.prompts_per_mini_batch": f"{UPDATES} updates per step, as in the paper.",
         "trainer.max_tokens_per_micro_batch": "Speed and memory, not results.",
         "trainer.max_ratio_error": "bfloat16's own rounding.",

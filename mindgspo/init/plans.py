@@ -177,6 +177,8 @@ def _train_plans(
         # Weights and gradients once per replica; moments, and rows of both for the optimizer, once in all; experts too.
         shared = 2 * others // cards if cards > parts else others // cards
         trained = 2 * FLOAT * (others // parts + shared + 2 * experts // cards)
+        if model.lora is not None:  # weights alone
+            trained = FLOAT * (others // parts + experts // cards)
         if machine.device == "Ascend" and trained + rollout > SHARE * (machine.capacity or CARD_BYTES):
             continue
         for size in reversed(slices):
@@ -237,7 +239,8 @@ def _refusal(source: str, base: Mapping[str, Any], machine: Hardware, refused: l
         can_share = base["rollout"]["prompts_per_step"] % lcm(UPDATES, cards) == 0
         if is_more and can_share and any(True for _ in _fits_by_generation(source, on_cards, other, [])):
             return f"{source} does not fit on {where}{needs}; on {counted(cards, 'card')} it does: --cards {cards}"
-    return f"{source} does not fit on {where}{needs}; take a smaller model, shorter responses or more cards"
+    adapters = "" if "lora" in base["model"] else ", or train adapters: --lora"
+    return f"{source} does not fit on {where}{needs}; take a smaller model, shorter responses or more cards{adapters}"
 
 
 def _padded(source: str, base: Mapping[str, Any], machine: Hardware) -> tuple[dict[str, Any], str] | None:

@@ -44,6 +44,29 @@ def chunk_tokens(vocab_size: int, chunk_bytes: int) -> int:
     return max(1, chunk_bytes // (4 * vocab_size))
 
 
+class _NoTableGradient(nn.Cell):
+    """Stands for an operator of the table's gradient where nobody reads that: construct(*inputs) -> 0, [1, 1]."""
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+        self.zero = Tensor(np.zeros((1, 1), np.float32))
+
+    def construct(self, *inputs: object) -> Tensor:
+        return self.zero
+
+
+class _TableGradient(nn.Cell):
+    """construct(weight_VH, dweight_VH) -> the gradient of the table that the head returns; zeros where it is
+    frozen, which are never made."""
+
+    def __init__(self, *, is_frozen: bool) -> None:
+        super().__init__(auto_prefix=False)
+        self.is_frozen = is_frozen
+
+    def construct(self, weight_VH: Tensor, dweight_VH: Tensor) -> Tensor:
+        return ops.zeros_like(weight_VH) if self.is_frozen else dweight_VH
+
+
 class ChunkedLogProb(nn.Cell):
     """Log-prob of given tokens without ever holding the logits of all tokens.
 
@@ -71,6 +94,12 @@ class ChunkedLogProb(nn.Cell):
         # Needs no zeros to add to, which would be compiled in as a constant of the table's size, kept as long as the
         # graph.
         self.sum_by_row = ops.UnsortedSegmentSum()
+        self.table_gradient = _TableGradient(is_frozen=False)
+
+    def freeze_table(self) -> None:
+        """Leave out the products for the table's gradient."""
+        self.sum_by_row = self.transposed_times = _NoTableGradient()
+        self.table_gradient = _TableGradient(is_frozen=True)
 
     def construct(self, hidden_MH: Tensor, weight_VH: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
         weight = ops.cast(weight_VH, hidden_MH.dtype)
@@ -94,7 +123,7 @@ class ChunkedLogProb(nn.Cell):
         # compile here.
         entropy_M = ops.depend(out[1], out[0])
         dhidden_MH, dweight_VH = self._backward(hidden_MH, weight_VH, targets_M, entropy_M, dout[0], dout[1])
-        return dhidden_MH, dweight_VH, ops.zeros_like(targets_M)
+        return dhidden_MH, self.table_gradient(weight_VH, dweight_VH), ops.zeros_like(targets_M)
 
     def _backward(
         self,
@@ -301,5 +330,9 @@ def log_prob_head(model: ModelSection, place: Placement, *, temperature: float, 
     form = {"temperature": temperature, "mask_V": _padding_mask(model, place.at.model * own, own)}
     form["chunk_bytes"] = _CHUNK_BYTES[current_device()]
     if place.model_parallel == 1:
-        return (ChunkedLogProbEntropy if with_entropy else ChunkedLogProb)(**form)
-    return (VocabParallelLogProbEntropy if with_entropy else VocabParallelLogProb)(place, **form)
+        head = (ChunkedLogProbEntropy if with_entropy else ChunkedLogProb)(**form)
+    else:
+        head = (VocabParallelLogProbEntropy if with_entropy else VocabParallelLogProb)(place, **form)
+    if model.lora is not None:
+        head.freeze_table()
+    return head

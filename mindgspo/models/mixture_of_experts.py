@@ -16,7 +16,14 @@ import mindspore as ms
 from mindspore import Tensor, nn, ops
 
 from mindgspo.config import ModelSection
-from mindgspo.parallel.layers.experts import ExpertRanks, ExpertSlots, OwnSlots, grouped_matmul
+from mindgspo.parallel.layers.adapters import adapter
+from mindgspo.parallel.layers.expert_adapters import (
+    ExpertAdapter,
+    ExpertLinearGroup,
+    ExpertProduct,
+    expert_adapter,
+)
+from mindgspo.parallel.layers.experts import ExpertRanks, ExpertSlots, OwnSlots
 from mindgspo.parallel.ops.device import SwiGLUOp, has_kernels
 from mindgspo.parallel.ops.kernels import ExpertsKernel
 from mindgspo.parallel.plans.placement import Placement
@@ -53,14 +60,21 @@ class Router(nn.Cell):
 
 class ExpertShare(nn.Cell):
     """The contribution of one rank's experts, or its slices of them, to the block's output: for each token the sum over
-    its own experts of weight * down(silu(gate(x)) * up(x)), [M, H]."""
+    its own experts of weight * down(silu(gate(x)) * up(x)), [M, H].
 
-    def __init__(self, slots: ExpertSlots, dtype: ms.Type) -> None:
+    adapters: of gate, up and down, None for those without."""
+
+    def __init__(
+        self,
+        slots: ExpertSlots,
+        dtype: ms.Type,
+        adapters: tuple[ExpertAdapter | None, ExpertAdapter | None, ExpertAdapter | None] = (None, None, None),
+    ) -> None:
         super().__init__(auto_prefix=False)
         self.slots = slots
         self.own_slots = OwnSlots()
         self.dtype = dtype
-        self.product = grouped_matmul()
+        self.gate, self.up, self.down = (ExpertProduct(dtype, one) for one in adapters)
         self.swiglu = SwiGLUOp()
         self.gather = ops.Gather()
         self.weigh = ops.BatchMatMul()
@@ -76,9 +90,8 @@ class ExpertShare(nn.Cell):
     ) -> Tensor:
         slot_MK, token_S, own_S1, groups = self.slots(experts_MK)
         x_SH = self._own(self.gather(x_MH, token_S, 0), own_S1)
-        gate_SI = self.product(x_SH, ops.cast(gate_EIH, self.dtype), groups)
-        up_SI = self.product(x_SH, ops.cast(up_EIH, self.dtype), groups)
-        out_SH = self.product(self.swiglu(gate_SI, up_SI, groups), ops.cast(down_EHI, self.dtype), groups)
+        gate_SI, up_SI = self.gate(x_SH, gate_EIH, groups), self.up(x_SH, up_EIH, groups)
+        out_SH = self.down(self.swiglu(gate_SI, up_SI, groups), down_EHI, groups)
         out_MKH = self.gather(self._own(out_SH, own_S1), slot_MK.reshape(-1), 0).reshape(*experts_MK.shape, -1)
         # As Hugging Face: outputs are weighted in the model's type, and the sum is formed in it. On CPU a matrix
         # product costs a tenth of multiplying and summing.
@@ -106,12 +119,25 @@ class MixtureOfExperts(nn.Cell):
         self.gate_proj = zero_parameter((held, inner, hidden), f"{name}.experts.gate_proj.weight")
         self.up_proj = zero_parameter((held, inner, hidden), f"{name}.experts.up_proj.weight")
         self.down_proj = zero_parameter((held, hidden, inner), f"{name}.experts.down_proj.weight")
+        lora, shapes = config.lora, {"gate": (held, inner, hidden), "up": (held, inner, hidden)}
+        shapes["down"] = (held, hidden, inner)
+        gate, up, down = (expert_adapter(lora, shape, f"{name}.experts.{of}_proj") for of, shape in shapes.items())
+        self.router_adapter = adapter(lora, hidden, num_experts, dtype=ms.float32, name=f"{name}.gate")
+        self.outer, self.add = ops.MatMul(), ops.Add()
         self.ranks, self.kernel = ExpertRanks(place), None
         if has_kernels():
-            self.kernel = ExpertsKernel(num_experts, num_chosen, is_normed=config.norm_topk_prob, own=own)
+            self.kernel = ExpertsKernel(
+                num_experts,
+                num_chosen,
+                is_normed=config.norm_topk_prob,
+                own=own,
+                gate_up=ExpertLinearGroup([gate, up], is_frozen=lora is not None),
+                down=ExpertLinearGroup([down], is_frozen=lora is not None),
+            )
         else:
             slots = ExpertSlots(num_experts=num_experts, num_chosen=num_chosen, own=own)
-            self.share, self.router = ExpertShare(slots, dtype), Router(num_chosen, config.norm_topk_prob)
+            self.share = ExpertShare(slots, dtype, (gate, up, down))
+            self.router = Router(num_chosen, config.norm_topk_prob)
 
     def construct(
         self,
@@ -128,13 +154,16 @@ class MixtureOfExperts(nn.Cell):
             replayed_MK = self.ranks.given_of(replayed_MK, own)
             x_MH = ops.depend(x_MH, replayed_MK)  # one collective after the other
         x_MH, used = self.ranks.tokens_of(x_MH, own, region)
+        gate_EH = self.gate
+        if self.router_adapter is not None:  # it has few rows, so the sum costs less than two more products
+            gate_EH = self.add(gate_EH, self.outer(self.router_adapter.lora_B, self.router_adapter.scaled()))
         if self.kernel is not None:
-            weights = (self.gate, self.gate_proj, self.up_proj, self.down_proj)
+            weights = (gate_EH, self.gate_proj, self.up_proj, self.down_proj)
             out_MH, chosen_MK = self.kernel(x_MH, *weights, used, replayed_MK)
         else:
-            chosen_MK, weights_MK = self.router(x_MH, self.gate)
+            chosen_MK, weights_MK = self.router(x_MH, gate_EH)
             if replayed_MK is not None:
-                weights_MK = self.router.weigh(self.router.probs(x_MH, self.gate), replayed_MK)
+                weights_MK = self.router.weigh(self.router.probs(x_MH, gate_EH), replayed_MK)
             experts_MK = chosen_MK if replayed_MK is None else replayed_MK
             out_MH = self.share(x_MH, experts_MK, weights_MK, self.gate_proj, self.up_proj, self.down_proj)
         out_MH = self.ranks.results_of(out_MH, own, region)

@@ -113,8 +113,13 @@ TABLES = ("model.embed_tokens.weight", "lm_head.weight")
 
 def compute_type(name: str, dtype: str) -> str:
     """The type in which a parameter is read. dtype: the model's compute type. The routers of experts compute in
-    float32, and their weights are not rounded."""
-    return "float32" if name.endswith(".mlp.gate.weight") else dtype
+    float32, and their weights are not rounded; adapters are scaled before they are."""
+    return "float32" if name.endswith(".mlp.gate.weight") or is_adapter(name) else dtype
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a parameter belongs to a low-rank adapter."""
+    return name.endswith((".lora_A.weight", ".lora_B.weight"))
 
 
 def trained_type(name: str, shape: tuple[int, ...], dtype: str) -> str:
@@ -151,6 +156,27 @@ def parameter_shapes(model: ModelSection) -> dict[str, tuple[int, ...]]:
     }
 
 
+def adapter_name(weight: str, matrix: str) -> str:
+    """Name of matrix A or B of a weight's adapter."""
+    return f"{weight.removesuffix('.weight')}.lora_{matrix}.weight"
+
+
+def is_trained(model: ModelSection, name: str) -> bool:
+    """Whether a parameter, or a tensor of a file, is trained: every one, or adapters and perhaps norms."""
+    lora = model.lora
+    return lora is None or is_adapter(name) or (lora.train_norms and name.endswith("norm.weight"))
+
+
+def trained_shapes(model: ModelSection) -> dict[str, tuple[int, ...]]:
+    """The part of `parameter_shapes` that is trained."""
+    return {name: shape for name, shape in parameter_shapes(model).items() if is_trained(model, name)}
+
+
+def trained_weight_shapes(model: ModelSection) -> dict[str, tuple[int, ...]]:
+    """The part of `weight_shapes` that is trained."""
+    return {name: shape for name, shape in weight_shapes(model).items() if is_trained(model, name)}
+
+
 def to_hugging_face(model: ModelSection, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """{Hugging Face name: tensor} of whole arrays under our names, tables without their padding; a view where experts
     are taken apart. Parameters that `arrays` lacks are left out."""
@@ -181,15 +207,31 @@ def _expand(model: ModelSection) -> list[_Weight]:
         layers = range(model.num_hidden_layers) if "{i}" in row.ours else (0,)
         experts = range(_num_experts(model)) if is_stacked else (0,)
         for i in layers:
-            expanded.append(
-                _Weight(
-                    ours=row.ours.format(i=i),
-                    theirs=tuple(row.hugging_face.format(i=i, e=e) for e in experts),
-                    shape=row.shape(model),
-                    is_stacked=is_stacked,
-                )
+            weight = _Weight(
+                ours=row.ours.format(i=i),
+                theirs=tuple(row.hugging_face.format(i=i, e=e) for e in experts),
+                shape=row.shape(model),
+                is_stacked=is_stacked,
             )
+            expanded += [weight, *_adapter(model, weight)]
     return expanded
+
+
+def _adapter(model: ModelSection, weight: _Weight) -> list[_Weight]:
+    """The adapter of a weight, where it has one; experts' matrices are stacked as their weights are."""
+    layer, _, kind = weight.ours.rpartition(".")
+    if model.lora is None or kind != "weight" or layer.rpartition(".")[2] not in model.lora.projections:
+        return []
+    shapes = {"A": (model.lora.rank, weight.shape[1]), "B": (weight.shape[0], model.lora.rank)}
+    return [
+        _Weight(
+            ours=adapter_name(weight.ours, matrix),
+            theirs=tuple(adapter_name(name, matrix) for name in weight.theirs),
+            shape=shape,
+            is_stacked=weight.is_stacked,
+        )
+        for matrix, shape in shapes.items()
+    ]
 
 
 # Hugging Face on the left, MindFormers on the right.
@@ -213,8 +255,17 @@ _IN_LAYERS = {
 _LAYER = re.compile(r"(?P<layer>model\.layers\.(?:0|[1-9][0-9]*)\.)(?P<part>.+)(?P<ending>\.(?:weight|bias))")
 
 
+# Matrices of adapters, whose shapes are PEFT's.
+_ADAPTERS = {"lora_A.weight": "mindpet_delta_lora_a", "lora_B.weight": "mindpet_delta_lora_b"}
+
+
 def mindformers_name(hugging_face_name: str) -> str:
-    """MindFormers' name of a weight. Raises WeightsError: a weight that its cells do not have."""
+    """MindFormers' name of a weight or of a matrix of its adapter (as its `pet` names them). Raises WeightsError: a
+    weight that its cells do not have."""
+    for ours, theirs in _ADAPTERS.items():
+        if hugging_face_name.endswith(f".{ours}"):
+            weight = mindformers_name(f"{hugging_face_name.removesuffix(ours)}weight")
+            return f"{weight.removesuffix('weight')}{theirs}"
     return _renamed(hugging_face_name, _OUTSIDE_LAYERS, _IN_LAYERS, "MindFormers has no name for it")
 
 
@@ -225,7 +276,12 @@ def mindformers_names(model: ModelSection) -> dict[str, str]:
 
 
 def hugging_face_name(mindformers_name: str) -> str:
-    """Hugging Face's name of a weight. Raises WeightsError: no name of MindFormers' Qwen2 or Llama cells."""
+    """Hugging Face's name of a weight, PEFT's of a matrix of its adapter. Raises WeightsError: no name of MindFormers'
+    Qwen2 or Llama cells."""
+    for name, theirs in _ADAPTERS.items():
+        if mindformers_name.endswith(f".{theirs}"):
+            weight = hugging_face_name(f"{mindformers_name.removesuffix(theirs)}weight")
+            return f"{weight.removesuffix('weight')}{name}"
     outside = {theirs: name for name, theirs in _OUTSIDE_LAYERS.items()}
     in_layers = {theirs: name for name, theirs in _IN_LAYERS.items()}
     return _renamed(mindformers_name, outside, in_layers, "no name of MindFormers' Qwen2 or Llama")

@@ -4,23 +4,28 @@ token passes through. Norms, softmax and rotary embedding are left out. Pure Pyt
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from mindgspo.config import ModelSection
+from mindgspo.models.names import is_adapter, parameter_shapes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operations:
     """trunk: of one token in all layers, without attention's products. head: of one token's logits. pair: of one token
-    that attends to another, in all layers. A backward pass takes twice as many."""
+    that attends to another, in all layers. A backward pass takes twice as many, and as many for those of frozen_trunk
+    and frozen_head, whose weights get no gradient."""
 
     trunk: int
     head: int
     pair: int
+    frozen_trunk: int = 0
+    frozen_head: int = 0
 
     @property
     def trained_token(self) -> int:
         """Operations per token, forward and backward, without attention's products; both vocabulary tables count."""
-        return 3 * (self.trunk + 2 * self.head)
+        return 3 * (self.trunk + 2 * self.head) - self.frozen_trunk - self.frozen_head
 
     @property
     def trained_pair(self) -> int:
@@ -37,8 +42,17 @@ class Operations:
         if model.num_experts is not None:
             assert model.num_experts_per_tok is not None and model.moe_intermediate_size is not None
             block = hidden * (3 * model.num_experts_per_tok * model.moe_intermediate_size + model.num_experts)
+        base = 2 * model.num_hidden_layers * (attention + block)
+        chosen = model.num_experts_per_tok or 1
+        adapters = 2 * sum(
+            prod(shape[-2:]) * (chosen if len(shape) == 3 else 1)
+            for name, shape in parameter_shapes(model).items()
+            if is_adapter(name)
+        )
         return Operations(
-            trunk=2 * model.num_hidden_layers * (attention + block),
+            trunk=base + adapters,
             head=2 * model.vocab_size * hidden,
             pair=4 * model.num_hidden_layers * heads * head_dim,
+            frozen_trunk=0 if model.lora is None else base,
+            frozen_head=0 if model.lora is None else 2 * model.vocab_size * hidden,
         )

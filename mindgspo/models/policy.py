@@ -63,7 +63,8 @@ class PolicyLogProbs(nn.Cell):
         self.replays_experts, self.returns_routing = replays_experts, returns_routing
         self.kernel, self.is_packed = None, takes_packed(model)
         if self.is_packed and model.place.model_parallel == 1:
-            self.kernel = LogProbKernel(temperature=temperature, with_entropy=with_entropy)
+            is_frozen = model.config.lora is not None
+            self.kernel = LogProbKernel(temperature=temperature, with_entropy=with_entropy, is_frozen=is_frozen)
         else:
             self.head = log_prob_head(model.config, model.place, temperature=temperature, with_entropy=with_entropy)
             self.enter, self.enters_first = enter_model_parallel(model.place), model.place.plan.use_seq_parallel

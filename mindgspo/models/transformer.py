@@ -21,7 +21,7 @@ from mindgspo.config import ModelSection
 from mindgspo.config.model import FAMILIES, RopeScalingSection
 from mindgspo.models.mixture_of_experts import MixtureOfExperts
 from mindgspo.models.model import Model
-from mindgspo.models.names import NO_HEAD_DIM
+from mindgspo.models.names import NO_HEAD_DIM, is_trained
 from mindgspo.parallel.layers.linear import (
     ColumnParallelLinear,
     LinearGroup,
@@ -91,13 +91,17 @@ class Attention(nn.Cell):
         self.num_heads = place.share(heads)
         self.num_kv_heads = place.share(kv_heads, units=kv_heads)
         family = FAMILIES[config.architecture]
-        column = {"bias": family.has_attention_bias, "dtype": dtype, "place": place}
+        column = {"bias": family.has_attention_bias, "dtype": dtype, "place": place, "lora": config.lora}
         self.enter = enter_model_parallel(place)
         self.q_proj = ColumnParallelLinear(hidden, heads * self.head_dim, name=f"{name}.q_proj", **column)
         self.k_proj = ColumnParallelLinear(hidden, kv_size, units=kv_heads, name=f"{name}.k_proj", **column)
         self.v_proj = ColumnParallelLinear(hidden, kv_size, units=kv_heads, name=f"{name}.v_proj", **column)
-        self.projections = LinearGroup(self.q_proj, self.k_proj, self.v_proj, head_dim=self.head_dim)
-        self.o_proj = RowParallelLinear(heads * self.head_dim, hidden, dtype=dtype, name=f"{name}.o_proj", place=place)
+        self.projections = LinearGroup(
+            self.q_proj, self.k_proj, self.v_proj, head_dim=self.head_dim, is_frozen=config.lora is not None
+        )
+        self.o_proj = RowParallelLinear(
+            heads * self.head_dim, hidden, dtype=dtype, name=f"{name}.o_proj", place=place, lora=config.lora
+        )
         norm, self.has_head_norms = (self.head_dim, config.rms_norm_eps, dtype), family.has_head_norms
         if self.has_head_norms:
             self.q_norm = RMSNorm(*norm, f"{name}.q_norm")
@@ -131,12 +135,14 @@ class FeedForward(nn.Cell):
     def __init__(self, config: ModelSection, dtype: ms.Type, name: str, place: Placement) -> None:
         super().__init__(auto_prefix=False)
         hidden, inner = config.hidden_size, config.intermediate_size
-        column = {"bias": False, "dtype": dtype, "place": place}
+        column = {"bias": False, "dtype": dtype, "place": place, "lora": config.lora}
         self.enter = enter_model_parallel(place)
         self.gate_proj = ColumnParallelLinear(hidden, inner, name=f"{name}.gate_proj", **column)
         self.up_proj = ColumnParallelLinear(hidden, inner, name=f"{name}.up_proj", **column)
-        self.projections = LinearGroup(self.gate_proj, self.up_proj)
-        self.down_proj = RowParallelLinear(inner, hidden, dtype=dtype, name=f"{name}.down_proj", place=place)
+        self.projections = LinearGroup(self.gate_proj, self.up_proj, is_frozen=config.lora is not None)
+        self.down_proj = RowParallelLinear(
+            inner, hidden, dtype=dtype, name=f"{name}.down_proj", place=place, lora=config.lora
+        )
         self.swiglu = SwiGLUOp()
 
     def construct(self, x_MH: Tensor, tokens: Tokens) -> Tensor:
@@ -347,6 +353,8 @@ class Transformer(nn.Cell):
         self.calls_layers = not self.is_packed or place.recompute != "none"
         for layer in self.layers:
             layer.set_recompute(place.recompute)
+        for parameter in self.get_parameters():
+            parameter.requires_grad = is_trained(config, parameter.name)
         compile_once(self.layers)
         self.loop = LayerLoop(self, WholeRows([layer.self_attn for layer in self.layers]))
 

@@ -7,8 +7,7 @@ ranks that share a weight train float32 rows of it, its master, and compute with
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,23 +16,25 @@ from mindspore import Parameter
 
 from mindgspo.config import ModelSection
 from mindgspo.config.huggingface_config import check_architecture, read_model_section
+from mindgspo.models.initial_values import initial_values
+from mindgspo.models.lora import ADAPTER_WEIGHTS, check_peft_folder, peft_names
 from mindgspo.models.model import Model
 from mindgspo.models.names import (
-    TABLES,
     hugging_face_names,
+    is_adapter,
     parameter_shapes,
+    trained_shapes,
     trained_type,
+    weight_shapes,
 )
 from mindgspo.models.transformer import DTYPES
-from mindgspo.models.weight_check import require_weights
+from mindgspo.models.weight_check import check_names, require_weights
 from mindgspo.parallel.ops.device import has_kernels
 from mindgspo.parallel.plans.layout import Layout
 from mindgspo.parallel.plans.parameter_layouts import moment_layouts, parameter_layouts
 from mindgspo.parallel.platform.parameter_memory import set_values, values_of, zero_parameter
 from mindgspo.tensor_files.reader import open_tensors
 from mindgspo.tensor_files.tensors import ArraySource, TensorSource, widen_bfloat16
-
-_INITIALIZATION_STREAM = 0x1717
 
 
 def weight_layouts(section: ModelSection, model: Model) -> dict[str, Layout]:
@@ -43,9 +44,11 @@ def weight_layouts(section: ModelSection, model: Model) -> dict[str, Layout]:
 
 def master_layouts(section: ModelSection, model: Model) -> dict[str, Layout]:
     """Return the layouts of the weights that are trained; see `master_views`."""
+    layouts, trained = weight_layouts(section, model), trained_shapes(model.config)
     if model.masters is None:
-        return weight_layouts(section, model)
-    return moment_layouts(parameter_shapes(section), section, model.place.plan)
+        return layouts
+    rows = moment_layouts(parameter_shapes(section), section, model.place.plan)
+    return {name: rows[name] if name in trained else layout for name, layout in layouts.items()}
 
 
 def hold_in_types(model: Model, type_of: Callable[[Parameter], str]) -> None:
@@ -54,7 +57,9 @@ def hold_in_types(model: Model, type_of: Callable[[Parameter], str]) -> None:
         for attribute, parameter in list(cell.parameters_and_names(expand=False)):
             dtype = DTYPES[type_of(parameter)]
             if parameter.dtype != dtype:
-                held = zero_parameter(tuple(parameter.shape), parameter.name, dtype)
+                held = zero_parameter(
+                    tuple(parameter.shape), parameter.name, dtype, requires_grad=parameter.requires_grad
+                )
                 if not parameter.has_init and (values := values_of(parameter)).any():
                     set_values(held, values)  # zeros that nobody has written take no memory
                 setattr(cell, attribute, held)
@@ -67,11 +72,11 @@ def hold_masters(model: Model) -> dict[str, Parameter]:
     plan, section = model.place.plan, model.config
     if model.masters is None and plan.optimizer_shard and plan.token_parts > 1:
         layouts = weight_layouts(section, model)
-        rows = moment_layouts(parameter_shapes(section), section, plan)
+        rows = moment_layouts(trained_shapes(section), section, plan)
         masters = model.masters = {}
         for parameter in model.get_parameters():
             name = parameter.name
-            if rows[name].slice_shape == layouts[name].slice_shape:
+            if name not in rows or rows[name].slice_shape == layouts[name].slice_shape:
                 continue
             own, whole = (each.held_by(model.place.rank) for each in (rows[name], layouts[name]))
             master = zero_parameter(own.shape, f"master.{name}", requires_grad=False)
@@ -86,34 +91,35 @@ def hold_masters(model: Model) -> dict[str, Parameter]:
     return model.masters or {}
 
 
-def fill_model(model: Model, section: ModelSection, seed: int) -> None:
-    """Weights of model.path, or random ones. Raises ConfigError if that folder's architecture is not the one
-    configured, WeightsError if its files do not fit."""
+def share_parameters(model: Model, owner: Model, *, but: Container[str]) -> None:
+    """Have a model compute with the parameters of another one of the same layouts, except those named in `but`."""
+    theirs = {parameter.name: parameter for parameter in owner.get_parameters()}
+    for _, cell in model.cells_and_names():
+        for attribute, parameter in list(cell.parameters_and_names(expand=False)):
+            if parameter.name not in but:
+                assert tuple(theirs[parameter.name].shape) == tuple(parameter.shape), parameter.name
+                setattr(cell, attribute, theirs[parameter.name])
+
+
+def fill_model(model: Model, section: ModelSection, seed: int, *, base: str | None = None) -> None:
+    """Weights of model.path, or random ones; adapters of model.lora.path, or new ones. Raises ConfigError if that
+    folder's architecture is not the one configured, WeightsError if files do not fit. base: see `load_adapters`."""
     if section.path is None:
         initialize_weights(model, section, seed)
-        return
-    check_architecture(section, read_model_section(section.path))
-    load_huggingface(model, section, section.path)
+    else:
+        check_architecture(section, read_model_section(section.path))
+        load_huggingface(model, section.base, section.path)
+        adapters = {name for name in parameter_shapes(section) if is_adapter(name)}
+        initialize_weights(model, section, seed, among=adapters)
+    if section.lora is not None and section.lora.path is not None:
+        load_adapters(model, section, section.lora.path, base=base)
 
 
-def initialize_weights(model: Model, section: ModelSection, seed: int) -> None:
-    """Random weights as Hugging Face draws them: matrices N(0, initializer_range^2), norms 1, biases 0.
-
-    Every parameter has its own stream, keyed by (seed, its name): neither the order of creation nor the plan matters.
-    """
-    for own in _own_slices(model, section):
-        set_values(own.parameter, _initial_values(own.name, own.shape, section, seed)[own.index])
-
-
-def _initial_values(name: str, shape: tuple[int, ...], section: ModelSection, seed: int) -> np.ndarray:
-    if len(shape) == 1:
-        return np.full(shape, float(name.endswith("norm.weight")), dtype=np.float32)
-    key = [seed, _INITIALIZATION_STREAM, zlib.crc32(name.encode())]
-    random = np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
-    padding = section.rows - section.vocab_size if name in TABLES else 0
-    values = random.standard_normal((shape[0] - padding, *shape[1:]), dtype=np.float32)
-    values *= np.float32(section.initializer_range)
-    return np.pad(values, ((0, padding), (0, 0))) if padding else values
+def initialize_weights(model: Model, section: ModelSection, seed: int, *, among: Container[str] | None = None) -> None:
+    """Random weights, see `initial_values`. among: names of parameters; None: all."""
+    for own in own_slices(model, section):
+        if among is None or own.name in among:
+            set_values(own.parameter, initial_values(own.name, own.shape, section, seed)[own.index])
 
 
 def load_weights(model: Model, section: ModelSection, arrays: Mapping[str, np.ndarray], *, where: Path) -> None:
@@ -132,13 +138,52 @@ def load_huggingface(model: Model, section: ModelSection, folder: Path) -> None:
         load_tensors(model, section, stored)
 
 
-def load_tensors(model: Model, section: ModelSection, source: TensorSource) -> None:
+def load_tensors(
+    model: Model, section: ModelSection, source: TensorSource, *, among: Container[str] | None = None
+) -> None:
     """Like `load_weights`, from whole tensors under Hugging Face names that are read on demand: only the rows that this
-    rank holds."""
-    require_weights(section, source, {name: name for name in source.tensors})
+    rank holds. among: names of parameters, which the source holds alone; None: all."""
     names = hugging_face_names(section)
-    for own in _own_slices(model, section):
-        set_values(own.parameter, _part(source, names[own.name], own.index))
+    if among is None:
+        require_weights(section, source, {name: name for name in source.tensors})
+    else:
+        shapes = weight_shapes(section)
+        expected = {one: shapes[one] for name, theirs in names.items() if name in among for one in theirs}
+        check_names(expected, source.tensors, where=source.path)
+    _set_among(model, section, source, names, among)
+
+
+def load_trained(model: Model, section: ModelSection, source: TensorSource) -> None:
+    """`load_tensors` for what a run's checkpoint holds: what is trained, which is everything, or adapters beside a
+    base."""
+    load_tensors(model, section, source, among=None if section.lora is None else trained_shapes(section))
+
+
+def load_adapters(model: Model, section: ModelSection, folder: Path, *, base: str | None = None) -> None:
+    """Set what is trained from a PEFT folder. Raises WeightsError, before anything is changed, if it holds another
+    adapter; see `check_peft_folder`. base: digest of the base; None: it is not compared."""
+    theirs = peft_names(section)
+    names = {
+        ours: tuple(theirs[name] for name in names)
+        for ours, names in hugging_face_names(section).items()
+        if names[0] in theirs
+    }
+    with open_tensors(folder / ADAPTER_WEIGHTS) as stored:
+        check_peft_folder(section, folder, stored, base=base)
+        _set_among(model, section, stored, names, names)
+
+
+def _set_among(
+    model: Model,
+    section: ModelSection,
+    source: TensorSource,
+    names: Mapping[str, tuple[str, ...]],
+    among: Container[str] | None,
+) -> None:
+    """names: {our parameter name: names in the source}."""
+    for own in own_slices(model, section):
+        if among is None or own.name in among:
+            set_values(own.parameter, _part(source, names[own.name], own.index))
 
 
 def _part(source: TensorSource, names: tuple[str, ...], index: tuple[slice, ...]) -> np.ndarray:
@@ -158,19 +203,27 @@ def held_parameters(model: Model) -> tuple[Parameter, ...]:
     return (*model.get_parameters(), *(model.masters or {}).values())
 
 
-def weight_views(model: Model) -> dict[str, np.ndarray]:
-    """{our parameter name: its values} of what this rank holds, without a copy where memory is shared."""
-    return {parameter.name: values_of(parameter) for parameter in model.get_parameters()}
+def weight_views(model: Model, names: Container[str] | None = None) -> dict[str, np.ndarray]:
+    """{our parameter name: its values} of what this rank holds, without a copy where memory is shared. names: of the
+    wanted ones; None: all."""
+    return {each.name: values_of(each) for each in model.get_parameters() if names is None or each.name in names}
 
 
-def master_views(model: Model) -> dict[str, np.ndarray]:
-    """Return views of the weights that are trained, float32: this rank's rows if ranks share a weight out."""
+def master_views(model: Model, names: Container[str] | None = None) -> dict[str, np.ndarray]:
+    """`weight_views` of the weights that are trained, float32: this rank's rows if ranks share a weight out."""
     masters = model.masters or {}
-    return {each.name: values_of(masters.get(each.name, each)) for each in model.get_parameters()}
+    return {
+        each.name: values_of(masters.get(each.name, each))
+        for each in model.get_parameters()
+        if names is None or each.name in names
+    }
 
 
-class _OwnSlice(NamedTuple):
-    """name: our parameter name. shape: of the whole tensor. index: the parameter's, or its master's, place in it."""
+class OwnSlice(NamedTuple):
+    """A parameter, or a master, of this rank.
+
+    name: our parameter name. shape: of the whole tensor. index: its place in that tensor.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -178,20 +231,23 @@ class _OwnSlice(NamedTuple):
     index: tuple[slice, ...]
 
 
-def _own_slices(model: Model, section: ModelSection) -> Iterator[_OwnSlice]:
-    """The parameters that this rank holds, in table order, then their masters."""
+def own_slices(model: Model, section: ModelSection) -> Iterator[OwnSlice]:
+    """The parameters of `section` that this rank holds, in table order, then their masters."""
     parameters = {parameter.name: parameter for parameter in model.get_parameters()}
+    masters, layouts = model.masters or {}, master_layouts(section, model)
+    if section.lora is None:  # adapters that a model has beside the weights asked for
+        parameters, masters = (
+            {name: one for name, one in each.items() if not is_adapter(name)} for each in (parameters, masters)
+        )
     yield from _slices(parameters, weight_layouts(section, model), model.place.rank)
-    masters = model.masters or {}
-    layouts = master_layouts(section, model)
     yield from _slices(masters, {name: layouts[name] for name in masters}, model.place.rank)
 
 
-def _slices(parameters: Mapping[str, Parameter], layouts: Mapping[str, Layout], rank: int) -> Iterator[_OwnSlice]:
+def _slices(parameters: Mapping[str, Parameter], layouts: Mapping[str, Layout], rank: int) -> Iterator[OwnSlice]:
     assert parameters.keys() <= layouts.keys(), f"without a layout: {sorted(parameters.keys() - layouts)}"
     for name, layout in layouts.items():
         parameter, held = parameters.get(name), layout.slice_of(rank)
         assert (parameter is None) == (held is None), f"{name}: model and layout of rank {rank} disagree"
         if parameter is not None and held is not None:
             assert tuple(parameter.shape) == held.shape, f"{name}: {parameter.shape}, the layout says {held.shape}"
-            yield _OwnSlice(name, layout.shape, parameter, held.index)
+            yield OwnSlice(name, layout.shape, parameter, held.index)

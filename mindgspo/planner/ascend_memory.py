@@ -12,9 +12,10 @@ model_parallel, and `hidden` too where use_seq_parallel splits the tokens, but f
     recompute full        hidden: the layer's input; and once all of the above, for the layer that is computed again
 with context_parallel attention's output twice, by heads and by tokens, and keys and values as often as ranks share
 them; with experts hidden states of their tokens, before and after them, and inner counts for each of them; and from
-flash attention two float32 statistics of 8 numbers per query head; and the matrices in the compute type, where a layer
-is not computed again. All of that of one micro-batch: a pipeline stage that is not the last computes its forward pass
-again in the graph of its backward pass, and keeps of the others in flight what came from the stage before.
+flash attention two float32 statistics of 8 numbers per query head; with adapters what is between their matrices A and
+B; and the matrices in the compute type, where a layer is not computed again. All of that of one micro-batch: a pipeline
+stage that is not the last computes its forward pass again in the graph of its backward pass, and keeps of the others in
+flight what came from the stage before.
 
 The gradients of a micro-batch have four moments at which they may need most: the head's backward pass, the last
 layer's, the first layer's, and the end, where all of them wait for the input table's. The fullest one counts. What
@@ -34,6 +35,7 @@ from mindgspo.planner.rank_work import (
     generating_bytes,
     held_bytes,
     moment_sizes,
+    trained_sizes,
     weight_sizes,
 )
 from mindgspo.rollout.sizes import reads_trained_weights
@@ -120,7 +122,10 @@ def _moments_of_gradients(work: RankWork) -> Iterator[Parts]:
     plan, width, size = work.plan, work.train, TYPE_BYTES[work.config.model.dtype]
     weights = weight_sizes(work.config.model, plan, work.rank)
     in_layers = sum(_matrices(weights).values())
+    gradients = sum(_matrices(trained_sizes(work.config.model, plan, work.rank)).values())
+    trains_tables = work.config.model.lora is None
     table = width.output_rows * width.hidden if width.is_last else 0
+    trained_table = table if trains_tables else 0
     tokens = work.tokens(width)
 
     everything, per_layer = _layer_bytes(work, "none"), _layer_bytes(work, plan.recompute)
@@ -143,24 +148,25 @@ def _moments_of_gradients(work: RankWork) -> Iterator[Parts]:
         # A chunk's log-probs, and their exponentials in both types; or what it adds to the output table's gradient,
         # in both types; or that and the sum.
         chunk = width.output_rows * _chunk(work, width)
-        logits = max((2 * FLOAT + size) * chunk, size * chunk + (FLOAT + size) * table, 2 * FLOAT * table)
+        sums = size * chunk + (FLOAT + size) * trained_table
+        logits = max((2 * FLOAT + size) * chunk, sums, 2 * FLOAT * trained_table)
         yield fixed | {
             Part.COMPUTE_WEIGHTS: _copies(work, casts + table),
-            Part.NEW_GRADIENTS: FLOAT * table,
+            Part.NEW_GRADIENTS: FLOAT * trained_table,
             Part.ACTIVATIONS: kept + passed + states + 2 * work.scored_tokens(width) * width.hidden * size,
             Part.LOGITS: logits,
         }
     # The output table's gradient is added up first, unless that of the input table comes to it.
     is_shared = work.config.model.tie_word_embeddings and width.is_first
-    waiting = FLOAT * table if is_shared else 0
+    waiting = FLOAT * trained_table if is_shared else 0
     yield fixed | {
         Part.COMPUTE_WEIGHTS: _copies(work, casts or in_layers // width.layers),
         Part.NEW_GRADIENTS: waiting,
         Part.ACTIVATIONS: kept + passed + passing,
     }
-    # All gradients wait for the last one, the input table's. Where hidden states came in, the first layer's product of
-    # gate and up is kept a little longer.
-    waiting += FLOAT * in_layers
+    # All gradients wait for the last one, the input table's unless only adapters are trained. Where hidden states came
+    # in, the first layer's product of gate and up is kept a little longer.
+    waiting += FLOAT * gradients
     kept_longer = 0 if width.is_first else size * block.inner
     yield fixed | {
         Part.COMPUTE_WEIGHTS: _copies(work, in_layers // width.layers),
@@ -168,7 +174,7 @@ def _moments_of_gradients(work: RankWork) -> Iterator[Parts]:
         Part.ACTIVATIONS: per_layer + passed + passing + kept_longer,
     }
     # Of a whole table whose rows are the output table's, those by both uses.
-    inputs = FLOAT * width.input_rows * width.hidden if width.is_first else 0
+    inputs = FLOAT * width.input_rows * width.hidden if width.is_first and trains_tables else 0
     inputs *= 2 if is_shared and width.input_rows > width.output_rows else 1
     yield fixed | {Part.NEW_GRADIENTS: waiting + inputs}
 
@@ -178,7 +184,7 @@ def _sum(work: RankWork) -> int:
     if work.plan.world_size == 1:
         return 0
     sizes, rows = (of(work.config.model, work.plan, work.rank) for of in (weight_sizes, moment_sizes))
-    return max(2 * _BUCKET_BYTES, FLOAT * max(sizes[name] + rows[name] for name in sizes))
+    return max(2 * _BUCKET_BYTES, FLOAT * max(sizes[name] + rows[name] for name in rows))
 
 
 def _step(work: RankWork) -> int:
@@ -200,7 +206,7 @@ def _layer_bytes(work: RankWork, recompute: str) -> int:
         # Results of norms are kept as the matrices read them: of all tokens.
         wide += 2 * width.hidden + (width.query + width.key_value if width.has_head_norms else 0)
         inner += block.inner
-    return size * inner + tokens * (size * wide + FLOAT * _FLASH_STATISTICS * width.heads)
+    return size * inner + tokens * (size * (wide + width.low) + FLOAT * _FLASH_STATISTICS * width.heads)
 
 
 def _hidden(work: RankWork) -> int:

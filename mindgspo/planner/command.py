@@ -27,8 +27,10 @@ from mindgspo.planner.cache_budget import replica_with_cache_budget, with_cache_
 from mindgspo.planner.expected import PHASES, expected_memory, graph_memory
 from mindgspo.planner.measured import MeasuredPeak, stored_peaks
 from mindgspo.planner.memory_plan import GIB, MIB, MemoryPlan, Part, RankMemory, SwapLevel
+from mindgspo.planner.rank_work import trained_bytes, whole_bytes
 from mindgspo.planner.smallest_change import changed, set_options, smallest_change
 from mindgspo.planner.time.estimate import NO_RATES, estimate_json, estimate_lines, estimate_step
+from mindgspo.rollout.sizes import generating_model, merges_adapters
 from mindgspo.swap.states import Phase
 from mindgspo.text import aligned
 
@@ -132,6 +134,13 @@ def plan_of_file(
     """
     capacity, experiment = _loaded(config, overrides, memory_gb)
     sides = _sides(experiment, capacity)
+    if experiment.model.lora is not None:
+        whole, trained = whole_bytes(experiment.model), trained_bytes(experiment.model)
+        yield (
+            f"model.lora: the base is frozen, without gradients and moments; adapters are trained, "
+            f"{_percent(trained / whole)} of the weights"
+        )
+        yield ""
     for side in sides:
         if side.title:
             yield side.title
@@ -139,6 +148,8 @@ def plan_of_file(
         yield ""
         if side.generates:
             yield _cache_line(side.experiment)
+            if side.experiment.model.lora is not None:
+                yield _adapters_line(side.experiment)
             yield ""
     if experiment.device == "Ascend" and not experiment.has_servers:
         yield from _measured(experiment)
@@ -256,6 +267,14 @@ def _cache_line(experiment: ExperimentConfig) -> str:
         f"decodes {sequences_at_once(experiment, columns):,} sequences at once at the longest, {columns:,} columns, "
         f"and {sequences_at_once(experiment, half):,} at half of that (its slots: {slots_per_replica(experiment):,})"
     )
+
+
+def _adapters_line(experiment: ExperimentConfig) -> str:
+    """How generation applies the adapters, and what that holds."""
+    if not merges_adapters(experiment):
+        return "generation computes with the adapters beside the frozen weights (rollout.lora: separate)"
+    where = "packed a second time" if generating_model(experiment) is experiment.model else "in the place of the base"
+    return f"generation computes with merged weights, {where} (rollout.lora: merged)"
 
 
 def _measured(experiment: ExperimentConfig) -> Iterator[str]:

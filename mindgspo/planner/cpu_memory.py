@@ -3,7 +3,7 @@ MindSpore's small operators keep more and are not covered.
 
 Per token the backward pass keeps of each layer: its input and what it becomes after
 attention, and both normed (4 hidden); rotated queries and attention's output (2 query); keys and values (2 key/value);
-gate, up and their product (3 inner).
+gate, up and their product (3 inner); with adapters what is between their matrices A and B.
 """
 
 from __future__ import annotations
@@ -11,7 +11,16 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from mindgspo.planner.memory_plan import MIB, Part, Parts
-from mindgspo.planner.rank_work import FLOAT, RankWidths, RankWork, weight_sizes, whole_bytes
+from mindgspo.planner.rank_work import (
+    FLOAT,
+    RankWidths,
+    RankWork,
+    trained_bytes,
+    trained_sizes,
+    weight_sizes,
+    whole_bytes,
+)
+from mindgspo.rollout.sizes import merges_adapters
 from mindgspo.swap.states import Phase
 
 # Measured with MindSpore 2.10: a process with a first small graph, what a rank of a cluster has beyond that, and
@@ -46,16 +55,17 @@ def cpu_temporary(work: RankWork, phase: Phase) -> Parts:
     """Rank 0 gathers whole weights and both moments before they are written, in the background while the run goes
     on."""
     is_copied = work.rank == 0 and (phase is Phase.SAVE or work.config.trainer.save_in_background)
-    return {Part.COPIES: 3 * whole_bytes(work.config.model)} if is_copied else {}
+    model = work.config.model
+    return {Part.COPIES: whole_bytes(model) + 2 * trained_bytes(model)} if is_copied else {}
 
 
 def _update(work: RankWork) -> Parts:
-    """The backward pass starts with everything kept and the output table's gradient, and ends with all gradients; those
-    of both uses of a tied table exist together with their sum."""
+    """The backward pass starts with everything kept and the output table's gradient, where it is trained, and ends with
+    all gradients; those of both uses of a tied table exist together with their sum."""
     width, tokens = work.train, work.tokens(work.train)
     kept = width.layers * (tokens * width.hidden if work.plan.recompute == "full" else _kept(width, tokens))
-    table = width.output_rows * width.hidden if width.is_last else 0
-    gradients = sum(weight_sizes(work.config.model, work.plan, work.rank).values())
+    table = width.output_rows * width.hidden if width.is_last and work.config.model.lora is None else 0
+    gradients = sum(trained_sizes(work.config.model, work.plan, work.rank).values())
     if work.config.model.tie_word_embeddings and width.is_first:
         gradients += 2 * table
     activations, new = max((kept, table), (0, gradients), key=sum)
@@ -73,7 +83,8 @@ def _score(work: RankWork, width: RankWidths) -> Parts:
 def _kept(width: RankWidths, tokens: int) -> int:
     """Elements that a layer keeps for its backward pass. recompute=selective saves nothing of kernels'."""
     block, heads = width.feed_forward(tokens), width.query + width.key_value
-    return tokens * (4 * width.hidden + (2 + width.has_head_norms) * heads) + 3 * block.inner + 2 * block.routed
+    token = 4 * width.hidden + (2 + width.has_head_norms) * heads + width.low
+    return tokens * token + 3 * block.inner + 2 * block.routed
 
 
 def _at_work(width: RankWidths, tokens: int) -> int:
@@ -96,7 +107,8 @@ def _rollout(work: RankWork) -> Parts:
 def _packed(work: RankWork) -> int:
     """Elements of the rollout's matrices: see `rollout.graphs.PackedWeights`."""
     width, model = work.infer, work.config.model
-    sizes = weight_sizes(model, work.config.plans.infer, work.rank)
+    is_packed = model.lora is None or merges_adapters(work.config)
+    sizes = weight_sizes(model.base, work.config.plans.infer, work.rank) if is_packed else {}
     layers = sum(size for name, size in sizes.items() if name.endswith("_proj.weight") and ".experts." not in name)
     takes_rows = model.tie_word_embeddings and width.input_rows > width.output_rows
     return layers + (0 if takes_rows else width.output_rows * width.hidden)

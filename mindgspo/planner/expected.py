@@ -15,7 +15,7 @@ from mindgspo.parallel.plans.placement import Placement, Ranks
 from mindgspo.planner.ascend_memory import ascend_reserve, ascend_temporary, graph_bytes
 from mindgspo.planner.cpu_memory import cpu_reserve, cpu_standing, cpu_temporary
 from mindgspo.planner.memory_plan import GIB, MemoryPlan, Part, PhaseMemory, RankMemory, SwapLevel
-from mindgspo.planner.rank_work import RankWork, ReshardBytes, held_bytes, reshard_bytes
+from mindgspo.planner.rank_work import RankWork, ReshardBytes, frozen_bytes, held_bytes, reshard_bytes
 from mindgspo.swap.states import NEEDS, Holding, Phase
 
 PHASES = (Phase.ROLLOUT, Phase.SCORE, Phase.UPDATE, Phase.RESHARD, Phase.SAVE)
@@ -105,12 +105,12 @@ def _phases_of(
         temporary, lasting = cpu_temporary, {**cpu_standing(work, phases), Part.RESERVE: cpu_reserve(work)}
     else:
         temporary, lasting = ascend_temporary, {Part.RESERVE: ascend_reserve(work)}
-    held, reshard = held_bytes(work), reshard_bytes(work)
+    held, frozen, reshard = held_bytes(work), frozen_bytes(work), reshard_bytes(work)
     found = {}
     for level in levels:
         memories = []
         for phase in phases:
-            resident = _resident(held, reshard, level, phase, phases)
+            resident = _resident(held, frozen, reshard, level, phase, phases)
             parts = {**resident, **temporary(work, phase), **lasting}
             memories.append(PhaseMemory(phase=phase, parts={part: parts[part] for part in Part if parts.get(part)}))
         found[level] = tuple(memories)
@@ -118,9 +118,15 @@ def _phases_of(
 
 
 def _resident(
-    held: Mapping[Holding, int], reshard: ReshardBytes, level: SwapLevel, phase: Phase, phases: list[Phase]
+    held: Mapping[Holding, int],
+    frozen: int,
+    reshard: ReshardBytes,
+    level: SwapLevel,
+    phase: Phase,
+    phases: list[Phase],
 ) -> dict[Part, int]:
-    """The holdings that are in memory during a phase, and what a reshard adds to them."""
+    """The holdings that are in memory during a phase, and what a reshard adds to them. frozen: bytes of the policy's
+    weights that are not trained."""
     if phase is Phase.RESHARD and level is SwapLevel.BY_STEP:
         return {Part.WEIGHTS: reshard.step, Part.BUCKET: reshard.bucket}
     needed = NEEDS[phase]
@@ -129,6 +135,8 @@ def _resident(
     if held[Holding.ROLLOUT_WEIGHTS] == 0 and Holding.ROLLOUT_WEIGHTS in needed:
         needed = (*needed, Holding.ACTOR_WEIGHTS)  # they are the same parameters
     parts = {_PART_OF[holding]: held[holding] for holding in needed}
+    if frozen and Part.WEIGHTS in parts:
+        parts |= {Part.WEIGHTS: parts[Part.WEIGHTS] - frozen, Part.FROZEN_WEIGHTS: frozen}
     if phase is Phase.RESHARD:
         parts[Part.BUCKET] = reshard.bucket
     return parts

@@ -15,13 +15,13 @@ from mindgspo.batches.rows import round_up
 from mindgspo.config import ExperimentConfig, ModelSection, ParallelPlan
 from mindgspo.config.cache import block_bytes, whole_cache_blocks
 from mindgspo.config.plan import inner_size
-from mindgspo.models.names import compute_type, parameter_shapes, trained_type
+from mindgspo.models.names import compute_type, parameter_shapes, trained_shapes, trained_type
 from mindgspo.parallel.plans.layout import Layout
 from mindgspo.parallel.plans.parameter_layouts import moment_layouts, parameter_layouts
 from mindgspo.parallel.plans.placement import Placement
 from mindgspo.reshard.plan import ReshardPlan
 from mindgspo.reshard.planner import plan_reshard
-from mindgspo.rollout.sizes import reads_trained_weights, rollout_sizes
+from mindgspo.rollout.sizes import generating_model, reads_trained_weights, rollout_sizes
 from mindgspo.swap.states import Holding
 
 FLOAT = 4
@@ -62,6 +62,8 @@ class RankWidths:
     """Whether q, k and v have biases."""
     has_head_norms: bool
     """Whether queries and keys are normed per head."""
+    low: int
+    """Features between A and B of all adapters of a layer; 0 without adapters. Every slice of a layer has all."""
 
     @classmethod
     def of(cls, model: ModelSection, place: Placement) -> RankWidths:
@@ -89,6 +91,11 @@ class RankWidths:
             is_last=place.is_last_stage,
             has_biases="model.layers.0.self_attn.q_proj.bias" in names,
             has_head_norms="model.layers.0.self_attn.q_norm.weight" in names,
+            low=sum(
+                shape[-2]
+                for name, shape in names.items()
+                if name.startswith("model.layers.0.") and name.endswith(".lora_A.weight")
+            ),
         )
 
     def feed_forward(self, tokens: int) -> FeedForwardSizes:
@@ -200,14 +207,16 @@ class RankWork:
 def held_bytes(work: RankWork) -> dict[Holding, int]:
     """Bytes of every holding on the rank; memory shared by two holdings counts for the trained weights."""
     config, plans = work.config, work.config.plans
-    own = sum(weight_sizes(config.model, plans.train, work.rank).values())
-    moments = FLOAT * sum(moment_sizes(config.model, plans.train, work.rank).values())
+    own = sum(trained_sizes(config.model, plans.train, work.rank).values())
+    rows = moment_sizes(config.model, plans.train, work.rank)
+    moments = FLOAT * sum(rows.values())
     rollout = 0
     if not reads_trained_weights(config):
         rollout = sum(generating_bytes(config, work.rank).values())
     reference = 0
     if config.algorithm.kl.placement != "none":
-        reference = FLOAT * sum(weight_sizes(config.model, plans.scoring, work.rank).values())
+        sizes = weight_sizes(config.reference_model, plans.scoring, work.rank)
+        reference = FLOAT * sum(size for name, size in sizes.items() if not config.shares_base or name in rows)
     return {
         Holding.ACTOR_WEIGHTS: sum(_trained_bytes(config.model, plans.train, work.rank, config.device).values())
         + FLOAT * _shared_out(work),
@@ -217,6 +226,14 @@ def held_bytes(work: RankWork) -> dict[Holding, int]:
         Holding.ROLLOUT_WEIGHTS: rollout,
         Holding.KV_CACHE: work.blocks * block_bytes(config),
     }
+
+
+def frozen_bytes(work: RankWork) -> int:
+    """The part of the trained policy's weights on the rank that only adapters change; 0 without adapters."""
+    model, plan = work.config.model, work.plan
+    trained = moment_sizes(model, plan, work.rank)
+    held = _trained_bytes(model, plan, work.rank, work.config.device)
+    return sum(size for name, size in held.items() if name not in trained)
 
 
 def _shared_out(work: RankWork) -> int:
@@ -248,7 +265,7 @@ def reshard_bytes(work: RankWork) -> ReshardBytes:
 
 def generating_bytes(config: ExperimentConfig, rank: int) -> Sizes:
     """Bytes by name of the weights that generation reads, on a rank."""
-    sizes = weight_sizes(config.model, config.plans.infer, rank)
+    sizes = weight_sizes(generating_model(config), config.plans.infer, rank)
     if reads_trained_weights(config):
         return {name: FLOAT * size for name, size in sizes.items()}
     return {name: size * _generating_item(config.model, name) for name, size in sizes.items()}
@@ -256,9 +273,9 @@ def generating_bytes(config: ExperimentConfig, rank: int) -> Sizes:
 
 @lru_cache(maxsize=1024)
 def _trained_bytes(model: ModelSection, plan: ParallelPlan, rank: int, device: str) -> Sizes:
-    """Bytes by name of the trained weights that a rank computes with, without float32 masters."""
+    """Bytes by name of the policy's weights that a rank computes with, without float32 masters."""
     sizes, rows, shapes = weight_sizes(model, plan, rank), moment_sizes(model, plan, rank), parameter_shapes(model)
-    rounded = {name for name in sizes if device == "Ascend" and rows[name] < sizes[name]}
+    rounded = {name for name in rows if device == "Ascend" and rows[name] < sizes[name]}
     dtypes = {name: trained_type(name, shapes[name], model.dtype) if name in rounded else "float32" for name in sizes}
     return {name: size * TYPE_BYTES[dtypes[name]] for name, size in sizes.items()}
 
@@ -280,8 +297,19 @@ def weight_sizes(model: ModelSection, plan: ParallelPlan, rank: int) -> Sizes:
 
 @lru_cache(maxsize=1024)
 def moment_sizes(model: ModelSection, plan: ParallelPlan, rank: int) -> Sizes:
-    """Elements of one moment of each weight on the rank: of its slice, or of its rows of that."""
-    return _sizes(moment_layouts(parameter_shapes(model), model, plan), rank)
+    """Elements of one moment of each trained weight on the rank: of its slice, or of its rows of that."""
+    return _sizes(moment_layouts(trained_shapes(model), model, plan), rank)
+
+
+def trained_sizes(model: ModelSection, plan: ParallelPlan, rank: int) -> Sizes:
+    """The part of `weight_sizes` that gets gradients."""
+    sizes = weight_sizes(model, plan, rank)
+    return {name: sizes[name] for name in moment_sizes(model, plan, rank)}
+
+
+def trained_bytes(model: ModelSection) -> int:
+    """All weights of the model that are trained, float32."""
+    return FLOAT * sum(prod(shape) for shape in trained_shapes(model).values())
 
 
 @lru_cache(maxsize=64)

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from mindgspo.config import ExperimentConfig, load_config
 from mindgspo.errors import CheckpointError, ConfigError, WeightsError
 from mindgspo.io import read_bytes, read_json
-from mindgspo.models.names import parameter_shapes, weight_shapes
+from mindgspo.models.names import trained_shapes, weight_shapes
 from mindgspo.tensor_files.reader import open_tensors
 from mindgspo.tensor_files.writer import read_safetensors
 from mindgspo.text import counted
@@ -95,10 +95,10 @@ class Dump:
     def _check_tensors(self) -> None:
         """Names and shapes, by the headers: so a model is no larger than the files."""
         model = self.config.model
-        weights, parameters = weight_shapes(model), parameter_shapes(model)
-        moments = {f"{MOMENT}{name}": shape for name, shape in parameters.items()}
+        weights, trained = weight_shapes(model), trained_shapes(model)
+        moments = {f"{MOMENT}{name}": shape for name, shape in trained.items()}
         for name, expected in {
-            "weights": weights, "weights_after": weights, "optimizer": moments, "gradients": parameters
+            "weights": weights, "weights_after": weights, "optimizer": moments, "gradients": trained
         }.items():  # fmt: skip
             if name == "gradients" and not self.path(name).exists():  # the first update was skipped
                 continue

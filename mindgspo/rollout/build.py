@@ -22,7 +22,7 @@ from mindgspo.rollout.local_service import EpisodeEngine
 from mindgspo.rollout.player import OpenEnvironment
 from mindgspo.rollout.protocol import Rollout, RolloutCounters, RolloutEngine, SamplingSettings
 from mindgspo.rollout.service import ServiceEngine
-from mindgspo.rollout.sizes import reads_trained_weights, rollout_sizes
+from mindgspo.rollout.sizes import generating_model, merges_adapters, reads_trained_weights, rollout_sizes
 from mindgspo.rollout.weight_transfer import WeightTransfer, hold_in_compute_type
 from mindgspo.swap.swap import Swap
 from mindgspo.tokenization import Tokenizer
@@ -41,6 +41,8 @@ class BuiltEngine:
     """The model whose parameters the engine reads."""
     cache: tuple[Parameter, ...]
     """Keys and values."""
+    transfer: WeightTransfer | None = None
+    """Fills the model, where it is not the trained one."""
 
 
 def build_engine(
@@ -59,12 +61,16 @@ def build_engine(
         own = _with_environment(native, tokenizer, environment, place)
         engine = own if place.plan.world_size == 1 else ReplicatedEngine(own, place, lambda version: None)
         return BuiltEngine(engine=engine, model=trained, cache=native.cache)
-    model = build_model(config.model, place)
+    section = generating_model(config)
+    model = build_model(section, place)
     hold_in_compute_type(model)
     native = native_engine(config, model, tokenizer)
-    transfer = WeightTransfer(trained, model, config.model, config.reshard, swap.reshard_step)
+    transfer = WeightTransfer(
+        trained, model, section, config.reshard, swap.reshard_step, merges=section.lora != config.model.lora
+    )
     own = _with_environment(native, tokenizer, environment, place)
-    return BuiltEngine(engine=ReplicatedEngine(own, place, transfer.push), model=model, cache=native.cache)
+    engine = ReplicatedEngine(own, place, transfer.push)
+    return BuiltEngine(engine=engine, model=model, cache=native.cache, transfer=transfer)
 
 
 def _with_environment(
@@ -91,6 +97,7 @@ def native_engine(config: ExperimentConfig, model: Transformer, tokenizer: Token
         top_k=rollout.top_k,
         top_p=rollout.top_p,
         records_experts=bool(rollout.record_experts),
+        merges_adapters=model.config.lora is not None and merges_adapters(config),
     )
 
 

@@ -19,7 +19,7 @@ from mindspore import ParameterTuple, Tensor, nn, ops
 from mindgspo.config.cache import BLOCK
 from mindgspo.models.transformer import DTYPES, Tokens, Transformer
 from mindgspo.parallel.ops.device import MASKED_SCORE, has_kernels, is_fused, require_bfloat16
-from mindgspo.parallel.ops.kernels import CopyBlocksKernel, StoreKernel
+from mindgspo.parallel.ops.kernels import CopyBlocksKernel, PagedAttentionKernel, StoreKernel
 from mindgspo.parallel.platform.parameter_memory import zero_parameter
 from mindgspo.rollout.sequences import num_blocks_for
 
@@ -88,15 +88,17 @@ class StoreOp(nn.Cell):
 
 
 class PagedDecodeAttention(nn.Cell):
-    """Attention of one token per row over the cache, by Ascend's op: for a `LayerLoop`. The token's key and value are
-    written first. places(...) is computed once per step."""
+    """Attention of one token per row over the cache, by Ascend's op or our kernel: for a `LayerLoop`. The token's key
+    and value are written first. places(...) is computed once per step."""
 
     def __init__(self, cache: PagedCache) -> None:
         super().__init__(auto_prefix=False)
         self.cache = cache.matrices
         self.size = cache.num_heads * cache.head_dim
         self.store = StoreOp(cache)
-        self.attend = ops.auto_generate.PagedAttention(cache.num_heads, cache.head_dim**-0.5, cache.num_kv_heads)
+        self.kernel = PagedAttentionKernel(cache.head_dim) if has_kernels() else None
+        if self.kernel is None:
+            self.attend = ops.auto_generate.PagedAttention(cache.num_heads, cache.head_dim**-0.5, cache.num_kv_heads)
 
     def places(
         self, cache_rows_S: Tensor, table_SP: Tensor, lengths_S: Tensor, num_rows_1: Tensor
@@ -112,6 +114,8 @@ class PagedDecodeAttention(nn.Cell):
         keys, values = self.cache[2 * i], self.cache[2 * i + 1]
         places, table_SP, lengths_S, num_rows_1 = context
         stored = self.store(keys, values, key_SBD, value_SBD, places, num_rows_1)
+        if self.kernel is not None:
+            return self.kernel(ops.depend(query_SAD, stored), keys, values, table_SP, lengths_S, num_rows_1), ()
         queries = ops.depend(ops.cast(query_SAD, keys.dtype), stored)
         out = self.attend(queries, keys, values, table_SP, lengths_S)
         return ops.cast(out.reshape(-1, self.size), query_SAD.dtype), ()
@@ -168,8 +172,8 @@ class ComposedDecodeAttention(nn.Cell):
 
 
 def decode_attention(cache: PagedCache) -> PagedDecodeAttention | ComposedDecodeAttention:
-    """Return the form of attention for this device, which has no kernels of ours."""
-    return PagedDecodeAttention(cache) if is_fused() else ComposedDecodeAttention(cache)
+    """Return the form of attention for this device."""
+    return PagedDecodeAttention(cache) if is_fused() or has_kernels() else ComposedDecodeAttention(cache)
 
 
 class CopyBlocks(nn.Cell):

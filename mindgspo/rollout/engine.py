@@ -46,6 +46,7 @@ class NativeEngine:
     top_k, top_p: see `SamplingFilter`; requests with another filter get a graph of their own.
     block: tokens per block.
     records_experts: whether training responses carry their `Routing`.
+    merges_adapters: see `PackedWeights`; prompts are prefilled by the layers as they are.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class NativeEngine:
         top_p: float = 1.0,
         block: int = BLOCK,
         records_experts: bool = False,
+        merges_adapters: bool = False,
     ) -> None:
         self._eos_ids = tuple(eos_ids)
         self._num_slots, self._prefill_width = num_slots, prefill_width
@@ -79,7 +81,7 @@ class NativeEngine:
         self._prefill = GraphOfRanks(Prefill(model, self._cache, records_experts=records_experts), self._team)
         # The last block of a short prompt has no more tokens than the prompt.
         self._copy_blocks = CompiledCell(CopyBlocks(self._cache, min(block, self._prompt_columns)))
-        self._packed = PackedWeights(model)
+        self._packed = PackedWeights(model, merges=merges_adapters)
         self._pack_weights = CompiledCell(self._packed)
         self._filter = SamplingFilter(top_k, top_p)
         self._decoders = {self._filter: self._decoder(self._filter)}
@@ -98,6 +100,7 @@ class NativeEngine:
         """Use the present values of the model's parameters, as version `version`."""
         if self._is_packed:
             self._pack_weights()
+            self._packed.merge()
         self._weight_version = version
 
     def require_version(self, version: int) -> None:

@@ -16,7 +16,9 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindgspo.batches.routing import expert_dtype
+from mindgspo.models.lora import merged_weight
 from mindgspo.models.transformer import DecoderLayer, FeedForward, KeptRows, LayerLoop, Transformer
+from mindgspo.parallel.layers.linear import ColumnParallelLinear, RowParallelLinear
 from mindgspo.parallel.layers.model_parallel import from_first_rank, gather_columns, leave_model_parallel
 from mindgspo.parallel.ops.device import has_kernels, takes_packed
 from mindgspo.parallel.ops.kernels import (
@@ -28,6 +30,7 @@ from mindgspo.parallel.ops.kernels import (
     SampleKernel,
 )
 from mindgspo.parallel.plans.placement import Placement
+from mindgspo.parallel.platform.parameter_memory import values_of
 from mindgspo.rollout.cache import PagedCache, StoreOp, decode_attention
 from mindgspo.rollout.protocol import SamplingFilter
 
@@ -77,34 +80,53 @@ class Prefill(nn.Cell):
 class PackedWeights(nn.Cell):
     """Weight matrices of decoding, packed once for many products with few tokens; none on devices without kernels.
 
-    construct() packs the present weights.
+    construct() packs the present weights, and `merge` those with adapters. merges: whether adapters are merged into
+    their weights; otherwise layers compute as in training, because kernels of a whole layer know nothing of adapters.
     """
 
-    def __init__(self, model: Transformer) -> None:
+    def __init__(self, model: Transformer, *, merges: bool = False) -> None:
         super().__init__(auto_prefix=False)
-        self.has_kernels = takes_packed(model)
+        self.has_kernels = self.packs_layers = takes_packed(model)
         self.product = ops.MatMul(transpose_b=True)
+        self.lora, self.merged = model.config.lora if merges else None, []
+        assert self.has_kernels or not merges, "config.deployment_rules refuses it"
         if not self.has_kernels:
             return
-        by_layer = [_matrices(layer) for layer in model.layers]
-        weights = [weight for layer in by_layer for group in layer for weight in group]
+        self.packs_layers = merges or model.config.lora is None
+        by_layer = [_linears(layer) for layer in model.layers] if self.packs_layers else []
+        linears = [one for layer in by_layer for group in layer for one in group]
+        weights = [one.weight for one in linears]
+        if merges:
+            self.merged = [(i, one.weight, one.adapter) for i, one in enumerate(linears) if one.adapter is not None]
         self.takes_rows = model.takes_rows
         if not self.takes_rows:
             table = model.output_weight()
             assert isinstance(table, Parameter)
             weights.append(table)
         self.weights = ParameterTuple(weights)
-        self.pack = PackKernel(self.weights, model.dtype)
-        panels = iter(self.pack.panels)
+        self.has_panels, self.nothing = len(weights) > 0, Tensor(np.zeros(1, np.int32))
+        if not weights:
+            panels = iter(())
+        else:
+            merged = {i for i, *_ in self.merged}
+            self.pack = PackKernel(self.weights, model.dtype, [i in merged for i in range(len(weights))])
+            panels = iter(self.pack.panels)
         self.by_layer = [tuple(tuple(next(panels) for _ in group) for group in layer) for layer in by_layer]
-        """Of each layer the panels of `_matrices`."""
+        """Of each layer the panels of `_linears`."""
         if self.takes_rows:
             self.output = LinearKernel(1, has_bias=False, dtype=ms.float32)
         else:
             self.output = PackedLinearKernel(weights[-1].shape[0], dtype=ms.float32)
 
     def construct(self) -> Tensor:
-        return self.pack()
+        return self.pack() if self.has_panels else self.nothing
+
+    def merge(self) -> None:
+        """Pack cast(W + scale B A) of every layer with an adapter, from the present values of the three."""
+        for number, weight, adapter in self.merged:
+            assert self.lora is not None
+            merged = merged_weight(self.lora, *map(values_of, (weight, adapter.lora_A, adapter.lora_B)))
+            self.pack.put(number, merged)
 
     def logits(self, hidden_SH: Tensor, weight_VH: Tensor, tokens: Tensor) -> Tensor:
         """Return the logits [S, V / ranks] of final hidden states. weight_VH: the output table, used where it is not
@@ -116,12 +138,15 @@ class PackedWeights(nn.Cell):
         return self.output(hidden_SH, tokens, self.pack.panels[-1])
 
 
-def _matrices(layer: DecoderLayer) -> tuple[tuple[Parameter, ...], tuple[Parameter, ...]]:
-    """Return a layer's weights of attention's output, query, key and value, and a dense block's gate, up and down."""
+Linears = tuple[ColumnParallelLinear | RowParallelLinear, ...]
+
+
+def _linears(layer: DecoderLayer) -> tuple[Linears, Linears]:
+    """Return a layer's projections of attention's output, query, key and value, and a dense block's gate, up and
+    down."""
     attention, block = layer.self_attn, layer.mlp
-    linears = (attention.o_proj, attention.q_proj, attention.k_proj, attention.v_proj)
     of_block = (block.gate_proj, block.up_proj, block.down_proj) if isinstance(block, FeedForward) else ()
-    return tuple(one.weight for one in linears), tuple(one.weight for one in of_block)
+    return (attention.o_proj, attention.q_proj, attention.k_proj, attention.v_proj), of_block
 
 
 class PackedLayers(nn.Cell):
@@ -181,7 +206,7 @@ class NextLogits(nn.Cell):
         super().__init__(auto_prefix=False)
         self.model = model
         self.recorded = RecordedChoices(model, records_experts=records_experts)
-        self.attend = None if packed.has_kernels else decode_attention(cache)
+        self.attend = None if packed.packs_layers else decode_attention(cache)
         self.loop = PackedLayers(model, cache, packed) if self.attend is None else LayerLoop(model, self.attend)
         self.packed = packed
         self.gather_columns = gather_columns(model.place)

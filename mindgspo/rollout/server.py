@@ -65,7 +65,8 @@ def serve(
     """
     start_device(config)
     tokenizer = load_tokenizer(config.tokenizer, config.model.vocab_size)
-    model = build_model(config.model, infer_place(config))
+    section = config.model.base  # adapters come merged
+    model = build_model(section, infer_place(config))
     hold_in_compute_type(model)
     limits = Limits(
         name=config.experiment,
@@ -78,7 +79,7 @@ def serve(
         records_experts=bool(config.rollout.record_experts),
     )
     engine = native_engine(config, model, tokenizer)
-    server = CompletionServer(engine, model, config.model, limits, verify=config.reshard.verify)
+    server = CompletionServer(engine, model, section, limits, verify=config.reshard.verify)
     if not worker_process.is_launched():
         # Not by an exception: one that is raised inside a callback of Python or MindSpore is lost.
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -195,6 +195,12 @@ def open_tensors(path: Path) -> OpenTensors:
     raise WeightsError(f"{path}: neither {SINGLE_FILE} nor {INDEX_FILE} is there; {_what_is_there(path)}")
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The files that `open_tensors` reads of a folder with weights, by name. Raises WeightsError."""
+    with open_tensors(folder) as opened:
+        return sorted({file.path for file in opened._files})
+
+
 def _open_shards(index: Path) -> OpenTensors:
     """The shards of an index, by name; index and shards must agree on every name."""
     shard_of = _read_index(index)

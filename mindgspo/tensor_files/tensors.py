@@ -136,6 +136,38 @@ class ArraySource:
             yield flat[first : first + step]
 
 
+def float32_of(source: TensorSource, name: str) -> NDArray[np.float32]:
+    """A whole tensor of floats, widened or rounded to float32."""
+    bits = source.read(name)
+    return widen_bfloat16(bits) if source.tensors[name].dtype == "BF16" else bits.astype(np.float32, copy=False)
+
+
+class PickedTensors:
+    """A `TensorSource` of tensors of other sources. picked: {name: (source, name there)}. path: for messages."""
+
+    def __init__(
+        self, picked: Mapping[str, tuple[TensorSource, str]], *, path: Path, metadata: Mapping[str, str]
+    ) -> None:
+        self.path, self.metadata = path, metadata
+        self.tensors: Mapping[str, TensorInfo] = {name: at.tensors[theirs] for name, (at, theirs) in picked.items()}
+        self._picked = picked
+
+    def read(self, name: str) -> np.ndarray:
+        """A whole tensor."""
+        source, theirs = self._picked[name]
+        return source.read(theirs)
+
+    def read_slice(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+        """A part of a tensor."""
+        source, theirs = self._picked[name]
+        return source.read_slice(theirs, index)
+
+    def chunks(self, name: str, chunk_bytes: int = CHUNK_BYTES) -> Iterator[NDArray]:
+        """A whole tensor, flat, in pieces."""
+        source, theirs = self._picked[name]
+        return source.chunks(theirs, chunk_bytes)
+
+
 def bfloat16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     """The bits of the nearest bfloat16 numbers, ties to even, as torch rounds; a NaN stays a NaN."""
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from mindgspo.algorithms.kl_control import KLController
 from mindgspo.algorithms.losses.registry import build_policy_loss
 from mindgspo.algorithms.optim.updater import Updater
 from mindgspo.batches.rows import round_up
+from mindgspo.checkpoint.adapted import PARTS, base_digest, base_record
 from mindgspo.config import ExperimentConfig, planned_steps
 from mindgspo.data.dataset import PromptDataset
 from mindgspo.data.stream import PromptStream, StreamState
@@ -31,6 +33,7 @@ from mindgspo.evaluation.datasets import (
 )
 from mindgspo.evaluation.evaluator import Evaluator, ResponseScorer, check_best_metric, start_scorer
 from mindgspo.metrics import Timers
+from mindgspo.models.adapter_norms import AdapterNorms
 from mindgspo.models.model import Model
 from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.scoring import PolicyScorer
@@ -40,10 +43,17 @@ from mindgspo.parallel.collectives.replicas import Replicas
 from mindgspo.parallel.ops.device import takes_packed
 from mindgspo.parallel.plans.placement import Placement
 from mindgspo.parallel.platform import heartbeat, runtime
-from mindgspo.parallel.platform.cluster import reference_place, scoring_place, start_device, train_place
+from mindgspo.parallel.platform.cluster import (
+    reference_place,
+    scoring_place,
+    start_device,
+    text_for_all,
+    train_place,
+)
 from mindgspo.rewards import Scorer
 from mindgspo.rollout.answer_log import AnswerLog
 from mindgspo.rollout.player import OpenEnvironment, open_environment
+from mindgspo.rollout.sizes import merges_adapters
 from mindgspo.swap.states import Holding
 from mindgspo.swap.swap import open_swap
 from mindgspo.tokenization import Tokenizer, load_tokenizer
@@ -52,6 +62,7 @@ from mindgspo.trainer.checkpoints import JSONState, Stateful
 from mindgspo.trainer.dynamic_sampling import LeftoverBuffer
 from mindgspo.trainer.metrics import Speed, StepReport
 from mindgspo.trainer.policies import PolicyScores, ReferencePolicy
+from mindgspo.trainer.principal_parts import PrincipalParts
 from mindgspo.trainer.resume_checks import fingerprints, rows_digest
 from mindgspo.trainer.routing_transfer import RoutingTransfer
 from mindgspo.trainer.schedules import build_generation
@@ -144,21 +155,25 @@ def build_experiment(
     returns_routing = records or replay == "old"
     old_log_probs = resolved_old_log_probs(config, model)
     updater = build_updater(config, model)
-    fill_model(model, config.model, config.seed)
+    base = json.loads(text_for_all(lambda: json.dumps(base_record(config.model, config.seed))))
+    fill_model(model, config.model, config.seed, base=None if base is None else base_digest(base))
     # Before any graph is compiled, and part by part: on CPU a parameter that is swapped gets memory of its own.
     swap = open_swap(config.swap, swap_dir)
+    begins_with_parts = config.model.lora is not None and config.model.lora.init == "pissa"
+    parts = PrincipalParts(model, config.model, config.seed, swap) if begins_with_parts else None
     swap.register(Holding.ACTOR_WEIGHTS, held_parameters(model))
     stream = PromptStream(len(train_set), config.seed, config.data.shuffle)
     generation = build_generation(config, model, tokenizer, swap, train_set, stream, total_steps, environment)
     reference = None
     if config.algorithm.kl.placement != "none":
         reference = ReferencePolicy(
-            config.model,
+            config.reference_model,
             reference_place(config),
             temperature=temperature,
             changes=config.algorithm.kl.reference,
             reshard=config.reshard,
             swap=swap,
+            base_of=model if config.shares_base else None,
         )
         swap.register(Holding.REFERENCE_WEIGHTS, reference.parameters)
     swap.register(Holding.GRADIENTS, updater.scratch, keeps_content=False, is_zero=lambda: updater.gradients_are_zero)
@@ -211,10 +226,12 @@ def build_experiment(
             stream=stream,
             leftovers=leftovers,
             scores_old=old_log_probs == "recompute",
+            transfer=generation.transfer,
         ),
         dumps_dir=failures_dir.with_name("dumps"),
         timers=timers,
         swap=swap,
+        adapters=None if config.model.lora is None else AdapterNorms(model),
     )
     validation = Validation(
         Evaluator(
@@ -239,8 +256,10 @@ def build_experiment(
         service=generation.service,
         trainer=trainer,
         validation=validation,
-        stateful=stateful_parts(trainer, stream, validation, None if environment is None else environment.answers),
-        inputs=fingerprints(config, tokenizer, train_set, digest=train_digest),
+        stateful=stateful_parts(
+            trainer, stream, validation, None if environment is None else environment.answers, parts
+        ),
+        inputs=fingerprints(config, tokenizer, train_set, digest=train_digest, base=base),
     )
 
 
@@ -268,8 +287,9 @@ def resolved_old_log_probs(config: ExperimentConfig, model: Model) -> Literal["r
     """Resolve `algorithm.old_log_probs`.
 
     Kernels sum and round a token's numbers in the same way in every batch, so sampler and trainer compute the same
-    log-prob of a token, bit for bit, unless the cache rounds more than the model, weights are split over processes, or
-    a response was drawn with earlier weights. A correction of the mismatch needs both.
+    log-prob of a token, bit for bit, unless the cache rounds more than the model, weights are split over processes,
+    the sampler's have adapters merged into them, or a response was drawn with earlier weights. A correction of the
+    mismatch needs both.
     """
     algorithm, plans = config.algorithm, config.plans
     if algorithm.old_log_probs != "auto":
@@ -282,12 +302,17 @@ def resolved_old_log_probs(config: ExperimentConfig, model: Model) -> Literal["r
         and config.staleness == 0
         and algorithm.rollout_correction.level == "none"
         and algorithm.router_replay != "old"
+        and not merges_adapters(config)
     )
     return "sampler" if is_exact else "recompute"
 
 
 def stateful_parts(
-    trainer: Trainer, stream: PromptStream, validation: Validation, answers: AnswerLog | None
+    trainer: Trainer,
+    stream: PromptStream,
+    validation: Validation,
+    answers: AnswerLog | None,
+    principal_parts: PrincipalParts | None,
 ) -> dict[str, Stateful]:
     """State that must survive a stop besides weights, optimizer and progress, by its name in checkpoints."""
     baseline, skipped = validation.baseline, trainer.guard.skipped
@@ -313,6 +338,8 @@ def stateful_parts(
         parts["reference"] = reference
     if answers is not None:
         parts["answers"] = answers
+    if principal_parts is not None:
+        parts[PARTS] = principal_parts
     return parts
 
 

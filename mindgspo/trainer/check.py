@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from mindgspo.checkpoint.adapted import base_digest, base_record
 from mindgspo.config import DataSourceSection, ExperimentConfig, batch_table, notes
 from mindgspo.config.rules import data_sources
 from mindgspo.data.account import Account, judge_rows
@@ -29,9 +30,11 @@ from mindgspo.evaluation.datasets import (
     trial_candidate,
 )
 from mindgspo.metrics.tracking import check_installed
+from mindgspo.models.lora import ADAPTER_WEIGHTS, BASE_KEY, check_peft_folder
 from mindgspo.models.weight_check import check_weights
 from mindgspo.rewards import Scorer, gold_is_readable
 from mindgspo.rollout.player import OpenEnvironment, open_environment
+from mindgspo.tensor_files.reader import open_tensors
 from mindgspo.text import counted, shorten
 from mindgspo.tokenization import Tokenizer, load_tokenizer
 from mindgspo.tokenization.tokenizer import JsonObject
@@ -51,8 +54,14 @@ def check_experiment(config: ExperimentConfig) -> Iterator[str]:
     tokenizer = load_tokenizer(config.tokenizer, config.model.vocab_size)
     yield f"tokenizer: {tokenizer.name}, {tokenizer.vocab_size} ids, eos {tokenizer.eos_ids}, pad {tokenizer.pad_id}"
     if config.model.path is not None:
-        check_weights(config.model, config.model.path)
+        check_weights(config.model.base, config.model.path)
         yield f"model: {config.model.path}: weights fit its config.json"
+    if config.model.lora is not None and (adapters := config.model.lora.path) is not None:
+        with open_tensors(adapters / ADAPTER_WEIGHTS) as stored:
+            record = base_record(config.model, config.seed) if BASE_KEY in stored.metadata else None
+            base = None if record is None else base_digest(record)
+            check_peft_folder(config.model, adapters, stored, base=base)
+        yield f"adapters: {adapters}: they fit model.lora"
     with Scorer(config.reward) as scorer, ExitStack() as stack:
         scorer.start()
         environment = None

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mindgspo import faults
+from mindgspo.checkpoint.adapted import PARTS
 from mindgspo.checkpoint.origin import Origin, roll_back
 from mindgspo.checkpoint.run_folder import RunFolder, RunStatus
 from mindgspo.checkpoint.store import (
@@ -34,7 +35,8 @@ from mindgspo.errors import CheckpointError, MindGSPOError, TrainingError
 from mindgspo.io import fsync_tree, publish_folder, temporary_path, write_file
 from mindgspo.metrics import RunLog
 from mindgspo.metrics.files import LOGS, split_records
-from mindgspo.models.weights import load_tensors
+from mindgspo.models.names import trained_shapes
+from mindgspo.models.weights import load_trained
 from mindgspo.parallel.platform.cluster import first_rank_first, is_first, path_for_all
 from mindgspo.rollout.weight_transfer import weights_as_numpy
 from mindgspo.swap.states import Phase
@@ -148,7 +150,8 @@ class Saver:
         """Return the function that writes the checkpoint, with copies of everything that the run will change."""
         trainer, settings = self._trainer, self._trainer.settings
         with trainer.swap.phase(Phase.SAVE):
-            parameters = weights_as_numpy(trainer.model, trainer.model.config)
+            section = trainer.model.config
+            parameters = weights_as_numpy(trainer.model, section, among=trained_shapes(section))
             optimizer = trainer.updater.state()
         state = {
             "progress": progress.state(time.perf_counter()),
@@ -270,6 +273,8 @@ class Resume:
         with open_checkpoint(path) as saved, _state_of(path):
             self._check_inputs(saved, weights_only=True)
             self._load_weights(saved)
+            if PARTS in self.stateful:
+                self.stateful[PARTS].load({}, saved.arrays_of(PARTS))
         self.log.note(
             f"restore=weights: weights of step {saved.step} from {path}; optimizer, counters and place in the data "
             "begin anew at step 0, without a warm-up"
@@ -334,7 +339,7 @@ class Resume:
     def _load_weights(self, saved: OpenCheckpoint, *, with_optimizer: bool = False) -> None:
         trainer = self.trainer
         with trainer.swap.phase(Phase.SAVE):
-            load_tensors(trainer.model, trainer.model.config, saved.parameters)
+            load_trained(trainer.model, trainer.model.config, saved.parameters)
             if with_optimizer:
                 trainer.updater.load_tensors(saved.optimizer)
 

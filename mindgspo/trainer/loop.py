@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from mindgspo import faults
-from mindgspo.checkpoint.export import export_huggingface
+from mindgspo.checkpoint.adapted import PARTS, base_digest
+from mindgspo.checkpoint.export import export_adapters, export_huggingface
 from mindgspo.checkpoint.origin import Origin
 from mindgspo.checkpoint.run_folder import RunFolder, RunStatus, open_run_folder, seen_run_id
 from mindgspo.config import ExperimentConfig, batch_table, config_mapping, dump_config, notes
@@ -31,6 +32,8 @@ from mindgspo.launch.worker import copy_output
 from mindgspo.metrics import RunLog, SilentLog, peak_rss_mb, report_of_finished, write_summary
 from mindgspo.metrics.environment import processor_warning, record_start
 from mindgspo.metrics.tracking import TrackedRun, open_trackers
+from mindgspo.models.lora import merged_weights, peft_names
+from mindgspo.models.principal import plain_adapters, plain_model
 from mindgspo.parallel.collectives.host import exchange, require_agreement
 from mindgspo.parallel.platform import heartbeat, runtime, worker_process
 from mindgspo.parallel.platform.cluster import first_rank_first, is_first, start_device
@@ -273,7 +276,8 @@ def _finish(config: ExperimentConfig, experiment: Experiment, folder: RunFolder,
     trainer = experiment.trainer
     with trainer.swap.phase(Phase.SAVE):
         tensors = weights_as_numpy(trainer.model, config.model)
-    first_rank_first(lambda: _write_results(config, experiment, folder, progress, tensors))
+    parts = experiment.stateful[PARTS].arrays() if PARTS in experiment.stateful else {}
+    first_rank_first(lambda: _write_results(config, experiment, folder, progress, tensors, parts))
 
 
 def _write_results(
@@ -282,8 +286,15 @@ def _write_results(
     folder: RunFolder,
     progress: Progress,
     tensors: Mapping[str, np.ndarray],
+    principal_parts: Mapping[str, np.ndarray],
 ) -> None:
     trainer, tokenizer = experiment.trainer, experiment.tokenizer
+    if config.model.lora is not None:
+        base, adapters = base_digest(experiment.inputs["base"]), tensors
+        if principal_parts:
+            adapters = plain_adapters({name: tensors[name] for name in peft_names(config.model)}, principal_parts)
+        export_adapters(folder.adapter, plain_model(config.model), adapters, run_id=folder.run_id, base=base)
+        tensors = merged_weights(config.model, tensors)
     export_huggingface(
         folder.export,
         tensors=tensors,

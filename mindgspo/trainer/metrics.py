@@ -223,6 +223,7 @@ from mindgspo.metrics import Timers, group_metrics, peak_rss_mb, rss_gb
 from mindgspo.models.operations import Operations
 from mindgspo.models.scoring import TokenScores
 from mindgspo.rollout.protocol import RolloutCounters
+from mindgspo.rollout.weight_transfer import WeightTransfer
 from mindgspo.trainer.advantages import StepAdvantages
 from mindgspo.trainer.batches import MiniBatches, flattened
 from mindgspo.trainer.dynamic_sampling import (
@@ -260,6 +261,8 @@ class StepRecord:
     """Learning rate of the last update."""
     updates: int
     """Updates applied since the start of the run."""
+    adapter_norms: Mapping[str, float]
+    """Metrics of low-rank adapters; empty without them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,6 +281,8 @@ class StepReport:
     leftovers: LeftoverBuffer
     scores_old: bool
     """Whether a scoring pass finds the old log-probs."""
+    transfer: WeightTransfer | None = None
+    """Brings the engine its weights, where it has its own."""
 
     def metrics(self, record: StepRecord) -> dict[str, float]:
         """Return all metrics of the step by name; empties the timers."""
@@ -289,6 +294,7 @@ class StepReport:
             **reward_metrics(record.estimated, section.kl, record.kl_coef),
             **scored,
             **router_metrics(record.results, section.router_replay, scored, record.expert_loads),
+            **record.adapter_norms,
             "actor/lr": record.learning_rate,
             "training/epoch": self.stream.epochs,
             "training/updates": record.updates,
@@ -296,6 +302,8 @@ class StepReport:
         }
         selection = samples.selection
         trained = [selection.responses[number] for number in selection.trained(0, len(selection.responses))]
+        if self.transfer is not None:
+            metrics |= self.transfer.metrics()
         if self.fed is not None:
             metrics |= self.fed.metrics(trained, seconds=metrics["timing_s/step"])
         if None not in record.results:

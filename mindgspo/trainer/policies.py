@@ -16,7 +16,7 @@ move seldom, with a smaller decay.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,9 +31,10 @@ from mindgspo.config.algorithm import ReferenceSection
 from mindgspo.config.schema import ReshardSection, SwapSection
 from mindgspo.errors import CheckpointError
 from mindgspo.models.model import Model
+from mindgspo.models.names import parameter_shapes, trained_shapes
 from mindgspo.models.policy import build_model
 from mindgspo.models.scoring import PolicyScorer, TokenScores
-from mindgspo.models.weights import load_tensors, master_layouts, master_views
+from mindgspo.models.weights import load_tensors, master_layouts, master_views, share_parameters
 from mindgspo.parallel.plans.placement import Placement
 from mindgspo.parallel.platform.cluster import first_rank_first, path_for_all
 from mindgspo.parallel.platform.parameter_memory import commit_values, values_of
@@ -48,8 +49,9 @@ from mindgspo.types import ScoredGroup
 
 
 class ReferencePolicy:
-    """A second copy of the model under a plan of its own, never trained; stateful where it follows the policy. `scorer`
-    must not be used before `freeze`, `restore` or `load`; it divides batches among this plan's replicas.
+    """A second copy of the model under a plan of its own, never trained; or, with adapters, at most a second set of
+    them on the policy's frozen weights. Stateful where it follows the policy. `scorer` must not be used before
+    `freeze`, `restore` or `load`; it divides batches among this plan's replicas.
 
     version: of the weights; where it is a moving average, the same average of the policy's versions.
     """
@@ -63,13 +65,20 @@ class ReferencePolicy:
         changes: ReferenceSection | None = None,
         reshard: ReshardSection | None = None,
         swap: Swap | None = None,
+        base_of: Model | None = None,
     ) -> None:
-        """changes: when it follows the policy. reshard: how weights come from the policy's plan. swap: moves the
-        weights when they are saved or loaded."""
+        """section: without adapters where these are off in the reference policy. changes: when it follows the
+        policy. reshard: how weights come from the policy's plan. swap: moves the weights when they are saved or
+        loaded. base_of: the policy, if its slices are those of `place`: what it does not train is not held again."""
         self._section, self._reshard = section, reshard or ReshardSection()
         self._changes = changes or ReferenceSection()
         self._swap = swap or Swap(SwapSection(), None)
         self._model = build_model(section, place)
+        self._own: Collection[str] | None = None
+        """Names of the parameters that it holds itself; None: all."""
+        if base_of is not None:
+            self._own = trained_shapes(base_of.config).keys() & parameter_shapes(section).keys()
+            share_parameters(self._model, base_of, but=self._own)
         self.scorer = PolicyScorer(self._model, temperature=temperature)
         self.version = 0.0
         self._steps_at_change = 0
@@ -79,8 +88,8 @@ class ReferencePolicy:
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """The weights, of this rank."""
-        return tuple(self._model.get_parameters())
+        """The weights, of this rank, that it holds itself."""
+        return tuple(one for one in self._model.get_parameters() if self._own is None or one.name in self._own)
 
     @property
     def is_frozen(self) -> bool:
@@ -94,7 +103,7 @@ class ReferencePolicy:
         self._is_filled = True
         if not self.is_frozen:
             return
-        weights, state = weights_as_numpy(policy, self._section), {"version": version}
+        weights, state = weights_as_numpy(policy, self._section, among=self._own), {"version": version}
         first_rank_first(
             lambda: save_checkpoint(
                 folder, step=0, parameters=weights, optimizer={}, state=state, keep=Retention(last=1)
@@ -113,7 +122,7 @@ class ReferencePolicy:
                 "with. Restore the folder, or start the run again with --overwrite (it moves the run folder aside)"
             )
         with open_checkpoint(path) as saved:
-            load_tensors(self._model, self._section, saved.parameters)
+            load_tensors(self._model, self._section, saved.parameters, among=self._own)
             self.version, self._is_filled = float(saved.state.get("version", 0)), True
 
     def follow(self, policy: Model | None, *, steps_done: int, version: int) -> None:
@@ -133,9 +142,12 @@ class ReferencePolicy:
         self._steps_at_change = steps_done
 
     def _take(self, policy: Model, version: int) -> None:
-        if self._transfer is None:
-            self._transfer = WeightTransfer(policy, self._model, self._section, self._reshard, from_masters=True)
-        self._transfer.push(version)
+        if self._own is None or self._own:
+            if self._transfer is None:
+                self._transfer = WeightTransfer(
+                    policy, self._model, self._section, self._reshard, from_masters=True, among=self._own
+                )
+            self._transfer.push(version)
         self.version = float(version)
 
     def _approach(self, policy: Model, version: int) -> None:
@@ -153,12 +165,12 @@ class ReferencePolicy:
     def arrays(self) -> dict[str, np.ndarray]:
         """Copies of the whole weights on rank 0; see `weights_as_numpy`."""
         with self._swap.phase(Phase.SCORE):
-            return weights_as_numpy(self._model, self._section)
+            return weights_as_numpy(self._model, self._section, among=self._own)
 
     def load(self, state: Mapping[str, Any], arrays: TensorSource) -> None:
         """Continue from what `state` and `arrays` returned."""
         with self._swap.phase(Phase.SCORE):
-            load_tensors(self._model, self._section, arrays)
+            load_tensors(self._model, self._section, arrays, among=self._own)
         self.version, self._steps_at_change = float(state["version"]), int(state["steps_at_change"])
         self._is_filled = True
 

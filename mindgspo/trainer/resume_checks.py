@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mindgspo.algorithms import learning_rate
+from mindgspo.checkpoint.adapted import check_base
 from mindgspo.checkpoint.manifest import verify
 from mindgspo.checkpoint.run_folder import RunFolder, RunStatus
 from mindgspo.checkpoint.store import steps_newest_first
@@ -109,8 +110,15 @@ def check_same_experiment(
     return [f"warning: {text}; scores before and after this may not compare" for text in differing.values()]
 
 
-def fingerprints(config: ExperimentConfig, tokenizer: Tokenizer, rows: PromptDataset, *, digest: str) -> dict[str, Any]:
-    """Hashes of everything the run learns from. digest: of the training rows."""
+def fingerprints(
+    config: ExperimentConfig,
+    tokenizer: Tokenizer,
+    rows: PromptDataset,
+    *,
+    digest: str,
+    base: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Hashes of everything the run learns from. digest: of the training rows. base: see `base_record`."""
     files = {name: hashlib.sha256(content).hexdigest() for name, content in sorted(tokenizer.files.contents.items())}
     own = [file for name in config.reward.functions if (file := file_function(name)) is not None]
     return {
@@ -123,6 +131,7 @@ def fingerprints(config: ExperimentConfig, tokenizer: Tokenizer, rows: PromptDat
         },
         "data": {"rows": len(rows), "digest": digest},
         "reward": {file.label: hashlib.sha256(file.path.read_bytes()).hexdigest() for file in own},
+        "base": base,
     }
 
 
@@ -131,7 +140,8 @@ def check_fingerprints(
 ) -> list[str]:
     """Warnings, one line each. saved: None in checkpoints that have none. weights_only: data and reward may differ.
 
-    Raises CheckpointError for another tokenizer, whose ids do not match the weights, and for other training rows.
+    Raises CheckpointError for another tokenizer, whose ids do not match the weights, for another base of adapters, and
+    for other training rows.
     """
     if not saved:
         return [f"{where} does not say with which tokenizer and data it was made; nothing is compared"]
@@ -142,6 +152,7 @@ def check_fingerprints(
             + "\n  ".join(problems)
             + f"\nSet tokenizer.path to the one it was trained with ({saved['tokenizer']['name']})"
         )
+    check_base(saved.get("base"), ours.get("base"), where=where)
     if weights_only:
         return []
     if saved["data"]["digest"] != ours["data"]["digest"]:

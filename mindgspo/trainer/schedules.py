@@ -31,7 +31,7 @@ from mindgspo.rollout.episodes import EpisodeService
 from mindgspo.rollout.player import OpenEnvironment
 from mindgspo.rollout.protocol import Purpose, Rollout, RolloutEngine, SamplingSettings, training_sampling
 from mindgspo.rollout.service import CompletionService, ServiceEngine, tokens_counted
-from mindgspo.rollout.weight_transfer import ServedWeights
+from mindgspo.rollout.weight_transfer import ServedWeights, WeightTransfer
 from mindgspo.rollout.weights_folder import weights_folder
 from mindgspo.swap.states import Holding
 from mindgspo.swap.swap import Swap
@@ -135,6 +135,8 @@ class Generation:
     """See `Trainer`."""
     fed: FedEngine | None = None
     """The engine, where it has a feed."""
+    transfer: WeightTransfer | None = None
+    """Brings the engine its weights, where it has its own."""
     service: HTTPService | None = None
     """Connection to the servers that generate, on rank 0 if there are any."""
 
@@ -172,7 +174,7 @@ def build_generation(
         built = build_engine(config, model, tokenizer, swap, environment)
         swap.register(Holding.ROLLOUT_WEIGHTS, built.model.get_parameters())
         swap.register(Holding.KV_CACHE, built.cache, keeps_content=False)
-        return Generation(engine=built.engine, take_prompts=take_prompts)
+        return Generation(engine=built.engine, take_prompts=take_prompts, transfer=built.transfer)
     from mindgspo.rollout.http_service import open_service  # the HTTP library is not needed otherwise
 
     service = open_service(config, tokenizer) if is_first() else None

@@ -25,6 +25,7 @@ from mindgspo.batches.micro_batches import BatchLayout
 from mindgspo.config import AlgorithmSection, OptimizerSection, RolloutSection, TrainerSection
 from mindgspo.evaluation.evaluator import ResponseScorer
 from mindgspo.metrics.timers import Timers
+from mindgspo.models.adapter_norms import AdapterNorms
 from mindgspo.models.model import Model
 from mindgspo.rollout.protocol import RolloutCounters, RolloutEngine, training_sampling
 from mindgspo.swap.states import Phase
@@ -86,6 +87,8 @@ class Trainer:
     """Folder for the step of trainer.dump_step."""
     timers: Timers
     swap: Swap
+    adapters: AdapterNorms | None = None
+    """None if every weight is trained."""
 
     def train_step(self, step: int) -> StepResult:
         """Sample, score, train. `step` counts from 1. Raises TrainingError on a failed check or a non-finite loss."""
@@ -117,6 +120,7 @@ class Trainer:
                 mini_batches = with_advantages(mini_batches, estimated.advantages, self.algorithm.rollout_correction)
             with self.timers("update_actor"), self.swap.phase(Phase.UPDATE):
                 results = self.update(mini_batches, step)
+                norms = {} if self.adapters is None else self.adapters.metrics()
             with self.timers("update_weights"):
                 self.weights.push()
         record = StepRecord(
@@ -132,6 +136,7 @@ class Trainer:
             kl_coef=self.kl.coef,
             learning_rate=self.learning_rate(max(self.updates_tried - 1, 0)),
             updates=self.updater.updates,
+            adapter_norms=norms,
         )
         metrics = self.report.metrics(record)
         self.adapt_kl_coefficient(metrics)

@@ -41,6 +41,14 @@ PLANS = {
             {"data_parallel": 2, "expert_parallel": 2}, {"data_parallel": 2}),
         ("1x2x1 split sequence with all experts on every rank",
             MODEL | SEQUENCE | {"expert_tensor_parallel": 1}, {"data_parallel": 2}),
+        ("1x2x1 of adapters", MODEL, {"data_parallel": 2}),
+        ("1x2x1 of adapters, split sequence, small operators", MODEL | SEQUENCE, {"model_parallel": 2}),
+        ("2x1x1 of adapters, sharded", {"data_parallel": 2} | SHARDED, {"model_parallel": 2}),
+        ("1x1x2 of adapters", STAGES, {"data_parallel": 2}),
+        ("1x2x1 of adapted experts", MODEL, {"data_parallel": 2}),
+        ("2x1x1 of adapted experts, sampled with whole ones", {"data_parallel": 2} | SHARDED, WHOLE),
+        ("2x1x1 of adapted experts over replicas, small operators",
+            {"data_parallel": 2, "expert_parallel": 2}, {"data_parallel": 2}),
         ("context 2 padded", {"context_parallel": 2}, {"data_parallel": 2})],
     3: [("1x1x3 deep", {"pipeline_stage": 3, "micro_batch_num": 3}, {"data_parallel": 3})],
     4: [("1x4x1", {"model_parallel": 4}, {"model_parallel": 2, "data_parallel": 2}),
@@ -65,7 +73,9 @@ REFERENCES = {"1x4x1": {"data_parallel": 4}, "2x2x1": {"data_parallel": 4}, "4x2
 
 
 def model_of(name: str) -> str:
-    return next((model for model in ("experts", "padded", "deep") if model in name), "dense")
+    return next(
+        (model for model in ("adapted experts", "experts", "padded", "deep", "adapters") if model in name), "dense"
+    )
 
 
 # The others repeat on more ranks what these show.

@@ -60,3 +60,13 @@ def test_the_rest_of_a_run_is_the_same_on_the_same_plan_and_close_on_another(tmp
     assert_close(one, whole)
     four = run(config, tmp_path / "four", *FOUR, f"resume={checkpoint(one, 2)}")
     assert_close(four, one)
+
+
+@pytest.mark.slow
+def test_adapters_go_on_on_another_plan(tmp_path: Path) -> None:
+    lora = "model.lora={rank: 4, alpha: 8.0, train_norms: true, init: pissa}"
+    two = ("plans.train={model_parallel: 2}", "plans.infer={data_parallel: 2}")
+    config = write_experiment(tmp_path / "experiment", max_steps=3, workers=1)
+    whole = run(config, tmp_path / "whole", *two, lora)
+    one = run(config, tmp_path / "one", *ONE, lora, f"resume={checkpoint(whole, 1)}")
+    assert_close(one, whole)

@@ -23,7 +23,7 @@ from mindgspo.algorithms.optim.adamw import AdamW
 from mindgspo.algorithms.optim.gradients import Accumulate, GradientNorm
 from mindgspo.config.model import ModelSection
 from mindgspo.config.schema import OptimizerSection
-from mindgspo.models.names import parameter_shapes
+from mindgspo.models.names import trained_shapes
 from mindgspo.parallel.collectives.graph import all_gather, all_reduce, reduce_scatter
 from mindgspo.parallel.collectives.host import GraphOfRanks, wait_for_ranks, world_ranks
 from mindgspo.parallel.plans.layout import Layout
@@ -127,7 +127,7 @@ class StepOverRanks:
         shares: dict[str, Share] = {}
         if not self._is_alone:
             assert model is not None
-            shapes = parameter_shapes(model)
+            shapes = trained_shapes(model)
             layouts, self.moments = (make(shapes, model, plan) for make in (parameter_layouts, moment_layouts))
             shares = shares_of(layouts, self.moments, gradient_ranks(layouts, model, plan, rank), rank)
         names = [weight.name for weight in weights]

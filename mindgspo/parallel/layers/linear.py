@@ -13,6 +13,8 @@ from __future__ import annotations
 import mindspore as ms
 from mindspore import Tensor, nn, ops
 
+from mindgspo.config.lora import LoraSection
+from mindgspo.parallel.layers.adapters import AdaptedLinears, adapter
 from mindgspo.parallel.layers.model_parallel import leave_model_parallel
 from mindgspo.parallel.ops.device import has_kernels
 from mindgspo.parallel.ops.kernels import LinearKernel, RowsKernel
@@ -38,9 +40,11 @@ class ColumnParallelLinear(nn.Cell):
         name: str,
         place: Placement,
         units: int | None = None,
+        lora: LoraSection | None = None,
     ) -> None:
         super().__init__(auto_prefix=False)
         own_features = place.share(out_features, units=units)
+        self.adapter = adapter(lora, in_features, own_features, dtype=dtype, name=name)
         self.weight = zero_parameter((own_features, in_features), f"{name}.weight")
         self.has_bias = bias
         if bias:
@@ -53,23 +57,27 @@ class ColumnParallelLinear(nn.Cell):
         out_MO = self.matmul(x_MI, ops.cast(self.weight, self.dtype))
         if self.has_bias:
             out_MO = self.add(out_MO, ops.cast(self.bias, self.dtype))
-        return out_MO
+        return out_MO if self.adapter is None else out_MO + self.adapter(x_MI)
 
 
 class LinearGroup(nn.Cell):
     """Column-parallel layers that share an input: construct(x_MI, tokens) -> one output per layer.
 
-    head_dim: D if the outputs are heads, [M, O / D, D].
+    head_dim: D if the outputs are heads, [M, O / D, D]. is_frozen: whether only adapters are trained.
     """
 
-    def __init__(self, *layers: ColumnParallelLinear, head_dim: int | None = None) -> None:
+    def __init__(self, *layers: ColumnParallelLinear, head_dim: int | None = None, is_frozen: bool = False) -> None:
         super().__init__(auto_prefix=False)
         self.layers = nn.CellList(list(layers), auto_prefix=False)
         self.has_bias = layers[0].has_bias
         self.head_dim = head_dim
-        self.kernel = None
-        if has_kernels():
-            self.kernel = LinearKernel(len(layers), has_bias=self.has_bias, head_dim=head_dim)
+        self.kernel, adapters = None, [layer.adapter for layer in layers]
+        if not has_kernels():
+            return
+        if any(one is not None for one in adapters):
+            self.kernel = AdaptedLinears(adapters, has_bias=self.has_bias, head_dim=head_dim)
+        else:
+            self.kernel = LinearKernel(len(layers), has_bias=self.has_bias, head_dim=head_dim, is_frozen=is_frozen)
 
     def construct(self, x_MI: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
         outs = ()
@@ -94,20 +102,36 @@ class RowParallelLinear(nn.Cell):
     If the sequence is split between layers, each rank keeps its tokens of the sum.
     """
 
-    def __init__(self, in_features: int, out_features: int, *, dtype: ms.Type, name: str, place: Placement) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        dtype: ms.Type,
+        name: str,
+        place: Placement,
+        lora: LoraSection | None = None,
+    ) -> None:
         super().__init__(auto_prefix=False)
-        self.weight = zero_parameter((out_features, place.share(in_features)), f"{name}.weight")
+        own_features = place.share(in_features)
+        self.weight = zero_parameter((out_features, own_features), f"{name}.weight")
+        self.adapter = adapter(lora, own_features, out_features, dtype=dtype, name=name)
         self.dtype = dtype
         self.matmul = ops.MatMul(transpose_b=True)
         self.leave = leave_model_parallel(place)
-        self.kernel = LinearKernel(1, has_bias=False) if has_kernels() else None
+        self.kernel = None
+        if has_kernels() and self.adapter is not None:
+            self.kernel = AdaptedLinears([self.adapter], has_bias=False)
+        elif has_kernels():
+            self.kernel = LinearKernel(1, has_bias=False, is_frozen=lora is not None)
 
     def construct(self, x_MI: Tensor, tokens: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         """Return the output [M, O]. tokens: see `TokensInUse`."""
         own, region, _ = tokens
         if self.kernel is not None:
             return self.leave(self.kernel(x_MI, region, self.weight), own)
-        return self.leave(self.matmul(x_MI, ops.cast(self.weight, self.dtype)), own)
+        out_MO = self.matmul(x_MI, ops.cast(self.weight, self.dtype))
+        return self.leave(out_MO if self.adapter is None else out_MO + self.adapter(x_MI), own)
 
 
 class VocabParallelEmbedding(nn.Cell):

@@ -16,8 +16,9 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from mindgspo.parallel.platform.parameter_memory import zero_parameter
-from mindgspo_kernels.binding import graph_operator, panel_columns
+from mindgspo.parallel.collectives.shared_memory import Numbers
+from mindgspo.parallel.platform.parameter_memory import values_of, zero_parameter
+from mindgspo_kernels.binding import call, graph_operator, graph_threads, panel_columns
 
 zeros_like = ops.ZerosLike()
 Weights = Sequence[Parameter]
@@ -97,7 +98,33 @@ def _outs_by_head(features: int, head_dim: int | None) -> list[int]:
     return [features] if head_dim is None else [features // head_dim, head_dim]
 
 
-def _linear(num_layers: int, has_bias: bool, head_dim: int | None, dtype: ms.Type | None) -> ops.Custom:
+def _gradients_of_input() -> dict[tuple[int, bool], Callable[..., tuple]]:
+    """Gradients of `_linear` for frozen weights, by number of layers and whether these have biases. Nobody reads the
+    zeros of the weights, so they are never made."""
+    grad = kernel("linear_input_grad", lambda x, *rest: x)
+
+    def one(x, tokens, biased, w, out, dout):
+        return grad(x, tokens, biased, w, dout), zeros_like(tokens), zeros_like(biased), zeros_like(w)
+
+    def two(x, tokens, biased, w, v, out, dout):
+        dx = grad(x, tokens, biased, w, v, dout[0], dout[1])
+        return dx, zeros_like(tokens), zeros_like(biased), zeros_like(w), zeros_like(v)
+
+    def three(x, tokens, biased, w, v, u, out, dout):
+        dx = grad(x, tokens, biased, w, v, u, dout[0], dout[1], dout[2])
+        return dx, zeros_like(tokens), zeros_like(biased), zeros_like(w), zeros_like(v), zeros_like(u)
+
+    def three_biased(x, tokens, biased, w, wb, v, vb, u, ub, out, dout):
+        dx = grad(x, tokens, biased, w, wb, v, vb, u, ub, dout[0], dout[1], dout[2])
+        zeros = (zeros_like(w), zeros_like(wb), zeros_like(v), zeros_like(vb), zeros_like(u), zeros_like(ub))
+        return dx, zeros_like(tokens), zeros_like(biased), *zeros
+
+    return {(1, False): one, (2, False): two, (3, False): three, (3, True): three_biased}
+
+
+def _linear(
+    num_layers: int, has_bias: bool, head_dim: int | None, dtype: ms.Type | None, is_frozen: bool
+) -> ops.Custom:
     """Return the operator (x [M, I], tokens, biased, each layer's weight [O, I] and bias [O]) -> [M, O] or by head."""
     step = 2 if has_bias else 1
     last = num_layers * step
@@ -121,6 +148,8 @@ def _linear(num_layers: int, has_bias: bool, head_dim: int | None, dtype: ms.Typ
 
     gradients = {(1, False): one, (2, False): two, (3, False): three, (3, True): three_biased}
     name = f"linear_{num_layers}_biased" if has_bias else f"linear_{num_layers}"
+    if is_frozen:
+        gradients, name = _gradients_of_input(), f"{name}_frozen"
     if num_layers == 1:
         return kernel(
             name,
@@ -139,18 +168,86 @@ def _linear(num_layers: int, has_bias: bool, head_dim: int | None, dtype: ms.Typ
 class LinearKernel(nn.Cell):
     """construct(x_MI, tokens, weight_OI, [bias_O,] ...) -> x W^T + b [M, O] of 1 to 3 layers; 3 may have biases.
 
-    head_dim: D if the outputs are heads, [M, O / D, D]. dtype: of the outputs; None: x's.
+    head_dim: D if the outputs are heads, [M, O / D, D]. dtype: of the outputs; None: x's. is_frozen: only the gradient
+    of x is computed.
     """
 
     def __init__(
-        self, num_layers: int, *, has_bias: bool, head_dim: int | None = None, dtype: ms.Type | None = None
+        self,
+        num_layers: int,
+        *,
+        has_bias: bool,
+        head_dim: int | None = None,
+        dtype: ms.Type | None = None,
+        is_frozen: bool = False,
     ) -> None:
         super().__init__(auto_prefix=False)
         self.biased = Tensor(np.full(num_layers, has_bias, np.int32))
-        self.linear = _linear(num_layers, has_bias, head_dim, dtype)
+        self.linear = _linear(num_layers, has_bias, head_dim, dtype, is_frozen)
 
     def construct(self, x_MI: Tensor, tokens: Tensor, *weights: Tensor) -> Tensor | tuple[Tensor, ...]:
         return self.linear(x_MI, tokens, self.biased, *weights)
+
+
+def _gradient_of_adapted(num_layers: int, has_bias: bool) -> Callable[..., tuple]:
+    """Gradient of `AdaptedLinearKernel`: of x and of each layer's A and B. Nobody reads the zeros of the others, so
+    they are never made."""
+    step = 4 if has_bias else 3
+    ends = range(step, (num_layers + 1) * step, step)
+    grad = kernel(
+        "adapted_linear_grad", lambda x, t, f, s, *rest: (x, *(one for end in ends for one in rest[end - 2 : end]))
+    )
+
+    def one(x, tokens, form, scale, w, a, b, out, dout):
+        g = grad(x, tokens, form, scale, w, a, b, dout)
+        return g[0], zeros_like(tokens), zeros_like(form), zeros_like(scale), zeros_like(w), g[1], g[2]
+
+    def two(x, tokens, form, scale, w, a, b, v, c, d, out, dout):
+        g = grad(x, tokens, form, scale, w, a, b, v, c, d, dout[0], dout[1])
+        of_w, of_v = (zeros_like(w), g[1], g[2]), (zeros_like(v), g[3], g[4])
+        return g[0], zeros_like(tokens), zeros_like(form), zeros_like(scale), *of_w, *of_v
+
+    def three(x, tokens, form, scale, w, a, b, v, c, d, u, e, f, out, dout):
+        g = grad(x, tokens, form, scale, w, a, b, v, c, d, u, e, f, dout[0], dout[1], dout[2])
+        of_w, of_v, of_u = (zeros_like(w), g[1], g[2]), (zeros_like(v), g[3], g[4]), (zeros_like(u), g[5], g[6])
+        return g[0], zeros_like(tokens), zeros_like(form), zeros_like(scale), *of_w, *of_v, *of_u
+
+    def three_biased(x, tokens, form, scale, w, wb, a, b, v, vb, c, d, u, ub, e, f, out, dout):
+        g = grad(x, tokens, form, scale, w, wb, a, b, v, vb, c, d, u, ub, e, f, dout[0], dout[1], dout[2])
+        of_w = (zeros_like(w), zeros_like(wb), g[1], g[2])
+        of_v = (zeros_like(v), zeros_like(vb), g[3], g[4])
+        of_u = (zeros_like(u), zeros_like(ub), g[5], g[6])
+        return g[0], zeros_like(tokens), zeros_like(form), zeros_like(scale), *of_w, *of_v, *of_u
+
+    return {(1, False): one, (2, False): two, (3, False): three, (3, True): three_biased}[num_layers, has_bias]
+
+
+class AdaptedLinearKernel(nn.Cell):
+    """construct(x_MI, tokens, weight_OI, [bias_O,] A_RI, B_OR, ...) -> x W^T + b + scale (x A^T) B^T [M, O] of 1 to 3
+    frozen layers; 3 may have biases. Gradients: of x, A and B.
+
+    are_adapted: whether each layer has an adapter; A and B of one without are any tensors. scale: of the adapters.
+    head_dim: as of `LinearKernel`.
+    """
+
+    def __init__(
+        self, are_adapted: Sequence[bool], *, scale: float, has_bias: bool, head_dim: int | None = None
+    ) -> None:
+        super().__init__(auto_prefix=False)
+        count, step = len(are_adapted), 4 if has_bias else 3
+        self.form = Tensor(np.array([(has_bias, is_adapted) for is_adapted in are_adapted], np.int32))
+        self.scale = Tensor([scale], ms.float32)
+
+        def shapes(x, tokens, form, scale, *rest):
+            outs = tuple([x[0], *_outs_by_head(weight[0], head_dim)] for weight in rest[::step])
+            return outs[0] if count == 1 else outs
+
+        name = f"adapted_linear_{count}{'_biased' if has_bias else ''}"
+        dtypes = lambda x, *rest: x if count == 1 else (x,) * count  # noqa: E731
+        self.linear = kernel(name, shapes, dtypes, _gradient_of_adapted(count, has_bias))
+
+    def construct(self, x_MI: Tensor, tokens: Tensor, *layers: Tensor) -> Tensor | tuple[Tensor, ...]:
+        return self.linear(x_MI, tokens, self.form, self.scale, *layers)
 
 
 class RotaryKernel(nn.Cell):
@@ -247,10 +344,10 @@ class LogProbKernel(nn.Cell):
     """construct(hidden_MH, weight_VH, rows_P, targets_P, tokens) -> (logp_P, entropy_P), both float32.
 
     As `log_prob.ChunkedLogProb` of hidden_MH[rows_P]; 0 for negative rows. entropy_P is undefined without
-    `with_entropy`.
+    `with_entropy`. is_frozen: only the gradient of hidden is computed.
     """
 
-    def __init__(self, *, temperature: float, with_entropy: bool) -> None:
+    def __init__(self, *, temperature: float, with_entropy: bool, is_frozen: bool = False) -> None:
         super().__init__(auto_prefix=False)
         assert temperature > 0, temperature
         self.inverse_temperature = Tensor([1.0 / temperature], ms.float32)
@@ -258,6 +355,7 @@ class LogProbKernel(nn.Cell):
         name = "log_prob_entropy" if with_entropy else "log_prob"
         count = 3 if with_entropy else 2
         grad = kernel(f"{name}_grad", lambda h, w, *rest: (h, w), lambda h, w, *rest: (h, ms.float32))
+        input_grad = kernel(f"{name}_input_grad", lambda h, *rest: h)
 
         def gradient(hidden, weight, rows, targets, scale, tokens, out, dout):
             found = grad(hidden, weight, rows, targets, scale, tokens, out[1], dout[0])
@@ -267,11 +365,20 @@ class LogProbKernel(nn.Cell):
             found = grad(hidden, weight, rows, targets, scale, tokens, out[1], dout[0], out[2], dout[2])
             return _of_hidden_and_weight(found, rows, targets, scale, tokens)
 
+        def of_input(hidden, weight, rows, targets, scale, tokens, out, dout):
+            found = input_grad(hidden, weight, rows, targets, scale, tokens, out[1], dout[0])
+            return _of_hidden_and_weight((found, zeros_like(weight)), rows, targets, scale, tokens)
+
+        def of_input_with_entropy(hidden, weight, rows, targets, scale, tokens, out, dout):
+            found = input_grad(hidden, weight, rows, targets, scale, tokens, out[1], dout[0], out[2], dout[2])
+            return _of_hidden_and_weight((found, zeros_like(weight)), rows, targets, scale, tokens)
+
+        plain, of_entropy = (of_input, of_input_with_entropy) if is_frozen else (gradient, gradient_with_entropy)
         self.log_prob = kernel(
-            name,
+            f"{name}_frozen" if is_frozen else name,
             lambda h, w, rows, *rest: (rows,) * count,
             lambda *inputs: (ms.float32,) * count,
-            gradient_with_entropy if with_entropy else gradient,
+            of_entropy if with_entropy else plain,
         )
 
     def construct(
@@ -283,11 +390,60 @@ class LogProbKernel(nn.Cell):
         return found[0], ops.stop_gradient(found[0])
 
 
-class ExpertsKernel(nn.Cell):
-    """Contribution of the own experts, or own slices of experts, to each token, [M, H]; see `mixture_of_experts`."""
+class GroupedLinearKernel(nn.Cell):
+    """construct(x_SI, ends_E, weight_EOI, ...) -> (x W^T [S, O], ...) of 1 or 2 layers, each row by its expert's
+    matrix. ends_E: int64, the rows up to and including each expert's. is_frozen: only the gradient of x is computed.
+    """
 
-    def __init__(self, num_experts: int, num_chosen: int, *, is_normed: bool, own: range) -> None:
+    def __init__(self, num_layers: int, *, is_frozen: bool = False) -> None:
         super().__init__(auto_prefix=False)
+        self.is_one, name = num_layers == 1, f"grouped_linear_{num_layers}"
+        floats = (ms.float32,) * num_layers
+        grad = kernel("grouped_linear_grad", lambda x, e, *rest: (x, *rest[:num_layers]), lambda x, *rest: (x, *floats))
+
+        def one(x, ends, w, out, dout):
+            dx, dw = grad(x, ends, w, dout)
+            return dx, zeros_like(ends), dw
+
+        def two(x, ends, w, v, out, dout):
+            dx, dw, dv = grad(x, ends, w, v, dout[0], dout[1])
+            return dx, zeros_like(ends), dw, dv
+
+        input_grad = kernel("grouped_linear_input_grad", lambda x, *rest: x)
+
+        # Nobody reads the zeros of the weights, so they are never made.
+        def one_frozen(x, ends, w, out, dout):
+            return input_grad(x, ends, w, dout), zeros_like(ends), zeros_like(w)
+
+        def two_frozen(x, ends, w, v, out, dout):
+            dx = input_grad(x, ends, w, v, dout[0], dout[1])
+            return dx, zeros_like(ends), zeros_like(w), zeros_like(v)
+
+        gradients = {(1, False): one, (2, False): two, (1, True): one_frozen, (2, True): two_frozen}
+        gradient, name = gradients[num_layers, is_frozen], f"{name}_frozen" if is_frozen else name
+        if self.is_one:
+            self.linear = kernel(name, lambda x, e, w: [x[0], w[1]], lambda x, *rest: x, gradient)
+        else:
+            self.linear = kernel(
+                name, lambda x, e, w, v: ([x[0], w[1]], [x[0], v[1]]), lambda x, *rest: (x, x), gradient
+            )
+
+    def construct(self, x_SI: Tensor, ends_E: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        found = self.linear(x_SI, ends_E, *weights)
+        return (found,) if self.is_one else found
+
+
+class ExpertsKernel(nn.Cell):
+    """Contribution of the own experts, or own slices of experts, to each token, [M, H]; see `mixture_of_experts`.
+
+    gate_up, down: cells like `GroupedLinearKernel`, of the projections.
+    """
+
+    def __init__(
+        self, num_experts: int, num_chosen: int, *, is_normed: bool, own: range, gate_up: nn.Cell, down: nn.Cell
+    ) -> None:
+        super().__init__(auto_prefix=False)
+        self.gate_up, self.down = gate_up, down
         self.is_normed, self.own = Tensor([int(is_normed)], ms.int32), Tensor([own.start, num_experts], ms.int32)
         self.fork, self.rows, self.swiglu = ForkKernel(), RowsKernel(), SwiGLUKernel()
         route_gradient = kernel("route_grad", lambda x, w, *rest: (x, w), lambda x, w, *rest: (x, ms.float32))
@@ -323,28 +479,6 @@ class ExpertsKernel(nn.Cell):
             lambda e, p, t: (ms.int32, ms.int32, ms.int64),
             no_gradient,
         )
-        grouped_gradient = kernel(
-            "grouped_linear_grad", lambda x, e, w, *rest: (x, w), lambda x, e, w, *rest: (x, ms.float32)
-        )
-        pair_gradient = kernel(
-            "grouped_linear_grad", lambda x, e, w, v, *rest: (x, w, v), lambda x, *rest: (x, ms.float32, ms.float32)
-        )
-
-        def gradient_of_grouped(x, ends, weight, out, dout):
-            dx, dweight = grouped_gradient(x, ends, weight, dout)
-            return dx, zeros_like(ends), dweight
-
-        def gradient_of_pair(x, ends, gate, up, out, dout):
-            dx, dgate, dup = pair_gradient(x, ends, gate, up, dout[0], dout[1])
-            return dx, zeros_like(ends), dgate, dup
-
-        self.down = kernel("grouped_linear_1", lambda x, e, w: [x[0], w[1]], lambda x, *rest: x, gradient_of_grouped)
-        self.gate_up = kernel(
-            "grouped_linear_2",
-            lambda x, e, w, v: ([x[0], w[1]], [x[0], v[1]]),
-            lambda x, *rest: (x, x),
-            gradient_of_pair,
-        )
         combine_gradient = kernel("combine_grad", lambda r, s, w, t, d: (r, w))
 
         def gradient_of_combine(rows, slots, weights, tokens, out, dout):
@@ -377,8 +511,8 @@ class ExpertsKernel(nn.Cell):
         slots_MK, token_S, ends_E = self.slots(experts_MK, self.own, tokens)
         x_SH = self.rows(token_S, x_MH, ends_E)
         gate_SI, up_SI = self.gate_up(x_SH, ends_E, gate_EIH, up_EIH)
-        out_SH = self.down(self.swiglu(gate_SI, up_SI, ends_E), ends_E, down_EHI)
-        return self.combine(out_SH, slots_MK, weights_MK, tokens), chosen_MK
+        outs = self.down(self.swiglu(gate_SI, up_SI, ends_E), ends_E, down_EHI)
+        return self.combine(outs[0], slots_MK, weights_MK, tokens), chosen_MK
 
 
 class AccumulateKernel(nn.Cell):
@@ -420,12 +554,13 @@ class AdamWKernel(nn.Cell):
 class PackKernel(nn.Cell):
     """construct() packs the current `weights` [O, I] into `panels` for `PackedLinearKernel`.
 
-    dtype: type of the tokens, which the weights are rounded to.
+    dtype: type of the tokens, which the weights are rounded to. are_given: of each weight, whether `put` packs what
+    takes its place instead; None: of none.
     """
 
-    def __init__(self, weights: ParameterTuple, dtype: ms.Type) -> None:
+    def __init__(self, weights: ParameterTuple, dtype: ms.Type, are_given: Sequence[bool] | None = None) -> None:
         super().__init__(auto_prefix=False)
-        columns = panel_columns()
+        columns, given = panel_columns(), are_given or [False] * len(weights)
         self.weights, self.like = weights, Tensor([0.0], dtype)
         self.panels = ParameterTuple(
             [
@@ -437,10 +572,23 @@ class PackKernel(nn.Cell):
                 for weight in weights
             ]
         )
+        self.packed = ParameterTuple(
+            [
+                one
+                for every in (self.weights, self.panels)
+                for one, is_given in zip(every, given, strict=True)
+                if not is_given
+            ]
+        )
         self.pack = kernel("pack_linears", lambda *shapes: [1], lambda *dtypes: ms.int32)
 
     def construct(self) -> Tensor:
-        return self.pack(self.like, *self.weights, *self.panels)
+        return self.pack(self.like, *self.packed)
+
+    def put(self, number: int, weight_OI: np.ndarray) -> None:
+        """Pack an array, float32, in the place of weight `number`."""
+        arrays = (weight_OI, self.like.asnumpy(), values_of(self.panels[number]))
+        call("pack_linear", *(Numbers(one.dtype.name, one) for one in arrays), graph_threads())
 
 
 class PackedLinearKernel(nn.Cell):
@@ -479,6 +627,21 @@ class StoreKernel(nn.Cell):
         self, key_MBD: Tensor, value_MBD: Tensor, keys: Tensor, values: Tensor, cache_rows_M: Tensor, tokens: Tensor
     ) -> Tensor:
         return self.store(key_MBD, value_MBD, keys, values, cache_rows_M, tokens)
+
+
+class PagedAttentionKernel(nn.Cell):
+    """construct(query_SAD, keys, values, table_SP, lengths_S, tokens) -> attended values [S, A * D] of one token per
+    sequence over the cache; see `DecodeAttentionKernel`."""
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__(auto_prefix=False)
+        self.scale = Tensor([head_dim**-0.5], ms.float32)
+        self.attend = kernel("paged_attention", lambda q, *rest: [q[0], q[1] * q[2]], lambda q, *rest: q)
+
+    def construct(
+        self, query_SAD: Tensor, keys: Tensor, values: Tensor, table_SP: Tensor, lengths_S: Tensor, tokens: Tensor
+    ) -> Tensor:
+        return self.attend(query_SAD, keys, values, table_SP, lengths_S, self.scale, tokens)
 
 
 class DecodeAttentionKernel(nn.Cell):

@@ -2,7 +2,8 @@
 
 Matrices are [out, in], those of experts [experts, out, in]. Column-parallel matrices are split by out, with their
 biases, row-parallel ones by in, the output table by vocabulary, the input table as `vocab_emb_dp` says. Norms and
-routers are whole on every rank, also norms of heads (Qwen3), which each rank applies to its own heads only.
+routers are whole on every rank, also norms of heads (Qwen3), which each rank applies to its own heads only. Of a
+low-rank adapter the matrix on the side that its layer splits is split with it, and the other one is whole.
 
 `placement.layers_of_stage` assigns layers to pipeline stages. The input table is on the first stage, the last norm and
 the output table are on the last, and a table that is both (tied embeddings) is on the first and the last.
@@ -42,6 +43,8 @@ class Split(Enum):
     """Axis 0 (experts) over expert_parallel, axis 1 (output features of each) over expert_tensor_parallel."""
     EXPERT_ROW = auto()
     """Axis 0 (experts) over expert_parallel, axis 2 (input features of each) over expert_tensor_parallel."""
+    EXPERT_WHOLE = auto()
+    """Axis 0 (experts) over expert_parallel; as `WHOLE_FOR_OWN_PART` for the slices of an expert."""
     INPUT_TABLE = auto()
     """Axis 0 (vocabulary) over model_parallel, or whole under vocab_emb_dp."""
 
@@ -90,7 +93,8 @@ SPLITS: Mapping[str, Mapping[str, Split]] = {
 }
 # The axis that model_parallel splits where it is not the first.
 _LATER_AXIS = {Split.ROW: 1, Split.EXPERT_COLUMN: 1, Split.EXPERT_ROW: 2}
-_EXPERTS = (Split.EXPERT_COLUMN, Split.EXPERT_ROW)
+_EXPERTS = (Split.EXPERT_COLUMN, Split.EXPERT_ROW, Split.EXPERT_WHOLE)
+_ROWS = (Split.ROW, Split.EXPERT_ROW)
 # Not split over model_parallel.
 _WHOLE = (Split.WHOLE, Split.WHOLE_FOR_OWN_PART)
 
@@ -159,6 +163,11 @@ def _split(name: str, model: ModelSection) -> Split:
     in_layer = _LAYER.fullmatch(name)
     key = in_layer.group(2) if in_layer else name
     table = SPLITS[model.architecture]
+    layer, _, ending = key.rpartition(".lora_")
+    if ending in ("A.weight", "B.weight") and f"{layer}.weight" in table:
+        split = table[f"{layer}.weight"]
+        whole = Split.EXPERT_WHOLE if split in _EXPERTS else Split.WHOLE_FOR_OWN_PART
+        return split if (split in _ROWS) == (ending == "A.weight") else whole
     if key not in table:
         known = f"; known: {', '.join(table)}"
         fix = did_you_mean(key, table, otherwise=known, show=lambda close: f"{name.removesuffix(key)}{close}")
@@ -203,9 +212,11 @@ def _tensor_map(split: Split, num_axes: int, num_inner: int, plan: ParallelPlan)
     whole = (NOT_SPLIT,) * num_axes
     if split in _WHOLE or (split is Split.INPUT_TABLE and plan.vocab_emb_dp):
         return whole
+    first = 1 if num_inner > 1 else NOT_SPLIT  # experts
+    if split is Split.EXPERT_WHOLE:
+        return (first, *whole[1:])
     if split in _LATER_AXIS:
         axis = _LATER_AXIS[split]
-        first = 1 if num_inner > 1 else NOT_SPLIT  # experts
         return (first, *whole[1:axis], 0, *whole[axis + 1 :])
     # The outermost inner axis: model_parallel, or the kv heads.
     return (num_inner - 1, *whole[1:])

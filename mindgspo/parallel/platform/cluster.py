@@ -94,8 +94,12 @@ def first_rank_first(action: Callable[[], object]) -> None:
 
 def path_for_all(find: Callable[[], Path | None]) -> Path | None:
     """Return the path that rank 0 finds, on every rank."""
-    path = find() if is_first() else None
-    if runtime.world_size() == 1:
-        return path
-    found = exchange(str(path or "").encode(), senders=(0,))[0].decode()
+    found = text_for_all(lambda: str(find() or ""))
     return Path(found) if found else None
+
+
+def text_for_all(find: Callable[[], str]) -> str:
+    """Return the text that rank 0 finds, on every rank."""
+    if runtime.world_size() == 1:
+        return find()
+    return exchange(find().encode() if is_first() else b"", senders=(0,))[0].decode()

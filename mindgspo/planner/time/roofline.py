@@ -20,7 +20,7 @@ from mindgspo.config import ExperimentConfig, ParallelPlan
 from mindgspo.config.cache import BLOCK, block_bytes, sequences_at_once
 from mindgspo.models.operations import Operations
 from mindgspo.planner.cache_budget import with_cache_budget
-from mindgspo.planner.rank_work import FLOAT, generating_bytes, weight_sizes
+from mindgspo.planner.rank_work import FLOAT, generating_bytes, trained_sizes
 from mindgspo.rollout.sizes import reads_trained_weights
 
 
@@ -221,9 +221,11 @@ def _update_seconds(experiment: ExperimentConfig, card: CardRates, work: _Work, 
     pass. Stages idle while the pipeline of an update fills and drains."""
     plan = experiment.plans.train
     passes = (4 if plan.recompute == "full" else 3) + (plan.pipeline_stage > 1)
+    of = Operations.of(experiment.model)
+    operations = passes * _forward(experiment, work) - work.tokens * of.frozen_trunk - work.scored * of.frozen_head
     own = max(1, work.micro_batches // plan.data_parallel // updates)
     filled = own / (own + plan.pipeline_stage - 1)
-    seconds = passes * _forward(experiment, work) / (plan.world_size * card.peak * UPDATE_SHARE)
+    seconds = operations / (plan.world_size * card.peak * UPDATE_SHARE)
     # What a forward pass exchanges, the backward pass exchanges once too, and recomputing once more.
     return (seconds + (passes - 1) * _exchanged(experiment, plan, card, work)) / filled
 
@@ -254,9 +256,9 @@ def _exchanged(experiment: ExperimentConfig, plan: ParallelPlan, card: CardRates
 
 
 def _optimizer_seconds(experiment: ExperimentConfig, card: CardRates) -> float:
-    """Seconds of gradients summed over the replicas, and of AdamW on a card's weights and moments."""
+    """Seconds of gradients summed over the replicas, and of AdamW on a card's trained weights and moments."""
     plan = experiment.plans.train
-    weights = FLOAT * sum(weight_sizes(experiment.model, plan, 0).values())
+    weights = FLOAT * sum(trained_sizes(experiment.model, plan, 0).values())
     own = weights / plan.token_parts if plan.optimizer_shard else weights
     summed = _reduced(weights, plan.token_parts) / _rate(card, plan.world_size // plan.pipeline_stage)
     return summed + _OPTIMIZER_FLOATS * own / (card.memory * MEMORY_SHARE)

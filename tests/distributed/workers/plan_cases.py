@@ -22,9 +22,13 @@ MODEL = {
 MODELS = {
     "dense": MODEL,
     "deep": MODEL | {"num_hidden_layers": 4},
+    "adapters": MODEL | {"lora": {"rank": 4, "alpha": 6.0}},
     "padded": MODEL | {"vocab_size": 63, "table_rows": 66, "tie_word_embeddings": False},
     "experts": MODEL | {"architecture": "qwen3_moe", "head_dim": 12, "num_experts": 6, "num_experts_per_tok": 2,
         "moe_intermediate_size": 24, "norm_topk_prob": True},
+    "adapted experts": MODEL | {"architecture": "qwen3_moe", "head_dim": 12, "num_experts": 6, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24, "norm_topk_prob": True,
+        "lora": {"rank": 4, "alpha": 6.0, "targets": ("all", "router"), "train_norms": True}},
 }  # fmt: skip
 
 

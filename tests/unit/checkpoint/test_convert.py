@@ -13,13 +13,18 @@ from damage import flip_bit
 from planned_checkpoints import save_small
 from weight_files import write_safetensors
 
+from mindgspo.checkpoint.adapted import base_digest, base_record
 from mindgspo.checkpoint.convert import Conversion, convert_model
 from mindgspo.checkpoint.export import export_huggingface
+from mindgspo.checkpoint.store import Retention, save_checkpoint
 from mindgspo.cli import main
-from mindgspo.config import ExperimentConfig, ModelSection, dump_config, load_config
+from mindgspo.config import ExperimentConfig, ModelSection, TokenizerSection, dump_config, load_config
 from mindgspo.config.huggingface_config import generation_config, huggingface_config
+from mindgspo.config.yaml_dialect import parse_document
 from mindgspo.errors import CheckpointError, WeightsError
-from mindgspo.models.names import weight_shapes
+from mindgspo.models.initial_values import DrawnTensors
+from mindgspo.models.lora import BASE_KEY, peft_names
+from mindgspo.models.names import is_adapter, is_trained, weight_shapes
 from mindgspo.tensor_files.reader import open_tensors
 from mindgspo.tensor_files.tensors import bfloat16_bits
 from mindgspo.tensor_files.writer import read_safetensors
@@ -369,6 +374,127 @@ def test_a_checkpoint_becomes_what_the_run_exports(tmp_path: Path) -> None:
                        tokenizer=tokenizer)  # fmt: skip
     convert_model(Conversion(source=step, out=tmp_path / "out"))
     assert files(tmp_path / "out") == files(tmp_path / "run" / "export")
+
+
+ON_VALUES = ("model.lora.targets=[v_proj]", "model.lora.train_norms=true")
+
+
+def run_with_adapters(
+    folder: Path, *settings: str, base_dtype: str | None = None
+) -> tuple[ModelSection, dict[str, np.ndarray], Path]:
+    """A run with a checkpoint of adapters on a random base, or on a folder with weights of a type: its model, the
+    weights of the base, which the checkpoint does not hold, and the checkpoint."""
+    overrides = ["model.lora.rank=4", *settings]
+    example = PROJECT / "examples" / "arithmetic" / "gspo.yaml"
+    model = load_config(example).model
+    base = {name: DrawnTensors(model, 1, path=folder).read(name) for name in weight_shapes(model)}
+    if base_dtype is not None:
+        base = {name: (array.view(np.uint32) >> 16 << 16).view(np.float32) for name, array in base.items()}
+        tokenizer = load_tokenizer(TokenizerSection())
+        raw = huggingface_config(model, eos_ids=tokenizer.eos_ids, pad_id=tokenizer.pad_id)
+        raw = {key: base_dtype if key.endswith("dtype") else value for key, value in raw.items()}
+        export_huggingface(folder / "model", tensors=base, model_config=raw, generation_config={}, tokenizer=tokenizer,
+                           dtype=base_dtype)  # fmt: skip
+        overrides.append(f"model.path={folder / 'model'}")
+    config = load_config(example, [*overrides, "seed=1"])
+    run = folder / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text(dump_config(config))
+    own = {name: array for name, array in some_weights(config.model).items() if is_trained(config.model, name)}
+    state = {"inputs": {"base": base_record(config.model, config.seed)}}
+    step = save_checkpoint(
+        run / "checkpoints", step=4, parameters=own, optimizer={}, state=state, keep=Retention(last=1)
+    )
+    return config.model, base | {name: array for name, array in own.items() if is_adapter(name)}, step
+
+
+@pytest.mark.parametrize("base_dtype", [None, "bfloat16"])
+def test_a_checkpoint_of_adapters_becomes_its_base_and_a_peft_folder_or_merged_weights(
+    tmp_path: Path, base_dtype: str | None
+) -> None:
+    model, weights, step = run_with_adapters(tmp_path, *ON_VALUES, base_dtype=base_dtype)
+    base, plus = tmp_path / "base", tmp_path / "merged"
+    convert_model(Conversion(source=step, out=base))
+    convert_model(Conversion(source=step, out=plus, merges=True))
+    found, both = (read_safetensors(folder / "model.safetensors") for folder in (base, plus))
+    adapter = read_safetensors(base / "adapter" / "adapter_model.safetensors")
+    assert adapter.keys() == set(peft_names(model).values())
+    assert not (plus / "adapter").exists() and found.keys() == both.keys() == weight_shapes(model.base).keys()
+    for name, array in found.items():
+        np.testing.assert_array_equal(array, weights[name], err_msg=name)
+        layer = name.removesuffix(".weight")
+        if layer.endswith("v_proj"):  # scale: 32 / 4
+            array = array + 8 * (weights[f"{layer}.lora_B.weight"] @ weights[f"{layer}.lora_A.weight"])
+        if name.endswith("norm.weight"):
+            array = adapter[f"base_model.model.{name}"]
+        np.testing.assert_array_equal(both[name], array, err_msg=name)
+    with open_tensors(base / "adapter" / "adapter_model.safetensors") as stored:
+        assert stored.metadata[BASE_KEY] == base_digest(base_record(model, 1))
+
+
+def test_adapters_are_not_put_on_another_base(tmp_path: Path) -> None:
+    model, _, step = run_with_adapters(tmp_path, *ON_VALUES, base_dtype="bfloat16")
+    file = model.path / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError) as refusal:
+        convert_model(Conversion(source=step, out=tmp_path / "out"))
+    assert str(refusal.value) == (
+        f"{step}: its adapters belong to another base than {model.path}: model.safetensors: another content; set "
+        f"model.path to the folder of that run as it was ({model.path})"
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_adapters_go_to_mindformers_names_and_back(tmp_path: Path) -> None:
+    targets = "model.lora.targets=[q_proj, down_proj]"
+    _, weights, step = run_with_adapters(tmp_path, "model.lora.alpha=6", targets)
+    theirs, back, direct = tmp_path / "mf", tmp_path / "back", tmp_path / "direct"
+    convert_model(Conversion(source=step, out=theirs, layout="mindformers"))
+    found = read_safetensors(theirs / "model.safetensors")
+    for name, of_pet in (("self_attn.q_proj.lora_A.weight", "attention.wq.mindpet_delta_lora_a"),
+                         ("mlp.down_proj.lora_B.weight", "feed_forward.w2.mindpet_delta_lora_b")):  # fmt: skip
+        np.testing.assert_array_equal(found[f"model.layers.1.{of_pet}"], weights[f"model.layers.1.{name}"])
+    section = parse_document((theirs / "pet_config.yaml").read_text())["pet_config"]
+    assert section == {"pet_type": "lora", "lora_rank": 4, "lora_alpha": 6.0, "lora_dropout": 0.0,
+                       "target_modules": ".*wq|.*w2"}  # fmt: skip
+    convert_model(Conversion(source=theirs, out=back))
+    convert_model(Conversion(source=step, out=direct))
+    for name in ("model.safetensors", "adapter/adapter_model.safetensors"):
+        one, other = (read_safetensors(folder / name) for folder in (back, direct))
+        assert one.keys() == other.keys() and all(np.array_equal(one[key], other[key]) for key in one)
+    assert json.loads((back / "adapter/adapter_config.json").read_text())["lora_alpha"] == 6
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("pet_config: {pet_type: slora}", "no 'target_modules'; it must hold pet_config with pet_type"),
+    ("pet_config: {pet_type: slora, target_modules: '.*wq'}", "pet_type lora and target_modules of .*wq, "),
+    ("pet_config: {pet_type: lora, lora_rank: 4, lora_alpha: 6, target_modules: '.*word_embeddings'}", "of .*wq"),
+    ("pet_config: {pet_type: lora, lora_rank: x, lora_alpha: 6, target_modules: '.*wq'}", "lora_rank, lora_alpha"),
+    ("pet_config: [", "it must hold pet_config"), ("[]", "it must hold pet_config"),
+])  # fmt: skip
+def test_a_section_of_adapters_that_says_something_else_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    source = exported(tmp_path / "source")
+    (source / "pet_config.yaml").write_text(text)
+    with pytest.raises(WeightsError) as refusal:
+        convert_model(Conversion(source=source, out=tmp_path / "out"))
+    assert message in str(refusal.value) and "pet_config.yaml: " in str(refusal.value)
+
+
+def test_trained_norms_go_to_mindformers_merged_alone(tmp_path: Path) -> None:
+    _, _, step = run_with_adapters(tmp_path, *ON_VALUES)
+    with pytest.raises(WeightsError, match="norms were trained beside the adapters.*--merge"):
+        convert_model(Conversion(source=step, out=tmp_path / "mf", layout="mindformers"))
+    convert_model(Conversion(source=step, out=tmp_path / "mf", layout="mindformers", merges=True))
+
+
+def test_adapters_of_an_unknown_scale_are_refused(tmp_path: Path) -> None:
+    _, _, step = run_with_adapters(tmp_path)
+    convert_model(Conversion(source=step, out=tmp_path / "mf", layout="mindformers"))
+    (tmp_path / "mf" / "pet_config.yaml").unlink()
+    with pytest.raises(WeightsError, match="has adapters, whose scale is not among the weights; write the section"):
+        convert_model(Conversion(source=tmp_path / "mf", out=tmp_path / "back"))
 
 
 def test_a_checkpoint_that_was_changed_or_is_far_from_its_run_is_refused(tmp_path: Path) -> None:

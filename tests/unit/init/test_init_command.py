@@ -15,6 +15,7 @@ from mindgspo.cli import main
 from mindgspo.config import ModelSection, load_config
 from mindgspo.config.huggingface_config import huggingface_config
 from mindgspo.config.load import read_layers
+from mindgspo.config.lora import narrowest_target
 from mindgspo.config.yaml_dialect import parse_document
 from mindgspo.data.benchmarks import INSTRUCTIONS
 from mindgspo.data.source_rows import SourceRow, asks
@@ -80,6 +81,19 @@ def test_a_new_model_and_odd_columns_pass_the_check(kind: str, init, brought: Pa
     assert config.tokenizer.path == tmp_path / "hf" and config.tokenizer.eos_tokens == ("<eos>",)
     code, text = init()
     assert code == 1 and "new.yaml: is there already; give --out another name" in text
+
+
+@pytest.mark.parametrize("kind", ["Qwen2", "Qwen3Moe"])
+def test_adapters_are_written_with_ten_times_the_learning_rate(kind: str, init, tmp_path: Path, capsys) -> None:
+    code, said = init("--lora", kind=kind)
+    assert code == 0 and "are trained" in said and "the rest is frozen" in said
+    config = load_config(tmp_path / "new.yaml")
+    lora = config.model.lora
+    assert lora is not None and lora.targets == (("all",) if kind == "Qwen2" else ("attention",))
+    assert (lora.rank, lora.scale) == (min(16, narrowest_target(config.model, lora)), 2.0)
+    assert config.optimizer.lr == 5e-4 == usual_learning_rate(config.model)
+    assert main(["check", str(tmp_path / "new.yaml")]) == 0
+    assert capsys.readouterr().out.endswith("\nok\n")
 
 
 def test_held_out_rows_may_be_a_file_of_their_own(init, brought: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mindgspo.checkpoint.adapted import base_record
 from mindgspo.checkpoint.run_folder import open_run_folder
 from mindgspo.config import TokenizerSection, dump_config
 from mindgspo.errors import CheckpointError, ConfigError, DataError, TrainingError
@@ -151,3 +152,28 @@ def test_other_rows_are_refused_and_a_changed_reward_file_is_told(make, tmp_path
     (line,) = check(saved, make())
     assert "reward.score is not the file any more" in line
     assert check(saved, make(), weights_only=True) == []
+
+
+def test_adapters_are_resumed_on_their_own_base_alone(make, load, tmp_path: Path) -> None:
+    def of(*overrides: str) -> dict:
+        model = load("model.lora.rank=4", *overrides).model
+        return make() | {"base": json.loads(json.dumps(base_record(model, 3)))}
+
+    ours = of()
+    assert check(ours, of("model.lora.targets=[attention]")) == [], "names and shapes tell that"
+    cases = [
+        (make(), ours, "holds every weight, and model.lora trains adapters beside a base; export it"),
+        (ours, make(), "holds adapters alone, and without model.lora every weight is trained; export it with --merge"),
+        (ours, of("model.lora.init=pissa"), "trained with model.lora.init not pissa, which changes the base; set init"),
+        (ours, of("model.lora.alpha=8"), "trained at the scale 8, and model.lora says 2; set alpha, rank"),
+        (ours, ours | {"base": ours["base"] | {"files": {"model.safetensors": "aa"}, "path": "/model"}},
+         "another base than /model: model.safetensors: only here; set no model.path, and seed to 3"),
+        (ours | {"base": ours["base"] | {"files": {"a": "1", "b": "2"}, "path": "/there"}},
+         ours | {"base": ours["base"] | {"files": {"a": "1", "b": "3"}, "path": "/here"}},
+         "another base than /here: b: another content; set model.path to the folder of that run as it was (/there)"),
+    ]  # fmt: skip
+    for saved, here, said in cases:
+        for weights_only in (False, True):
+            with pytest.raises(CheckpointError) as caught:
+                check(saved, here, weights_only=weights_only)
+            assert said in str(caught.value) and "\n" not in str(caught.value)

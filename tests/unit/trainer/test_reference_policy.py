@@ -13,7 +13,8 @@ from mindgspo.algorithms.optim.updater import Updater
 from mindgspo.batches.rows import TrainingSample, lay_out
 from mindgspo.config.algorithm import ReferenceSection
 from mindgspo.errors import CheckpointError
-from mindgspo.models.policy import PolicyLogProbs
+from mindgspo.models.names import parameter_shapes, trained_shapes, trained_weight_shapes
+from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.scoring import PolicyScorer
 from mindgspo.models.weights import initialize_weights
 from mindgspo.parallel.plans.placement import ALONE
@@ -227,3 +228,74 @@ def test_a_step_lets_it_follow_before_it_scores(make_trainer, one_of_two_right, 
     assert told == [(0, 0), (1, 2)], "two updates in a step"
     assert [step["critic/reference_version"] for step in metrics] == [1.5, 1.5]
     assert [step["critic/reference_age"] for step in metrics] == [-1.5, 0.5], "of the old policy"
+
+
+@pytest.fixture
+def adapted(cpu_runtime: None, load):
+    """adapted(*overrides): a policy with adapters that do something, and the section of its reference policy."""
+
+    def make(*overrides: str):
+        config = load("model.lora.rank=4", "algorithm.kl.placement=loss", "algorithm.kl.coef=0.1", *overrides)
+        policy = build_model(config.model)
+        initialize_weights(policy, config.model, seed=1)
+        move_adapters(policy, 7)
+        return policy, config
+
+    return make
+
+
+def move_adapters(policy, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    for parameter in policy.get_parameters():
+        if parameter.requires_grad:
+            parameter.asnumpy()[...] += 0.3 * random.standard_normal(parameter.shape, np.float32)
+
+
+WARM = ("warmup.max_steps=1", "warmup.batch_size=2", "warmup.lr=1e-3")
+
+
+@pytest.mark.parametrize("overrides", [
+    (), ("model.lora.train_norms=true",), WARM, (*WARM, "model.lora.train_norms=true"),
+    ("algorithm.kl.reference.mode=sync", "algorithm.kl.reference.every=1"),
+], ids=["base", "base of norms", "snapshot", "snapshot of norms", "sync"])  # fmt: skip
+def test_on_the_policys_base_it_scores_as_a_second_model_does(overrides, adapted, batch, tmp_path: Path) -> None:
+    policy, config = adapted(*overrides)
+    section, changes = config.reference_model, config.algorithm.kl.reference
+    assert config.shares_base and (section.lora is None) == (
+        not overrides or overrides == ("model.lora.train_norms=true",)
+    )
+    second, shared = (
+        ReferencePolicy(section, ALONE, temperature=1.0, changes=changes, base_of=base) for base in (None, policy)
+    )
+    trained = trained_shapes(config.model)
+    held = {parameter.name for parameter in shared.parameters}
+    assert held == trained.keys() & parameter_shapes(section).keys()
+    assert {one.name for one in second.parameters} == parameter_shapes(section).keys()
+    for number, reference in enumerate((second, shared)):
+        reference.freeze(policy, tmp_path / str(number), version=3)
+    frozen = log_probs(second.scorer, batch)
+    np.testing.assert_array_equal(log_probs(shared.scorer, batch), frozen)
+    move_adapters(policy, 8)
+    assert np.abs(log_probs(PolicyScorer(policy, temperature=1.0), batch) - frozen)[batch.mask_NK].max() > 1e-3
+    np.testing.assert_array_equal(log_probs(shared.scorer, batch), frozen)
+    if changes.mode == "sync":
+        for reference in (second, shared):
+            reference.follow(policy, steps_done=1, version=4)
+        moved = log_probs(second.scorer, batch)
+        assert (moved != frozen).any()
+        np.testing.assert_array_equal(log_probs(shared.scorer, batch), moved)
+        assert shared.arrays().keys() == trained_weight_shapes(config.model).keys()
+        resumed = ReferencePolicy(section, ALONE, temperature=1.0, changes=changes, base_of=policy)
+        resumed.load(shared.state(), ArraySource(shared.arrays(), path=tmp_path))
+        np.testing.assert_array_equal(log_probs(resumed.scorer, batch), moved)
+        return
+    # Another process: its base comes from the policy, the rest from the folder.
+    resumed = ReferencePolicy(section, ALONE, temperature=1.0, base_of=policy)
+    resumed.restore(tmp_path / "1")
+    np.testing.assert_array_equal(log_probs(resumed.scorer, batch), frozen)
+    assert resumed.version == 3
+
+
+def test_with_a_plan_of_its_own_it_is_a_second_model(load) -> None:
+    own = ("model.lora.rank=4", "algorithm.kl.placement=loss", "plans.reference.data_parallel=1")
+    assert not load(*own).shares_base and not load("algorithm.kl.placement=loss").shares_base

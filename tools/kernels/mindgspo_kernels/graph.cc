@@ -257,6 +257,10 @@ GRAPH_ALIAS(linear_1_biased, linear)
 GRAPH_ALIAS(linear_2, linear)
 GRAPH_ALIAS(linear_3, linear)
 GRAPH_ALIAS(linear_3_biased, linear)
+GRAPH_ALIAS(linear_1_frozen, linear)
+GRAPH_ALIAS(linear_2_frozen, linear)
+GRAPH_ALIAS(linear_3_frozen, linear)
+GRAPH_ALIAS(linear_3_biased_frozen, linear)
 
 // x, tokens, biased, weights and biases, d_outs -> d_x, then each layer's d_weight and d_bias
 GRAPH_OPERATOR(linear_grad) {
@@ -269,6 +273,69 @@ GRAPH_OPERATOR(linear_grad) {
   const Layers gradients(in, 2);
   check(mindgspo_linear_backward(x, int64_t(d_outs.size()), layers.weights.data(), d_outs.data(), d_x,
                                  gradients.weights.data(), gradients.biases.data(), processors));
+}
+
+// x, tokens, biased, weights and biases, d_outs -> d_x
+GRAPH_OPERATOR(linear_input_grad) {
+  const int64_t used = in.used(1);
+  const Tensor* x = in.next(used);
+  in.go_to(3);
+  const Layers layers(in, 2);
+  const auto d_outs = flat_rows_of(in, layers.weights.size(), used);
+  const Tensor* d_x = in.next(used);
+  check(mindgspo_linear_backward(x, int64_t(d_outs.size()), layers.weights.data(), d_outs.data(), d_x, nullptr, nullptr,
+                                 processors));
+}
+
+namespace {
+
+// Of layers: weight, bias where `form` [layers, 2] says so, and an adapter's A and B, which mean nothing where it says
+// that there is none.
+struct AdaptedLayers {
+  std::vector<const Tensor*> weights, biases, as, bs;
+  AdaptedLayers(Arguments& in, int64_t form) {
+    for (int64_t i = 0; i < in.length(form); ++i) {
+      weights.push_back(in.next());
+      biases.push_back(in.integer(form, 2 * i) ? in.next() : nullptr);
+      for (auto* matrices : {&as, &bs}) {
+        const Tensor* one = in.next();
+        matrices->push_back(in.integer(form, 2 * i + 1) ? one : nullptr);
+      }
+    }
+  }
+};
+
+}  // namespace
+
+// x, tokens, form, scale, then each layer's weight, bias, A and B -> outs [M, O], or by heads, [M, heads, O / heads]
+GRAPH_OPERATOR(adapted_linear) {
+  const int64_t used = in.used(1);
+  const Tensor* x = in.next(used);
+  in.go_to(4);
+  const AdaptedLayers layers(in, 2);
+  const auto outs = flat_rows_of(in, layers.weights.size(), used);
+  check(mindgspo_adapted_linear(x, int64_t(outs.size()), layers.weights.data(), layers.biases.data(), layers.as.data(),
+                                layers.bs.data(), in.number(3), outs.data(), processors));
+}
+
+GRAPH_ALIAS(adapted_linear_1, adapted_linear)
+GRAPH_ALIAS(adapted_linear_2, adapted_linear)
+GRAPH_ALIAS(adapted_linear_3, adapted_linear)
+GRAPH_ALIAS(adapted_linear_3_biased, adapted_linear)
+
+// x, tokens, form, scale, the layers, d_outs -> d_x, then each layer's d_A and d_B, not written without an adapter
+GRAPH_OPERATOR(adapted_linear_grad) {
+  const int64_t used = in.used(1);
+  const Tensor* x = in.next(used);
+  in.go_to(4);
+  const AdaptedLayers layers(in, 2);
+  const auto d_outs = flat_rows_of(in, layers.weights.size(), used);
+  const Tensor* d_x = in.next(used);
+  std::vector<const Tensor*> d_as, d_bs;
+  for (size_t i = 0; i < d_outs.size(); ++i) d_as.push_back(in.next()), d_bs.push_back(in.next());
+  check(mindgspo_adapted_linear_backward(x, int64_t(d_outs.size()), layers.weights.data(), layers.as.data(),
+                                         layers.bs.data(), in.number(3), d_outs.data(), d_x, d_as.data(), d_bs.data(),
+                                         processors));
 }
 
 // query, key, positions, cos, sin, tokens -> rotated query, rotated key
@@ -389,18 +456,23 @@ GRAPH_OPERATOR(log_prob) { log_prob(in, false); }
 GRAPH_OPERATOR(log_prob_entropy) { log_prob(in, true); }
 
 // hidden, weight, rows, targets, inverse_temperature, tokens, log_sums, d_log_probs -> d_hidden, d_weight
-static void log_prob_backward(Arguments& in, bool with_entropy) {
+static void log_prob_backward(Arguments& in, bool with_entropy, bool is_frozen = false) {
   const Tensor *hidden = in.next(), *weight = in.next(), *rows = in.next(), *targets = in.next();
   in.skip(2);
   const Tensor *log_sums = in.next(), *d_log_probs = in.next();
   const Tensor *entropies = with_entropy ? in.next() : nullptr, *d_entropies = with_entropy ? in.next() : nullptr;
-  const Tensor *d_hidden = in.next(in.used(5)), *d_weight = in.next();
+  const Tensor *d_hidden = in.next(in.used(5)), *d_weight = is_frozen ? nullptr : in.next();
   check(mindgspo_log_prob_backward(hidden, rows, weight, targets, in.number(4), log_sums, entropies, d_log_probs,
                                    d_entropies, d_hidden, d_weight, processors));
 }
 GRAPH_OPERATOR(log_prob_grad) { log_prob_backward(in, false); }
 // the same, then entropies, d_entropies -> d_hidden, d_weight
 GRAPH_OPERATOR(log_prob_entropy_grad) { log_prob_backward(in, true); }
+// the same for a weight that is not trained -> d_hidden
+GRAPH_OPERATOR(log_prob_input_grad) { log_prob_backward(in, false, true); }
+GRAPH_OPERATOR(log_prob_entropy_input_grad) { log_prob_backward(in, true, true); }
+GRAPH_ALIAS(log_prob_frozen, log_prob)
+GRAPH_ALIAS(log_prob_entropy_frozen, log_prob_entropy)
 
 // x, weight, is_normed, tokens -> experts, weights, probs
 GRAPH_OPERATOR(route) {
@@ -454,6 +526,8 @@ GRAPH_OPERATOR(grouped_linear) {
 
 GRAPH_ALIAS(grouped_linear_1, grouped_linear)
 GRAPH_ALIAS(grouped_linear_2, grouped_linear)
+GRAPH_ALIAS(grouped_linear_1_frozen, grouped_linear)
+GRAPH_ALIAS(grouped_linear_2_frozen, grouped_linear)
 
 // x, ends, weights, d_outs -> d_x, d_weights
 GRAPH_OPERATOR(grouped_linear_grad) {
@@ -468,6 +542,20 @@ GRAPH_OPERATOR(grouped_linear_grad) {
   for (size_t i = 0; i < layers; ++i) d_weights.push_back(in.next());
   check(mindgspo_grouped_linear_backward(x, ends.data(), int64_t(layers), weights.data(), d_outs.data(), d_x,
                                          d_weights.data(), processors));
+}
+
+// x, ends, weights, d_outs -> d_x
+GRAPH_OPERATOR(grouped_linear_input_grad) {
+  const std::vector<int64_t> ends = Segments(in, 1).ends;
+  const Tensor* x = in.next(ends.back());
+  in.skip(1);
+  const size_t layers = (in.count() - 3) / 2;
+  std::vector<const Tensor*> weights;
+  for (size_t i = 0; i < layers; ++i) weights.push_back(in.next());
+  const auto d_outs = rows_of(in, layers, ends.back());
+  const Tensor* d_x = in.next(ends.back());
+  check(mindgspo_grouped_linear_backward(x, ends.data(), int64_t(layers), weights.data(), d_outs.data(), d_x, nullptr,
+                                         processors));
 }
 
 // rows, slots, weights, tokens -> out
@@ -576,6 +664,17 @@ Tensor normed_sum(const Tensor& x, const Tensor* delta, const Tensor& weight, fl
 }
 
 }  // namespace
+
+// query [S, heads, D], key cache, value cache, table, lengths, scale, tokens -> out [S, heads * D]
+GRAPH_OPERATOR(paged_attention) {
+  const int64_t used = in.used(6);
+  const Tensor *query = in.next(used), keys = by_columns(*in.next()), values = by_rows(*in.next());
+  const Tensor *table = in.next(used), *lengths = in.next(used);
+  const float scale = in.number(5);
+  in.go_to(7);
+  const Tensor out = reshaped(*in.next(used), {used, query->shape[1], query->shape[2]});
+  check(mindgspo_paged_attention(query, &keys, &values, table, lengths, scale, &out, processors));
+}
 
 // A decoder layer's attention of one token per sequence, in one operator: `add_rms_norm`, `packed_linear`, norms of heads,
 // `rotary`, `store_tokens`, `paged_attention` and `packed_linear` again.

@@ -28,12 +28,25 @@ int mindgspo_matmul(const mindgspo_tensor* a, const mindgspo_tensor* b, const mi
 // biases[i]: [O_i] or null. Weights and biases are rounded to x's dtype.
 int mindgspo_linear(const mindgspo_tensor* x, int64_t layers, const mindgspo_tensor* const* weights,
                     const mindgspo_tensor* const* biases, const mindgspo_tensor* const* outs, int64_t threads);
-// Gradients of the same; d_biases[i] may be null.
+// Gradients of the same; d_biases[i] may be null, and d_weights with d_biases: then only d_x is computed.
 int mindgspo_linear_backward(const mindgspo_tensor* x, int64_t layers, const mindgspo_tensor* const* weights,
                              const mindgspo_tensor* const* d_outs, const mindgspo_tensor* d_x,
                              const mindgspo_tensor* const* d_weights, const mindgspo_tensor* const* d_biases,
                              int64_t threads);
-// The same by expert: weights[i] [E, O_i, I]; x has the rows of expert 0 first, up to ends[0], then those of expert 1.
+// Frozen layers with low-rank adapters: outs[i] = x W_i^T + biases[i] + scale (x A_i^T) B_i^T, rounded once; as[i]
+// [R_i, I], bs[i] [O_i, R_i], both null for a layer without. x (scale A_i)^T is rounded to x's dtype.
+int mindgspo_adapted_linear(const mindgspo_tensor* x, int64_t layers, const mindgspo_tensor* const* weights,
+                            const mindgspo_tensor* const* biases, const mindgspo_tensor* const* as,
+                            const mindgspo_tensor* const* bs, double scale, const mindgspo_tensor* const* outs,
+                            int64_t threads);
+// Gradients of x and of the adapters; those of d_as are float32.
+int mindgspo_adapted_linear_backward(const mindgspo_tensor* x, int64_t layers, const mindgspo_tensor* const* weights,
+                                     const mindgspo_tensor* const* as, const mindgspo_tensor* const* bs, double scale,
+                                     const mindgspo_tensor* const* d_outs, const mindgspo_tensor* d_x,
+                                     const mindgspo_tensor* const* d_as, const mindgspo_tensor* const* d_bs,
+                                     int64_t threads);
+// Linear layers by expert: weights[i] [E, O_i, I]; x has the rows of expert 0 first, up to ends[0], then those of expert
+// 1. d_weights may be null.
 int mindgspo_grouped_linear(const mindgspo_tensor* x, const int64_t* ends, int64_t layers,
                             const mindgspo_tensor* const* weights, const mindgspo_tensor* const* outs, int64_t threads);
 int mindgspo_grouped_linear_backward(const mindgspo_tensor* x, const int64_t* ends, int64_t layers,
@@ -140,7 +153,7 @@ int mindgspo_log_prob(const mindgspo_tensor* hidden, const mindgspo_tensor* rows
                       const mindgspo_tensor* targets, double inverse_temperature, const mindgspo_tensor* log_probs,
                       const mindgspo_tensor* log_sums, const mindgspo_tensor* entropies, int64_t threads);
 // Gradients of the same; d_hidden may have fewer rows than hidden. entropies and d_entropies may
-// be null, together.
+// be null, together, and d_weight: then only d_hidden is computed.
 int mindgspo_log_prob_backward(const mindgspo_tensor* hidden, const mindgspo_tensor* rows,
                                const mindgspo_tensor* weight, const mindgspo_tensor* targets,
                                double inverse_temperature, const mindgspo_tensor* log_sums,

@@ -1,6 +1,8 @@
 // Linear layers that read one input, of all tokens or of each expert's, and their gradients.
 //
 // Legend: M tokens, I input features, O output features of a layer, E experts.
+#include <memory>
+
 #include "common.h"
 
 namespace mindgspo {
@@ -13,18 +15,25 @@ void convert(const float* values, int64_t n, const Tensor& out, int64_t row, int
   store(element(out, row * out.strides[0] + column * out.strides[1]), out.dtype, out.strides[1], n, values);
 }
 
-// One product left @ panels -> out (+ bias), cut into tasks for `parallel`.
+// What is added to a product before it is rounded: left @ panels, of as many rows and columns.
+struct Addend {
+  Matrix left;
+  Panels panels;
+};
+
+// One product left @ panels -> out (+ addend + bias), cut into tasks for `parallel`.
 struct Product {
   Matrix left;
   Panels panels;
   const Tensor* out;
   const Tensor* bias;
   bool is_added;  // to what out holds, which is float32 then
+  const Addend* addend;
   int64_t rows_of_task, columns_of_task, row_tasks, column_tasks;
 
   Product(const Matrix& left, const Panels& panels, const Tensor& out, const Tensor* bias, bool is_added,
-          int64_t threads)
-      : left(left), panels(panels), out(&out), bias(bias), is_added(is_added),
+          int64_t threads, const Addend* addend = nullptr)
+      : left(left), panels(panels), out(&out), bias(bias), is_added(is_added), addend(addend),
         rows_of_task(panels.are_pairs ? kTaskRowsOfPairs : kTaskRows),
         columns_of_task(panels_of(out.shape[1]) * kPanel) {
     row_tasks = (left.rows + rows_of_task - 1) / rows_of_task;
@@ -47,7 +56,7 @@ struct Product {
     const int64_t columns = std::min(columns_of_task, out->shape[1] - column);
     const Matrix some = part(left, row, rows, 0, left.columns);
     char* place = element(*out, row * out->strides[0] + column * out->strides[1]);
-    if (bias == nullptr && !is_added && out->dtype == kBFloat16 && out->strides[1] == 1)
+    if (bias == nullptr && !is_added && addend == nullptr && out->dtype == kBFloat16 && out->strides[1] == 1)
       return multiply_packed(some, panels, column, columns, {place, out->strides[0], kBFloat16}, false);
     const bool is_direct = out->dtype == kFloat32 && out->strides[1] == 1;
     float* product = is_direct ? reinterpret_cast<float*>(place) : scratch(kProduct, rows * columns);
@@ -57,6 +66,9 @@ struct Product {
         load(element(*out, (row + i) * out->strides[0] + column * out->strides[1]), out->dtype, out->strides[1], columns,
              product + i * stride);
     multiply_packed(some, panels, column, columns, {product, stride}, is_added);
+    if (addend != nullptr)
+      multiply_packed(part(addend->left, row, rows, 0, addend->left.columns), addend->panels, column, columns,
+                      {product, stride}, true);
     if (bias != nullptr) {
       float* added = scratch(kRow0, columns);
       load(element(*bias, column * bias->strides[0]), bias->dtype, bias->strides[0], columns, added);
@@ -158,19 +170,21 @@ extern "C" int mindgspo_linear_backward(const mindgspo_tensor* x, int64_t layers
     for (int64_t i = 0; i < layers; ++i) {
       const int64_t outputs = features("weight", weights[i], inputs);
       require_shape("d_out", floats("d_out", d_outs[i], 2), {tokens, outputs});
-      require_shape("d_weight", floats("d_weight", d_weights[i], 2), {outputs, inputs});
-      if (d_biases[i] != nullptr) require_shape("d_bias", floats("d_bias", d_biases[i], 1), {outputs});
+      if (d_weights != nullptr) require_shape("d_weight", floats("d_weight", d_weights[i], 2), {outputs, inputs});
+      if (d_biases != nullptr && d_biases[i] != nullptr) require_shape("d_bias", floats("d_bias", d_biases[i], 1), {outputs});
       most = std::max(most, packed_size(outputs, inputs));
     }
     bool are_bfloat16 = x->dtype == kBFloat16;
     for (int64_t i = 0; i < layers; ++i) are_bfloat16 = are_bfloat16 && d_outs[i]->dtype == kBFloat16;
     // Gradients of the weights: d_out^T x, the sum over tokens from the first on.
-    float* of_x = scratch(kShared1, packed_size(tokens, inputs));
-    const Panels all_x = pack_for(are_bfloat16 ? kBFloat16 : kFloat32, matrix_of(*x), of_x, threads);
-    std::vector<Product> products;
-    for (int64_t i = 0; i < layers; ++i)
-      products.emplace_back(transposed(matrix_of(*d_outs[i])), all_x, *d_weights[i], nullptr, false, threads);
-    run_all(products, threads);
+    if (d_weights != nullptr) {
+      float* of_x = scratch(kShared1, packed_size(tokens, inputs));
+      const Panels all_x = pack_for(are_bfloat16 ? kBFloat16 : kFloat32, matrix_of(*x), of_x, threads);
+      std::vector<Product> products;
+      for (int64_t i = 0; i < layers; ++i)
+        products.emplace_back(transposed(matrix_of(*d_outs[i])), all_x, *d_weights[i], nullptr, false, threads);
+      run_all(products, threads);
+    }
     // That of the input: sum over the layers of d_out W, in float32 where there are several.
     const bool is_direct = d_x->dtype == kFloat32 || layers == 1;
     Tensor sum = *d_x;
@@ -193,7 +207,7 @@ extern "C" int mindgspo_linear_backward(const mindgspo_tensor* x, int64_t layers
         convert(static_cast<const float*>(sum.data) + row * inputs, inputs, *d_x, row, 0);
       });
     for (int64_t i = 0; i < layers; ++i) {
-      if (d_biases[i] == nullptr) continue;
+      if (d_biases == nullptr || d_biases[i] == nullptr) continue;
       const int64_t outputs = d_biases[i]->shape[0];
       constexpr int64_t kColumns = 64;
       parallel((outputs + kColumns - 1) / kColumns, threads, [&](int64_t task) {
@@ -208,6 +222,189 @@ extern "C" int mindgspo_linear_backward(const mindgspo_tensor* x, int64_t layers
         store(element(out, first * out.strides[0]), out.dtype, out.strides[0], n, total);
       });
     }
+  });
+}
+
+namespace {
+
+// A layer's adapter, scale (x A^T) B^T: scale A, and x's rows or gradients times one of its matrices, in work memory.
+struct Adapter {
+  const Tensor *a, *b;
+  int64_t rank;
+  Tensor scaled, low, d_low;
+
+  // work: `work_size` floats. like: tokens [M, I] with the dtype of `low` and `d_low`, [M, rank].
+  Adapter(const Tensor* a, const Tensor* b, double scale, const Tensor& like, bool is_backward, float*& work)
+      : a(a), b(b), rank(a->shape[0]) {
+    const int64_t inputs = like.shape[1];
+    scaled = taken(work, kFloat32, rank, inputs);
+    low = taken(work, like.dtype, like.shape[0], rank);
+    if (is_backward) d_low = taken(work, like.dtype, like.shape[0], rank);
+    float* values = static_cast<float*>(scaled.data);
+    for (int64_t row = 0; row < rank; ++row, values += inputs) {
+      load(element(*a, row * a->strides[0]), a->dtype, a->strides[1], inputs, values);
+      for (int64_t i = 0; i < inputs; ++i) values[i] *= float(scale);
+    }
+  }
+
+  static int64_t work_size(int64_t rank, const Tensor& like) {
+    return aligned(rank * like.shape[1]) + 2 * aligned(rank * like.shape[0]);
+  }
+
+ private:
+  static int64_t aligned(int64_t floats) { return (floats + 15) / 16 * 16; }
+  static Tensor taken(float*& work, int32_t dtype, int64_t rows, int64_t columns) {
+    Tensor made{};
+    made.data = work, made.dtype = dtype, made.rank = 2;
+    made.shape[0] = rows, made.shape[1] = columns, made.strides[0] = columns, made.strides[1] = 1;
+    work += aligned(rows * columns);
+    return made;
+  }
+};
+
+// Of layers with and without adapters: checked sizes, and the adapters that there are.
+struct AdaptedLayers {
+  int64_t most = 0, panels = 0;  // floats of the largest weight's panels, and of all adapters'
+  std::vector<std::unique_ptr<Adapter>> adapters;
+
+  AdaptedLayers(const Tensor& x, int64_t layers, const Tensor* const* weights, const Tensor* const* as,
+                const Tensor* const* bs, double scale, bool is_backward) {
+    const int64_t tokens = x.shape[0], inputs = x.shape[1];
+    int64_t size = 0;
+    for (int64_t i = 0; i < layers; ++i) {
+      const int64_t outputs = features("weight", weights[i], inputs);
+      most = std::max(most, packed_size(outputs, inputs));
+      if (as[i] == nullptr) continue;
+      const int64_t rank = features("a", as[i], inputs);
+      require_shape("b", floats("b", bs[i], 2), {outputs, rank});
+      size += Adapter::work_size(rank, x);
+      // Forward: of A^T and B^T. Backward: those of A^T, B, scale A and the product with A.
+      panels += packed_size(inputs, rank) + (is_backward ? packed_size(outputs, rank) + packed_size(rank, inputs) +
+                                                               packed_size(tokens, rank)
+                                                         : packed_size(rank, outputs));
+    }
+    float* work = scratch(kShared3, size);
+    for (int64_t i = 0; i < layers; ++i)
+      adapters.push_back(as[i] == nullptr ? nullptr
+                                          : std::make_unique<Adapter>(as[i], bs[i], scale, x, is_backward, work));
+  }
+};
+
+// Numbers of b for left operands of x's dtype at `place`, which goes on behind them. are_bfloat16: those are bfloat16.
+Panels packed(const Matrix& b, bool are_bfloat16, int32_t rounded, float*& place, int64_t threads) {
+  float* own = place;
+  place += packed_size(b.rows, b.columns);
+  if (are_bfloat16) return pack_for(kBFloat16, b, own, threads);
+  pack(b, own, rounded, threads);
+  return Panels(kFloat32, b.rows, own);
+}
+
+}  // namespace
+
+extern "C" int mindgspo_adapted_linear(const mindgspo_tensor* x, int64_t layers, const mindgspo_tensor* const* weights,
+                                       const mindgspo_tensor* const* biases, const mindgspo_tensor* const* as,
+                                       const mindgspo_tensor* const* bs, double scale,
+                                       const mindgspo_tensor* const* outs, int64_t threads) {
+  return guarded([&] {
+    const int64_t tokens = floats("x", x, 2).shape[0], inputs = x->shape[1];
+    const AdaptedLayers adapted(*x, layers, weights, as, bs, scale, false);
+    int64_t size = adapted.panels;
+    for (int64_t i = 0; i < layers; ++i) {
+      require_shape("out", floats("out", outs[i], 2), {tokens, weights[i]->shape[0]});
+      if (biases[i] != nullptr) require_shape("bias", floats("bias", biases[i], 1), {weights[i]->shape[0]});
+      size += packed_size(inputs, weights[i]->shape[0]);
+    }
+    if (tokens == 0) return;
+    float* place = scratch(kShared0, size);
+    const auto pack_next = [&](const Matrix& b) {
+      float* own = place;
+      place += packed_size(b.rows, b.columns);
+      return pack_for(x->dtype, b, own, threads);
+    };
+    std::vector<Product> downs, products;
+    for (const auto& one : adapted.adapters)
+      if (one)
+        downs.emplace_back(matrix_of(*x), pack_next(transposed(matrix_of(one->scaled))), one->low, nullptr, false,
+                           threads);
+    run_all(downs, threads);
+    std::vector<Addend> addends;
+    addends.reserve(layers);
+    for (int64_t i = 0; i < layers; ++i) {
+      const Adapter* own = adapted.adapters[i].get();
+      if (own) addends.push_back({matrix_of(own->low), pack_next(transposed(matrix_of(*own->b)))});
+      products.emplace_back(matrix_of(*x), pack_next(transposed(matrix_of(*weights[i]))), *outs[i], biases[i], false,
+                            threads, own ? &addends.back() : nullptr);
+    }
+    run_all(products, threads);
+  });
+}
+
+extern "C" int mindgspo_adapted_linear_backward(const mindgspo_tensor* x, int64_t layers,
+                                                const mindgspo_tensor* const* weights, const mindgspo_tensor* const* as,
+                                                const mindgspo_tensor* const* bs, double scale,
+                                                const mindgspo_tensor* const* d_outs, const mindgspo_tensor* d_x,
+                                                const mindgspo_tensor* const* d_as, const mindgspo_tensor* const* d_bs,
+                                                int64_t threads) {
+  return guarded([&] {
+    const int64_t tokens = floats("x", x, 2).shape[0], inputs = x->shape[1];
+    require_shape("d_x", floats("d_x", d_x, 2), {tokens, inputs});
+    const AdaptedLayers adapted(*x, layers, weights, as, bs, scale, true);
+    bool are_bfloat16 = x->dtype == kBFloat16;
+    for (int64_t i = 0; i < layers; ++i) {
+      require_shape("d_out", floats("d_out", d_outs[i], 2), {tokens, weights[i]->shape[0]});
+      are_bfloat16 = are_bfloat16 && d_outs[i]->dtype == kBFloat16;
+      if (as[i] == nullptr) continue;
+      const int64_t rank = as[i]->shape[0];
+      require_shape("d_a", floats("d_a", d_as[i], 2), {rank, inputs});
+      require_shape("d_b", floats("d_b", d_bs[i], 2), {weights[i]->shape[0], rank});
+      REQUIRE(d_as[i]->dtype == kFloat32 && d_as[i]->strides[1] == 1, "d_a must be float32, its rows contiguous");
+    }
+    float* place = scratch(kShared0, adapted.most + adapted.panels);
+    const auto pack_next = [&](const Matrix& b) { return packed(b, are_bfloat16, x->dtype, place, threads); };
+    // Made again: x A^T. And the gradients that come to it: d_out B.
+    std::vector<Product> lows, gradients;
+    for (int64_t i = 0; i < layers; ++i) {
+      const Adapter* own = adapted.adapters[i].get();
+      if (!own) continue;
+      lows.emplace_back(matrix_of(*x), pack_next(transposed(matrix_of(own->scaled))), own->low, nullptr, false, threads);
+      lows.emplace_back(matrix_of(*d_outs[i]), pack_next(matrix_of(*own->b)), own->d_low, nullptr, false, threads);
+    }
+    run_all(lows, threads);
+    // Sums over tokens from the first on: d_B = d_out^T (x A^T), d_A = (d_out B)^T x.
+    float* of_x = scratch(kShared1, packed_size(tokens, inputs));
+    const Panels all_x = pack_for(are_bfloat16 ? kBFloat16 : kFloat32, matrix_of(*x), of_x, threads);
+    for (int64_t i = 0; i < layers; ++i) {
+      const Adapter* own = adapted.adapters[i].get();
+      if (!own) continue;
+      gradients.emplace_back(transposed(matrix_of(*d_outs[i])), pack_next(matrix_of(own->low)), *d_bs[i], nullptr,
+                             false, threads);
+      gradients.emplace_back(transposed(matrix_of(own->d_low)), all_x, *d_as[i], nullptr, false, threads);
+    }
+    run_all(gradients, threads);
+    for (int64_t i = 0; i < layers; ++i)
+      for (int64_t row = 0; as[i] != nullptr && row < as[i]->shape[0]; ++row) {
+        float* values = reinterpret_cast<float*>(element(*d_as[i], row * d_as[i]->strides[0]));
+        for (int64_t j = 0; j < inputs; ++j) values[j] *= float(scale);
+      }
+    // That of the input: sum over the layers of d_out W + (d_out B) A, rounded once.
+    const bool is_direct = d_x->dtype == kFloat32 || layers == 1;
+    Tensor sum = *d_x;
+    if (!is_direct) {
+      sum.data = scratch(kShared2, tokens * inputs);
+      sum.dtype = kFloat32, sum.strides[0] = inputs, sum.strides[1] = 1;
+    }
+    for (int64_t i = 0; i < layers; ++i) {
+      const Adapter* own = adapted.adapters[i].get();
+      Addend addend{own ? matrix_of(own->d_low) : matrix_of(*x), all_x};
+      if (own) addend.panels = pack_next(matrix_of(own->scaled));
+      float* of_weight = place;
+      const Panels panels = packed(matrix_of(*weights[i]), are_bfloat16, x->dtype, of_weight, threads);
+      run_all({Product(matrix_of(*d_outs[i]), panels, sum, nullptr, i > 0, threads, own ? &addend : nullptr)}, threads);
+    }
+    if (!is_direct)
+      for_rows(tokens, threads, [&](int64_t row) {
+        convert(static_cast<const float*>(sum.data) + row * inputs, inputs, *d_x, row, 0);
+      });
   });
 }
 
@@ -279,16 +476,20 @@ extern "C" int mindgspo_grouped_linear_backward(const mindgspo_tensor* x, const 
                                                 const mindgspo_tensor* const* d_weights, int64_t threads) {
   return guarded([&] {
     floats("x", x, 2), floats("d_x", d_x, 2);
-    for (int64_t i = 0; i < layers; ++i)
-      floats("weight", weights[i], 3), floats("d_out", d_outs[i], 2), floats("d_weight", d_weights[i], 3);
+    for (int64_t i = 0; i < layers; ++i) {
+      floats("weight", weights[i], 3), floats("d_out", d_outs[i], 2);
+      if (d_weights != nullptr) floats("d_weight", d_weights[i], 3);
+    }
     const std::vector<const Tensor*> none(layers, nullptr);
     for_experts(*x, ends, weights[0]->shape[0], [&](const Expert& expert) {
+      if (d_weights == nullptr && expert.rows == 0) return;
       const Tensor tokens = expert.tokens(*x), d_tokens = expert.tokens(*d_x);
       const Tensors of_weights(weights, layers, [&](const Tensor& w) { return expert.weight(w); });
       const Tensors of_outs(d_outs, layers, [&](const Tensor& y) { return expert.tokens(y); });
-      const Tensors of_d_weights(d_weights, layers, [&](const Tensor& w) { return expert.weight(w); });
+      const Tensors of_d_weights(d_weights, d_weights == nullptr ? 0 : layers,
+                                 [&](const Tensor& w) { return expert.weight(w); });
       if (mindgspo_linear_backward(&tokens, layers, of_weights.pointers.data(), of_outs.pointers.data(), &d_tokens,
-                                   of_d_weights.pointers.data(), none.data(), threads))
+                                   d_weights == nullptr ? nullptr : of_d_weights.pointers.data(), none.data(), threads))
         throw std::invalid_argument(mindgspo_error());
     });
   });

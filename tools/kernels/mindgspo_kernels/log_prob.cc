@@ -169,8 +169,11 @@ extern "C" int mindgspo_log_prob_backward(const mindgspo_tensor* hidden, const m
     if (entropies != nullptr) require_vector("d_entropies", d_entropies, rows->shape[0]);
     REQUIRE(floats("d_hidden", d_hidden, 2).shape[1] == p.size && d_hidden->shape[0] <= hidden->shape[0],
             "d_hidden " + text_of_shape(*d_hidden) + " does not fit hidden " + text_of_shape(*hidden));
-    require_shape("d_weight", floats("d_weight", d_weight, 2), {p.vocabulary, p.size});
-    REQUIRE(d_weight->dtype == kFloat32 && d_weight->strides[1] == 1, "d_weight must be float32 in rows");
+    const bool has_weight = d_weight != nullptr;
+    if (has_weight) {
+      require_shape("d_weight", floats("d_weight", d_weight, 2), {p.vocabulary, p.size});
+      REQUIRE(d_weight->dtype == kFloat32 && d_weight->strides[1] == 1, "d_weight must be float32 in rows");
+    }
     bool has_entropy_gradient = false;  // none where the entropy is only reported
     for (int64_t i = 0; entropies != nullptr && i < p.count(); ++i)
       has_entropy_gradient = has_entropy_gradient || at(*d_entropies, p.predictions[i]) != 0.0f;
@@ -179,12 +182,12 @@ extern "C" int mindgspo_log_prob_backward(const mindgspo_tensor* hidden, const m
     std::fill(d_states, d_states + p.count() * p.size, 0.0f);
     const int64_t most = std::min(kVocabulary, p.vocabulary), most_rows = std::min(kGradientRows, p.count());
     // Gradients of logits in the type of the products, then panels of the states and of the entries.
-    const int64_t of_states = packed_size(most_rows, p.size), of_entries = packed_size(most, p.size);
+    const int64_t of_states = has_weight ? packed_size(most_rows, p.size) : 0, of_entries = packed_size(most, p.size);
     float* memory = scratch(kShared3, most_rows * most + of_states + of_entries);
     float *state_panels = memory + most_rows * most, *entry_panels = state_panels + of_states;
     p.for_parts(threads, [&](int64_t first, int64_t n, const Panels& panels) {
       const Panels by_entry = pack_for(hidden->dtype, p.entries(first, n), entry_panels, threads);
-      if (p.count() == 0)
+      if (p.count() == 0 && has_weight)
         for (int64_t v = 0; v < n; ++v) std::fill(&at(*d_weight, first + v), &at(*d_weight, first + v) + p.size, 0.0f);
       for (int64_t top = 0; top < p.count(); top += kGradientRows) {
         const int64_t rows_here = std::min(kGradientRows, p.count() - top);
@@ -212,6 +215,7 @@ extern "C" int mindgspo_log_prob_backward(const mindgspo_tensor* hidden, const m
           multiply_packed(part(d_logits, row0, some, 0, n), by_entry, 0, p.size,
                           {d_states + (top + row0) * p.size, p.size}, true);
         });
+        if (!has_weight) continue;
         const Panels by_state = pack_for(hidden->dtype, part(states, top, rows_here, 0, p.size), state_panels, threads);
         for_row_blocks(n, threads, [&](int64_t entry, int64_t some) {
           multiply_packed(transposed(part(d_logits, 0, rows_here, entry, some)), by_state, 0, p.size,

@@ -100,6 +100,73 @@ def test_a_token_is_the_same_in_every_batch_and_with_packed_weights(tokens: int,
         np.testing.assert_array_equal(packed.bits[0], out.bits[token])
 
 
+@given(
+    st.integers(0, 130),
+    st.integers(1, 300),
+    st.lists(st.tuples(st.integers(1, 70), st.integers(0, 40)), min_size=1, max_size=3),
+    st.booleans(),
+    THREADS,
+)
+@settings(max_examples=25)
+def test_layers_with_adapters_and_their_gradients(
+    tokens: int, inputs: int, sizes: list[tuple[int, int]], biased: bool, threads: int
+) -> None:
+    """sizes: outputs and rank of each layer; rank 0: it has no adapter."""
+    rng, scale = np.random.default_rng(tokens), 1.5
+    x, count = floats(rng, tokens, inputs), len(sizes)
+    layers = [floats(rng, out, inputs) for out, _ in sizes]
+    biases = [floats(rng, out) if biased else None for out, _ in sizes]
+    a = [floats(rng, rank, inputs) if rank else None for _, rank in sizes]
+    b = [floats(rng, out, rank) if rank else None for out, rank in sizes]
+    outs = [empty(tokens, out) for out, _ in sizes]
+    binding.call("adapted_linear", x, count, layers, biases, a, b, scale, outs, threads)
+    merged = [
+        wide(layer) + (scale * wide(own_b) @ wide(own_a) if own_a else 0.0)
+        for layer, own_a, own_b in zip(layers, a, b, strict=True)
+    ]
+    for weight, bias, out, (_, rank) in zip(merged, biases, outs, sizes, strict=True):
+        expected = wide(x) @ weight.T + (wide(bias) if bias else 0.0)
+        np.testing.assert_allclose(out.bits, expected, rtol=1e-5, atol=1e-5 * (inputs * (1 + rank)) ** 0.5)
+    d_outs = [floats(rng, tokens, out) for out, _ in sizes]
+    d_x = empty(tokens, inputs)
+    d_a = [empty(rank, inputs) if rank else None for _, rank in sizes]
+    d_b = [empty(out, rank) if rank else None for out, rank in sizes]
+    binding.call("adapted_linear_backward", x, count, layers, a, b, scale, d_outs, d_x, d_a, d_b, threads)
+    expected = sum(wide(d) @ weight for d, weight in zip(d_outs, merged, strict=True))
+    largest = max(out * (1 + rank) for out, rank in sizes) * count
+    np.testing.assert_allclose(d_x.bits, expected, rtol=1e-5, atol=1e-5 * largest**0.5)
+    for d_out, own_a, own_b, own_d_a, own_d_b in zip(d_outs, a, b, d_a, d_b, strict=True):
+        if own_a is None:
+            continue
+        close = {"rtol": 1e-5, "atol": 1e-5 * (1 + tokens * inputs) ** 0.5}
+        np.testing.assert_allclose(own_d_b.bits, scale * wide(d_out).T @ (wide(x) @ wide(own_a).T), **close)
+        close["atol"] = 1e-5 * (1 + tokens * own_b.bits.shape[0]) ** 0.5
+        np.testing.assert_allclose(own_d_a.bits, scale * (wide(d_out) @ wide(own_b)).T @ wide(x), **close)
+
+
+@given(st.integers(1, 200), st.integers(1, 600), st.integers(1, 80), st.integers(1, 40))
+@settings(max_examples=15)
+def test_a_token_of_layers_with_adapters_is_the_same_in_every_batch(
+    tokens: int, inputs: int, outputs: int, rank: int
+) -> None:
+    rng = np.random.default_rng(tokens)
+    x, weights = floats(rng, tokens, inputs), [floats(rng, outputs, inputs) for _ in range(2)]
+    a, b = [floats(rng, rank, inputs), None], [floats(rng, outputs, rank), None]
+
+    def called(x: SimpleNamespace, threads: int) -> list[SimpleNamespace]:
+        outs = [empty(len(x.bits), outputs) for _ in weights]
+        binding.call("adapted_linear", x, 2, weights, [None, None], a, b, 0.7, outs, threads)
+        return outs
+
+    both, plain = called(x, 2), empty(tokens, outputs)
+    binding.call("linear", x, 1, [weights[1]], [None], [plain], 1)
+    np.testing.assert_array_equal(both[1].bits, plain.bits)
+    for token in {0, tokens // 2, tokens - 1}:
+        alone = called(of(x.bits[token : token + 1]), 1)
+        for one, whole in zip(alone, both, strict=True):
+            np.testing.assert_array_equal(one.bits[0], whole.bits[token])
+
+
 def test_linear_layers_in_16_bits_round_weights_and_results_once() -> None:
     rng = np.random.default_rng(0)
     x, weight = of(rng.standard_normal((9, 33)).astype(np.float16)), floats(rng, 7, 33)
@@ -120,6 +187,9 @@ def test_grouped_layers_are_the_layers_of_each_expert(sizes: list[int], threads:
     d_outs, d_x = [floats(rng, *out.bits.shape) for out in outs], empty(*x.bits.shape)
     d_weights = [empty(*weight.bits.shape) for weight in weights]
     binding.call("grouped_linear_backward", x, c_ends, 2, weights, d_outs, d_x, d_weights, threads)
+    alone = empty(*x.bits.shape)  # of frozen weights
+    binding.call("grouped_linear_backward", x, c_ends, 2, weights, d_outs, alone, None, threads)
+    np.testing.assert_array_equal(alone.bits, d_x.bits)
     for expert, (start, stop) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
         own = wide(x)[start:stop]
         np.testing.assert_allclose(
@@ -229,6 +299,9 @@ def test_log_probs_entropies_and_their_gradients(
     np.add.at(expected, places, d_logits @ wide(weight))
     np.testing.assert_allclose(d_hidden.bits, expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(d_weight.bits, d_logits.T @ wide(hidden)[places], rtol=1e-4, atol=1e-4)
+    alone = empty(tokens, size)
+    binding.call("log_prob_backward", *given_head, found[1], *more, alone, None, threads)
+    np.testing.assert_array_equal(alone.bits, d_hidden.bits)
 
 
 @given(st.integers(1, 9), st.sampled_from([1, 7, 100, 5000]), st.sampled_from([0, 1, 3]), st.sampled_from([1.0, 0.6]))

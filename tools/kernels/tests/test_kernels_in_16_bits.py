@@ -122,6 +122,63 @@ def test_linear_layers_by_head(half: Half) -> None:
     check(wide(gradients[0]), d_x, half.unit, terms_of_d_x, "d_x")
 
 
+def test_layers_with_adapters_by_head(half: Half) -> None:
+    """The middle one has none. The products with A, and the gradients that come to them, are rounded on the way."""
+    rng, rank, scale = np.random.default_rng(1), 5, 1.5
+    x, d = half.rounded(numbers(rng, TOKENS, 40)), [half.rounded(numbers(rng, TOKENS, n, 4)) for n in (4, 2, 2)]
+    cell = cells.AdaptedLinearKernel([True, False, True], scale=scale, has_bias=True, head_dim=4)
+    layers = [(numbers(rng, 4 * n, 40), numbers(rng, 4 * n), numbers(rng, rank, 40), numbers(rng, 4 * n, rank))
+              for n in (4, 2, 2)]  # fmt: skip
+    given = [float32(array) for layer in layers for array in layer]
+    outs, gradients = vjp(cell, [half.tensor(x), of_tokens(), *given], [half.tensor(one) for one in d])
+    d_x, terms_of_d_x = np.zeros_like(x), np.zeros_like(x)
+    for i, ((weight, bias, a, b), d_out) in enumerate(zip(layers, d, strict=True)):
+        weight, bias, b, d_out = half.rounded(weight), half.rounded(bias), half.rounded(b), d_out.reshape(TOKENS, -1)
+        a = half.rounded(np.float32(scale) * a.astype(np.float32))
+        low, d_low = x @ a.T, d_out @ b
+        has = i != 1
+        terms = 48 * FLOAT32 * (np.abs(x) @ np.abs(weight).T + np.abs(bias))
+        terms = terms + has * (half.unit + 50 * FLOAT32) * (np.abs(x) @ np.abs(a).T) @ np.abs(b).T
+        check(wide(outs[i]).reshape(TOKENS, -1), x @ weight.T + bias + has * low @ b.T, half.unit, terms, "out")
+        d_x += d_out @ weight + has * d_low @ a
+        terms_of_d_x += 66 * FLOAT32 * (np.abs(d_out) @ np.abs(weight))
+        terms_of_d_x += has * (half.unit + 80 * FLOAT32) * (np.abs(d_out) @ np.abs(b)) @ np.abs(a)
+        d_a, d_b = gradients[4 + 4 * i], gradients[5 + 4 * i]
+        if not has:
+            continue
+        assert str(d_a.dtype) == str(d_b.dtype) == "Float32", "not rounded to the dtype"
+        terms = (half.unit + 80 * FLOAT32) * np.abs(d_out).T @ (np.abs(x) @ np.abs(a).T)
+        check(wide(d_b), d_out.T @ low, 0, terms, "d_b")
+        terms = scale * (half.unit + 80 * FLOAT32) * (np.abs(d_out) @ np.abs(b)).T @ np.abs(x)
+        check(wide(d_a), scale * d_low.T @ x, 0, terms, "d_a")
+    check(wide(gradients[0]), d_x, half.unit, terms_of_d_x, "d_x")
+
+
+@pytest.mark.parametrize(("tokens", "inputs", "outputs", "rank"), [(1, 1, 1, 1), (45, 512, 64, 16), (113, 65, 45, 33)])
+def test_a_token_of_layers_with_adapters_is_the_same_in_every_batch(
+    half: Half, tokens: int, inputs: int, outputs: int, rank: int
+) -> None:
+    rng = np.random.default_rng(inputs)
+    x, d_out = half.memory(numbers(rng, tokens, inputs)), half.memory(numbers(rng, tokens, outputs))
+    weight, a, b = (seen(numbers(rng, *shape).astype(np.float32))
+                    for shape in ((outputs, inputs), (rank, inputs), (outputs, rank)))  # fmt: skip
+
+    def called(some: slice, threads: int) -> tuple[np.ndarray, np.ndarray]:
+        out, d_x, d_a, d_b = (
+            half.memory(np.full(shape, np.nan)) if i < 2 else np.full(shape, np.nan, np.float32)
+            for i, shape in enumerate((d_out[some].shape, x[some].shape, a.bits.shape, b.bits.shape))
+        )
+        binding.call("adapted_linear", seen(x[some]), 1, [weight], [None], [a], [b], 0.7, [seen(out)], threads)
+        given = seen(x[some]), 1, [weight], [a], [b], 0.7, [seen(d_out[some])], seen(d_x)
+        binding.call("adapted_linear_backward", *given, [seen(d_a)], [seen(d_b)], threads)
+        return out, d_x
+
+    whole = called(slice(None), 2)
+    for token in {0, tokens // 2, tokens - 1}:
+        for one, all_tokens in zip(called(slice(token, token + 1), 1), whole, strict=True):
+            np.testing.assert_array_equal(one[0], all_tokens[token])
+
+
 @pytest.mark.parametrize(
     ("tokens", "inputs", "outputs"),
     [(1, 1, 1), (29, 1, 33), (17, 33, 31), (45, 512, 64), (64, 513, 70), (113, 1025, 5)],
@@ -322,7 +379,10 @@ def test_experts(half: Half) -> None:
     class Experts(nn.Cell):
         def __init__(self):
             super().__init__()
-            self.kernel = cells.ExpertsKernel(5, chosen, is_normed=True, own=range(5))
+            self.kernel = cells.ExpertsKernel(
+                5, chosen, is_normed=True, own=range(5), gate_up=cells.GroupedLinearKernel(2),
+                down=cells.GroupedLinearKernel(1),
+            )  # fmt: skip
 
         def construct(self, *given):
             return self.kernel(*given)[0]

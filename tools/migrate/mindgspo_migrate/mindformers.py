@@ -17,6 +17,7 @@ from typing import Any
 
 from mindgspo.config.model import FAMILIES
 from mindgspo.errors import ConfigError
+from mindgspo_migrate import adapters
 from mindgspo_migrate.experiment import INFER, SIZES, TRAIN, Experiment
 from mindgspo_migrate.models import take_sizes
 from mindgspo_migrate.sources import Source
@@ -61,6 +62,10 @@ def no_rate_in_schedule(settings: Settings) -> bool:
 
 def embeddings_not_given(settings: Settings) -> bool:
     return f"{_CONFIG}.tie_word_embeddings" not in settings
+
+
+def has_adapters(settings: Settings) -> bool:
+    return settings[f"{_CONFIG}.pet_config.pet_type"] == "lora"
 
 
 def run_mode(value: Any, settings: Settings, row: Row) -> Outcome:
@@ -180,13 +185,17 @@ def extension(value: Any, settings: Settings, row: Row) -> Outcome:
     return not_implemented("model.rope_scaling is Llama 3.1's rule only")
 
 
+def pet_type(value: Any, settings: Settings, row: Row) -> Outcome:
+    return mapped({}) if has_adapters(settings) else not_implemented("adapters are LoRA's: set model.lora")
+
+
 def bare_scaling(value: Any, settings: Settings, row: Row) -> Outcome:
     if number(value) == 1:
         return not_needed("1: not stretched")
     return not_implemented("model.rope_scaling is Llama 3.1's rule only")
 
 
-TABLE = load_table("mindformers", globals())
+TABLE = load_table("mindformers", globals() | adapters.FUNCTIONS)
 
 
 def fill(sources: Sequence[Source], experiment: Experiment) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mindgspo.errors import ConfigError
-from mindgspo_migrate import mindrlhf, verl
+from mindgspo_migrate import adapters, mindrlhf, verl
 from mindgspo_migrate.experiment import INFER, TRAIN, Experiment
 from mindgspo_migrate.models import is_local, take_sizes
 from mindgspo_migrate.sources import Source, read_source
@@ -64,6 +64,10 @@ def has_penalty(settings: Settings) -> bool:
 
 def kl_adapts(settings: Settings) -> bool:
     return has_penalty(settings) and settings[f"{_RL}.kl_ctrl_type"] == "adaptive"
+
+
+def has_adapters(settings: Settings) -> bool:
+    return bool(settings[f"{_MEGATRON}.lora_target_modules"])
 
 
 def clips_higher(settings: Settings) -> bool:
@@ -159,7 +163,7 @@ def untied(value: Any, settings: Settings, row: Row) -> bool:
 
 
 _SHARED = (mindrlhf.weights, verl.kl_estimator, verl.most_draws)
-TABLE = load_table("mindspeed", globals() | {function.__name__: function for function in _SHARED})
+TABLE = load_table("mindspeed", globals() | adapters.FUNCTIONS | {function.__name__: function for function in _SHARED})
 
 
 def fill(sources: Sequence[Source], experiment: Experiment) -> None:

@@ -12,6 +12,7 @@ from math import gcd, lcm, prod
 from typing import Any
 
 from mindgspo.config.algorithm import POLICY_LOSSES
+from mindgspo_migrate import adapters
 from mindgspo_migrate.experiment import INFER, TRAIN, Experiment, schema_default
 from mindgspo_migrate.models import is_local, take_sizes
 from mindgspo_migrate.sources import Source
@@ -118,6 +119,26 @@ def corrects(settings: Settings) -> bool:
 
 def filters_groups(settings: Settings) -> bool:
     return flag(settings[f"{_FILTER}.enable"])
+
+
+def has_adapters(settings: Settings) -> bool:
+    return _is_positive(settings[f"{_MODEL}.lora_rank"]) or has_nested_rank(settings)
+
+
+def has_nested_rank(settings: Settings) -> bool:
+    """Whether the section of LoRA that Megatron reads gives a rank, which counts before the key beside it."""
+    return _is_positive(settings[f"{_MODEL}.lora.rank"])
+
+
+def has_flat_rank(settings: Settings) -> bool:
+    return has_adapters(settings) and not has_nested_rank(settings)
+
+
+def _is_positive(value: Any) -> bool:
+    try:
+        return value is not None and whole(value) > 0
+    except ValueError:
+        return False
 
 
 def draws_answers(settings: Settings) -> bool:
@@ -377,7 +398,7 @@ def config_name(value: Any, settings: Settings, row: Row) -> Outcome:
     return not_implemented("settings of another file are not read: add them as overrides")
 
 
-TABLE = load_table("verl", globals())
+TABLE = load_table("verl", globals() | adapters.FUNCTIONS)
 
 
 # Several keys at once

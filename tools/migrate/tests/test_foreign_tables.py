@@ -102,7 +102,7 @@ def test_targets_are_keys_of_this_project(suite: str) -> None:
 
 def test_values_of_no_effect_are_no_loss(tmp_path: Path) -> None:
     for suite, key, value in (
-        ("verl", "actor_rollout_ref.model.lora_rank", 0),
+        ("verl", "actor_rollout_ref.rollout.pipeline_model_parallel_size", 1),
         ("mindformers", "micro_batch_interleave_num", 1),
         ("mindrlhf", "generate_config.sampling_config.repetition_penalty", 1.0),
     ):

@@ -1,0 +1,135 @@
+"""The section `model.lora`: low-rank adapters (LoRA, arXiv 2106.09685) on frozen weights. Pure Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import sqrt
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from mindgspo.config.section import Section
+from mindgspo.text import did_you_mean
+
+if TYPE_CHECKING:
+    from mindgspo.config.model import ModelSection
+    from mindgspo.config.schema import ExperimentConfig
+
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+_MLP = ("gate_proj", "up_proj", "down_proj")
+_ROUTER = "gate"
+_OF_EXPERTS: Mapping[str, tuple[str, ...]] = {"experts": _MLP, "router": (_ROUTER,)}
+_WORDS: Mapping[str, tuple[str, ...]] = {
+    "attention": _ATTENTION,
+    "mlp": _MLP,
+    "all": _ATTENTION + _MLP,
+    **_OF_EXPERTS,
+}
+_TARGETS = (*_WORDS, *_ATTENTION, *_MLP)
+_TABLES = ("embed_tokens", "lm_head", "embeddings", "head")
+
+
+class LoraSection(Section):
+    """Train y = x W^T + scale (x A^T) B^T with W frozen, A [rank, in] and B [out, rank] for each target."""
+
+    if TYPE_CHECKING:  # pydantic gives frozen sections a hash, which type checkers do not know
+
+        def __hash__(self) -> int: ...
+
+    rank: int = 16
+    """Rows of A and columns of B; at most the width of the narrowest target."""
+    alpha: float = Field(default=32.0, gt=0)
+    """scale = alpha / rank."""
+    use_rslora: bool = False
+    """scale = alpha / sqrt(rank) instead (rsLoRA, arXiv 2312.03732)."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Only 0 is implemented: the sampler would have to drop the same values as the trainer."""
+    targets: tuple[str, ...] = Field(default=("all",), min_length=1)
+    """Projections with adapters: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj; or attention, mlp,
+    all. Of a mixture, those of the MLP are every expert's own, also called experts; router is its router, which `all`
+    leaves out."""
+    train_norms: bool = False
+    """Train the vectors of all norms themselves, beside the adapters (PEFT's modules_to_save)."""
+    init: Literal["kaiming", "gaussian", "pissa"] = "kaiming"
+    """How A is drawn, as by PEFT: kaiming is uniform within 1 / sqrt(in), gaussian has the standard deviation 1 / rank.
+    B begins with zeros, so that the first policy is the base model. pissa (arXiv 2404.02948): A and B begin with the
+    principal parts of the weight, which is trained beside what these leave; exports have plain adapters of twice the
+    rank on the base itself."""
+    path: Path | None = None
+    """PEFT folder (adapter_config.json + adapter_model.safetensors) to begin with. Its rank, alpha and targets must be
+    those above. None: drawn from `seed`."""
+
+    @property
+    def scale(self) -> float:
+        """The factor of an adapter's output."""
+        return self.alpha / (sqrt(self.rank) if self.use_rslora else self.rank)
+
+    @property
+    def projections(self) -> tuple[str, ...]:
+        """Names of the projections that have adapters."""
+        named = {one for target in self.targets for one in _WORDS.get(target, (target,))}
+        return tuple(one for one in (*_WORDS["all"], _ROUTER) if one in named)
+
+
+def rollout_lora_problems(config: ExperimentConfig) -> Iterator[str]:
+    """What generation cannot do with the adapters."""
+    chosen = config.rollout.lora
+    if chosen == "auto":
+        return
+    if config.model.lora is None:
+        yield f"rollout.lora: {chosen}; there are no adapters; set model.lora, or remove it"
+    elif chosen == "separate" and config.has_servers:
+        yield "rollout.lora: separate; completion servers get merged weights; set auto"
+
+
+def lora_problems(model: ModelSection) -> Iterator[str]:
+    """Adapters that the model cannot have."""
+    lora = model.lora
+    if lora is None:
+        return
+    if model.backend != "native":
+        yield f"model.lora: the backend {model.backend} has no adapters; remove the section, or the backend"
+    if lora.dropout:
+        yield (
+            f"model.lora.dropout: {lora.dropout:g}; with dropout the trainer's log-probs would not be the sampler's; "
+            "only legal: 0"
+        )
+    if lora.init == "pissa" and lora.path is not None:
+        yield (
+            "model.lora.init: pissa begins with parts of the base, and model.lora.path with an adapter; remove one of "
+            "them"
+        )
+    unknown = [target for target in lora.targets if target not in _TARGETS]
+    yield from map(_target_problem, unknown)
+    if model.num_experts is None and (of_experts := sorted(_OF_EXPERTS.keys() & set(lora.targets))):
+        yield f"model.lora.targets: {', '.join(of_experts)}; {model.architecture} has no experts; set mlp or attention"
+    narrowest = narrowest_target(model, lora)
+    if lora.rank < 1 or (narrowest and lora.rank > narrowest):
+        most = f" to {narrowest}, the width of the narrowest target" if narrowest else " or more"
+        yield f"model.lora.rank: {lora.rank}; legal: 1{most}"
+
+
+def narrowest_target(model: ModelSection, lora: LoraSection) -> int:
+    """Smallest number of in- or output features of a target, which no rank exceeds; 0 without a known target."""
+    return min((min(sizes) for name, sizes in _sizes(model).items() if name in lora.projections), default=0)
+
+
+def _target_problem(target: str) -> str:
+    if target in _TABLES:
+        return (
+            f"model.lora.targets: {target}; tables are no targets: a tied one is input and output at once, and a row "
+            "per token is no projection; leave it out"
+        )
+    fix = did_you_mean(target, _TARGETS, otherwise=f"; known: {', '.join(_TARGETS)}")
+    return f"model.lora.targets: no projection {target!r}{fix}"
+
+
+def _sizes(model: ModelSection) -> dict[str, tuple[int, int]]:
+    """Input and output features of each projection."""
+    hidden, head_dim = model.hidden_size, model.head_dim or 1
+    inner = model.moe_intermediate_size or model.intermediate_size
+    query, key_value = model.num_attention_heads * head_dim, model.num_key_value_heads * head_dim
+    outs = dict(zip(_WORDS["all"], (query, key_value, key_value, hidden, inner, inner, hidden), strict=True))
+    ins = {"o_proj": query, "down_proj": inner}
+    return {name: (ins.get(name, hidden), out) for name, out in (outs | {_ROUTER: model.num_experts or 0}).items()}

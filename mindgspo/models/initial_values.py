@@ -1,0 +1,68 @@
+"""Random initial weights, as Hugging Face and PEFT draw them. Needs no MindSpore.
+
+Every parameter has its own stream, keyed by (seed, its name): neither the order of creation nor the plan matters.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from mindgspo.config import ModelSection
+from mindgspo.models.names import TABLES, hugging_face_names, parameter_shapes, to_hugging_face, weight_shapes
+from mindgspo.tensor_files.tensors import CHUNK_BYTES, ArraySource, TensorInfo
+
+_INITIALIZATION_STREAM = 0x1717
+
+
+def initial_values(name: str, shape: tuple[int, ...], section: ModelSection, seed: int) -> np.ndarray:
+    """A whole parameter, float32: matrices N(0, initializer_range^2), norms 1, biases 0; adapters as `LoraSection.init`
+    says."""
+    if len(shape) == 1:
+        return np.full(shape, float(name.endswith("norm.weight")), dtype=np.float32)
+    if name.endswith(".lora_B.weight"):
+        return np.zeros(shape, np.float32)
+    key = [seed, _INITIALIZATION_STREAM, zlib.crc32(name.encode())]
+    random = np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
+    if name.endswith(".lora_A.weight"):
+        assert section.lora is not None, name
+        if section.lora.init == "gaussian":
+            return random.standard_normal(shape, np.float32) / np.float32(section.lora.rank)
+        return (random.random(shape, np.float32) * 2 - 1) * np.float32(shape[-1] ** -0.5)  # kaiming, a = sqrt(5)
+    padding = section.rows - section.vocab_size if name in TABLES else 0
+    values = random.standard_normal((shape[0] - padding, *shape[1:]), dtype=np.float32)
+    values *= np.float32(section.initializer_range)
+    return np.pad(values, ((0, padding), (0, 0))) if padding else values
+
+
+class DrawnTensors:
+    """A `TensorSource` of random weights under Hugging Face names, drawn when they are read. path: for messages."""
+
+    def __init__(self, section: ModelSection, seed: int, *, path: Path) -> None:
+        self.path = path
+        self.metadata: Mapping[str, str] = {}
+        self.tensors = {name: TensorInfo(dtype="F32", shape=shape) for name, shape in weight_shapes(section).items()}
+        shapes = parameter_shapes(section)
+        ours = {theirs: name for name, names in hugging_face_names(section).items() for theirs in names}
+
+        @lru_cache(maxsize=1)  # experts are drawn together and read one by one
+        def drawn(name: str) -> dict[str, np.ndarray]:
+            return to_hugging_face(section, {name: initial_values(name, shapes[name], section, seed)})
+
+        self._read = lambda theirs: drawn(ours[theirs])[theirs]
+
+    def read(self, name: str) -> np.ndarray:
+        """A whole tensor."""
+        return self._read(name)
+
+    def read_slice(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+        """A part of a tensor."""
+        return self._read(name)[index]
+
+    def chunks(self, name: str, chunk_bytes: int = CHUNK_BYTES) -> Iterator[np.ndarray]:
+        """A whole tensor, flat, in pieces."""
+        return ArraySource({name: self._read(name)}, path=self.path).chunks(name, chunk_bytes)
