@@ -417,7 +417,7 @@ PACKAGE = Path(__file__).resolve().parents[3] / "mindgspo"
 # Fields whose whole effect is inside the configuration room, each with its reason.
 READ_BY_CONFIG_ALONE = {"AlgorithmSection.allow_wide_clip": "lifts a rule of config.rules",
                         "AlgorithmSection.allow_token_weighting": "lifts a rule of config.rules",
-                        "LoraSection.dropout": "only 0 is legal", "ModelSection.table_rows": "`rows` is read"}  # fmt: skip
+                        "LoraSection.dropout": "must be 0", "ModelSection.table_rows": "`rows` is read"}  # fmt: skip
 
 
 def _fields(section: type[Section] = ExperimentConfig) -> set[tuple[str, str]]:
