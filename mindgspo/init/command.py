@@ -243,7 +243,7 @@ def usual_learning_rate(model: ModelSection) -> float:
 
 
 def _adapters(model: ModelSection) -> LoraSection:
-    """Adapters that the model can have: of all projections, of a mixture of experts those of attention."""
+    """The usual adapters: of all projections; of a mixture of experts those of attention, which are few."""
     lora = LoraSection(targets=("all",) if model.num_experts is None else ("attention",))
     rank = min(_RANK, narrowest_target(model, lora))
     return lora.model_copy(update={"rank": rank, "alpha": 2.0 * rank})

@@ -262,30 +262,24 @@ GRAPH_ALIAS(linear_2_frozen, linear)
 GRAPH_ALIAS(linear_3_frozen, linear)
 GRAPH_ALIAS(linear_3_biased_frozen, linear)
 
-// x, tokens, biased, weights and biases, d_outs -> d_x, then each layer's d_weight and d_bias
-GRAPH_OPERATOR(linear_grad) {
+// x, tokens, biased, weights and biases, d_outs -> d_x, then each layer's d_weight and d_bias, unless these are frozen
+static void linear_backward(Arguments& in, bool is_frozen) {
   const int64_t used = in.used(1);
   const Tensor* x = in.next(used);
   in.go_to(3);
   const Layers layers(in, 2);
   const auto d_outs = flat_rows_of(in, layers.weights.size(), used);
   const Tensor* d_x = in.next(used);
+  const auto backward = [&](const Tensor* const* d_weights, const Tensor* const* d_biases) {
+    check(mindgspo_linear_backward(x, int64_t(d_outs.size()), layers.weights.data(), d_outs.data(), d_x, d_weights,
+                                   d_biases, processors));
+  };
+  if (is_frozen) return backward(nullptr, nullptr);
   const Layers gradients(in, 2);
-  check(mindgspo_linear_backward(x, int64_t(d_outs.size()), layers.weights.data(), d_outs.data(), d_x,
-                                 gradients.weights.data(), gradients.biases.data(), processors));
+  backward(gradients.weights.data(), gradients.biases.data());
 }
-
-// x, tokens, biased, weights and biases, d_outs -> d_x
-GRAPH_OPERATOR(linear_input_grad) {
-  const int64_t used = in.used(1);
-  const Tensor* x = in.next(used);
-  in.go_to(3);
-  const Layers layers(in, 2);
-  const auto d_outs = flat_rows_of(in, layers.weights.size(), used);
-  const Tensor* d_x = in.next(used);
-  check(mindgspo_linear_backward(x, int64_t(d_outs.size()), layers.weights.data(), d_outs.data(), d_x, nullptr, nullptr,
-                                 processors));
-}
+GRAPH_OPERATOR(linear_grad) { linear_backward(in, false); }
+GRAPH_OPERATOR(linear_input_grad) { linear_backward(in, true); }
 
 namespace {
 
@@ -529,34 +523,22 @@ GRAPH_ALIAS(grouped_linear_2, grouped_linear)
 GRAPH_ALIAS(grouped_linear_1_frozen, grouped_linear)
 GRAPH_ALIAS(grouped_linear_2_frozen, grouped_linear)
 
-// x, ends, weights, d_outs -> d_x, d_weights
-GRAPH_OPERATOR(grouped_linear_grad) {
+// x, ends, weights, d_outs -> d_x, and d_weights unless these are frozen
+static void grouped_linear_backward(Arguments& in, bool is_frozen) {
   const std::vector<int64_t> ends = Segments(in, 1).ends;
   const Tensor* x = in.next(ends.back());
   in.skip(1);
-  const size_t layers = (in.count() - 3) / 3;
+  const size_t layers = (in.count() - 3) / (is_frozen ? 2 : 3);
   std::vector<const Tensor*> weights, d_weights;
   for (size_t i = 0; i < layers; ++i) weights.push_back(in.next());
   const auto d_outs = rows_of(in, layers, ends.back());
   const Tensor* d_x = in.next(ends.back());
-  for (size_t i = 0; i < layers; ++i) d_weights.push_back(in.next());
+  for (size_t i = 0; i < layers && !is_frozen; ++i) d_weights.push_back(in.next());
   check(mindgspo_grouped_linear_backward(x, ends.data(), int64_t(layers), weights.data(), d_outs.data(), d_x,
-                                         d_weights.data(), processors));
+                                         is_frozen ? nullptr : d_weights.data(), processors));
 }
-
-// x, ends, weights, d_outs -> d_x
-GRAPH_OPERATOR(grouped_linear_input_grad) {
-  const std::vector<int64_t> ends = Segments(in, 1).ends;
-  const Tensor* x = in.next(ends.back());
-  in.skip(1);
-  const size_t layers = (in.count() - 3) / 2;
-  std::vector<const Tensor*> weights;
-  for (size_t i = 0; i < layers; ++i) weights.push_back(in.next());
-  const auto d_outs = rows_of(in, layers, ends.back());
-  const Tensor* d_x = in.next(ends.back());
-  check(mindgspo_grouped_linear_backward(x, ends.data(), int64_t(layers), weights.data(), d_outs.data(), d_x, nullptr,
-                                         processors));
-}
+GRAPH_OPERATOR(grouped_linear_grad) { grouped_linear_backward(in, false); }
+GRAPH_OPERATOR(grouped_linear_input_grad) { grouped_linear_backward(in, true); }
 
 // rows, slots, weights, tokens -> out
 GRAPH_OPERATOR(combine) {
