@@ -18,13 +18,7 @@ from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection, wi
 from mindgspo.config.lora import LoraSection
 from mindgspo.errors import WeightsError
 from mindgspo.models.lora import BASE_KEY, check_peft_folder, merged_weights, peft_config, peft_names
-from mindgspo.models.names import (
-    adapter_name,
-    parameter_shapes,
-    trained_shapes,
-    trained_weight_shapes,
-    weight_shapes,
-)
+from mindgspo.models.names import adapter_name, parameter_shapes, trained_shapes, trained_weight_shapes, weight_shapes
 from mindgspo.models.policy import PolicyLogProbs
 from mindgspo.models.scoring import PolicyScorer
 from mindgspo.models.weights import load_adapters, load_weights

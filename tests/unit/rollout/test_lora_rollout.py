@@ -8,12 +8,18 @@ import numpy as np
 import pytest
 from small_plans import drawn_model, small_model
 
+from mindgspo.batches.rows import TrainingSample, lay_out
 from mindgspo.config import ModelSection
 from mindgspo.config.lora import LoraSection
 from mindgspo.config.schema import ReshardSection
 from mindgspo.models.lora import merged_weight, merged_weights
 from mindgspo.models.names import is_adapter
+from mindgspo.models.scoring import PolicyScorer
+from mindgspo.models.weights import load_weights, weight_views
+from mindgspo.parallel.ops.device import has_kernels
+from mindgspo.rollout.engine import NativeEngine
 from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingSettings
+from mindgspo.rollout.weight_transfer import WeightTransfer, hold_in_compute_type, weights_as_numpy
 from mindgspo.types import Prompt, Response
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
@@ -39,8 +45,6 @@ def trained(section: ModelSection, seed: int = 5):
 
 
 def engine_of(model, *, merges: bool):
-    from mindgspo.rollout.engine import NativeEngine
-
     engine = NativeEngine(
         model, eos_ids=(), num_slots=5, prefill_width=2, max_prompt_length=MAX_PROMPT, max_new_tokens=MAX_NEW,
         length_multiple=4, merges_adapters=merges,
@@ -51,8 +55,6 @@ def engine_of(model, *, merges: bool):
 
 @pytest.fixture(autouse=True)
 def needs_kernels(cpu_runtime) -> None:
-    from mindgspo.parallel.ops.device import has_kernels
-
     if not has_kernels():
         pytest.skip("weights are packed for kernels")
 
@@ -78,9 +80,6 @@ def responses(engine, number: int, *, num_samples: int = 1, temperature: float =
 
 def trainer_gap(model, engine) -> float:
     """Largest difference between the sampler's log-probs and the trainer's."""
-    from mindgspo.batches.rows import TrainingSample, lay_out
-    from mindgspo.models.scoring import PolicyScorer
-
     drawn = responses(engine, 8, num_samples=2, temperature=1.0)
     samples = [
         TrainingSample(
@@ -121,9 +120,6 @@ def test_greedy_tokens_are_the_same_but_where_two_are_nearly_as_likely() -> None
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_merged_panels_are_those_of_the_merged_weights(dtype: str) -> None:
-    from mindgspo.models.weights import load_weights, weight_views
-    from mindgspo.rollout.weight_transfer import weights_as_numpy
-
     section = adapted(dtype=dtype)
     model, plain = trained(section), drawn_model(section.base, seed=6)
     load_weights(plain, section.base, merged_weights(section, weights_as_numpy(model, section)), where=Path("merged"))
@@ -138,8 +134,6 @@ def test_merged_panels_are_those_of_the_merged_weights(dtype: str) -> None:
 
 
 def test_a_hundred_versions_leave_nothing_behind() -> None:
-    from mindgspo.models.weights import weight_views
-
     model = trained(adapted())
     engine, views = engine_of(model, merges=True), weight_views(model)
     first = {name: view.copy() for name, view in views.items()}
@@ -157,9 +151,6 @@ def test_a_hundred_versions_leave_nothing_behind() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_only_adapters_travel_after_the_first_time(dtype: str) -> None:
-    from mindgspo.models.weights import weight_views
-    from mindgspo.rollout.weight_transfer import WeightTransfer, hold_in_compute_type
-
     section = adapted(dtype=dtype)
     model, generating = trained(section), drawn_model(section, seed=6)
     hold_in_compute_type(generating)
@@ -189,9 +180,6 @@ def test_only_adapters_travel_after_the_first_time(dtype: str) -> None:
 
 
 def test_merged_weights_travel_whole_to_a_model_without_adapters() -> None:
-    from mindgspo.models.weights import weight_views
-    from mindgspo.rollout.weight_transfer import WeightTransfer, hold_in_compute_type
-
     section = adapted(dtype="float16")
     model, generating = trained(section), drawn_model(section.base, seed=6)
     hold_in_compute_type(generating)
