@@ -134,7 +134,8 @@ class RolloutSection(Section):
     travel. merged: cast(W + scale B A), summed in float32 and rounded once to model.dtype, anew from both at every
     hand-over; decoding is faster, and the rounding loses what is small beside W: with bfloat16 about 2^-9 of it. auto:
     separate where generation reads the trained weights in place, because merged matrices would be held a second time;
-    merged where it has weights of its own, as on several cards. Completion servers get merged weights."""
+    merged where it has weights of its own, as where plans.train and plans.infer differ. Completion servers get merged
+    weights."""
     servers: ServersSection = ServersSection()
     """Generation by other processes, reached over HTTP."""
 

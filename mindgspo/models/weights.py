@@ -20,6 +20,7 @@ from mindgspo.models.initial_values import initial_values
 from mindgspo.models.lora import ADAPTER_WEIGHTS, check_peft_folder, peft_names
 from mindgspo.models.model import Model
 from mindgspo.models.names import (
+    compute_type,
     hugging_face_names,
     is_adapter,
     parameter_shapes,
@@ -51,11 +52,19 @@ def master_layouts(section: ModelSection, model: Model) -> dict[str, Layout]:
     return {name: rows[name] if name in trained else layout for name, layout in layouts.items()}
 
 
-def hold_in_types(model: Model, type_of: Callable[[Parameter], str]) -> None:
-    """Convert a model's parameters to other types, keeping their values."""
+def hold_in_compute_type(model: Model, *, but: Container[str] = ()) -> None:
+    """Store what is not trained in its compute type. It is cast to that type wherever it is read, so no result
+    changes. but: names of the parameters that are trained."""
+    dtype = model.config.dtype
+    _hold_in_types(model, lambda one: None if one.name in but else compute_type(one.name, dtype))
+
+
+def _hold_in_types(model: Model, type_of: Callable[[Parameter], str | None]) -> None:
+    """Convert a model's parameters to other types, keeping their values. None: a parameter stays as it is."""
     for _, cell in model.cells_and_names():
         for attribute, parameter in list(cell.parameters_and_names(expand=False)):
-            dtype = DTYPES[type_of(parameter)]
+            wanted = type_of(parameter)
+            dtype = parameter.dtype if wanted is None else DTYPES[wanted]
             if parameter.dtype != dtype:
                 held = zero_parameter(
                     tuple(parameter.shape), parameter.name, dtype, requires_grad=parameter.requires_grad
@@ -84,9 +93,8 @@ def hold_masters(model: Model) -> dict[str, Parameter]:
                 set_values(master, values_of(parameter)[own.relative_to(whole.starts).index])
             masters[name] = master
         if not has_kernels():
-            hold_in_types(
-                model,
-                lambda one: trained_type(one.name, one.shape, section.dtype) if one.name in masters else "float32",
+            _hold_in_types(
+                model, lambda one: trained_type(one.name, one.shape, section.dtype) if one.name in masters else None
             )
     return model.masters or {}
 

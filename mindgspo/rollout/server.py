@@ -29,7 +29,7 @@ from mindgspo.config import ExperimentConfig, ModelSection
 from mindgspo.errors import MindGSPOError, WeightsError
 from mindgspo.models.model import Model
 from mindgspo.models.policy import build_model
-from mindgspo.models.weights import load_tensors
+from mindgspo.models.weights import hold_in_compute_type, load_tensors
 from mindgspo.parallel.collectives.host import exchange
 from mindgspo.parallel.platform import heartbeat, runtime, worker_process
 from mindgspo.parallel.platform.cluster import infer_place, start_device
@@ -42,7 +42,6 @@ from mindgspo.rollout.sequences import EndedRequest
 from mindgspo.rollout.server_front import NO_WEIGHTS, ServerFront
 from mindgspo.rollout.server_key import ServerKey
 from mindgspo.rollout.service import NO_TOKENS, Request
-from mindgspo.rollout.weight_transfer import hold_in_compute_type
 from mindgspo.rollout.weights_folder import open_weights
 from mindgspo.tokenization import load_tokenizer
 from mindgspo.types import Routing

@@ -22,8 +22,8 @@ from mindgspo.config.model import ModelSection
 from mindgspo.config.schema import ReshardSection
 from mindgspo.models.lora import merged_weights
 from mindgspo.models.model import Model
-from mindgspo.models.names import compute_type, to_hugging_face, trained_shapes
-from mindgspo.models.weights import hold_in_types, master_layouts, master_views, weight_layouts, weight_views
+from mindgspo.models.names import to_hugging_face, trained_shapes
+from mindgspo.models.weights import master_layouts, master_views, weight_layouts, weight_views
 from mindgspo.parallel.platform.cluster import first_rank_first
 from mindgspo.parallel.platform.parameter_memory import commit_values
 from mindgspo.reshard.resharder import (
@@ -37,12 +37,6 @@ from mindgspo.reshard.verify import sampled_names, verify_reshard
 from mindgspo.rollout.weights_folder import write_weights
 
 Value = TypeVar("Value")
-
-
-def hold_in_compute_type(model: Model) -> None:
-    """Store the parameters of a model that is not trained in its compute type. They are cast to that type wherever they
-    are read, so no result changes."""
-    hold_in_types(model, lambda parameter: compute_type(parameter.name, model.config.dtype))
 
 
 class WeightTransfer:
@@ -156,7 +150,7 @@ def weights_as_numpy(
     views = master_views(model, layouts)
     if model.place.plan.world_size > 1:
         views = gather_to_first_rank(layouts, views)
-    return {name: np.array(view) for name, view in to_hugging_face(section, views).items()}
+    return {name: np.array(view, np.float32) for name, view in to_hugging_face(section, views).items()}
 
 
 def _among(names: Container[str], values: Mapping[str, Value]) -> dict[str, Value]:

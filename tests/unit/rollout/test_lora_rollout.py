@@ -157,8 +157,8 @@ def test_a_hundred_versions_leave_nothing_behind() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_only_adapters_travel_after_the_first_time(dtype: str) -> None:
-    from mindgspo.models.weights import weight_views
-    from mindgspo.rollout.weight_transfer import WeightTransfer, hold_in_compute_type
+    from mindgspo.models.weights import hold_in_compute_type, weight_views
+    from mindgspo.rollout.weight_transfer import WeightTransfer
 
     section = adapted(dtype=dtype)
     model, generating = trained(section), drawn_model(section, seed=6)
@@ -189,8 +189,8 @@ def test_only_adapters_travel_after_the_first_time(dtype: str) -> None:
 
 
 def test_merged_weights_travel_whole_to_a_model_without_adapters() -> None:
-    from mindgspo.models.weights import weight_views
-    from mindgspo.rollout.weight_transfer import WeightTransfer, hold_in_compute_type
+    from mindgspo.models.weights import hold_in_compute_type, weight_views
+    from mindgspo.rollout.weight_transfer import WeightTransfer
 
     section = adapted(dtype="float16")
     model, generating = trained(section), drawn_model(section.base, seed=6)
