@@ -327,11 +327,6 @@ class RowsKernel(nn.Cell):
         return self.take(ids_M, table_VH, tokens)
 
 
-def _of_hidden_and_weight(found, rows, targets, scale, tokens):
-    """Return the gradients of hidden and weight, and zeros for the other inputs."""
-    return found[0], found[1], zeros_like(rows), zeros_like(targets), zeros_like(scale), zeros_like(tokens)
-
-
 class LogProbKernel(nn.Cell):
     """construct(hidden_MH, weight_VH, rows_P, targets_P, tokens) -> (logp_P, entropy_P), both float32.
 
@@ -348,13 +343,18 @@ class LogProbKernel(nn.Cell):
         count = 3 if with_entropy else 2
         grad = _gradient(name, is_frozen, lambda h, w, *rest: (h, w))
 
+        def gradients(found, weight, rows, targets, scale, tokens):
+            # A tied table has a second reader, with whose gradient this one is added, so it has the table's shape.
+            dweight = zeros_like(weight) if is_frozen else found[1]
+            return found[0], dweight, zeros_like(rows), zeros_like(targets), zeros_like(scale), zeros_like(tokens)
+
         def gradient(hidden, weight, rows, targets, scale, tokens, out, dout):
             found = grad(hidden, weight, rows, targets, scale, tokens, out[1], dout[0])
-            return _of_hidden_and_weight(found, rows, targets, scale, tokens)
+            return gradients(found, weight, rows, targets, scale, tokens)
 
         def gradient_with_entropy(hidden, weight, rows, targets, scale, tokens, out, dout):
             found = grad(hidden, weight, rows, targets, scale, tokens, out[1], dout[0], out[2], dout[2])
-            return _of_hidden_and_weight(found, rows, targets, scale, tokens)
+            return gradients(found, weight, rows, targets, scale, tokens)
 
         self.log_prob = kernel(
             f"{name}{'_frozen' * is_frozen}",
