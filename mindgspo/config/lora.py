@@ -100,8 +100,7 @@ def lora_problems(model: ModelSection) -> Iterator[str]:
             "model.lora.init: pissa begins with parts of the base, and model.lora.path with an adapter; remove one of "
             "them"
         )
-    unknown = [target for target in lora.targets if target not in _TARGETS]
-    yield from map(_target_problem, unknown)
+    yield from (_target_problem(model, target) for target in lora.targets if target not in _TARGETS)
     if model.num_experts is None and (of_experts := sorted(_OF_EXPERTS.keys() & set(lora.targets))):
         yield f"model.lora.targets: {', '.join(of_experts)}; {model.architecture} has no experts; set mlp or attention"
     narrowest = narrowest_target(model, lora)
@@ -115,13 +114,14 @@ def narrowest_target(model: ModelSection, lora: LoraSection) -> int:
     return min((min(sizes) for name, sizes in _sizes(model).items() if name in lora.projections), default=0)
 
 
-def _target_problem(target: str) -> str:
+def _target_problem(model: ModelSection, target: str) -> str:
     if target in _TABLES:
         return (
             f"model.lora.targets: {target}; tables are no targets: a tied one is input and output at once, and a row "
             "per token is no projection; leave it out"
         )
-    fix = did_you_mean(target, _TARGETS, otherwise=f"; known: {', '.join(_TARGETS)}")
+    meant = "router" if target == _ROUTER and model.num_experts else target
+    fix = did_you_mean(meant, _TARGETS, otherwise=f"; known: {', '.join(_TARGETS)}")
     return f"model.lora.targets: no projection {target!r}{fix}"
 
 

@@ -30,12 +30,14 @@ _MOST_BYTES = 1 << 20
 _FREE = {
     *("task_type", "inference_mode", "base_model_name_or_path", "revision", "auto_mapping", "peft_version"),
     *("lora_dropout", "megatron_core", "qalora_group_size", "layers_pattern", "runtime_config"),
+    *("eva_config", "corda_config", "lora_ga_config", "loftq_config"),  # of init_lora_weights
 }
 _READ = {"peft_type", "r", "lora_alpha", "use_rslora", "target_modules", "init_lora_weights", "bias", "modules_to_save"}
 BASE_KEY = "mindgspo_base"
 """Metadata of our adapter files: the digest of the base that they belong to."""
-_DRAWN = (True, False, None, "gaussian")
+_DRAWN = (True, False, None, "gaussian", "orthogonal", "eva", "mica")
 """Values of init_lora_weights that leave the base weights as they are."""
+_MERGE = "where PEFT can merge it into the base (merge_and_unload), set model.path to the result"
 
 
 def merged_weight(lora: LoraSection, weight: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -130,16 +132,14 @@ def read_pet_config(path: Path) -> LoraSection:
 def check_peft_folder(model: ModelSection, folder: Path, weights: TensorSource, *, base: str | None = None) -> None:
     """Raises WeightsError unless the folder holds an adapter of this rank, scale and these targets, whole and of
     nothing else. base: digest of the base, which must be the one that the file names, if it names one."""
-    assert model.lora is not None
     path = folder / ADAPTER_CONFIG
     try:
         raw = parse_json(read_bytes(path, _MOST_BYTES), object_pairs_hook=unique_keys)
-    except OSError as error:
-        raise WeightsError(f"{path}: cannot be read ({error.strerror}); give a folder that PEFT has saved") from error
-    except ValueError as error:
-        raise WeightsError(f"{path}: {error}") from error
-    if not isinstance(raw, dict):
-        raise WeightsError(f"{path}: no JSON object; give a folder that PEFT has saved")
+        if not isinstance(raw, dict):
+            raise ValueError("no JSON object")
+    except (OSError, ValueError) as error:
+        what = getattr(error, "strerror", error)
+        raise WeightsError(f"{path}: cannot be read ({what}); give a folder that PEFT has saved") from error
     for problem in _problems(model, raw):
         raise WeightsError(f"{path}: {problem}")
     if base is not None and weights.metadata.get(BASE_KEY, base) != base:
@@ -149,17 +149,17 @@ def check_peft_folder(model: ModelSection, folder: Path, weights: TensorSource, 
         )
     shapes = trained_weight_shapes(model)
     expected = {theirs: shapes[ours] for ours, theirs in peft_names(model).items()}
-    check_names(expected, weights.tensors, where=folder / ADAPTER_WEIGHTS)
+    check_names(expected, weights.tensors, where=folder / ADAPTER_WEIGHTS, mend="set model.path to the adapter's base")
 
 
 def _problems(model: ModelSection, raw: Mapping[str, Any]) -> Iterator[str]:
     lora = model.lora
     assert lora is not None
     if raw.get("peft_type") != "LORA":
-        yield f"peft_type is {shorten(repr(raw.get('peft_type')))}; only LORA is implemented"
+        yield f"peft_type is {shorten(repr(raw.get('peft_type')))}; only LORA is implemented; {_MERGE}"
     for key in sorted(raw.keys() - _FREE - _READ):
         if raw[key]:
-            yield f"{key} is set ({shorten(raw[key])}); not implemented"
+            yield f"{key} is set ({shorten(raw[key])}); not implemented; {_MERGE}"
     if raw.get("bias", "none") != "none":
         yield f"bias is {shorten(repr(raw['bias']))}; biases are not trained beside adapters, so only none is legal"
     if raw.get("init_lora_weights", True) not in _DRAWN:
@@ -180,8 +180,8 @@ def _problems(model: ModelSection, raw: Mapping[str, Any]) -> Iterator[str]:
     targets = raw.get("target_modules")
     if not isinstance(targets, list) or not all(isinstance(one, str) for one in targets):
         yield f"target_modules is {shorten(repr(targets))}; a list of names is read"
-    elif set(targets) != set(lora.projections):
+    elif (given := {one.rpartition(".")[2] for one in targets}) != set(lora.projections):
         yield (
-            f"target_modules is {shorten(listed(sorted(targets)))}, and model.lora.targets means "
+            f"target_modules is {shorten(listed(sorted(given)))}, and model.lora.targets means "
             f"{listed(sorted(lora.projections))}; set them alike"
         )

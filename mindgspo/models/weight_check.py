@@ -24,6 +24,7 @@ _HEAD, _TABLE = "lm_head.weight", "model.embed_tokens.weight"
 # Buffers of older files, which follow from config.json.
 _FREQUENCIES = re.compile(r"(?:model\.)?(?:layers\.[0-9]+\.self_attn\.)?rotary_emb\.inv_freq")
 _NUMBER = re.compile(r"[0-9]+")
+_MEND = "compare the `model` section with the weights' config.json"
 
 
 def require_weights(model: ModelSection, source: TensorSource, names: Mapping[str, str]) -> dict[str, str]:
@@ -77,10 +78,12 @@ def _are_equal(source: TensorSource, left: str, right: str) -> bool:
     return all(map(np.array_equal, source.chunks(left), source.chunks(right)))
 
 
-def check_names(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, TensorInfo], *, where: Path) -> None:
+def check_names(
+    expected: Mapping[str, tuple[int, ...]], found: Mapping[str, TensorInfo], *, where: Path, mend: str = _MEND
+) -> None:
     """Reject weights that do not fit the model exactly: names, shapes, and floating-point values.
 
-    expected: shape of every weight of the model, by its name in the file. where: named in the message.
+    expected: shape of every weight of the model, by its name in the file. where, mend: named in the message.
     Raises WeightsError that lists what is missing, unexpected, of another shape or no float, with near names.
     """
     missing = sorted(expected.keys() - found.keys())
@@ -103,7 +106,7 @@ def check_names(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, Ten
     if problems:
         raise WeightsError(
             f"{where}: the weights do not fit the configured model ({len(expected)} weights expected, "
-            f"{len(found)} found); compare the `model` section with the weights' config.json\n" + "\n".join(problems)
+            f"{len(found)} found); {mend}\n" + "\n".join(problems)
         )
 
 

@@ -179,7 +179,8 @@ def open_tensors(path: Path) -> OpenTensors:
     shards, a dtype that numpy has not.
     """
     if not path.exists():
-        raise WeightsError(f"{path}: no such file or folder; give a folder with {SINGLE_FILE}")
+        name = path.name if path.suffix == ".safetensors" else SINGLE_FILE
+        raise WeightsError(f"{path}: no such file or folder; give a folder with {name}")
     if not path.is_dir():
         return _open_file(path)
     single, index = path / SINGLE_FILE, path / INDEX_FILE

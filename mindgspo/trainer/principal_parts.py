@@ -60,14 +60,10 @@ class PrincipalParts:
         with open_base(self._section, self._seed) as base:
             for name in [name for name in own if adapter_name(name, "A") in own]:
                 weight = _whole(base, names[name])
-                adapters = [adapter_name(name, matrix) for matrix in "AB"]
-                a, b = (
-                    principal_parts(lora, weight)
-                    if saved is None
-                    else (_whole(saved, names[adapters[0]]), _whole(saved, names[adapters[1]]))
-                )
+                pair = [adapter_name(name, matrix) for matrix in "AB"]
+                a, b = principal_parts(lora, weight) if saved is None else (_whole(saved, names[one]) for one in pair)
                 _set(own[name], without_parts(lora, weight, a, b))
-                for adapter, part in zip(adapters, (a, b), strict=True):
+                for adapter, part in zip(pair, (a, b), strict=True):
                     self._held[adapter] = np.ascontiguousarray(part[own[adapter][0].index])
                     if saved is None:
                         _set(own[adapter], part)

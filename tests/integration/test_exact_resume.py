@@ -73,6 +73,11 @@ algorithm: {router_replay: rollout}
 TWO_REPLICAS = """
 plans: {train: {data_parallel: 2}, infer: {data_parallel: 2}}
 """
+ADAPTERS = """
+include: exact.yaml
+model: {lora: {rank: 4, alpha: 8.0, train_norms: true, init: pissa}}
+"""
+MORE = {"routed": MIXTURE, "routed_twice": MIXTURE + TWO_REPLICAS, "adapted": ADAPTERS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,19 +96,19 @@ class Whole:
 
 @pytest.fixture(scope="module")
 def whole_run(once: Callable[..., Path]) -> Callable[[str], Whole]:
-    """whole_run("frozen"), "moving", and as the latter "routed" and "routed_twice": made when it is first asked for."""
+    """whole_run("frozen"), as it "adapted", "moving", and as that "routed" and "routed_twice": made when it is first
+    asked for."""
 
     def make(folder: Path) -> None:
-        is_flat = folder.name != "frozen"
+        is_flat = folder.name not in ("frozen", "adapted")
         (folder / "reward.py").write_text(f"FLAT = {is_flat}\n{REWARD}")
         (folder / "exact.yaml").write_text(COMMON + (MOVING if is_flat else FROZEN))
-        mixture = MIXTURE if folder.name == "routed" else MIXTURE + TWO_REPLICAS
-        if folder.name.startswith("routed"):
-            (folder / "mixture.yaml").write_text(mixture)
+        if folder.name in MORE:
+            (folder / "more.yaml").write_text(MORE[folder.name])
         succeeded("run", config_of(folder), cwd=folder)
 
     def config_of(folder: Path) -> Path:
-        return folder / ("mixture.yaml" if folder.name.startswith("routed") else "exact.yaml")
+        return folder / ("more.yaml" if folder.name in MORE else "exact.yaml")
 
     def run(name: str) -> Whole:
         folder = once(name, make)
@@ -154,10 +159,11 @@ def test_killed_while_a_thread_writes_the_checkpoint(whole_run, tmp_path: Path, 
     assert "resumed at step 0" in done.stdout and at_the_end(root, whole.root) == []
 
 
-def test_back_to_an_earlier_step_killed_on_the_way(whole_run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["frozen", "adapted"])
+def test_back_to_an_earlier_step_killed_on_the_way(whole_run, tmp_path: Path, name: str) -> None:
     """What was given up does not come back, although the process dies before the last of it is set aside; and from the
     end of an epoch the run goes on as it did before."""
-    whole = whole_run("frozen")
+    whole = whole_run(name)
     stream = whole.kept(2, "stream")
     assert (stream["position"], stream["deferred"]) == (8, []), "the epoch has ended with this step"
     assert whole.kept(2, "kl")["coef"] != whole.kept(0, "kl")["coef"], "the coefficient is adaptive"

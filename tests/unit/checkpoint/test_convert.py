@@ -377,6 +377,9 @@ def test_a_checkpoint_becomes_what_the_run_exports(tmp_path: Path) -> None:
 
 
 ON_VALUES = ("model.lora.targets=[v_proj]", "model.lora.train_norms=true")
+ON_EXPERTS = ("model.lora.targets=[o_proj, experts, router]", "model.lora.train_norms=true",
+              "model.architecture=qwen3_moe", "model.num_experts=4", "model.num_experts_per_tok=2",
+              "model.moe_intermediate_size=12")  # fmt: skip
 
 
 def run_with_adapters(
@@ -386,7 +389,7 @@ def run_with_adapters(
     weights of the base, which the checkpoint does not hold, and the checkpoint."""
     overrides = ["model.lora.rank=4", *settings]
     example = PROJECT / "examples" / "arithmetic" / "gspo.yaml"
-    model = load_config(example).model
+    model = load_config(example, [*overrides]).model.base
     base = {name: DrawnTensors(model, 1, path=folder).read(name) for name in weight_shapes(model)}
     if base_dtype is not None:
         base = {name: (array.view(np.uint32) >> 16 << 16).view(np.float32) for name, array in base.items()}
@@ -400,7 +403,8 @@ def run_with_adapters(
     run = folder / "run"
     run.mkdir()
     (run / "config.yaml").write_text(dump_config(config))
-    own = {name: array for name, array in some_weights(config.model).items() if is_trained(config.model, name)}
+    some = some_weights(config.model).items()
+    own = {name: np.float32(0.1) * array for name, array in some if is_trained(config.model, name)}
     state = {"inputs": {"base": base_record(config.model, config.seed)}}
     step = save_checkpoint(
         run / "checkpoints", step=4, parameters=own, optimizer={}, state=state, keep=Retention(last=1)
@@ -408,26 +412,28 @@ def run_with_adapters(
     return config.model, base | {name: array for name, array in own.items() if is_adapter(name)}, step
 
 
-@pytest.mark.parametrize("base_dtype", [None, "bfloat16"])
+@pytest.mark.parametrize(("settings", "base_dtype"), [(ON_VALUES, None), (ON_VALUES, "bfloat16"), (ON_EXPERTS, None)])
 def test_a_checkpoint_of_adapters_becomes_its_base_and_a_peft_folder_or_merged_weights(
-    tmp_path: Path, base_dtype: str | None
+    tmp_path: Path, settings: tuple[str, ...], base_dtype: str | None
 ) -> None:
-    model, weights, step = run_with_adapters(tmp_path, *ON_VALUES, base_dtype=base_dtype)
+    """The latter as in float64."""
+    model, weights, step = run_with_adapters(tmp_path, *settings, base_dtype=base_dtype)
     base, plus = tmp_path / "base", tmp_path / "merged"
-    convert_model(Conversion(source=step, out=base))
-    convert_model(Conversion(source=step, out=plus, merges=True))
+    assert main(["checkpoint", "export", str(step), str(base)]) == 0
+    assert main(["checkpoint", "export", str(step), str(plus), "--merge"]) == 0
     found, both = (read_safetensors(folder / "model.safetensors") for folder in (base, plus))
     adapter = read_safetensors(base / "adapter" / "adapter_model.safetensors")
     assert adapter.keys() == set(peft_names(model).values())
     assert not (plus / "adapter").exists() and found.keys() == both.keys() == weight_shapes(model.base).keys()
     for name, array in found.items():
         np.testing.assert_array_equal(array, weights[name], err_msg=name)
-        layer = name.removesuffix(".weight")
-        if layer.endswith("v_proj"):  # scale: 32 / 4
-            array = array + 8 * (weights[f"{layer}.lora_B.weight"] @ weights[f"{layer}.lora_A.weight"])
-        if name.endswith("norm.weight"):
-            array = adapter[f"base_model.model.{name}"]
-        np.testing.assert_array_equal(both[name], array, err_msg=name)
+        layer = f"base_model.model.{name.removesuffix('.weight')}"
+        if (a := adapter.pop(f"{layer}.lora_A.weight", None)) is not None:  # scale: 32 / 4
+            b = adapter.pop(f"{layer}.lora_B.weight")
+            array = array.astype(np.float64) + 8 * (b.astype(np.float64) @ a)
+        array = adapter.pop(f"{layer}.weight", array)
+        np.testing.assert_allclose(both[name], array, rtol=0, atol=5e-7 if array.dtype == np.float64 else 0)
+    assert not adapter
     with open_tensors(base / "adapter" / "adapter_model.safetensors") as stored:
         assert stored.metadata[BASE_KEY] == base_digest(base_record(model, 1))
 

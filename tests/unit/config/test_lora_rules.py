@@ -34,6 +34,7 @@ def test_one_setting_makes_the_section_and_it_is_read_back(load, tmp_path) -> No
 
 @pytest.mark.parametrize(("overrides", "message"), [
     (("model.lora.targets=[q_prj]",), "model.lora.targets: no projection 'q_prj'; did you mean 'q_proj'"),
+    ((*EXPERTS, "model.lora.targets=[gate]"), "model.lora.targets: no projection 'gate'; did you mean 'router'"),
     (("model.lora.targets=[embed_tokens]",), "embed_tokens; tables are no targets: a tied one is input and output"),
     (("model.lora.targets=[router,experts]",), "experts, router; qwen2 has no experts; set mlp or attention"),
     ((*EXPERTS, "model.lora.rank=9", "model.lora.targets=[router]"), "rank: 9; legal: 1 to 8, the width of the narrow"),

@@ -10,19 +10,26 @@ import numpy as np
 import pytest
 from small_plans import MIXTURE, drawn_model, plan, small_model
 
+from mindgspo.algorithms.losses.registry import build_policy_loss
+from mindgspo.algorithms.optim.updater import Updater
 from mindgspo.batches.rows import TrainingSample, lay_out, scattered
+from mindgspo.checkpoint.export import export_adapters
 from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection, with_recipe
 from mindgspo.config.lora import LoraSection
 from mindgspo.errors import WeightsError
 from mindgspo.models.lora import BASE_KEY, check_peft_folder, merged_weights, peft_config, peft_names
 from mindgspo.models.names import (
-    is_adapter,
+    adapter_name,
     parameter_shapes,
     trained_shapes,
     trained_weight_shapes,
     weight_shapes,
 )
+from mindgspo.models.policy import PolicyLogProbs
+from mindgspo.models.scoring import PolicyScorer
+from mindgspo.models.weights import load_adapters, load_weights
 from mindgspo.parallel.plans.parameter_layouts import gradient_ranks, parameter_layouts
+from mindgspo.rollout.weight_transfer import weights_as_numpy
 from mindgspo.tensor_files.tensors import ArraySource
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
@@ -92,13 +99,9 @@ def test_adapters_of_experts_are_cut_as_experts_are(changes, a_of_gate, b_of_gat
         assert ranks[f"{experts}gate_proj.lora_A.weight"] == held == ranks[f"{experts}down_proj.lora_B.weight"]
 
 
-def test_a_mixture_with_adapters_computes_what_its_merged_weights_do(form: str) -> None:
-    """And trains adapters and norms alone."""
-    from mindgspo.models.scoring import PolicyScorer
-    from mindgspo.models.weights import load_weights
-    from mindgspo.rollout.weight_transfer import weights_as_numpy
-
-    lora = LoraSection(rank=4, targets=("all", "router"), train_norms=True)
+def test_a_mixture_with_adapters_computes_what_its_merged_weights_do(form: str, tmp_path: Path) -> None:
+    """And trains adapters and norms alone, which a PEFT folder brings to another model bit for bit."""
+    lora = LoraSection(rank=4, targets=("q_proj", "v_proj", "o_proj", "mlp", "router"), train_norms=True)
     section = small_model(**EXPERTS, initializer_range=0.2, lora=lora)
     model, merged = drawn_model(section, 1), drawn_model(section.base, 2)
     random = np.random.default_rng(3)
@@ -112,15 +115,20 @@ def test_a_mixture_with_adapters_computes_what_its_merged_weights_do(form: str) 
     np.testing.assert_allclose(*scores, rtol=0, atol=1e-5)
     updater = updated(model, OptimizerSection(lr=1e-3, weight_decay=0.1), 2)
     after, trained = weights_as_numpy(model, section), trained_weight_shapes(section)
-    assert {weight.name for weight in updater.weights} == trained_shapes(section).keys()
+    names = trained_shapes(section).keys()
+    assert {weight.name for weight in updater.weights} == names
+    assert updater.state().keys() == {f"adamw.{kind}.{name}" for kind in "mv" for name in names} | {"adamw.updates"}
     assert any(name.endswith("q_norm.weight") for name in trained) and f"{LAYER}mlp.gate.weight" not in trained
+    export_adapters(tmp_path / "adapter", section, after)
+    other = drawn_model(section, 2)
+    load_adapters(other, section, tmp_path / "adapter")
+    read = weights_as_numpy(other, section)
     for name, array in tensors.items():
         assert (after[name] == array).all() == (name not in trained), name
+        assert (read[name] == after[name]).all() or name not in trained, name
 
 
 def test_first_values_are_those_of_peft() -> None:
-    from mindgspo.rollout.weight_transfer import weights_as_numpy
-
     def values(**changes: object) -> dict[str, np.ndarray]:
         section = small_model(hidden_size=256, head_dim=64, architecture="qwen3", lora=LoraSection(rank=8, **changes))
         return weights_as_numpy(drawn_model(section, 3), section)
@@ -158,10 +166,6 @@ def some_batches():
 
 def updated(model, section: OptimizerSection, number: int):
     """The updater after so many updates on six samples."""
-    from mindgspo.algorithms.losses.registry import build_policy_loss
-    from mindgspo.algorithms.optim.updater import Updater
-    from mindgspo.models.policy import PolicyLogProbs
-
     wide = AlgorithmSection(name="gspo", clip_low=0.9, clip_high=9.0, allow_wide_clip=True)
     loss = build_policy_loss(with_recipe(wide, max_new_tokens=16))
     updater = Updater(PolicyLogProbs(model, temperature=1.0, with_entropy=False), loss, section)
@@ -170,26 +174,10 @@ def updated(model, section: OptimizerSection, number: int):
     return updater
 
 
-def test_only_adapters_are_trained(form: str) -> None:
-    from mindgspo.rollout.weight_transfer import weights_as_numpy
-
-    section = adapted(targets=("q_proj", "v_proj", "o_proj", "down_proj"))
-    model = drawn_model(section, 1)
-    before = weights_as_numpy(model, section)
-    updater = updated(model, OptimizerSection(lr=1e-3, weight_decay=0.1), 2)
-    after, trained = weights_as_numpy(model, section), trained_shapes(section)
-    assert {weight.name for weight in updater.weights} == trained.keys() == set(filter(is_adapter, before))
-    assert updater.state().keys() == {f"adamw.{kind}.{name}" for kind in "mv" for name in trained} | {"adamw.updates"}
-    for name, array in before.items():
-        assert (after[name] == array).all() == (name not in trained), name
-
-
 def test_with_a_the_identity_a_layer_trains_as_in_full_training() -> None:
     """y = x W^T + (x I^T) B^T = x (W + B)^T, so that dL/dB = dL/dy^T x = dL/dW at the same sum. From B = 0 both see the
     same gradients, hence the same moments, and without weight decay AdamW's steps depend on nothing else: W + B of the
     one is W of the other after every update."""
-    from mindgspo.rollout.weight_transfer import weights_as_numpy
-
     name, number = f"{LAYER}self_attn.o_proj", 5
     section = small_model(lora=LoraSection(rank=32, alpha=32.0, targets=("o_proj",)))
     optimizer = OptimizerSection(lr=1e-3, weight_decay=0.0, eps=1e-4)
@@ -208,23 +196,26 @@ def test_with_a_the_identity_a_layer_trains_as_in_full_training() -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
 
 
-def test_merging_adds_the_scaled_product() -> None:
-    section = adapted(targets=("k_proj",))
+@pytest.mark.parametrize(("sizes", "targets", "number"), [
+    ({}, ("k_proj",), 2), (EXPERTS, ("v_proj", "experts", "router"), 2 * (1 + 3 * 6 + 1)),
+])  # fmt: skip
+def test_merging_adds_the_scaled_product(sizes: dict, targets: tuple[str, ...], number: int) -> None:
+    section = small_model(**sizes, lora=LoraSection(rank=4, alpha=6.0, targets=targets))
     random = np.random.default_rng(0)
     tensors = {name: random.standard_normal(shape, np.float32) for name, shape in weight_shapes(section).items()}
     found = merged_weights(section, tensors)
     assert found.keys() == weight_shapes(section.base).keys()
-    name = f"{LAYER}self_attn.k_proj"
-    product = tensors[f"{name}.lora_B.weight"] @ tensors[f"{name}.lora_A.weight"]
-    np.testing.assert_allclose(found[f"{name}.weight"], tensors[f"{name}.weight"] + 1.5 * product, rtol=1e-6, atol=1e-6)
-    others = found.keys() - {f"model.layers.{i}.self_attn.k_proj.weight" for i in range(2)}
-    assert all(found[one] is tensors[one] for one in others)
+    merged = {name for name in found if found[name] is not tensors[name]}
+    assert merged == {name for name in found if adapter_name(name, "A") in tensors} and len(merged) == number
+    for name in merged:
+        weight, a, b = (tensors[one].astype(float) for one in (name, *(adapter_name(name, one) for one in "AB")))
+        np.testing.assert_allclose(found[name], weight + 1.5 * (b @ a), rtol=1e-6, atol=1e-6, err_msg=name)
 
 
 def folder_of(path: Path, section: ModelSection, **changes: object) -> tuple[Path, ArraySource]:
     """A PEFT folder's configuration with changes, and tensors of its adapter."""
     (path / "adapter_config.json").write_text(json.dumps(peft_config(section) | changes))
-    shapes = trained_shapes(section)
+    shapes = trained_weight_shapes(section)
     arrays = {theirs: np.zeros(shapes[ours], np.float32) for ours, theirs in peft_names(section).items()}
     return path, ArraySource(arrays, path=path)
 
@@ -241,12 +232,12 @@ def folder_of(path: Path, section: ModelSection, **changes: object) -> tuple[Pat
     ({"r": 8}, "r is 8, and model.lora.rank is 4; set them alike"),
     ({"lora_alpha": 4}, "lora_alpha is 4, and model.lora.alpha is 6.0; set them alike"),
     ({"use_rslora": True}, "use_rslora is True, and model.lora.use_rslora is False"),
-    ({"target_modules": ["q_proj"]}, "target_modules is q_proj, and model.lora.targets means k_proj, q_proj; set"),
+    ({"target_modules": ["self_attn.q_proj"]}, "target_modules is q_proj, and model.lora.targets means k_proj, q_proj"),
     ({"target_modules": ".*proj"}, r"target_modules is '\.\*proj'; a list of names is read"),
 ])  # fmt: skip
 def test_another_adapter_is_refused_in_one_line(tmp_path: Path, changes: dict, message: str) -> None:
     section = adapted(targets=("q_proj", "k_proj"))
-    folder, source = folder_of(tmp_path, section, lora_dropout=0.05)
+    folder, source = folder_of(tmp_path, section, lora_dropout=0.05, target_modules=["attn.q_proj", "k_proj"])
     check_peft_folder(section, folder, source, base="aa")  # a file that names no base may belong to any
     source.metadata = {BASE_KEY: "aa"}
     check_peft_folder(section, folder, source, base="aa")
@@ -257,8 +248,9 @@ def test_another_adapter_is_refused_in_one_line(tmp_path: Path, changes: dict, m
     assert "\n" not in str(refusal.value)
 
 
-def test_missing_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
-    section = adapted(targets=("q_proj",))
+@pytest.mark.parametrize(("sizes", "targets"), [({}, "q_proj"), (EXPERTS, "experts")])
+def test_missing_and_misshapen_tensors_are_named(tmp_path: Path, sizes: dict, targets: str) -> None:
+    section = small_model(**sizes, lora=LoraSection(rank=4, targets=(targets,)))
     folder, source = folder_of(tmp_path, section)
     arrays = {name: source.read(name) for name in source.tensors}
     first, second = list(arrays)[:2]
@@ -266,5 +258,5 @@ def test_missing_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
     arrays[second] = arrays[second][:3]
     with pytest.raises(WeightsError) as refusal:
         check_peft_folder(section, folder, ArraySource(arrays, path=folder))
-    for part in (first, second, "lm_head.lora_A.weight", "missing", "unexpected", "wrong shape"):
+    for part in (first, second, "lm_head.lora_A.weight", "missing", "unexpected", "wrong shape", "the adapter's base"):
         assert part in str(refusal.value)
