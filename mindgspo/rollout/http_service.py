@@ -166,7 +166,6 @@ class HTTPService:
         found = [_process_at(url, processes.get(url)) for url in urls]
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),  # `most_running` bounds the connections
-            timeout=aiohttp.ClientTimeout(total=self._options.timeout_s),
             auto_decompress=False,  # an answer's size is limited as it arrives, and a small one may unpack to gigabytes
             headers={"Accept-Encoding": "identity"},
         )
@@ -325,7 +324,7 @@ class Server:
         while True:
             status = 0
             try:
-                status, content = await asyncio.wait_for(self._once(_HEALTH), max(until - time.monotonic(), 0.1))
+                status, content = await self._once(_HEALTH, within_s=max(until - time.monotonic(), 0.1))
                 if status == 200:
                     return
                 reason = f"status {status}: {_message(content)}"
@@ -344,7 +343,8 @@ class Server:
                 if self._has_ended():
                     self._lost.set_result("its process has ended; see its log")
                 elif self._num_calls:
-                    await asyncio.wait_for(self._once(_HEALTH), _HEALTH_TIMEOUT_S)
+                    # Not by asyncio.wait_for, which before Python 3.12 may lose a cancellation.
+                    await self._once(_HEALTH, within_s=_HEALTH_TIMEOUT_S)
                 heard = time.monotonic()
             except RolloutError as error:
                 self._lost.set_result(str(error).removeprefix(f"{self.url}: "))
@@ -414,9 +414,11 @@ class Server:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         raise RolloutError(f"{what}: {reason}, {tries} times; see the server's log")
 
-    async def _once(self, call: Call, most_bytes: int = _MORE_BYTES) -> tuple[int, bytes]:
+    async def _once(
+        self, call: Call, most_bytes: int = _MORE_BYTES, *, within_s: float | None = None
+    ) -> tuple[int, bytes]:
         """Return status and content of the answer to one request. Raises RolloutError for a redirect, and for an answer
-        that is not signed with the key."""
+        that is not signed with the key. within_s: None: the timeout of the options."""
         body = b"" if call.method == "GET" else json.dumps(call.body).encode()
         headers, what = {"Content-Type": "application/json"} if body else {}, f"{self.url}{call.path}"
         key = self._options.key
@@ -426,7 +428,12 @@ class Server:
         elif key is not None:
             headers["Authorization"] = key.bearer
         async with self._session.request(
-            call.method, what, data=body or None, headers=headers, allow_redirects=False
+            call.method,
+            what,
+            data=body or None,
+            headers=headers,
+            allow_redirects=False,
+            timeout=aiohttp.ClientTimeout(total=within_s or self._options.timeout_s),
         ) as response:
             content, status = await _read(response, most_bytes, what), response.status
         if 300 <= status < 400:

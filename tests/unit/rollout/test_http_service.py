@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import base64
 import gzip
 import io
@@ -615,3 +616,27 @@ def test_the_least_float32_is_a_log_prob() -> None:
     with FakeServer(spoil=set_logprobs([least] * 4)) as server, asking(server) as service:
         (answer,) = answered(service, request())
     assert np.isfinite(answer.pieces[1].logprobs).all()
+
+
+def test_a_watch_ends_although_its_server_answers_as_it_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_service, "_WATCH_S", 0)
+
+    async def cancelled() -> bool:
+        health = asyncio.get_running_loop().create_future()
+
+        async def once(server: http_service.Server, call: object, **kinds: object) -> object:
+            return await health
+
+        monkeypatch.setattr(http_service.Server, "_once", once)
+        server = http_service.Server(
+            "http://nowhere", ServiceOptions(most_running=1, timeout_s=1, retries=0), None, None
+        )
+        server._num_calls = 1
+        watching = asyncio.create_task(server.watch())
+        await asyncio.sleep(0.05)
+        health.set_result((200, b""))
+        watching.cancel()
+        await asyncio.wait([watching], timeout=5)
+        return watching.cancelled()
+
+    assert asyncio.run(cancelled())
