@@ -17,9 +17,10 @@ from mindspore import Parameter
 from mindgspo.config import ModelSection
 from mindgspo.config.huggingface_config import check_architecture, read_model_section
 from mindgspo.models.initial_values import initial_values
-from mindgspo.models.lora import ADAPTER_WEIGHTS, check_peft_folder, peft_names
+from mindgspo.models.lora import ADAPTER_WEIGHTS, check_peft_folder, merged_weight, peft_names
 from mindgspo.models.model import Model
 from mindgspo.models.names import (
+    adapter_name,
     compute_type,
     hugging_face_names,
     is_adapter,
@@ -167,18 +168,42 @@ def load_trained(model: Model, section: ModelSection, source: TensorSource) -> N
     load_tensors(model, section, source, among=None if section.lora is None else trained_shapes(section))
 
 
-def load_adapters(model: Model, section: ModelSection, folder: Path, *, base: str | None = None) -> None:
+def load_adapters(
+    model: Model,
+    section: ModelSection,
+    folder: Path,
+    *,
+    base: str | None = None,
+    weights: TensorSource | None = None,
+    whole: bool = False,
+) -> None:
     """Set what is trained from a PEFT folder. Raises WeightsError, before anything is changed, if it holds another
-    adapter; see `check_peft_folder`. base: digest of the base; None: it is not compared."""
-    theirs = peft_names(section)
-    names = {
-        ours: tuple(theirs[name] for name in names)
-        for ours, names in hugging_face_names(section).items()
-        if names[0] in theirs
-    }
+    adapter; see `check_peft_folder`.
+
+    base: digest of the base; None: it is not compared. weights: those of the base, W, for a model that has none yet, or
+    that has no adapters and gets W + scale B A, summed in float32 and rounded once. whole: set what has no part in the
+    folder to W, too.
+    """
+    lora, theirs, of_base = section.lora, peft_names(section), hugging_face_names(section)
+    assert lora is not None
+    names = {ours: tuple(theirs[name] for name in names) for ours, names in of_base.items() if names[0] in theirs}
     with open_tensors(folder / ADAPTER_WEIGHTS) as stored:
         check_peft_folder(section, folder, stored, base=base)
-        _set_among(model, section, stored, names, names)
+        for own in own_slices(model, model.config):
+            a, b = (adapter_name(own.name, matrix) for matrix in "AB")
+            is_merged = a in names and model.config.lora is None
+            if own.name in names:
+                values = _part(stored, names[own.name], own.index)
+            elif weights is not None and (whole or is_merged):
+                values = _part(weights, of_base[own.name], own.index)
+            else:
+                continue
+            if is_merged:
+                *experts, rows, columns = own.index
+                ranks = slice(0, lora.rank)
+                parts = (names[a], (*experts, ranks, columns)), (names[b], (*experts, rows, ranks))
+                values = merged_weight(lora, values, *(_part(stored, *part) for part in parts))
+            set_values(own.parameter, values)
 
 
 def _set_among(

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from mindgspo import faults
-from mindgspo.checkpoint.adapted import PARTS, base_digest, open_base
+from mindgspo.checkpoint.adapted import PARTS, base_digest
 from mindgspo.checkpoint.export import export_adapters, export_huggingface
 from mindgspo.checkpoint.origin import Origin
 from mindgspo.checkpoint.run_folder import RunFolder, RunStatus, open_run_folder, seen_run_id
@@ -32,6 +32,7 @@ from mindgspo.launch.worker import copy_output
 from mindgspo.metrics import RunLog, SilentLog, peak_rss_mb, report_of_finished, write_summary
 from mindgspo.metrics.environment import processor_warning, record_start
 from mindgspo.metrics.tracking import TrackedRun, open_trackers
+from mindgspo.models.initial_values import open_base
 from mindgspo.models.lora import merged_weights
 from mindgspo.models.names import trained_shapes
 from mindgspo.models.principal import plain_adapters, plain_model
