@@ -284,7 +284,7 @@ def _trained_bytes(model: ModelSection, plan: ParallelPlan, rank: int, device: s
     sizes, rows, shapes = weight_sizes(model, plan, rank), moment_sizes(model, plan, rank), parameter_shapes(model)
     rounded = {name for name in rows if device == "Ascend" and rows[name] < sizes[name]}
     dtypes = {name: trained_type(name, shapes[name], model.dtype) for name in rounded}
-    return built_bytes(model, plan, rank) | {name: sizes[name] * TYPE_BYTES[dtypes[name]] for name in rounded}
+    return {**built_bytes(model, plan, rank), **{name: sizes[name] * TYPE_BYTES[dtypes[name]] for name in rounded}}
 
 
 def _generating_item(model: ModelSection, name: str) -> int:

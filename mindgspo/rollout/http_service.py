@@ -427,14 +427,9 @@ class Server:
             headers |= signer.signed(call.method, call.path, body)
         elif key is not None:
             headers["Authorization"] = key.bearer
-        async with self._session.request(
-            call.method,
-            what,
-            data=body or None,
-            headers=headers,
-            allow_redirects=False,
-            timeout=aiohttp.ClientTimeout(total=within_s or self._options.timeout_s),
-        ) as response:
+        timeout = aiohttp.ClientTimeout(total=within_s or self._options.timeout_s)
+        sent = {"data": body or None, "headers": headers, "timeout": timeout, "allow_redirects": False}
+        async with self._session.request(call.method, what, **sent) as response:
             content, status = await _read(response, most_bytes, what), response.status
         if 300 <= status < 400:
             place = printable(response.headers.get("Location", "nowhere"))[:200]

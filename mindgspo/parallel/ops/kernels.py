@@ -102,18 +102,14 @@ def _gradient(name: str, is_frozen: bool, shapes: Callable[..., tuple]) -> ops.C
     """Return the operator of a layer's gradients: of its input, then of its weights, float32. One number, which nobody
     reads, stands for that of a frozen weight.
 
-    shapes: of all gradients as a function of the inputs' shapes.
+    shapes: of all gradients as a function of the inputs' shapes, of which the first is that of the layer's input.
     """
 
-    def of_input(*inputs):
-        dx, *others = shapes(*inputs)
-        return (dx, *([1] for _ in others))
+    def each_weights(one):
+        return lambda *inputs: (inputs[0], *(one for _ in shapes(*inputs)[1:]))
 
-    def dtypes(*inputs):
-        dx, *others = shapes(*inputs)
-        return (dx, *(ms.float32 for _ in others))
-
-    return kernel(f"{name}{'_input' * is_frozen}_grad", of_input if is_frozen else shapes, dtypes)
+    name = f"{name}_input_grad" if is_frozen else f"{name}_grad"
+    return kernel(name, each_weights([1]) if is_frozen else shapes, each_weights(ms.float32))
 
 
 def _linear(

@@ -471,6 +471,9 @@ def test_adapters_go_to_mindformers_names_and_back(tmp_path: Path) -> None:
         one, other = (read_safetensors(folder / name) for folder in (back, direct))
         assert one.keys() == other.keys() and all(np.array_equal(one[key], other[key]) for key in one)
     assert json.loads((back / "adapter/adapter_config.json").read_text())["lora_alpha"] == 6
+    (theirs / "pet_config.yaml").unlink()
+    with pytest.raises(WeightsError, match="has adapters, whose scale is not among the weights; write the section"):
+        convert_model(Conversion(source=theirs, out=tmp_path / "scaled"))
 
 
 @pytest.mark.parametrize(("text", "message"), [
@@ -493,14 +496,6 @@ def test_trained_norms_go_to_mindformers_merged_alone(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match="norms were trained beside the adapters.*--merge"):
         convert_model(Conversion(source=step, out=tmp_path / "mf", layout="mindformers"))
     convert_model(Conversion(source=step, out=tmp_path / "mf", layout="mindformers", merges=True))
-
-
-def test_adapters_of_an_unknown_scale_are_refused(tmp_path: Path) -> None:
-    _, _, step = run_with_adapters(tmp_path)
-    convert_model(Conversion(source=step, out=tmp_path / "mf", layout="mindformers"))
-    (tmp_path / "mf" / "pet_config.yaml").unlink()
-    with pytest.raises(WeightsError, match="has adapters, whose scale is not among the weights; write the section"):
-        convert_model(Conversion(source=tmp_path / "mf", out=tmp_path / "back"))
 
 
 def test_a_checkpoint_that_was_changed_or_is_far_from_its_run_is_refused(tmp_path: Path) -> None:

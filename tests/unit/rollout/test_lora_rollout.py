@@ -8,13 +8,19 @@ import numpy as np
 import pytest
 from small_plans import MIXTURE, drawn_model, small_model
 
+from mindgspo.batches.rows import TrainingSample, lay_out
 from mindgspo.config import ModelSection
 from mindgspo.config.lora import LoraSection
 from mindgspo.config.schema import ReshardSection
 from mindgspo.errors import WeightsError
 from mindgspo.models.lora import ADAPTER_WEIGHTS, merged_weight, merged_weights
 from mindgspo.models.names import is_adapter, trained_shapes, trained_weight_shapes
+from mindgspo.models.scoring import PolicyScorer
+from mindgspo.models.weights import hold_in_compute_type, load_weights, weight_views
+from mindgspo.parallel.ops.device import has_kernels
+from mindgspo.rollout.engine import NativeEngine
 from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingSettings
+from mindgspo.rollout.weight_transfer import WeightTransfer, weights_as_numpy
 from mindgspo.types import Prompt, Response
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
@@ -40,8 +46,6 @@ def trained(section: ModelSection, seed: int = 5):
 
 
 def engine_of(model, *, merges: bool):
-    from mindgspo.rollout.engine import NativeEngine
-
     engine = NativeEngine(
         model, eos_ids=(), num_slots=5, prefill_width=2, max_prompt_length=MAX_PROMPT, max_new_tokens=MAX_NEW,
         length_multiple=4, merges_adapters=merges,
@@ -52,8 +56,6 @@ def engine_of(model, *, merges: bool):
 
 @pytest.fixture(autouse=True)
 def needs_kernels(cpu_runtime) -> None:
-    from mindgspo.parallel.ops.device import has_kernels
-
     if not has_kernels():
         pytest.skip("weights are packed for kernels")
 
@@ -79,9 +81,6 @@ def responses(engine, number: int, *, num_samples: int = 1, temperature: float =
 
 def trainer_gap(model, engine) -> float:
     """Largest difference between the sampler's log-probs and the trainer's."""
-    from mindgspo.batches.rows import TrainingSample, lay_out
-    from mindgspo.models.scoring import PolicyScorer
-
     drawn = responses(engine, 8, num_samples=2, temperature=1.0)
     samples = [
         TrainingSample(
@@ -122,9 +121,6 @@ def test_greedy_tokens_are_the_same_but_where_two_are_nearly_as_likely() -> None
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_merged_panels_are_those_of_the_merged_weights(dtype: str) -> None:
-    from mindgspo.models.weights import load_weights, weight_views
-    from mindgspo.rollout.weight_transfer import weights_as_numpy
-
     section = adapted(dtype=dtype)
     model, plain = trained(section), drawn_model(section.base, seed=6)
     load_weights(plain, section.base, merged_weights(section, weights_as_numpy(model, section)), where=Path("merged"))
@@ -139,8 +135,6 @@ def test_merged_panels_are_those_of_the_merged_weights(dtype: str) -> None:
 
 
 def test_a_hundred_versions_leave_nothing_behind() -> None:
-    from mindgspo.models.weights import weight_views
-
     model = trained(adapted())
     engine, views = engine_of(model, merges=True), weight_views(model)
     first = {name: view.copy() for name, view in views.items()}
@@ -158,9 +152,6 @@ def test_a_hundred_versions_leave_nothing_behind() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_only_adapters_travel_after_the_first_time(dtype: str) -> None:
-    from mindgspo.models.weights import hold_in_compute_type, weight_views
-    from mindgspo.rollout.weight_transfer import WeightTransfer
-
     section = adapted(dtype=dtype)
     model, generating = trained(section), drawn_model(section, seed=6)
     hold_in_compute_type(generating)
@@ -190,9 +181,6 @@ def test_only_adapters_travel_after_the_first_time(dtype: str) -> None:
 
 
 def test_merged_weights_travel_whole_to_a_model_without_adapters() -> None:
-    from mindgspo.models.weights import hold_in_compute_type, weight_views
-    from mindgspo.rollout.weight_transfer import WeightTransfer
-
     section = adapted(dtype="float16")
     model, generating = trained(section), drawn_model(section.base, seed=6)
     hold_in_compute_type(generating)
