@@ -32,7 +32,8 @@ class FakeServer:
     """spoil: what is sent in place of an answer to a completion: an object for JSON, bytes, a status. failures: of the
     next requests, "drop" or a status, before any is answered. held_at: tokens behind which responses wait until they
     are aborted. knows_versions: whether weights have one that is told, as in newer vLLMs. key: signs answers, and
-    nothing else is answered than what is signed. headers: of all answers.
+    nothing else is answered than what is signed. headers: of all answers. adapters: names of those that are loaded;
+    None: it was started without them.
 
     asked: bodies of completion requests. calls: paths and bodies of the others. most: requests answered at once.
     heard: headers of all requests.
@@ -48,9 +49,10 @@ class FakeServer:
         knows_versions: bool = True,
         key: ServerKey | None = None,
         headers: Mapping[str, str] = MappingProxyType({}),
+        adapters: set[str] | None = None,
     ) -> None:
         self.api, self.spoil, self.failures, self.held_at = api, spoil, list(failures), held_at
-        self.knows_versions, self.key, self.headers = knows_versions, key, headers
+        self.knows_versions, self.key, self.headers, self.adapters = knows_versions, key, headers, adapters
         self.heard: list[Mapping[str, str]] = []
         self.asked: list[dict[str, Any]] = []
         self.calls: list[tuple[str, Any]] = []
@@ -119,9 +121,24 @@ class FakeServer:
             answer = {"weight_version": self._version}
         elif path == "/reset_prefix_cache":
             answer = {"success": True}
+        elif path.endswith("load_lora_adapter"):
+            return self._adapter(body["lora_name"], is_loaded="unload" not in path)
         if path == "/abort_request":
             return web.Response()
         return web.json_response(answer)
+
+    def _adapter(self, name: str, *, is_loaded: bool) -> web.Response:
+        is_vllm = self.api == "vllm"
+        if self.adapters is None or (name in self.adapters) == is_loaded:
+            status = 404 if is_vllm and (self.adapters is None or not is_loaded) else 400
+            error = {"error": {"message": name}} if is_vllm else {"success": False, "error_message": name}
+            return web.json_response(error, status=status)
+        self.adapters ^= {name}
+        if is_vllm:
+            return web.Response(
+                text=f"Success: LoRA adapter '{name}' {'added' if is_loaded else 'removed'} successfully."
+            )
+        return web.json_response({"success": True, "error_message": None, "loaded_adapters": {}})
 
     async def _completion(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         self.asked.append(body)
@@ -135,6 +152,9 @@ class FakeServer:
                 return web.Response()
             if isinstance(failure, int):
                 return web.json_response({"error": {"message": "not ready"}}, status=failure)
+            named = body.get("lora_path", body.get("model", "policy"))
+            if named != "policy" and named not in (self.adapters or ()):
+                return web.json_response({"error": {"message": f"{named} is not loaded"}}, status=404)
             if self.held_at is not None:
                 await self._aborted.wait()
             answer = self.spoil(self._answer(body))
@@ -173,7 +193,8 @@ class FakeServer:
                 if self.knows_versions:
                     span = {"version": self._version, "start": 0, "end": len(ids)}
                     choices[-1]["weight_versions"] = [span] if ids else None
-        return {"choices": choices} | ({"weight_version": self._version} if self.api == "mindgspo" else {})
+        told = {"weight_version": self._version} if self.api == "mindgspo" else {}
+        return {"choices": choices} | (told if self.adapters is None else {"model": body["model"]})
 
     def _of_sglang(self, sample: int, prompt: list[int], sampling: dict[str, Any], with_experts: bool) -> Any:
         ids, reason = self._drawn(sample, 0, sampling["max_new_tokens"])

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from running import command, environment
 
-from mindgspo.config import ExperimentConfig
+from mindgspo.config import ExperimentConfig, ModelSection
 from mindgspo.rollout.protocol import SamplingSettings
 from mindgspo.types import Prompt
 
@@ -50,20 +50,36 @@ def asked(
     return body
 
 
-def engine_with_weights(config: ExperimentConfig, folder: Path, version: int, *, seed: int = 1) -> tuple[Any, Any]:
-    """A model of random weights and its engine in this process; the same weights, handed over in `folder`."""
+def engine_with_weights(
+    config: ExperimentConfig, folder: Path, version: int, *, seed: int = 1, adapted: ModelSection | None = None
+) -> tuple[Any, Any]:
+    """A model of random weights and its engine in this process; the same weights, handed over in `folder`. adapted: the
+    section of the model whose adapters alone are; config's has them or gets them merged."""
+    from mindgspo.checkpoint.adapted import base_digest, base_record
+    from mindgspo.models.lora import merged_weights
     from mindgspo.models.policy import build_model
-    from mindgspo.models.weights import initialize_weights
+    from mindgspo.models.weights import initialize_weights, load_weights
     from mindgspo.rollout.build import native_engine
     from mindgspo.rollout.weight_transfer import weights_as_numpy
     from mindgspo.rollout.weights_folder import write_weights
     from mindgspo.tokenization import load_tokenizer
 
-    model = build_model(config.model)
-    initialize_weights(model, config.model, seed=seed)
+    section, base = adapted or config.model, None
+    model = trained = build_model(section)
+    initialize_weights(model, section, seed=seed)
+    if adapted is not None:
+        base = base_digest(base_record(adapted, seed) or {})
+        for number, parameter in enumerate(model.get_parameters()):
+            if parameter.name.endswith("lora_B.weight"):
+                drawn = np.random.default_rng(number).standard_normal(parameter.shape, np.float32)
+                parameter.asnumpy()[...] = np.float32(0.1) * drawn
+    tensors = weights_as_numpy(trained, section)
+    if section.lora != config.model.lora:
+        model = build_model(config.model)
+        load_weights(model, config.model, merged_weights(section, tensors), where=folder)
     engine = native_engine(config, model, load_tokenizer(config.tokenizer, config.model.vocab_size))
     engine.load_weights(version)
-    write_weights(folder, weights_as_numpy(model, config.model), config.model, version)
+    write_weights(folder, tensors, section, version, base=base)
     return model, engine
 
 

@@ -16,11 +16,11 @@ from mindgspo.checkpoint.manifest import content_digest, new_digest
 from mindgspo.checkpoint.store import PARAMETERS_FILE, read_state, stateful_file
 from mindgspo.config import ModelSection
 from mindgspo.errors import CheckpointError, WeightsError
-from mindgspo.models.initial_values import DrawnTensors
+from mindgspo.models.initial_values import open_base
 from mindgspo.models.lora import BASE_KEY
 from mindgspo.models.names import is_adapter, trained_weight_shapes
 from mindgspo.models.principal import plain_adapters
-from mindgspo.models.weight_check import check_names, require_weights
+from mindgspo.models.weight_check import check_names
 from mindgspo.tensor_files.reader import open_tensors, weight_files
 from mindgspo.tensor_files.tensors import ArraySource, PickedTensors, TensorSource
 
@@ -90,17 +90,6 @@ def check_base(saved: JSONObject | None, ours: JSONObject | None, *, where: obje
 
 def _random(files: Mapping[str, str]) -> str:
     return f"no model.path, and seed to {', '.join(files.values())}"
-
-
-@contextmanager
-def open_base(model: ModelSection, seed: int) -> Iterator[TensorSource]:
-    """The base's tensors, under Hugging Face names, for the block. Raises WeightsError."""
-    if model.path is None:
-        yield DrawnTensors(model.base, seed, path=Path(f"seed {seed}"))
-        return
-    with open_tensors(model.path) as stored:
-        names = require_weights(model.base, stored, {name: name for name in stored.tensors})
-        yield PickedTensors({name: (stored, theirs) for name, theirs in names.items()}, path=stored.path, metadata={})
 
 
 @contextmanager

@@ -48,6 +48,7 @@ def serve_command(
     This is one replica of an experiment's infer plan. It starts without weights and receives them from its trainer
     (docs/rollout_servers.md). Ctrl-C ends it.
     """
+    from mindgspo.checkpoint.adapted import base_digest, base_record
     from mindgspo.config import load_config
     from mindgspo.launch.serving import start_serving
     from mindgspo.planner import replica_with_cache_budget
@@ -65,13 +66,16 @@ def serve_command(
     words += [word for folder in folders[1:] for word in ("--weights-dir", str(folder))]
 
     def work(listener: socket.socket | None) -> int:
-        from mindgspo.rollout.server import serve as serve_replica  # MindSpore comes with it
+        from mindgspo.rollout.server import Base  # MindSpore comes with it
+        from mindgspo.rollout.server import serve as serve_replica
 
         def tell() -> None:
             assert listener is not None, "only the rank that listens tells"
             print(f"serving at http://{host}:{listener.getsockname()[1]}", flush=True)
 
-        serve_replica(experiment, listener, key=key, folders=folders, ready=tell)
+        record = base_record(whole.model, whole.seed) if whole.sends_adapters else None
+        base = None if record is None else Base(whole.model, whole.seed, base_digest(record))
+        serve_replica(experiment, listener, key=key, folders=folders, ready=tell, base=base)
         return 0
 
     code = start_serving(work, experiment, words, host=host, port=port, cards=cards, logs=logs, has_key=key is not None)

@@ -72,13 +72,15 @@ def cache_budget_problems(config: ExperimentConfig) -> Iterator[str]:
 
 
 def replica_config(config: ExperimentConfig) -> ExperimentConfig:
-    """The same experiment on the cards of one replica of its infer plan, which only generates."""
+    """The same experiment on the cards of one replica of its infer plan, which only generates; its model has adapters
+    where they are not merged."""
     infer = config.plans.infer.model_copy(update={"data_parallel": 1, "cards": None})
     train = ParallelPlan(model_parallel=infer.model_parallel)
     rollout = config.rollout.model_copy(update={"slots": slots_per_replica(config), "servers": ServersSection()})
     trainer = config.trainer.model_copy(update={"schedule": "sync"})
     plans = PlansSection(train=train, infer=infer)
-    return config.model_copy(update={"plans": plans, "rollout": rollout, "trainer": trainer})
+    model = config.model if rollout.lora == "separate" else config.model.base
+    return config.model_copy(update={"plans": plans, "rollout": rollout, "trainer": trainer, "model": model})
 
 
 def training_config(config: ExperimentConfig) -> ExperimentConfig:

@@ -74,13 +74,21 @@ class LoraSection(Section):
 
 def rollout_lora_problems(config: ExperimentConfig) -> Iterator[str]:
     """What generation cannot do with the adapters."""
-    chosen = config.rollout.lora
+    chosen, lora, api = config.rollout.lora, config.model.lora, config.rollout.servers.api
     if chosen == "auto":
         return
-    if config.model.lora is None:
+    if lora is None:
         yield f"rollout.lora: {chosen}; there are no adapters; set model.lora, or remove it"
     elif chosen == "separate" and config.has_servers:
-        yield "rollout.lora: separate; completion servers get merged weights; set auto"
+        if lora.init == "pissa":
+            yield "rollout.lora: separate; servers do not hold what model.lora.init=pissa leaves of the base; set auto"
+        if lora.train_norms and api != "mindgspo":
+            yield f"rollout.lora: separate; {api} takes no norms beside adapters (model.lora.train_norms); set auto"
+        if lora.use_rslora and api == "sglang":
+            yield (
+                "rollout.lora: separate; sglang scales by alpha / rank even with model.lora.use_rslora; set that to "
+                f"false and model.lora.alpha={lora.scale * lora.rank:g}, or rollout.lora=auto"
+            )
 
 
 def lora_problems(model: ModelSection) -> Iterator[str]:

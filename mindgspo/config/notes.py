@@ -247,6 +247,9 @@ def _lora_notes(config: ExperimentConfig) -> Iterator[str]:
             "warmup: it trains the adapters and nothing else; warmup.lr is theirs, and a reference policy "
             "(algorithm.kl) begins with the adapters that it leaves"
         )
+    if config.has_servers and not config.sends_adapters:
+        fix = "" if config.model.lora.init == "pissa" else "; with rollout.lora=separate only adapters travel"
+        yield f"rollout.lora: {config.rollout.lora}; servers get whole merged weights at every hand-over{fix}"
 
 
 def _sampling_notes(config: ExperimentConfig) -> Iterator[str]:

@@ -134,7 +134,8 @@ class RolloutSection(Section):
     travel. merged: cast(W + scale B A), summed in float32 and rounded once to model.dtype, anew from both at every
     hand-over; decoding is faster, and the rounding loses what is small beside W: with bfloat16 about 2^-9 of it. auto:
     separate where generation reads the trained weights in place, because merged matrices would be held a second time;
-    merged where it has weights of its own, as on several cards. Completion servers get merged weights."""
+    merged where it has weights of its own, as where plans.train and plans.infer differ, and in `mindgspo serve`, which
+    holds the base and gets adapters alone. vLLM and SGLang get these with separate, and else whole merged weights."""
     servers: ServersSection = ServersSection()
     """Generation by other processes, reached over HTTP."""
 
@@ -373,6 +374,14 @@ class ExperimentConfig(Section):
     def has_servers(self) -> bool:
         """Whether other processes generate."""
         return bool(self.rollout.servers.urls) or self.has_own_servers
+
+    @property
+    def sends_adapters(self) -> bool:
+        """Whether servers hold the base, and get adapters alone; see `RolloutSection.lora`. What principal parts leave
+        of the base is nowhere but in the trainer."""
+        lora, rollout = self.model.lora, self.rollout
+        is_told = rollout.servers.api == "mindgspo" or rollout.lora == "separate"
+        return lora is not None and lora.init != "pissa" and is_told
 
     @property
     def reference_model(self) -> ModelSection:

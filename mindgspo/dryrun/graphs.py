@@ -30,14 +30,13 @@ from mindgspo.config.plan import ParallelPlan
 from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.scoring import PolicyScorer
 from mindgspo.models.transformer import Transformer
-from mindgspo.models.weights import held_parameters
+from mindgspo.models.weights import held_parameters, hold_in_compute_type
 from mindgspo.parallel.ops.device import attention_segments, takes_packed
 from mindgspo.parallel.plans.placement import Placement
 from mindgspo.rollout.cache import PagedCache
 from mindgspo.rollout.graphs import DecodeStep, NextLogits, PackedWeights, Prefill
 from mindgspo.rollout.protocol import SamplingFilter
 from mindgspo.rollout.sizes import generating_model, merges_adapters, reads_trained_weights, rollout_sizes
-from mindgspo.rollout.weight_transfer import hold_in_compute_type
 from mindgspo.trainer.batches import longest_batch
 
 

@@ -1,4 +1,4 @@
-"""Random initial weights, as Hugging Face and PEFT draw them. Needs no MindSpore.
+"""Initial weights: random ones, as Hugging Face and PEFT draw them, and those of a base. Needs no MindSpore.
 
 Every parameter has its own stream, keyed by (seed, its name): neither the order of creation nor the plan matters.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
@@ -14,7 +15,9 @@ import numpy as np
 
 from mindgspo.config import ModelSection
 from mindgspo.models.names import TABLES, hugging_face_names, parameter_shapes, to_hugging_face, weight_shapes
-from mindgspo.tensor_files.tensors import CHUNK_BYTES, ArraySource, TensorInfo
+from mindgspo.models.weight_check import require_weights
+from mindgspo.tensor_files.reader import open_tensors
+from mindgspo.tensor_files.tensors import CHUNK_BYTES, ArraySource, PickedTensors, TensorInfo, TensorSource
 
 _INITIALIZATION_STREAM = 0x1717
 
@@ -66,3 +69,14 @@ class DrawnTensors:
     def chunks(self, name: str, chunk_bytes: int = CHUNK_BYTES) -> Iterator[np.ndarray]:
         """A whole tensor, flat, in pieces."""
         return ArraySource({name: self._read(name)}, path=self.path).chunks(name, chunk_bytes)
+
+
+@contextmanager
+def open_base(model: ModelSection, seed: int) -> Iterator[TensorSource]:
+    """The base's tensors, under Hugging Face names, for the block. Raises WeightsError."""
+    if model.path is None:
+        yield DrawnTensors(model.base, seed, path=Path(f"seed {seed}"))
+        return
+    with open_tensors(model.path) as stored:
+        names = require_weights(model.base, stored, {name: name for name in stored.tensors})
+        yield PickedTensors({name: (stored, theirs) for name, theirs in names.items()}, path=stored.path, metadata={})

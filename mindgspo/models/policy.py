@@ -13,7 +13,9 @@ from mindspore import Tensor, nn, ops
 from mindgspo.config import ModelSection
 from mindgspo.models.log_prob import log_prob_head
 from mindgspo.models.model import Model
+from mindgspo.models.names import trained_shapes
 from mindgspo.models.transformer import Transformer, without_padding
+from mindgspo.models.weights import hold_in_compute_type
 from mindgspo.parallel.layers.experts import OwnSlots
 from mindgspo.parallel.layers.model_parallel import enter_model_parallel, join_context_parallel
 from mindgspo.parallel.ops.device import takes_packed
@@ -22,8 +24,12 @@ from mindgspo.parallel.plans.placement import ALONE, Placement
 
 
 def build_model(section: ModelSection, place: Placement = ALONE) -> Transformer:
-    """The transformer, or this rank's part of it; its parameters are zero until `models.weights` fills them."""
-    return Transformer(section, place)
+    """The transformer, or this rank's part of it; its parameters are zero until `models.weights` fills them. What
+    adapters leave frozen is held in the compute type."""
+    model = Transformer(section, place)
+    if section.lora is not None:
+        hold_in_compute_type(model, but=trained_shapes(section))
+    return model
 
 
 class RoundedWeight(nn.Cell):

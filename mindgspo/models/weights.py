@@ -17,9 +17,11 @@ from mindspore import Parameter
 from mindgspo.config import ModelSection
 from mindgspo.config.huggingface_config import check_architecture, read_model_section
 from mindgspo.models.initial_values import initial_values
-from mindgspo.models.lora import ADAPTER_WEIGHTS, check_peft_folder, peft_names
+from mindgspo.models.lora import ADAPTER_WEIGHTS, check_peft_folder, merged_weight, peft_names
 from mindgspo.models.model import Model
 from mindgspo.models.names import (
+    adapter_name,
+    compute_type,
     hugging_face_names,
     is_adapter,
     parameter_shapes,
@@ -51,11 +53,19 @@ def master_layouts(section: ModelSection, model: Model) -> dict[str, Layout]:
     return {name: rows[name] if name in trained else layout for name, layout in layouts.items()}
 
 
-def hold_in_types(model: Model, type_of: Callable[[Parameter], str]) -> None:
-    """Convert a model's parameters to other types, keeping their values."""
+def hold_in_compute_type(model: Model, *, but: Container[str] = ()) -> None:
+    """Store what is not trained in its compute type. It is cast to that type wherever it is read, so no result
+    changes. but: names of the parameters that are trained."""
+    dtype = model.config.dtype
+    _hold_in_types(model, lambda one: None if one.name in but else compute_type(one.name, dtype))
+
+
+def _hold_in_types(model: Model, type_of: Callable[[Parameter], str | None]) -> None:
+    """Convert a model's parameters to other types, keeping their values. None: a parameter stays as it is."""
     for _, cell in model.cells_and_names():
         for attribute, parameter in list(cell.parameters_and_names(expand=False)):
-            dtype = DTYPES[type_of(parameter)]
+            wanted = type_of(parameter)
+            dtype = parameter.dtype if wanted is None else DTYPES[wanted]
             if parameter.dtype != dtype:
                 held = zero_parameter(
                     tuple(parameter.shape), parameter.name, dtype, requires_grad=parameter.requires_grad
@@ -84,9 +94,8 @@ def hold_masters(model: Model) -> dict[str, Parameter]:
                 set_values(master, values_of(parameter)[own.relative_to(whole.starts).index])
             masters[name] = master
         if not has_kernels():
-            hold_in_types(
-                model,
-                lambda one: trained_type(one.name, one.shape, section.dtype) if one.name in masters else "float32",
+            _hold_in_types(
+                model, lambda one: trained_type(one.name, one.shape, section.dtype) if one.name in masters else None
             )
     return model.masters or {}
 
@@ -159,18 +168,42 @@ def load_trained(model: Model, section: ModelSection, source: TensorSource) -> N
     load_tensors(model, section, source, among=None if section.lora is None else trained_shapes(section))
 
 
-def load_adapters(model: Model, section: ModelSection, folder: Path, *, base: str | None = None) -> None:
+def load_adapters(
+    model: Model,
+    section: ModelSection,
+    folder: Path,
+    *,
+    base: str | None = None,
+    weights: TensorSource | None = None,
+    whole: bool = False,
+) -> None:
     """Set what is trained from a PEFT folder. Raises WeightsError, before anything is changed, if it holds another
-    adapter; see `check_peft_folder`. base: digest of the base; None: it is not compared."""
-    theirs = peft_names(section)
-    names = {
-        ours: tuple(theirs[name] for name in names)
-        for ours, names in hugging_face_names(section).items()
-        if names[0] in theirs
-    }
+    adapter; see `check_peft_folder`.
+
+    base: digest of the base; None: it is not compared. weights: those of the base, W, for a model that has none yet, or
+    that has no adapters and gets W + scale B A, summed in float32 and rounded once. whole: set what has no part in the
+    folder to W, too.
+    """
+    lora, theirs, of_base = section.lora, peft_names(section), hugging_face_names(section)
+    assert lora is not None
+    names = {ours: tuple(theirs[name] for name in names) for ours, names in of_base.items() if names[0] in theirs}
     with open_tensors(folder / ADAPTER_WEIGHTS) as stored:
         check_peft_folder(section, folder, stored, base=base)
-        _set_among(model, section, stored, names, names)
+        for own in own_slices(model, model.config):
+            a, b = (adapter_name(own.name, matrix) for matrix in "AB")
+            is_merged = a in names and model.config.lora is None
+            if own.name in names:
+                values = _part(stored, names[own.name], own.index)
+            elif weights is not None and (whole or is_merged):
+                values = _part(weights, of_base[own.name], own.index)
+            else:
+                continue
+            if is_merged:
+                *experts, rows, columns = own.index
+                ranks = slice(0, lora.rank)
+                parts = (names[a], (*experts, ranks, columns)), (names[b], (*experts, rows, ranks))
+                values = merged_weight(lora, values, *(_part(stored, *part) for part in parts))
+            set_values(own.parameter, values)
 
 
 def _set_among(

@@ -32,6 +32,7 @@ from mindgspo.planner.rank_work import (
     TYPE_BYTES,
     RankWidths,
     RankWork,
+    built_bytes,
     generating_bytes,
     held_bytes,
     moment_sizes,
@@ -102,7 +103,7 @@ def graph_bytes(work: RankWork, graph: str) -> int:
         resident = sum(read) + held[Holding.KV_CACHE]
     else:
         plan = {"reference": plans.scoring, "old_policy": plans.train}.get(graph, plans.infer)
-        resident = FLOAT * sum(weight_sizes(work.config.model, plan, work.rank).values())
+        resident = sum(built_bytes(work.config.model, plan, work.rank).values())
     return resident + sum(graph_parts(work, graph).values())
 
 
@@ -309,8 +310,10 @@ def _matrices(sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _casts(work: RankWork, elements: int) -> int:
-    """Bytes of weights that generation casts: a model of its own holds them in the compute type."""
-    return _copies(work, elements) if reads_trained_weights(work.config) else 0
+    """Bytes of weights that generation casts: a model of its own holds them in the compute type, and so are frozen
+    ones."""
+    config = work.config
+    return _copies(work, elements) if reads_trained_weights(config) and config.model.lora is None else 0
 
 
 def _copies(work: RankWork, elements: int) -> int:

@@ -140,6 +140,7 @@ def plan_of_file(
             f"model.lora: the base is frozen, without gradients and moments; adapters are trained, "
             f"{_percent(trained / whole)} of the weights"
         )
+        yield _adapters_line(experiment)
         yield ""
     for side in sides:
         if side.title:
@@ -148,8 +149,6 @@ def plan_of_file(
         yield ""
         if side.generates:
             yield _cache_line(side.experiment)
-            if side.experiment.model.lora is not None:
-                yield _adapters_line(side.experiment)
             yield ""
     if experiment.device == "Ascend" and not experiment.has_servers:
         yield from _measured(experiment)
@@ -270,11 +269,15 @@ def _cache_line(experiment: ExperimentConfig) -> str:
 
 
 def _adapters_line(experiment: ExperimentConfig) -> str:
-    """How generation applies the adapters, and what that holds."""
+    """How generation applies the adapters, what that holds, and what servers get."""
+    travels = ""
+    if experiment.has_servers:
+        travels = f"; servers get {'adapters alone' if experiment.sends_adapters else 'whole merged weights'}"
     if not merges_adapters(experiment):
-        return "generation computes with the adapters beside the frozen weights (rollout.lora: separate)"
-    where = "packed a second time" if generating_model(experiment) is experiment.model else "in the place of the base"
-    return f"generation computes with merged weights, {where} (rollout.lora: merged)"
+        return f"generation computes with the adapters beside the frozen weights (rollout.lora: separate){travels}"
+    is_beside = generating_model(experiment) is experiment.model and not travels
+    where = "packed a second time" if is_beside else "in the place of the base"
+    return f"generation computes with merged weights, {where} (rollout.lora: merged){travels}"
 
 
 def _measured(experiment: ExperimentConfig) -> Iterator[str]:

@@ -17,7 +17,7 @@ class Part(Enum):
     """Uses of memory. The order is that of the printed table."""
 
     WEIGHTS = "trained weights (float32)"
-    FROZEN_WEIGHTS = "frozen weights (float32)"
+    FROZEN_WEIGHTS = "frozen weights"
     GRADIENTS = "gradients (float32)"
     MOMENTS = "AdamW's moments"
     REFERENCE_WEIGHTS = "reference weights"

@@ -215,8 +215,8 @@ def held_bytes(work: RankWork) -> dict[Holding, int]:
         rollout = sum(generating_bytes(config, work.rank).values())
     reference = 0
     if config.algorithm.kl.placement != "none":
-        sizes = weight_sizes(config.reference_model, plans.scoring, work.rank)
-        reference = FLOAT * sum(size for name, size in sizes.items() if not config.shares_base or name in rows)
+        held = built_bytes(config.reference_model, plans.scoring, work.rank)
+        reference = sum(size for name, size in held.items() if not config.shares_base or name in rows)
     return {
         Holding.ACTOR_WEIGHTS: sum(_trained_bytes(config.model, plans.train, work.rank, config.device).values())
         + FLOAT * _shared_out(work),
@@ -265,10 +265,17 @@ def reshard_bytes(work: RankWork) -> ReshardBytes:
 
 def generating_bytes(config: ExperimentConfig, rank: int) -> Sizes:
     """Bytes by name of the weights that generation reads, on a rank."""
-    sizes = weight_sizes(generating_model(config), config.plans.infer, rank)
     if reads_trained_weights(config):
-        return {name: FLOAT * size for name, size in sizes.items()}
+        return built_bytes(config.model, config.plans.infer, rank)
+    sizes = weight_sizes(generating_model(config), config.plans.infer, rank)
     return {name: size * _generating_item(config.model, name) for name, size in sizes.items()}
+
+
+def built_bytes(model: ModelSection, plan: ParallelPlan, rank: int) -> Sizes:
+    """Bytes by name of the weights of `models.policy.build_model`: float32, and the compute type of what adapters leave
+    frozen."""
+    sizes, trained = weight_sizes(model, plan, rank), trained_shapes(model)
+    return {name: size * (FLOAT if name in trained else _generating_item(model, name)) for name, size in sizes.items()}
 
 
 @lru_cache(maxsize=1024)
@@ -276,8 +283,8 @@ def _trained_bytes(model: ModelSection, plan: ParallelPlan, rank: int, device: s
     """Bytes by name of the policy's weights that a rank computes with, without float32 masters."""
     sizes, rows, shapes = weight_sizes(model, plan, rank), moment_sizes(model, plan, rank), parameter_shapes(model)
     rounded = {name for name in rows if device == "Ascend" and rows[name] < sizes[name]}
-    dtypes = {name: trained_type(name, shapes[name], model.dtype) if name in rounded else "float32" for name in sizes}
-    return {name: size * TYPE_BYTES[dtypes[name]] for name, size in sizes.items()}
+    dtypes = {name: trained_type(name, shapes[name], model.dtype) for name in rounded}
+    return {**built_bytes(model, plan, rank), **{name: sizes[name] * TYPE_BYTES[dtypes[name]] for name in rounded}}
 
 
 def _generating_item(model: ModelSection, name: str) -> int:

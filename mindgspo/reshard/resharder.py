@@ -1,7 +1,7 @@
 """Carry out a reshard over real ranks: the same steps on all of them, each taking part in the buckets that name it.
 
-One buffer of at most a bucket's bytes exists at a time; where ranks share memory it is a part of that. What the
-destination holds in a smaller type is rounded before it is sent.
+One buffer of at most a bucket's bytes exists at a time; where ranks share memory it is a part of that. Numbers are sent
+in the type in which the destination holds them.
 """
 
 from __future__ import annotations
@@ -85,9 +85,10 @@ class ReshardReport:
 class Resharder:
     """Reshard between two sets of layouts, planned once and run whenever the weights have changed.
 
-    types: of the destination, for every name; None: float32. The source is float32 or of that type. Raises WeightsError
-    where names or shapes of the two sides differ, ConfigError for an impossible bucket size, and WeightsError where
-    ranks have planned differently (they run other versions or other configurations).
+    types: of the destination, for every name; None: float32. The source's numbers are rounded or widened to it.
+
+    Raises WeightsError where names or shapes of the two sides differ, ConfigError for an impossible bucket size, and
+    WeightsError where ranks have planned differently (they run other versions or other configurations).
     """
 
     def __init__(
@@ -112,9 +113,7 @@ class Resharder:
 
         A slice that both sides hold in one array is left alone; equal slices in two arrays are copied.
         """
-        is_rounded = {name: self._types.get(name) == array.dtype for name, array in old.items()}
-        types = {name: self._types[name] if is_rounded[name] else _FLOAT for name in old}
-        self._check_slices("source", self.plan.source, old, types)
+        self._check_slices("source", self.plan.source, old)
         self._check_slices("destination", self.plan.destination, new, self._types)
         started = time.perf_counter()
         received = sent = copied = peak = 0
@@ -153,7 +152,7 @@ class Resharder:
         return largest
 
     def _check_slices(
-        self, side: str, layouts: Mapping[str, Layout], slices: Mapping[str, np.ndarray], types: Types
+        self, side: str, layouts: Mapping[str, Layout], slices: Mapping[str, np.ndarray], types: Types | None = None
     ) -> None:
         expected = {
             name: layout.slice_shape for name, layout in layouts.items() if layout.slice_of(self._rank) is not None
@@ -165,7 +164,7 @@ class Resharder:
                     f"{side} of a reshard, rank {self._rank}: {name} has shape {given.get(name, 'none (missing)')}, "
                     f"the plan says {expected.get(name, 'none (not on this rank)')}"
                 )
-            if slices[name].dtype != types[name]:  # a copy would convert it, and a buffer's bytes would be misread
+            if types is not None and slices[name].dtype != types[name]:  # a buffer's bytes would be misread
                 raise WeightsError(
                     f"{side} of a reshard, rank {self._rank}: {name} is {slices[name].dtype}; it must be {types[name]}"
                 )

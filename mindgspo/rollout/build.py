@@ -13,6 +13,7 @@ from mindgspo.config import ExperimentConfig, ParallelPlan
 from mindgspo.models.model import Model
 from mindgspo.models.policy import build_model
 from mindgspo.models.transformer import Transformer
+from mindgspo.models.weights import hold_in_compute_type
 from mindgspo.parallel.collectives.replicas import Arrays, Replicas
 from mindgspo.parallel.plans.placement import Placement
 from mindgspo.parallel.platform import runtime
@@ -23,7 +24,7 @@ from mindgspo.rollout.player import OpenEnvironment
 from mindgspo.rollout.protocol import Rollout, RolloutCounters, RolloutEngine, SamplingSettings
 from mindgspo.rollout.service import ServiceEngine
 from mindgspo.rollout.sizes import generating_model, merges_adapters, reads_trained_weights, rollout_sizes
-from mindgspo.rollout.weight_transfer import WeightTransfer, hold_in_compute_type
+from mindgspo.rollout.weight_transfer import WeightTransfer
 from mindgspo.swap.swap import Swap
 from mindgspo.tokenization import Tokenizer
 from mindgspo.types import Episode, FinishReason, Prompt, Response

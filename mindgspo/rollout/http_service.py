@@ -26,7 +26,7 @@ from mindgspo.config import ExperimentConfig
 from mindgspo.errors import ConfigError, RolloutError
 from mindgspo.parallel.platform import worker_process
 from mindgspo.rollout.protocol import Purpose, SamplingFilter
-from mindgspo.rollout.server_apis import SERVER_APIS, AnswerReader, Call, Expected, ServerAPI
+from mindgspo.rollout.server_apis import ADAPTER_APIS, SERVER_APIS, AnswerReader, Call, Expected, ServerAPI
 from mindgspo.rollout.server_key import NONCE, ServerKey, server_key
 from mindgspo.rollout.service import NO_TOKENS, Answer, Request
 from mindgspo.text import printable
@@ -110,7 +110,10 @@ class HTTPService:
 
     def load_weights(self, folder: Path, version: int) -> None:
         """See `CompletionService`."""
-        self._do(self._load(self._options.api.load(folder, version)))
+        api = self._options.api
+        former = () if self._version is None else api.unload(self._version)
+        # A trainer that was killed may have loaded other weights under this version.
+        self._do(self._load((*former, *api.unload(version), *api.load(folder, version))))
         self._version = version
 
     def idle_seconds(self) -> float:
@@ -163,7 +166,6 @@ class HTTPService:
         found = [_process_at(url, processes.get(url)) for url in urls]
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),  # `most_running` bounds the connections
-            timeout=aiohttp.ClientTimeout(total=self._options.timeout_s),
             auto_decompress=False,  # an answer's size is limited as it arrives, and a small one may unpack to gigabytes
             headers={"Accept-Encoding": "identity"},
         )
@@ -226,6 +228,7 @@ class HTTPService:
         if request.settings.stream.purpose is not Purpose.TRAINING:
             expected = replace(expected, routing=None)  # experts are recorded for training alone
         body = api.ask(request, request.settings.sampling_filter or self._options.sampling_filter, expected)
+        body |= api.naming(version)
         call = Call(path=api.completions, body=body)
         content = await server.content(call, _most_bytes(request, api, expected), lambda: self._is_aborting)
         if content is None:
@@ -273,7 +276,7 @@ def open_service(config: ExperimentConfig, tokenizer: Tokenizer) -> HTTPService:
         most_running=2 * -(-config.rollout.slots // len(urls)),  # twice its slots, so that none ever waits for requests
         timeout_s=servers.timeout_seconds,
         retries=servers.retries,
-        api=SERVER_APIS[servers.api],
+        api=(ADAPTER_APIS if config.rollout.lora == "separate" else SERVER_APIS)[servers.api],
         sampling_filter=SamplingFilter(config.rollout.top_k, config.rollout.top_p),
         key=server_key(servers.api_key_file),
         silent_s=config.watch.min_seconds,
@@ -321,7 +324,7 @@ class Server:
         while True:
             status = 0
             try:
-                status, content = await asyncio.wait_for(self._once(_HEALTH), max(until - time.monotonic(), 0.1))
+                status, content = await self._once(_HEALTH, within_s=max(until - time.monotonic(), 0.1))
                 if status == 200:
                     return
                 reason = f"status {status}: {_message(content)}"
@@ -340,7 +343,8 @@ class Server:
                 if self._has_ended():
                     self._lost.set_result("its process has ended; see its log")
                 elif self._num_calls:
-                    await asyncio.wait_for(self._once(_HEALTH), _HEALTH_TIMEOUT_S)
+                    # Not by asyncio.wait_for, which before Python 3.12 may lose a cancellation.
+                    await self._once(_HEALTH, within_s=_HEALTH_TIMEOUT_S)
                 heard = time.monotonic()
             except RolloutError as error:
                 self._lost.set_result(str(error).removeprefix(f"{self.url}: "))
@@ -361,7 +365,7 @@ class Server:
         """Make these calls one after the other. Raises RolloutError if one fails."""
         for call in calls:
             content = await self.content(call)
-            if content is None:
+            if content is None or call.is_text:
                 continue
             answer = _json(content, what := f"{self.url}{call.path}") if content else {}
             if not isinstance(answer, dict) or not call.is_right(answer):
@@ -371,8 +375,8 @@ class Server:
     async def content(
         self, call: Call, most_bytes: int = _MORE_BYTES, is_given_up: Callable[[], bool] = lambda: False
     ) -> bytes | None:
-        """Return the content of the answer, with retries; None if the server lacks an optional route, or where
-        `is_given_up` before a retry. Raises RolloutError, also as soon as the server is lost."""
+        """Return the content of the answer, with retries; None where its status passes, or `is_given_up` before a
+        retry. Raises RolloutError, also as soon as the server is lost."""
         self._num_calls += 1
         work = asyncio.ensure_future(self._retried(call, most_bytes, is_given_up))
         try:
@@ -391,9 +395,9 @@ class Server:
                 status, content = await self._once(call, most_bytes)
                 if status == 200:
                     return content
-                if status == 404 and call.may_lack:
+                if status in call.passes:
                     return None
-                reason = f"status {status}: {_message(content)}"
+                reason = f"status {status}: {_message(content)}{call.needs}"
                 if status not in _BUSY:
                     raise RolloutError(f"{what}: {reason}")
             except asyncio.TimeoutError:
@@ -410,9 +414,11 @@ class Server:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         raise RolloutError(f"{what}: {reason}, {tries} times; see the server's log")
 
-    async def _once(self, call: Call, most_bytes: int = _MORE_BYTES) -> tuple[int, bytes]:
+    async def _once(
+        self, call: Call, most_bytes: int = _MORE_BYTES, *, within_s: float | None = None
+    ) -> tuple[int, bytes]:
         """Return status and content of the answer to one request. Raises RolloutError for a redirect, and for an answer
-        that is not signed with the key."""
+        that is not signed with the key. within_s: None: the timeout of the options."""
         body = b"" if call.method == "GET" else json.dumps(call.body).encode()
         headers, what = {"Content-Type": "application/json"} if body else {}, f"{self.url}{call.path}"
         key = self._options.key
@@ -421,9 +427,9 @@ class Server:
             headers |= signer.signed(call.method, call.path, body)
         elif key is not None:
             headers["Authorization"] = key.bearer
-        async with self._session.request(
-            call.method, what, data=body or None, headers=headers, allow_redirects=False
-        ) as response:
+        timeout = aiohttp.ClientTimeout(total=within_s or self._options.timeout_s)
+        sent = {"data": body or None, "headers": headers, "timeout": timeout, "allow_redirects": False}
+        async with self._session.request(call.method, what, **sent) as response:
             content, status = await _read(response, most_bytes, what), response.status
         if 300 <= status < 400:
             place = printable(response.headers.get("Location", "nowhere"))[:200]

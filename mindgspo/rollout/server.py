@@ -27,9 +27,10 @@ import numpy as np
 
 from mindgspo.config import ExperimentConfig, ModelSection
 from mindgspo.errors import MindGSPOError, WeightsError
+from mindgspo.models.initial_values import open_base
 from mindgspo.models.model import Model
 from mindgspo.models.policy import build_model
-from mindgspo.models.weights import load_tensors
+from mindgspo.models.weights import hold_in_compute_type, load_adapters, load_tensors
 from mindgspo.parallel.collectives.host import exchange
 from mindgspo.parallel.platform import heartbeat, runtime, worker_process
 from mindgspo.parallel.platform.cluster import infer_place, start_device
@@ -42,12 +43,22 @@ from mindgspo.rollout.sequences import EndedRequest
 from mindgspo.rollout.server_front import NO_WEIGHTS, ServerFront
 from mindgspo.rollout.server_key import ServerKey
 from mindgspo.rollout.service import NO_TOKENS, Request
-from mindgspo.rollout.weight_transfer import hold_in_compute_type
 from mindgspo.rollout.weights_folder import open_weights
 from mindgspo.tokenization import load_tokenizer
 from mindgspo.types import Routing
 
 _IDLE_S = 5.0  # longest silence of rank 0 towards the other ranks of a replica
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The base that a server holds, for adapters that come alone."""
+
+    model: ModelSection
+    """That of the trainer, with adapters."""
+    seed: int
+    """What the base is drawn from where it has no files."""
+    digest: str
 
 
 def serve(
@@ -57,16 +68,16 @@ def serve(
     key: ServerKey | None,
     folders: Sequence[Path],
     ready: Callable[[], None],
+    base: Base | None = None,
 ) -> None:
     """Serve until a signal ends this process; on all ranks of the replica.
 
-    config: see `replica_config`. The others: see `CompletionServer.run`. Raises the errors of `mindgspo.errors`, and
-    OSError where it cannot listen.
+    config: see `replica_config`. base: where adapters come alone. The others: see `CompletionServer.run`. Raises the
+    errors of `mindgspo.errors`, and OSError where it cannot listen.
     """
     start_device(config)
     tokenizer = load_tokenizer(config.tokenizer, config.model.vocab_size)
-    section = config.model.base  # adapters come merged
-    model = build_model(section, infer_place(config))
+    model = build_model(config.model, infer_place(config))
     hold_in_compute_type(model)
     limits = Limits(
         name=config.experiment,
@@ -79,7 +90,7 @@ def serve(
         records_experts=bool(config.rollout.record_experts),
     )
     engine = native_engine(config, model, tokenizer)
-    server = CompletionServer(engine, model, section, limits, verify=config.reshard.verify)
+    server = CompletionServer(engine, model, limits, verify=config.reshard.verify, base=base)
     if not worker_process.is_launched():
         # Not by an exception: one that is raised inside a callback of Python or MindSpore is lost.
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -100,13 +111,14 @@ class _Order:
 class CompletionServer:
     """Answers the orders of a `ServerFront` with an engine.
 
-    model: the one whose parameters the engine reads. verify: see `reshard.verify`.
+    model: the one whose parameters the engine reads. verify: see `reshard.verify`. base: where adapters come alone.
     """
 
     def __init__(
-        self, engine: NativeEngine, model: Model, section: ModelSection, limits: Limits, *, verify: str
+        self, engine: NativeEngine, model: Model, limits: Limits, *, verify: str, base: Base | None = None
     ) -> None:
-        self._engine, self._model, self._section, self._limits, self._verify = engine, model, section, limits, verify
+        self._engine, self._model, self._limits, self._verify = engine, model, limits, verify
+        self._base, self._has_base = base, False
         self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
         self._version: int | None = None
         self._num_loads = 0
@@ -306,7 +318,13 @@ class CompletionServer:
                 if weights.version != version:
                     raise WeightsError(f"{folder}: holds version {weights.version}, not {version}")
                 is_touched = True
-                load_tensors(self._model, self._section, weights.tensors)
+                if self._base is None:
+                    load_tensors(self._model, self._model.config, weights.tensors)
+                else:
+                    model, digest, is_first = self._base.model, self._base.digest, not self._has_base
+                    with open_base(model, self._base.seed) as base:
+                        load_adapters(self._model, model, folder, base=digest, weights=base, whole=is_first)
+                    self._has_base = True
                 names = list(weights.digests)
                 for name in {"off": [], "sampled": sampled_names(names, self._num_loads), "full": names}[self._verify]:
                     weights.verify(name)
@@ -322,7 +340,7 @@ class CompletionServer:
             move = runtime.offload_parameter if is_asleep else runtime.load_parameter
             for parameter in (*self._model.get_parameters(), *self._engine.cache):
                 move(parameter)
-        self._is_asleep, self._version = is_asleep, None
+        self._is_asleep, self._version, self._has_base = is_asleep, None, False
         return 200, {"is_sleeping": is_asleep}
 
 

@@ -10,8 +10,8 @@ import base64
 import io
 import json
 import zlib
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Container, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -50,8 +50,12 @@ class Call:
     """Sent as JSON."""
     is_right: Callable[[Mapping[str, Any]], bool] = lambda answer: True
     """Whether the answer, {} where it is empty, confirms success."""
-    may_lack: bool = False
-    """Older servers do not have this route."""
+    is_text: bool = False
+    """The answer is no JSON; its status alone counts."""
+    passes: Container[int] = ()
+    """Statuses beside 200 that are no failure, e.g. of a route that older servers lack."""
+    needs: str = ""
+    """What is said of the server where the call fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +79,10 @@ class ServerAPI:
     """Every answer reports its version."""
     bytes_per_token: int
     """Upper bound of an answer's size."""
+    unload: Callable[[int], tuple[Call, ...]] = lambda version: ()
+    """Takes away what was loaded under a version, where it is still there."""
+    naming: Callable[[int], Mapping[str, str]] = lambda version: {}
+    """Fields by which a completion request names its weights."""
     signs: bool = False
     """Both sides sign their messages with the key; otherwise the key itself is sent."""
 
@@ -275,14 +283,19 @@ def _read_vllm(found: Any, request: Request, expected: Expected) -> dict[str, An
     return {"weight_version": _only(versions), "choices": choices}
 
 
+_RESUMED = (
+    Call(path="/reset_prefix_cache", is_right=lambda answer: answer.get("success", True) is True),
+    Call(path="/resume"),  # a trainer may have been killed after its pause
+)
+
+
 def _load_vllm(folder: Path, version: int) -> tuple[Call, ...]:
     label, reload = str(version), {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
     return (
         Call(path="/collective_rpc", body=reload),
-        Call(path="/reset_prefix_cache", is_right=lambda answer: answer.get("success", True) is True),
-        Call(path="/resume"),  # a trainer may have been killed after its pause
-        Call(path="/update_weight_version", body={"new_version": label}, may_lack=True),
-        Call(path="/weight_info", method="GET", is_right=_tells(label), may_lack=True),
+        *_RESUMED,
+        Call(path="/update_weight_version", body={"new_version": label}, passes=(404,)),
+        Call(path="/weight_info", method="GET", is_right=_tells(label), passes=(404,)),
     )
 
 
@@ -413,3 +426,42 @@ SERVER_APIS: Mapping[str, ServerAPI] = {
         bytes_per_token=256,
     ),
 }
+
+
+def _adapter(version: int) -> str:
+    return f"policy-{version}"
+
+
+def _adapter_call(path: str, version: int, folder: Path | None = None, **more: Any) -> Call:
+    body = {"lora_name": _adapter(version)} | ({} if folder is None else {"lora_path": str(folder)})
+    return Call(path=path, body=body, is_text=True, **more)
+
+
+_OF_VLLM = "; it must be started with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, --enable-lora and --max-lora-rank"
+_OF_SGLANG = "; it must be started with --enable-lora, --max-lora-rank and --lora-target-modules"
+
+ADAPTER_APIS: Mapping[str, ServerAPI] = {
+    **SERVER_APIS,
+    "vllm": replace(
+        SERVER_APIS["vllm"],
+        read=lambda *answer: _read_vllm(*answer) | {"weight_version": answer[0]["model"]},
+        load=lambda folder, version: (
+            _adapter_call("/v1/load_lora_adapter", version, folder, needs=_OF_VLLM),
+            *_RESUMED,
+        ),
+        unload=lambda version: (_adapter_call("/v1/unload_lora_adapter", version, passes=(404,)),),
+        naming=lambda version: {"model": _adapter(version)},
+        label=_adapter,
+        always_tells=True,
+    ),
+    "sglang": replace(
+        SERVER_APIS["sglang"],
+        read=lambda *answer: _read_sglang(*answer) | {"weight_version": None},  # which is that of the base
+        load=lambda folder, version: (_adapter_call("/load_lora_adapter", version, folder, needs=_OF_SGLANG),),
+        unload=lambda version: (_adapter_call("/unload_lora_adapter", version, passes=(400,)),),
+        naming=lambda version: {"lora_path": _adapter(version)},
+        always_tells=False,
+    ),
+}
+"""With `rollout.lora: separate`, for servers that hold the base. The adapters of each version have a name of their own,
+which requests give, so that no other ones answer."""

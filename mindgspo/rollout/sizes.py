@@ -47,19 +47,18 @@ def rollout_sizes(config: ExperimentConfig) -> RolloutSizes:
 def reads_trained_weights(config: ExperimentConfig) -> bool:
     """Whether generation reads the trained weights in place, without a copy.
 
-    It does where every rank holds the same slices under both plans and computes with them in the same way. On Ascend
-    ranks generate from a copy in their compute type, and so they do from weights that adapters are merged into; a
-    backend other than native has parameters of its own.
+    It does where every rank holds the same slices under both plans and computes with them in the same way. Several
+    cards generate from a copy in their compute type, unless adapters leave the weights in that; so do all from weights
+    that adapters are merged into. A backend other than native has parameters of its own.
     """
-    if config.model.backend != "native":
-        return False
-    if config.device == "Ascend" and config.model.lora is not None and config.rollout.lora == "merged":
+    lora, is_card = config.model.lora, config.device == "Ascend"
+    if config.model.backend != "native" or (is_card and lora is not None and config.rollout.lora == "merged"):
         return False
     train, infer = config.plans.train, config.plans.infer
     if train.world_size == 1:
         return True
     sizes = ("data_parallel", "model_parallel", "pipeline_stage", "vocab_emb_dp", "expert_parallel", "expert_slices")
-    return config.device != "Ascend" and all(getattr(train, size) == getattr(infer, size) for size in sizes)
+    return (lora is not None or not is_card) and all(getattr(train, size) == getattr(infer, size) for size in sizes)
 
 
 def merges_adapters(config: ExperimentConfig) -> bool:

@@ -3,9 +3,11 @@
 Metrics:
   Progress, time and memory:
     perf/reshard_mb:
-      meaning: weights that rank 0's generating model got at the hand-over before the step, from other ranks or copied
+      meaning: weights that rank 0's generating model got at the hand-over before the step, from other ranks or copied,
+        or that servers got
       unit: MB
-      healthy: all of its weights; with rollout.lora=separate, after the first step, those of the adapters
+      healthy: all of its weights; with rollout.lora=separate, after the first step, those of the adapters, which is all
+        that servers with the base of their own ever get
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from mindgspo.config.model import ModelSection
 from mindgspo.config.schema import ReshardSection
 from mindgspo.models.lora import merged_weights
 from mindgspo.models.model import Model
-from mindgspo.models.names import compute_type, to_hugging_face, trained_shapes
-from mindgspo.models.weights import hold_in_types, master_layouts, master_views, weight_layouts, weight_views
+from mindgspo.models.names import to_hugging_face, trained_shapes
+from mindgspo.models.weights import master_layouts, master_views, weight_layouts, weight_views
 from mindgspo.parallel.platform.cluster import first_rank_first
 from mindgspo.parallel.platform.parameter_memory import commit_values
 from mindgspo.reshard.resharder import (
@@ -37,12 +39,6 @@ from mindgspo.reshard.verify import sampled_names, verify_reshard
 from mindgspo.rollout.weights_folder import write_weights
 
 Value = TypeVar("Value")
-
-
-def hold_in_compute_type(model: Model) -> None:
-    """Store the parameters of a model that is not trained in its compute type. They are cast to that type wherever they
-    are read, so no result changes."""
-    hold_in_types(model, lambda parameter: compute_type(parameter.name, model.config.dtype))
 
 
 class WeightTransfer:
@@ -121,22 +117,29 @@ class WeightTransfer:
 class ServedWeights:
     """Brings trained weights to completion servers through a folder, which has no other content.
 
-    All ranks gather the weights, and rank 0 writes them; servers generate on until the folder is complete.
+    All ranks gather the weights, and rank 0 writes them; servers generate on until the folder is complete. base: digest
+    of the base that servers hold, so that they get adapters alone; None: they get whole weights, adapters merged.
     """
 
-    def __init__(self, trained: Model, model: ModelSection, folder: Path) -> None:
-        self._trained, self._model, self._folder = trained, model, folder
+    def __init__(self, trained: Model, model: ModelSection, folder: Path, *, base: str | None = None) -> None:
+        self._trained, self._model, self._folder, self._base = trained, model, folder, base
+        self._bytes = 0
+
+    def metrics(self) -> dict[str, float]:
+        """See `WeightTransfer.metrics`; rank 0 has it."""
+        return {"perf/reshard_mb": self._bytes / 2**20} if self._bytes else {}
 
     def push_weights(self, version: int, load: Callable[[Path, int], None]) -> None:
         """Call on all ranks. load: called on rank 0 with folder and version; returns when the servers have read it."""
-        tensors = weights_as_numpy(self._trained, self._model)
-        if self._model.lora is not None and tensors:
+        among = None if self._base is None else trained_shapes(self._model)
+        tensors = weights_as_numpy(self._trained, self._model, among=among)
+        if self._model.lora is not None and self._base is None and tensors:
             tensors = merged_weights(self._model, tensors)
 
         def publish() -> None:
             folder = self._folder / f"version_{version:08d}"
             shutil.rmtree(self._folder, ignore_errors=True)  # a killed run may have left weights
-            write_weights(folder, tensors, self._model, version)
+            self._bytes = write_weights(folder, tensors, self._model, version, base=self._base)
             load(folder, version)
             shutil.rmtree(self._folder)
 
@@ -156,7 +159,7 @@ def weights_as_numpy(
     views = master_views(model, layouts)
     if model.place.plan.world_size > 1:
         views = gather_to_first_rank(layouts, views)
-    return {name: np.array(view) for name, view in to_hugging_face(section, views).items()}
+    return {name: np.array(view, np.float32) for name, view in to_hugging_face(section, views).items()}
 
 
 def _among(names: Container[str], values: Mapping[str, Value]) -> dict[str, Value]:

@@ -1,4 +1,4 @@
-"""Hands weights over to servers through a folder in Hugging Face layout, which any server can read.
+"""Hands weights over to servers through a folder in Hugging Face layout, or adapters in PEFT's, which any server reads.
 
 A manifest with the SHA-256 of each tensor lets our own servers prove that they hold the weights that were written.
 """
@@ -20,6 +20,7 @@ from mindgspo.config import ExperimentConfig, ModelSection
 from mindgspo.config.huggingface_config import huggingface_config
 from mindgspo.errors import WeightsError
 from mindgspo.io import make_folder, publish_folder, read_json, remove_folder, temporary_path, write_file
+from mindgspo.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_KEY, peft_config, peft_names
 from mindgspo.models.names import compute_type
 from mindgspo.tensor_files.formats import library_order
 from mindgspo.tensor_files.reader import SINGLE_FILE, open_tensors
@@ -40,9 +41,22 @@ def weights_folder(config: ExperimentConfig) -> Path:
     return shared.absolute() / f"mindgspo-{run_dir.name}-{digest[:12]}"
 
 
-def write_weights(folder: Path, tensors: Mapping[str, np.ndarray], model: ModelSection, version: int) -> None:
-    """Publish `folder` atomically. tensors: float32 under Hugging Face names; they are rounded to the types of a
-    generating model. Nothing is flushed to disk, because the folder is removed as soon as the servers have read it."""
+def write_weights(
+    folder: Path, tensors: Mapping[str, np.ndarray], model: ModelSection, version: int, *, base: str | None = None
+) -> int:
+    """Publish `folder` atomically; returns the tensors' bytes there. Nothing is flushed to disk, because the folder is
+    removed as soon as the servers have read it.
+
+    tensors: float32 under Hugging Face names; they are rounded to the types of a generating model. base: digest of what
+    they are the adapters of; None: whole weights.
+    """
+    file, metadata = SINGLE_FILE, {"format": "pt"}
+    if base is None:
+        config_file, config = "config.json", huggingface_config(model, eos_ids=(), pad_id=0)
+    else:
+        tensors = {theirs: tensors[ours] for ours, theirs in peft_names(model).items()}
+        file, metadata = ADAPTER_WEIGHTS, {**metadata, BASE_KEY: base}
+        config_file, config = ADAPTER_CONFIG, peft_config(model)
     targets = {name: FILE_DTYPES[compute_type(name, model.dtype)] for name in tensors}
     infos = library_order(
         {name: TensorInfo(dtype=targets[name], shape=tensor.shape) for name, tensor in tensors.items()}
@@ -50,7 +64,7 @@ def write_weights(folder: Path, tensors: Mapping[str, np.ndarray], model: ModelS
     filled = temporary_path(folder)
     remove_folder(filled)
     make_folder(filled)
-    path, digests = filled / SINGLE_FILE, {}
+    path, digests = filled / file, {}
 
     def parts() -> Iterator[tuple[str, np.ndarray]]:
         for name in infos:
@@ -59,11 +73,11 @@ def write_weights(folder: Path, tensors: Mapping[str, np.ndarray], model: ModelS
             digests[name] = _digest(bits)
             yield name, bits
 
-    write_tensors(path, infos, parts(), metadata={"format": "pt"}, sync=False)
-    config = huggingface_config(model, eos_ids=(), pad_id=0)
-    write_file(filled / "config.json", json.dumps(config).encode(), sync=False)
+    write_tensors(path, infos, parts(), metadata=metadata, sync=False)
+    write_file(filled / config_file, json.dumps(config).encode(), sync=False)
     write_file(filled / MANIFEST, json.dumps({"version": version, "sha256": digests}).encode(), sync=False)
     publish_folder(filled, folder)
+    return sum(info.num_bytes for info in infos.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +107,8 @@ def open_weights(folder: Path) -> Iterator[HandedOver]:
         version, digests = int(manifest["version"]), {str(k): str(v) for k, v in manifest["sha256"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise WeightsError(f"{folder / MANIFEST}: cannot be read as a manifest of weights ({error})") from error
-    with open_tensors(folder) as tensors:
+    adapters = folder / ADAPTER_WEIGHTS
+    with open_tensors(adapters if adapters.exists() else folder) as tensors:
         if missing := digests.keys() ^ tensors.tensors.keys():
             raise WeightsError(f"{folder}: {sorted(missing)[0]} is in {MANIFEST} or in the tensor file, not in both")
         yield HandedOver(version, tensors, digests)

@@ -163,7 +163,7 @@ def build_experiment(
     parts = PrincipalParts(model, config.model, config.seed, swap) if begins_with_parts else None
     swap.register(Holding.ACTOR_WEIGHTS, held_parameters(model))
     stream = PromptStream(len(train_set), config.seed, config.data.shuffle)
-    generation = build_generation(config, model, tokenizer, swap, train_set, stream, total_steps, environment)
+    generation = build_generation(config, model, tokenizer, swap, train_set, stream, total_steps, environment, base)
     reference = None
     if config.algorithm.kl.placement != "none":
         reference = ReferencePolicy(

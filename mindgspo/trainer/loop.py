@@ -32,13 +32,16 @@ from mindgspo.launch.worker import copy_output
 from mindgspo.metrics import RunLog, SilentLog, peak_rss_mb, report_of_finished, write_summary
 from mindgspo.metrics.environment import processor_warning, record_start
 from mindgspo.metrics.tracking import TrackedRun, open_trackers
-from mindgspo.models.lora import merged_weights, peft_names
+from mindgspo.models.initial_values import open_base
+from mindgspo.models.lora import merged_weights
+from mindgspo.models.names import trained_shapes
 from mindgspo.models.principal import plain_adapters, plain_model
 from mindgspo.parallel.collectives.host import exchange, require_agreement
 from mindgspo.parallel.platform import heartbeat, runtime, worker_process
 from mindgspo.parallel.platform.cluster import first_rank_first, is_first, start_device
 from mindgspo.rollout.weight_transfer import weights_as_numpy
 from mindgspo.swap.states import Phase
+from mindgspo.tensor_files.tensors import float32_of
 from mindgspo.trainer.build import Experiment, build_experiment, build_warmup
 from mindgspo.trainer.checkpoints import Resume, Saver
 from mindgspo.trainer.memory import MemoryAlarm, memory_metrics, resident_gb_of_ranks
@@ -275,7 +278,7 @@ def _finish(config: ExperimentConfig, experiment: Experiment, folder: RunFolder,
     faults.reach("finish.before")
     trainer = experiment.trainer
     with trainer.swap.phase(Phase.SAVE):
-        tensors = weights_as_numpy(trainer.model, config.model)
+        tensors = weights_as_numpy(trainer.model, config.model, among=trained_shapes(config.model))
     parts = experiment.stateful[PARTS].arrays() if PARTS in experiment.stateful else {}
     first_rank_first(lambda: _write_results(config, experiment, folder, progress, tensors, parts))
 
@@ -290,11 +293,13 @@ def _write_results(
 ) -> None:
     trainer, tokenizer = experiment.trainer, experiment.tokenizer
     if config.model.lora is not None:
-        base, adapters = base_digest(experiment.inputs["base"]), tensors
+        plain, digest = plain_model(config.model), base_digest(experiment.inputs["base"])
         if principal_parts:
-            adapters = plain_adapters({name: tensors[name] for name in peft_names(config.model)}, principal_parts)
-        export_adapters(folder.adapter, plain_model(config.model), adapters, run_id=folder.run_id, base=base)
-        tensors = merged_weights(config.model, tensors)
+            tensors = plain_adapters(tensors, principal_parts)
+        export_adapters(folder.adapter, plain, tensors, run_id=folder.run_id, base=digest)
+        with open_base(config.model, config.seed) as base:
+            weights = {name: float32_of(base, name) for name in base.tensors}
+        tensors = merged_weights(plain, {**weights, **tensors})
     export_huggingface(
         folder.export,
         tensors=tensors,

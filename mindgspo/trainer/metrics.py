@@ -223,7 +223,7 @@ from mindgspo.metrics import Timers, group_metrics, peak_rss_mb, rss_gb
 from mindgspo.models.operations import Operations
 from mindgspo.models.scoring import TokenScores
 from mindgspo.rollout.protocol import RolloutCounters
-from mindgspo.rollout.weight_transfer import WeightTransfer
+from mindgspo.rollout.weight_transfer import ServedWeights, WeightTransfer
 from mindgspo.trainer.advantages import StepAdvantages
 from mindgspo.trainer.batches import MiniBatches, flattened
 from mindgspo.trainer.dynamic_sampling import (
@@ -281,7 +281,7 @@ class StepReport:
     leftovers: LeftoverBuffer
     scores_old: bool
     """Whether a scoring pass finds the old log-probs."""
-    transfer: WeightTransfer | None = None
+    transfer: WeightTransfer | ServedWeights | None = None
     """Brings the engine its weights, where it has its own."""
 
     def metrics(self, record: StepRecord) -> dict[str, float]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from mindgspo.checkpoint.adapted import open_base
 from mindgspo.config import ModelSection
+from mindgspo.models.initial_values import open_base
 from mindgspo.models.model import Model
 from mindgspo.models.names import adapter_name, hugging_face_names, is_adapter, to_hugging_face, weight_shapes
 from mindgspo.models.principal import principal_parts, without_parts

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mindgspo.checkpoint.adapted import base_digest
 from mindgspo.config import ExperimentConfig
 from mindgspo.data.dataset import PromptDataset
 from mindgspo.data.stream import PromptStream
@@ -135,7 +136,7 @@ class Generation:
     """See `Trainer`."""
     fed: FedEngine | None = None
     """The engine, where it has a feed."""
-    transfer: WeightTransfer | None = None
+    transfer: WeightTransfer | ServedWeights | None = None
     """Brings the engine its weights, where it has its own."""
     service: HTTPService | None = None
     """Connection to the servers that generate, on rank 0 if there are any."""
@@ -163,9 +164,10 @@ def build_generation(
     stream: PromptStream,
     total_steps: int,
     environment: OpenEnvironment | None = None,
+    base: Mapping[str, Any] | None = None,
 ) -> Generation:
     """Generation on the cards that train, or by servers. stream: the order in which `train_set` is trained.
-    environment: see `build_engine`."""
+    environment: see `build_engine`. base: see `base_record`."""
 
     def take_prompts(number: int, step: int) -> list[Prompt]:
         return [train_set[index] for index in stream.take(number)]
@@ -178,14 +180,15 @@ def build_generation(
     from mindgspo.rollout.http_service import open_service  # the HTTP library is not needed otherwise
 
     service = open_service(config, tokenizer) if is_first() else None
-    weights = ServedWeights(model, config.model, weights_folder(config))
+    digest = base_digest(base) if base is not None and config.sends_adapters else None
+    weights = ServedWeights(model, config.model, weights_folder(config), base=digest)
     asked: CompletionService | None = service
     if service is not None and environment is not None:
         asked = EpisodeService(service, environment, tokenizer)
     told = None if asked is None else ServiceEngine(asked)
     if config.trainer.schedule == "sync":
         engine = remote_engine(told, pushing(weights, service))
-        return Generation(engine=engine, take_prompts=take_prompts, service=service)
+        return Generation(engine=engine, take_prompts=take_prompts, transfer=weights, service=service)
     sampling = training_sampling(config.rollout, config.seed, step=0)
     engine, feed = remote_engine(told, lambda version: None), None
     if asked is not None:
@@ -199,4 +202,4 @@ def build_generation(
             total_steps=total_steps,
         )
     fed = FedEngine(feed, weights, engine, train_set, sampling)
-    return Generation(engine=fed, take_prompts=fed.take_prompts, fed=fed, service=service)
+    return Generation(engine=fed, take_prompts=fed.take_prompts, fed=fed, transfer=weights, service=service)

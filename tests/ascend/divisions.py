@@ -35,8 +35,8 @@ def told(train: Mapping) -> dict:
     return {"model": "experts", "train": dict(train), "tells": True}
 
 
-def in_bfloat16(train: Mapping) -> dict:
-    return {"model": "dense", "train": dict(train), "dtype": "bfloat16"}
+def in_bfloat16(train: Mapping, model: str = "dense") -> dict:
+    return {"model": model, "train": dict(train), "dtype": "bfloat16"}
 
 
 DATA, MODEL, STAGES = {"data_parallel": 2}, {"model_parallel": 2}, {"pipeline_stage": 2, "micro_batch_num": 2}
@@ -53,6 +53,8 @@ ONE = {
     "one card, tied": case("tied", {}, {}),
     "one card of experts": case("experts", {}, {}),
     "one card, packed": packed("dense", {}),
+    "one card of adapters": case("adapters", {}, {}),
+    "one card of adapters, in bfloat16": in_bfloat16({}, "adapters"),
     "one card, replayed": replayed({}),
 }
 TWO = {
@@ -85,6 +87,14 @@ TWO = {
     "1x2x1, whole experts, split sequence, told": told(MODEL | TWO_PARTS | SPLIT_SEQUENCE),
     "2x1x1, told": told(DATA),
     "1x1x2, recomputed, in bfloat16": in_bfloat16(STAGES | {"recompute": "full"}),
+    "1x2x1 of adapters, split sequence": case("adapters", MODEL | SPLIT_SEQUENCE, DATA),
+    "1x1x2 of adapters, recomputed": case("adapters", STAGES | {"recompute": "full"}, MODEL),
+    "2x1x1 of adapted experts, split, sharded moments": case(
+        "adapted experts", DATA | SHARDED | {"expert_parallel": 2}, MODEL
+    ),
+    "2x1x1 of adapters, sharded moments, in bfloat16": in_bfloat16(DATA | SHARDED, "adapters"),
+    "1x2x1 of adapters, merged": case("adapters", MODEL, DATA) | {"merges": True},
+    "context 2 of adapters": case("adapters", CONTEXT, DATA),
 }
 # Layers that stages do not divide, and groups that are no power of two.
 THREE = {

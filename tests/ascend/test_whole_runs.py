@@ -187,8 +187,12 @@ def test_the_eight_card_plans(cards: None, run: Callable, experiment: Path, mode
     ("plans.train={context_parallel: 2, optimizer_shard: true}", "plans.infer.data_parallel=2",
      "plans.reference.context_parallel=2", "algorithm.kl={placement: loss, coef: 0.1}",
      "trainer.samples_per_micro_batch=null", "trainer.max_tokens_per_micro_batch=128", "trainer.packing=true"),
-], ids=["data", "model", "stages and a reference policy", "sharded moments in bfloat16",
-        "parts of packed rows"])  # fmt: skip
+    ("model.lora.rank=4", "plans.train.model_parallel=2", "plans.infer.model_parallel=2", "swap.enabled=true",
+     "algorithm.kl={placement: loss, coef: 0.1}"),
+    ("model.lora.rank=4", "model.dtype=bfloat16", "plans.train={data_parallel: 2, optimizer_shard: true}",
+     "plans.infer.model_parallel=2", "swap.enabled=true", "reshard.verify=full"),
+], ids=["data", "model", "stages and a reference policy", "sharded moments in bfloat16", "parts of packed rows",
+        "adapters on one base", "merged adapters in bfloat16"])  # fmt: skip
 def test_two_card_plans(run: Callable, experiment: Path, settings: tuple[str, ...]) -> None:
     run("cards", *settings)
     assert steps(experiment.parent / "cards") == [0, 1, 2]

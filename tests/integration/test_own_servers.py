@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from math import prod
 from pathlib import Path
 
 import psutil
@@ -18,6 +19,9 @@ import pytest
 from hostile_requests import answered
 from running import command, environment, mindgspo, sets
 from served import Server
+
+from mindgspo.config import load_config
+from mindgspo.models.names import trained_weight_shapes
 
 pytestmark = pytest.mark.slow
 
@@ -95,9 +99,9 @@ def test_servers_end_with_their_run(run, number: signal.Signals) -> None:
     assert_gone(everybody)
 
 
-@pytest.mark.parametrize("model_parallel", [1, 2])
-def test_a_run_to_its_end(experiment: Path, model_parallel: int) -> None:
-    process = started(experiment, "trainer.max_steps=3", f"plans.infer.model_parallel={model_parallel}")
+@pytest.mark.parametrize(("model_parallel", "lora"), [(1, "model.lora.rank=4"), (2, "model.lora=null")])
+def test_a_run_to_its_end(experiment: Path, model_parallel: int, lora: str) -> None:
+    process = started(experiment, "trainer.max_steps=3", f"plans.infer.model_parallel={model_parallel}", lora)
     servers = servers_of(process)
     ended_with(process, 0, timeout=240)
     assert not any(server.is_running() for server in servers)
@@ -105,6 +109,9 @@ def test_a_run_to_its_end(experiment: Path, model_parallel: int) -> None:
     assert all("serving at" in log and "Traceback" not in log for log in logs), logs
     lines = (experiment.parent / "runs" / "tiny" / "metrics.jsonl").read_text().splitlines()
     assert max(json.loads(line)["step"] for line in lines) == 3
+    model = load_config(experiment, [lora]).model
+    travelled = 4 * sum(prod(shape) for shape in trained_weight_shapes(model).values()) / 2**20
+    assert [json.loads(line)["perf/reshard_mb"] for line in lines if "perf/reshard_mb" in line] == [travelled] * 3
 
 
 def test_a_server_that_cannot_start_ends_the_run_at_once(experiment: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +18,9 @@ from hostile_requests import answered, hostile_request
 from running import PROJECT, sets
 from served import Server, engine_with_weights, random_prompts
 
+from mindgspo.checkpoint.adapted import base_digest, base_record
 from mindgspo.config import load_config
+from mindgspo.models.lora import ADAPTER_WEIGHTS
 from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingSettings
 from mindgspo.rollout.service import Request
 
@@ -31,11 +34,11 @@ def settings(**changed) -> SamplingSettings:
 
 
 class Served(Server):
-    """Of the example, with a replica of so many ranks."""
+    """Of the example, with a replica of so many ranks and more settings."""
 
-    def __init__(self, folder: Path, model_parallel: int) -> None:
-        self.config, self.is_exact = load_config(EXAMPLE, OVERRIDES), model_parallel == 1
-        more = (f"plans.infer.model_parallel={model_parallel}", "rollout.servers.urls=[http://elsewhere:1]")
+    def __init__(self, folder: Path, model_parallel: int, *more: str) -> None:
+        self.config, self.is_exact = load_config(EXAMPLE, [*OVERRIDES, *more]), model_parallel == 1
+        more = (f"plans.infer.model_parallel={model_parallel}", "rollout.servers.urls=[http://elsewhere:1]", *more)
         super().__init__(EXAMPLE, folder / "server.log", *sets(*OVERRIDES, *more), "--logs", str(folder / "ranks"))
 
     def service(self):
@@ -71,7 +74,43 @@ def test_without_weights_nothing_is_generated(served: Served) -> None:
 
 
 def test_the_server_draws_what_the_engine_draws(served: Served, weights) -> None:
-    engine, folder = weights
+    assert_it_draws_what_is_drawn_here(served, *weights)
+
+
+@pytest.mark.parametrize(("model_parallel", "choice"), [
+    (1, "separate"), (1, "auto"), pytest.param(2, "separate", marks=pytest.mark.slow),
+    pytest.param(2, "auto", marks=pytest.mark.slow),
+])  # fmt: skip
+def test_a_server_that_holds_the_base_gets_adapters_alone(
+    cpu_runtime: None, model_parallel: int, choice: str, tmp_path: Path
+) -> None:
+    """As the engine draws with the adapters beside the base, or merged into it: the first time, and when it has the
+    base; those of another base are refused between."""
+    from mindgspo.config.cache import replica_config
+
+    more = ("model.num_hidden_layers=2", "model.lora.rank=4", f"rollout.lora={choice}", "reshard.verify=full")
+    served = Served(tmp_path, model_parallel, *more)
+    try:
+        alone, folder, other = replica_config(served.config), tmp_path / "version_4", tmp_path / "other"
+        assert (alone.model.lora is None) == (choice == "auto")
+        adapted, seed = served.config.model, served.config.seed
+        _, engine = engine_with_weights(alone, folder, 4, seed=seed, adapted=adapted)
+        digest = base_digest(base_record(adapted, seed) or {}).encode()
+        shutil.copytree(folder, other)
+        content = (folder / ADAPTER_WEIGHTS).read_bytes()
+        (other / ADAPTER_WEIGHTS).write_bytes(content.replace(digest, digest[::-1]))
+        for _ in range(2):
+            assert_it_draws_what_is_drawn_here(served, engine, folder)
+            status, body = served.post("/update_weights", {"folder": str(other), "version": 4})
+            message = body["error"]["message"]
+            assert status == 400 and "another base than the random one" in message and "\n" not in message
+            assert served.get("/health")[1]["weight_version"] is None
+    finally:
+        assert served.end() in (0, 128 + signal.SIGTERM), served.log.read_text()
+
+
+def assert_it_draws_what_is_drawn_here(served: Served, engine, folder: Path) -> None:
+    """With the weights in the folder, which are those of the engine."""
     service = served.service()
     try:
         service.load_weights(folder, 4)

@@ -98,28 +98,18 @@ def _outs_by_head(features: int, head_dim: int | None) -> list[int]:
     return [features] if head_dim is None else [features // head_dim, head_dim]
 
 
-def _gradients_of_input() -> dict[tuple[int, bool], Callable[..., tuple]]:
-    """Gradients of `_linear` for frozen weights, by number of layers and whether these have biases. Nobody reads the
-    zeros of the weights, so they are never made."""
-    grad = kernel("linear_input_grad", lambda x, *rest: x)
+def _gradient(name: str, is_frozen: bool, shapes: Callable[..., tuple]) -> ops.Custom:
+    """Return the operator of a layer's gradients: of its input, then of its weights, float32. One number, which nobody
+    reads, stands for that of a frozen weight.
 
-    def one(x, tokens, biased, w, out, dout):
-        return grad(x, tokens, biased, w, dout), zeros_like(tokens), zeros_like(biased), zeros_like(w)
+    shapes: of all gradients as a function of the inputs' shapes, of which the first is that of the layer's input.
+    """
 
-    def two(x, tokens, biased, w, v, out, dout):
-        dx = grad(x, tokens, biased, w, v, dout[0], dout[1])
-        return dx, zeros_like(tokens), zeros_like(biased), zeros_like(w), zeros_like(v)
+    def each_weights(one):
+        return lambda *inputs: (inputs[0], *(one for _ in shapes(*inputs)[1:]))
 
-    def three(x, tokens, biased, w, v, u, out, dout):
-        dx = grad(x, tokens, biased, w, v, u, dout[0], dout[1], dout[2])
-        return dx, zeros_like(tokens), zeros_like(biased), zeros_like(w), zeros_like(v), zeros_like(u)
-
-    def three_biased(x, tokens, biased, w, wb, v, vb, u, ub, out, dout):
-        dx = grad(x, tokens, biased, w, wb, v, vb, u, ub, dout[0], dout[1], dout[2])
-        zeros = (zeros_like(w), zeros_like(wb), zeros_like(v), zeros_like(vb), zeros_like(u), zeros_like(ub))
-        return dx, zeros_like(tokens), zeros_like(biased), *zeros
-
-    return {(1, False): one, (2, False): two, (3, False): three, (3, True): three_biased}
+    name = f"{name}_input_grad" if is_frozen else f"{name}_grad"
+    return kernel(name, each_weights([1]) if is_frozen else shapes, each_weights(ms.float32))
 
 
 def _linear(
@@ -128,7 +118,7 @@ def _linear(
     """Return the operator (x [M, I], tokens, biased, each layer's weight [O, I] and bias [O]) -> [M, O] or by head."""
     step = 2 if has_bias else 1
     last = num_layers * step
-    grad = kernel("linear_grad", lambda x, t, b, *rest: (x, *rest[:last]))
+    grad = _gradient("linear", is_frozen, lambda x, t, b, *rest: (x, *rest[:last]))
 
     def one(x, tokens, biased, w, out, dout):
         g = grad(x, tokens, biased, w, dout)
@@ -147,9 +137,7 @@ def _linear(
         return g[0], zeros_like(tokens), zeros_like(biased), g[1], g[2], g[3], g[4], g[5], g[6]
 
     gradients = {(1, False): one, (2, False): two, (3, False): three, (3, True): three_biased}
-    name = f"linear_{num_layers}_biased" if has_bias else f"linear_{num_layers}"
-    if is_frozen:
-        gradients, name = _gradients_of_input(), f"{name}_frozen"
+    name = f"linear_{num_layers}{'_biased' * has_bias}{'_frozen' * is_frozen}"
     if num_layers == 1:
         return kernel(
             name,
@@ -335,11 +323,6 @@ class RowsKernel(nn.Cell):
         return self.take(ids_M, table_VH, tokens)
 
 
-def _of_hidden_and_weight(found, rows, targets, scale, tokens):
-    """Return the gradients of hidden and weight, and zeros for the other inputs."""
-    return found[0], found[1], zeros_like(rows), zeros_like(targets), zeros_like(scale), zeros_like(tokens)
-
-
 class LogProbKernel(nn.Cell):
     """construct(hidden_MH, weight_VH, rows_P, targets_P, tokens) -> (logp_P, entropy_P), both float32.
 
@@ -354,31 +337,26 @@ class LogProbKernel(nn.Cell):
         self.with_entropy = with_entropy
         name = "log_prob_entropy" if with_entropy else "log_prob"
         count = 3 if with_entropy else 2
-        grad = kernel(f"{name}_grad", lambda h, w, *rest: (h, w), lambda h, w, *rest: (h, ms.float32))
-        input_grad = kernel(f"{name}_input_grad", lambda h, *rest: h)
+        grad = _gradient(name, is_frozen, lambda h, w, *rest: (h, w))
+
+        def gradients(found, weight, rows, targets, scale, tokens):
+            # A tied table has a second reader, with whose gradient this one is added, so it has the table's shape.
+            dweight = zeros_like(weight) if is_frozen else found[1]
+            return found[0], dweight, zeros_like(rows), zeros_like(targets), zeros_like(scale), zeros_like(tokens)
 
         def gradient(hidden, weight, rows, targets, scale, tokens, out, dout):
             found = grad(hidden, weight, rows, targets, scale, tokens, out[1], dout[0])
-            return _of_hidden_and_weight(found, rows, targets, scale, tokens)
+            return gradients(found, weight, rows, targets, scale, tokens)
 
         def gradient_with_entropy(hidden, weight, rows, targets, scale, tokens, out, dout):
             found = grad(hidden, weight, rows, targets, scale, tokens, out[1], dout[0], out[2], dout[2])
-            return _of_hidden_and_weight(found, rows, targets, scale, tokens)
+            return gradients(found, weight, rows, targets, scale, tokens)
 
-        def of_input(hidden, weight, rows, targets, scale, tokens, out, dout):
-            found = input_grad(hidden, weight, rows, targets, scale, tokens, out[1], dout[0])
-            return _of_hidden_and_weight((found, zeros_like(weight)), rows, targets, scale, tokens)
-
-        def of_input_with_entropy(hidden, weight, rows, targets, scale, tokens, out, dout):
-            found = input_grad(hidden, weight, rows, targets, scale, tokens, out[1], dout[0], out[2], dout[2])
-            return _of_hidden_and_weight((found, zeros_like(weight)), rows, targets, scale, tokens)
-
-        plain, of_entropy = (of_input, of_input_with_entropy) if is_frozen else (gradient, gradient_with_entropy)
         self.log_prob = kernel(
-            f"{name}_frozen" if is_frozen else name,
+            f"{name}{'_frozen' * is_frozen}",
             lambda h, w, rows, *rest: (rows,) * count,
             lambda *inputs: (ms.float32,) * count,
-            of_entropy if with_entropy else plain,
+            gradient_with_entropy if with_entropy else gradient,
         )
 
     def construct(
@@ -397,9 +375,8 @@ class GroupedLinearKernel(nn.Cell):
 
     def __init__(self, num_layers: int, *, is_frozen: bool = False) -> None:
         super().__init__(auto_prefix=False)
-        self.is_one, name = num_layers == 1, f"grouped_linear_{num_layers}"
-        floats = (ms.float32,) * num_layers
-        grad = kernel("grouped_linear_grad", lambda x, e, *rest: (x, *rest[:num_layers]), lambda x, *rest: (x, *floats))
+        self.is_one, name = num_layers == 1, f"grouped_linear_{num_layers}{'_frozen' * is_frozen}"
+        grad = _gradient("grouped_linear", is_frozen, lambda x, e, *rest: (x, *rest[:num_layers]))
 
         def one(x, ends, w, out, dout):
             dx, dw = grad(x, ends, w, dout)
@@ -409,24 +386,10 @@ class GroupedLinearKernel(nn.Cell):
             dx, dw, dv = grad(x, ends, w, v, dout[0], dout[1])
             return dx, zeros_like(ends), dw, dv
 
-        input_grad = kernel("grouped_linear_input_grad", lambda x, *rest: x)
-
-        # Nobody reads the zeros of the weights, so they are never made.
-        def one_frozen(x, ends, w, out, dout):
-            return input_grad(x, ends, w, dout), zeros_like(ends), zeros_like(w)
-
-        def two_frozen(x, ends, w, v, out, dout):
-            dx = input_grad(x, ends, w, v, dout[0], dout[1])
-            return dx, zeros_like(ends), zeros_like(w), zeros_like(v)
-
-        gradients = {(1, False): one, (2, False): two, (1, True): one_frozen, (2, True): two_frozen}
-        gradient, name = gradients[num_layers, is_frozen], f"{name}_frozen" if is_frozen else name
         if self.is_one:
-            self.linear = kernel(name, lambda x, e, w: [x[0], w[1]], lambda x, *rest: x, gradient)
+            self.linear = kernel(name, lambda x, e, w: [x[0], w[1]], lambda x, *rest: x, one)
         else:
-            self.linear = kernel(
-                name, lambda x, e, w, v: ([x[0], w[1]], [x[0], v[1]]), lambda x, *rest: (x, x), gradient
-            )
+            self.linear = kernel(name, lambda x, e, w, v: ([x[0], w[1]], [x[0], v[1]]), lambda x, *rest: (x, x), two)
 
     def construct(self, x_SI: Tensor, ends_E: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
         found = self.linear(x_SI, ends_E, *weights)

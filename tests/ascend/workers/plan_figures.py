@@ -41,6 +41,10 @@ MODELS = {
     },
 }  # fmt: skip
 MODELS["six experts"] = MODELS["experts"] | {"num_experts": 6}
+MODELS["adapters"] = DENSE | {"lora": {"rank": 4, "alpha": 6.0}}
+MODELS["adapted experts"] = MODELS["experts"] | {
+    "lora": {"rank": 4, "alpha": 6.0, "targets": ("all", "router"), "train_norms": True}
+}
 
 
 def figures(case: Mapping, device: str) -> Arrays:
@@ -48,9 +52,9 @@ def figures(case: Mapping, device: str) -> Arrays:
 
     case: model (a name of MODELS, or a section), train and infer (plans; no infer: nothing is sampled), is_packed,
     dtype, max_grad_norm, replays (given experts; each process has those of its own replica), tells (what routers choose
-    while scoring).
+    while scoring), merges (adapters into what the infer plan has).
     """
-    from plan_cases import batches_of, definition, routed
+    from plan_cases import batches_of, definition, draw_adapters, routed
     from plan_sampling import PlanSampler
 
     from mindgspo.algorithms.losses.clipped import GSPOLoss
@@ -83,6 +87,7 @@ def figures(case: Mapping, device: str) -> Arrays:
     if replays:
         batches = routed(batches, section, held=lambda number: number % plan.data_parallel == place.at.data)
     initialize_weights(model, section, seed=3)
+    draw_adapters(model, section)
     tells = bool(case.get("tells"))
     scorer = PolicyScorer(model, temperature=1.0, replays_experts=replays, returns_routing=tells)
     is_card = device == "Ascend"
@@ -94,7 +99,8 @@ def figures(case: Mapping, device: str) -> Arrays:
     sampler = None
     if "infer" in case:
         infer, cache_dtype = ParallelPlan(**case["infer"]), "float16" if is_card else None
-        sampler = PlanSampler(infer, section, model, num_samples=NUM_SAMPLES, cache_dtype=cache_dtype)
+        kinds = {"cache_dtype": cache_dtype, "merges": bool(case.get("merges"))}
+        sampler = PlanSampler(infer, section, model, num_samples=NUM_SAMPLES, **kinds)
 
     def sampled(version: int) -> Arrays:
         assert sampler

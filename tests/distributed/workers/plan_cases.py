@@ -101,3 +101,16 @@ def prompts_of(section) -> list[Prompt]:
     random = np.random.default_rng(13)
     ids = [random.integers(2, section.vocab_size, random.integers(3, 8)).astype(np.int32) for _ in range(6)]
     return [Prompt(index=n, ids=one, text="", answer="1", data_source="test") for n, one in enumerate(ids)]
+
+
+def draw_adapters(model, section) -> None:
+    """Set A and B of every adapter: B begins with zeros, and with it the gradient of A."""
+    from mindgspo.models.names import is_adapter, parameter_shapes
+    from mindgspo.models.weights import own_slices
+    from mindgspo.parallel.platform.parameter_memory import set_values
+
+    random = np.random.default_rng(15)
+    drawn = {name: 0.1 * random.standard_normal(shape, np.float32) for name, shape in parameter_shapes(section).items()}
+    for own in own_slices(model, section):
+        if is_adapter(own.name):
+            set_values(own.parameter, drawn[own.name][own.index])

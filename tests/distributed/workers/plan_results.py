@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from mindspore import Tensor, nn
-from plan_cases import MODELS, batches_of, definition, routed
+from plan_cases import MODELS, batches_of, definition, draw_adapters, routed
 from plan_sampling import PlanSampler
 
 from mindgspo.algorithms.kl_control import reward_penalty
@@ -22,10 +22,9 @@ from mindgspo.config import ModelSection, OptimizerSection, ParallelPlan
 from mindgspo.config.algorithm import KLSection, ReferenceSection
 from mindgspo.config.schema import ReshardSection
 from mindgspo.errors import NonFiniteError
-from mindgspo.models.names import weight_shapes
 from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.scoring import PolicyScorer, TokenScores
-from mindgspo.models.weights import initialize_weights, load_weights
+from mindgspo.models.weights import initialize_weights
 from mindgspo.parallel.plans.placement import Placement
 from mindgspo.parallel.platform import runtime, worker_process
 from mindgspo.reshard.resharder import gather_to_first_rank
@@ -61,12 +60,7 @@ def results_of_plan(
     place = Placement(plan=ParallelPlan(**train), rank=runtime.rank())
     policy_model = build_model(section, place)
     initialize_weights(policy_model, section, seed=3)
-    if section.lora is not None:  # B begins with zeros, and with it the gradient of A
-        random = np.random.default_rng(15)
-        drawn = {
-            name: 0.1 * random.standard_normal(shape, np.float32) for name, shape in weight_shapes(section).items()
-        }
-        load_weights(policy_model, section, drawn, where=Path("drawn"))
+    draw_adapters(policy_model, section)
     policy = PolicyLogProbs(policy_model, temperature=1.0, with_entropy=False)
     updater = Updater(policy, GSPOLoss(definition()), OptimizerSection(lr=LEARNING_RATE), place)
     scorer = PolicyScorer(policy_model, temperature=1.0)

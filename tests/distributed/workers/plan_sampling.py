@@ -9,13 +9,14 @@ from plan_cases import prompts_of
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.config.schema import ReshardSection
 from mindgspo.models.policy import build_model
+from mindgspo.models.weights import hold_in_compute_type
 from mindgspo.parallel.ops.device import attention_segments, takes_packed
 from mindgspo.parallel.plans.placement import Placement
 from mindgspo.parallel.platform import runtime
 from mindgspo.rollout.build import ReplicatedEngine
 from mindgspo.rollout.engine import NativeEngine
 from mindgspo.rollout.protocol import Purpose, RandomStream, RolloutEngine, SamplingSettings
-from mindgspo.rollout.weight_transfer import WeightTransfer, hold_in_compute_type
+from mindgspo.rollout.weight_transfer import WeightTransfer
 
 MAX_NEW_TOKENS = 12
 
@@ -23,7 +24,8 @@ MAX_NEW_TOKENS = 12
 class PlanSampler:
     """The infer plan's model and engine.
 
-    num_samples: of each prompt. cache_dtype: of keys and values; None: the model's.
+    num_samples: of each prompt. cache_dtype: of keys and values; None: the model's. merges: whether the model of more
+    than one process has no adapters, and gets merged weights.
     """
 
     def __init__(
@@ -34,13 +36,15 @@ class PlanSampler:
         *,
         num_samples: int,
         cache_dtype: str | None = None,
+        merges: bool = False,
     ) -> None:
         place = Placement(plan=plan, rank=runtime.rank())
         self.trained = trained
         self.prompts = prompts_of(section)
         model = trained
         if plan.world_size > 1:
-            model = build_model(section, place)
+            own = section.base if merges else section
+            model = build_model(own, place)
             hold_in_compute_type(model)
         native = NativeEngine(
             model, eos_ids=(1,), num_slots=16, prefill_width=4, max_prompt_length=8, max_new_tokens=MAX_NEW_TOKENS,
@@ -48,7 +52,9 @@ class PlanSampler:
         )  # fmt: skip
         self.engine: RolloutEngine = native
         if plan.world_size > 1:
-            transfer = WeightTransfer(trained, model, section, ReshardSection(bucket_mb=1, verify="full"))
+            transfer = WeightTransfer(
+                trained, model, own, ReshardSection(bucket_mb=1, verify="full"), merges=own is not section
+            )
             self.engine = ReplicatedEngine(native, place, transfer.push)
         self.settings = SamplingSettings(
             num_samples=num_samples,

@@ -13,6 +13,7 @@ from mindgspo.errors import ConfigError
 
 EXPERTS = ("model.architecture=qwen3_moe", "model.num_experts=8", "model.num_experts_per_tok=2",
            "model.moe_intermediate_size=48")  # fmt: skip
+TO_SERVERS = ("rollout.lora=separate", "rollout.servers.urls=[http://127.0.0.1:8000]")
 
 
 def test_scale_and_targets() -> None:
@@ -45,8 +46,11 @@ def test_one_setting_makes_the_section_and_it_is_read_back(load, tmp_path) -> No
     (("model.lora.rank=4", "algorithm.kl.placement=loss", "algorithm.kl.coef=0.1", "algorithm.kl.reference.mode=ema"),
      "mode: ema; the average of adapters' matrices is not that of their products"),
     (("rollout.lora=merged",), "rollout.lora: merged; there are no adapters; set model.lora, or remove it"),
-    (("model.lora.rank=4", "rollout.lora=separate", "rollout.servers.urls=[http://127.0.0.1:8000]"),
-     "rollout.lora: separate; completion servers get merged weights; set auto"),
+    (("model.lora.init=pissa", *TO_SERVERS), "lora: separate; servers do not hold what .*pissa leaves .* set auto"),
+    (("model.lora.train_norms=true", *TO_SERVERS, "rollout.servers.api=vllm"),
+     "rollout.lora: separate; vllm takes no norms beside adapters .model.lora.train_norms.; set auto"),
+    (("model.lora={rank: 4, use_rslora: true}", *TO_SERVERS, "rollout.servers.api=sglang"),
+     "rollout.lora: separate; sglang scales by alpha / rank .*; set that to false and model.lora.alpha=64, or rollout"),
     (("model.lora.rank=4", "model.backend=mindformers"), "model.lora: the backend mindformers has no adapters"),
 ])  # fmt: skip
 def test_what_it_cannot_be_is_refused_in_one_line(load, overrides, message) -> None:
@@ -89,3 +93,20 @@ def test_adapters_are_merged_where_generation_has_weights_of_its_own(load) -> No
     assert not merges_adapters(load(*card)) and reads_trained_weights(load(*card))
     own = load(*card, "rollout.lora=merged")
     assert not reads_trained_weights(own) and generating_model(own) == own.model.base
+
+
+def test_adapters_travel_alone_to_servers_that_hold_the_base(load) -> None:
+    from mindgspo.config.cache import replica_config
+
+    lora, servers, vllm = "model.lora.rank=4", TO_SERVERS[1], "rollout.servers.api=vllm"
+    assert not load(servers).sends_adapters
+    for choice in ("auto", "merged", "separate"):
+        ours, theirs = (load(lora, servers, f"rollout.lora={choice}", *more) for more in ((), (vllm,)))
+        assert ours.sends_adapters and theirs.sends_adapters == (choice == "separate")
+        assert (replica_config(ours).model.lora is None) == (choice != "separate")
+    assert not load("model.lora.init=pissa", servers).sends_adapters
+    (note,) = notes(load(lora, "optimizer.lr=1e-5", servers, vllm))
+    assert note == (
+        "rollout.lora: auto; servers get whole merged weights at every hand-over; with rollout.lora=separate only "
+        "adapters travel"
+    )

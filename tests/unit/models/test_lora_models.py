@@ -96,7 +96,7 @@ def test_adapters_of_experts_are_cut_as_experts_are(changes, a_of_gate, b_of_gat
 def test_a_mixture_with_adapters_computes_what_its_merged_weights_do(form: str, tmp_path: Path) -> None:
     """And trains adapters and norms alone, which a PEFT folder brings to another model bit for bit."""
     lora = LoraSection(rank=4, targets=("q_proj", "v_proj", "o_proj", "mlp", "router"), train_norms=True)
-    section = small_model(**EXPERTS, initializer_range=0.2, lora=lora)
+    section = small_model(**EXPERTS, tie_word_embeddings=True, initializer_range=0.2, lora=lora)
     model, merged = drawn_model(section, 1), drawn_model(section.base, 2)
     random = np.random.default_rng(3)
     tensors = weights_as_numpy(model, section)

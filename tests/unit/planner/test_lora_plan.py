@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from planned_experiments import QWEN2_5_7B, experiment_of, qwen2
+from running import sets
 
 from mindgspo.cli import main
 from mindgspo.config import ExperimentConfig
@@ -98,9 +99,17 @@ def test_what_is_frozen_is_said(tmp_path: Path, monkeypatch, capsys) -> None:
     assert main(["plan", str(ARITHMETIC), "--set", "model.lora.rank=4"]) == 0
     said = capsys.readouterr().out
     assert said.startswith("model.lora: the base is frozen, without gradients and moments; adapters are trained, ")
-    assert "frozen weights (float32)" in said
+    assert "frozen weights" in said
     assert main(["plan", str(ARITHMETIC)]) == 0
     assert "frozen" not in capsys.readouterr().out
+    for choice, api, computes, travels in (
+        ("auto", "mindgspo", "merged weights, in the place of the base (rollout.lora: merged)", "adapters alone"),
+        ("separate", "vllm", "the adapters beside the frozen weights (rollout.lora: separate)", "adapters alone"),
+        ("merged", "sglang", "merged weights, in the place of the base (rollout.lora: merged)", "whole merged weights"),
+    ):
+        more = ("rollout.servers.urls=[http://127.0.0.1:8000]", f"rollout.lora={choice}", f"rollout.servers.api={api}")
+        assert main(["plan", str(ARITHMETIC), *sets("model.lora.rank=4", *more)]) == 0
+        assert f"generation computes with {computes}; servers get {travels}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("level", list(SwapLevel))

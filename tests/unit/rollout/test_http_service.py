@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import base64
 import gzip
 import io
@@ -25,7 +26,7 @@ from mindgspo.errors import RolloutError
 from mindgspo.rollout import http_service
 from mindgspo.rollout.http_service import HTTPService, ServiceOptions
 from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingFilter, SamplingSettings
-from mindgspo.rollout.server_apis import SERVER_APIS, Expected
+from mindgspo.rollout.server_apis import ADAPTER_APIS, SERVER_APIS, Expected
 from mindgspo.rollout.server_key import ServerKey
 from mindgspo.rollout.service import Answer, Request
 from mindgspo.types import FinishReason, Prompt
@@ -45,7 +46,7 @@ def connected(*urls: str, expected: Expected = EXPECTED, processes: dict[str, in
 @contextmanager
 def asking(*servers: FakeServer, **options: Any) -> Iterator[HTTPService]:
     """A service over the servers, which have weights of version 3."""
-    service = connected(*(server.url for server in servers), api=SERVER_APIS[servers[0].api], **options)
+    service = connected(*(server.url for server in servers), **{"api": SERVER_APIS[servers[0].api]} | options)
     try:
         service.load_weights(Path("/weights/version_3"), 3)
         yield service
@@ -150,6 +151,39 @@ def test_what_sglang_is_asked() -> None:
     assert (first["max_new_tokens"], first["temperature"], first["stop_token_ids"]) == (8, 0.5, [EOS])
     body = {"model_path": "/weights/version_3", "weight_version": "3", "flush_cache": True}
     assert server.calls == [("/update_weights_from_disk", body), ("/model_info", {})]
+
+
+@pytest.mark.parametrize(("api", "routes", "field"), [("vllm", "/v1/", "model"), ("sglang", "/", "lora_path")])
+def test_adapters_have_a_name_per_version_which_requests_give(api: str, routes: str, field: str) -> None:
+    with FakeServer(api, adapters={"policy-3"}) as server:  # loaded by a trainer that was killed
+        with asking(server, api=ADAPTER_APIS[api]) as service:
+            (first,) = answered(service, request())
+            service.load_weights(Path("/weights/version_5"), 5)
+            (second,) = answered(service, request(8))
+        assert server.adapters == {"policy-5"}
+    assert (first.weight_version, second.weight_version) == (3, 5)
+    assert [asked[field] for asked in server.asked] == ["policy-3", "policy-5"]
+    unload, load = f"{routes}unload_lora_adapter", f"{routes}load_lora_adapter"
+    assert [call for call in server.calls if "lora" in call[0]] == [
+        (unload, {"lora_name": "policy-3"}),
+        (load, {"lora_name": "policy-3", "lora_path": "/weights/version_3"}),
+        (unload, {"lora_name": "policy-3"}),
+        (unload, {"lora_name": "policy-5"}),
+        (load, {"lora_name": "policy-5", "lora_path": "/weights/version_5"}),
+    ]
+    if api == "vllm":  # the keys of its cache hold names
+        assert server.calls[-2:] == [("/reset_prefix_cache", {}), ("/resume", {})]
+
+
+@pytest.mark.parametrize(("api", "status"), [("vllm", 404), ("sglang", 400)])
+def test_a_server_that_takes_no_adapters_or_answers_with_other_ones(api: str, status: int) -> None:
+    said = f"/load_lora_adapter: status {status}: .*; it must be started with .*--enable-lora.* --max-lora-rank"
+    with FakeServer(api) as server, pytest.raises(RolloutError, match=said), asking(server, api=ADAPTER_APIS[api]):
+        pass
+    if api == "vllm":
+        server = FakeServer(api, adapters=set(), spoil=lambda answer: answer | {"model": "policy-2"})
+        said = refusal(server, api=ADAPTER_APIS[api])
+        assert said.startswith(": the answer to request 7 was generated with weights of version 'policy-2', but the")
 
 
 def test_siblings_of_other_samples_are_drawn_from_other_seeds() -> None:
@@ -582,3 +616,27 @@ def test_the_least_float32_is_a_log_prob() -> None:
     with FakeServer(spoil=set_logprobs([least] * 4)) as server, asking(server) as service:
         (answer,) = answered(service, request())
     assert np.isfinite(answer.pieces[1].logprobs).all()
+
+
+def test_a_watch_ends_although_its_server_answers_as_it_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_service, "_WATCH_S", 0)
+
+    async def cancelled() -> bool:
+        health = asyncio.get_running_loop().create_future()
+
+        async def once(server: http_service.Server, call: object, **kinds: object) -> object:
+            return await health
+
+        monkeypatch.setattr(http_service.Server, "_once", once)
+        server = http_service.Server(
+            "http://nowhere", ServiceOptions(most_running=1, timeout_s=1, retries=0), None, None
+        )
+        server._num_calls = 1
+        watching = asyncio.create_task(server.watch())
+        await asyncio.sleep(0.05)
+        health.set_result((200, b""))
+        watching.cancel()
+        await asyncio.wait([watching], timeout=5)
+        return watching.cancelled()
+
+    assert asyncio.run(cancelled())

@@ -6,20 +6,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_plans import drawn_model, small_model
+from small_plans import MIXTURE, drawn_model, small_model
 
 from mindgspo.batches.rows import TrainingSample, lay_out
 from mindgspo.config import ModelSection
 from mindgspo.config.lora import LoraSection
 from mindgspo.config.schema import ReshardSection
-from mindgspo.models.lora import merged_weight, merged_weights
-from mindgspo.models.names import is_adapter
+from mindgspo.errors import WeightsError
+from mindgspo.models.lora import ADAPTER_WEIGHTS, merged_weight, merged_weights
+from mindgspo.models.names import is_adapter, trained_shapes, trained_weight_shapes
 from mindgspo.models.scoring import PolicyScorer
-from mindgspo.models.weights import load_weights, weight_views
+from mindgspo.models.weights import hold_in_compute_type, load_weights, weight_views
 from mindgspo.parallel.ops.device import has_kernels
 from mindgspo.rollout.engine import NativeEngine
 from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingSettings
-from mindgspo.rollout.weight_transfer import WeightTransfer, hold_in_compute_type, weights_as_numpy
+from mindgspo.rollout.weight_transfer import WeightTransfer, weights_as_numpy
 from mindgspo.types import Prompt, Response
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
@@ -195,6 +196,65 @@ def test_merged_weights_travel_whole_to_a_model_without_adapters() -> None:
     )
     np.testing.assert_array_equal(new[f"{NAME}.weight"], expected.astype(np.float16))
     np.testing.assert_array_equal(new["model.norm.weight"], old["model.norm.weight"].astype(np.float16))
+
+
+@pytest.mark.parametrize(("dtype", "sizes", "targets"), [
+    ("float32", {}, ("k_proj", "o_proj", "mlp")), ("bfloat16", MIXTURE, ("v_proj", "experts", "router")),
+])  # fmt: skip
+def test_adapters_alone_give_what_whole_weights_give(dtype: str, sizes: dict, targets: tuple, tmp_path: Path) -> None:
+    """Merged into the base of a server, and beside it; the second time nothing else is set."""
+    from mindgspo.models.initial_values import open_base
+    from mindgspo.models.weights import hold_in_compute_type, load_adapters, load_weights, weight_views
+    from mindgspo.rollout.weight_transfer import ServedWeights, weights_as_numpy
+    from mindgspo.rollout.weights_folder import open_weights
+
+    lora = LoraSection(rank=4, alpha=6.0, targets=targets, train_norms=True)
+    section = small_model(initializer_range=0.2, dtype=dtype, lora=lora, **sizes)
+    model = trained(section)
+    merged, beside, whole = (drawn_model(one, seed=6) for one in (section.base, section, section.base))
+    for one in (merged, beside, whole):
+        hold_in_compute_type(one)
+    served = ServedWeights(model, section, tmp_path / "shared", base="digest")
+
+    def load(folder: Path, version: int) -> None:
+        with open_weights(folder) as handed, open_base(section, seed=5) as base:
+            with pytest.raises(
+                WeightsError, match=r"was trained on another base than the random one \(digest digest, here"
+            ):
+                load_adapters(merged, section, folder, base="other", weights=base)
+            for one in (merged, beside):
+                load_adapters(one, section, folder, base="digest", weights=base, whole=version == 1)
+            assert handed.version == version and len(handed.digests) == len(trained_weight_shapes(section))
+            for name in handed.digests:
+                handed.verify(name)
+            content = bytearray((folder / ADAPTER_WEIGHTS).read_bytes())
+            content[-1] ^= 1
+            (folder / ADAPTER_WEIGHTS).write_bytes(content)
+            with pytest.raises(WeightsError, match=r"has SHA-256 [0-9a-f]{12}\.\.\., [0-9a-f]{12}"):
+                for name in handed.digests:
+                    handed.verify(name)
+
+    (tmp_path / "shared" / "version_00000009").mkdir(parents=True)  # a run was killed
+    with open_base(section, seed=5) as base:
+        of_base = {name: base.read(name) for name in base.tensors}
+    views, item = weight_views(model), 4 if dtype == "float32" else 2
+    for version in (1, 2):
+        served.push_weights(version, load)
+        assert not (tmp_path / "shared").exists()
+        weights = merged_weights(section, of_base | weights_as_numpy(model, section, among=trained_shapes(section)))
+        load_weights(whole, section.base, weights, where=Path("merged"))
+        expected, found = weight_views(whole), weight_views(merged)
+        assert found.keys() == expected.keys()
+        for name, view in expected.items():
+            np.testing.assert_array_equal(found[name], view, err_msg=name)
+        for name, view in weight_views(beside).items():
+            np.testing.assert_array_equal(view, views[name].astype(view.dtype), err_msg=name)
+        for name, view in views.items():
+            view[...] *= 2 if is_adapter(name) or name.endswith("norm.weight") else 1
+    travelled = sum(
+        np.prod(shape) * (4 if is_adapter(name) else item) for name, shape in trained_weight_shapes(section).items()
+    )
+    assert served.metrics() == {"perf/reshard_mb": travelled / 2**20}
 
 
 def test_bfloat16_loses_an_update_that_is_small_beside_the_weights() -> None:

@@ -150,9 +150,8 @@ def test_they_are_the_same_in_16_bits_and_with_weights_held_in_them(cpu_runtime,
     import mindspore as ms
 
     from mindgspo.models.policy import build_model
-    from mindgspo.models.weights import initialize_weights
+    from mindgspo.models.weights import hold_in_compute_type, initialize_weights
     from mindgspo.parallel.ops.device import takes_packed
-    from mindgspo.rollout.weight_transfer import hold_in_compute_type
 
     section = SECTION.model_copy(update={"dtype": dtype})
     trained, generating = build_model(section), build_model(section)

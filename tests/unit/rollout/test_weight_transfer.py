@@ -19,7 +19,8 @@ EXPERTS = small_model(**MIXTURE, num_hidden_layers=1, tie_word_embeddings=False,
 @pytest.fixture(scope="module")
 def pair(cpu_runtime):
     """A trained model, and one that generates with its weights."""
-    from mindgspo.rollout.weight_transfer import WeightTransfer, hold_in_compute_type
+    from mindgspo.models.weights import hold_in_compute_type
+    from mindgspo.rollout.weight_transfer import WeightTransfer
 
     trained, generating = drawn_model(SECTION, seed=5), drawn_model(SECTION, seed=6)
     hold_in_compute_type(generating)
@@ -31,7 +32,7 @@ def pair(cpu_runtime):
 def test_only_routers_keep_float32(cpu_runtime) -> None:
     import mindspore as ms
 
-    from mindgspo.rollout.weight_transfer import hold_in_compute_type
+    from mindgspo.models.weights import hold_in_compute_type
 
     model = drawn_model(EXPERTS, seed=0)
     names = [parameter.name for parameter in model.get_parameters()]

@@ -49,7 +49,7 @@ def test_a_file_is_known_by_its_content(tmp_path: Path) -> None:
     (tmp_path / "m.bin").write_bytes(b"PK\x03\x04" + bytes(50))
     with pytest.raises(WeightsError, match=r"m\.bin.*pickled weights are never loaded.*54 bytes"):
         open_tensors(tmp_path / "m.bin")
-    with pytest.raises(WeightsError, match="no such file or folder; give a folder with absent.safe"):
+    with pytest.raises(WeightsError, match="absent.safetensors: no such file or folder; give a folder with absent.sa"):
         open_tensors(tmp_path / "absent.safetensors")
 
 

@@ -262,7 +262,7 @@ GRAPH_ALIAS(linear_2_frozen, linear)
 GRAPH_ALIAS(linear_3_frozen, linear)
 GRAPH_ALIAS(linear_3_biased_frozen, linear)
 
-// x, tokens, biased, weights and biases, d_outs -> d_x, then each layer's d_weight and d_bias, unless these are frozen
+// x, tokens, biased, weights and biases, d_outs -> d_x, then each layer's d_weight and d_bias, not written where frozen
 static void linear_backward(Arguments& in, bool is_frozen) {
   const int64_t used = in.used(1);
   const Tensor* x = in.next(used);
@@ -523,12 +523,12 @@ GRAPH_ALIAS(grouped_linear_2, grouped_linear)
 GRAPH_ALIAS(grouped_linear_1_frozen, grouped_linear)
 GRAPH_ALIAS(grouped_linear_2_frozen, grouped_linear)
 
-// x, ends, weights, d_outs -> d_x, and d_weights unless these are frozen
+// x, ends, weights, d_outs -> d_x, and d_weights, not written where frozen
 static void grouped_linear_backward(Arguments& in, bool is_frozen) {
   const std::vector<int64_t> ends = Segments(in, 1).ends;
   const Tensor* x = in.next(ends.back());
   in.skip(1);
-  const size_t layers = (in.count() - 3) / (is_frozen ? 2 : 3);
+  const size_t layers = (in.count() - 3) / 3;
   std::vector<const Tensor*> weights, d_weights;
   for (size_t i = 0; i < layers; ++i) weights.push_back(in.next());
   const auto d_outs = rows_of(in, layers, ends.back());
