@@ -19,7 +19,7 @@ Sets the environment up as run_gspo.sh does, with the development tools, then ru
   --mindspore SERIES
             with another MindSpore, such as 2.9, in an environment of its own (3.2 GB, .venv-mindspore-2.9): kernels,
             models, updates, generation, a whole run and one of two processes, unless more arguments follow.
-  --parity  also install torch 2.13.0 and transformers, with which results are compared. Without them those
+  --parity  also install torch 2.13.0, transformers and peft, with which results are compared. Without them those
             tests are skipped. A machine without GPU saves gigabytes with torch's CPU build:
             PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu ./run_tests.sh --parity
   --mindformers
