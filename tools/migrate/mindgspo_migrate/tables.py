@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from fnmatch import fnmatchcase
@@ -329,7 +330,12 @@ def text(value: Any) -> str:
 
 def local_path(value: Any) -> str:
     """An absolute path, the home folder spelt out; relative ones count from the current folder."""
-    return str(Path(text(value)).expanduser().absolute())
+    path = Path(text(value))
+    if any(len(part) > 255 or "\0" in part for part in path.parts):
+        raise ValueError(f"expected a path, got {value[:60]!r}")
+    with suppress(RuntimeError):  # ~name of nobody on this machine
+        path = path.expanduser()
+    return str(path.absolute())
 
 
 def texts(value: Any) -> list[str]:

@@ -86,6 +86,15 @@ def test_every_other_row_is_reported_with_its_reason(tmp_path: Path, suite: str)
 
 
 @each_suite
+@pytest.mark.parametrize("value", [None, -1, [], ["a"], 10**40, "~nobody-here/x", "a\0b", "x" * 300], ids=ascii)
+def test_every_key_may_hold_anything(tmp_path: Path, suite: str, value: Any) -> None:
+    named = {row.source.replace("*", "x") for row in TABLES[suite].rows}
+    keys = {key for key in named if not any(other.startswith(f"{key}.") for other in named)}
+    found = of_settings(tmp_path, suite, dict.fromkeys(keys, value))
+    assert {finding.source for finding in found.findings} >= keys - NAMES_OF_FILES
+
+
+@each_suite
 def test_no_row_is_hidden_behind_another(suite: str) -> None:
     rows = TABLES[suite].rows
     assert [row.source for row in rows if TABLES[suite].find(row.source.replace("*", "x")) is not row] == []
