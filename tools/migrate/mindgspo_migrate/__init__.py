@@ -1,4 +1,4 @@
-"""Configurations of other suites as experiments of this one: MindFormers, MindRLHF, verl.
+"""Configurations of other suites as experiments of this one: MindFormers, MindRLHF, MindSpeed-RL, TRL, verl.
 
     sources (shell, YAML) -> tables, one per suite -> experiment -> YAML and report (convert)
 

@@ -20,6 +20,7 @@ _PROJECTIONS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("linear_qkv", "w_qkv", "qkv_proj"), _ATTENTION[:3]),
     **dict.fromkeys(("linear_fc1", "w_gate_hidden", "gate_up_proj"), _MLP[:2]),
 }
+_OF_PEFT = ["q_proj", "v_proj"]  # where no name is given, for the families here
 _EVERY = ("all-linear", "all_linear")
 # What patterns of names may consist of here: no classes, counts or looks ahead, and no number of a layer.
 _PATTERN = re.compile(r"[\w.*^$()\\/\s-]*")
@@ -27,8 +28,9 @@ _NO_DROPOUT = "adapters drop nothing: the sampler would have to drop the same va
 
 
 def lora_targets(value: Any, settings: Settings, row: Row) -> Outcome:
-    """`model.lora.targets` of a list of names, or of patterns such as ".*wq|.*wv"."""
-    entries = [one.strip() for entry in texts(value) for one in re.split(r"[|,]", entry) if one.strip()]
+    """`model.lora.targets` of a list of names, or of patterns such as ".*wq|.*wv"; of null those of PEFT."""
+    names = texts(_OF_PEFT if value is None else value)
+    entries = [one.strip() for entry in names for one in re.split(r"[|,]", entry) if one.strip()]
     found, unknown = set(), []
     for entry in entries:
         words = re.findall(r"\w+", entry) if _PATTERN.fullmatch(entry) else []

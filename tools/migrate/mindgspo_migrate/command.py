@@ -18,6 +18,7 @@ class Suite(str, Enum):
     mindformers = "mindformers"
     mindrlhf = "mindrlhf"
     mindspeed = "mindspeed"
+    trl = "trl"
     verl = "verl"
 
 
@@ -27,8 +28,8 @@ def convert_config(
         typer.Argument(
             metavar="FILE...",
             help="Files of a suite: MindFormers' finetune or predict YAML, or both; MindRLHF's GRPO YAML, with the "
-            "MindFormers files that it names behind it; MindSpeed-RL's YAML, with that of its model behind it; or "
-            "verl's command: a script, a command line, or overrides one per line.",
+            "MindFormers files that it names behind it; MindSpeed-RL's YAML, with that of its model behind it; TRL's "
+            "GRPO YAML; or verl's command: a script, a command line, or overrides one per line.",
         ),
     ],
     from_: Annotated[

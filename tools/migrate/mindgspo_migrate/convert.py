@@ -18,13 +18,13 @@ from mindgspo.config.schema import ExperimentConfig
 from mindgspo.config.yaml_dialect import parse_document
 from mindgspo.errors import ConfigError
 from mindgspo.planner import most_slots
-from mindgspo_migrate import mindformers, mindrlhf, mindspeed, verl
+from mindgspo_migrate import mindformers, mindrlhf, mindspeed, trl, verl
 from mindgspo_migrate.experiment import Experiment
 from mindgspo_migrate.models import take_end_tokens, take_model_folder
 from mindgspo_migrate.sources import Source, read_source
 from mindgspo_migrate.tables import Finding, Row, Status, Table, one_line, shown
 
-TABLES: dict[str, Table] = {suite.TABLE.name: suite.TABLE for suite in (mindformers, mindrlhf, mindspeed, verl)}
+TABLES: dict[str, Table] = {suite.TABLE.name: suite.TABLE for suite in (mindformers, mindrlhf, mindspeed, trl, verl)}
 _LONGEST = 1000  # characters of a reason
 # How a missing key is given on the command line.
 _EXAMPLES = {
@@ -103,6 +103,8 @@ def _fill(sources: Sequence[Source], experiment: Experiment) -> str:
     suites = [source.suite for source in sources]
     if suites == ["verl"]:
         verl.fill(sources[0], experiment)
+    elif suites == ["trl"]:
+        trl.fill(sources[0], experiment)
     elif set(suites) == {"mindformers"} and len(suites) <= 2:
         mindformers.fill(sources, experiment)
     elif set(suites) == {"mindspeed"} and len(suites) <= 2:
@@ -112,8 +114,8 @@ def _fill(sources: Sequence[Source], experiment: Experiment) -> str:
     else:
         raise ConfigError(
             f"{', '.join(str(source.path) for source in sources)}: {' and '.join(suites)} do not go together; give one "
-            "of verl, or a finetune and a predict file of MindFormers, or one of MindRLHF with the MindFormers files "
-            "that it names, or one of MindSpeed-RL with the file of its model"
+            "of verl or TRL, or a finetune and a predict file of MindFormers, or one of MindRLHF with the MindFormers "
+            "files that it names, or one of MindSpeed-RL with the file of its model"
         )
     return "mindrlhf" if "mindrlhf" in suites else suites[0]
 

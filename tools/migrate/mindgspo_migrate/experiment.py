@@ -17,6 +17,7 @@ from mindgspo.config.messages import known_keys, section_of
 from mindgspo.config.schema import ExperimentConfig
 from mindgspo.config.section import Section
 from mindgspo.config.yaml_dialect import parse_document, write_document
+from mindgspo.text import divisors
 from mindgspo_migrate.sources import Source
 from mindgspo_migrate.tables import (
     Finding,
@@ -26,11 +27,13 @@ from mindgspo_migrate.tables import (
     Status,
     Table,
     dotted,
+    name_of_file,
     one_line,
 )
 
 TRAIN, INFER = "plans.train", "plans.infer"
 SIZES = ("data_parallel", "model_parallel", "pipeline_stage", "context_parallel", "expert_parallel")
+_MOST_PROMPTS = 1_000_000  # of a step, as rollout.prompts_per_step has them
 _ORDER = {key: number for number, (key, _) in enumerate(known_keys())}
 
 
@@ -102,6 +105,16 @@ class Experiment:
         """Where no file says it, or says another: what this project is for."""
         if self.get("device") is None:
             self.assume("device", "Ascend", why, "this project runs on Ascend or CPU; set device=CPU for a CPU")
+
+    def assume_rounding(self) -> None:
+        """What the check of the ratio has to allow."""
+        if self.get("model.dtype") == "bfloat16":
+            self.assume("trainer.max_ratio_error", 2e-3, "model.dtype is bfloat16", "its own rounding")
+
+    def name_after(self, source: Source) -> None:
+        """Where no key names the experiment."""
+        if self.get("experiment") is None:
+            self.assume("experiment", name_of_file(source.name), "the name of the file")
 
     def leave_open(self, target: str, why: str) -> None:
         """A value that the files may hold, but not so that it can be read; the result is refused until it is set."""
@@ -206,6 +219,18 @@ class Experiment:
             why = f"both plans share the {cards} cards of the train plan; replicas work alike"
             self.report(Status.ADJUSTED, key, self.get(key, 1), f"{cards // one_replica}: {why}")
             self.set({key: cards // one_replica}, "the train plan's cards")
+
+    def fill_mini_batch(self, prompts: int, group: int, samples: int, multiple: int, origin: str) -> None:
+        """Prompts of an update: the divisor of `prompts` whose groups are nearest to the `samples` of one there, and
+        a multiple of those of a pass on all cards."""
+        counts = divisors(prompts) if prompts <= _MOST_PROMPTS else []
+        legal = [count for count in counts if count * group % multiple == 0]
+        chosen = min(legal or [prompts], key=lambda count: abs(count * group - samples))
+        key = "trainer.prompts_per_mini_batch"
+        self.set({key: chosen}, origin)
+        if chosen * group != samples:
+            why = f"an update there takes {samples} responses; here whole groups: {chosen} x {group} = {chosen * group}"
+            self.report(Status.ADJUSTED, key, f"{samples} / {group}", why)
 
     # The YAML file
 

@@ -252,8 +252,7 @@ def _fill_model(settings: Settings, experiment: Experiment) -> None:
         experiment.set({"model.architecture": family}, "what the layers of model.model_config have")
     elif (path := experiment.get("model.path")) is not None:
         take_sizes(experiment, "pretrained_model_dir", str(path), fill=True)
-    if experiment.get("model.dtype") == "bfloat16":
-        experiment.assume("trainer.max_ratio_error", 2e-3, "model.dtype is bfloat16", "its own rounding")
+    experiment.assume_rounding()
     files = [settings[f"{_TOKENIZER}.{name}"] for name in ("vocab_file", "merges_file")]
     folders = {str(Path(str(file)).parent) for file in files if file}
     if all(files) and len(folders) == 1:

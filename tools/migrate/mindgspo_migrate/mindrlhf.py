@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from mindgspo.errors import ConfigError
-from mindgspo.text import divisors
 from mindgspo_migrate import mindformers
 from mindgspo_migrate.experiment import INFER, SIZES, TRAIN, Experiment
 from mindgspo_migrate.models import token_ids
@@ -240,10 +239,4 @@ def _fill_batches(settings: Settings, experiment: Experiment) -> None:
     group = experiment.get("rollout.num_generations", 8)
     parts = experiment.get(f"{TRAIN}.data_parallel", 1) * experiment.get(f"{TRAIN}.micro_batch_num", 1)
     samples = micro * parts
-    legal = [count for count in divisors(prompts) if count * group % samples == 0]
-    chosen = min(legal or [prompts], key=lambda count: abs(count * group - samples))
-    key = "trainer.prompts_per_mini_batch"
-    experiment.set({key: chosen}, f"{_RL}.batch_size x replicas x micro_batch_num")
-    if chosen * group != samples:
-        why = f"an update there takes {samples} responses; here whole groups: {chosen} x {group} = {chosen * group}"
-        experiment.report(Status.ADJUSTED, key, f"{samples} / {group}", why)
+    experiment.fill_mini_batch(prompts, group, samples, samples, f"{_RL}.batch_size x replicas x micro_batch_num")

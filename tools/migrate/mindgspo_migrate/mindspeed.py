@@ -25,7 +25,6 @@ from mindgspo_migrate.tables import (
     load_table,
     local_path,
     mapped,
-    name_of_file,
     not_implemented,
     not_needed,
     number,
@@ -185,14 +184,12 @@ def fill(sources: Sequence[Source], experiment: Experiment) -> None:
         _fill_model(models[0], experiment)
     else:
         _fill_model_by_name(settings, experiment)
-    if experiment.get("model.dtype") == "bfloat16":
-        experiment.assume("trainer.max_ratio_error", 2e-3, "model.dtype is bfloat16", "its own rounding")
+    experiment.assume_rounding()
     experiment.assume_device("MindSpeed-RL runs on Ascend")
     _fill_plans(settings, experiment)
     _fill_batches(settings, experiment)
     _fill_overlong(settings, experiment)
-    if experiment.get("experiment") is None:
-        experiment.assume("experiment", name_of_file(runs[0].name), "the name of the file")
+    experiment.name_after(runs[0])
 
 
 def is_model(source: Source) -> bool:

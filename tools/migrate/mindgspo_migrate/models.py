@@ -15,7 +15,7 @@ import mindgspo
 from mindgspo.config.load import read_layers
 from mindgspo.errors import MindGSPOError
 from mindgspo_migrate.experiment import Experiment, schema_default
-from mindgspo_migrate.tables import Status, dotted
+from mindgspo_migrate.tables import Status, dotted, local_path
 
 _FOLDER = Path(mindgspo.__file__).resolve().parents[1] / "model_configs"
 _HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")  # a path such as ./Qwen3-8B is none
@@ -63,12 +63,12 @@ _MOST_BYTES = 100_000_000  # of a JSON file beside a tokenizer
 
 def is_local(path: str) -> bool:
     """Whether a model's path is a folder here, or can only be one, and not a name on a hub."""
-    return Path(path).expanduser().is_dir() or not _HUB_NAME.fullmatch(path)
+    return Path(local_path(path)).is_dir() or not _HUB_NAME.fullmatch(path)
 
 
 def sizes_of(path: str) -> tuple[Mapping[str, Any], str] | None:
     """(keys below `model`, where they are from) of a model's path or hub name; None if neither is known."""
-    folder = Path(path).expanduser()
+    folder = Path(local_path(path))
     if (folder / "config.json").is_file():
         return _from_folder(folder)
     given = Path(path).name

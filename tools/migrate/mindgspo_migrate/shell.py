@@ -239,7 +239,7 @@ class _Script(Scope):
             return f"{self._programs[0]}, which is no training that is read; of verl that is main_ppo and its kin"
         if uncalled:
             return f"trains in the function {uncalled[0]}, which is not called as far as the script can be read"
-        return "holds no override of the form section.key=value"
+        return "holds no override of the form section.key=value; TRL is read from its YAML (trl grpo --config)"
 
     @staticmethod
     def _may_train(body: tuple[Tree, Node]) -> bool:

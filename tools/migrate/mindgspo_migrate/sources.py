@@ -1,5 +1,5 @@
-"""Foreign files, read and told apart by their keys: shell commands of verl, YAML of MindFormers, MindRLHF and
-MindSpeed-RL.
+"""Foreign files, read and told apart by their keys: shell commands of verl, YAML of MindFormers, MindRLHF, MindSpeed-RL
+and TRL.
 
 YAML becomes a flat mapping of dotted keys in bounded time and memory. It is PyYAML's own dialect (YAML 1.1, with
 aliases), because the suites read their files with it; tags that make anything but plain data are refused.
@@ -27,6 +27,7 @@ _MARKS = {
     "mindspeed": ("megatron_training.",),  # before MindRLHF, whose names of sections it shares
     "mindrlhf": ("rl_config.", "actor_config.", "generate_config."),
     "mindformers": ("run_mode", "model.model_config.", "parallel_config.", "runner_config.", "pretrained_model_dir"),
+    "trl": ("model_name_or_path", "dataset_name", "reward_funcs", "loss_type", "num_generations"),
 }
 
 
@@ -47,6 +48,10 @@ class Source:
 def read_source(path: Path, suite: str | None) -> Source:
     """The file, as one of `suite`, or of the one that its keys tell. Raises ConfigError with path and reason."""
     text = _text(path)
+    if path.suffix == ".py":
+        raise ConfigError(
+            f"{path}: Python is not read, as nothing is run; TRL is read from its YAML (trl grpo --config)"
+        )
     try:
         if suite == "verl" or (suite is None and path.suffix not in (".yaml", ".yml")):
             return Source(path=path, suite="verl", reading=read_overrides(text))
@@ -61,9 +66,9 @@ def read_source(path: Path, suite: str | None) -> Source:
     found = suite or _suite_of(values)
     if found is None:
         raise ConfigError(
-            f"{path}: no key of MindFormers (run_mode, parallel_config, ...), MindRLHF (rl_config, ...) or "
-            "MindSpeed-RL (megatron_training, ...) in it; verl is read from a command line or a list of overrides; "
-            "if it is one of them, say so with --from"
+            f"{path}: no key of MindFormers (run_mode, parallel_config, ...), MindRLHF (rl_config, ...), MindSpeed-RL "
+            "(megatron_training, ...) or TRL (model_name_or_path, ...) in it; verl is read from a command line or a "
+            "list of overrides; if it is one of them, say so with --from"
         )
     return Source(path=path, suite=found, reading=reading)
 
@@ -160,9 +165,9 @@ def _flat(value: Any, key: str, depth: int) -> Iterator[tuple[str, Any]]:
         for name, below in value.items():
             yield from _flat(below, f"{key}.{name}" if key else str(name), depth + 1)
     elif isinstance(value, list) and any(isinstance(entry, (Mapping, list)) for entry in value):
-        types = Counter(str(entry.get("type")) for entry in value if isinstance(entry, Mapping))
+        types = Counter(str(entry.get("type", "")) for entry in value if isinstance(entry, Mapping))
         for number, entry in enumerate(value):
-            kind = str(entry.get("type")) if isinstance(entry, Mapping) else ""
-            yield from _flat(entry, f"{key}.{kind if types[kind] == 1 else number}", depth + 1)
+            kind = str(entry.get("type", "")) if isinstance(entry, Mapping) else ""
+            yield from _flat(entry, f"{key}.{kind if kind and types[kind] == 1 else number}", depth + 1)
     else:
         yield key, value

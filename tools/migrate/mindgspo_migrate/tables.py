@@ -9,7 +9,8 @@ A * in a key stands for anything; where several keys fit a setting, the longest 
 A mapped key may have
 
     read       a reader of `READERS`, or a function of the suite's module; `together`: that module sets it with others
-    choices    value there -> value here; `otherwise` says what to do about any other value
+    choices    value there -> value here, or keys and values; `otherwise` says what to do about any other value,
+               and `adjusted` why one has only a near counterpart
     if_true, if_false   what a switch sets; a text for `if_false` says why nothing is set
     if_null    why nothing is set by null
     when       a condition, which is a function of the suite's module; `unless`: another reason than under `conditions`
@@ -22,6 +23,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from fnmatch import fnmatchcase
@@ -217,8 +219,13 @@ def _mapped_row(key: str, entry: Mapping[str, Any], functions: Mapping[str, Any]
         elif way == "read":
             found = special(value, settings, row) if special else READERS[entry["read"]](value)
         elif way == "choices":
-            known = isinstance(value, str) and value in entry["choices"]
-            found = entry["choices"][value] if known else not_implemented(entry["otherwise"])
+            name = str(value).lower() if isinstance(value, bool) else value
+            if not isinstance(name, str) or name not in entry["choices"]:
+                return not_implemented(entry["otherwise"])
+            choice = entry["choices"][name]
+            values = choice if isinstance(choice, dict) else {target: choice}
+            why = entry.get("adjusted", {}).get(name)
+            found = adjusted(values, why) if why else mapped(values, say)
         else:
             found = entry["if_true"] if flag(value) else not_needed(entry["if_false"])
         return found if isinstance(found, Outcome) else mapped({target: found}, say)
@@ -235,7 +242,7 @@ def _mapped_row(key: str, entry: Mapping[str, Any], functions: Mapping[str, Any]
     return row  # the converter reads it
 
 
-_WAYS = ("read", "choices", "otherwise", "if_true", "if_false")
+_WAYS = ("read", "choices", "otherwise", "adjusted", "if_true", "if_false")
 
 
 def _not_implemented_row(key: str, entry: Mapping[str, Any]) -> Row:
@@ -329,7 +336,12 @@ def text(value: Any) -> str:
 
 def local_path(value: Any) -> str:
     """An absolute path, the home folder spelt out; relative ones count from the current folder."""
-    return str(Path(text(value)).expanduser().absolute())
+    path = Path(text(value))
+    if any(len(part) > 255 or "\0" in part for part in path.parts):
+        raise ValueError(f"expected a path, got {value[:60]!r}")
+    with suppress(RuntimeError):  # ~name of nobody on this machine
+        path = path.expanduser()
+    return str(path.absolute())
 
 
 def texts(value: Any) -> list[str]:

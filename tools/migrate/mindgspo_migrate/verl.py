@@ -28,7 +28,6 @@ from mindgspo_migrate.tables import (
     load_table,
     local_path,
     mapped,
-    name_of_file,
     not_implemented,
     not_needed,
     number,
@@ -268,7 +267,7 @@ def device(value: Any, settings: Settings, row: Row) -> Any:
 def loggers(value: Any, settings: Settings, row: Row) -> Outcome:
     names = texts(value)
     trackers = [name for name in names if name in ("tensorboard", "swanlab", "wandb")]
-    others = [name for name in names if name not in ("console", "file", *trackers)]
+    others = [name for name in names if name not in ("console", "file", "none", *trackers)]
     values = {"logging.trackers": trackers} if trackers else {}
     if others:
         why = f"no {', '.join(others)}; metrics.jsonl always, logging.trackers on request"
@@ -415,8 +414,7 @@ def fill(source: Source, experiment: Experiment) -> None:
     key = f"{_ROLLOUT}.max_num_seqs"
     if key in settings:
         experiment.set({"rollout.slots": settings.size(key) * experiment.count(f"{INFER}.data_parallel")}, key)
-    if experiment.get("experiment") is None:
-        experiment.assume("experiment", name_of_file(source.name), "the name of the file")
+    experiment.name_after(source)
 
 
 def _leave_open(settings: Settings, reading: Reading, experiment: Experiment) -> None:
@@ -448,7 +446,7 @@ def _fill_model(settings: Settings, experiment: Experiment) -> None:
     if settings[key] is not None:
         experiment.set({"model.max_position_embeddings": settings[key]}, key)
     experiment.assume("model.dtype", "bfloat16", "verl computes in bfloat16")
-    experiment.assume("trainer.max_ratio_error", 2e-3, "model.dtype is bfloat16", "its own rounding")
+    experiment.assume_rounding()
 
 
 def _fill_plans(settings: Settings, experiment: Experiment) -> None:

@@ -52,11 +52,13 @@ def test_a_file_that_is_there_is_not_touched(capsys: pytest.CaptureFixture[str],
 
 def test_input_that_cannot_be_read_ends_with_1(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "other.yaml").write_text("a: 1\n")
+    (tmp_path / "train.py").write_text("config = GRPOConfig(beta=0.0)\n")
     (tmp_path / "half.sh").write_text("python3 -m verl.trainer.main_ppo a.b='x\n")
     for arguments, message in (
         ((tmp_path / "none.yaml",), "none.yaml: cannot be read: No such file or directory"),
         ((tmp_path / "other.yaml",), "other.yaml: no key of MindFormers"),
         ((tmp_path / "half.sh",), "half.sh: line 1: a quote or bracket is not closed"),
+        ((tmp_path / "train.py",), "train.py: Python is not read, as nothing is run; TRL is read from its YAML"),
         ((GSPO, "--set", "seed"), "--set seed: expected section.key=value"),
         ((GSPO, GSPO), "verl and verl do not go together"),
         ((FILES / "finetune_qwen2_5_7b.yaml",) * 2, "run_mode is finetune in both files"),
@@ -72,7 +74,7 @@ def test_from_says_whose_it_is(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert run(capsys, path)[0] == 1
     code, said, _ = run(capsys, path, "--from", "mindformers")
     assert code == 0 and "seed: 3 # seed" in said
-    assert run(capsys, path, "--from", "trl")[0] == 2
+    assert run(capsys, path, "--from", "slime")[0] == 2
 
 
 def test_a_conversion_needs_no_mindspore() -> None:

@@ -20,13 +20,15 @@ SHARED = PROJECT / ".." / "shared" / "data"
 EXAMPLES = {"mindformers": ("finetune_qwen2_5_7b.yaml",),
             "mindformers, both": ("finetune_qwen2_5_7b.yaml", "predict_qwen2_5_7b.yaml"),
             "mindrlhf": ("grpo_qwen2_5_7b.yaml",), "verl gspo": ("verl_gspo_gsm8k_3b.sh",),
-            "verl dapo": ("verl_dapo_math_32b.sh",), "verl math": ("verl_math_lighteval_7b.txt",)}  # fmt: skip
+            "verl dapo": ("verl_dapo_math_32b.sh",), "verl math": ("verl_math_lighteval_7b.txt",),
+            "trl gspo": ("trl_gspo.yaml",)}  # fmt: skip
 # With the keys and values of launch scripts that are published for Ascend.
 OF_ASCEND = ("verl_gspo_3b_sequence_parallel.sh", "verl_gspo_30b_megatron.sh", "verl_dapo_32b_fsdp2.sh",
              "verl_dapo_8b_own_reward.sh")  # fmt: skip
 each_example = pytest.mark.parametrize("names", EXAMPLES.values(), ids=EXAMPLES)
 GENERATED = ("data.train.format=arithmetic", "data.train.path=", "data.eval.format=arithmetic", "data.eval.split=test",
-             "data.eval.path=", "data.train.max_rows=1600", "data.eval.max_rows=64", "tokenizer.path=",
+             "data.eval.path=", "data.train.columns=", "data.eval.columns=", "data.train.max_rows=1600",
+             "data.eval.max_rows=64", "tokenizer.path=",
              "tokenizer.eos_tokens=['<|im_end|>', '<|endoftext|>']", "tokenizer.pad_token=<|endoftext|>",
              "model.path=", "trainer.max_steps=3", "logging.trackers=[]")  # fmt: skip
 
@@ -69,6 +71,7 @@ def test_examples_pass_the_check_with_published_rows(names, tmp_path, shared_row
     for key, (file, format) in files.items():
         shared_rows(file)
         overrides += [f"data.{key}.path={SHARED / file}", f"data.{key}.format={format}", f"data.{key}.max_rows=1024"]
+        overrides.append(f"data.{key}.columns=")
     said = check(of_files(names, tuple(overrides)), tmp_path)
     assert "reward: " in said and "151643" in said
 
@@ -159,6 +162,27 @@ def test_verl_dapo_of_the_seed() -> None:
               "model.path": "/data/models/Qwen2.5-32B", "model.num_hidden_layers": 64}  # fmt: skip
     assert {key: values.get(key) for key in wanted} == wanted
     assert values["logging.trackers"] == ["wandb"]
+
+
+def test_trl_gspo_of_its_paper_index(tmp_path: Path) -> None:
+    found = of_files(EXAMPLES["trl gspo"])
+    values = flat(found)
+    # 8 responses x 4 cards x 4 passes are 16 prompts with 8 each; 4 of them are an update, so that 1,000 are 250 steps.
+    wanted = {"algorithm.name": "gspo", "algorithm.clip_low": 0.0003, "algorithm.clip_high": 0.0004,
+              "algorithm.loss_agg_mode": "seq-mean-token-mean", "algorithm.kl.placement": None,
+              "algorithm.advantage.eps": 0.0001, "algorithm.rollout_correction.level": "sequence",
+              "algorithm.rollout_correction.mode": "mask", "algorithm.rollout_correction.max": 3.0,
+              "rollout.prompts_per_step": 16, "rollout.num_generations": 8, "rollout.max_new_tokens": 512,
+              "trainer.prompts_per_mini_batch": 4, "trainer.samples_per_micro_batch": 8, "trainer.max_steps": 250,
+              "trainer.save_every": 125, "plans.train.data_parallel": 4, "plans.infer.data_parallel": 2,
+              "plans.infer.model_parallel": 2, "model.num_hidden_layers": 36, "model.lora.rank": 16,
+              "model.lora.targets": ["all"], "reward.functions": ["math"], "optimizer.weight_decay": 0.0}  # fmt: skip
+    assert {key: values.get(key) for key in wanted} == wanted
+    assert (found.missing, found.refused) == ([], [])
+    with pytest.raises(ConfigError) as error:
+        load_config(written(found, tmp_path))
+    asked = {line.strip().partition(":")[0] for line in str(error.value).splitlines()[1:]}
+    assert asked == {"model.path", "tokenizer.path", "data.train.path", "data.eval.path"}
 
 
 @pytest.mark.parametrize("name", OF_ASCEND)

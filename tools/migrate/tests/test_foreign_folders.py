@@ -22,8 +22,9 @@ generate_config:
 
 @pytest.mark.parametrize("text", [f"{TRAIN} actor_rollout_ref.model.path=Qwen/Qwen2.5-7B", MINDRLHF,
                                   "run_mode: finetune\nmodel: {model_config: {num_layers: 9, hidden_size: 32}}",
-                                  "megatron_training: {stage: ray_grpo, tokenizer_name_or_path: /m/Qwen3-8B}"],
-                         ids=["verl", "mindrlhf", "mindformers", "mindspeed"])  # fmt: skip
+                                  "megatron_training: {stage: ray_grpo, tokenizer_name_or_path: /m/Qwen3-8B}",
+                                  "model_name_or_path: Qwen/Qwen3-8B"],
+                         ids=["verl", "mindrlhf", "mindformers", "mindspeed", "trl"])  # fmt: skip
 def test_the_folder_given_on_the_command_line_says_the_sizes(tmp_path: Path, text: str) -> None:
     folder = model_folder(tmp_path / "model")
     name = "given.sh" if "python3" in text else "given.yaml"

@@ -57,7 +57,7 @@ PAIRS = "a0: &a0 [x, x, x, x, x, x, x, x]\n" + "".join(
     ("run_mode: *missing", "found undefined alias"),
     ("a: 1\n---\nb: 2", "line 2, column 1: but found another document"),
     ("? [a, b]\n: 1", "unhashable key"),
-    ("a: 1", "no key of MindFormers .* MindRLHF .* or MindSpeed-RL"),
+    ("a: 1", "no key of MindFormers .* MindRLHF .* MindSpeed-RL .* or TRL"),
 ])  # fmt: skip
 def test_yaml_that_is_refused(tmp_path: Path, text: str, message: str) -> None:
     started = time.monotonic()
@@ -115,6 +115,9 @@ def test_sizes_without_end_do_not_keep_anybody_waiting(tmp_path: Path) -> None:
         line += f" actor_rollout_ref.rollout.n={number} data.train_batch_size={number} trainer.nnodes={number}"
         found = converted(tmp_path, f"{line} actor_rollout_ref.actor.use_dynamic_bsz=True", "verl")
         assert flat(found)["seed"] == 20240101
+        sizes = ("per_device_train_batch_size", "steps_per_generation", "num_processes", "max_steps", "num_iterations")
+        found = converted(tmp_path, yaml.safe_dump({**dict.fromkeys(sizes, number), "seed": 3}), "trl", name="x.yaml")
+        assert flat(found)["seed"] == 3
     assert time.monotonic() - started < 120
 
 
@@ -153,6 +156,8 @@ def test_the_environment_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ("verl", "algorithm.adv_estimator"),
     ("mindformers", "model.model_config.model_type"),
     ("mindformers", "lr_schedule.type"),
+    ("trl", "loss_type"),
+    ("trl", "lr_scheduler_type"),
 ])  # fmt: skip
 def test_lists_in_place_of_names_are_reported(tmp_path: Path, suite: str, key: str) -> None:
     text = f"python3 -m verl.trainer.main_ppo {key}=[a]" if suite == "verl" else yaml.safe_dump(nested({key: ["a"]}))

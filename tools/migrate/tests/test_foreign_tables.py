@@ -15,7 +15,7 @@ from mindgspo_migrate.tables import Status
 
 ROWS = [(suite, row) for suite, table in TABLES.items() for row in table.rows]
 OF_SHELL = cases("verl")
-OF_YAML = [(suite, *case) for suite in ("mindformers", "mindrlhf", "mindspeed") for case in cases(suite)]
+OF_YAML = [(suite, *case) for suite in ("mindformers", "mindrlhf", "mindspeed", "trl") for case in cases(suite)]
 
 # They name files; test_foreign_examples.py has some.
 NAMES_OF_FILES = {"actor_config.model_config", "generate_config.model_config", "model/qwen25_7b.yaml"}
@@ -86,6 +86,15 @@ def test_every_other_row_is_reported_with_its_reason(tmp_path: Path, suite: str)
 
 
 @each_suite
+@pytest.mark.parametrize("value", [None, -1, [], ["a"], 10**40, "~nobody-here/x", "a\0b", "x" * 300], ids=ascii)
+def test_every_key_may_hold_anything(tmp_path: Path, suite: str, value: Any) -> None:
+    named = {row.source.replace("*", "x") for row in TABLES[suite].rows}
+    keys = {key for key in named if not any(other.startswith(f"{key}.") for other in named)}
+    found = of_settings(tmp_path, suite, dict.fromkeys(keys, value))
+    assert {finding.source for finding in found.findings} >= keys - NAMES_OF_FILES
+
+
+@each_suite
 def test_no_row_is_hidden_behind_another(suite: str) -> None:
     rows = TABLES[suite].rows
     assert [row.source for row in rows if TABLES[suite].find(row.source.replace("*", "x")) is not row] == []
@@ -105,6 +114,7 @@ def test_values_of_no_effect_are_no_loss(tmp_path: Path) -> None:
         ("verl", "actor_rollout_ref.rollout.pipeline_model_parallel_size", 1),
         ("mindformers", "micro_batch_interleave_num", 1),
         ("mindrlhf", "generate_config.sampling_config.repetition_penalty", 1.0),
+        ("trl", "repetition_penalty", 1.0),
     ):
         (finding,) = findings_of(of_one(tmp_path, suite, key, value), key)
         assert (finding.status, finding.text) == (Status.NOT_NEEDED, "as it is here")
@@ -119,6 +129,7 @@ def test_unknown_keys_are_named_with_a_close_one(tmp_path: Path) -> None:
         ("verl", "algorithm.something_else", None),
         ("mindformers", "parallel_config.modell_parallel", "parallel_config.model_parallel"),
         ("mindrlhf", "rl_config.num_generation", "rl_config.num_generations"),
+        ("trl", "num_generation", "num_generations"),
     ):
         found = of_one(tmp_path, suite, key, 1)
         (finding,) = findings_of(found, key)
