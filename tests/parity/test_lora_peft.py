@@ -60,7 +60,7 @@ CASES = {
     "experts": ("Qwen3Moe", EXPERTS, {"targets": ALL, "rank": 4, "alpha": 6.0}),
     "pissa": ("Qwen3", WIDE, {"targets": ALL, "rank": 4, "alpha": 10.0, "init": "pissa"}),
 }
-SLOW = ("experts", "pissa")
+SLOW = ("qwen3", "llama", "norms", "experts", "pissa")
 
 
 @dataclass(frozen=True)
