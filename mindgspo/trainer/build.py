@@ -288,8 +288,8 @@ def resolved_old_log_probs(config: ExperimentConfig, model: Model) -> Literal["r
 
     Kernels sum and round a token's numbers in the same way in every batch, so sampler and trainer compute the same
     log-prob of a token, bit for bit, unless the cache rounds more than the model, weights are split over processes,
-    the sampler's have adapters merged into them, or a response was drawn with earlier weights. A correction of the
-    mismatch needs both.
+    the sampler's have adapters merged into them, a response was drawn with earlier weights, or vLLM or SGLang draws. A
+    correction of the mismatch needs both.
     """
     algorithm, plans = config.algorithm, config.plans
     if algorithm.old_log_probs != "auto":
@@ -303,6 +303,7 @@ def resolved_old_log_probs(config: ExperimentConfig, model: Model) -> Literal["r
         and algorithm.rollout_correction.level == "none"
         and algorithm.router_replay != "old"
         and not merges_adapters(config)
+        and config.rollout.servers.api == "mindgspo"
     )
     return "sampler" if is_exact else "recompute"
 

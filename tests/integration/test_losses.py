@@ -135,6 +135,7 @@ def test_by_default_old_log_probs_are_the_samplers_and_the_step_is_the_same(trai
     (("model.dtype=bfloat16",), "sampler"), (("model.dtype=float16", "rollout.cache_dtype=float32"), "sampler"),
     (("model.dtype=bfloat16", "rollout.cache_dtype=float16"), "recompute"),
     (("algorithm.filter_groups={metric: reward, refill: true, keep_surplus_steps: 2}",), "recompute"),
+    (("rollout.servers={urls: ['http://one'], api: vllm}",), "recompute"),
 ])  # fmt: skip
 def test_the_sampler_is_asked_where_it_finds_the_same(
     overrides: tuple[str, ...], expected: str, trainer, tmp_path
