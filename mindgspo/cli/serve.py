@@ -66,16 +66,15 @@ def serve_command(
     words += [word for folder in folders[1:] for word in ("--weights-dir", str(folder))]
 
     def work(listener: socket.socket | None) -> int:
-        from mindgspo.rollout.server import Base  # MindSpore comes with it
-        from mindgspo.rollout.server import serve as serve_replica
+        from mindgspo.rollout import server  # MindSpore comes with it
 
         def tell() -> None:
             assert listener is not None, "only the rank that listens tells"
             print(f"serving at http://{host}:{listener.getsockname()[1]}", flush=True)
 
         record = base_record(whole.model, whole.seed) if whole.sends_adapters else None
-        base = None if record is None else Base(whole.model, whole.seed, base_digest(record))
-        serve_replica(experiment, listener, key=key, folders=folders, ready=tell, base=base)
+        base = None if record is None else server.Base(whole.model, whole.seed, base_digest(record))
+        server.serve(experiment, listener, key=key, folders=folders, ready=tell, base=base)
         return 0
 
     code = start_serving(work, experiment, words, host=host, port=port, cards=cards, logs=logs, has_key=key is not None)

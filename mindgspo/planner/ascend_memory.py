@@ -312,8 +312,7 @@ def _matrices(sizes: Mapping[str, int]) -> dict[str, int]:
 def _casts(work: RankWork, elements: int) -> int:
     """Bytes of weights that generation casts: a model of its own holds them in the compute type, and so are frozen
     ones."""
-    config = work.config
-    return _copies(work, elements) if reads_trained_weights(config) and config.model.lora is None else 0
+    return _copies(work, elements) if reads_trained_weights(work.config) and work.config.model.lora is None else 0
 
 
 def _copies(work: RankWork, elements: int) -> int:

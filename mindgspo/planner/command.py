@@ -270,9 +270,8 @@ def _cache_line(experiment: ExperimentConfig) -> str:
 
 def _adapters_line(experiment: ExperimentConfig) -> str:
     """How generation applies the adapters, what that holds, and what servers get."""
-    travels = ""
-    if experiment.has_servers:
-        travels = f"; servers get {'adapters alone' if experiment.sends_adapters else 'whole merged weights'}"
+    what = "adapters alone" if experiment.sends_adapters else "whole merged weights"
+    travels = f"; servers get {what}" if experiment.has_servers else ""
     if not merges_adapters(experiment):
         return f"generation computes with the adapters beside the frozen weights (rollout.lora: separate){travels}"
     is_beside = generating_model(experiment) is experiment.model and not travels

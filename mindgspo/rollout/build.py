@@ -13,7 +13,7 @@ from mindgspo.config import ExperimentConfig, ParallelPlan
 from mindgspo.models.model import Model
 from mindgspo.models.policy import build_model
 from mindgspo.models.transformer import Transformer
-from mindgspo.models.weights import hold_in_compute_type
+from mindgspo.models.weights import hold_in_compute_type, share_parameters
 from mindgspo.parallel.collectives.replicas import Arrays, Replicas
 from mindgspo.parallel.plans.placement import Placement
 from mindgspo.parallel.platform import runtime
@@ -58,7 +58,11 @@ def build_engine(
     place = infer_place(config)
     if reads_trained_weights(config):
         assert isinstance(trained, Transformer), "only our own model generates"
-        native = native_engine(config, trained, tokenizer)
+        generating = trained
+        if trained.place.plan.use_seq_parallel:  # every rank decodes all sequences
+            generating = build_model(config.model, place)
+            share_parameters(generating, trained, but=())
+        native = native_engine(config, generating, tokenizer)
         own = _with_environment(native, tokenizer, environment, place)
         engine = own if place.plan.world_size == 1 else ReplicatedEngine(own, place, lambda version: None)
         return BuiltEngine(engine=engine, model=trained, cache=native.cache)

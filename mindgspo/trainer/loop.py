@@ -298,8 +298,7 @@ def _write_results(
             tensors = plain_adapters(tensors, principal_parts)
         export_adapters(folder.adapter, plain, tensors, run_id=folder.run_id, base=digest)
         with open_base(config.model, config.seed) as base:
-            weights = {name: float32_of(base, name) for name in base.tensors}
-        tensors = merged_weights(plain, {**weights, **tensors})
+            tensors = merged_weights(plain, {name: float32_of(base, name) for name in base.tensors} | dict(tensors))
     export_huggingface(
         folder.export,
         tensors=tensors,

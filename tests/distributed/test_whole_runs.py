@@ -135,6 +135,7 @@ def test_a_stale_run_folder_is_refused_before_any_worker_starts(tmp_path: Path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("training", "generating"), [
     ("plans.train.model_parallel=2", "plans.infer.model_parallel=2"),
+    ("plans.train={model_parallel: 2, use_seq_parallel: true}", "plans.infer.model_parallel=2"),
     ("plans.train.model_parallel=2", "plans.infer.data_parallel=2"),
     ("plans.train={pipeline_stage: 2, micro_batch_num: 2}", "plans.infer.data_parallel=2"),
 ])  # fmt: skip

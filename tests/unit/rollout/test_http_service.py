@@ -623,11 +623,7 @@ def test_a_watch_ends_although_its_server_answers_as_it_is_cancelled(monkeypatch
 
     async def cancelled() -> bool:
         health = asyncio.get_running_loop().create_future()
-
-        async def once(server: http_service.Server, call: object, **kinds: object) -> object:
-            return await health
-
-        monkeypatch.setattr(http_service.Server, "_once", once)
+        monkeypatch.setattr(http_service.Server, "_once", lambda *call, **kinds: health)
         server = http_service.Server(
             "http://nowhere", ServiceOptions(most_running=1, timeout_s=1, retries=0), None, None
         )
