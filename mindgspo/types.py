@@ -374,6 +374,8 @@ class Batch:
     """The recorded experts of each token except the last of a sample, see `Routing`, else 0; None without a record."""
     turns_NK: Int32Array | None = None
     """int32, number of the turn that sampled each token, from 0; 0 where masked. None unless the loss reads it."""
+    selected_NK: BoolArray | None = None
+    """bool, tokens that a covariance selects; False where masked. None unless the loss reads it."""
 
     def __post_init__(self) -> None:
         arrays_NK = {name: getattr(self, name) for name in self.__slots__ if name.endswith("_NK")}

@@ -66,6 +66,11 @@ def _update_notes(config: ExperimentConfig) -> Iterator[str]:
 
 def _clip_notes(config: ExperimentConfig) -> Iterator[str]:
     algorithm, recipe = config.algorithm, recipe_of(config.algorithm)
+    if algorithm.name in ("dppo_tv", "dppo_kl") and algorithm.old_log_probs == "recompute":
+        yield (
+            f"algorithm.old_log_probs: recompute measures {algorithm.name}'s trust region from the trainer's policy; "
+            "its paper measures from the sampler, so that the region bounds the mismatch as well (sampler)"
+        )
     if recipe.clip is None:
         return
     low, high = algorithm.clip_low, algorithm.clip_high
@@ -80,7 +85,7 @@ def _clip_notes(config: ExperimentConfig) -> Iterator[str]:
         )
     elif has_sequence_ratio(algorithm) and is_wide:
         yield "algorithm.allow_wide_clip: with this range practically no sequence ratio is clipped"
-    elif not has_sequence_ratio(algorithm) and not is_wide:
+    elif not has_sequence_ratio(algorithm) and not is_wide and recipe.surrogate not in ("dppo_tv", "dppo_kl"):
         usual = f"{recipe.clip[0]:g} / {recipe.clip[1]:g}"
         yield (
             f"algorithm.clip_low / clip_high: {low:g} / {high:g} is a range for gspo; {algorithm.name}'s token ratios "
@@ -120,7 +125,8 @@ def _cap_notes(config: ExperimentConfig) -> Iterator[str]:
 
 def _weighting_notes(config: ExperimentConfig) -> Iterator[str]:
     algorithm = config.algorithm
-    if has_sequence_ratio(algorithm) and algorithm.loss_agg_mode != "seq-mean-token-mean":
+    is_weighted = has_sequence_ratio(algorithm) and algorithm.name != "luspo"
+    if is_weighted and algorithm.loss_agg_mode != "seq-mean-token-mean":
         yield (
             f"algorithm.allow_token_weighting: with {algorithm.loss_agg_mode} a response counts in proportion to its "
             "length, which is not the paper's objective"

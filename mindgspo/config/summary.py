@@ -19,7 +19,14 @@ from mindgspo.config.algorithm_rules import is_per_token
 from mindgspo.config.schema import ExperimentConfig
 from mindgspo.errors import ConfigError
 
-_LABELS = {"gspo_token": "GSPO-token", "dr_grpo": "Dr.GRPO"}
+_LABELS = {
+    "gspo_token": "GSPO-token",
+    "dr_grpo": "Dr.GRPO",
+    "dppo_tv": "DPPO-TV",
+    "dppo_kl": "DPPO-KL",
+    "clip_cov": "Clip-Cov",
+    "kl_cov": "KL-Cov",
+}
 
 _SEQUENCE_RATIO = "s_i = exp(mean_t(logp_it - old_it))"
 _TURN_RATIO = "s_it = exp(mean over t's turn (logp_it - old_it))"
@@ -53,6 +60,24 @@ def objective(config: ExperimentConfig) -> str:
             weight = "exp(mean_t(log c_it)) " if weight == "c_it " else weight
             term = "mean_t(A_it) s_i" if is_per_token(config) else "A_i s_i"
             ratio = _gmpo_ratio(algorithm, each)
+        case "dppo_tv" | "dppo_kl", _:
+            term = f"m_it sg[min(w_it, {algorithm.clip_ratio_c:g})] {each} logp_it"
+            ratio = f"{_trust_region(algorithm)}, {_TOKEN_RATIO}"
+        case "vespo", _:
+            term, ratio = f"sg[phi(W_i)] {each} logp_it", _vespo_weight(algorithm, each)
+            weight = ""  # a factor of W_i
+        case "fipo", _:
+            term, section = _clipped("w_it", f"f_it {each}", algorithm), algorithm.fipo
+            future = f"sum_(k>=t) 2^(-(k-t)/{section.half_life:g}) log w_ik"
+            bounds = f"{section.influence_low:g}, {section.influence_high:g}"
+            ratio = f"f_it = sg[clip(exp({future}), {bounds})], {_TOKEN_RATIO}"
+        case "clip_cov", _:
+            section, term = algorithm.covariance, _clipped("w_it", each, algorithm)
+            ratio = f"0 at {section.share:g} of the tokens, with {section.low:g} < cov_it < {section.high:g}"
+        case "kl_cov", _:
+            section = algorithm.covariance
+            term = f"(w_it {each} - {section.kl_coef:g} m_it |log w_it|)"
+            ratio = f"m_it = 1 at the {section.share:g} of the tokens with the largest cov_it, else 0"
         case _:
             term = f"{each} logp_it"
     # Of one value per response the mean over its tokens is that value.
@@ -62,6 +87,19 @@ def objective(config: ExperimentConfig) -> str:
     if "w_it" in line and not ratio.endswith(_TOKEN_RATIO):
         ratio = f"{ratio}, {_TOKEN_RATIO}" if ratio else _TOKEN_RATIO
     return f"{line}, {ratio}" if ratio else line
+
+
+def _trust_region(algorithm: AlgorithmSection) -> str:
+    distance = "|p - q|" if algorithm.name == "dppo_tv" else "KL of q and p"
+    return f"m_it = 0 beyond {distance} of {algorithm.clip_low:g} below, {algorithm.clip_high:g} above q, else 1"
+
+
+def _vespo_weight(algorithm: AlgorithmSection, each: str) -> str:
+    weight = {"none": "w_it"}.get(algorithm.rollout_correction.level, "c_it w_it")
+    section = algorithm.vespo
+    positive, negative = f"{section.k_pos:g}, {section.lambda_pos:g}", f"{section.k_neg:g}, {section.lambda_neg:g}"
+    kernel = f"phi(W) = W^k exp(lambda (1 - W)), k, lambda = {positive} if {each} >= 0 else {negative}"
+    return f"W_i = prod_t {weight}, {kernel}, {_TOKEN_RATIO}"
 
 
 def advantage(config: ExperimentConfig) -> str:
@@ -108,6 +146,12 @@ def correction(config: ExperimentConfig) -> str:
         return f"{formula}, at most {section.max:g}"
     smallest = section.min if section.min is not None else 1 / section.max
     return f"{formula}, 0 outside [{smallest:g}, {section.max:g}]"
+
+
+def off_policy_mask(config: ExperimentConfig) -> str:
+    """Which responses the off-policy sequence mask leaves out; "" if it is off."""
+    threshold = config.algorithm.rollout_correction.opsm_threshold
+    return "" if threshold is None else f"0 of A_i < 0 while mean_t(sampler_it - logp_it) > {threshold:g}"
 
 
 def _range(algorithm: AlgorithmSection) -> str:
@@ -199,6 +243,9 @@ def _estimator(config: ExperimentConfig) -> str:
             return f"{returns}{_whitening(section)}"
         case "reinforce_plus_plus_baseline":
             return f"A_i = r_i - mean(r), over the group{_whitening(section)}"
+        case "optimal_token_baseline":
+            energy = "W_it = sum of |d logp_is / d logits|^2 over s <= t"
+            return f"A_it = G_it - sum(G_t W_t) / sum(W_t), over the group, G_it = sum of r_is over s >= t, {energy}"
     raise AssertionError(f"config is not resolved: estimator {section.estimator}")
 
 
@@ -271,6 +318,7 @@ def batch_table(config: ExperimentConfig, num_rows: int | None) -> list[tuple[st
             else []
         ),
         *([("rollout correction", correction(config))] if config.algorithm.rollout_correction.level != "none" else []),
+        *([("off-policy mask", off_policy_mask(config))] if off_policy_mask(config) else []),
         *(
             [("key/value cache", f"{rollout.cache_dtype}, and the model {config.model.dtype}")]
             if rollout.cache_dtype != config.model.dtype

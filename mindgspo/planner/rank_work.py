@@ -197,10 +197,11 @@ class RankWork:
 
     @property
     def scoring(self) -> tuple[tuple[ParallelPlan, RankWidths], ...]:
-        """Plan and widths of the policies that score: the trained one, unless the sampler's log-probs stand for its,
-        and the reference if there is one."""
+        """Plan and widths of the policies that score: the trained one, unless the sampler's log-probs stand for its and
+        no advantage asks for more, and the reference if there is one."""
         algorithm, plans = self.config.algorithm, self.config.plans
-        trained = () if algorithm.old_log_probs == "sampler" else ((plans.train, self.train),)
+        is_scored = algorithm.old_log_probs != "sampler" or algorithm.advantage.estimator == "optimal_token_baseline"
+        trained = ((plans.train, self.train),) if is_scored else ()
         return trained if algorithm.kl.placement == "none" else (*trained, (plans.scoring, self.reference))
 
 

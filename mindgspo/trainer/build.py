@@ -194,6 +194,9 @@ def build_experiment(
             scorer=PolicyScorer(
                 model, temperature=temperature, replays_experts=replay == "rollout", returns_routing=returns_routing
             ),
+            sharp_scorer=PolicyScorer(model, temperature=temperature / 2, replays_experts=replay == "rollout")
+            if config.algorithm.advantage.estimator == "optimal_token_baseline"
+            else None,
             old_log_probs=old_log_probs,
             reference=reference,
             routing=routing,

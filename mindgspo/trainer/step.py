@@ -107,17 +107,21 @@ class Trainer:
                 )
                 mini_batches = self.scorer.with_routing(mini_batches, samples.groups)
                 mini_batches, old_scores = self.scorer.score(mini_batches)
+                energies = self.scorer.energies(mini_batches)
                 self.swap.prefetch(Phase.UPDATE)
             with self.timers("adv"):
                 estimated = step_advantages(
                     samples,
                     flattened(mini_batches),
                     self.algorithm,
+                    energies=energies,
                     kl_coef=self.kl.coef,
                     reward_labels=self.reward.labels,
                     reward_weights=self.reward_weights,
                 )
-                mini_batches = with_advantages(mini_batches, estimated.advantages, self.algorithm.rollout_correction)
+                mini_batches = with_advantages(
+                    mini_batches, estimated.advantages, self.algorithm, seed=(self.seed, step)
+                )
             with self.timers("update_actor"), self.swap.phase(Phase.UPDATE):
                 results = self.update(mini_batches, step)
                 norms = {} if self.adapters is None else self.adapters.metrics()
