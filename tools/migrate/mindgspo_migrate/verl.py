@@ -50,13 +50,21 @@ _MEGATRON_SIZES = (
 )
 _CORRECTION, _FILTER = "algorithm.rollout_correction", "algorithm.filter_groups"
 # policy_loss.loss_mode -> algorithm.name. vanilla is the token-level clip that grpo, dapo and ppo share here.
-_LOSS_MODES = {"vanilla": "grpo", "gspo": "gspo", "sapo": "sapo", "gpg": "gpg", "geo_mean": "gmpo", "cispo": "cispo"}
+_LOSS_MODES = {
+    **{name: name for name in ("gspo", "sapo", "gpg", "cispo", "dppo_tv", "dppo_kl", "clip_cov", "kl_cov")},
+    "vanilla": "grpo",
+    "geo_mean": "gmpo",
+}
+# Losses that verl bounds the log-ratio of, at 20.
+_BOUNDED = ("vanilla", "dppo_tv", "dppo_kl")
 _ESTIMATORS = {
     **{name: name for name in ("grpo", "rloo", "opo", "gpg", "remax", "reinforce_plus_plus")},
     "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline",
     "grpo_passk": "pass_k",
     "grpo_vectorized": "grpo",
     "rloo_vectorized": "rloo",
+    "optimal_token_baseline": "optimal_token_baseline",
+    "tir_optimal_token_baseline": "optimal_token_baseline",
 }
 _KL = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 # Programs that train as main_ppo does ("": a list of overrides), and those that generate while they train.
@@ -91,8 +99,16 @@ def is_sapo(settings: Settings) -> bool:
     return loss_name(settings) == "sapo"
 
 
-def is_vanilla(settings: Settings) -> bool:
-    return settings[f"{_ACTOR}.policy_loss.loss_mode"] == "vanilla"
+def reads_clip_ratio_c(settings: Settings) -> bool:
+    return settings[f"{_ACTOR}.policy_loss.loss_mode"] in _BOUNDED
+
+
+def is_clip_cov(settings: Settings) -> bool:
+    return loss_name(settings) == "clip_cov"
+
+
+def is_kl_cov(settings: Settings) -> bool:
+    return loss_name(settings) == "kl_cov"
 
 
 def is_discounted(settings: Settings) -> bool:
@@ -278,10 +294,11 @@ def loggers(value: Any, settings: Settings, row: Row) -> Outcome:
 def loss_mode(value: Any, settings: Settings, row: Row) -> Any:
     if str(value) not in _LOSS_MODES:
         return not_implemented(f"algorithm.name is one of {', '.join(POLICY_LOSSES)}")
-    if value != "vanilla":
-        return _LOSS_MODES[value]
+    name = _LOSS_MODES[value]
+    if value not in _BOUNDED:
+        return name
     return mapped(
-        {"algorithm.name": "grpo", "algorithm.log_ratio_max": 20.0, "algorithm.log_ratio_min": -20.0},
+        {"algorithm.name": name, "algorithm.log_ratio_max": 20.0, "algorithm.log_ratio_min": -20.0},
         "log-ratios are bounded at 20, as there",
     )
 
@@ -426,7 +443,7 @@ def _leave_open(settings: Settings, reading: Reading, experiment: Experiment) ->
         whys.append(f"the loss {mode} is not built")
     if keys[0] not in settings and _MAIN_PROGRAMS.search(reading.program) is None:
         whys.append(f"the loss of {one_line(reading.program)} is not known")
-    if estimator == "gae" and (is_vanilla(settings) or keys[1] in settings):
+    if estimator == "gae" and (mode == "vanilla" or keys[1] in settings):
         whys.append("adv_estimator gae needs a value model, which is not built")
     elif estimator != "gae" and not reading.is_unread(keys[1]) and estimator not in _ESTIMATORS:
         whys.append(f"the estimator {estimator} is not built")
