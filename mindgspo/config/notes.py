@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mindgspo.config.algorithm_rules import WIDEST_GSPO_CLIP, has_sequence_ratio, is_per_token, recipe_of, unread_keys
-from mindgspo.config.rules import data_sources, longest_sample
+from mindgspo.config.rules import data_sources, longest_sample, train_sources
 from mindgspo.config.schema import ExperimentConfig
 from mindgspo.config.section import is_changed
 
@@ -297,7 +297,7 @@ def _packing_notes(config: ExperimentConfig) -> Iterator[str]:
 
 
 def _same_rows_notes(config: ExperimentConfig) -> Iterator[str]:
-    train = config.data.train.path
-    for key, source in data_sources(config)[1:]:
-        if train is not None and source.path == train:
-            yield f"{key}.path: the same as data.train.path, so accuracy is measured on trained rows"
+    trained = {source.path: key for key, source in train_sources(config) if source.path is not None}
+    for key, source in data_sources(config)[len(config.data.train_sources) :]:
+        if source.path in trained:
+            yield f"{key}.path: the same as {trained[source.path]}.path, so accuracy is measured on trained rows"

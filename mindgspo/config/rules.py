@@ -248,10 +248,16 @@ def model_and_plan_problems(model: ModelSection, plans: PlansSection) -> list[st
 
 def data_sources(config: ExperimentConfig) -> list[tuple[str, DataSourceSection]]:
     """(key, section) of every data set the run reads."""
-    sources = [("data.train", config.data.train), *eval_sources(config)]
+    sources = [*train_sources(config), *eval_sources(config)]
     if config.warmup is not None and config.warmup.check is not None:
         sources.append(("warmup.check", config.warmup.check))
     return sources
+
+
+def train_sources(config: ExperimentConfig) -> list[tuple[str, DataSourceSection]]:
+    """(key, section) of every source of training prompts."""
+    is_list = bool(config.data.train_names)
+    return [(f"data.train[{n}]" if is_list else "data.train", one) for n, one in enumerate(config.data.train_sources)]
 
 
 def eval_sources(config: ExperimentConfig) -> list[tuple[str, DataSourceSection]]:
@@ -309,12 +315,31 @@ def _data_problems(config: ExperimentConfig) -> Iterator[str]:
             f"(a Hugging Face model folder usually holds its tokenizer)"
         )
     yield from _split_problems(sources)
+    yield from _mixture_problems(config)
     warmup = config.warmup
     if warmup is not None and warmup.stop_at_accuracy is not None and warmup.check is None:
         yield (
             "warmup.check: missing; stop_at_accuracy is measured on its rows, e.g. "
             "{format: arithmetic, split: dev, max_rows: 256}"
         )
+
+
+def _mixture_problems(config: ExperimentConfig) -> Iterator[str]:
+    """Rules of the sources of a list: names of their own, and a weight in all of them or in none."""
+    train = config.data.train
+    if isinstance(train, DataSourceSection):
+        return
+    names = config.data.train_names
+    for number, name in enumerate(names):
+        if (first := names.index(name)) != number:
+            yield f"data.train[{number}].name: {name} is the name of data.train[{first}]; give each a name of its own"
+    weighted = next((number for number, one in enumerate(train) if one.weight is not None), None)
+    for number, one in enumerate(train):
+        if weighted is not None and one.weight is None:
+            yield (
+                f"data.train[{number}].weight: missing, but data.train[{weighted}] has one; give each source a weight, "
+                "or none, which draws all rows equally often"
+            )
 
 
 def source_problems(key: str, source: DataSourceSection) -> Iterator[str]:

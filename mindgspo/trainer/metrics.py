@@ -218,7 +218,7 @@ from mindgspo.algorithms.rollout_correction import step_correction_metrics
 from mindgspo.batches.micro_batches import BatchLayout, batch_metrics
 from mindgspo.batches.routing import RoutingDifference, load_metrics
 from mindgspo.config import AlgorithmSection, KLSection, ModelSection, ParallelPlan, RolloutSection, TrainerSection
-from mindgspo.data.stream import PromptStream
+from mindgspo.data.stream import PromptOrder
 from mindgspo.metrics import Timers, group_metrics, peak_rss_mb, rss_gb
 from mindgspo.models.operations import Operations
 from mindgspo.models.scoring import TokenScores
@@ -277,7 +277,7 @@ class StepReport:
     timers: Timers
     fed: FedEngine | None
     """The engine, where it has a feed."""
-    stream: PromptStream
+    stream: PromptOrder
     leftovers: LeftoverBuffer
     scores_old: bool
     """Whether a scoring pass finds the old log-probs."""
