@@ -85,6 +85,19 @@ class MixedSourceSection(DataSourceSection):
     they came from one file; verl and TRL concatenate theirs."""
 
 
+class CurriculumSection(Section):
+    """Rows that the policy always or never solves rest for some epochs, and others are drawn in their place. Measured
+    is the share of right answers in a row's latest group."""
+
+    min_pass_rate: float = Field(default=0.0, ge=0, lt=1)
+    """A row rests if at most this share of its answers is right. 0: no answer at all."""
+    max_pass_rate: float = Field(default=1.0, gt=0, le=1)
+    """A row rests if at least this share of its answers is right. 1: every answer; with large groups less may do."""
+    max_rest_epochs: int = Field(default=7, ge=1, le=255)
+    """Most epochs of its source for which a row rests before it is tried again: 1 after the first such group, then 3,
+    7, 15, ... after 2, 3, 4, ... of them in a row. 7: a policy that improves meets every row again."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSource:
     """A source of a mixture whose rows are counted.
@@ -145,6 +158,8 @@ class DataSection(Section):
     """Action on a longer prompt: stop, cut at that side, or drop the row; counted in dataset.json."""
     shuffle: bool = True
     """Draw prompts in an order seeded by `seed` and the epoch; false: file order."""
+    curriculum: CurriculumSection | None = None
+    """Draw by measured pass rate. None: every row is drawn once per epoch (verl: data.sampler)."""
 
     @property
     def train_sources(self) -> tuple[DataSourceSection, ...]:

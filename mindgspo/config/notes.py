@@ -230,7 +230,15 @@ def _correction_notes(config: ExperimentConfig) -> Iterator[str]:
 
 def notes(config: ExperimentConfig) -> list[str]:
     """Advice about legal settings that may not do what they seem to."""
-    rules = (algorithm_notes, _lora_notes, _sampling_notes, _unread_notes, _packing_notes, _same_rows_notes)
+    rules = (
+        algorithm_notes,
+        _lora_notes,
+        _sampling_notes,
+        _unread_notes,
+        _packing_notes,
+        _curriculum_notes,
+        _same_rows_notes,
+    )
     return [line for rule in rules for line in rule(config)]
 
 
@@ -293,6 +301,21 @@ def _packing_notes(config: ExperimentConfig) -> Iterator[str]:
         yield (
             f"trainer.max_tokens_per_micro_batch: {tokens} token slots leave little to pack beside a sample of up to "
             f"{longest}; {2 * longest} or more pack better, where memory allows"
+        )
+
+
+def _curriculum_notes(config: ExperimentConfig) -> Iterator[str]:
+    if config.data.curriculum is None:
+        return
+    if config.trainer.max_steps is None:
+        yield (
+            "data.curriculum: trainer.epochs counts the prompts that are drawn; others are drawn in place of rows that "
+            "rest, so the data is passed over more often"
+        )
+    if config.reward.is_own:
+        yield (
+            "data.curriculum: an answer is right if your function's `acc` or `verdict` says so; without them, if its "
+            "score is above 0"
         )
 
 

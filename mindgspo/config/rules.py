@@ -25,7 +25,7 @@ from mindgspo.config.environment import environment_problems
 from mindgspo.config.lora import rollout_lora_problems
 from mindgspo.config.model import ModelSection, model_problems
 from mindgspo.config.plan import check_infer_plan, check_reference_plan, check_same_world, check_train_plan
-from mindgspo.config.reward import reward_problems
+from mindgspo.config.reward import SHAPERS, reward_problems
 from mindgspo.config.schema import ExperimentConfig, PlansSection
 from mindgspo.text import closest, divisors, either, nearest
 
@@ -316,6 +316,7 @@ def _data_problems(config: ExperimentConfig) -> Iterator[str]:
         )
     yield from _split_problems(sources)
     yield from _mixture_problems(config)
+    yield from _curriculum_problems(config)
     warmup = config.warmup
     if warmup is not None and warmup.stop_at_accuracy is not None and warmup.check is None:
         yield (
@@ -340,6 +341,28 @@ def _mixture_problems(config: ExperimentConfig) -> Iterator[str]:
                 f"data.train[{number}].weight: missing, but data.train[{weighted}] has one; give each source a weight, "
                 "or none, which draws all rows equally often"
             )
+
+
+def _curriculum_problems(config: ExperimentConfig) -> Iterator[str]:
+    """Rules of the curriculum: its pass rates must be able to tell rows apart."""
+    section = config.data.curriculum
+    if section is None:
+        return
+    if section.min_pass_rate >= section.max_pass_rate:
+        yield (
+            f"data.curriculum.min_pass_rate: {section.min_pass_rate:g} is not below max_pass_rate "
+            f"{section.max_pass_rate:g}, so every row would rest"
+        )
+    if config.rollout.num_generations == 1:
+        yield (
+            "data.curriculum: with rollout.num_generations 1 every row counts as always or never solved; set 2 or "
+            "more, or remove it"
+        )
+    if all(name in SHAPERS for name in config.reward.functions):
+        yield (
+            f"data.curriculum: none of reward.functions ({', '.join(config.reward.functions)}) says whether an answer "
+            "is right; add one that does, or remove it"
+        )
 
 
 def source_problems(key: str, source: DataSourceSection) -> Iterator[str]:

@@ -31,7 +31,7 @@ class MixtureStream:
     """An endless stream of prompt indices from several sources. A draw holds no prompt twice as long as `most_drawn` of
     each source is at most its number of rows.
 
-    is_held_back: see `PromptStream`.
+    passes_over: see `PromptStream`.
     """
 
     def __init__(
@@ -40,13 +40,13 @@ class MixtureStream:
         seed: int,
         shuffle: bool = True,
         *,
-        is_held_back: Callable[[int], bool] | None = None,
+        passes_over: Callable[[int], bool] | None = None,
     ) -> None:
         assert sources and sum(source.share for source in sources) == 1, f"shares of {sources}"
         self._sources = tuple(sources)
         self._starts = [0, *accumulate(source.num_rows for source in sources)]
         self._streams = [
-            PromptStream(source.num_rows, seed, shuffle, source=number, is_held_back=_from_row(start, is_held_back))
+            PromptStream(source.num_rows, seed, shuffle, source=number, passes_over=_from_row(start, passes_over))
             for number, (source, start) in enumerate(zip(sources, self._starts, strict=False))
         ]
         scale = math.lcm(*(source.share.denominator for source in sources))
@@ -65,15 +65,15 @@ class MixtureStream:
 
     @property
     def epochs(self) -> float:
-        """Passes over the rows of all sources so far, in fractions."""
+        """See `PromptOrder`."""
         passed = sum(
             stream.epochs * source.num_rows for stream, source in zip(self._streams, self._sources, strict=True)
         )
         return passed / self._starts[-1]
 
     @property
-    def epochs_by_source(self) -> dict[str, float]:
-        """Passes over the rows of each source so far, by its name."""
+    def epochs_by_source(self) -> Mapping[str, float]:
+        """See `PromptOrder`."""
         return {source.name: stream.epochs for source, stream in zip(self._sources, self._streams, strict=True)}
 
     def to_json(self) -> dict[str, Any]:
@@ -115,9 +115,9 @@ class MixtureStream:
         return number
 
 
-def _from_row(start: int, is_held_back: Callable[[int], bool] | None) -> Callable[[int], bool] | None:
+def _from_row(start: int, passes_over: Callable[[int], bool] | None) -> Callable[[int], bool] | None:
     """The same question about rows that are numbered from `start`."""
-    return None if is_held_back is None else lambda index: is_held_back(start + index)
+    return None if passes_over is None else lambda index: passes_over(start + index)
 
 
 def _slack(num_sources: int) -> Fraction:

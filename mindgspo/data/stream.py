@@ -5,7 +5,7 @@ one rule: a draw of at most `num_rows` never holds a prompt twice. A prompt of t
 in the draw is set aside and comes first in the next draw, so that every epoch still visits every prompt
 exactly once. A draw of more than `num_rows` is made of draws of `num_rows` and the rest.
 
-With a curriculum, which holds rows back, a draw may pass the ends of several epochs. A prompt that is set aside
+With a curriculum, which passes over rows, a draw may pass the ends of several epochs. A prompt that is set aside
 then loses its turn where its epoch ends.
 """
 
@@ -56,6 +56,11 @@ class PromptOrder(Protocol):
         """Passes over the data so far, in fractions."""
         ...
 
+    @property
+    def epochs_by_source(self) -> Mapping[str, float]:
+        """Passes over the rows of each source of a mixture, by its name; empty outside of one."""
+        ...
+
     def to_json(self) -> dict[str, Any]:
         """The position, for a checkpoint."""
         ...
@@ -68,7 +73,7 @@ class PromptOrder(Protocol):
 class PromptStream:
     """An endless stream of prompt indices.
 
-    source: number of the source within a mixture, which gets orders of its own; None outside of one. is_held_back:
+    source: number of the source within a mixture, which gets orders of its own; None outside of one. passes_over:
     consulted when the turn of a row has come; True passes over it.
     """
 
@@ -79,7 +84,7 @@ class PromptStream:
         shuffle: bool = True,
         *,
         source: int | None = None,
-        is_held_back: Callable[[int], bool] | None = None,
+        passes_over: Callable[[int], bool] | None = None,
     ) -> None:
         assert num_rows > 0, "a stream over an empty data set"
         assert seed >= 0, f"seed {seed}"
@@ -87,7 +92,7 @@ class PromptStream:
         self._seed = seed
         self._shuffle = shuffle
         self._key = () if source is None else (source,)
-        self._is_held_back = is_held_back
+        self._passes_over = passes_over
         self._set(epoch=0, position=0, deferred=[])
 
     def take(self, n: int) -> list[int]:
@@ -103,6 +108,11 @@ class PromptStream:
     def epochs(self) -> float:
         """Passes over the data so far, in fractions."""
         return self._epoch + (self._position - len(self._deferred)) / self._num_rows
+
+    @property
+    def epochs_by_source(self) -> Mapping[str, float]:
+        """See `PromptOrder`."""
+        return {}
 
     def state(self) -> StreamState:
         """The state from which `restore` goes on."""
@@ -157,7 +167,7 @@ class PromptStream:
             index = waiting.pop() if waiting else self._next()
             if index in held:
                 self._deferred.append(index)
-            elif self._is_held_back is None or not self._is_held_back(index):
+            elif self._passes_over is None or not self._passes_over(index):
                 drawn.append(index)
                 held.add(index)
         self._deferred = waiting[::-1] + self._deferred
@@ -166,7 +176,7 @@ class PromptStream:
     def _next(self) -> int:
         """The next entry of the permutations."""
         if self._position == self._num_rows:
-            assert not self._deferred or self._is_held_back is not None, "an epoch ended with prompts set aside"
+            assert not self._deferred or self._passes_over is not None, "an epoch ended with prompts set aside"
             self._set(epoch=self._epoch + 1, position=0, deferred=[])
         self._position += 1
         return self._order[self._position - 1]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from mindgspo.config import DataSourceSection, ExperimentConfig
+from mindgspo.config import DataSourceSection, ExperimentConfig, planned_steps
 from mindgspo.config.rules import train_sources
 from mindgspo.data.dataset import PromptDataset, open_dataset
 from mindgspo.data.dataset_info import DatasetInfo
@@ -162,6 +162,22 @@ def open_eval_sets(
         )
         for name, source in config.data.eval_sets.items()
     }
+
+
+def check_curriculum(config: ExperimentConfig, *num_rows: int) -> None:
+    """Check that a curriculum has something to hold back: rows whose turn comes twice. Raises ConfigError; num_rows: of
+    each source of data.train."""
+    if config.data.curriculum is None or config.algorithm.filter_groups.refill:
+        return
+    steps = planned_steps(config, sum(num_rows))
+    assert steps is not None, "rows are counted"
+    drawn = steps * config.rollout.prompts_per_step
+    passes = [drawn * source.share / source.num_rows for source in config.data.mixture(num_rows)]
+    if max(passes, default=drawn / num_rows[0]) <= 1:
+        raise ConfigError(
+            f"data.curriculum: the run draws {drawn:,} prompts from {sum(num_rows):,} rows, none of them twice, so no "
+            "row is ever held back; train longer (trainer.epochs, trainer.max_steps), or remove it"
+        )
 
 
 def check_distinct_prompts(config: ExperimentConfig, *num_rows: int) -> None:

@@ -21,12 +21,14 @@ from mindgspo.algorithms.optim.updater import Updater
 from mindgspo.batches.rows import round_up
 from mindgspo.checkpoint.adapted import PARTS, base_digest, base_record
 from mindgspo.config import ExperimentConfig, planned_steps
+from mindgspo.data.curriculum import Curriculum
 from mindgspo.data.dataset import PromptDataset
 from mindgspo.data.mixture import MixtureStream
 from mindgspo.data.stream import PromptOrder, PromptStream
 from mindgspo.evaluation.datasets import (
     HELD_OUT_SEED,
     NUM_TRIAL_ROWS,
+    check_curriculum,
     check_distinct_prompts,
     open_checked_dataset,
     open_eval_sets,
@@ -133,6 +135,8 @@ def build_experiment(
     eval_sets = open_eval_sets(config, tokenizer, scorer, data_dir / "eval", new_run=new_run, tools=tools)
     check_best_metric(config.eval, eval_sets, names_sets=config.data.names_eval_sets)
     check_distinct_prompts(config, *num_rows)
+    if not only_warm_up:
+        check_curriculum(config, *num_rows)
     if scoring_place(config).is_replica_leader:
         trial_rows = [row for rows in source_rows for row in itertools.islice(rows, NUM_TRIAL_ROWS)]
         if environment is None:
@@ -169,7 +173,9 @@ def build_experiment(
     begins_with_parts = config.model.lora is not None and config.model.lora.init == "pissa"
     parts = PrincipalParts(model, config.model, config.seed, swap) if begins_with_parts else None
     swap.register(Holding.ACTOR_WEIGHTS, held_parameters(model))
-    stream = prompt_order(config, num_rows)
+    section = config.data.curriculum
+    curriculum = None if section is None else Curriculum(section, len(train_set))
+    stream = prompt_order(config, num_rows, curriculum)
     generation = build_generation(config, model, tokenizer, swap, train_set, stream, total_steps, environment, base)
     reference = None
     if config.algorithm.kl.placement != "none":
@@ -234,11 +240,13 @@ def build_experiment(
             leftovers=leftovers,
             scores_old=old_log_probs == "recompute",
             transfer=generation.transfer,
+            curriculum=curriculum,
         ),
         dumps_dir=failures_dir.with_name("dumps"),
         timers=timers,
         swap=swap,
         adapters=None if config.model.lora is None else AdapterNorms(model),
+        curriculum=curriculum,
     )
     validation = Validation(
         Evaluator(
@@ -271,11 +279,12 @@ def build_experiment(
     )
 
 
-def prompt_order(config: ExperimentConfig, num_rows: Sequence[int]) -> PromptStream | MixtureStream:
+def prompt_order(config: ExperimentConfig, num_rows: Sequence[int], curriculum: Curriculum | None) -> PromptOrder:
     """The order of training prompts. num_rows: of each source of data.train."""
+    passes_over = None if curriculum is None else curriculum.passes_over
     if mixture := config.data.mixture(num_rows):
-        return MixtureStream(mixture, config.seed, config.data.shuffle)
-    return PromptStream(num_rows[0], config.seed, config.data.shuffle)
+        return MixtureStream(mixture, config.seed, config.data.shuffle, passes_over=passes_over)
+    return PromptStream(num_rows[0], config.seed, config.data.shuffle, passes_over=passes_over)
 
 
 def build_updater(config: ExperimentConfig, model: Model) -> Updater:
@@ -340,6 +349,8 @@ def stateful_parts(
         "surplus": trainer.leftovers,
         "baseline": JSONState(baseline.state, baseline.load_state),
     }
+    if trainer.curriculum is not None:
+        parts["curriculum"] = trainer.curriculum
     if fed is not None:
         parts["feed"] = fed
     if reference is not None and not reference.is_frozen:

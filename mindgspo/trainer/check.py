@@ -25,6 +25,7 @@ from mindgspo.errors import ConfigError, DataError, RewardError
 from mindgspo.evaluation.datasets import (
     HELD_OUT_SEED,
     NUM_TRIAL_ROWS,
+    check_curriculum,
     check_distinct_prompts,
     check_tools,
     trial_candidate,
@@ -71,6 +72,7 @@ def check_experiment(config: ExperimentConfig) -> Iterator[str]:
             yield from _environment_lines(environment)
         num_rows = yield from _checked_sources(config, tokenizer, scorer, environment)
     check_distinct_prompts(config, *num_rows)
+    check_curriculum(config, *num_rows)
     yield ""
     table = batch_table(config, sum(num_rows), config.data.mixture(num_rows))
     width = max(len(name) for name, _ in table)
