@@ -76,6 +76,8 @@ class Prompt:
     """Worked solution as text; "" if the data has none."""
     extra_info: Mapping[str, object] = field(default_factory=dict)
     """The row's other columns, passed to reward functions."""
+    source: str = ""
+    """Name of its entry where `data.train` is a list; "" elsewhere."""
 
     def __post_init__(self) -> None:
         assert self.ids.ndim == 1 and self.ids.size > 0, f"prompt {self.index}: ids has shape {self.ids.shape}"

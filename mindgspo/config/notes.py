@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mindgspo.config.algorithm_rules import WIDEST_GSPO_CLIP, has_sequence_ratio, is_per_token, recipe_of, unread_keys
-from mindgspo.config.rules import data_sources, longest_sample
+from mindgspo.config.rules import data_sources, longest_sample, train_sources
 from mindgspo.config.schema import ExperimentConfig
 from mindgspo.config.section import is_changed
 
@@ -236,7 +236,15 @@ def _correction_notes(config: ExperimentConfig) -> Iterator[str]:
 
 def notes(config: ExperimentConfig) -> list[str]:
     """Advice about legal settings that may not do what they seem to."""
-    rules = (algorithm_notes, _lora_notes, _sampling_notes, _unread_notes, _packing_notes, _same_rows_notes)
+    rules = (
+        algorithm_notes,
+        _lora_notes,
+        _sampling_notes,
+        _unread_notes,
+        _packing_notes,
+        _curriculum_notes,
+        _same_rows_notes,
+    )
     return [line for rule in rules for line in rule(config)]
 
 
@@ -302,8 +310,23 @@ def _packing_notes(config: ExperimentConfig) -> Iterator[str]:
         )
 
 
+def _curriculum_notes(config: ExperimentConfig) -> Iterator[str]:
+    if config.data.curriculum is None:
+        return
+    if config.trainer.max_steps is None:
+        yield (
+            "data.curriculum: trainer.epochs counts the prompts that are drawn; others are drawn in place of rows that "
+            "rest, so the data is passed over more often"
+        )
+    if config.reward.is_own:
+        yield (
+            "data.curriculum: an answer is right if your function's `acc` or `verdict` says so; without them, if its "
+            "score is above 0"
+        )
+
+
 def _same_rows_notes(config: ExperimentConfig) -> Iterator[str]:
-    train = config.data.train.path
-    for key, source in data_sources(config)[1:]:
-        if train is not None and source.path == train:
-            yield f"{key}.path: the same as data.train.path, so accuracy is measured on trained rows"
+    trained = {source.path: key for key, source in train_sources(config) if source.path is not None}
+    for key, source in data_sources(config)[len(config.data.train_sources) :]:
+        if source.path in trained:
+            yield f"{key}.path: the same as {trained[source.path]}.path, so accuracy is measured on trained rows"

@@ -75,7 +75,8 @@ def _inputs(config: ExperimentConfig) -> list[tuple[str, Path | None]]:
 def _missing(key: str, path: Path) -> str:
     is_data = key.startswith("data.")
     may_be_of_hub = path.suffix not in _ROWS if is_data else key in ("model.path", "tokenizer.path")
-    mend = (hub_hint(path, is_data=is_data) if may_be_of_hub else "") or f"; set it with --set {key}=..."
+    by_set = "" if "[" in key else f"; set it with --set {key}=..."
+    mend = (hub_hint(path, is_data=is_data) if may_be_of_hub else "") or by_set
     return f"{key}: {path} does not exist (nearest existing folder: {_nearest(path.parent)}){mend}"
 
 

@@ -8,6 +8,8 @@ Objectives are maximised; sources stand in `config.algorithm` and, in full, in t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mindgspo.config.algorithm import (
     POLICY_LOSSES,
     AdvantageSection,
@@ -16,6 +18,7 @@ from mindgspo.config.algorithm import (
     ReferenceSection,
 )
 from mindgspo.config.algorithm_rules import is_per_token
+from mindgspo.config.data import TrainSource
 from mindgspo.config.schema import ExperimentConfig
 from mindgspo.errors import ConfigError
 
@@ -292,8 +295,11 @@ def planned_steps(config: ExperimentConfig, num_rows: int | None) -> int | None:
     return steps
 
 
-def batch_table(config: ExperimentConfig, num_rows: int | None) -> list[tuple[str, str]]:
-    """(name, text) of every line of the table. num_rows: rows of the training set, None while unknown."""
+def batch_table(
+    config: ExperimentConfig, num_rows: int | None, mixture: Sequence[TrainSource] = ()
+) -> list[tuple[str, str]]:
+    """(name, text) of every line of the table. num_rows: rows of the training set, None while unknown. mixture: the
+    sources of a list in `data.train`."""
     rollout, trainer = config.rollout, config.trainer
     samples = rollout.prompts_per_step * rollout.num_generations
     mini_samples = trainer.prompts_per_mini_batch * rollout.num_generations
@@ -309,6 +315,7 @@ def batch_table(config: ExperimentConfig, num_rows: int | None) -> list[tuple[st
         ("max tokens per step", f"{samples * longest:,} = {samples:,} x ({_length_text(config)})"),
         ("steps", _steps_text(config, steps, num_rows)),
         ("total samples", "known when the rows are counted" if steps is None else f"{steps * samples:,}"),
+        *((f"source {source.name}", _source_text(config, source, steps)) for source in mixture),
         ("objective", objective(config)),
         ("advantage", advantage(config)),
         *([("reference policy", reference_policy(config))] if config.algorithm.kl.placement != "none" else []),
@@ -327,6 +334,17 @@ def batch_table(config: ExperimentConfig, num_rows: int | None) -> list[tuple[st
         *([("recorded experts", recorded_experts(config))] if rollout.record_experts else []),
         ("plans", _plans_text(config)),
     ]
+
+
+def _source_text(config: ExperimentConfig, source: TrainSource, steps: int | None) -> str:
+    """Rows and share of a training source, and how often the run passes over it."""
+    assert steps is not None, "rows are counted"
+    prompts = config.rollout.prompts_per_step
+    drawn = float(source.share * prompts)
+    return (
+        f"{source.num_rows:,} rows, {float(source.share):.1%} of the prompts: {drawn:.4g} of {prompts:,} per step, "
+        f"{steps * drawn / source.num_rows:.3g} epochs in the run"
+    )
 
 
 def recorded_experts(config: ExperimentConfig) -> str:

@@ -218,7 +218,8 @@ from mindgspo.algorithms.rollout_correction import step_correction_metrics
 from mindgspo.batches.micro_batches import BatchLayout, batch_metrics
 from mindgspo.batches.routing import RoutingDifference, load_metrics
 from mindgspo.config import AlgorithmSection, KLSection, ModelSection, ParallelPlan, RolloutSection, TrainerSection
-from mindgspo.data.stream import PromptStream
+from mindgspo.data.curriculum import Curriculum
+from mindgspo.data.stream import PromptOrder
 from mindgspo.metrics import Timers, group_metrics, peak_rss_mb, rss_gb
 from mindgspo.models.operations import Operations
 from mindgspo.models.scoring import TokenScores
@@ -236,6 +237,7 @@ from mindgspo.trainer.dynamic_sampling import (
     sampling_metrics,
 )
 from mindgspo.trainer.schedules import FedEngine
+from mindgspo.trainer.source_metrics import source_metrics
 from mindgspo.types import Group
 
 
@@ -277,12 +279,13 @@ class StepReport:
     timers: Timers
     fed: FedEngine | None
     """The engine, where it has a feed."""
-    stream: PromptStream
+    stream: PromptOrder
     leftovers: LeftoverBuffer
     scores_old: bool
     """Whether a scoring pass finds the old log-probs."""
     transfer: WeightTransfer | ServedWeights | None = None
     """Brings the engine its weights, where it has its own."""
+    curriculum: Curriculum | None = None
 
     def metrics(self, record: StepRecord) -> dict[str, float]:
         """Return all metrics of the step by name; empties the timers."""
@@ -295,6 +298,7 @@ class StepReport:
             **scored,
             **router_metrics(record.results, section.router_replay, scored, record.expert_loads),
             **record.adapter_norms,
+            **({} if self.curriculum is None else self.curriculum.metrics()),
             "actor/lr": record.learning_rate,
             "training/epoch": self.stream.epochs,
             "training/updates": record.updates,
@@ -323,6 +327,7 @@ class StepReport:
         lengths = trained_lengths(samples) * self.settings.epochs_per_rollout
         metrics = {
             **group_metrics(groups),
+            **source_metrics(samples.generated, self.stream.epochs_by_source),
             **account(
                 samples.selection,
                 num_earlier=num_earlier,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,12 @@ from mindgspo.checkpoint.store import steps_newest_first
 from mindgspo.config import ExperimentConfig, config_mapping, dotted_items, load_config, planned_steps
 from mindgspo.config.reward import file_function
 from mindgspo.config.schema import OptimizerSection
-from mindgspo.data.dataset import PromptDataset
 from mindgspo.errors import CheckpointError, ConfigError
 from mindgspo.io import unused_name
 from mindgspo.metrics import read_summary, report_of_finished
 from mindgspo.metrics.files import FileRecord, begins_with
 from mindgspo.tokenization import Tokenizer
+from mindgspo.types import Prompt
 
 # Keys that may change within a run without changing its results, except for rounding: checkpoints hold whole tensors,
 # so any plan can read them.
@@ -62,6 +62,7 @@ _FREE = (
 )
 # Keys that change the course of a run, perhaps on purpose: the run continues, with a warning.
 _WARNED = ("reward.",)
+_SOURCES = ("data.train.", "data.train[")
 # A run that starts from another's checkpoint has its own name.
 _FREE_ELSEWHERE = ("experiment",)
 
@@ -94,8 +95,14 @@ def check_same_experiment(
     that may also differ; for the latter, warnings are returned."""
     if not saved.is_file():
         return []
-    ours = dict(dotted_items(config_mapping(config)))
-    theirs = dict(dotted_items(config_mapping(load_config(saved, check_files=False))))
+    before = load_config(saved, check_files=False)
+    ours, theirs = _compared_settings(config), _compared_settings(before)
+    if config.data.train_names != before.data.train_names:  # one line, whatever the keys of the sources
+        ours, theirs = (
+            {key: value for key, value in settings.items() if not key.startswith(_SOURCES)}
+            | {"data.train": ", ".join(one.data.train_names) or "one source"}
+            for settings, one in ((ours, config), (theirs, before))
+        )
     differing = {
         key: f"{key}: {ours.get(key)!r}, the run has {theirs.get(key)!r}"
         for key in sorted(ours.keys() | theirs.keys())
@@ -110,10 +117,14 @@ def check_same_experiment(
     return [f"warning: {text}; scores before and after this may not compare" for text in differing.values()]
 
 
+def _compared_settings(config: ExperimentConfig) -> dict[str, object]:
+    return dict(dotted_items(config_mapping(config)))
+
+
 def fingerprints(
     config: ExperimentConfig,
     tokenizer: Tokenizer,
-    rows: PromptDataset,
+    rows: Sequence[Prompt],
     *,
     digest: str,
     base: Mapping[str, Any] | None = None,
@@ -210,7 +221,7 @@ def _last_step_with_logs(run: Path, checkpoint: Path) -> Path | None:
     return None
 
 
-def rows_digest(rows: PromptDataset) -> str:
+def rows_digest(rows: Iterable[Prompt]) -> str:
     """SHA-256 over everything of the rows that training reads."""
     digest = hashlib.sha256()
     for row in rows:

@@ -23,6 +23,7 @@ from mindgspo.algorithms.optim.learning_rate import learning_rate
 from mindgspo.algorithms.optim.updater import Updater, UpdateResult
 from mindgspo.batches.micro_batches import BatchLayout
 from mindgspo.config import AlgorithmSection, OptimizerSection, RolloutSection, TrainerSection
+from mindgspo.data.curriculum import Curriculum
 from mindgspo.evaluation.evaluator import ResponseScorer
 from mindgspo.metrics.timers import Timers
 from mindgspo.models.adapter_norms import AdapterNorms
@@ -89,6 +90,8 @@ class Trainer:
     swap: Swap
     adapters: AdapterNorms | None = None
     """None if every weight is trained."""
+    curriculum: Curriculum | None = None
+    """Takes note of every group that is scored, before further prompts are drawn."""
 
     def train_step(self, step: int) -> StepResult:
         """Sample, score, train. `step` counts from 1. Raises TrainingError on a failed check or a non-finite loss."""
@@ -176,6 +179,8 @@ class Trainer:
                 self.swap.prefetch(Phase.SCORE)
         with self.timers("reward"):
             groups = self.reward.score(prompts, sampled)
+            if self.curriculum is not None:
+                self.curriculum.observe(groups)
             baselines: list[float | None] = [None] * len(groups)
             if greedy is not None:
                 baselines = [group.scores[0].value for group in self.reward.score(prompts, greedy)]

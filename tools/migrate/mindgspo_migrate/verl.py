@@ -6,7 +6,7 @@ Names and defaults are those of verl's trainer configuration (ppo_trainer) and o
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import gcd, lcm, prod
 from typing import Any
@@ -72,10 +72,7 @@ _MAIN_PROGRAMS = re.compile(
     r"(^|\b(main_ppo|main_dapo|main_ppo_sync|async_main_ppo|fully_async_main|grpo_main)(\.py)?)$"
 )
 _APART = re.compile(r"async_|one_step_off")
-_FEW_FILES = {
-    "data.train": "one file is read: put them together, then set data.train.path",
-    "data.eval": "name each as a set of its own: data.eval.NAME.format=verl and data.eval.NAME.path=...",
-}
+_EVAL_SETS = "name each as a set of its own: data.eval.NAME.format=verl and data.eval.NAME.path=..."
 
 
 # Conditions
@@ -195,9 +192,28 @@ def keeps_overlong_prompts(settings: Settings) -> bool:
 def files(value: Any, settings: Settings, row: Row) -> Outcome:
     target = row.target.partition(".format")[0]
     names = texts(value)
+    if len(names) > 1 and target == "data.eval":
+        return not_implemented(f"{len(names)} files; {_EVAL_SETS}")
     if len(names) > 1:
-        return not_implemented(f"{len(names)} files; {_FEW_FILES[target]}")
+        pairs = zip(names, _names_of(names), strict=True)
+        sources = [{"format": "verl", "path": local_path(file), "name": name} for file, name in pairs]
+        return mapped({target: sources}, "without weights, so all rows are drawn equally often, as there")
     return mapped({f"{target}.format": "verl", f"{target}.path": local_path(names[0])})
+
+
+def _names_of(files: Sequence[str]) -> list[str]:
+    """A name of its own for each file, after its folder and itself."""
+    ends = ("/".join(file.rpartition(".")[0].split("/")[-2:]) for file in files)
+    names = ["-".join(re.findall(r"[A-Za-z0-9]+", end)) or "source" for end in ends]
+    return [name if names.count(name) == 1 else f"{name}-{number}" for number, name in enumerate(names)]
+
+
+def most_rows(value: Any, settings: Settings, row: Row) -> Any:
+    """Of all files together there; here each source has a number of its own."""
+    files, count = settings["data.train_files"], READERS["count_if_positive"](value)
+    if isinstance(files, list) and len(files) > 1 and isinstance(count, int):
+        return not_implemented("of all files together; set max_rows of each source of data.train")
+    return count
 
 
 def column(value: Any, settings: Settings, row: Row) -> Outcome:
