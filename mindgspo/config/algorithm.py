@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from mindgspo.config.distillation import DistillationSection
 from mindgspo.config.section import Section
 
 RatioLevel = Literal["token", "sequence", "sequence_token", "none"]
@@ -359,6 +360,9 @@ class AlgorithmSection(Section):
     """How rewards become advantages."""
     kl: KLSection = KLSection()
     """Penalty on the distance to the reference policy."""
+    distillation: DistillationSection | None = None
+    """Teachers whose log-probs of the policy's responses become advantages. With gspo the ratio stays that of the
+    response, and each token has its own gradient, as in gspo_token. None: no teacher."""
     old_log_probs: Literal["auto", "recompute", "sampler"] = "auto"
     """Log-probs of the old policy, the denominator of the ratio. recompute: a scoring pass of the training graph before
     the first update. sampler: those that the responses were drawn with; no scoring pass, and the ratio carries the

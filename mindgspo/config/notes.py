@@ -178,7 +178,7 @@ def _advantage_notes(config: ExperimentConfig) -> Iterator[str]:
     if unread:
         keys = ", ".join(f"algorithm.advantage.{key}" for key in unread)
         yield f"{keys}: not read by estimator {section.estimator}"
-    if config.algorithm.name == "gspo" and is_per_token(config):
+    if config.algorithm.name == "gspo" and is_per_token(config) and config.algorithm.distillation is None:
         yield (
             f"algorithm.advantage.estimator: {section.estimator} gives each token its own advantage here, but gspo's "
             "ratio belongs to the whole response, so its tokens share their mean; algorithm.name=gspo_token keeps "

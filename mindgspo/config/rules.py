@@ -21,6 +21,7 @@ from mindgspo.config.algorithm_rules import (
 from mindgspo.config.cache import cache_budget_problems
 from mindgspo.config.data import LEAST_TEMPERATURE, OVERALL, OVERALL_REWARD, DataSourceSection, EvalSection
 from mindgspo.config.deployment_rules import backend_problems, device_problems, schedule_problems
+from mindgspo.config.distillation_rules import distillation_problems
 from mindgspo.config.environment import environment_problems
 from mindgspo.config.lora import rollout_lora_problems
 from mindgspo.config.model import ModelSection, model_problems
@@ -207,6 +208,7 @@ def joined_problems(config: ExperimentConfig) -> list[str]:
         *correction_problems(config),
         *advantage_problems(config),
         *filter_problems(config),
+        *distillation_problems(config),
         *reward_problems(config.reward),
         *_environment_problems(config),
         *_data_problems(config),

@@ -47,9 +47,9 @@ def objective(config: ExperimentConfig) -> str:
     match POLICY_LOSSES[algorithm.name].surrogate, POLICY_LOSSES[algorithm.name].ratio_level:
         case "clip", "sequence" if algorithm.ratio_over == "turn":
             term, ratio = _clipped("s_it", each, algorithm), _TURN_RATIO
-        case "clip", "sequence":
+        case "clip", "sequence" if algorithm.distillation is None:
             term, ratio = _clipped("s_i", each, algorithm), _SEQUENCE_RATIO
-        case "clip", "sequence_token":
+        case "clip", "sequence" | "sequence_token":
             term = _clipped("s_it", each, algorithm)
             ratio = f"s_it = sg[s_i] exp(logp_it - sg[logp_it]), {_SEQUENCE_RATIO}"
         case "clip", _:
@@ -107,8 +107,11 @@ def _vespo_weight(algorithm: AlgorithmSection, each: str) -> str:
 
 def advantage(config: ExperimentConfig) -> str:
     """Formula that turns rewards into advantages."""
-    kl = config.algorithm.kl
+    kl, distillation = config.algorithm.kl, config.algorithm.distillation
     line = _estimator(config)
+    if distillation is not None:
+        taught = f"{distillation.coef:g} (teacher_it - old_it)"
+        line = f"A_it = A_i + {taught}, {line}" if distillation.with_rewards else f"A_it = {taught}"
     if kl.placement == "reward":
         is_each_token = is_per_token(config)
         penalty = _kl_text(config.algorithm, policy="old_it")

@@ -5,7 +5,7 @@ Lengths are the longest that the configuration allows. What follows from model a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -14,6 +14,7 @@ from math import prod
 from mindgspo.batches.rows import round_up
 from mindgspo.config import ExperimentConfig, ModelSection, ParallelPlan
 from mindgspo.config.cache import block_bytes, whole_cache_blocks
+from mindgspo.config.distillation_rules import teacher_model, teacher_plan
 from mindgspo.config.plan import inner_size
 from mindgspo.models.names import compute_type, parameter_shapes, trained_shapes, trained_type
 from mindgspo.parallel.plans.layout import Layout
@@ -218,6 +219,7 @@ def held_bytes(work: RankWork) -> dict[Holding, int]:
     if config.algorithm.kl.placement != "none":
         held = built_bytes(config.reference_model, plans.scoring, work.rank)
         reference = sum(size for name, size in held.items() if not config.shares_base or name in rows)
+    reference += sum(_teacher_bytes(config, rank=work.rank))
     return {
         Holding.ACTOR_WEIGHTS: sum(_trained_bytes(config.model, plans.train, work.rank, config.device).values())
         + FLOAT * _shared_out(work),
@@ -227,6 +229,15 @@ def held_bytes(work: RankWork) -> dict[Holding, int]:
         Holding.ROLLOUT_WEIGHTS: rollout,
         Holding.KV_CACHE: work.blocks * block_bytes(config),
     }
+
+
+def _teacher_bytes(config: ExperimentConfig, *, rank: int) -> Iterator[int]:
+    """Bytes of each teacher's weights on the rank, in their compute types."""
+    section = config.algorithm.distillation
+    for teacher in () if section is None else section.teachers:
+        model, plan = teacher_model(teacher, config.model), teacher_plan(teacher, config)
+        sizes = weight_sizes(model, plan, rank)
+        yield sum(size * _generating_item(model, name) for name, size in sizes.items())
 
 
 def frozen_bytes(work: RankWork) -> int:

@@ -5,7 +5,7 @@ N  responses of the step    F  reward functions    L  tokens of the longest resp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,6 +17,7 @@ from mindgspo.algorithms.losses.covariance import select_tokens
 from mindgspo.algorithms.rollout_correction import correction_weights
 from mindgspo.batches.rows import gathered, scattered
 from mindgspo.config import AlgorithmSection, KLSection
+from mindgspo.config.distillation import DistillationSection
 from mindgspo.trainer.batches import MiniBatches
 from mindgspo.trainer.dynamic_sampling import StepSamples
 from mindgspo.types import Batch, Float32Array, Group, ScoredGroup
@@ -37,6 +38,8 @@ class StepAdvantages:
     """The trained responses' rewards as they entered the advantages."""
     kl: float | None
     """Mean KL estimate per trained token; None without KL in the reward."""
+    distillation: Mapping[str, float]
+    """Metrics of teachers; empty without them."""
 
 
 def step_advantages(
@@ -45,6 +48,7 @@ def step_advantages(
     algorithm: AlgorithmSection,
     *,
     energies: Sequence[Float32Array] | None,
+    teacher_logp: Sequence[np.ndarray] | None,
     kl_coef: float,
     reward_labels: Sequence[str],
     reward_weights: Sequence[float],
@@ -53,6 +57,7 @@ def step_advantages(
 
     batches: the trained responses with the log-probs of the old and the reference policy, in any order.
     energies: float32 [N, K] of each batch, for optimal_token_baseline; see `PolicyScores.energies`.
+    teacher_logp: float64 [N, K] of each batch; see `Teachers.log_probs`. None without teachers.
     kl_coef: coefficient of the KL penalty in the reward.
     reward_labels, reward_weights: names and weights of the reward functions.
     """
@@ -80,6 +85,10 @@ def step_advantages(
         else _by_response(batches, _corrected(algorithm, batches, energies), lengths_N),
     )
     advantages = estimate_advantages(algorithm.advantage, inputs)
+    taught: dict[str, float] = {}
+    if teacher_logp is not None:
+        assert algorithm.distillation is not None, "teachers without a section"
+        advantages, taught = _taught(algorithm.distillation, advantages, batches, teacher_logp)
     penalty_N = np.zeros(len(scores)) if penalty_NL is None else penalty_NL.sum(axis=1)
     num_tokens = int(lengths_N[counted_N].sum())
     return StepAdvantages(
@@ -87,7 +96,29 @@ def step_advantages(
         advantages=advantages,
         rewards=(rewards_N - penalty_N)[counted_N],
         kl=None if kl_NL is None or not num_tokens else float(kl_NL.sum()) / num_tokens,
+        distillation=taught,
     )
+
+
+def _taught(
+    section: DistillationSection,
+    advantages: Sequence[Float32Array],
+    batches: Sequence[Batch],
+    teacher_logp: Sequence[np.ndarray],
+) -> tuple[tuple[Float32Array, ...], dict[str, float]]:
+    """Advantages with the teachers' part, log teacher - log old of each token, and its metrics.
+
+    A response without a teacher keeps its advantage from rewards, if they count.
+    """
+    gaps = [logp_NK - batch.old_logp_NK for batch, logp_NK in zip(batches, teacher_logp, strict=True)]
+    by_response, total = gathered(batches, gaps, len(advantages)), []
+    for own, gap in zip(advantages, by_response, strict=True):
+        part = np.nan_to_num(section.coef * gap) if gap.size else np.zeros(own.size)
+        total.append(((own if section.with_rewards else 0.0) + part).astype(np.float32))
+    tokens = np.concatenate([row for row in by_response if row.size] or [np.zeros(0)])
+    known = tokens[~np.isnan(tokens)]
+    metrics = {"distillation/taught_share": known.size / max(tokens.size, 1)}
+    return tuple(total), metrics | ({"distillation/kl": float(-known.mean())} if known.size else {})
 
 
 def _reward_kl(

@@ -72,6 +72,7 @@ from mindgspo.trainer.resume_checks import fingerprints, rows_digest
 from mindgspo.trainer.routing_transfer import RoutingTransfer
 from mindgspo.trainer.schedules import build_generation
 from mindgspo.trainer.step import Trainer, WeightSync
+from mindgspo.trainer.teachers import build_teachers
 from mindgspo.trainer.updates import UpdateGuard
 from mindgspo.trainer.validation import Validation
 from mindgspo.trainer.warmup import Warmup, supervised_sample
@@ -177,7 +178,7 @@ def build_experiment(
     curriculum = None if section is None else Curriculum(section, len(train_set))
     stream = prompt_order(config, num_rows, curriculum)
     generation = build_generation(config, model, tokenizer, swap, train_set, stream, total_steps, environment, base)
-    reference = None
+    reference, frozen = None, ()
     if config.algorithm.kl.placement != "none":
         reference = ReferencePolicy(
             config.reference_model,
@@ -188,7 +189,12 @@ def build_experiment(
             swap=swap,
             base_of=model if config.shares_base else None,
         )
-        swap.register(Holding.REFERENCE_WEIGHTS, reference.parameters)
+        frozen = reference.parameters
+    teachers = build_teachers(config, tokenizer, place.rank)
+    if teachers is not None:
+        frozen += teachers.parameters
+    if frozen:
+        swap.register(Holding.REFERENCE_WEIGHTS, frozen)
     swap.register(Holding.GRADIENTS, updater.scratch, keeps_content=False, is_zero=lambda: updater.gradients_are_zero)
     swap.register(Holding.MOMENTS, updater.moments)
     routing = RoutingTransfer(place, config.model) if records or replay == "old" else None
@@ -249,6 +255,7 @@ def build_experiment(
         timers=timers,
         swap=swap,
         adapters=None if config.model.lora is None else AdapterNorms(model),
+        teachers=teachers,
         curriculum=curriculum,
     )
     validation = Validation(

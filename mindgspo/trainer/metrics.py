@@ -295,6 +295,7 @@ class StepReport:
             **self._sample_metrics(record),
             **sampling_metrics(section.filter_groups, samples, self.leftovers),
             **reward_metrics(record.estimated, section.kl, record.kl_coef),
+            **record.estimated.distillation,
             **scored,
             **router_metrics(record.results, section.router_replay, scored, record.expert_loads),
             **record.adapter_norms,

@@ -37,6 +37,7 @@ from mindgspo.trainer.dump import StepDump
 from mindgspo.trainer.dynamic_sampling import LeftoverBuffer, SampledGroup, StepBatch, left_out_rule
 from mindgspo.trainer.metrics import StepRecord, StepReport
 from mindgspo.trainer.policies import PolicyScores
+from mindgspo.trainer.teachers import Teachers, sources_of
 from mindgspo.trainer.updates import UpdateGuard, check_first_update, require_rewards
 from mindgspo.types import Prompt, StepResult
 
@@ -90,6 +91,7 @@ class Trainer:
     swap: Swap
     adapters: AdapterNorms | None = None
     """None if every weight is trained."""
+    teachers: Teachers | None = None
     curriculum: Curriculum | None = None
     """Takes note of every group that is scored, before further prompts are drawn."""
 
@@ -110,7 +112,9 @@ class Trainer:
                 )
                 mini_batches = self.scorer.with_routing(mini_batches, samples.groups)
                 mini_batches, old_scores = self.scorer.score(mini_batches)
-                energies = self.scorer.energies(mini_batches)
+                energies, teacher_logp = self.scorer.energies(mini_batches), None
+                if self.teachers is not None:
+                    teacher_logp = self.teachers.log_probs(flattened(mini_batches), sources_of(samples))
                 self.swap.prefetch(Phase.UPDATE)
             with self.timers("adv"):
                 estimated = step_advantages(
@@ -118,6 +122,7 @@ class Trainer:
                     flattened(mini_batches),
                     self.algorithm,
                     energies=energies,
+                    teacher_logp=teacher_logp,
                     kl_coef=self.kl.coef,
                     reward_labels=self.reward.labels,
                     reward_weights=self.reward_weights,

@@ -110,6 +110,27 @@ def test_a_step_trains_with_every_loss(name: str, trainer, tmp_path: Path) -> No
     assert all(np.isfinite(array).all() for array in after.values())
 
 
+def test_a_teacher_that_is_the_policy_teaches_nothing(trainer, tmp_path: Path) -> None:
+    """Its log-probs are the old policy's, bit for bit, on kernels; another temperature makes it another teacher."""
+    from mindgspo.models.scoring import PolicyScorer
+    from mindgspo.trainer.teachers import Teacher, Teachers
+
+    teachers = "algorithm.distillation={teachers: [{path: none}], with_rewards: false}"
+    path = tmp_path / "family.yaml"
+    path.write_text(FAMILY)
+    config = load_config(path, [teachers], check_files=False)
+    found = {}
+    for temperature in (1.0, 2.0):
+        trainer = with_algorithm(trainer, config)
+        scorer = PolicyScorer(trainer.model, temperature=temperature)
+        teacher = Teacher(section=config.algorithm.distillation.teachers[0], model=trainer.model, scorer=scorer)
+        metrics = replace(trainer, teachers=Teachers(teachers=(teacher,))).train_step(1).metrics
+        assert unknown_names(metrics) == [] and metrics["distillation/taught_share"] == 1
+        found[temperature] = (metrics["distillation/kl"], metrics["actor/grad_norm"])
+    assert found[1.0] == (0, 0)
+    assert found[2.0][0] != 0 and found[2.0][1] > 0
+
+
 def test_by_default_old_log_probs_are_the_samplers_and_the_step_is_the_same(trainer, tmp_path: Path) -> None:
     """Bit for bit, on kernels, from the same prompts."""
     from mindgspo.rollout.weight_transfer import weights_as_numpy

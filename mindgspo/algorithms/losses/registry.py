@@ -54,8 +54,11 @@ def loss_definition(section: AlgorithmSection) -> LossDefinition:
     """Return the mathematical definition of the loss that a resolved config describes."""
     assert section.loss_agg_mode is not None, "config is not resolved"
     recipe = POLICY_LOSSES[section.name]
+    level = "turn" if section.ratio_over == "turn" else recipe.ratio_level
+    if level == "sequence" and section.distillation is not None:
+        level = "sequence_token"  # each token has a gradient of its own
     return LossDefinition(
-        ratio_level="turn" if section.ratio_over == "turn" else recipe.ratio_level,
+        ratio_level=level,
         surrogate=recipe.surrogate,
         aggregation=Aggregation(mode=section.loss_agg_mode, loss_scale_factor=section.loss_scale_factor),
         clip_low=section.clip_low,
