@@ -270,6 +270,7 @@ def batch_table(config: ExperimentConfig, num_rows: int | None) -> list[tuple[st
             if config.algorithm.old_log_probs == "sampler"
             else []
         ),
+        *([("exact log-probs", exact_log_probs(config))] if trainer.require_exact_logprobs else []),
         *([("rollout correction", correction(config))] if config.algorithm.rollout_correction.level != "none" else []),
         *(
             [("key/value cache", f"{rollout.cache_dtype}, and the model {config.model.dtype}")]
@@ -279,6 +280,13 @@ def batch_table(config: ExperimentConfig, num_rows: int | None) -> list[tuple[st
         *([("recorded experts", recorded_experts(config))] if rollout.record_experts else []),
         ("plans", _plans_text(config)),
     ]
+
+
+def exact_log_probs(config: ExperimentConfig) -> str:
+    """Say when `trainer.require_exact_logprobs` compares."""
+    every = config.trainer.exact_logprobs_every
+    steps = "each step" if every == 1 else f"steps 1, {1 + every}, {1 + 2 * every}, ..."
+    return f"required: sampler and trainer are compared bit for bit before the first update of {steps}"
 
 
 def recorded_experts(config: ExperimentConfig) -> str:

@@ -14,6 +14,7 @@ from math import prod
 from mindgspo.batches.rows import round_up
 from mindgspo.config import ExperimentConfig, ModelSection, ParallelPlan
 from mindgspo.config.cache import block_bytes, whole_cache_blocks
+from mindgspo.config.generation import generating_model, reads_trained_weights
 from mindgspo.config.plan import inner_size
 from mindgspo.models.names import compute_type, parameter_shapes, trained_shapes, trained_type
 from mindgspo.parallel.plans.layout import Layout
@@ -21,7 +22,7 @@ from mindgspo.parallel.plans.parameter_layouts import moment_layouts, parameter_
 from mindgspo.parallel.plans.placement import Placement
 from mindgspo.reshard.plan import ReshardPlan
 from mindgspo.reshard.planner import plan_reshard
-from mindgspo.rollout.sizes import generating_model, reads_trained_weights, rollout_sizes
+from mindgspo.rollout.sizes import rollout_sizes
 from mindgspo.swap.states import Holding
 
 FLOAT = 4
@@ -200,7 +201,8 @@ class RankWork:
         """Plan and widths of the policies that score: the trained one, unless the sampler's log-probs stand for its,
         and the reference if there is one."""
         algorithm, plans = self.config.algorithm, self.config.plans
-        trained = () if algorithm.old_log_probs == "sampler" else ((plans.train, self.train),)
+        is_scored = algorithm.old_log_probs != "sampler" or self.config.trainer.require_exact_logprobs
+        trained = ((plans.train, self.train),) if is_scored else ()
         return trained if algorithm.kl.placement == "none" else (*trained, (plans.scoring, self.reference))
 
 

@@ -45,7 +45,7 @@ from mindgspo.swap.swap import Swap
 from mindgspo.tensor_files.tensors import TensorSource
 from mindgspo.trainer.batches import MiniBatches, flattened, regrouped
 from mindgspo.trainer.routing_transfer import RoutingTransfer
-from mindgspo.types import ScoredGroup
+from mindgspo.types import Float32Array, ScoredGroup
 
 
 class ReferencePolicy:
@@ -280,6 +280,13 @@ class PolicyScores:
             scores = self.reference.scorer.score(batches)
             batches = [replace(batch, ref_logp_NK=found.logp_NK) for batch, found in zip(batches, scores, strict=True)]
         return regrouped(batches, mini_batches), old
+
+    def log_probs(self, mini_batches: MiniBatches) -> list[Float32Array]:
+        """Return the trainer's log-probs of the batches that `score` returned, [N, K] each; with
+        algorithm.old_log_probs=sampler this scores them."""
+        if self.old_log_probs == "recompute":
+            return [batch.old_logp_NK for batch in flattened(mini_batches)]
+        return [found.logp_NK for found in self._score_old(mini_batches)]
 
     def _score_old(self, mini_batches: MiniBatches) -> list[TokenScores]:
         """Score all batches at once; where routing is recorded or replayed mini-batch by mini-batch, so that each is
