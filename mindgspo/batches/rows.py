@@ -324,6 +324,8 @@ def predictions_in_parts(batch: Batch, predict_P: Int32Array, count: int, *, unr
     places = batch.place_NK[batch.mask_NK]
     tokens, room = predict_P[places], min(predict_P.size, run)
     part = tokens // run
+    if np.bincount(part, minlength=1).max() > room:  # siblings predict from one token, the last of their prompt
+        room = predict_P.size
     in_order = np.argsort(part, kind="stable")
     first = np.searchsorted(part[in_order], np.arange(count))
     new_places = np.empty_like(places)

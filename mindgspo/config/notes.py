@@ -238,6 +238,7 @@ def notes(config: ExperimentConfig) -> list[str]:
     """Advice about legal settings that may not do what they seem to."""
     rules = (
         algorithm_notes,
+        _exactness_notes,
         _lora_notes,
         _sampling_notes,
         _unread_notes,
@@ -246,6 +247,26 @@ def notes(config: ExperimentConfig) -> list[str]:
         _same_rows_notes,
     )
     return [line for rule in rules for line in rule(config)]
+
+
+def _exactness_notes(config: ExperimentConfig) -> Iterator[str]:
+    trainer, surplus = config.trainer, config.algorithm.filter_groups.keep_surplus_steps
+    if not trainer.require_exact_logprobs:
+        if is_changed(trainer, "exact_logprobs_every"):
+            yield "trainer.exact_logprobs_every: not read, because trainer.require_exact_logprobs is false"
+        return
+    older = [f"trainer.max_staleness {config.staleness}"] if config.staleness else []
+    older += [f"algorithm.filter_groups.keep_surplus_steps {surplus}"] if surplus else []
+    if older:
+        yield (
+            f"trainer.require_exact_logprobs: with {' and '.join(older)} earlier weights drew some tokens; these are "
+            "not compared, and training/exact_logprobs_tokens counts those that are"
+        )
+    if config.device == "Ascend":
+        yield (
+            "trainer.require_exact_logprobs: on Ascend PagedAttention samples and FlashAttentionScore trains; if they "
+            "differ, the run stops at its first step and names the operator"
+        )
 
 
 def _lora_notes(config: ExperimentConfig) -> Iterator[str]:

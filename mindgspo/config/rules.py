@@ -23,6 +23,7 @@ from mindgspo.config.data import LEAST_TEMPERATURE, OVERALL, OVERALL_REWARD, Dat
 from mindgspo.config.deployment_rules import backend_problems, device_problems, schedule_problems
 from mindgspo.config.distillation_rules import distillation_problems
 from mindgspo.config.environment import environment_problems
+from mindgspo.config.generation import exact_log_prob_problems
 from mindgspo.config.lora import rollout_lora_problems
 from mindgspo.config.model import ModelSection, model_problems
 from mindgspo.config.plan import check_infer_plan, check_reference_plan, check_same_world, check_train_plan
@@ -199,6 +200,7 @@ def joined_problems(config: ExperimentConfig) -> list[str]:
         *_length_problems(config),
         *_sampling_problems(config),
         *rollout_lora_problems(config),
+        *exact_log_prob_problems(config),
         *cache_budget_problems(config),
         *eval_problems(config),
         *loss_problems(config),

@@ -218,6 +218,14 @@ class TrainerSection(Section):
     differ by more than this in the log-probs of the first mini-batch, in nats, mean of the absolute difference per
     token. float32: about 1e-6; bfloat16: 0.01 to 0.02; 0 in one process on CPU, unless the cache rounds more than the
     model."""
+    require_exact_logprobs: bool = False
+    """The run stops when the sampler's and the trainer's log-prob of a token differ in any bit. Before the first update
+    of a step they are compared for all trained tokens that the present weights drew, with a scoring pass where
+    algorithm.old_log_probs is sampler; then those of the first update's own graph. The error names the layer and the
+    operator where the two part (docs/exact_log_probs.md)."""
+    exact_logprobs_every: int = Field(default=1, ge=1)
+    """Steps from one of these comparisons to the next; step 1 has the first one. 1: the claim is about every step, for
+    a scoring pass each."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
     """Action on an update whose loss or gradient is not finite. Its batch is saved in run_dir/failures either way, and
     no weight, moment or update number changes. stop: the run ends, and can be resumed. skip: the run goes on with the

@@ -327,6 +327,7 @@ def batch_table(
             if config.algorithm.old_log_probs == "sampler"
             else []
         ),
+        *([("exact log-probs", exact_log_probs(config))] if trainer.require_exact_logprobs else []),
         *([("rollout correction", correction(config))] if config.algorithm.rollout_correction.level != "none" else []),
         *([("off-policy mask", off_policy_mask(config))] if off_policy_mask(config) else []),
         *(
@@ -348,6 +349,13 @@ def _source_text(config: ExperimentConfig, source: TrainSource, steps: int | Non
         f"{source.num_rows:,} rows, {float(source.share):.1%} of the prompts: {drawn:.4g} of {prompts:,} per step, "
         f"{steps * drawn / source.num_rows:.3g} epochs in the run"
     )
+
+
+def exact_log_probs(config: ExperimentConfig) -> str:
+    """Say when `trainer.require_exact_logprobs` compares."""
+    every = config.trainer.exact_logprobs_every
+    steps = "each step" if every == 1 else f"steps 1, {1 + every}, {1 + 2 * every}, ..."
+    return f"required: sampler and trainer are compared bit for bit before the first update of {steps}"
 
 
 def recorded_experts(config: ExperimentConfig) -> str:

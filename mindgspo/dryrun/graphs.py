@@ -26,6 +26,7 @@ from mindspore import Parameter, Tensor, nn
 from mindgspo.algorithms.losses.registry import build_policy_loss
 from mindgspo.algorithms.optim.updater import Updater
 from mindgspo.config import ExperimentConfig
+from mindgspo.config.generation import generating_model, merges_adapters, reads_trained_weights
 from mindgspo.config.plan import ParallelPlan
 from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.scoring import PolicyScorer
@@ -36,7 +37,7 @@ from mindgspo.parallel.plans.placement import Placement
 from mindgspo.rollout.cache import PagedCache
 from mindgspo.rollout.graphs import DecodeStep, NextLogits, PackedWeights, Prefill
 from mindgspo.rollout.protocol import SamplingFilter
-from mindgspo.rollout.sizes import generating_model, merges_adapters, reads_trained_weights, rollout_sizes
+from mindgspo.rollout.sizes import rollout_sizes
 from mindgspo.trainer.batches import longest_batch
 
 

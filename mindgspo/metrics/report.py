@@ -17,7 +17,15 @@ from mindgspo.metrics.glossary import chinese_glossary, glossary
 from mindgspo.metrics.pages import page, pictures, questions
 from mindgspo.metrics.plot import panel_pictures, plot_run
 from mindgspo.metrics.plot_style import DARK, LIGHT
-from mindgspo.metrics.run_folder import RunRecord, best_evaluation, held_out_figures, latest, read_run, reward_text
+from mindgspo.metrics.run_folder import (
+    RunRecord,
+    best_evaluation,
+    exact_tokens,
+    held_out_figures,
+    latest,
+    read_run,
+    reward_text,
+)
 from mindgspo.metrics.samples_page import episode_turns, write_samples_page
 from mindgspo.text import duration
 
@@ -93,6 +101,8 @@ def headlines(run: RunRecord) -> list[Headline]:
     if reward := run.series("critic/score/mean"):
         span = f"{reward.values[0]:.3f} \u2192 {reward.values[-1]:.3f}"
         tiles.append(Headline("Mean reward", span, "first and last step"))
+    if (exact := exact_tokens(run)) is not None:
+        tiles.append(Headline("Equal log-probs", f"{exact:,}", "tokens of sampler and trainer, bit for bit"))
     steps = summary.get("steps", max(row["step"] for row in run.metrics))
     tiles.append(Headline("Steps", f"{steps}"))
     if (seconds := recorded_number(summary.get("seconds"))) is not None:

@@ -80,6 +80,11 @@ class PolicyScorer:
             self._no_routing = no_routing(section.num_hidden_layers, section.num_experts_per_tok, section.num_experts)
         self._place, self._replicas, self._stage = model.place, Replicas(model.place), Stage(model.place, model)
 
+    @property
+    def policy(self) -> nn.Cell:
+        """The graph that scores."""
+        return self._policy.cell
+
     def score(self, batches: Sequence[Batch]) -> list[TokenScores]:
         """One result per batch, on every rank; all graphs are launched before the first result is awaited."""
         given, plan = batches, self._place.plan

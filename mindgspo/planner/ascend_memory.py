@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from mindgspo.config.generation import reads_trained_weights
 from mindgspo.planner.memory_plan import GIB, MIB, Part, Parts
 from mindgspo.planner.rank_work import (
     FLOAT,
@@ -39,7 +40,6 @@ from mindgspo.planner.rank_work import (
     trained_sizes,
     weight_sizes,
 )
-from mindgspo.rollout.sizes import reads_trained_weights
 from mindgspo.swap.states import Holding, Phase
 
 # CANN's context, the drivers' share of the card and the pool's blocks: a round number, not measured.

@@ -22,6 +22,7 @@ from mindgspo.config.cache import (
     slots_per_replica,
     training_config,
 )
+from mindgspo.config.generation import generating_model, merges_adapters
 from mindgspo.planner.ascend_memory import GRAPHS
 from mindgspo.planner.cache_budget import replica_with_cache_budget, with_cache_budget
 from mindgspo.planner.expected import PHASES, expected_memory, graph_memory
@@ -30,7 +31,6 @@ from mindgspo.planner.memory_plan import GIB, MIB, MemoryPlan, Part, RankMemory,
 from mindgspo.planner.rank_work import trained_bytes, whole_bytes
 from mindgspo.planner.smallest_change import changed, set_options, smallest_change
 from mindgspo.planner.time.estimate import NO_RATES, estimate_json, estimate_lines, estimate_step
-from mindgspo.rollout.sizes import generating_model, merges_adapters
 from mindgspo.swap.states import Phase
 from mindgspo.text import aligned
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from mindgspo.config.generation import merges_adapters
 from mindgspo.planner.memory_plan import MIB, Part, Parts
 from mindgspo.planner.rank_work import (
     FLOAT,
@@ -20,7 +21,6 @@ from mindgspo.planner.rank_work import (
     weight_sizes,
     whole_bytes,
 )
-from mindgspo.rollout.sizes import merges_adapters
 from mindgspo.swap.states import Phase
 
 # Measured with MindSpore 2.10: a process with a first small graph, what a rank of a cluster has beyond that, and

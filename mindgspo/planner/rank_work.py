@@ -15,6 +15,7 @@ from mindgspo.batches.rows import round_up
 from mindgspo.config import ExperimentConfig, ModelSection, ParallelPlan
 from mindgspo.config.cache import block_bytes, whole_cache_blocks
 from mindgspo.config.distillation_rules import teacher_model, teacher_plan
+from mindgspo.config.generation import generating_model, reads_trained_weights
 from mindgspo.config.plan import inner_size
 from mindgspo.models.names import compute_type, parameter_shapes, trained_shapes, trained_type
 from mindgspo.parallel.plans.layout import Layout
@@ -22,7 +23,7 @@ from mindgspo.parallel.plans.parameter_layouts import moment_layouts, parameter_
 from mindgspo.parallel.plans.placement import Placement
 from mindgspo.reshard.plan import ReshardPlan
 from mindgspo.reshard.planner import plan_reshard
-from mindgspo.rollout.sizes import generating_model, reads_trained_weights, rollout_sizes
+from mindgspo.rollout.sizes import rollout_sizes
 from mindgspo.swap.states import Holding
 
 FLOAT = 4
@@ -201,7 +202,9 @@ class RankWork:
         """Plan and widths of the policies that score: the trained one, unless the sampler's log-probs stand for its and
         no advantage asks for more, and the reference if there is one."""
         algorithm, plans = self.config.algorithm, self.config.plans
-        is_scored = algorithm.old_log_probs != "sampler" or algorithm.advantage.estimator == "optimal_token_baseline"
+        needs_score = algorithm.advantage.estimator == "optimal_token_baseline"
+        needs_score |= self.config.trainer.require_exact_logprobs
+        is_scored = algorithm.old_log_probs != "sampler" or needs_score
         trained = ((plans.train, self.train),) if is_scored else ()
         return trained if algorithm.kl.placement == "none" else (*trained, (plans.scoring, self.reference))
 

@@ -10,6 +10,7 @@ import numpy as np
 from mindspore import Parameter
 
 from mindgspo.config import ExperimentConfig, ParallelPlan
+from mindgspo.config.generation import generating_model, merges_adapters, reads_trained_weights
 from mindgspo.models.model import Model
 from mindgspo.models.policy import build_model
 from mindgspo.models.transformer import Transformer
@@ -23,7 +24,7 @@ from mindgspo.rollout.local_service import EpisodeEngine
 from mindgspo.rollout.player import OpenEnvironment
 from mindgspo.rollout.protocol import Rollout, RolloutCounters, RolloutEngine, SamplingSettings
 from mindgspo.rollout.service import ServiceEngine
-from mindgspo.rollout.sizes import generating_model, merges_adapters, reads_trained_weights, rollout_sizes
+from mindgspo.rollout.sizes import rollout_sizes
 from mindgspo.rollout.weight_transfer import WeightTransfer
 from mindgspo.swap.swap import Swap
 from mindgspo.tokenization import Tokenizer

@@ -11,8 +11,11 @@ import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+from mindspore import nn
 
 from mindgspo import faults, progress
 from mindgspo.algorithms.kl_control import KLController
@@ -21,6 +24,7 @@ from mindgspo.algorithms.optim.updater import Updater
 from mindgspo.batches.rows import round_up
 from mindgspo.checkpoint.adapted import PARTS, base_digest, base_record
 from mindgspo.config import ExperimentConfig, planned_steps
+from mindgspo.config.generation import log_prob_differences, merges_adapters
 from mindgspo.data.curriculum import Curriculum
 from mindgspo.data.dataset import PromptDataset
 from mindgspo.data.mixture import MixtureStream
@@ -58,13 +62,15 @@ from mindgspo.parallel.platform.cluster import (
 from mindgspo.rewards import Scorer
 from mindgspo.rollout.answer_log import AnswerLog
 from mindgspo.rollout.player import OpenEnvironment, open_environment
-from mindgspo.rollout.sizes import merges_adapters
+from mindgspo.rollout.sizes import rollout_sizes
+from mindgspo.rollout.trace import SamplerForm
 from mindgspo.swap.states import Holding
 from mindgspo.swap.swap import open_swap
 from mindgspo.tokenization import Tokenizer, load_tokenizer
 from mindgspo.trainer.batches import batch_layout
 from mindgspo.trainer.checkpoints import JSONState, Stateful
 from mindgspo.trainer.dynamic_sampling import LeftoverBuffer
+from mindgspo.trainer.exact_log_probs import ExactLogProbs, where_they_part
 from mindgspo.trainer.metrics import Speed, StepReport
 from mindgspo.trainer.policies import PolicyScores, ReferencePolicy
 from mindgspo.trainer.principal_parts import PrincipalParts
@@ -204,15 +210,16 @@ def build_experiment(
         config.algorithm.filter_groups.keep_surplus_steps, train_set, routing if records else None
     )
     layout = batch_layout(config, pad_id=tokenizer.pad_id)
+    policy_scorer = PolicyScorer(
+        model, temperature=temperature, replays_experts=replay == "rollout", returns_routing=returns_routing
+    )
     trainer = Trainer(
         take_prompts=generation.take_prompts,
         engine=generation.engine,
         reward=response_scorer,
         scorer=PolicyScores(
             policy=model,
-            scorer=PolicyScorer(
-                model, temperature=temperature, replays_experts=replay == "rollout", returns_routing=returns_routing
-            ),
+            scorer=policy_scorer,
             sharp_scorer=PolicyScorer(model, temperature=temperature / 2, replays_experts=replay == "rollout")
             if config.algorithm.advantage.estimator == "optimal_token_baseline"
             else None,
@@ -257,6 +264,7 @@ def build_experiment(
         adapters=None if config.model.lora is None else AdapterNorms(model),
         teachers=teachers,
         curriculum=curriculum,
+        exact=build_exact_log_probs(config, policy_scorer.policy) if config.trainer.require_exact_logprobs else None,
     )
     validation = Validation(
         Evaluator(
@@ -317,27 +325,34 @@ def build_updater(config: ExperimentConfig, model: Model) -> Updater:
     )
 
 
-def resolved_old_log_probs(config: ExperimentConfig, model: Model) -> Literal["recompute", "sampler"]:
-    """Resolve `algorithm.old_log_probs`.
+def build_exact_log_probs(config: ExperimentConfig, policy: nn.Cell) -> ExactLogProbs:
+    """Build the comparison of `trainer.require_exact_logprobs`. policy: the one that scores."""
+    sizes = rollout_sizes(config)
+    form = SamplerForm(
+        num_slots=sizes.num_slots,
+        cache_dtype=sizes.cache_dtype,
+        temperature=config.rollout.temperature,
+        merges_adapters=merges_adapters(config),
+    )
+    return ExactLogProbs(every=config.trainer.exact_logprobs_every, locate=partial(where_they_part, policy, form))
 
-    Kernels sum and round a token's numbers in the same way in every batch, so sampler and trainer compute the same
-    log-prob of a token, bit for bit, unless the cache rounds more than the model, weights are split over processes,
-    the sampler's have adapters merged into them, a response was drawn with earlier weights, or vLLM or SGLang draws. A
-    correction of the mismatch needs both.
+
+def resolved_old_log_probs(config: ExperimentConfig, model: Model) -> Literal["recompute", "sampler"]:
+    """Resolve `algorithm.old_log_probs`: the sampler's where they equal the trainer's, bit for bit.
+
+    They do where `config.generation.log_prob_differences` has no objection and every response was drawn with the
+    present weights. A correction of the mismatch needs both.
     """
-    algorithm, plans = config.algorithm, config.plans
+    algorithm = config.algorithm
     if algorithm.old_log_probs != "auto":
         return algorithm.old_log_probs
     is_exact = (
         takes_packed(model)
-        and config.rollout.cache_dtype in (config.model.dtype, "float32")  # rounds nothing that is not rounded already
-        and plans.train.model_parallel == plans.infer.model_parallel == 1
+        and not any(log_prob_differences(config))
         and algorithm.filter_groups.keep_surplus_steps == 0
         and config.staleness == 0
         and algorithm.rollout_correction.level == "none"
         and algorithm.router_replay != "old"
-        and not merges_adapters(config)
-        and config.rollout.servers.api == "mindgspo"
     )
     return "sampler" if is_exact else "recompute"
 

@@ -31,6 +31,7 @@ from mindgspo.launch.failures import move_earlier_aside, noted_failure
 from mindgspo.launch.worker import copy_output
 from mindgspo.metrics import RunLog, SilentLog, peak_rss_mb, report_of_finished, write_summary
 from mindgspo.metrics.environment import processor_warning, record_start
+from mindgspo.metrics.run_folder import exact_tokens, read_run
 from mindgspo.metrics.tracking import TrackedRun, open_trackers
 from mindgspo.models.initial_values import open_base
 from mindgspo.models.lora import merged_weights
@@ -308,6 +309,9 @@ def _write_results(
         run_id=folder.run_id,
     )
     faults.reach("finish.inside")
+    exact = None
+    if config.trainer.require_exact_logprobs:
+        exact = exact_tokens(read_run(folder.root, with_samples=False))
     write_summary(
         folder.root,
         finished=True,
@@ -325,6 +329,7 @@ def _write_results(
         steps=progress.step,
         updates=trainer.updater.updates,
         updates_skipped=trainer.guard.skipped.total,
+        exact_logprobs_tokens=exact,
         seconds=progress.seconds(time.perf_counter()),
         training_seconds=progress.training_seconds,
         tokens=progress.tokens,

@@ -265,6 +265,8 @@ class StepRecord:
     """Updates applied since the start of the run."""
     adapter_norms: Mapping[str, float]
     """Metrics of low-rank adapters; empty without them."""
+    num_exact: int | None
+    """Tokens whose log-probs were compared bit for bit; None if the step's are not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,6 +309,8 @@ class StepReport:
         }
         selection = samples.selection
         trained = [selection.responses[number] for number in selection.trained(0, len(selection.responses))]
+        if record.num_exact is not None:
+            metrics["training/exact_logprobs_tokens"] = record.num_exact
         if self.transfer is not None:
             metrics |= self.transfer.metrics()
         if self.fed is not None:

@@ -301,6 +301,13 @@ class PolicyScores:
             energies.append(np.where(batch.mask_NK, np.clip(energies_NK, 0, 2), 0).astype(np.float32))
         return energies
 
+    def log_probs(self, mini_batches: MiniBatches) -> list[Float32Array]:
+        """Return the trainer's log-probs of the batches that `score` returned, [N, K] each; with
+        algorithm.old_log_probs=sampler this scores them."""
+        if self.old_log_probs == "recompute":
+            return [batch.old_logp_NK for batch in flattened(mini_batches)]
+        return [found.logp_NK for found in self._score_old(mini_batches)]
+
     def _score_old(self, mini_batches: MiniBatches) -> list[TokenScores]:
         """Score all batches at once; where routing is recorded or replayed mini-batch by mini-batch, so that each is
         scored on the ranks that train it, which have its routing."""

@@ -49,6 +49,8 @@ _FREE = (
     "trainer.on_nonfinite",
     "trainer.max_nonfinite_skips",
     "trainer.dump_step",
+    "trainer.require_exact_logprobs",
+    "trainer.exact_logprobs_every",
     "rollout.slots",
     "rollout.cache_gb",
     "rollout.tokens_per_sync",

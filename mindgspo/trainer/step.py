@@ -34,7 +34,8 @@ from mindgspo.swap.swap import Swap
 from mindgspo.trainer.advantages import step_advantages, with_advantages
 from mindgspo.trainer.batches import MiniBatches, flattened, lay_out_mini_batches
 from mindgspo.trainer.dump import StepDump
-from mindgspo.trainer.dynamic_sampling import LeftoverBuffer, SampledGroup, StepBatch, left_out_rule
+from mindgspo.trainer.dynamic_sampling import LeftoverBuffer, SampledGroup, StepBatch, StepSamples, left_out_rule
+from mindgspo.trainer.exact_log_probs import ExactLogProbs
 from mindgspo.trainer.metrics import StepRecord, StepReport
 from mindgspo.trainer.policies import PolicyScores
 from mindgspo.trainer.teachers import Teachers, sources_of
@@ -94,6 +95,8 @@ class Trainer:
     teachers: Teachers | None = None
     curriculum: Curriculum | None = None
     """Takes note of every group that is scored, before further prompts are drawn."""
+    exact: ExactLogProbs | None = None
+    """None unless trainer.require_exact_logprobs."""
 
     def train_step(self, step: int) -> StepResult:
         """Sample, score, train. `step` counts from 1. Raises TrainingError on a failed check or a non-finite loss."""
@@ -115,6 +118,7 @@ class Trainer:
                 energies, teacher_logp = self.scorer.energies(mini_batches), None
                 if self.teachers is not None:
                     teacher_logp = self.teachers.log_probs(flattened(mini_batches), sources_of(samples))
+                num_exact = self.compare_log_probs(mini_batches, samples, step, version)
                 self.swap.prefetch(Phase.UPDATE)
             with self.timers("adv"):
                 estimated = step_advantages(
@@ -132,6 +136,8 @@ class Trainer:
                 )
             with self.timers("update_actor"), self.swap.phase(Phase.UPDATE):
                 results = self.update(mini_batches, step)
+                if num_exact is not None:
+                    self.compare_first_update(mini_batches, results, samples, step, version)
                 norms = {} if self.adapters is None else self.adapters.metrics()
             with self.timers("update_weights"):
                 self.weights.push()
@@ -149,6 +155,7 @@ class Trainer:
             learning_rate=self.learning_rate(max(self.updates_tried - 1, 0)),
             updates=self.updater.updates,
             adapter_norms=norms,
+            num_exact=num_exact,
         )
         metrics = self.report.metrics(record)
         self.adapt_kl_coefficient(metrics)
@@ -219,6 +226,32 @@ class Trainer:
         if dump is not None:
             dump.close()
         return results
+
+    def compare_log_probs(self, mini_batches: MiniBatches, samples: StepSamples, step: int, version: int) -> int | None:
+        """Return the number of tokens whose log-probs of sampler and trainer were compared; None if the step is not.
+        Raises TrainingError if one differs. version: of the weights before the step's updates."""
+        if self.exact is None or not self.exact.is_due(step):
+            return None
+        found, responses = self.scorer.log_probs(mini_batches), samples.selection.responses
+        return self.exact.require(flattened(mini_batches), found, responses, step=step, version=version)
+
+    def compare_first_update(
+        self,
+        mini_batches: MiniBatches,
+        results: list[UpdateResult | None],
+        samples: StepSamples,
+        step: int,
+        version: int,
+    ) -> None:
+        """Compare the log-probs that the graph of the step's first update computed, like `compare_log_probs`."""
+        assert self.exact is not None
+        for number, result in enumerate(results):
+            if result is not None:
+                batches, responses = mini_batches[number % len(mini_batches)], samples.selection.responses
+                self.exact.require(
+                    batches, result.logp_NK, responses, step=step, version=version, graph="graph of the first update"
+                )
+                return
 
     def _dump(self, step: int) -> StepDump | None:
         """Open the dump of the step that trainer.dump_step names."""

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from mindgspo.config import ExperimentConfig, ParallelPlan
 from mindgspo.config.cache import BLOCK, block_bytes, sequences_at_once
+from mindgspo.config.generation import reads_trained_weights
 from mindgspo.models.operations import Operations
 from mindgspo.planner.cache_budget import with_cache_budget
 from mindgspo.planner.rank_work import FLOAT, generating_bytes, trained_sizes
-from mindgspo.rollout.sizes import reads_trained_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

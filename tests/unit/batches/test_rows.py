@@ -76,3 +76,14 @@ def test_predictions_by_runs_of_tokens_worked_by_hand() -> None:
     assert quarters.predict.tolist() == [[0, 1], [0, -1], [1, -1], [0, -1]]
     assert quarters.targets.tolist() == [[5, 6], [7, 0], [10, 0], [11, 0]]
     assert quarters.place_NK.tolist() == [[0, 1, 2, 0], [4, 6, 0, 0]]
+
+
+def test_a_part_has_room_for_siblings_that_predict_from_one_token() -> None:
+    """One prompt token and three answers of one token: all are predicted in the first of two runs of one token."""
+    samples = [make_sample([4], [5 + number], number=number) for number in range(3)]
+    (batch,) = lay_out(samples, samples_per_micro_batch=3, length_multiple=2, pad_id=PAD)
+    shared_P = np.where(np.isin(np.arange(batch.predict_P.size), batch.place_NK[batch.mask_NK]), 0, -1).astype(np.int32)
+    parts = predictions_in_parts(batch, shared_P, batch.ids_RT.size, unread=-1)
+    places = parts.place_NK[batch.mask_NK]
+    assert sorted(places.tolist()) == [0, 1, 2] and parts.targets[0, :3].tolist() == [5, 6, 7]
+    assert (parts.predict[1:] == -1).all() and parts.predict[0, :3].tolist() == [0, 0, 0]

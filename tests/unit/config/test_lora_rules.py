@@ -79,7 +79,7 @@ def test_a_rank_is_at_most_the_narrowest_target() -> None:
 
 
 def test_adapters_are_merged_where_generation_has_weights_of_its_own(load) -> None:
-    from mindgspo.rollout.sizes import generating_model, merges_adapters, reads_trained_weights
+    from mindgspo.config.generation import generating_model, merges_adapters, reads_trained_weights
 
     lora = "model.lora.rank=4"
     servers = "rollout.servers.urls=[http://127.0.0.1:8000]"
