@@ -58,7 +58,7 @@ class LayerTrace:
     """The operator that attends."""
 
     def __init__(self, tokens: Tensor, *replayed: Tensor) -> None:
-        self._mask, self._tokens, self._replayed = tokens, (tokens,) * 3, replayed
+        self._mask, self._tokens, self._replayed = tokens, (tokens, tokens, tokens), replayed
 
     def tap(self, name: str, operator: str, out: Tensor) -> Tensor:
         """Take the output of a module; return what the next modules are given."""

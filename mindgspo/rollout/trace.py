@@ -142,7 +142,8 @@ class _Step(LayerTrace):
 
     def _layers(self, x: Tensor, rotation: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]:
         self._attend, delta = decode_attention(self._cache), None
-        self._places = self._attend.places(*self._places)
+        cache_rows_S, table_SP, lengths_S, num_rows = self._places
+        self._places = self._attend.places(cache_rows_S, table_SP, lengths_S, num_rows)
         for number, layer in enumerate(self._model.layers):
             x, delta = self.layer(number, layer, x, delta, rotation)
         return x, delta
