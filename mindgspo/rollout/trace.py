@@ -12,12 +12,13 @@ vocabulary.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, ops
+from mindspore import Tensor, nn, ops
 
 from mindgspo.config.cache import BLOCK
 from mindgspo.models.trace import EXPERT_OPERATORS, HEAD_OPERATORS, LayerTrace, float32_values
@@ -25,7 +26,7 @@ from mindgspo.models.transformer import DecoderLayer, Transformer
 from mindgspo.parallel.ops.device import attention_segments, has_kernels
 from mindgspo.parallel.ops.kernels import SampleKernel
 from mindgspo.parallel.platform.runtime import CompiledCell, paged_kernels
-from mindgspo.rollout.cache import PagedCache, decode_attention
+from mindgspo.rollout.cache import ComposedDecodeAttention, PagedCache, PagedDecodeAttention, decode_attention
 from mindgspo.rollout.graphs import PackedLayers, PackedWeights, Prefill
 from mindgspo.rollout.sequences import SCRATCH, num_blocks_for
 from mindgspo.types import Float32Array, Int32Array
@@ -61,8 +62,11 @@ class SamplerTrace:
         )
         self._prefill = CompiledCell(Prefill(model, self._cache))
         self._packed = PackedWeights(model, merges=form.merges_adapters)
-        CompiledCell(self._packed)()
-        self._packed.merge()
+        if self._packed.has_kernels:
+            CompiledCell(self._packed)()
+            self._packed.merge()
+        attend = decode_attention(self._cache)
+        self._attend = [CompiledCell(_Attend(attend, number)) for number in range(len(model.layers))]
 
     @property
     def forms(self) -> tuple[bool, ...]:
@@ -79,7 +83,9 @@ class SamplerTrace:
         with paged_kernels():
             self._fill(ids_L[:num_prefilled])
             steps = [
-                _Step(self._model, self._cache, self._packed, self._form).run(ids_L, position, by_halves=by_halves)
+                _Step(self._model, self._cache, self._packed, self._attend, self._form).run(
+                    ids_L, position, by_halves=by_halves
+                )
                 for position in range(num_prefilled - 1, ids_L.size - 1)
             ]
         outputs: dict[str, list[Float32Array]] = defaultdict(list)
@@ -95,14 +101,45 @@ class SamplerTrace:
         self._prefill(*map(Tensor, inputs))
 
 
+class _Attend(nn.Cell):
+    """Attention of one layer over the cache. A graph, because on Ascend its operators exist nowhere else."""
+
+    def __init__(self, attend: PagedDecodeAttention | ComposedDecodeAttention, number: int) -> None:
+        super().__init__(auto_prefix=False)
+        self.attend, self.number = attend, number
+
+    def construct(
+        self,
+        query_SAD: Tensor,
+        key_SBD: Tensor,
+        value_SBD: Tensor,
+        cache_rows_S: Tensor,
+        table_SP: Tensor,
+        batch_valid_length: Tensor,
+        num_rows_1: Tensor,
+    ) -> Tensor:
+        """Inputs: see `graphs.DecodeStep`."""
+        places = self.attend.places(cache_rows_S, table_SP, batch_valid_length, num_rows_1)
+        tokens = (num_rows_1, num_rows_1, num_rows_1)
+        out, _ = self.attend(self.number, query_SAD, key_SBD, value_SBD, tokens, places)
+        return out
+
+
 class _Step(LayerTrace):
     """One decode step. The sequence holds the blocks after the scratch block, in order."""
 
     attention = "PagedAttention"
 
-    def __init__(self, model: Transformer, cache: PagedCache, packed: PackedWeights, form: SamplerForm) -> None:
+    def __init__(
+        self,
+        model: Transformer,
+        cache: PagedCache,
+        packed: PackedWeights,
+        attend: Sequence[CompiledCell],
+        form: SamplerForm,
+    ) -> None:
         super().__init__(Tensor(np.array([1], np.int32)))
-        self._model, self._cache, self._packed, self._form = model, cache, packed, form
+        self._model, self._cache, self._packed, self._attend, self._form = model, cache, packed, attend, form
         self._found: dict[str, TracedModule] = {}
 
     def run(self, ids_L: Int32Array, position: int, *, by_halves: bool) -> dict[str, TracedModule]:
@@ -141,15 +178,13 @@ class _Step(LayerTrace):
         return x, delta
 
     def _layers(self, x: Tensor, rotation: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]:
-        self._attend, delta = decode_attention(self._cache), None
-        cache_rows_S, table_SP, lengths_S, num_rows = self._places
-        self._places = self._attend.places(cache_rows_S, table_SP, lengths_S, num_rows)
+        delta = None
         for number, layer in enumerate(self._model.layers):
             x, delta = self.layer(number, layer, x, delta, rotation)
         return x, delta
 
     def attend(self, number: int, layer: DecoderLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return self._attend(number, query, key, value, self._tokens, self._places)[0]
+        return self._attend[number](query, key, value, *self._places)
 
     def tap(self, name: str, operator: str, out: Tensor) -> Tensor:
         self._keep(name, operator, float32_values(out)[0])

@@ -23,7 +23,7 @@ from mindgspo.errors import TrainingError
 from mindgspo.models.trace import is_traceable, trace_forward
 from mindgspo.models.transformer import Transformer
 from mindgspo.rollout.trace import SamplerForm, SamplerTrace, TracedModule
-from mindgspo.text import counted
+from mindgspo.text import counted, shorten
 from mindgspo.types import Batch, BoolArray, Float32Array, Response
 
 
@@ -102,9 +102,15 @@ class ExactLogProbs:
                 f"trainer ({graph}) than in the sampler, and trainer.require_exact_logprobs allows no bit. First: "
                 f"prompt {response.prompt_index}, response {response.sample_index}, token {first.slot} (id "
                 f"{first.batch.targets_NK[first.sample, first.slot]}): sampler {first.sampler:.9g}, trainer "
-                f"{first.trainer:.9g}, {units} in the last place apart. {self.locate(first)}"
+                f"{first.trainer:.9g}, {units} in the last place apart. {self._where(first)}"
             )
         return num_compared
+
+    def _where(self, token: ComparedToken) -> str:
+        try:
+            return self.locate(token)
+        except Exception as error:  # whatever MindSpore raises where a device cannot run the modules one by one
+            return f"The operator is not named: {type(error).__name__}: {shorten(' '.join(str(error).split()), 200)}"
 
 
 def drawn_by(version: int, batch: Batch, responses: Sequence[Response]) -> BoolArray:
