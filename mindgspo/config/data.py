@@ -74,8 +74,8 @@ class DataSourceSection(Section):
 
 
 class MixedSourceSection(DataSourceSection):
-    """One entry where data.train is a list of sources, from which each step draws in proportion to their weights. It has
-    the keys of a single source, and these two."""
+    """One entry where data.train is a list of sources, from which each step draws in proportion to their weights. It
+    has the keys of a single source, and these two."""
 
     name: SetName | None = None
     """Its name in metrics, messages and the run folder. None: its format. The reward function is chosen by each row's

@@ -3,8 +3,8 @@
 Which source the next prompt comes from depends on the shares and on the number of prompts drawn so far, not on chance.
 Tijdeman's rule (The chairman assignment problem, Discrete Mathematics 32, 1980) chooses, among the K sources that lag
 behind their shares by at least 1 / (2K - 2), the one that would be the first to lag too far. After any number of draws
-each source then is within 1 - 1 / (2K - 2) prompts of its share, and in any run of draws within twice that: within one
-prompt for two sources, less than two for more. No rule holds the first bound closer for all shares.
+each source then is within 1 - 1 / (2K - 2) prompts of its share (no rule does better for all shares), and within twice
+that in any run of draws: within one prompt for two sources, within less than two for more.
 
 Rows are numbered through all sources, in their order.
 """
@@ -121,4 +121,4 @@ def _from_row(start: int, passes_over: Callable[[int], bool] | None) -> Callable
 
 
 def _slack(num_sources: int) -> Fraction:
-    return Fraction(1, max(2 * num_sources - 2, 2))
+    return Fraction(1, max(2 * num_sources - 2, 1))

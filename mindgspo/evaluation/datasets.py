@@ -4,7 +4,7 @@ reward functions can read. Rank 0 prepares while the others wait.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -105,36 +105,9 @@ def _prepare(
         prepare(force=True)
 
 
-def open_train_sets(
-    config: ExperimentConfig,
-    tokenizer: Tokenizer,
-    scorer: Scorer,
-    folder: Path,
-    *,
-    new_run: bool,
-    tools: Sequence[JsonObject] = (),
-) -> list[PromptDataset]:
-    """The rows of each training source; those of a list are prepared in folders of their own. tools: see
-    `open_checked_dataset`."""
-    names = config.data.train_names
-    return [
-        open_checked_dataset(
-            config,
-            source,
-            tokenizer,
-            scorer,
-            folder / names[number] if names else folder,
-            seed=config.seed,
-            new_run=new_run,
-            tools=tools,
-        )
-        for number, source in enumerate(config.data.train_sources)
-    ]
-
-
-def training_prompts(train_sets: Sequence[PromptDataset], names: Sequence[str]) -> tuple[Prompt, ...]:
+def training_prompts(source_rows: Sequence[Iterable[Prompt]], names: Sequence[str]) -> tuple[Prompt, ...]:
     """The rows of all training sources, numbered through. names: of the sources of a list; empty if there is none."""
-    rows = [(row, name) for part, name in zip(train_sets, names or [""], strict=True) for row in part]
+    rows = [(row, name) for part, name in zip(source_rows, names or [""], strict=True) for row in part]
     return tuple(replace(row, index=index, source=name) for index, (row, name) in enumerate(rows))
 
 
@@ -198,9 +171,9 @@ def check_distinct_prompts(config: ExperimentConfig, *num_rows: int) -> None:
         for (place, _), source in zip(train_sources(config), mixture, strict=False):
             most = partial(most_drawn, source, len(mixture))
             if most(prompts) > source.num_rows:
-                legal = next(fewer for fewer in range(prompts, -1, -1) if most(fewer) <= source.num_rows or not fewer)
+                legal = next((fewer for fewer in range(prompts, 0, -1) if most(fewer) <= source.num_rows), None)
+                fewer = "" if legal is None else f"largest legal: {legal}, or "
                 raise ConfigError(
                     f"{key}: of {prompts} prompts up to {most(prompts)} are drawn from {place} ({source.name}), which "
-                    f"has {source.num_rows} rows, so one could be drawn twice at once; largest legal: {legal}, or give "
-                    "it a smaller weight"
+                    f"has {source.num_rows} rows, so one could be drawn twice at once; {fewer}give it a smaller weight"
                 )

@@ -32,7 +32,6 @@ from mindgspo.evaluation.datasets import (
     check_distinct_prompts,
     open_checked_dataset,
     open_eval_sets,
-    open_train_sets,
     training_prompts,
     trial_candidate,
 )
@@ -129,9 +128,14 @@ def build_experiment(
             answers = AnswerLog(failures_dir.with_name("answers"), rank=runtime.rank(), new_run=new_run)
             environment = replace(environment, answers=answers)
         tools = environment.tools
-    source_rows = open_train_sets(config, tokenizer, scorer, data_dir / "train", new_run=new_run, tools=tools)
+    names = config.data.train_names
+    folders = [data_dir / "train" / name for name in names] or [data_dir / "train"]
+    source_rows = [
+        open_checked_dataset(config, source, tokenizer, scorer, folder, seed=config.seed, new_run=new_run, tools=tools)
+        for source, folder in zip(config.data.train_sources, folders, strict=True)
+    ]
     num_rows = [len(rows) for rows in source_rows]
-    train_set = training_prompts(source_rows, config.data.train_names)
+    train_set = training_prompts(source_rows, names)
     eval_sets = open_eval_sets(config, tokenizer, scorer, data_dir / "eval", new_run=new_run, tools=tools)
     check_best_metric(config.eval, eval_sets, names_sets=config.data.names_eval_sets)
     check_distinct_prompts(config, *num_rows)

@@ -62,7 +62,6 @@ _FREE = (
 )
 # Keys that change the course of a run, perhaps on purpose: the run continues, with a warning.
 _WARNED = ("reward.",)
-_SOURCES = ("data.train.", "data.train[")
 # A run that starts from another's checkpoint has its own name.
 _FREE_ELSEWHERE = ("experiment",)
 
@@ -96,13 +95,12 @@ def check_same_experiment(
     if not saved.is_file():
         return []
     before = load_config(saved, check_files=False)
-    ours, theirs = _compared_settings(config), _compared_settings(before)
+    ours, theirs = (dict(dotted_items(config_mapping(one))) for one in (config, before))
     if config.data.train_names != before.data.train_names:  # one line, whatever the keys of the sources
-        ours, theirs = (
-            {key: value for key, value in settings.items() if not key.startswith(_SOURCES)}
-            | {"data.train": ", ".join(one.data.train_names) or "one source"}
-            for settings, one in ((ours, config), (theirs, before))
-        )
+        for settings, one in ((ours, config), (theirs, before)):
+            for key in [key for key in settings if key.startswith(("data.train.", "data.train["))]:
+                del settings[key]
+            settings["data.train"] = ", ".join(one.data.train_names) or "one source"
     differing = {
         key: f"{key}: {ours.get(key)!r}, the run has {theirs.get(key)!r}"
         for key in sorted(ours.keys() | theirs.keys())
@@ -115,10 +113,6 @@ def check_same_experiment(
             "Resume with the run's own settings, or start another run with `--set run_dir=...`"
         )
     return [f"warning: {text}; scores before and after this may not compare" for text in differing.values()]
-
-
-def _compared_settings(config: ExperimentConfig) -> dict[str, object]:
-    return dict(dotted_items(config_mapping(config)))
 
 
 def fingerprints(

@@ -93,6 +93,10 @@ def test_no_source_gives_a_draw_the_same_prompt_twice(mixed) -> None:
     message = r"of 8 prompts up to 7 are drawn from data.train\[0\] \(plain\), which has 6 rows.*; largest legal: 7"
     with pytest.raises(ConfigError, match=f"rollout.prompts_per_step: {message}"):
         check_distinct_prompts(config, 6, 3)
+    alone = mixed([PLAIN], EIGHT, "trainer.prompts_per_mini_batch=8")
+    check_distinct_prompts(alone, 8)
+    with pytest.raises(ConfigError, match="of 8 prompts up to 8 .* largest legal: 7"):
+        check_distinct_prompts(alone, 7)
 
 
 def test_another_list_is_refused_in_one_line(mixed, experiment, tmp_path: Path) -> None:
