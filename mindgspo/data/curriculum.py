@@ -3,10 +3,10 @@
 A row's pass rate p is the share of right answers in its latest group. Rewards of 0 and 1 then have the variance
 p (1 - p): at both ends nothing is left to learn. GRESO (arXiv 2506.02177) finds that prompts without a signal in one
 epoch mostly have none in the next, and skips a prompt with probability 1 - q^z after z such groups in a row, which on
-average is q^-z - 1 epochs. Here they are counted instead of drawn by lot, with q = 1/2: a row rests for 1, 3, 7, ... of
-its source's epochs and is then tried again, and the first group with a signal sets z back to 0. What is drawn thus
-follows from the seed, the position and the rewards so far. Older groups count through z alone: other weights answered
-them.
+average is q^-z - 1 epochs; it has a q for each end and adapts both. Here q is 1/2, and epochs are counted instead of
+drawn by lot: a row rests for 1, 3, 7, ... of its source's epochs and is then tried again, and the first group with a
+signal sets z back to 0. What is drawn thus follows from the seed, the position and the rewards so far. Older groups
+count through z alone: other weights answered them.
 
 Metrics:
   Training data:
