@@ -140,6 +140,12 @@ Metrics:
       unit: blocks
       healthy: below what `mindgspo plan` shows
       action: 'far below: raise rollout.slots, or lower rollout.cache_gb'
+  Sampler against trainer:
+    training/exact_logprobs_tokens:
+      meaning: tokens whose log-probs of sampler and trainer were compared and are equal, bit for bit
+        (trainer.require_exact_logprobs); those that the weights before the step's updates drew
+      unit: tokens
+      healthy: all that are trained, unless earlier weights drew some
   Progress, time and memory:
     timing_s/agent_loop/generate_sequences/min:
       meaning: time from the admission of a training response to its end, of the fastest one of the step; waiting
