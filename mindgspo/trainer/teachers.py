@@ -1,20 +1,6 @@
 """Teachers: frozen models that score the policy's own responses.
 
-    N  responses of a micro-batch    K  response-token slots    S  responses of the step
-
-Metrics:
-  Loss, KL and entropy:
-    distillation/kl:
-      meaning: mean of the old policy's minus the teachers' log-probability per taught response token, an estimate
-        of the reverse KL (k1); may be slightly negative
-      unit: nat
-      healthy: falls
-      action: 'flat: raise algorithm.distillation.coef or optimizer.lr; read samples.jsonl for responses that no
-        teacher would give'
-    distillation/taught_share:
-      meaning: response tokens that a teacher scored
-      unit: share of tokens
-      healthy: 1, unless some sources have no teacher
+N  responses of a micro-batch    K  response-token slots    S  responses of the step
 """
 
 from __future__ import annotations
