@@ -4,13 +4,16 @@
     python tools/compare_algorithms.py                          GSPO against GRPO on the arithmetic task, seeds 1, 2, 3
     python tools/compare_algorithms.py --only-plot              table and picture again, nothing is trained
     python tools/compare_algorithms.py --variant gspo algorithm.name=gspo --variant wide algorithm.clip_high=8e-4
+    python tools/compare_algorithms.py --condition few --condition many trainer.prompts_per_mini_batch=2
+                                                                every variant under every condition
 
 Where the experiment has a supervised warm-up, it is run once per seed, and all variants of that seed start from the
 same weights. Finished runs are reused, stopped ones continued. Below --output:
 
     comparison.png, comparison.md     the picture and the table, also printed
     comparison_cost.png               accuracy against updates and against generated responses
-    seed1/warm-up, seed1/gspo, ...    run folders; their output on the terminal is in seed1/warm-up.log, seed1/gspo.log
+    seed1/warm-up, seed1/gspo, ...    run folders; their output on the terminal is in seed1/warm-up.log, seed1/gspo.log;
+                                      with conditions seed1/many/gspo, ...
 
 Exit codes: 0; 1 if a run fails (its log is named) or a setting is wrong; 2 for a wrong command line; 130 for Ctrl-C.
 """
@@ -36,10 +39,12 @@ from mindgspo.io import write_file
 from mindgspo.metrics.compare import (
     ACCURACY,
     CLIP_FRACTION,
+    GRADIENT,
     REWARD,
     ROUTING,
     ComparedRun,
     band_text,
+    by_condition,
     by_variant,
     display_name,
     draw_curves,
@@ -57,14 +62,11 @@ from mindgspo.metrics.plot_style import (
     png_bytes,
     style,
 )
-from mindgspo.metrics.run_folder import HELD_OUT_ACCURACY, RunRecord, read_run
+from mindgspo.metrics.run_folder import HELD_OUT_ACCURACY, RunRecord, accuracies, read_run
 from mindgspo.trainer.resume_checks import check_same_experiment
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-
-#!/usr/bin/env python3
 
 
 EXPERIMENT = Path(__file__).resolve().parents[1] / "examples" / "arithmetic" / "gspo.yaml"
@@ -77,16 +79,21 @@ LOG_LINES = 8
 class Job:
     """One child process: `mindgspo <command> <experiment> --set ...`, its run folder, its log.
 
-    config: what the child will resolve its command line to.
+    condition: "" without conditions. config: what the child will resolve its command line to.
     """
 
     name: str
+    condition: str
     seed: int
     command: str
     experiment: Path
     settings: tuple[str, ...]
     run_dir: Path
     config: ExperimentConfig
+
+    @property
+    def title(self) -> str:
+        return ", ".join(filter(None, (f"seed {self.seed}", self.condition, self.name)))
 
     @property
     def log(self) -> Path:
@@ -111,26 +118,38 @@ class Job:
 Launch = Callable[[Job], int]
 
 
+NO_CONDITION: dict[str, tuple[str, ...]] = {"": ()}
+
+
 def plan(
-    experiment: Path, output: Path, variants: dict[str, tuple[str, ...]], seeds: Sequence[int], common: Sequence[str]
+    experiment: Path,
+    output: Path,
+    variants: dict[str, tuple[str, ...]],
+    seeds: Sequence[int],
+    common: Sequence[str],
+    conditions: dict[str, tuple[str, ...]] = NO_CONDITION,
 ) -> list[Job]:
-    """All jobs in order: per seed the warm-up, then every variant. ConfigError for a setting that is wrong."""
+    """All jobs in order: per seed the warm-up, then every variant under every condition; a variant's settings override
+    those of a condition. ConfigError for a setting that is wrong."""
     warms_up = load_config(experiment, common).warmup is not None
     jobs = []
     for seed in seeds:
         folder = output / f"seed{seed}"
         shared = [*common, f"seed={seed}", "resume=auto", "logging.progress=false"]
         if warms_up:
-            jobs.append(_job(WARM_UP, seed, "sft", experiment, shared, folder / WARM_UP))
+            jobs.append(_job(WARM_UP, "", seed, "sft", experiment, shared, folder / WARM_UP))
             export = json.dumps(str(folder / WARM_UP / "export"))
             shared += ["warmup=null", f"model.path={export}"]
-        for name, settings in variants.items():
-            own = [*shared, f"experiment={json.dumps(name)}", *settings]
-            jobs.append(_job(name, seed, "run", experiment, own, folder / name))
+        for condition, changed in conditions.items():
+            for name, settings in variants.items():
+                own = [*shared, f"experiment={json.dumps(name)}", *changed, *settings]
+                jobs.append(_job(name, condition, seed, "run", experiment, own, folder / condition / name))
     return jobs
 
 
-def _job(name: str, seed: int, command: str, experiment: Path, settings: Sequence[str], run_dir: Path) -> Job:
+def _job(
+    name: str, condition: str, seed: int, command: str, experiment: Path, settings: Sequence[str], run_dir: Path
+) -> Job:
     settings = (*settings, f"run_dir={json.dumps(str(run_dir))}")
     # The weights of the warm-up are not there yet.
     config = load_config(experiment, settings, check_files=False)
@@ -138,6 +157,7 @@ def _job(name: str, seed: int, command: str, experiment: Path, settings: Sequenc
         config = config.model_copy(update={"experiment": f"{config.experiment}-sft"})
     return Job(
         name=name,
+        condition=condition,
         seed=seed,
         command=command,
         experiment=experiment,
@@ -156,7 +176,7 @@ def run_child(job: Job) -> int:
 def run_all(jobs: Sequence[Job], launch: Launch = run_child) -> None:
     """Every job that is not finished, in order. TrainingError, naming its log, for the first that fails."""
     for number, job in enumerate(jobs, start=1):
-        title = f"[{number}/{len(jobs)}] seed {job.seed}, {job.name}"
+        title = f"[{number}/{len(jobs)}] {job.title}"
         if job.is_finished():
             print(f"{title}: finished before", flush=True)
             continue
@@ -165,9 +185,9 @@ def run_all(jobs: Sequence[Job], launch: Launch = run_child) -> None:
         started = time.perf_counter()
         code = launch(job)
         if code != 0:
-            raise TrainingError(f"seed {job.seed}, {job.name}: exit code {code}; its output is in {job.log}{_end(job)}")
+            raise TrainingError(f"{job.title}: exit code {code}; its output is in {job.log}{_end(job)}")
         if read_summary(job.run_dir).get("finished") is not True:
-            raise TrainingError(f"seed {job.seed}, {job.name}: ended without a result; its output is in {job.log}")
+            raise TrainingError(f"{job.title}: ended without a result; its output is in {job.log}")
         print(f"{title}: {time.perf_counter() - started:.0f} s", flush=True)
 
 
@@ -180,20 +200,24 @@ def _end(job: Job) -> str:
 
 
 def report(jobs: Sequence[Job], output: Path) -> None:
-    """Print and write the table, draw the picture. RunFolderError for a run that is not there."""
+    """Print and write the table, draw the pictures. RunFolderError for a run that is not there."""
+    order = list(dict.fromkeys((job.condition, job.name) for job in jobs))
     runs = sorted(
         (
-            ComparedRun(variant=job.name, seed=job.seed, run=read_run(job.run_dir))
+            ComparedRun(variant=job.name, seed=job.seed, run=read_run(job.run_dir), condition=job.condition)
             for job in jobs
             if job.command == "run"
         ),
-        key=lambda one: [job.name for job in jobs].index(one.variant),
+        key=lambda one: order.index((one.condition, one.variant)),
     )
     table = comparison_table(runs)
     write_file(output / "comparison.md", f"{table}\n".encode())
     write_file(output / "comparison.png", draw_comparison(runs, LIGHT))
-    write_file(output / "comparison_cost.png", draw_costs(runs, LIGHT))
-    print(f"\n{table}\n\npictures: {output / 'comparison.png'}, {output / 'comparison_cost.png'}")
+    pictures = [output / "comparison.png"]
+    if len(by_condition(runs)) == 1:
+        write_file(output / "comparison_cost.png", draw_costs(runs, LIGHT))
+        pictures.append(output / "comparison_cost.png")
+    print(f"\n{table}\n\npictures: {', '.join(map(str, pictures))}")
 
 
 def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -210,16 +234,31 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of all runs")
     parser.add_argument("--only-plot", action="store_true", help="train nothing")
+    parser.add_argument(
+        "--condition",
+        nargs="+",
+        action="append",
+        metavar=("NAME", "KEY=VALUE"),
+        help="a name and settings under which every variant runs; may be repeated. Default: none",
+    )
     arguments = parser.parse_args(words)
     if len(set(arguments.seeds)) < len(arguments.seeds):
         parser.error(f"--seeds: one stands there twice: {arguments.seeds}")
-    variants = {} if arguments.variant else VARIANTS
-    for name, *settings in arguments.variant or []:
-        if name in variants or name == WARM_UP or "=" in name:
-            parser.error(f"--variant {name}: the first word is a name of its own, then come KEY=VALUE settings")
-        variants[name] = tuple(settings)
-    arguments.variants = variants
+    arguments.variants = _named(parser, "--variant", arguments.variant) or VARIANTS
+    arguments.conditions = _named(parser, "--condition", arguments.condition) or NO_CONDITION
     return arguments
+
+
+def _named(
+    parser: argparse.ArgumentParser, option: str, given: Sequence[Sequence[str]] | None
+) -> dict[str, tuple[str, ...]]:
+    """Settings by name."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name, *settings in given or ():
+        if name in found or name == WARM_UP or "=" in name:
+            parser.error(f"{option} {name}: the first word is a name of its own, then come KEY=VALUE settings")
+        found[name] = tuple(settings)
+    return found
 
 
 # ----- table and pictures
@@ -255,6 +294,10 @@ def _run_max(metric: str) -> Callable[[RunRecord], float | None]:
     return largest
 
 
+def _best(run: RunRecord) -> float | None:
+    return max(HELD_OUT_ACCURACY.series(run).values, default=None)
+
+
 def _generated(run: RunRecord) -> float | None:
     series = run.series("samples/generated")
     return sum(series.values) if series else None
@@ -267,7 +310,9 @@ def _seconds(run: RunRecord) -> float | None:
 
 _COLUMNS = (
     _Column("accuracy before", lambda run: HELD_OUT_ACCURACY.span(run)[0], "{:.3f}", "{:.3f}"),
+    _Column("best", _best, "{:.3f}", "{:.3f}"),
     _Column("accuracy after", lambda run: HELD_OUT_ACCURACY.span(run)[1], "{:.3f}", "{:.3f}"),
+    _Column("steps behind", _run_mean("staleness/token_mean"), "{:.1f}", "{:.1f}", is_optional=True),
     _Column("responses clipped", _run_mean("actor/pg_clipfrac_seq"), "{:.2g}", "{:.1g}"),
     _Column("tokens clipped", _run_mean("actor/pg_clipfrac"), "{:.2g}", "{:.1g}"),
     _Column("gradient norm", _run_mean("actor/grad_norm"), "{:.2g}", "{:.1g}", is_optional=True),
@@ -279,24 +324,39 @@ _COLUMNS = (
 )
 
 
+def _of_set(name: str) -> _Column:
+    """Accuracy after, on one of several held-out sets."""
+
+    def last(run: RunRecord) -> float | None:
+        series = accuracies(run).get(name)
+        return series.values[-1] if series else None
+
+    return _Column(f"{name} after", last, "{:.3f}", "{:.3f}", is_optional=True)
+
+
 def comparison_table(runs: Sequence[ComparedRun]) -> str:
     """Markdown: a line per run, then a line per variant with mean and standard deviation (ddof 1) over its seeds.
 
-    Clip fractions, gradient norms and routing are means over the steps of a run. "-" where a run did not record a
-    figure.
+    Clip fractions, gradient norms, staleness and routing are means over the steps of a run. "-" where a run did not
+    record a figure. Several held-out sets have a column each.
     """
+    sets = dict.fromkeys(name for one in runs for name in accuracies(one.run))
     columns = [
         column
-        for column in _COLUMNS
+        for column in (*_COLUMNS, *(_of_set(name) for name in sets if len(sets) > 1))
         if not column.is_optional or any(column.figure(one.run) is not None for one in runs)
     ]
-    lines = [["algorithm", "seed", *(column.heading for column in columns)], ["---"] * (len(columns) + 2)]
+    conditions = by_condition(runs)
+    names = ["condition", "algorithm", "seed"][len(conditions) == 1 :]
+    lines = [[*names, *(column.heading for column in columns)], ["---"] * (len(columns) + len(names))]
     for one in runs:
-        lines.append([one.variant, str(one.seed), *(_cell(column, column.figure(one.run)) for column in columns)])
-    for variant, siblings in by_variant(runs).items():
-        if len(siblings) > 1:
-            cells = [_summary_cell(column, [column.figure(one.run) for one in siblings]) for column in columns]
-            lines.append([variant, f"mean of {len(siblings)}", *cells])
+        name = [one.condition, one.variant, str(one.seed)][-len(names) :]
+        lines.append([*name, *(_cell(column, column.figure(one.run)) for column in columns)])
+    for condition, compared in conditions.items():
+        for variant, siblings in by_variant(compared).items():
+            if len(siblings) > 1:
+                cells = [_summary_cell(column, [column.figure(one.run) for one in siblings]) for column in columns]
+                lines.append([*[condition, variant, f"mean of {len(siblings)}"][-len(names) :], *cells])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
@@ -315,10 +375,12 @@ def _summary_cell(column: _Column, values: Sequence[float | None]) -> str:
 
 
 def draw_comparison(runs: Sequence[ComparedRun], theme: Theme) -> bytes:
-    """Reward, held-out accuracy, clip fraction and, where it was recorded, how far routing drifts: a line per variant
-    for the mean over its seeds, a band from the smallest to the largest of them. All but accuracy are moving means."""
-    has_routing = any(one.run.series("router/drift") for one in runs)
-    panels = (REWARD, ACCURACY, CLIP_FRACTION, *((ROUTING,) if has_routing else ()))
+    """Reward, held-out accuracy, clip fraction, gradient norm under conditions and, where it was recorded, how far
+    routing drifts: a line per variant for the mean over its seeds, a band from the smallest to the largest of them. All
+    but accuracy are moving means."""
+    panels = [REWARD, ACCURACY, CLIP_FRACTION]
+    panels += [GRADIENT] if len(by_condition(runs)) > 1 else []
+    panels += [ROUTING] if any(one.run.series("router/drift") for one in runs) else []
     return draw_curves(runs, theme, panels, columns=len(panels))
 
 
@@ -383,7 +445,9 @@ def main(words: Sequence[str] | None = None, launch: Launch = run_child) -> int:
     arguments = parse_arguments(words)
     output = arguments.output.resolve()
     try:
-        jobs = plan(arguments.experiment, output, arguments.variants, arguments.seeds, arguments.set)
+        jobs = plan(
+            arguments.experiment, output, arguments.variants, arguments.seeds, arguments.set, arguments.conditions
+        )
         if not arguments.only_plot:
             run_all(jobs, launch)
         report(jobs, output)

@@ -66,6 +66,8 @@ class DataSourceSection(Section):
     """Keep only the first of equal prompts, and none of those whose gold answers differ. Counted either way."""
     split: Literal["train", "dev", "test"] = "train"
     """Arithmetic only: which split to generate. The splits are disjoint by construction."""
+    operation: Literal["+", "-"] | None = None
+    """Arithmetic only: sums (+) or differences (-) alone. None: both."""
     max_rows: int | None = Field(default=None, ge=1)
     """Use at most this many rows, from the start (arithmetic: how many to generate). None: all."""
     forgotten_carries: float = Field(default=0.0, ge=0, le=1)

@@ -377,6 +377,8 @@ def source_problems(key: str, source: DataSourceSection) -> Iterator[str]:
             f"{key}.max_rows: {source.max_rows:,} rows of a task that has a few thousand problems; largest legal: "
             f"{_MOST_GENERATED:,}"
         )
+    if source.format != "arithmetic" and source.operation is not None:
+        yield f"{key}.operation: {source.operation} selects generated arithmetic rows; remove it from {source.format}"
 
 
 def columns_problems(key: str, source: DataSourceSection) -> Iterator[str]:
@@ -404,16 +406,16 @@ def columns_problems(key: str, source: DataSourceSection) -> Iterator[str]:
 
 
 def _split_problems(sources: list[tuple[str, DataSourceSection]]) -> Iterator[str]:
-    """Splits are disjoint by construction; two sources on one split would share rows."""
-    used = {source.split for _, source in sources if source.format == "arithmetic"}
-    first_on: dict[str, str] = {}
-    for key, source in sources:
-        if source.format != "arithmetic":
-            continue
-        other = first_on.setdefault(source.split, key)
-        if other != key:
-            free = [split for split in ("train", "dev", "test") if split not in used]
-            yield (
-                f"{key}.split: {source.split} is already the split of {other}, so they share rows; "
-                f"nearest legal: {' or '.join(free)}"
-            )
+    """Splits are disjoint by construction, and so are sums and differences; two sources on one of them share rows."""
+    generated = [(key, source) for key, source in sources if source.format == "arithmetic"]
+    free = [split for split in ("train", "dev", "test") if all(source.split != split for _, source in generated)]
+    nearest = " or ".join(free) or "operation: + for one of them and - for the other"
+    for number, (key, source) in enumerate(generated):
+        for other, first in generated[:number]:
+            is_apart = source.operation != first.operation and None not in (source.operation, first.operation)
+            if source.split == first.split and not is_apart:
+                yield (
+                    f"{key}.split: {source.split} is already the split of {other}, so they share rows; "
+                    f"nearest legal: {nearest}"
+                )
+                break

@@ -24,12 +24,13 @@ import numpy as np
 from mindgspo.data.source_rows import SourceRow
 
 ArithmeticSplit = Literal["train", "dev", "test"]
+Operation = Literal["+", "-"]
 SPLITS: tuple[ArithmeticSplit, ...] = ("train", "dev", "test")
 
 DATA_SOURCE = "arithmetic"
 NAMES = ["Tom", "Ann", "Ben", "Mia", "Sam", "Eva", "Leo", "Zoe"]
 THINGS = ["apples", "pens", "coins", "cards", "books", "eggs", "shells", "stamps"]
-STORIES = {
+STORIES: dict[Operation, tuple[str, ...]] = {
     "+": (
         "{name} has {a} {things} and buys {b} more. How many now?",
         "{name} has {a} {things} and gets {b} more. How many now?",
@@ -50,7 +51,7 @@ DEV_PERCENT = 5
 class Problem:
     """operation on two operands of two digits, low <= high ("-" means high - low)."""
 
-    operation: Literal["+", "-"]
+    operation: Operation
     low: int
     high: int
 
@@ -66,26 +67,31 @@ class Problem:
 
 
 @functools.cache
-def problems(split: ArithmeticSplit) -> tuple[Problem, ...]:
-    """Every problem of a split, in a fixed order."""
+def problems(split: ArithmeticSplit, operation: Operation | None = None) -> tuple[Problem, ...]:
+    """Every problem of a split, or those of one operation, in a fixed order."""
     pairs = list(itertools.combinations_with_replacement(range(10, 100), 2))
     sums = [Problem(operation="+", low=low, high=high) for low, high in pairs]
     differences = [Problem(operation="-", low=low, high=high) for low, high in pairs if low < high]
     used = sums + [problem for problem in differences if problem.hash // 100 % DIFFERENCE_SHARE == 0]
-    return tuple(problem for problem in used if problem.split == split)
+    return tuple(one for one in used if one.split == split and operation in (None, one.operation))
 
 
 def generate_rows(
-    split: ArithmeticSplit, num_rows: int | None, seed: int, forgotten_carries: float = 0.0
+    split: ArithmeticSplit,
+    num_rows: int | None,
+    seed: int,
+    forgotten_carries: float = 0.0,
+    operation: Operation | None = None,
 ) -> list[SourceRow]:
     """`num_rows` rows, a function of the arguments alone; None: each problem of the split once.
 
+    operation: of all problems; None: both.
     forgotten_carries: probability that a worked solution forgets its carry or borrow; the answer is always right.
 
     The split's problems are walked in random order, again and again, so rows repeat a problem (with another story) only
-    after all others have occurred, and the first `len(problems(split))` rows are distinct.
+    after all others have occurred, and the first `len(problems(split, operation))` rows are distinct.
     """
-    pool = problems(split)
+    pool = problems(split, operation)
     count = len(pool) if num_rows is None else num_rows
     random = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, SPLITS.index(split)])))
     rows: list[SourceRow] = []

@@ -210,7 +210,7 @@ def open_source(section: DataSourceSection, seed: int, tokenizer: Tokenizer | No
     if section.format == "arithmetic":
         if path is not None:
             raise DataError(f"data source {path}: format 'arithmetic' is generated and takes no path (--input)")
-        rows = generate_rows(section.split, section.max_rows, seed, section.forgotten_carries)
+        rows = generate_rows(section.split, section.max_rows, seed, section.forgotten_carries, section.operation)
         digest = hashlib.sha256(json.dumps([asdict(row) for row in rows]).encode()).hexdigest()
         return Source(section=section, seed=seed, sha256=digest, _rows=lambda: rows, _count=lambda: len(rows))
     if path is None:

@@ -291,11 +291,13 @@ SeriesOf = Callable[[RunRecord], Series]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedRun:
-    """One run of the comparison; variant: what it is compared under, e.g. "gspo"."""
+    """One run of the comparison; variant: what it is compared under, e.g. "gspo"; condition: what it is compared with
+    other variants under, e.g. "staleness_4"."""
 
     variant: str
     seed: int
     run: RunRecord
+    condition: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -364,6 +366,14 @@ def by_variant(runs: Sequence[ComparedRun]) -> dict[str, list[ComparedRun]]:
     return found
 
 
+def by_condition(runs: Sequence[ComparedRun]) -> dict[str, list[ComparedRun]]:
+    """The runs of each condition, in the order in which they are given."""
+    found: dict[str, list[ComparedRun]] = {}
+    for one in runs:
+        found.setdefault(one.condition, []).append(one)
+    return found
+
+
 def display_name(variant: str) -> str:
     """GSPO for gspo; names that are not an algorithm's stay as they are."""
     return variant.upper().replace("_", "-") if variant in POLICY_LOSSES else variant
@@ -376,18 +386,23 @@ def band_text(runs: Sequence[ComparedRun]) -> str:
 
 
 def draw_curves(runs: Sequence[ComparedRun], theme: Theme, panels: Sequence[Panel], *, columns: int) -> bytes:
-    """PNG with a panel per metric, so many in a row."""
+    """PNG with a panel per metric, so many in a row; all panels again for each condition."""
     assert runs, "a comparison of no runs"
+    conditions = by_condition(runs)
     rows = math.ceil(len(panels) / columns)
-    figure = new_figure(theme, 13 * columns / 3, 3.9 * rows)
-    cells = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axes, panel in zip(cells, panels, strict=False):
-        style(axes, theme)
-        draw_panel(axes, runs, theme, panel)
-        label_x(axes, theme)
-    for axes in cells[len(panels) :]:
-        axes.set_visible(False)
-    add_legend(figure, max(cells[: len(panels)], key=lambda axes: len(axes.get_legend_handles_labels()[1])), theme)
+    figure = new_figure(theme, 13 * columns / 3, 3.9 * rows * len(conditions))
+    cells = figure.subplots(rows * len(conditions), columns, squeeze=False)
+    drawn = []
+    for turn, (condition, compared) in enumerate(conditions.items()):
+        own = list(cells[turn * rows : (turn + 1) * rows].flat)
+        for axes, panel in zip(own, panels, strict=False):
+            style(axes, theme)
+            draw_panel(axes, compared, theme, panel)
+            label_x(axes, theme, f"training step, {condition}" if condition else "training step")
+            drawn.append(axes)
+        for axes in own[len(panels) :]:
+            axes.set_visible(False)
+    add_legend(figure, max(drawn, key=lambda axes: len(axes.get_legend_handles_labels()[1])), theme)
     return png_bytes(figure, theme)
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import compare_algorithms as tool
@@ -61,17 +62,18 @@ def cells(table: str) -> list[list[str]]:
 def test_the_table_by_hand(tmp_path: Path) -> None:
     header, ruler, *rows = cells(tool.comparison_table(compared(tmp_path)))
     assert header[:2] == ["algorithm", "seed"] and set(ruler) == {"---"}
-    assert rows[0] == ["gspo", "1", "0.500", "0.910", "0.24", "0.24", "1,200", "101"]
-    assert rows[5] == ["grpo", "3", "0.500", "0.930", "0.0012", "0.0012", "3,600", "103"]
+    assert rows[0] == ["gspo", "1", "0.500", "0.910", "0.910", "0.24", "0.24", "1,200", "101"]
+    assert rows[5] == ["grpo", "3", "0.500", "0.930", "0.930", "0.0012", "0.0012", "3,600", "103"]
     # 0.91, 0.92, 0.93; 1,200, 2,400, 3,600; 101, 102, 103: means and deviations (ddof 1)
     clipped = ["0.24 ± 0", "0.24 ± 0"]
-    assert rows[6] == ["gspo", "mean of 3", "0.500 ± 0.000", "0.920 ± 0.010", *clipped, "2,400 ± 1,200", "102 ± 1"]
+    accuracies = ["0.500 ± 0.000", *["0.920 ± 0.010"] * 2]
+    assert rows[6] == ["gspo", "mean of 3", *accuracies, *clipped, "2,400 ± 1,200", "102 ± 1"]
     assert [row[0] for row in rows[6:]] == ["gspo", "grpo"]
     runs = compared(tmp_path, seeds=(4,))
     assert len(tool.comparison_table(runs).splitlines()) == 2 + 2
     bare = RunRecord(name="bare", metrics=({"step": 1},))
     *_, row, mean = cells(tool.comparison_table([*runs, tool.ComparedRun(variant="gspo", seed=5, run=bare)]))
-    assert (row, mean) == (["gspo", "5", *["-"] * 6], ["gspo", "mean of 2", *["-"] * 6])
+    assert (row, mean) == (["gspo", "5", *["-"] * 7], ["gspo", "mean of 2", *["-"] * 7])
 
 
 def test_routing_and_gradients_have_columns_where_they_were_recorded() -> None:
@@ -86,6 +88,16 @@ def test_routing_and_gradients_have_columns_where_they_were_recorded() -> None:
     assert int.from_bytes(content[16:20], "big") >= 2000
 
 
+def test_several_held_out_sets_have_columns() -> None:
+    rows = ({"step": 0, "val-core/sums/acc/mean@1": 0.5, "val-core/differences/acc/mean@1": 0.25},
+            {"step": 4, "val-core/sums/acc/mean@1": 0.75, "val-core/differences/acc/mean@1": 0.5})  # fmt: skip
+    header, _, row = cells(
+        tool.comparison_table([tool.ComparedRun(variant="gspo", seed=1, run=RunRecord(name="two", metrics=rows))])
+    )
+    found = dict(zip(header, row, strict=True))
+    assert (found["sums after"], found["differences after"]) == ("0.750", "0.500")
+
+
 @pytest.mark.parametrize(("seeds", "steps"), [((1, 2, 3), 40), ((1,), 12), ((1, 2), 1)])
 def test_the_picture(tmp_path: Path, seeds: tuple[int, ...], steps: int) -> None:
     runs = compared(tmp_path, seeds=seeds, steps=steps)
@@ -93,6 +105,23 @@ def test_the_picture(tmp_path: Path, seeds: tuple[int, ...], steps: int) -> None
     assert content.startswith(PNG)
     assert int.from_bytes(content[16:20], "big") >= 1500
     assert tool.draw_comparison(runs, LIGHT) == content != tool.draw_comparison(runs, DARK)
+
+
+def test_conditions_have_lines_and_panels_of_their_own(tmp_path: Path) -> None:
+    runs = [
+        replace(one, condition=condition)
+        for condition in ("fresh", "stale")
+        for one in compared(tmp_path, seeds=(1, 2))
+    ]
+    header, _, *rows = cells(tool.comparison_table(runs))
+    assert header[:3] == ["condition", "algorithm", "seed"]
+    names = [("gspo", "1"), ("gspo", "2"), ("grpo", "1"), ("grpo", "2")]
+    means = [(condition, name, "mean of 2") for condition in ("fresh", "stale") for name in ("gspo", "grpo")]
+    assert [tuple(row[:3]) for row in rows] == [("fresh", *name) for name in names] + [
+        ("stale", *name) for name in names
+    ] + means
+    one, two = (int.from_bytes(tool.draw_comparison(some, LIGHT)[20:24], "big") for some in (runs[:4], runs))
+    assert two == 2 * one
 
 
 def test_costs_still_runs_and_names_in_the_picture(tmp_path: Path) -> None:
@@ -151,6 +180,23 @@ def test_every_seed_warms_up_once_and_both_algorithms_start_from_it(tmp_path: Pa
     # Beside algorithm and names, nothing differs between the two.
     same = {"algorithm": gspo.config.algorithm, "experiment": "gspo", "run_dir": gspo.config.run_dir}
     assert grpo.config.model_copy(update=same) == gspo.config
+
+
+def test_every_variant_runs_under_every_condition(tmp_path: Path) -> None:
+    trainer = Trainer()
+    words = ["--seeds", "1", "--condition", "sync", "--condition", "many", "trainer.prompts_per_mini_batch=16"]
+    assert (
+        compare(tmp_path, trainer, *words, "--variant", "gspo", "--variant", "own", "trainer.prompts_per_mini_batch=32")
+        == 0
+    )
+    assert trainer.launched == ["1/warm-up", *["1/gspo", "1/own"] * 2]
+    jobs = tool.plan(QUICKSTART, tmp_path, {"gspo": (), "own": ("trainer.prompts_per_mini_batch=32",)}, [1], [],
+                     {"sync": (), "many": ("trainer.prompts_per_mini_batch=16",)})[1:]  # fmt: skip
+    assert [job.run_dir.relative_to(tmp_path).as_posix() for job in jobs] == [
+        "seed1/sync/gspo", "seed1/sync/own", "seed1/many/gspo", "seed1/many/own",
+    ]  # fmt: skip
+    assert [job.config.trainer.prompts_per_mini_batch for job in jobs] == [8, 32, 16, 32]
+    assert not (tmp_path / "comparison_cost.png").exists()
 
 
 def test_what_a_child_is_told_and_runs_without_warm_up(tmp_path: Path) -> None:
@@ -226,7 +272,7 @@ def test_only_plot_trains_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 @pytest.mark.parametrize("words", [
     ("--seeds", "1", "1"), ("--seeds", "one"), ("--variant", "algorithm.name=gspo"),
-    ("--variant", "a", "--variant", "a"), ("--variant", "warm-up"), ("--set",),
+    ("--variant", "a", "--variant", "a"), ("--variant", "warm-up"), ("--condition", "warm-up"), ("--set",),
 ])  # fmt: skip
 def test_a_wrong_command_line(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -24,6 +24,13 @@ def test_splits_have_their_sizes_and_share_no_pair_of_operands_whatever_the_seed
     assert {split: len(pairs) for split, pairs in seen.items()} == sizes
 
 
+def test_sums_and_differences_alone_are_all_problems():
+    for split in SPLITS:
+        sums, differences = ({pair_of(row) for row in generate_rows(split, None, 1, operation=one)} for one in "+-")
+        assert {operation for operation, _ in sums} == {"+"} and {operation for operation, _ in differences} == {"-"}
+        assert len(sums) + len(differences) == len(problems(split))
+
+
 def test_a_problem_repeats_only_after_all_others():
     size = len(problems("dev"))
     rows = generate_rows("dev", 2 * size + 5, 4)
