@@ -7,6 +7,7 @@ al., "On-Policy Distillation", 2025).
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -29,11 +30,16 @@ class TeacherSection(Section):
 
 
 class DistillationSection(Section):
-    """Reverse KL to teachers on the policy's own responses: log teacher - log old, the estimate k1 with the opposite
-    sign, times `coef`, is added to the advantage of each token after all normalisation."""
+    """Reverse KL to teachers on the policy's own responses."""
 
     teachers: tuple[TeacherSection, ...] = Field(min_length=1)
     """The teachers, e.g. [{path: models/Qwen3-32B}] (verl: distillation.teacher_models)."""
+    loss: Literal["k1", "top_k"] = "k1"
+    """k1: log teacher - log old, the estimate k1 with the opposite sign, times `coef`, is added to the advantage of
+    each token after all normalisation. top_k: the KL itself over the teacher's `top_k` likeliest tokens and all others
+    as one, times `coef`, is added to the loss, aggregated like it (verl: loss_mode)."""
+    top_k: int = Field(default=64, ge=1)
+    """For top_k only: number of tokens that the teacher gives the log-probs of (verl: topk)."""
     coef: float = Field(default=1.0, gt=0)
     """Factor of the teachers' part (verl: distillation_loss_coef)."""
     with_rewards: bool = True

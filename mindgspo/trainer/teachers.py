@@ -1,6 +1,6 @@
 """Teachers: frozen models that score the policy's own responses.
 
-N  responses of a micro-batch    K  response-token slots    S  responses of the step
+N  responses of a micro-batch    K  response-token slots    A  a teacher's likeliest tokens    S  responses of the step
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mindgspo.models.weights import fill_model, hold_in_compute_type
 from mindgspo.parallel.plans.placement import Placement
 from mindgspo.tokenization import Tokenizer, check_same_vocabulary
 from mindgspo.trainer.dynamic_sampling import StepSamples
-from mindgspo.types import Batch
+from mindgspo.types import Batch, Float32Array, Int32Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +32,23 @@ class Teacher:
     section: TeacherSection
     model: Model
     scorer: PolicyScorer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeacherScores:
+    """What the teachers say of a micro-batch, under softmax(logits / temperature) of the sampling temperature.
+
+    Example: with loss top_k and top_k 2, a token whose teacher gives 0.7 to id 5 and 0.2 to id 9 has top_ids [5, 9] and
+    top_logp [-0.36, -1.61].
+    """
+
+    logp_NK: np.ndarray
+    """float64, of the sampled tokens; NaN where masked or without a teacher."""
+    top_ids_NKA: Int32Array | None = None
+    """int32, the teacher's `top_k` likeliest ids of the policy's vocabulary, distinct; -1 where masked, without a
+    teacher, and where it gave fewer. None unless algorithm.distillation.loss is top_k."""
+    top_logp_NKA: Float32Array | None = None
+    """float32, their log-probs; 0 where the id is -1. The rest to 1 is the mass of all other tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
