@@ -16,17 +16,25 @@ from mindgspo.config.section import Section
 
 
 class TeacherSection(Section):
-    """A frozen model with the policy's vocabulary."""
+    """A frozen model with the policy's vocabulary, on the cards that train or behind a server."""
 
-    path: Path
-    """Hugging Face folder. Its sizes are its own; its tokens are those of the policy."""
+    path: Path | None = None
+    """Hugging Face folder of a model for the cards that train. Its sizes are its own; its tokens are those of the
+    policy."""
+    url: str | None = None
+    """Instead of path: address of a server that returns log-probs of given ids, e.g. http://10.0.0.2:8000. Its tokens
+    are compared with the policy's when the run starts; rollout.temperature must be 1."""
+    api: Literal["mindgspo", "vllm"] = "mindgspo"
+    """The server's API: that of `mindgspo serve` or vLLM (docs/rollout_servers.md)."""
+    api_key_file: Path | None = None
+    """File with the server's key. None: the variable MINDGSPO_API_KEY, if that is set and the run starts no servers."""
     sources: tuple[str, ...] = ()
     """Sources of prompts that it teaches: names of the list in data.train, else the rows' data_source. Empty: those
     that no other teacher names."""
     weight: float = Field(default=1.0, gt=0)
     """Its share where several teach one source: their log-prob is that of the mixture of their distributions."""
     plan: ParallelPlan | None = None
-    """Its plan, on the cards of plans.train. None: that of the reference policy."""
+    """Plan of a teacher with a path, on the cards of plans.train. None: that of the reference policy."""
 
 
 class DistillationSection(Section):

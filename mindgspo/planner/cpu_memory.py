@@ -44,7 +44,7 @@ def cpu_standing(work: RankWork, phases: Collection[Phase]) -> Parts:
     if Phase.ROLLOUT in phases:
         pools.append(_rollout(work))
     if Phase.SCORE in phases:
-        pools += [_score(work, width) for _, width in work.scoring]
+        pools += [_score(*one) for one in work.scoring]
     packed = FLOAT * _packed(work) if Phase.ROLLOUT in phases else 0
     graphs = _GRAPHS + _GRAPHS_PER_LAYER * work.train.layers
     pool = max(pools, key=lambda parts: sum(parts.values()), default={})

@@ -1,4 +1,4 @@
-"""Teachers: frozen models that score the policy's own responses.
+"""Teachers: frozen models, here or behind servers, that score the policy's own responses.
 
 N  responses of a micro-batch    K  response-token slots    A  a teacher's likeliest tokens    S  responses of the step
 """
@@ -6,14 +6,15 @@ N  responses of a micro-batch    K  response-token slots    A  a teacher's likel
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from mindspore import Parameter
 
 from mindgspo.config import ExperimentConfig
 from mindgspo.config.distillation import TeacherSection
-from mindgspo.config.distillation_rules import teacher_model, teacher_plan
+from mindgspo.config.distillation_rules import KEY, teacher_model, teacher_plan
 from mindgspo.errors import ConfigError, TokenizerError
 from mindgspo.models.model import Model
 from mindgspo.models.policy import build_model
@@ -24,14 +25,18 @@ from mindgspo.tokenization import Tokenizer, check_same_vocabulary
 from mindgspo.trainer.dynamic_sampling import StepSamples
 from mindgspo.types import Batch, Float32Array, Int32Array
 
+if TYPE_CHECKING:
+    from mindgspo.rollout.server_scorer import ServerScorer
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Teacher:
-    """One teacher, with its weights."""
+    """One teacher."""
 
     section: TeacherSection
-    model: Model
-    scorer: PolicyScorer
+    scorer: PolicyScorer | ServerScorer
+    model: Model | None = None
+    """Its model on the cards that train; None behind a server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +65,8 @@ class Teachers:
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Their weights on this rank."""
-        return tuple(one for teacher in self.teachers for one in teacher.model.get_parameters())
+        models = [teacher.model for teacher in self.teachers if teacher.model is not None]
+        return tuple(one for model in models for one in model.get_parameters())
 
     def teaching(self, source: str) -> list[tuple[int, float]]:
         """Number and share of each teacher of a source; empty if it has none."""
@@ -81,7 +87,7 @@ class Teachers:
                 for batch in batches
             ]
             taught = [index for index, share_N in enumerate(share_by_batch) if share_N.any()]
-            scores = teacher.scorer.score([batches[index] for index in taught])
+            scores = teacher.scorer.score([_only(batches[index], share_by_batch[index] > 0) for index in taught])
             for index, score in zip(taught, scores, strict=True):
                 with np.errstate(divide="ignore"):
                     log_share_N1 = np.log(share_by_batch[index])[:, None]
@@ -92,6 +98,11 @@ class Teachers:
         ]
 
 
+def _only(batch: Batch, is_taught_N: np.ndarray) -> Batch:
+    """A batch in which other samples have no token to be scored: servers are not asked for them."""
+    return replace(batch, mask_NK=batch.mask_NK & is_taught_N[:, None])
+
+
 def sources_of(samples: StepSamples) -> list[str]:
     """The source of each response of a step by its number: its place in the list of data.train, else its row's
     data_source."""
@@ -100,17 +111,23 @@ def sources_of(samples: StepSamples) -> list[str]:
 
 
 def build_teachers(config: ExperimentConfig, tokenizer: Tokenizer, rank: int) -> Teachers | None:
-    """The teachers with their weights; None without distillation. Raises ConfigError for a teacher whose tokens are not
-    the policy's, WeightsError for files that do not fit."""
+    """The teachers with their weights or servers; None without distillation. Raises ConfigError for a teacher whose
+    tokens are not the policy's, WeightsError for files that do not fit, RolloutError for a server that fails."""
     section = config.algorithm.distillation
     if section is None:
         return None
     teachers = []
     for number, one in enumerate(section.teachers):
+        key = f"{KEY}.teachers[{number}]"
+        if one.path is None:
+            from mindgspo.rollout.server_scorer import open_server_scorer  # the HTTP library is not needed otherwise
+
+            teachers.append(Teacher(section=one, scorer=open_server_scorer(config, one, tokenizer, key)))
+            continue
         try:
             check_same_vocabulary(tokenizer, one.path)
         except TokenizerError as error:
-            raise ConfigError(f"algorithm.distillation.teachers[{number}].path: {error}") from None
+            raise ConfigError(f"{key}.path: {error}") from None
         model_section = teacher_model(one, config.model)
         model = build_model(model_section, Placement(plan=teacher_plan(one, config), rank=rank))
         hold_in_compute_type(model)
