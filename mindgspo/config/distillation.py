@@ -32,7 +32,8 @@ class TeacherSection(Section):
     """Sources of prompts that it teaches: names of the list in data.train, else the rows' data_source. Empty: those
     that no other teacher names."""
     weight: float = Field(default=1.0, gt=0)
-    """Its share where several teach one source: their log-prob is that of the mixture of their distributions."""
+    """Its share where several teach one source: their log-prob is that of the mixture of their distributions. With
+    loss top_k a source has one teacher."""
     plan: ParallelPlan | None = None
     """Plan of a teacher with a path, on the cards of plans.train. None: that of the reference policy."""
 
@@ -44,10 +45,12 @@ class DistillationSection(Section):
     """The teachers, e.g. [{path: models/Qwen3-32B}] (verl: distillation.teacher_models)."""
     loss: Literal["k1", "top_k"] = "k1"
     """k1: log teacher - log old, the estimate k1 with the opposite sign, times `coef`, is added to the advantage of
-    each token after all normalisation. top_k: the KL itself over the teacher's `top_k` likeliest tokens and all others
-    as one, times `coef`, is added to the loss, aggregated like it (verl: loss_mode)."""
+    each token after all normalisation; with gspo the ratio stays that of the response, and each token has its own
+    gradient, as in gspo_token. top_k: the KL over the teacher's likeliest tokens and all others as one, times `coef`,
+    is added to the loss, aggregated like it, with its exact gradient (verl: distillation_loss.loss_mode)."""
     top_k: int = Field(default=64, ge=1)
-    """For top_k only: number of tokens that the teacher gives the log-probs of (verl: topk)."""
+    """For loss top_k only: number of likeliest tokens. The arrays of a step take 8 bytes per response token and each of
+    them (verl: distillation_loss.topk)."""
     coef: float = Field(default=1.0, gt=0)
     """Factor of the teachers' part (verl: distillation_loss_coef)."""
     with_rewards: bool = True

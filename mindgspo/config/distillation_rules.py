@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from mindgspo.config.deployment_rules import address_problems
-from mindgspo.config.distillation import TeacherSection
+from mindgspo.config.distillation import DistillationSection, TeacherSection
 from mindgspo.config.huggingface_config import read_model_section
 from mindgspo.config.model import ModelSection
 from mindgspo.config.plan import ParallelPlan, check_reference_plan, check_same_world
@@ -39,16 +40,18 @@ def distillation_problems(config: ExperimentConfig) -> Iterator[str]:
     section = config.algorithm.distillation
     if section is None:
         return
-    if config.algorithm.ratio_over == "turn":
+    if config.algorithm.ratio_over == "turn" and section.loss == "k1":
         yield (
             f"{KEY}: every token has an advantage of its own, and algorithm.ratio_over=turn one ratio and one gradient "
-            "per turn; remove algorithm.ratio_over"
+            f"per turn; remove algorithm.ratio_over, or set {KEY}.loss=top_k"
         )
     if not section.with_rewards and config.algorithm.filter_groups.metric != "none":
         yield (
             f"{KEY}.with_rewards: false, but algorithm.filter_groups.metric "
             f"{config.algorithm.filter_groups.metric} leaves out groups by their rewards; set it to none"
         )
+    if section.loss == "top_k":
+        yield from _top_k_problems(section, config.model.vocab_size)
     names = config.data.train_names
     for number, teacher in enumerate(section.teachers):
         yield from _place_problems(f"{KEY}.teachers[{number}]", teacher, config.rollout.temperature)
@@ -79,6 +82,18 @@ def _place_problems(key: str, teacher: TeacherSection, temperature: float) -> It
         yield (
             f"{key}.url: servers return log-probs of given ids at temperature 1 only, and rollout.temperature is "
             f"{temperature:g}; set it to 1, or give the teacher by path"
+        )
+
+
+def _top_k_problems(section: DistillationSection, vocab_size: int) -> Iterator[str]:
+    if section.top_k > vocab_size:
+        yield f"{KEY}.top_k: {section.top_k:,} of a vocabulary of {vocab_size:,} tokens; nearest legal: {vocab_size}"
+    taught = Counter(source for teacher in section.teachers for source in set(teacher.sources) or {""})
+    if several := [source for source, count in taught.items() if count > 1]:
+        yield (
+            f"{KEY}.teachers: {taught[several[0]]} of them teach {several[0] or 'the sources that no other one names'}, "
+            "and loss top_k takes one, because the likeliest tokens of a mixture are not known from those of its parts; "
+            f"give them different sources, or set {KEY}.loss=k1"
         )
 
 

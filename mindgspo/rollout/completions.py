@@ -17,6 +17,7 @@ from mindgspo.types import Prompt
 
 _numbers = itertools.count(1)
 _BYTES_PER_TOKEN, _MORE_BYTES = 16, 1 << 16
+_MOST_LIKELIEST = 128  # per token of a scored row; its answer has some 90 bytes of each
 # model, logprobs, return_token_ids and user have no effect.
 _KEYS = (
     *("prompt", "n", "max_tokens", "temperature", "top_k", "top_p", "seed", "random_stream", "number"),
@@ -110,17 +111,19 @@ class ScoringRequest:
     """Unique among the requests that run."""
     ids: np.ndarray
     """int32 [L], at least 2."""
+    top_k: int
+    """Number of likeliest ids whose log-probs are wanted as well."""
 
 
 def scoring_request_of(asked: Mapping[str, Any], limits: Limits) -> ScoringRequest:
     """Validate a body with prompt_logprobs. Raises RequestError. Nothing is generated: what other keys say of that has
     no effect, but those of the number of tokens and responses are checked."""
     _check_keys(asked, limits)
-    _number(asked, "prompt_logprobs", 0, 0)
+    top_k = _number(asked, "prompt_logprobs", 0, min(_MOST_LIKELIEST, limits.vocab_size))
     _number(asked, "max_tokens", 0, 1, default=0)
     _number(asked, "n", 1, 1, default=1)
     ids = _ids(asked.get("prompt"), 2, limits.max_prompt_length + limits.max_new_tokens, limits)
-    return ScoringRequest(number=asked["number"] if "number" in asked else next(_numbers), ids=ids)
+    return ScoringRequest(number=asked["number"] if "number" in asked else next(_numbers), ids=ids, top_k=top_k)
 
 
 def _check_keys(asked: Mapping[str, Any], limits: Limits) -> None:

@@ -1,9 +1,14 @@
-"""Rows of given ids that wait to be scored by the model that a server has."""
+"""Rows of given ids that wait to be scored by the model that a server has.
+
+Legend: L ids of a row, A likeliest ids per position.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -11,18 +16,26 @@ from mindgspo.batches.rows import BatchSize, TrainingSample, batch_of, denominat
 from mindgspo.models.model import Model
 from mindgspo.models.scoring import PolicyScorer, padded_length
 from mindgspo.rollout.completions import ScoringRequest
-from mindgspo.types import Float32Array
 
 _TOKENS_PER_PASS = 4096  # or those of one row; decoding waits while they are scored
+_MOST_SCORERS = 4  # of different numbers of likeliest ids; each has graphs of its own
+Entries = list[dict[str, dict[str, Any]] | None]
+"""vLLM's prompt_logprobs, one entry per id of a row, without the texts of tokens; None for the first one."""
 
 
 class GivenRows:
     """A queue; log-probs are those of softmax(logits). All ranks of a replica add and score the same rows."""
 
     def __init__(self, model: Model) -> None:
-        self._scorer = PolicyScorer(model, temperature=1.0)
-        self._limit = model.config.max_position_embeddings
+        config = model.config
+        self._limit = config.max_position_embeddings
         self._waiting: deque[ScoringRequest] = deque()
+
+        @lru_cache(maxsize=_MOST_SCORERS)
+        def scorer(top_k: int) -> PolicyScorer:
+            return PolicyScorer(model, temperature=1.0, likeliest=(top_k, config.vocab_size) if top_k else None)
+
+        self._scorer = scorer
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -37,14 +50,13 @@ class GivenRows:
         self._waiting = deque(request for request in self._waiting if request not in dropped)
         return dropped
 
-    def score(self) -> list[tuple[ScoringRequest, Float32Array]]:
-        """Score the oldest row and others for which the same graph has room: log-probs float32 [L - 1] of each, of its
-        second id and those after it."""
-        length = padded_length(self._waiting[0].ids.size, self._limit)
+    def score(self) -> list[tuple[ScoringRequest, Entries | None]]:
+        """Score the oldest row, and others for which its graph has room. None: log-probs are NaN or infinite."""
+        length, top_k = self._shape(self._waiting[0])
         width = max(1, _TOKENS_PER_PASS // length)
-        taken = [one for one in self._waiting if padded_length(one.ids.size, self._limit) == length][:width]
+        taken = [one for one in self._waiting if self._shape(one) == (length, top_k)][:width]
         self._waiting = deque(one for one in self._waiting if one not in taken)
-        # As responses to their first id; the graph always has `width` rows.
+        # As responses to their first id. The graph always has `width` rows.
         samples = [
             TrainingSample(
                 prompt_ids=one.ids[:1],
@@ -56,5 +68,31 @@ class GivenRows:
         ]
         size = BatchSize(rows=width, row_length=length, samples=width, slots=length)
         batch = batch_of([[sample] for sample in samples], size, 0, denominators(samples))
-        (scores,) = self._scorer.score([batch])
-        return [(one, scores.logp_NK[row, : one.ids.size - 1]) for row, one in enumerate(taken)]
+        (scores,) = self._scorer(top_k).score([batch])
+        likeliest = (
+            (scores.top_ids_NKA, scores.top_logp_NKA) if top_k else (np.zeros((width, length, 0), np.int32),) * 2
+        )
+        assert likeliest[0] is not None and likeliest[1] is not None, "no likeliest ids"
+        return [
+            (one, _entries(one.ids, *(array[row, : one.ids.size - 1] for array in (scores.logp_NK, *likeliest))))
+            for row, one in enumerate(taken)
+        ]
+
+    def _shape(self, request: ScoringRequest) -> tuple[int, int]:
+        return padded_length(request.ids.size, self._limit), request.top_k
+
+
+def _entries(ids: np.ndarray, logprobs: np.ndarray, top_ids: np.ndarray, top_logprobs: np.ndarray) -> Entries | None:
+    """logprobs: float32 [L - 1]; top_ids, top_logprobs: [L - 1, A]."""
+    if not (np.isfinite(logprobs).all() and np.isfinite(top_logprobs).all()):
+        return None
+    order = np.argsort(-top_logprobs, axis=1, kind="stable")
+    top_ids, top_logprobs = (np.take_along_axis(array, order, 1).tolist() for array in (top_ids, top_logprobs))
+    entries: Entries = [None]
+    for token, own, likeliest, values in zip(ids[1:].tolist(), logprobs.tolist(), top_ids, top_logprobs, strict=True):
+        named = {
+            str(one): {"logprob": value, "rank": rank}
+            for rank, (one, value) in enumerate(zip(likeliest, values, strict=True), start=1)
+        }
+        entries.append({str(token): {"logprob": own, "rank": None}} | named)
+    return entries

@@ -38,7 +38,7 @@ from mindgspo.reshard.verify import sampled_names
 from mindgspo.rollout.build import native_engine
 from mindgspo.rollout.completions import Limits, request_of, scoring_request_of
 from mindgspo.rollout.engine import Decoding, NativeEngine
-from mindgspo.rollout.given_rows import GivenRows
+from mindgspo.rollout.given_rows import Entries, GivenRows
 from mindgspo.rollout.protocol import Purpose, SamplingFilter
 from mindgspo.rollout.sequences import EndedRequest
 from mindgspo.rollout.server_front import NO_WEIGHTS, ServerFront
@@ -46,7 +46,7 @@ from mindgspo.rollout.server_key import ServerKey
 from mindgspo.rollout.service import NO_TOKENS, Request
 from mindgspo.rollout.weights_folder import open_weights
 from mindgspo.tokenization import Tokenizer, load_tokenizer
-from mindgspo.types import Float32Array, Routing
+from mindgspo.types import Routing
 
 _IDLE_S = 5.0  # longest silence of rank 0 towards the other ranks of a replica
 
@@ -273,10 +273,10 @@ class CompletionServer:
             self._answer(self._decoding.ended())
 
     def _score(self) -> None:
-        for request, logprobs in self._given.score() if self._given else ():
-            answer: tuple[int, Any] = 200, self._scored(request.ids, logprobs)
-            if not np.isfinite(logprobs).all():
-                answer = 422, f"weights of version {self._version} give log-probs that are NaN or Inf"
+        for request, entries in self._given.score() if self._given else ():
+            answer: tuple[int, Any] = 422, self._not_finite
+            if entries is not None:
+                answer = 200, self._scored(request.ids.tolist(), entries)
             self._asked.pop(request.number).set_result(answer)
 
     def _give_up(self, answer: tuple[int, str]) -> None:
@@ -306,7 +306,7 @@ class CompletionServer:
         for one in ended:
             answer: tuple[int, Any] = 200, self._described(one)
             if not all(np.isfinite(piece.logprobs).all() for piece in one.pieces):
-                answer = 422, f"weights of version {self._version} give log-probs that are NaN or Inf"
+                answer = 422, self._not_finite
             self._asked.pop(one.request.number).set_result(answer)
 
     def _described(self, ended: EndedRequest) -> dict[str, Any]:
@@ -329,17 +329,19 @@ class CompletionServer:
         usage = {"prompt_tokens": len(prompt), "completion_tokens": tokens, "total_tokens": len(prompt) + tokens}
         return {"weight_version": self._version, "choices": choices, "usage": usage}
 
-    def _scored(self, ids: np.ndarray, logprobs: Float32Array) -> dict[str, Any]:
-        """An answer in the form of vLLM's, without texts of tokens."""
-        entries = [{str(token): {"logprob": one}} for token, one in zip(ids[1:], logprobs.tolist(), strict=True)]
+    @property
+    def _not_finite(self) -> str:
+        return f"weights of version {self._version} give log-probs that are NaN or Inf"
+
+    def _scored(self, ids: list[int], entries: Entries) -> dict[str, Any]:
         choice = {
             "index": 0,
             "token_ids": [],
-            "prompt_token_ids": ids.tolist(),
-            "prompt_logprobs": [None, *entries],
+            "prompt_token_ids": ids,
+            "prompt_logprobs": entries,
             "finish_reason": "length",
         }
-        usage = {"prompt_tokens": ids.size, "completion_tokens": 0, "total_tokens": ids.size}
+        usage = {"prompt_tokens": len(ids), "completion_tokens": 0, "total_tokens": len(ids)}
         return {"weight_version": self._version, "choices": [choice], "usage": usage}
 
     def _load(self, folder: Path, version: int) -> tuple[int, Any]:

@@ -76,8 +76,11 @@ class ServerScorer:
         """One result per batch, without entropies. Samples without a real token are not asked for. Raises RolloutError
         for a server that fails, or an invalid answer."""
         found = self._asked(batches) if self._replicas.is_leader else []
-        collected = self._replicas.collect(found, num_items=len(batches))
-        return [TokenScores(logp_NK, np.zeros_like(logp_NK)) for (logp_NK, *_) in collected]
+        scores = []
+        for logp_NK, ids_NKA, top_NKA in self._replicas.collect(found, num_items=len(batches)):
+            likeliest = {"top_ids_NKA": ids_NKA, "top_logp_NKA": top_NKA} if self._top_k else {}
+            scores.append(TokenScores(logp_NK=logp_NK, entropy_NK=np.zeros_like(logp_NK), **likeliest))
+        return scores
 
     def check_vocabulary(self, tokenizer: Tokenizer, longest: int) -> None:
         """Ask for the text of every id, in rows of `longest` tokens, so that the server shows as well that it takes the
@@ -99,8 +102,16 @@ class ServerScorer:
                     )
 
     def _asked(self, batches: Sequence[Batch]) -> list[Arrays]:
-        """Log-probs [N, K] of each batch, 0 where masked."""
-        found = [(np.zeros(batch.mask_NK.shape, np.float32),) for batch in batches]
+        """Log-probs [N, K] of each batch, likeliest ids [N, K, A] and their log-probs; 0, -1 and 0 where masked."""
+        shapes = [batch.mask_NK.shape for batch in batches]
+        found = [
+            (
+                np.zeros(shape, np.float32),
+                np.full((*shape, self._top_k), -1, np.int32),
+                np.zeros((*shape, self._top_k), np.float32),
+            )
+            for shape in shapes
+        ]
         samples = [(b, int(n)) for b, batch in enumerate(batches) for n in np.flatnonzero(batch.mask_NK.any(axis=1))]
         rows = [row_of(batches[b], n) for b, n in samples]
         for (b, n), (_, places), served in zip(samples, rows, self._served([ids for ids, _ in rows]), strict=True):
@@ -109,7 +120,8 @@ class ServerScorer:
                     f"{self._url}: its weights have version {served.weight_version!r:.40} now, and had "
                     f"{self._version!r:.40} when the run started; a teacher does not change"
                 )
-            found[b][0][n, batches[b].mask_NK[n]] = served.logprobs[places]
+            for array, values in zip(found[b], (served.logprobs, served.top_ids, served.top_logprobs), strict=True):
+                array[n, batches[b].mask_NK[n]] = values[places]
         return found
 
     def _served(self, rows: Sequence[Int32Array]) -> list[ServedRow]:

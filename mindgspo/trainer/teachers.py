@@ -22,6 +22,7 @@ from mindgspo.models.scoring import PolicyScorer
 from mindgspo.models.weights import fill_model, hold_in_compute_type
 from mindgspo.parallel.plans.placement import Placement
 from mindgspo.tokenization import Tokenizer, check_same_vocabulary
+from mindgspo.trainer.batches import MiniBatches, flattened, regrouped
 from mindgspo.trainer.dynamic_sampling import StepSamples
 from mindgspo.types import Batch, Float32Array, Int32Array
 
@@ -61,6 +62,8 @@ class Teachers:
     """All teachers of a run."""
 
     teachers: tuple[Teacher, ...]
+    top_k: int = 0
+    """Likeliest tokens to find; 0: none."""
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -76,11 +79,13 @@ class Teachers:
         total = sum(sections[n].weight for n in own)
         return [(n, sections[n].weight / total) for n in own]
 
-    def log_probs(self, batches: Sequence[Batch], sources_S: Sequence[str]) -> list[np.ndarray]:
-        """log sum_j share_j p_j of the sampled tokens, float64 [N, K] by micro-batch, NaN where masked or without a
-        teacher. sources_S: source of each response by its number. All ranks call it."""
+    def scores(self, batches: Sequence[Batch], sources_S: Sequence[str]) -> list[TeacherScores]:
+        """The scores of each micro-batch; log-probs are log sum_j share_j p_j, likeliest tokens those of the one
+        teacher of a source. sources_S: source of each response by its number. All ranks call it."""
         shares = {source: dict(self.teaching(source)) for source in set(sources_S)}
         found = [np.full(batch.mask_NK.shape, -np.inf) for batch in batches]
+        shapes = [(*batch.mask_NK.shape, self.top_k) for batch in batches]
+        top_ids, top_logp = ([np.full(shape, one) for shape in shapes] for one in (np.int32(-1), np.float32(0)))
         for number, teacher in enumerate(self.teachers):
             share_by_batch = [
                 np.array([shares[sources_S[int(n)]].get(number, 0.0) if n >= 0 else 0.0 for n in batch.samples_N])
@@ -92,10 +97,31 @@ class Teachers:
                 with np.errstate(divide="ignore"):
                     log_share_N1 = np.log(share_by_batch[index])[:, None]
                 found[index] = np.logaddexp(found[index], log_share_N1 + score.logp_NK)
-        return [
+                if self.top_k:
+                    assert score.top_ids_NKA is not None and score.top_logp_NKA is not None, "no likeliest tokens"
+                    is_own_NK1 = (batches[index].mask_NK & (share_by_batch[index] > 0)[:, None])[:, :, None]
+                    is_told_NKA = is_own_NK1 & (score.top_ids_NKA >= 0)
+                    np.copyto(top_ids[index], score.top_ids_NKA, where=is_told_NKA)
+                    np.copyto(top_logp[index], score.top_logp_NKA, where=is_told_NKA)
+        logp = [
             np.where(batch.mask_NK & np.isfinite(logp_NK), logp_NK, np.nan)
             for batch, logp_NK in zip(batches, found, strict=True)
         ]
+        if not self.top_k:
+            return [TeacherScores(logp_NK=logp_NK) for logp_NK in logp]
+        return [
+            TeacherScores(logp_NK=logp_NK, top_ids_NKA=ids_NKA, top_logp_NKA=top_logp_NKA)
+            for logp_NK, ids_NKA, top_logp_NKA in zip(logp, top_ids, top_logp, strict=True)
+        ]
+
+
+def with_likeliest(mini_batches: MiniBatches, scores: Sequence[TeacherScores]) -> MiniBatches:
+    """The batches with the teachers' likeliest tokens, which a loss reads."""
+    filled = [
+        replace(batch, teacher_ids_NKA=one.top_ids_NKA, teacher_logp_NKA=one.top_logp_NKA)
+        for batch, one in zip(flattened(mini_batches), scores, strict=True)
+    ]
+    return regrouped(filled, mini_batches)
 
 
 def _only(batch: Batch, is_taught_N: np.ndarray) -> Batch:
@@ -116,13 +142,14 @@ def build_teachers(config: ExperimentConfig, tokenizer: Tokenizer, rank: int) ->
     section = config.algorithm.distillation
     if section is None:
         return None
-    teachers = []
+    teachers, top_k = [], config.algorithm.teacher_top_k
     for number, one in enumerate(section.teachers):
         key = f"{KEY}.teachers[{number}]"
         if one.path is None:
             from mindgspo.rollout.server_scorer import open_server_scorer  # the HTTP library is not needed otherwise
 
-            teachers.append(Teacher(section=one, scorer=open_server_scorer(config, one, tokenizer, key)))
+            served = open_server_scorer(config, one, tokenizer, key, top_k=top_k)
+            teachers.append(Teacher(section=one, scorer=served))
             continue
         try:
             check_same_vocabulary(tokenizer, one.path)
@@ -132,6 +159,7 @@ def build_teachers(config: ExperimentConfig, tokenizer: Tokenizer, rank: int) ->
         model = build_model(model_section, Placement(plan=teacher_plan(one, config), rank=rank))
         hold_in_compute_type(model)
         fill_model(model, model_section, config.seed)
-        scorer = PolicyScorer(model, temperature=config.rollout.temperature)
+        likeliest = (top_k, config.model.vocab_size) if top_k else None
+        scorer = PolicyScorer(model, temperature=config.rollout.temperature, likeliest=likeliest)
         teachers.append(Teacher(section=one, model=model, scorer=scorer))
-    return Teachers(teachers=tuple(teachers))
+    return Teachers(teachers=tuple(teachers), top_k=top_k)
