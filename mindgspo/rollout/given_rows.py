@@ -69,12 +69,11 @@ class GivenRows:
         size = BatchSize(rows=width, row_length=length, samples=width, slots=length)
         batch = batch_of([[sample] for sample in samples], size, 0, denominators(samples))
         (scores,) = self._scorer(top_k).score([batch])
-        likeliest = (
-            (scores.top_ids_NKA, scores.top_logp_NKA) if top_k else (np.zeros((width, length, 0), np.int32),) * 2
-        )
-        assert likeliest[0] is not None and likeliest[1] is not None, "no likeliest ids"
+        none_NKA = np.zeros((width, length, 0), np.int32)
+        ids_NKA, top_NKA = (scores.top_ids_NKA, scores.top_logp_NKA) if top_k else (none_NKA, none_NKA)
+        assert ids_NKA is not None and top_NKA is not None, "no likeliest ids"
         return [
-            (one, _entries(one.ids, *(array[row, : one.ids.size - 1] for array in (scores.logp_NK, *likeliest))))
+            (one, _entries(one.ids, *(array[row, : one.ids.size - 1] for array in (scores.logp_NK, ids_NKA, top_NKA))))
             for row, one in enumerate(taken)
         ]
 
