@@ -161,32 +161,20 @@ def test_a_loss_adds_it_aggregated_like_itself(name: str, settings: dict) -> Non
     def outcome(coef: float):
         cell = policy_loss_cell(replace(definition, distillation_coef=coef))
         further = [getattr(batch, one) for one in cell.further_inputs] + [own] * (coef > 0)
-        arrays = (
-            old + np.float32(1e-4),
-            ones,
-            old,
-            ones,
-            advantages,
-            ones,
-            mask,
-            np.float32(3),
-            np.float32(7),
-            ones[0, 0],
-        )
+        scalars = (np.float32(3), np.float32(7), np.float32(1))
+        arrays = (old + np.float32(1e-4), ones, old, ones, advantages, ones, mask, *scalars)
         graph = ops.value_and_grad(cell, (0, len(arrays) + len(further) - 1) if coef else 0, has_aux=True)
         (loss, metrics, _), gradients = graph(*map(Tensor, (*arrays, *further)))
-        return (
-            float(loss.asnumpy()),
-            dict(zip([one.name for one in cell.metrics], metrics.asnumpy(), strict=True)),
-            gradients,
-        )
+        names = [one.name for one in cell.metrics]
+        return float(loss.asnumpy()), dict(zip(names, metrics.asnumpy(), strict=True)), gradients
 
     loss, metrics, (slope, of_ids) = outcome(0.5)
     without, fewer, alone = outcome(0.0)
     kl = np.where(mask, twin(policy, teacher, 3), 0)
     length = mask.sum(1, keepdims=True)
+    by_response = (kl / length).sum() / 3
     mean = {
-        "token-mean": kl.sum() / 7, "seq-mean-token-mean": (kl / length).sum() / 3, "batch-mean": (kl / length).sum() / 3,
+        "token-mean": kl.sum() / 7, "seq-mean-token-mean": by_response, "batch-mean": by_response,
         "seq-mean-token-sum-norm": kl.sum() / 4 / 3,
     }[definition.aggregation.mode]  # fmt: skip
     assert loss - without == pytest.approx(0.5 * mean, rel=1e-4)
