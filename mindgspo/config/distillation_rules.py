@@ -89,12 +89,13 @@ def _top_k_problems(section: DistillationSection, vocab_size: int) -> Iterator[s
     if section.top_k > vocab_size:
         yield f"{KEY}.top_k: {section.top_k:,} of a vocabulary of {vocab_size:,} tokens; nearest legal: {vocab_size}"
     taught = Counter(source for teacher in section.teachers for source in set(teacher.sources) or {""})
-    if several := [source for source, count in taught.items() if count > 1]:
-        yield (
-            f"{KEY}.teachers: {taught[several[0]]} of them teach {several[0] or 'the sources that no other one names'}, "
-            "and loss top_k takes one, because the likeliest tokens of a mixture are not known from those of its parts; "
-            f"give them different sources, or set {KEY}.loss=k1"
-        )
+    for source, count in taught.items():
+        if count > 1:
+            yield (
+                f"{KEY}.teachers: {count} teach {source or 'the sources that none names'}, and loss top_k takes one, "
+                "because the likeliest tokens of a mixture are not known from those of its parts; give them different "
+                f"sources, or set {KEY}.loss=k1"
+            )
 
 
 def teacher_folder_problems(config: ExperimentConfig) -> Iterator[str]:

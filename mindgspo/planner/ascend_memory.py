@@ -37,6 +37,7 @@ from mindgspo.planner.rank_work import (
     built_bytes,
     generating_bytes,
     held_bytes,
+    log_odds_elements,
     moment_sizes,
     trained_sizes,
     weight_sizes,
@@ -154,9 +155,12 @@ def _moments_of_gradients(work: RankWork) -> Iterator[Parts]:
         chunk = width.output_rows * _chunk(work, width)
         sums = size * chunk + (FLOAT + size) * trained_table
         logits = max((2 * FLOAT + size) * chunk, sums, 2 * FLOAT * trained_table)
+        # The table's gradient by the likeliest tokens of a teacher waits for that by the others.
+        has_odds = work.config.algorithm.teacher_top_k > 0
+        logits += FLOAT * log_odds_elements(work, width, _CHUNK_BYTES) if has_odds else 0
         yield fixed | {
             Part.COMPUTE_WEIGHTS: _copies(work, casts + table),
-            Part.NEW_GRADIENTS: FLOAT * trained_table,
+            Part.NEW_GRADIENTS: FLOAT * trained_table * (1 + has_odds),
             Part.ACTIVATIONS: kept + passed + states + 2 * work.scored_tokens(width) * width.hidden * size,
             Part.LOGITS: logits,
         }

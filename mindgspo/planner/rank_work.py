@@ -217,6 +217,13 @@ class RankWork:
         return replace(self, config=config), RankWidths.of(model, Placement(plan=plan, rank=self.rank))
 
 
+def log_odds_elements(work: RankWork, width: RankWidths, chunk_bytes: int) -> int:
+    """Elements that the update works with for the likeliest tokens of a teacher: ids and log-probs of teacher and
+    policy by prediction and by response token, the last with gradients, and a chunk of `models.log_odds`."""
+    each = work.config.algorithm.teacher_top_k * work.scored_tokens(width)
+    return 6 * each + min(3 * each * width.hidden, chunk_bytes // FLOAT)
+
+
 def held_bytes(work: RankWork) -> dict[Holding, int]:
     """Bytes of every holding on the rank; memory shared by two holdings counts for the trained weights."""
     config, plans = work.config, work.config.plans
