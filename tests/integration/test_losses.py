@@ -14,13 +14,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from running import read_lines, succeeded
+from running import read_lines, succeeded, write_model
+from served import Server
 
 from mindgspo.config import ExperimentConfig, load_config
 from mindgspo.config.algorithm import POLICY_LOSSES
 from mindgspo.metrics import unknown_names
 from mindgspo.rewards import Candidate
 from mindgspo.tensor_files.writer import read_safetensors
+from mindgspo.tokenization import load_tokenizer
 from mindgspo.types import Score, Verdict
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
@@ -155,6 +157,52 @@ def test_the_kl_to_a_teacher_falls(trainer, tmp_path: Path) -> None:
     assert found["itself"][0]["distillation/kl"] == pytest.approx(0, abs=1e-6)
     kl = [metrics["actor/distillation_kl"] for metrics in found["another"]]
     assert kl == sorted(kl, reverse=True) and kl[-1] < 0.8 * kl[0], kl
+
+
+class Noted:
+    """Teachers whose scores are kept."""
+
+    def __init__(self, teachers) -> None:
+        self.teachers, self.top_k, self.found = teachers, teachers.top_k, []
+
+    def scores(self, batches, sources_S):
+        self.found = self.teachers.scores(batches, sources_S)
+        return self.found
+
+
+@pytest.mark.slow
+def test_a_teacher_behind_a_server_teaches_as_it_does_on_the_cards(trainer, tmp_path: Path) -> None:
+    """One of other sizes, behind `mindgspo serve`: log-probs and what they do to a step are equal within 1e-5."""
+    from mindgspo.trainer.teachers import build_teachers
+
+    larger = tmp_path / "larger.yaml"
+    larger.write_text(FAMILY.replace("hidden_size: 16", "hidden_size: 32").replace("layers: 1", "layers: 2"))
+    folder = write_model(tmp_path / "teacher", larger, lambda weights: [one.__imul__(4) for one in weights.values()])
+    server = Server(larger, tmp_path / "server.log", "--own-weights", "--set", f"model.path={folder}")
+    position, tokenizer = trainer.report.stream.state(), load_tokenizer(load(tmp_path).tokenizer)
+    found = []
+    try:
+        for place in (f"path: {folder}", f"url: '{server.url}'"):
+            section = f"{{loss: top_k, top_k: 5, teachers: [{{{place}}}], with_rewards: false}}"
+            config = load(tmp_path, f"algorithm.distillation={section}")
+            noted = Noted(build_teachers(config, tokenizer, 0))
+            trainer.report.stream.restore(position)
+            metrics = replace(with_algorithm(trainer, config), teachers=noted).train_step(1).metrics
+            found.append((metrics, noted.found))
+    finally:
+        assert server.end() == 0, server.log.read_text()
+    (here, ours), (there, theirs) = found
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(other.logp_NK, one.logp_NK, rtol=0, atol=1e-5)
+        orders = [np.argsort(scores.top_ids_NKA, axis=2) for scores in (one, other)]
+        for name in ("top_ids_NKA", "top_logp_NKA"):
+            arrays = [getattr(scores, name) for scores in (one, other)]
+            by_id = [np.take_along_axis(*both, 2) for both in zip(arrays, orders, strict=True)]
+            np.testing.assert_allclose(*by_id, rtol=0, atol=1e-5)
+    assert here["distillation/taught_share"] == there["distillation/taught_share"] == 1
+    assert abs(here["distillation/kl"]) > 0.01, "another model than the policy"
+    for name in ("distillation/kl", "distillation/top_k_mass", "actor/distillation_kl", "actor/grad_norm"):
+        assert there[name] == pytest.approx(here[name], rel=1e-5, abs=1e-5), name
 
 
 def test_by_default_old_log_probs_are_the_samplers_and_the_step_is_the_same(trainer, tmp_path: Path) -> None:
