@@ -113,7 +113,7 @@ class ServerScorer:
             for shape in shapes
         ]
         samples = [(b, int(n)) for b, batch in enumerate(batches) for n in np.flatnonzero(batch.mask_NK.any(axis=1))]
-        rows = [row_of(batches[b], n) for b, n in samples]
+        rows = [sample_row(batches[b], n) for b, n in samples]
         for (b, n), (_, places), served in zip(samples, rows, self._served([ids for ids, _ in rows]), strict=True):
             if served.weight_version != self._version:
                 raise RolloutError(
@@ -188,7 +188,7 @@ def open_server_scorer(
     return scorer
 
 
-def row_of(batch: Batch, sample: int) -> tuple[Int32Array, NDArray[np.int64]]:
+def sample_row(batch: Batch, sample: int) -> tuple[Int32Array, NDArray[np.int64]]:
     """The ids of a sample from its first to its last trained token, and which of `ServedRow.logprobs` are those of its
     trained tokens."""
     predict_K = batch.predict_P[batch.place_NK[sample, batch.mask_NK[sample]]].astype(np.int64)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mindgspo.batches.rows import TrainingSample, lay_out
-from mindgspo.config import load_config
+from mindgspo.config import dump_config, load_config
 from mindgspo.config.data import TokenizerSection
 from mindgspo.config.distillation import DistillationSection, TeacherSection
 from mindgspo.errors import ConfigError, TokenizerError
@@ -20,6 +20,7 @@ from mindgspo.models.scoring import TokenScores
 from mindgspo.tokenization import check_same_vocabulary, load_tokenizer
 from mindgspo.tokenization.files import VOCAB, arithmetic_files
 from mindgspo.trainer.advantages import _taught
+from mindgspo.trainer.resume_checks import check_same_experiment
 from mindgspo.trainer.teachers import Teacher, Teachers, with_likeliest
 from mindgspo.types import Batch
 
@@ -51,9 +52,11 @@ class FixedScorer:
 
     def __init__(self, value: float) -> None:
         self.value, self.asked = value, 0
+        self.samples: set[int] = set()
 
     def score(self, batches: list[Batch]) -> list[TokenScores]:
         self.asked += len(batches)
+        self.samples |= {int(n) for one in batches for n in one.samples_N[one.mask_NK.any(axis=1)]}
         return [
             TokenScores(
                 logp_NK=np.where(one.mask_NK, np.float32(self.value), 0), entropy_NK=one.old_logp_NK,
@@ -99,6 +102,7 @@ def test_a_source_is_taught_by_the_teachers_that_name_it_else_by_those_that_name
     teachers = Teachers(teachers=(teacher(-2.0, "sums"), teacher(-3.0)))
     found = by_number(batches, scores_of(teachers, batches, ["sums", "words", "sums", "words"]))
     assert found == {0: [-2.0], 1: [-3.0] * 2, 2: [-2.0] * 3, 3: [-3.0] * 4}
+    assert [one.scorer.samples for one in teachers.teachers] == [{0, 2}, {1, 3}], "each is asked for its own"
 
 
 def test_several_teachers_of_a_source_are_a_mixture(batches):
@@ -191,6 +195,37 @@ def test_what_does_not_fit_is_one_line(folder, sizes, overrides, message):
     (folder / "config.json").write_text(json.dumps(SIZES | sizes))
     lines = [line for line in problems(folder, *overrides).splitlines() if "distillation" in line]
     assert len(lines) == 1 and re.search(message, lines[0]), lines
+
+
+@pytest.mark.parametrize(("teacher", "overrides", "message"), [
+    ("{}", (), r"teachers\[0\]: neither path nor url is given; set path to a model's folder, or url to"),
+    ("{path: FOLDER, url: 'http://one:8000'}", (), r"teachers\[0\]: both path and url are given; set path"),
+    ("{url: one}", (), r"teachers\[0\].url: 'one' is no address of a server"),
+    ("{url: 'http://me:secret@one'}", (), "that of one has a user, .* give a key by .*teachers.0..api_key_file"),
+    ("{url: 'http://one', plan: {}}", (), r"teachers\[0\].plan: a server has cards of its own; remove it"),
+    ("{path: FOLDER, api: vllm}", (), r"teachers\[0\].api: is read with url alone; remove it"),
+    ("{url: 'http://one'}", ("rollout.temperature=0.7",),
+     r"teachers\[0\].url: .* at temperature 1 only, and rollout.temperature is 0.7; set it to 1, or"),
+])  # fmt: skip
+def test_a_teacher_has_a_folder_or_a_server(folder, teacher, overrides, message):
+    text = f"algorithm.distillation.teachers=[{teacher.replace('FOLDER', str(folder))}]"
+    lines = [line for line in problems(folder, text, *overrides).splitlines() if "distillation" in line]
+    assert len(lines) == 1 and re.search(message, lines[0]), lines
+    assert "secret" not in lines[0]
+
+
+def test_the_servers_of_teachers_may_move(folder):
+    """Between a run and its continuation; what they teach may not change."""
+
+    def of(teacher):
+        text = f"algorithm.distillation.teachers=[{{{teacher}}}]"
+        return load_config(folder.parent / "taught.yaml", [text], check_files=False)
+
+    saved = folder.parent / "config.yaml"
+    saved.write_text(dump_config(of("url: 'http://one:8000'")))
+    check_same_experiment(of("url: 'http://other:9000', api_key_file: key"), saved)
+    with pytest.raises(ConfigError, match=r"teachers\[0\].weight: 2.0, the run has 1.0"):
+        check_same_experiment(of("url: 'http://one:8000', weight: 2"), saved)
 
 
 def test_a_source_that_is_none_is_named_with_the_nearest(folder):
