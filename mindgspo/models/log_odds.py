@@ -160,8 +160,8 @@ class LikeliestTokens(nn.Cell):
         highest_parts, column_parts, target_parts = (), (), ()
         for start in range(0, hidden_MH.shape[0], chunk):
             hidden_CH = ops.depend(hidden_MH[start : start + chunk], before)
-            logits_CV = self._logits(hidden_CH, weight)
-            highest_CA, columns_CA = self.top(logits_CV, self.own_count)
+            logits_CV = ops.cast(self.logits(hidden_CH * self.inverse_temperature, weight), ms.float32)
+            highest_CA, columns_CA = self.top(self._eligible(logits_CV), self.own_count)
             target_C1 = ops.gather_elements(logits_CV, 1, rows_M1[start : start + chunk])
             before = ops.depend(highest_CA, target_C1)
             highest_parts += (highest_CA,)
@@ -177,8 +177,8 @@ class LikeliestTokens(nn.Cell):
             ids_MA = ops.gather_elements(proposed_ids_MB, 1, ops.cast(places_MA, ms.int32))
         return highest_MA - target_M1, ids_MA
 
-    def _logits(self, hidden_CH: Tensor, weight: Tensor) -> Tensor:
-        logits_CV = ops.cast(self.logits(hidden_CH * self.inverse_temperature, weight), ms.float32)
+    def _eligible(self, logits_CV: Tensor) -> Tensor:
+        """The logits, those of ids that are not asked for far below all others."""
         return logits_CV if self.mask_V is None else logits_CV + self.mask_V
 
     def _of_all_ranks(self, own_MA: Tensor) -> Tensor:

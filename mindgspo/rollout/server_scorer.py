@@ -76,11 +76,15 @@ class ServerScorer:
         """One result per batch, without entropies. Samples without a real token are not asked for. Raises RolloutError
         for a server that fails, or an invalid answer."""
         found = self._asked(batches) if self._replicas.is_leader else []
-        scores = []
-        for logp_NK, ids_NKA, top_NKA in self._replicas.collect(found, num_items=len(batches)):
-            likeliest = {"top_ids_NKA": ids_NKA, "top_logp_NKA": top_NKA} if self._top_k else {}
-            scores.append(TokenScores(logp_NK=logp_NK, entropy_NK=np.zeros_like(logp_NK), **likeliest))
-        return scores
+        return [
+            TokenScores(
+                logp_NK=logp_NK,
+                entropy_NK=np.zeros_like(logp_NK),
+                top_ids_NKA=ids_NKA if self._top_k else None,
+                top_logp_NKA=top_NKA if self._top_k else None,
+            )
+            for logp_NK, ids_NKA, top_NKA in self._replicas.collect(found, num_items=len(batches))
+        ]
 
     def check_vocabulary(self, tokenizer: Tokenizer, longest: int) -> None:
         """Ask for the text of every id, in rows of `longest` tokens, so that the server shows as well that it takes the

@@ -18,7 +18,7 @@ HIDDEN = RNG.normal(size=(NUM_TOKENS, HIDDEN_SIZE)).astype(np.float32)
 WEIGHT = RNG.normal(size=(VOCAB_SIZE, HIDDEN_SIZE)).astype(np.float32)
 TARGETS = RNG.integers(0, VOCAB_SIZE, NUM_TOKENS).astype(np.int32)
 IDS = np.stack([RNG.permutation(VOCAB_SIZE)[:NUM_IDS] for _ in range(NUM_TOKENS)]).astype(np.int32)
-IDS[3, 1] = TARGETS[3]  # the target itself
+IDS[3, 1] = TARGETS[3]  # the target itself, perhaps twice
 SLOPES = RNG.normal(size=IDS.shape).astype(np.float32)
 ONE_BY_ONE, ALL = 1, 1 << 20
 
@@ -53,7 +53,7 @@ def test_values_and_gradients(chunk_bytes: int, temperature: float) -> None:
     np.testing.assert_allclose(odds, expected, rtol=0, atol=1e-5)
     assert odds[3, 1] == 0
     dlogits = np.zeros((NUM_TOKENS, VOCAB_SIZE))
-    np.put_along_axis(dlogits, IDS, SLOPES, 1)
+    np.add.at(dlogits, (np.arange(NUM_TOKENS)[:, None], IDS), SLOPES)
     dlogits[np.arange(NUM_TOKENS), TARGETS] -= SLOPES.astype(np.float64).sum(1)
     np.testing.assert_allclose(dhidden, dlogits @ WEIGHT / temperature, rtol=0, atol=1e-5)
     np.testing.assert_allclose(dweight, dlogits.T @ HIDDEN / temperature, rtol=0, atol=1e-5)

@@ -29,11 +29,10 @@ SECTION = ModelSection(
 # More tokens than the policy, and other sizes.
 TEACHER = SECTION.model_copy(update={"vocab_size": 37, "hidden_size": 24, "num_attention_heads": 3, "head_dim": 8})
 TEMPERATURE, COEF, TOP_K, LEAST = 0.8, 0.25, 6, 1e-5
-ALONE = BatchLayout(samples_per_micro_batch=1, length_multiple=1, pad_id=0)
+WHOLE = BatchLayout(samples_per_micro_batch=5, length_multiple=1, pad_id=0)
 LAYOUTS = {
-    "padded": BatchLayout(samples_per_micro_batch=4, length_multiple=16, pad_id=0),
+    "micro-batches, padded": BatchLayout(samples_per_micro_batch=3, length_multiple=16, pad_id=0),
     "packed": BatchLayout(max_tokens_per_micro_batch=32, packing=True, length_multiple=8, pad_id=0),
-    "one row": BatchLayout(samples_per_micro_batch=3, length_multiple=8, pad_id=0, in_one_row=True),
 }
 
 
@@ -86,25 +85,24 @@ def log_probs(model, batch: Batch) -> np.ndarray:
     return logits - np.log(np.exp(logits).sum(1, keepdims=True))
 
 
-def mean_kl(model, teacher, batches: list[Batch]) -> float:
-    """Mean over responses of the mean over tokens, as gspo aggregates; each batch has one response."""
-    means = []
-    for batch in batches:
-        p, q = (np.exp(log_probs(one, batch)) for one in (model, teacher))
-        ids = np.argsort(-q[:, : SECTION.vocab_size], axis=1)[:, :TOP_K]
-        p, q = (np.take_along_axis(one, ids, 1) for one in (p, q))
-        p, q = (np.concatenate([one, np.maximum(1 - one.sum(1, keepdims=True), LEAST)], 1) for one in (p, q))
-        means.append((p * np.log(p / q)).sum(1).mean())
-    return float(np.mean(means))
+def mean_kl(p: np.ndarray, q: np.ndarray, mask_NK: np.ndarray) -> float:
+    """Mean over responses of the mean over tokens, as gspo aggregates. p, q: probabilities of policy and teacher
+    [tokens, V]."""
+    ids = np.argsort(-q[:, : SECTION.vocab_size], axis=1)[:, :TOP_K]
+    p, q = (np.take_along_axis(one, ids, 1) for one in (p, q))
+    p, q = (np.concatenate([one, np.maximum(1 - one.sum(1, keepdims=True), LEAST)], 1) for one in (p, q))
+    kl_NK = np.zeros(mask_NK.shape)
+    kl_NK[mask_NK] = (p * np.log(p / q)).sum(1)
+    return float((kl_NK.sum(1) / mask_NK.sum(1)).mean())
 
 
 def test_the_teachers_likeliest_tokens_are_those_of_its_softmax(teacher) -> None:
-    for batch in laid_out(ALONE, teacher):
-        expected = log_probs(teacher, batch)
-        ids = np.argsort(-expected[:, : SECTION.vocab_size], axis=1)[:, :TOP_K]
-        assert (batch.teacher_ids_NKA[batch.mask_NK] == ids).all()
-        found = batch.teacher_logp_NKA[batch.mask_NK]
-        np.testing.assert_allclose(found, np.take_along_axis(expected, ids, 1), rtol=0, atol=1e-5)
+    (batch,) = laid_out(WHOLE, teacher)
+    expected = log_probs(teacher, batch)
+    ids = np.argsort(-expected[:, : SECTION.vocab_size], axis=1)[:, :TOP_K]
+    assert (batch.teacher_ids_NKA[batch.mask_NK] == ids).all()
+    found = batch.teacher_logp_NKA[batch.mask_NK]
+    np.testing.assert_allclose(found, np.take_along_axis(expected, ids, 1), rtol=0, atol=1e-5)
 
 
 def once(updater: Updater, batches: list[Batch]) -> tuple[UpdateResult, list[np.ndarray]]:
@@ -117,10 +115,14 @@ def once(updater: Updater, batches: list[Batch]) -> tuple[UpdateResult, list[np.
 
 def test_loss_and_gradient_by_central_differences(updater, teacher) -> None:
     """One weight matrix at a time, along its own gradient, where the derivative is the gradient's norm."""
-    batches = laid_out(ALONE, teacher)
-    result, gradients = once(updater, batches)
-    model = updater.policy.model
-    assert result.loss == pytest.approx(COEF * mean_kl(model, teacher, batches), rel=1e-4)
+    (batch,) = laid_out(WHOLE, teacher)
+    result, gradients = once(updater, [batch])
+    model, q = updater.policy.model, np.exp(log_probs(teacher, batch))
+
+    def loss() -> float:
+        return COEF * mean_kl(np.exp(log_probs(model, batch)), q, batch.mask_NK)
+
+    assert result.loss == pytest.approx(loss(), rel=1e-4)
     assert result.metrics["pg_loss"] == 0 and result.metrics["distillation_kl"] > 0.1
     total = np.sqrt(sum(np.square(gradient.astype(np.float64)).sum() for gradient in gradients))
     assert result.grad_norm == pytest.approx(total, rel=1e-5), "these arrays are not the gradients"
@@ -133,7 +135,7 @@ def test_loss_and_gradient_by_central_differences(updater, teacher) -> None:
         start, step, losses = weight.asnumpy().copy(), 1e-2, []
         for side in (1, -1):
             weight.set_data(Tensor(start + np.float32(side * step / norm) * gradient))
-            losses.append(COEF * mean_kl(model, teacher, batches))
+            losses.append(loss())
         weight.set_data(Tensor(start))
         assert (losses[0] - losses[1]) / (2 * step) == pytest.approx(norm, rel=2e-2), weight.name
     assert looked_at > len(gradients) / 2
@@ -141,7 +143,7 @@ def test_loss_and_gradient_by_central_differences(updater, teacher) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_layout_of_rows_does_not_matter(updater, teacher, layout: str) -> None:
-    expected, wanted = once(updater, laid_out(ALONE, teacher))
+    expected, wanted = once(updater, laid_out(WHOLE, teacher))
     batches = laid_out(LAYOUTS[layout], teacher)
     for batch in batches:
         batch.teacher_logp_NKA[~batch.mask_NK] = np.nan
@@ -154,6 +156,6 @@ def test_the_layout_of_rows_does_not_matter(updater, teacher, layout: str) -> No
 
 
 def test_tokens_without_a_teacher_have_no_gradient(updater, teacher) -> None:
-    batches = laid_out(LAYOUTS["padded"], teacher)
+    batches = laid_out(WHOLE, teacher)
     result, gradients = once(updater, [replace(one, teacher_ids_NKA=one.teacher_ids_NKA * 0 - 1) for one in batches])
     assert result.loss == result.grad_norm == 0 and not any(one.any() for one in gradients)
