@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,11 +18,13 @@ import pytest
 from fake_completion_server import VOCAB, FakeServer, given_logprob
 
 from mindgspo.batches.rows import TrainingSample, lay_out
+from mindgspo.config.distillation import TeacherSection
 from mindgspo.errors import ConfigError, RolloutError
+from mindgspo.parallel.platform import worker_process
 from mindgspo.rollout.http_service import ServiceOptions
 from mindgspo.rollout.server_apis import SERVER_APIS
 from mindgspo.rollout.server_key import ServerKey
-from mindgspo.rollout.server_scorer import ServerScorer
+from mindgspo.rollout.server_scorer import ServerScorer, open_server_scorer
 from mindgspo.types import Batch
 
 NAMES = SimpleNamespace(name="the policy's", decode=lambda ids: f"t{ids[0]}")
@@ -276,6 +279,33 @@ def test_keys_are_sent_as_the_server_takes_them_and_not_told(batches: list[Batch
         server.spoil = own(logprob="s3cret")
         with pytest.raises(RolloutError, match=r"log-prob '\*\*\*'"):
             scorer.score(batches)
+
+
+def test_the_key_is_in_the_teachers_file_else_in_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless that is the one of servers that the run starts: it is no teacher's."""
+    (tmp_path / "key").write_text("s3cret\n")
+
+    def opened(url: str, *, has_own_servers: bool = False, file: str | None = None) -> None:
+        config: Any = SimpleNamespace(
+            has_own_servers=has_own_servers, watch=SimpleNamespace(min_seconds=20.0), data=SimpleNamespace(
+                max_prompt_length=12
+            ), model=SimpleNamespace(vocab_size=VOCAB), rollout=SimpleNamespace(
+                max_new_tokens=8, servers=SimpleNamespace(timeout_seconds=20.0, retries=0)
+            ),
+        )  # fmt: skip
+        teacher = TeacherSection(url=url, api_key_file=None if file is None else tmp_path / file)
+        open_server_scorer(config, teacher, NAMES, "teachers[0]")
+
+    with FakeServer(key=ServerKey("s3cret")) as server:
+        opened(server.url, file="key", has_own_servers=True)
+        monkeypatch.setattr(worker_process, "_api_key", "s3cret")
+        opened(server.url)
+        with pytest.raises(RolloutError, match="a key is needed"):
+            opened(server.url, has_own_servers=True)
+        with pytest.raises(ConfigError, match=r"teachers\[0\].api_key_file: .*none: the key cannot be read"):
+            opened(server.url, file="none")
 
 
 def test_a_server_that_is_gone_is_named_with_its_setting(monkeypatch: pytest.MonkeyPatch) -> None:
