@@ -204,8 +204,6 @@ POLICY_METRICS: tuple[Metric, ...] = (
 )
 OPSM_METRIC = Metric("opsm_masked_seq", "sum", "sequence")
 """Stands behind the others where the off-policy sequence mask is on."""
-DISTILLATION_METRIC = Metric("distillation_kl", "sum", "token")
-"""Stands behind all others where a loss adds the KL to a teacher; see `losses.distillation`."""
 
 
 def summarize(

@@ -31,6 +31,10 @@ from __future__ import annotations
 
 from mindspore import Tensor, nn, ops
 
+from mindgspo.algorithms.loss_metrics import Metric
+
+DISTILLATION_METRIC = Metric("distillation_kl", "sum", "token")
+"""Stands behind all others of a loss with this KL."""
 # Least mass of all other tokens: exp is off by 4e-6 on CPU, so that less is not known. It bounds log(p_r / q_r).
 LEAST_REST = 1e-5
 

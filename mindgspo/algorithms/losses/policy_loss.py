@@ -15,9 +15,9 @@ import mindspore as ms
 from mindspore import Tensor, nn, ops
 from mindspore.ops import constexpr
 
-from mindgspo.algorithms.loss_metrics import DISTILLATION_METRIC, OPSM_METRIC, POLICY_METRICS
+from mindgspo.algorithms.loss_metrics import OPSM_METRIC, POLICY_METRICS
 from mindgspo.algorithms.losses.definition import Aggregation, KLTerm, LossDefinition
-from mindgspo.algorithms.losses.distillation import TopKKL
+from mindgspo.algorithms.losses.distillation import DISTILLATION_METRIC, TopKKL
 from mindgspo.algorithms.losses.ratios import Ratio, TokenRatio
 
 # Beyond every log-ratio. Not inf: where inf and -inf are both constants of a graph, MindSpore 2.10's compiler

@@ -141,7 +141,7 @@ def test_a_teacher_that_excludes_what_the_policy_does_pulls_with_a_bound(found) 
 def test_a_loss_adds_it_aggregated_like_itself(name: str, settings: dict) -> None:
     from mindspore import Tensor, ops
 
-    from mindgspo.algorithms.loss_metrics import DISTILLATION_METRIC
+    from mindgspo.algorithms.losses.distillation import DISTILLATION_METRIC
     from mindgspo.algorithms.losses.registry import loss_definition, policy_loss_cell
 
     rng = np.random.default_rng(9)

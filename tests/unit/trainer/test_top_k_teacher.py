@@ -41,7 +41,7 @@ def teacher(cpu_runtime):
     return drawn_model(TEACHER, seed=8)
 
 
-@pytest.fixture(params=["kernels", "small operators"], scope="module")
+@pytest.fixture(params=["kernels", pytest.param("small operators", marks=pytest.mark.slow)], scope="module")
 def updater(request: pytest.FixtureRequest, cpu_runtime) -> Updater:
     """beta1 = 0 and no clipping of the norm: the first moment after an update is its gradient."""
     distillation = {"teachers": [{"path": "none"}], "loss": "top_k", "top_k": TOP_K, "coef": COEF}
