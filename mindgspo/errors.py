@@ -49,7 +49,7 @@ class TrainingError(MindGSPOError, RuntimeError):
 
 
 class RolloutError(MindGSPOError, RuntimeError):
-    """A server that generates cannot be reached, stops, or answers with what it was not asked for."""
+    """A server that generates or scores cannot be reached, stops, or answers with what it was not asked for."""
 
 
 class NonFiniteError(TrainingError):

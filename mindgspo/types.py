@@ -378,6 +378,11 @@ class Batch:
     """int32, number of the turn that sampled each token, from 0; 0 where masked. None unless the loss reads it."""
     selected_NK: BoolArray | None = None
     """bool, tokens that a covariance selects; False where masked. None unless the loss reads it."""
+    teacher_ids_NKA: Int32Array | None = None
+    """int32, the A likeliest ids of a teacher, -1 where it gave none; anything where masked. None unless the loss reads
+    it, like the next one."""
+    teacher_logp_NKA: Float32Array | None = None
+    """float32, their log-probs under the teacher."""
 
     def __post_init__(self) -> None:
         arrays_NK = {name: getattr(self, name) for name in self.__slots__ if name.endswith("_NK")}
@@ -387,6 +392,10 @@ class Batch:
         assert len(set(shapes_RT.values())) == 1, f"batch: {shapes_RT}"
         shapes_P = (self.predict_P.shape, self.targets_P.shape)
         assert self.predict_P.ndim == 1 and len(set(shapes_P)) == 1, f"batch: {shapes_P}"
+        of_teacher = [array.shape for array in (self.teacher_ids_NKA, self.teacher_logp_NKA) if array is not None]
+        if of_teacher:
+            are_alike = len(of_teacher) == 2 and of_teacher[0] == of_teacher[1]
+            assert are_alike and of_teacher[0][:2] == self.mask_NK.shape, f"batch: of a teacher {of_teacher}"
         if self.experts_RTX is not None:
             assert self.experts_RTX.shape[:2] == self.ids_RT.shape, f"batch: experts {self.experts_RTX.shape}"
         assert self.samples_N.shape == self.mask_NK.shape[:1], f"batch: samples {self.samples_N.shape}"

@@ -23,6 +23,11 @@ LOGPROB = -0.25
 NUM_EXPERTS, EXPERTS_PER_TOKEN = 4, 2
 
 
+def given_logprob(token: int, place: int) -> float:
+    """The log-prob of an id as the place-th of a row, from 0; the probabilities of 50 ids sum to less than 1."""
+    return -4.0 - ((7 * token + 3 * place) % VOCAB) / 16
+
+
 def script(sample: int) -> list[int]:
     """The whole response of a sample."""
     return [10 + sample, 11, 12, EOS]
@@ -167,6 +172,8 @@ class FakeServer:
         return web.json_response(answer)
 
     def _answer(self, body: dict[str, Any]) -> Any:
+        if "prompt_logprobs" in body:
+            return self._scored(body["prompt"], body["prompt_logprobs"])
         if self.api == "sglang":
             pairs = zip(body["input_ids"], body["sampling_params"], strict=True)
             return [
@@ -195,6 +202,25 @@ class FakeServer:
                     choices[-1]["weight_versions"] = [span] if ids else None
         told = {"weight_version": self._version} if self.api == "mindgspo" else {}
         return {"choices": choices} | (told if self.adapters is None else {"model": body["model"]})
+
+    def _scored(self, prompt: list[int], top: int) -> Any:
+        """As vLLM answers (completion/protocol.py, logprobs.py): the likeliest ids, and the row's own beside them."""
+        entries: list[Any] = [None]
+        for place, own in enumerate(prompt[1:], start=1):
+            in_order = sorted(range(VOCAB), key=lambda token: -given_logprob(token, place))
+            named = [*in_order[:top], *([own] if own not in in_order[:top] else [])]
+            entries.append({
+                str(token): {
+                    "logprob": given_logprob(token, place), "rank": in_order.index(token) + 1,
+                    "decoded_token": f"t{token}",
+                } for token in named
+            })  # fmt: skip
+        choice = {
+            "index": 0, "text": " x", "logprobs": None, "finish_reason": "length", "stop_reason": None,
+            "token_ids": [11], "prompt_logprobs": entries, "prompt_token_ids": prompt,
+        }  # fmt: skip
+        told = {"weight_version": self._version} if self.api == "mindgspo" else {"kv_transfer_params": None}
+        return {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "m", "choices": [choice]} | told
 
     def _of_sglang(self, sample: int, prompt: list[int], sampling: dict[str, Any], with_experts: bool) -> Any:
         ids, reason = self._drawn(sample, 0, sampling["max_new_tokens"])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 from small_plans import QWEN_7B
 
 from mindgspo.config import ExperimentConfig, ModelSection, resolve
+from mindgspo.config.huggingface_config import huggingface_config
 
 QWEN2_5_7B = QWEN_7B.model_dump(exclude_unset=True) | {"max_position_embeddings": 131072, "dtype": "bfloat16"}
 
@@ -24,6 +27,14 @@ def qwen2(**changes: Any) -> dict[str, Any]:
         "tie_word_embeddings": False,
     }
     return small | changes
+
+
+def teacher_folder(folder: Path, model: dict[str, Any]) -> str:
+    """The path of a folder whose config.json has this model's sizes."""
+    folder.mkdir()
+    content = huggingface_config(ModelSection(**model), eos_ids=[1], pad_id=0)
+    (folder / "config.json").write_text(json.dumps(content))
+    return str(folder)
 
 
 def experiment_of(

@@ -278,6 +278,7 @@ def evened(batches: Sequence[Batch]) -> list[Batch]:
         "_RT": (rows, width),
         "_RTX": (rows, width),
         "_NK": (samples, slots),
+        "_NKA": (samples, slots),
         "_P": (predictions,),
         "_N": (samples,),
     }

@@ -38,6 +38,13 @@ def serve_command(
             "may be repeated.",
         ),
     ] = None,
+    own_weights: Annotated[
+        bool,
+        typer.Option(
+            "--own-weights",
+            help="Start with the weights of model.path, e.g. for a teacher; else they come from a trainer.",
+        ),
+    ] = False,
     logs: Annotated[
         Path | None, typer.Option(help="Folder for the logs of several ranks; by default serve/<experiment>.")
     ] = None,
@@ -45,8 +52,8 @@ def serve_command(
 ) -> None:
     """Serve completions over HTTP, for trainers that run elsewhere.
 
-    This is one replica of an experiment's infer plan. It starts without weights and receives them from its trainer
-    (docs/rollout_servers.md). Ctrl-C ends it.
+    This is one replica of an experiment's infer plan. Without --own-weights it starts without weights and receives
+    them from its trainer (docs/rollout_servers.md). Ctrl-C ends it.
     """
     from mindgspo.checkpoint.adapted import base_digest, base_record
     from mindgspo.config import load_config
@@ -64,6 +71,7 @@ def serve_command(
     words = ["-m", "mindgspo.cli", "serve", str(config)]
     words += [word for override in overrides for word in ("--set", override)]
     words += [word for folder in folders[1:] for word in ("--weights-dir", str(folder))]
+    words += ["--own-weights"] * own_weights
 
     def work(listener: socket.socket | None) -> int:
         from mindgspo.rollout import server  # MindSpore comes with it
@@ -74,7 +82,7 @@ def serve_command(
 
         record = base_record(whole.model, whole.seed) if whole.sends_adapters else None
         base = None if record is None else server.Base(whole.model, whole.seed, base_digest(record))
-        server.serve(experiment, listener, key=key, folders=folders, ready=tell, base=base)
+        server.serve(experiment, listener, key=key, folders=folders, ready=tell, base=base, own_weights=own_weights)
         return 0
 
     code = start_serving(work, experiment, words, host=host, port=port, cards=cards, logs=logs, has_key=key is not None)

@@ -361,8 +361,7 @@ class AlgorithmSection(Section):
     kl: KLSection = KLSection()
     """Penalty on the distance to the reference policy."""
     distillation: DistillationSection | None = None
-    """Teachers whose log-probs of the policy's responses become advantages. With gspo the ratio stays that of the
-    response, and each token has its own gradient, as in gspo_token. None: no teacher."""
+    """Teachers whose log-probs of the policy's responses become advantages or a term of the loss. None: no teacher."""
     old_log_probs: Literal["auto", "recompute", "sampler"] = "auto"
     """Log-probs of the old policy, the denominator of the ratio. recompute: a scoring pass of the training graph before
     the first update. sampler: those that the responses were drawn with; no scoring pass, and the ratio carries the
@@ -378,3 +377,13 @@ class AlgorithmSection(Section):
     was sampled, in scoring, too (R3, arXiv 2510.11370). Gradients flow through the weights of the replayed experts; the
     reference policy chooses for itself (verl: router_replay.mode; slime: use-routing-replay,
     use-rollout-routing-replay)."""
+
+    @property
+    def teacher_top_k(self) -> int:
+        """Number of likeliest tokens whose log-probs a teacher gives for the loss; 0 without that loss."""
+        return self.distillation.top_k if self.distillation is not None and self.distillation.loss == "top_k" else 0
+
+    @property
+    def has_taught_advantages(self) -> bool:
+        """Whether log-probs of teachers are added to the advantage of each token."""
+        return self.distillation is not None and self.distillation.loss == "k1"

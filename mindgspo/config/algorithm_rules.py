@@ -204,7 +204,7 @@ def unread_keys(config: ExperimentConfig) -> list[str]:
 def is_per_token(config: ExperimentConfig) -> bool:
     """Whether the tokens of one response may have different advantages."""
     section, kl = config.algorithm.advantage, config.algorithm.kl
-    if section.estimator == "optimal_token_baseline" or config.algorithm.distillation is not None:
+    if section.estimator == "optimal_token_baseline" or config.algorithm.has_taught_advantages:
         return True
     if kl.placement == "reward":
         return section.estimator in _TOKEN_BY_TOKEN

@@ -223,13 +223,18 @@ def _url_problems(config: ExperimentConfig) -> Iterator[str]:
             "rollout.servers.urls names others; remove one of them"
         )
     for url in urls:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            yield f"rollout.servers.urls: {url!r} is no address of a server; write e.g. http://10.0.0.2:8000"
-        elif "@" in parts.netloc or parts.query or parts.fragment:
-            yield (
-                f"rollout.servers.urls: that of {parts.hostname} has a user, a query or a fragment; remove it, and "
-                "give a key by rollout.servers.api_key_file"
-            )
+        yield from address_problems("rollout.servers.urls", url, key_file="rollout.servers.api_key_file")
     if len(set(urls)) < len(urls):
         yield f"rollout.servers.urls: {max(urls, key=urls.count)} is named twice; name each server once"
+
+
+def address_problems(key: str, url: str, *, key_file: str) -> Iterator[str]:
+    """What is wrong with the address of a server. key_file: the setting that names the file of its key."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        yield f"{key}: {url!r} is no address of a server; write e.g. http://10.0.0.2:8000"
+    elif "@" in parts.netloc or parts.query or parts.fragment:
+        yield (
+            f"{key}: that of {parts.hostname} has a user, a query or a fragment; remove it, and give a key by "
+            f"{key_file}"
+        )

@@ -178,12 +178,15 @@ def _advantage_notes(config: ExperimentConfig) -> Iterator[str]:
     if unread:
         keys = ", ".join(f"algorithm.advantage.{key}" for key in unread)
         yield f"{keys}: not read by estimator {section.estimator}"
-    if config.algorithm.name == "gspo" and is_per_token(config) and config.algorithm.distillation is None:
+    if config.algorithm.name == "gspo" and is_per_token(config) and not config.algorithm.has_taught_advantages:
         yield (
             f"algorithm.advantage.estimator: {section.estimator} gives each token its own advantage here, but gspo's "
             "ratio belongs to the whole response, so its tokens share their mean; algorithm.name=gspo_token keeps "
             "them apart"
         )
+    distillation = config.algorithm.distillation
+    if distillation is not None and distillation.loss == "k1" and is_changed(distillation, "top_k"):
+        yield "algorithm.distillation.top_k: not read, because algorithm.distillation.loss is k1"
 
 
 def _kl_notes(config: ExperimentConfig) -> Iterator[str]:

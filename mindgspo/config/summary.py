@@ -47,7 +47,7 @@ def objective(config: ExperimentConfig) -> str:
     match POLICY_LOSSES[algorithm.name].surrogate, POLICY_LOSSES[algorithm.name].ratio_level:
         case "clip", "sequence" if algorithm.ratio_over == "turn":
             term, ratio = _clipped("s_it", each, algorithm), _TURN_RATIO
-        case "clip", "sequence" if algorithm.distillation is None:
+        case "clip", "sequence" if not algorithm.has_taught_advantages:
             term, ratio = _clipped("s_i", each, algorithm), _SEQUENCE_RATIO
         case "clip", "sequence" | "sequence_token":
             term = _clipped("s_it", each, algorithm)
@@ -109,9 +109,11 @@ def advantage(config: ExperimentConfig) -> str:
     """Formula that turns rewards into advantages."""
     kl, distillation = config.algorithm.kl, config.algorithm.distillation
     line = _estimator(config)
-    if distillation is not None:
+    if distillation is not None and config.algorithm.has_taught_advantages:
         taught = f"{distillation.coef:g} (teacher_it - old_it)"
         line = f"A_it = A_i + {taught}, {line}" if distillation.with_rewards else f"A_it = {taught}"
+    elif distillation is not None and not distillation.with_rewards:
+        line = "A_i = 0"
     if kl.placement == "reward":
         is_each_token = is_per_token(config)
         penalty = _kl_text(config.algorithm, policy="old_it")
@@ -201,15 +203,18 @@ def _aggregation(mode: AggregationMode, scale: float | None, *, is_one_value: bo
 
 
 def _added(algorithm: AlgorithmSection) -> str:
-    """KL term and entropy bonus, where they are on."""
+    """KL term, entropy bonus and KL to a teacher, where they are on."""
     assert algorithm.loss_agg_mode is not None and algorithm.kl.agg_mode is not None, "config is not resolved"
     scale, text = algorithm.loss_scale_factor, ""
     if algorithm.kl.placement == "loss":
         mean = _aggregation(algorithm.kl.agg_mode, scale, is_one_value=False)
         text += f" - {_kl_text(algorithm, policy='logp_it', mean=mean)}"
+    mode = "seq-mean-token-mean" if algorithm.loss_agg_mode == "batch-mean" else algorithm.loss_agg_mode
+    mean = _aggregation(mode, scale, is_one_value=False)
     if algorithm.entropy_coef > 0:
-        mode = "seq-mean-token-mean" if algorithm.loss_agg_mode == "batch-mean" else algorithm.loss_agg_mode
-        text += f" + {algorithm.entropy_coef:g} {_aggregation(mode, scale, is_one_value=False)} H_it"
+        text += f" + {algorithm.entropy_coef:g} {mean} H_it"
+    if algorithm.distillation is not None and (count := algorithm.teacher_top_k):
+        text += f" - {algorithm.distillation.coef:g} {mean} KL_it(policy || teacher, its {count:,} likeliest tokens)"
     return text
 
 

@@ -63,6 +63,7 @@ def _of_update(config: ExperimentConfig, graph: str, rank: int) -> CompilableGra
         temperature=config.rollout.temperature,
         with_entropy=config.algorithm.entropy_coef > 0,
         replays_experts=config.algorithm.router_replay != "none",
+        scores_ids=config.algorithm.teacher_top_k > 0,
     )
     update = Updater(policy, build_policy_loss(config.algorithm), config.optimizer, place)
     if graph in ("train", "forward"):

@@ -26,16 +26,17 @@ from mindgspo.parallel.plans.placement import Placement
 from mindgspo.parallel.platform.runtime import current_device
 
 # Graphs contain every chunk: if memory allows, few large chunks compile faster.
-_CHUNK_BYTES = {"CPU": 64 << 20, "Ascend": 512 << 20}
+CHUNK_BYTES = {"CPU": 64 << 20, "Ascend": 512 << 20}
 
 _NEVER = -1e30  # a logit whose probability is 0, and times which 0 is 0
 
 
-def _padding_mask(model: ModelSection, first: int, count: int) -> Tensor | None:
-    """Mask to add to the logits of a table's rows from `first` on, float32 [count]; None without padding."""
-    if model.rows == model.vocab_size:
+def padding_mask(rows: int, vocab_size: int, first: int, count: int) -> Tensor | None:
+    """Mask to add to the logits of a table's rows from `first` on, float32 [count], so that ids from `vocab_size` on
+    have none; None if the table has no further rows."""
+    if rows == vocab_size:
         return None
-    return Tensor(np.where(np.arange(first, first + count) < model.vocab_size, 0.0, _NEVER).astype(np.float32))
+    return Tensor(np.where(np.arange(first, first + count) < vocab_size, 0.0, _NEVER).astype(np.float32))
 
 
 @constexpr
@@ -44,7 +45,14 @@ def chunk_tokens(vocab_size: int, chunk_bytes: int) -> int:
     return max(1, chunk_bytes // (4 * vocab_size))
 
 
-class _NoTableGradient(nn.Cell):
+def own_rows(ids: Tensor, index: int, num_rows: int) -> tuple[Tensor, Tensor]:
+    """Rows of the ids in part number `index` of the table, 0 if another rank has them; and 1.0 for own ids, else 0."""
+    rows = ids - index * num_rows
+    is_own = ops.logical_and(rows >= 0, rows < num_rows)
+    return ops.where(is_own, rows, 0), ops.cast(is_own, ms.float32)
+
+
+class NoTableGradient(nn.Cell):
     """Stands for an operator of the table's gradient where nobody reads that: construct(*inputs) -> 0, [1, 1]."""
 
     def __init__(self) -> None:
@@ -55,7 +63,7 @@ class _NoTableGradient(nn.Cell):
         return self.zero
 
 
-class _TableGradient(nn.Cell):
+class TableGradient(nn.Cell):
     """construct(weight_VH, dweight_VH) -> the gradient of the table that the head returns; zeros where it is
     frozen, which are never made."""
 
@@ -94,12 +102,12 @@ class ChunkedLogProb(nn.Cell):
         # Needs no zeros to add to, which would be compiled in as a constant of the table's size, kept as long as the
         # graph.
         self.sum_by_row = ops.UnsortedSegmentSum()
-        self.table_gradient = _TableGradient(is_frozen=False)
+        self.table_gradient = TableGradient(is_frozen=False)
 
     def freeze_table(self) -> None:
         """Leave out the products for the table's gradient."""
-        self.sum_by_row = self.transposed_times = _NoTableGradient()
-        self.table_gradient = _TableGradient(is_frozen=True)
+        self.sum_by_row = self.transposed_times = NoTableGradient()
+        self.table_gradient = TableGradient(is_frozen=True)
 
     def construct(self, hidden_MH: Tensor, weight_VH: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
         weight = ops.cast(weight_VH, hidden_MH.dtype)
@@ -222,7 +230,7 @@ class VocabParallelLogProb(ChunkedLogProb):
     def construct(self, hidden_MH: Tensor, weight_VH: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
         weight = ops.cast(weight_VH, hidden_MH.dtype)
         chunk = chunk_tokens(weight_VH.shape[0], self.chunk_bytes)
-        rows_M, is_own_M = self._own_targets(targets_M, weight_VH.shape[0])
+        rows_M, is_own_M = own_rows(targets_M, self.index, weight_VH.shape[0])
         before = targets_M
         logp_parts = ()
         entropy_parts = ()
@@ -251,7 +259,7 @@ class VocabParallelLogProb(ChunkedLogProb):
         gradient."""
         weight = ops.cast(weight_VH, hidden_MH.dtype)
         chunk = chunk_tokens(weight_VH.shape[0], self.chunk_bytes)
-        rows_M, is_own_M = self._own_targets(targets_M, weight_VH.shape[0])
+        rows_M, is_own_M = own_rows(targets_M, self.index, weight_VH.shape[0])
         dlogp_M1 = dlogp_M.reshape(-1, 1)
         dentropy_M1 = dentropy_M.reshape(-1, 1)
         slope_M1 = dlogp_M1 + dentropy_M1 * entropy_M.reshape(-1, 1)
@@ -279,13 +287,6 @@ class VocabParallelLogProb(ChunkedLogProb):
             before = ops.depend(dhidden_CH, dweight_VH)
         dhidden_MH = own_slope_M1 * self.gather(weight, rows_M, 0) - ops.concat(dhidden_parts, 0)
         return dhidden_MH * self.inverse_temperature, dweight_VH * -self.inverse_temperature
-
-    def _own_targets(self, targets_M: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-        """Rows of the targets in this rank's part of the table, 0 if another rank has them; and 1.0 for own targets,
-        else 0."""
-        rows_M = targets_M - self.index * num_rows
-        is_own_M = ops.logical_and(rows_M >= 0, rows_M < num_rows)
-        return ops.where(is_own_M, rows_M, 0), ops.cast(is_own_M, ms.float32)
 
     def _shifted(self, logits_CV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probs over the own columns, the shift to add to them [C], and this rank's share of the probability
@@ -327,8 +328,9 @@ class VocabParallelLogProbEntropy(VocabParallelLogProb):
 def log_prob_head(model: ModelSection, place: Placement, *, temperature: float, with_entropy: bool) -> nn.Cell:
     """The head of a rank: (hidden_MH, weight_VH, targets_M) -> (logp_M, entropy_M); see `ChunkedLogProb`."""
     own = place.share(model.rows)
-    form = {"temperature": temperature, "mask_V": _padding_mask(model, place.at.model * own, own)}
-    form["chunk_bytes"] = _CHUNK_BYTES[current_device()]
+    mask_V = padding_mask(model.rows, model.vocab_size, place.at.model * own, own)
+    form = {"temperature": temperature, "mask_V": mask_V}
+    form["chunk_bytes"] = CHUNK_BYTES[current_device()]
     if place.model_parallel == 1:
         head = (ChunkedLogProbEntropy if with_entropy else ChunkedLogProb)(**form)
     else:

@@ -1,8 +1,8 @@
 """Log-probs under the current weights, without gradients: of the response tokens of batches (the old and the reference
 policy), and of whole rows of ids (`mindgspo logprobs`).
 
-Legend: R rows, T token slots per row, N samples, K response-token slots, M = R * T flattened tokens, H hidden units, V
-vocabulary entries.
+Legend: R rows, T token slots per row, N samples, K response-token slots, A likeliest tokens, M = R * T flattened
+tokens, H hidden units, V vocabulary entries.
 """
 
 from __future__ import annotations
@@ -38,12 +38,15 @@ _TOKENS_PER_CALL = 4096
 class TokenScores:
     """logp_NK, entropy_NK: float32 per response token of a batch, 0 where masked. mismatch: difference between the
     routers' choices and the batch's routing; None if either is missing. experts_RTX: their choices, in the form of
-    `Batch`, on the ranks that scored the batch."""
+    `Batch`, on the ranks that scored the batch. top_ids_NKA, top_logp_NKA: int32 and float32, the likeliest ids in
+    place of each token and their log-probs; anything where masked; None unless asked for."""
 
     logp_NK: Float32Array
     entropy_NK: Float32Array
     mismatch: RoutingDifference | None = None
     experts_RTX: ExpertArray | None = None
+    top_ids_NKA: Int32Array | None = None
+    top_logp_NKA: Float32Array | None = None
 
     @classmethod
     def of(cls, batch: Batch, logp_NK: Float32Array, entropy_NK: Float32Array, *mismatch: np.ndarray) -> TokenScores:
@@ -59,11 +62,18 @@ class TokenScores:
 class PolicyScorer:
     """Scores batches; every replica of the model's plan scores its share.
 
-    replays_experts: with the routing of the batches. returns_routing: see `TokenScores`.
+    replays_experts: with the routing of the batches. returns_routing: see `TokenScores`. likeliest: how many ids to
+    find, and the vocabulary size below which they are; None: none.
     """
 
     def __init__(
-        self, model: Model, *, temperature: float, replays_experts: bool = False, returns_routing: bool = False
+        self,
+        model: Model,
+        *,
+        temperature: float,
+        replays_experts: bool = False,
+        returns_routing: bool = False,
+        likeliest: tuple[int, int] | None = None,
     ) -> None:
         policy = PolicyLogProbs(
             model,
@@ -71,7 +81,9 @@ class PolicyScorer:
             with_entropy=True,
             replays_experts=replays_experts,
             returns_routing=returns_routing,
+            likeliest=likeliest,
         )
+        self._num_arrays = 2 if likeliest is None else 4
         self._policy, self._is_packed = GraphOfRanks(policy, model.place.graph_ranks), policy.is_packed
         self._replays_experts, self._returns_routing = replays_experts, returns_routing
         self._num_layers, self._expert_dtype = policy.num_layers, expert_dtype(model.config.num_experts or 0)
@@ -104,7 +116,7 @@ class PolicyScorer:
         self._stage.run([of_batch[0].size for of_batch in tensors], forward=forward)
         results = [tuple(tensor.asnumpy() for tensor in result) for result in pending]
         choices = self._stage.choices_of_all([result[-1] for result in results if self._returns_routing])
-        found = [result[:2] for result in results if self._stage.is_last]
+        found = [result[: self._num_arrays] for result in results if self._stage.is_last]
         chosen: list[ExpertArray | None] = [None] * len(given)
         for index, chosen_MX in enumerate(choices):
             batch, routed = own[index], inputs[index].routed
@@ -113,9 +125,12 @@ class PolicyScorer:
                 found[index] += (routed.differing(batch, chosen_MX, self._num_layers).array,)
         collected = self._replicas.collect(found, num_items=len(given))
         scores = []
-        for batch, (logp, entropy, *mismatch), experts_RTX in zip(batches, collected, chosen, strict=False):
+        for batch, arrays, experts_RTX in zip(batches, collected, chosen, strict=False):
             (rows, width), (samples, slots) = batch.ids_RT.shape, batch.mask_NK.shape
-            score = TokenScores.of(batch, logp[:samples, :slots], entropy[:samples, :slots], *mismatch)
+            logp, entropy, *top = (array[:samples, :slots] for array in arrays[: self._num_arrays])
+            score = TokenScores.of(batch, logp, entropy, *arrays[self._num_arrays :])
+            if top:
+                score = replace(score, top_logp_NKA=top[0], top_ids_NKA=top[1])
             experts_RTX = None if experts_RTX is None else experts_RTX[:rows, :width]
             scores.append(replace(score, experts_RTX=experts_RTX))
         return scores

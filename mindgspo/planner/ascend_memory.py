@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from mindgspo.config.distillation_rules import local_teachers
 from mindgspo.config.generation import reads_trained_weights
 from mindgspo.planner.memory_plan import GIB, MIB, Part, Parts
 from mindgspo.planner.rank_work import (
@@ -36,6 +37,7 @@ from mindgspo.planner.rank_work import (
     built_bytes,
     generating_bytes,
     held_bytes,
+    log_odds_elements,
     moment_sizes,
     trained_sizes,
     weight_sizes,
@@ -64,6 +66,8 @@ def ascend_reserve(work: RankWork) -> int:
     plans = {"train": work.plan, "infer": work.config.plans.infer}
     if work.config.algorithm.kl.placement != "none" and work.config.plans.reference is not None:
         plans["reference"] = work.config.plans.reference
+    teachers = enumerate(local_teachers(work.config))
+    plans |= {f"teacher {number}": teacher.plan for number, teacher in teachers if teacher.plan is not None}
     for name, plan in plans.items():
         for axis in ("token_parts", "context_parallel", "model_parallel", "pipeline_stage"):
             sizes[f"{name} {axis}"] = getattr(plan, axis)
@@ -75,7 +79,7 @@ def ascend_reserve(work: RankWork) -> int:
 def ascend_temporary(work: RankWork, phase: Phase) -> Parts:
     """Peak of the phase's graphs, which run one after the other."""
     if phase is Phase.SCORE:
-        return _fullest(_scoring(work, width) for _, width in work.scoring)
+        return _fullest(_scoring(*one) for one in work.scoring)
     return _fullest(graph_parts(work, graph) for graph in GRAPHS.get(phase, ()))
 
 
@@ -151,9 +155,12 @@ def _moments_of_gradients(work: RankWork) -> Iterator[Parts]:
         chunk = width.output_rows * _chunk(work, width)
         sums = size * chunk + (FLOAT + size) * trained_table
         logits = max((2 * FLOAT + size) * chunk, sums, 2 * FLOAT * trained_table)
+        # The table's gradient by the likeliest tokens of a teacher waits for that by the others.
+        has_odds = work.config.algorithm.teacher_top_k > 0
+        logits += FLOAT * log_odds_elements(work, width, _CHUNK_BYTES) if has_odds else 0
         yield fixed | {
             Part.COMPUTE_WEIGHTS: _copies(work, casts + table),
-            Part.NEW_GRADIENTS: FLOAT * trained_table,
+            Part.NEW_GRADIENTS: FLOAT * trained_table * (1 + has_odds),
             Part.ACTIVATIONS: kept + passed + states + 2 * work.scored_tokens(width) * width.hidden * size,
             Part.LOGITS: logits,
         }
@@ -240,8 +247,8 @@ def _chunk(work: RankWork, width: RankWidths) -> int:
 
 
 def _scoring(work: RankWork, width: RankWidths) -> Parts:
-    """The old policy's graph or the reference's: the widest layer, or the head after the layers, whose chunks are half
-    as long where it finds entropies: log-probs, probabilities and their products."""
+    """A graph that scores, of the old policy, the reference or a teacher: the widest layer, or the head after the
+    layers, whose chunks are half as long where it finds entropies: log-probs, probabilities and their products."""
     size = TYPE_BYTES[work.config.model.dtype]
     layer = {
         Part.CONSTANTS: _constants(work, attentions=1),

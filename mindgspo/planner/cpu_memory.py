@@ -16,6 +16,7 @@ from mindgspo.planner.rank_work import (
     FLOAT,
     RankWidths,
     RankWork,
+    log_odds_elements,
     trained_bytes,
     trained_sizes,
     weight_sizes,
@@ -44,7 +45,7 @@ def cpu_standing(work: RankWork, phases: Collection[Phase]) -> Parts:
     if Phase.ROLLOUT in phases:
         pools.append(_rollout(work))
     if Phase.SCORE in phases:
-        pools += [_score(work, width) for _, width in work.scoring]
+        pools += [_score(*one) for one in work.scoring]
     packed = FLOAT * _packed(work) if Phase.ROLLOUT in phases else 0
     graphs = _GRAPHS + _GRAPHS_PER_LAYER * work.train.layers
     pool = max(pools, key=lambda parts: sum(parts.values()), default={})
@@ -68,11 +69,13 @@ def _update(work: RankWork) -> Parts:
     gradients = sum(trained_sizes(work.config.model, work.plan, work.rank).values())
     if work.config.model.tie_word_embeddings and width.is_first:
         gradients += 2 * table
-    activations, new = max((kept, table), (0, gradients), key=sum)
+    has_odds = width.is_last and work.config.algorithm.teacher_top_k > 0
+    activations, new = max((kept, table * (1 + has_odds)), (0, gradients), key=sum)
+    odds = log_odds_elements(work, width, _CHUNK_BYTES) if has_odds else 0
     return {
         Part.ACTIVATIONS: FLOAT * (activations + _at_work(width, tokens)),
         Part.NEW_GRADIENTS: FLOAT * new,
-        Part.LOGITS: FLOAT * _head(work, width),
+        Part.LOGITS: FLOAT * (_head(work, width) + odds),
     }
 
 

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 import psutil
 
 from mindgspo.config import ExperimentConfig
+from mindgspo.config.distillation_rules import local_teachers, teacher_plan
 from mindgspo.parallel.plans.placement import Placement, Ranks
 from mindgspo.planner.ascend_memory import ascend_reserve, ascend_temporary, graph_bytes
 from mindgspo.planner.cpu_memory import cpu_reserve, cpu_standing, cpu_temporary
@@ -75,9 +76,12 @@ def _rank_classes(config: ExperimentConfig) -> list[Ranks]:
     """Ranks of one stage hold slices of equal size; on CPU rank 0 also gathers checkpoints in the memory they share."""
     grid = Placement(plan=config.plans.train, rank=0).grid
     classes = [grid.stage_ranks(stage) for stage in range(grid.plan.pipeline_stage)]
+    plans = [teacher_plan(teacher, config) for teacher in local_teachers(config)]
     if config.algorithm.kl.placement != "none":
-        scoring = Placement(plan=config.plans.scoring, rank=0).grid
-        stages = [frozenset(scoring.stage_ranks(stage)) for stage in range(scoring.plan.pipeline_stage)]
+        plans.append(config.plans.scoring)
+    for plan in plans:
+        scoring = Placement(plan=plan, rank=0).grid
+        stages = [frozenset(scoring.stage_ranks(stage)) for stage in range(plan.pipeline_stage)]
         parts = [tuple(rank for rank in ranks if rank in stage) for ranks in classes for stage in stages]
         classes = [ranks for ranks in parts if ranks]
     if config.device == "CPU" and len(classes[0]) > 1:

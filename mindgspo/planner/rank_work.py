@@ -6,7 +6,7 @@ Lengths are the longest that the configuration allows. What follows from model a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from math import prod
@@ -14,7 +14,8 @@ from math import prod
 from mindgspo.batches.rows import round_up
 from mindgspo.config import ExperimentConfig, ModelSection, ParallelPlan
 from mindgspo.config.cache import block_bytes, whole_cache_blocks
-from mindgspo.config.distillation_rules import teacher_model, teacher_plan
+from mindgspo.config.distillation import TeacherSection
+from mindgspo.config.distillation_rules import local_teachers, teacher_model, teacher_plan
 from mindgspo.config.generation import generating_model, reads_trained_weights
 from mindgspo.config.plan import inner_size
 from mindgspo.models.names import compute_type, parameter_shapes, trained_shapes, trained_type
@@ -198,15 +199,29 @@ class RankWork:
         return min(whole, self.tokens(width))
 
     @property
-    def scoring(self) -> tuple[tuple[ParallelPlan, RankWidths], ...]:
-        """Plan and widths of the policies that score: the trained one, unless the sampler's log-probs stand for its and
-        no advantage asks for more, and the reference if there is one."""
-        algorithm, plans = self.config.algorithm, self.config.plans
+    def scoring(self) -> tuple[tuple[RankWork, RankWidths], ...]:
+        """Work and widths of the models that score on the cards: of the trained policy, unless the sampler's log-probs
+        stand for its and no advantage asks for more, of the reference if there is one, and of teachers."""
+        algorithm = self.config.algorithm
         needs_score = algorithm.advantage.estimator == "optimal_token_baseline"
         needs_score |= self.config.trainer.require_exact_logprobs
         is_scored = algorithm.old_log_probs != "sampler" or needs_score
-        trained = ((plans.train, self.train),) if is_scored else ()
-        return trained if algorithm.kl.placement == "none" else (*trained, (plans.scoring, self.reference))
+        trained = ((self, self.train),) if is_scored else ()
+        reference = () if algorithm.kl.placement == "none" else ((self, self.reference),)
+        return (*trained, *reference, *map(self._teaching, local_teachers(self.config)))
+
+    def _teaching(self, teacher: TeacherSection) -> tuple[RankWork, RankWidths]:
+        """The same micro-batches, and a model of other sizes."""
+        model, plan = teacher_model(teacher, self.config.model), teacher_plan(teacher, self.config)
+        config = self.config.model_copy(update={"model": model})
+        return replace(self, config=config), RankWidths.of(model, Placement(plan=plan, rank=self.rank))
+
+
+def log_odds_elements(work: RankWork, width: RankWidths, chunk_bytes: int) -> int:
+    """Elements that the update works with for the likeliest tokens of a teacher: ids and log-probs of teacher and
+    policy by prediction and by response token, the last with gradients, and a chunk of `models.log_odds`."""
+    each = work.config.algorithm.teacher_top_k * work.scored_tokens(width)
+    return 6 * each + min(3 * each * width.hidden, chunk_bytes // FLOAT)
 
 
 def held_bytes(work: RankWork) -> dict[Holding, int]:
@@ -236,8 +251,7 @@ def held_bytes(work: RankWork) -> dict[Holding, int]:
 
 def _teacher_bytes(config: ExperimentConfig, *, rank: int) -> Iterator[int]:
     """Bytes of each teacher's weights on the rank, in their compute types."""
-    section = config.algorithm.distillation
-    for teacher in () if section is None else section.teachers:
+    for teacher in local_teachers(config):
         model, plan = teacher_model(teacher, config.model), teacher_plan(teacher, config)
         sizes = weight_sizes(model, plan, rank)
         yield sum(size * _generating_item(model, name) for name, size in sizes.items())

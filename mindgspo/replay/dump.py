@@ -27,7 +27,7 @@ from mindgspo.types import Batch
 
 _MOST_UPDATES, _MOST_DIRECTORY, _MOST_TURNS = 1 << 16, 1 << 16, 1 << 8
 _INTEGERS = ("num_sequences", "num_tokens")
-_FLOATS = ("logp_NK", "advantages_NK", "correction_NK")
+_FLOATS = ("logp_NK", "logp_NKA", "advantages_NK", "correction_NK")
 _REMEDY = "the dump is damaged or was changed: copy it again, or dump the step anew"
 
 
@@ -165,6 +165,7 @@ def _wrong_array(arrays: Mapping[str, np.ndarray], config: ExperimentConfig) -> 
     algorithm, optional = config.algorithm, {"experts_RTX"}
     optional |= {"turns_NK"} if algorithm.ratio_over == "response" else set()
     optional |= {"selected_NK"} if algorithm.name not in ("clip_cov", "kl_cov") else set()
+    optional |= {"teacher_ids_NKA", "teacher_logp_NKA"} if not algorithm.teacher_top_k else set()
     if not names - optional <= arrays.keys() <= names:
         return f"it has {', '.join(sorted(arrays)) or 'no arrays'} instead of {', '.join(sorted(names))}"
     for name, array in arrays.items():
@@ -175,6 +176,7 @@ def _wrong_array(arrays: Mapping[str, np.ndarray], config: ExperimentConfig) -> 
         return f"{wrong} is no positive number"
     rows, slots = arrays["ids_RT"].shape, arrays["mask_NK"].shape
     shapes = {"RT": rows, "NK": slots, "P": arrays["predict_P"].shape, "N": slots[:1], "RTX": rows}
+    shapes["NKA"] = (*slots, algorithm.teacher_top_k)
     for name, array in arrays.items():
         axes = name.rpartition("_")[2]
         if name not in _INTEGERS and (array.shape[: len(shapes[axes])] != shapes[axes] or not array.size):
@@ -185,11 +187,12 @@ def _wrong_array(arrays: Mapping[str, np.ndarray], config: ExperimentConfig) -> 
         "ids_RT": config.model.vocab_size, "targets_P": config.model.vocab_size, "segments_RT": rows[1] + 1,
         "positions_RT": min(config.model.max_position_embeddings, rows[1]), "predict_P": math.prod(rows),
         "place_NK": shapes["P"][0], "experts_RTX": config.model.num_experts or 0, "turns_NK": _MOST_TURNS,
+        "teacher_ids_NKA": config.model.vocab_size,
     }  # fmt: skip
     for name, limit in limits.items():
-        array = arrays.get(name)
-        if array is not None and array.size and not 0 <= int(array.min()) <= int(array.max()) < limit:
-            return f"{name} has numbers from {array.min()} to {array.max()}, and 0 to {limit - 1} are possible"
+        array, least = arrays.get(name), -1 if name == "teacher_ids_NKA" else 0
+        if array is not None and array.size and not least <= int(array.min()) <= int(array.max()) < limit:
+            return f"{name} has numbers from {array.min()} to {array.max()}, and {least} to {limit - 1} are possible"
     return None
 
 

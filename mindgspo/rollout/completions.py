@@ -17,10 +17,11 @@ from mindgspo.types import Prompt
 
 _numbers = itertools.count(1)
 _BYTES_PER_TOKEN, _MORE_BYTES = 16, 1 << 16
+_MOST_LIKELIEST = 128  # per token of a scored row; its answer has some 90 bytes of each
 # model, logprobs, return_token_ids and user have no effect.
 _KEYS = (
     *("prompt", "n", "max_tokens", "temperature", "top_k", "top_p", "seed", "random_stream", "number"),
-    *("model", "logprobs", "return_token_ids", "return_routed_experts", "user", "may_continue"),
+    *("model", "logprobs", "return_token_ids", "return_routed_experts", "user", "may_continue", "prompt_logprobs"),
 )
 # OpenAI's defaults of unsupported keys, which some clients send.
 _DEFAULTS = {
@@ -70,7 +71,7 @@ def request_of(asked: Mapping[str, Any], limits: Limits) -> Request:
     if stream is not None and not isinstance(stream, Mapping):
         raise RequestError("random_stream: is not an object")
     start = 0 if stream is None else _number(stream, "start", 0, limits.max_new_tokens - 1)
-    ids = _ids(asked.get("prompt"), start, limits)
+    ids = _ids(asked.get("prompt"), start + 1, limits.max_prompt_length + start, limits)
     samples, random = _samples(asked, stream, limits)
     if start and len(samples) > 1:
         raise RequestError(f"n: {len(samples)} samples cannot continue one prefix; request each of them on its own")
@@ -100,6 +101,29 @@ def request_of(asked: Mapping[str, Any], limits: Limits) -> Request:
         prefix=ids[ids.size - start :],
         may_continue=may_continue,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ScoringRequest:
+    """Asks for the log-probs of given ids."""
+
+    number: int
+    """Unique among the requests that run."""
+    ids: np.ndarray
+    """int32 [L], at least 2."""
+    top_k: int
+    """Number of likeliest ids whose log-probs are wanted as well."""
+
+
+def scoring_request_of(asked: Mapping[str, Any], limits: Limits) -> ScoringRequest:
+    """Validate a body with prompt_logprobs. Raises RequestError. Nothing is generated: what other keys say of that has
+    no effect, but those of the number of tokens and responses are checked."""
+    _check_keys(asked, limits)
+    top_k = _number(asked, "prompt_logprobs", 0, min(_MOST_LIKELIEST, limits.vocab_size))
+    _number(asked, "max_tokens", 0, 1, default=0)
+    _number(asked, "n", 1, 1, default=1)
+    ids = _ids(asked.get("prompt"), 2, limits.max_prompt_length + limits.max_new_tokens, limits)
+    return ScoringRequest(number=asked["number"] if "number" in asked else next(_numbers), ids=ids, top_k=top_k)
 
 
 def _check_keys(asked: Mapping[str, Any], limits: Limits) -> None:
@@ -132,12 +156,11 @@ def _samples(
     )
 
 
-def _ids(found: Any, start: int, limits: Limits) -> np.ndarray:
-    most = limits.max_prompt_length + start
+def _ids(found: Any, least: int, most: int, limits: Limits) -> np.ndarray:
     if not isinstance(found, list) or not all(type(token) is int for token in found):
         raise RequestError("prompt: must be a list of token ids; text is not supported")
-    if not start < len(found) <= most:
-        raise RequestError(f"prompt: {len(found)} tokens; legal: {start + 1} to {most}")
+    if not least <= len(found) <= most:
+        raise RequestError(f"prompt: {len(found)} tokens; legal: {least} to {most}")
     if wrong := [token for token in found if not 0 <= token < limits.vocab_size]:
         raise RequestError(f"prompt: token id {wrong[0]}; the vocabulary has {limits.vocab_size}")
     return np.array(found, np.int32)

@@ -59,6 +59,12 @@ class ServiceOptions:
     key: ServerKey | None = None
     silent_s: float = 300.0
     """A server that owes an answer and is silent for so long, also to GET /health, is given up."""
+    setting: str = "rollout.servers.urls"
+    """Setting that holds the servers' addresses, for messages."""
+
+    def without_key(self, error: RolloutError) -> RolloutError:
+        """Mask the key: a server that was sent it may quote it."""
+        return error if self.key is None else RolloutError(self.key.hidden(str(error)))
 
 
 class HTTPService:
@@ -143,7 +149,7 @@ class HTTPService:
         try:
             return asyncio.run_coroutine_threadsafe(work, self._loop).result()
         except RolloutError as error:
-            raise self._without_key(error) from error.__cause__
+            raise self._options.without_key(error) from error.__cause__
 
     def _answers(self, found: list[Answer | RolloutError]) -> list[Answer]:
         while not self._found.empty():
@@ -151,24 +157,15 @@ class HTTPService:
         answers: list[Answer] = []
         for one in found:
             if isinstance(one, RolloutError):
-                raise self._without_key(one)
+                raise self._options.without_key(one)
             answers.append(one)
         return answers
-
-    def _without_key(self, error: RolloutError) -> RolloutError:
-        """Mask the key: a server that was sent it may quote it."""
-        key = self._options.key
-        return error if key is None else RolloutError(key.hidden(str(error)))
 
     # ---- in the event loop's thread
 
     async def _open(self, urls: Sequence[str], processes: Mapping[str, int]) -> None:
         found = [_process_at(url, processes.get(url)) for url in urls]
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),  # `most_running` bounds the connections
-            auto_decompress=False,  # an answer's size is limited as it arrives, and a small one may unpack to gigabytes
-            headers={"Accept-Encoding": "identity"},
-        )
+        self._session = open_session()
         self._servers = [
             Server(url.rstrip("/"), self._options, self._session, process)
             for url, process in zip(urls, found, strict=True)
@@ -233,7 +230,7 @@ class HTTPService:
         content = await server.content(call, _most_bytes(request, api, expected), lambda: self._is_aborting)
         if content is None:
             return _nothing(request, version)
-        found = _json(content, f"{server.url}{call.path}")
+        found = parsed(content, f"{server.url}{call.path}")
         return AnswerReader(api, request, expected, server.url).answer(found, version)
 
     async def _abort(self) -> None:
@@ -254,6 +251,15 @@ class HTTPService:
         self._homes.clear()
         assert not self._tasks and not self._waiting, "weights are loaded while requests run"
         await asyncio.gather(*(server.command(calls) for server in self._servers))
+
+
+def open_session() -> aiohttp.ClientSession:
+    """A session without a limit of connections, which the caller bounds by its requests."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),
+        auto_decompress=False,  # an answer's size is limited as it arrives, and a small one may unpack to gigabytes
+        headers={"Accept-Encoding": "identity"},
+    )
 
 
 def open_service(config: ExperimentConfig, tokenizer: Tokenizer) -> HTTPService:
@@ -331,7 +337,7 @@ class Server:
             except (aiohttp.ClientError, asyncio.TimeoutError) as error:
                 reason = str(error) or type(error).__name__
             if time.monotonic() > until or status == 401:
-                raise RolloutError(f"{self.url}: no server answers there ({reason}); check rollout.servers.urls")
+                raise RolloutError(f"{self.url}: no server answers there ({reason}); check {self._options.setting}")
             await asyncio.sleep(0.1)
 
     async def watch(self) -> None:
@@ -367,7 +373,7 @@ class Server:
             content = await self.content(call)
             if content is None or call.is_text:
                 continue
-            answer = _json(content, what := f"{self.url}{call.path}") if content else {}
+            answer = parsed(content, what := f"{self.url}{call.path}") if content else {}
             if not isinstance(answer, dict) or not call.is_right(answer):
                 asked = f"was sent {json.dumps(call.body)}, and " if call.body else ""
                 raise RolloutError(f"{what}: {asked}answers with {_shown(content)}")
@@ -433,7 +439,7 @@ class Server:
             content, status = await _read(response, most_bytes, what), response.status
         if 300 <= status < 400:
             place = printable(response.headers.get("Location", "nowhere"))[:200]
-            raise RolloutError(f"{what}: redirects to {place}, which is not followed; check rollout.servers.urls")
+            raise RolloutError(f"{what}: redirects to {place}, which is not followed; check {self._options.setting}")
         is_proven = signer is None or signer.is_proven(response.headers, headers[NONCE], status, content)
         if status == 200 and not is_proven:
             raise RolloutError(
@@ -473,7 +479,8 @@ async def _read(response: aiohttp.ClientResponse, most_bytes: int, what: str) ->
     return bytes(content)
 
 
-def _json(content: bytes, what: str) -> Any:
+def parsed(content: bytes, what: str) -> Any:
+    """The JSON of an answer. Raises RolloutError, which begins with `what`."""
     try:
         return json.loads(content)
     except (ValueError, RecursionError):

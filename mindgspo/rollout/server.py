@@ -1,6 +1,6 @@
 """`mindgspo serve`: one replica of an experiment's infer plan, as a completion server over HTTP.
 
-    event loop (rank 0, `ServerFront`): requests -> orders      main thread: orders -> decode steps -> answers
+    event loop (rank 0, `ServerFront`): requests -> orders      main thread: orders -> decode steps, scores -> answers
 
 Only the main threads touch MindSpore. Before each run of decode steps rank 0 broadcasts the new orders, so all ranks of
 the replica do the same. docs/rollout_servers.md lists the routes.
@@ -30,21 +30,22 @@ from mindgspo.errors import MindGSPOError, WeightsError
 from mindgspo.models.initial_values import open_base
 from mindgspo.models.model import Model
 from mindgspo.models.policy import build_model
-from mindgspo.models.weights import hold_in_compute_type, load_adapters, load_tensors
+from mindgspo.models.weights import fill_model, hold_in_compute_type, load_adapters, load_tensors
 from mindgspo.parallel.collectives.host import exchange
 from mindgspo.parallel.platform import heartbeat, runtime, worker_process
 from mindgspo.parallel.platform.cluster import infer_place, start_device
 from mindgspo.reshard.verify import sampled_names
 from mindgspo.rollout.build import native_engine
-from mindgspo.rollout.completions import Limits, request_of
+from mindgspo.rollout.completions import Limits, request_of, scoring_request_of
 from mindgspo.rollout.engine import Decoding, NativeEngine
+from mindgspo.rollout.given_rows import Entries, GivenRows
 from mindgspo.rollout.protocol import Purpose, SamplingFilter
 from mindgspo.rollout.sequences import EndedRequest
 from mindgspo.rollout.server_front import NO_WEIGHTS, ServerFront
 from mindgspo.rollout.server_key import ServerKey
 from mindgspo.rollout.service import NO_TOKENS, Request
 from mindgspo.rollout.weights_folder import open_weights
-from mindgspo.tokenization import load_tokenizer
+from mindgspo.tokenization import Tokenizer, load_tokenizer
 from mindgspo.types import Routing
 
 _IDLE_S = 5.0  # longest silence of rank 0 towards the other ranks of a replica
@@ -69,11 +70,13 @@ def serve(
     folders: Sequence[Path],
     ready: Callable[[], None],
     base: Base | None = None,
+    own_weights: bool = False,
 ) -> None:
     """Serve until a signal ends this process; on all ranks of the replica.
 
-    config: see `replica_config`. base: where adapters come alone. The others: see `CompletionServer.run`. Raises the
-    errors of `mindgspo.errors`, and OSError where it cannot listen.
+    config: see `replica_config`. base: where adapters come alone. own_weights: start with the model's own weights, as
+    version 0. The others: see `CompletionServer.run`. Raises the errors of `mindgspo.errors`, and OSError where it
+    cannot listen.
     """
     start_device(config)
     tokenizer = load_tokenizer(config.tokenizer, config.model.vocab_size)
@@ -90,7 +93,10 @@ def serve(
         records_experts=bool(config.rollout.record_experts),
     )
     engine = native_engine(config, model, tokenizer)
-    server = CompletionServer(engine, model, limits, verify=config.reshard.verify, base=base)
+    server = CompletionServer(engine, model, tokenizer, limits, verify=config.reshard.verify, base=base)
+    if own_weights:
+        fill_model(model, config.model, config.seed)
+        server.begin(0)
     if not worker_process.is_launched():
         # Not by an exception: one that is raised inside a callback of Python or MindSpore is lost.
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -101,7 +107,7 @@ def serve(
 @dataclass(frozen=True, slots=True)
 class _Order:
     kind: str
-    """ask, forget, abort, load, sleep, wake or stop."""
+    """ask, score, forget, abort, load, sleep, wake or stop."""
     content: dict[str, Any]
     """JSON."""
     done: Future = field(default_factory=Future)
@@ -115,9 +121,17 @@ class CompletionServer:
     """
 
     def __init__(
-        self, engine: NativeEngine, model: Model, limits: Limits, *, verify: str, base: Base | None = None
+        self,
+        engine: NativeEngine,
+        model: Model,
+        tokenizer: Tokenizer,
+        limits: Limits,
+        *,
+        verify: str,
+        base: Base | None = None,
     ) -> None:
         self._engine, self._model, self._limits, self._verify = engine, model, limits, verify
+        self._tokenizer, self._given = tokenizer, GivenRows(model)
         self._base, self._has_base = base, False
         self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
         self._version: int | None = None
@@ -148,7 +162,8 @@ class CompletionServer:
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, name="answers over HTTP", daemon=True)
         thread.start()
-        front = ServerFront(self._limits, self._ordered, self._state, key=key, folders=folders)
+        decode = self._tokenizer.decode
+        front = ServerFront(self._limits, self._ordered, self._state, decode, key=key, folders=folders)
         asyncio.run_coroutine_threadsafe(front.open(listener), loop).result()
         ready()
         try:
@@ -157,6 +172,12 @@ class CompletionServer:
             asyncio.run_coroutine_threadsafe(front.close(), loop).result(timeout=5.0)
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
+
+    def begin(self, version: int) -> None:
+        """Use the model's present weights, as version `version`."""
+        self._decoding = None  # and with it the keys and values of responses that may be continued
+        self._engine.load_weights(version)
+        self._version, self._num_loads = version, self._num_loads + 1
 
     def stop(self) -> None:
         """End `run` of a replica with one rank; a signal handler may call it."""
@@ -185,6 +206,7 @@ class CompletionServer:
                     order.done.set_result(answer)
             try:
                 self._generate()
+                self._score()
             except Exception as error:
                 self._give_up(_failure(error))
             heartbeat.tick()
@@ -214,16 +236,18 @@ class CompletionServer:
 
     @property
     def _is_busy(self) -> bool:
-        return bool(self._later) or (self._decoding is not None and not self._decoding.done)
+        return bool(self._later) or bool(self._given) or (self._decoding is not None and not self._decoding.done)
 
     def _follow(self, order: _Order) -> tuple[int, Any] | None:
         """Return the answer to an order; None if it comes later."""
         kind, content = order.kind, order.content
-        if kind == "ask":
+        if kind in ("ask", "score"):
             if self._version is None:
                 return NO_WEIGHTS
-            request = request_of(content, self._limits)
-            self._later.append(request)
+            if kind == "ask":
+                self._later.append(request := request_of(content, self._limits))
+            else:
+                self._given.add(request := scoring_request_of(content, self._limits))
             self._asked[request.number] = order.done
             return None
         if kind in ("abort", "forget"):
@@ -248,16 +272,26 @@ class CompletionServer:
             self._decoding.advance()
             self._answer(self._decoding.ended())
 
+    def _score(self) -> None:
+        for request, entries in self._given.score() if self._given else ():
+            answer: tuple[int, Any] = 422, self._not_finite
+            if entries is not None:
+                answer = 200, self._scored(request.ids.tolist(), entries)
+            self._asked.pop(request.number).set_result(answer)
+
     def _give_up(self, answer: tuple[int, str]) -> None:
         """Answer all requests with an error."""
         self._decoding = None
+        self._given.drop(None)
         self._later.clear()
         asked, self._asked = self._asked, {}
         for done in asked.values():
             done.set_result(answer)
 
     def _abort(self, numbers: Collection[int] | None) -> None:
-        """Answer these requests, or all, with the tokens generated so far."""
+        """Answer these requests, or all, with the tokens generated so far; rows that wait to be scored have none."""
+        for row in self._given.drop(numbers):
+            self._asked.pop(row.number).set_result((503, "aborted before it was scored; ask again"))
         if self._decoding is not None:
             self._answer(self._decoding.abort(numbers))
         later, self._later = self._later, deque()
@@ -272,7 +306,7 @@ class CompletionServer:
         for one in ended:
             answer: tuple[int, Any] = 200, self._described(one)
             if not all(np.isfinite(piece.logprobs).all() for piece in one.pieces):
-                answer = 422, f"weights of version {self._version} give log-probs that are NaN or Inf"
+                answer = 422, self._not_finite
             self._asked.pop(one.request.number).set_result(answer)
 
     def _described(self, ended: EndedRequest) -> dict[str, Any]:
@@ -295,6 +329,21 @@ class CompletionServer:
         usage = {"prompt_tokens": len(prompt), "completion_tokens": tokens, "total_tokens": len(prompt) + tokens}
         return {"weight_version": self._version, "choices": choices, "usage": usage}
 
+    @property
+    def _not_finite(self) -> str:
+        return f"weights of version {self._version} give log-probs that are NaN or Inf"
+
+    def _scored(self, ids: list[int], entries: Entries) -> dict[str, Any]:
+        choice = {
+            "index": 0,
+            "token_ids": [],
+            "prompt_token_ids": ids,
+            "prompt_logprobs": entries,
+            "finish_reason": "length",
+        }
+        usage = {"prompt_tokens": len(ids), "completion_tokens": 0, "total_tokens": len(ids)}
+        return {"weight_version": self._version, "choices": [choice], "usage": usage}
+
     def _load(self, folder: Path, version: int) -> tuple[int, Any]:
         if self._is_asleep:
             return 409, "the server sleeps; POST /wake_up first"
@@ -305,9 +354,7 @@ class CompletionServer:
             if not any(is_touched for _, is_touched in reports):
                 self._version = before
             return 400, problem
-        self._decoding = None  # and with it the keys and values of responses that may be continued
-        self._engine.load_weights(version)
-        self._version, self._num_loads = version, self._num_loads + 1
+        self.begin(version)
         return 200, {"weight_version": version}
 
     def _read(self, folder: Path, version: int) -> tuple[str, bool]:

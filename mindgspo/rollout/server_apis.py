@@ -25,7 +25,7 @@ from mindgspo.types import FinishReason, Routing
 
 _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": None}
 # Below every float32; and above 0, because a float32 sum may round the log-prob of a certain token up.
-_LEAST_LOGPROB, _MOST_LOGPROB = float(np.finfo(np.float32).min), 1e-4
+LEAST_LOGPROB, MOST_LOGPROB = float(np.finfo(np.float32).min), 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ class ServerAPI:
 
 
 class _Logprobs(BaseModel):
-    token_logprobs: list[Annotated[float, Field(ge=_LEAST_LOGPROB, le=_MOST_LOGPROB)]]
+    token_logprobs: list[Annotated[float, Field(ge=LEAST_LOGPROB, le=MOST_LOGPROB)]]
 
 
 class _Choice(BaseModel):

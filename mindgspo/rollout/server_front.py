@@ -16,8 +16,9 @@ import resource
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from aiohttp.client_exceptions import ClientPayloadError
 from aiohttp.http_exceptions import HttpProcessingError
 
 from mindgspo.launch.processes import is_loopback
-from mindgspo.rollout.completions import Limits, RequestError, request_of
+from mindgspo.rollout.completions import Limits, RequestError, request_of, scoring_request_of
 from mindgspo.rollout.server_key import NONCE, ServerKey
 
 _SHUTDOWN_S = 0.5  # for requests that are being answered while the server ends
@@ -45,6 +46,7 @@ class ServerFront:
 
     order: passes one order on.
     state: returns weight_version and is_sleeping.
+    decode: returns the text of ids.
     key: required of every request; None: anyone who reaches the server may send requests.
     folders: weights are accepted only from below these folders.
     """
@@ -54,12 +56,14 @@ class ServerFront:
         limits: Limits,
         order: Order,
         state: Callable[[], dict[str, Any]],
+        decode: Callable[[Iterable[int]], str],
         *,
         key: ServerKey | None,
         folders: Sequence[Path],
     ) -> None:
         self._limits, self._order, self._state = limits, order, state
         self._key, self._folders = key, [Path(os.path.realpath(folder)) for folder in folders]
+        self._text = cache(lambda token: decode([int(token)]))
         self._num_asked = 0
         self._busy: set[Any] = set()  # connections whose request is being answered
 
@@ -166,14 +170,18 @@ class ServerFront:
     async def _complete(self, request: web.Request) -> web.Response:
         asked = await _object(request)
         asked.pop("number", None)
-        found = request_of(asked, self._limits)
+        is_given = asked.get("prompt_logprobs") is not None
+        found = (scoring_request_of if is_given else request_of)(asked, self._limits)
         if self._state()["weight_version"] is None:
             return _error(*NO_WEIGHTS)
         if self._num_asked >= self._limits.most_requests:
             return _error(429, f"{self._num_asked} requests wait or run, which is the limit; try again later")
         self._num_asked += 1
         try:
-            status, content = await self._ordered("ask", asked | {"number": found.number})
+            kind = "score" if is_given else "ask"
+            status, content = await self._ordered(kind, asked | {"number": found.number})
+            if is_given and status == 200:
+                await asyncio.to_thread(self._add_texts, content["choices"][0]["prompt_logprobs"])
         except asyncio.CancelledError:  # the client has disconnected
             self._order("forget", {"number": found.number})
             raise
@@ -182,6 +190,11 @@ class ServerFront:
         if status != 200:
             return _error(status, content)
         return _json({"id": f"cmpl-{found.number}", "object": "text_completion", "model": self._limits.name, **content})
+
+    def _add_texts(self, entries: Sequence[dict[str, dict[str, Any]] | None]) -> None:
+        for entry in filter(None, entries):
+            for token, found in entry.items():
+                found["decoded_token"] = self._text(token)
 
     async def _update(self, request: web.Request) -> web.Response:
         asked = await _object(request)

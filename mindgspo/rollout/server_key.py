@@ -68,16 +68,24 @@ class ServerKey:
 def server_key(path: Path | None) -> ServerKey | None:
     """Return the key from the environment, else from the file of rollout.servers.api_key_file; None without either.
     Raises ConfigError, which never quotes the key."""
-    text, where = worker_process.api_key(), worker_process.API_KEY
-    if text is None and path is not None:
-        where = f"rollout.servers.api_key_file: {path}"
-        try:
-            text = read_bytes(path, most=_MOST_BYTES).decode("ascii").strip()
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not ASCII text"
-            raise ConfigError(f"{where}: the key cannot be read ({reason})") from None
-    if text is None:
-        return None
+    text = worker_process.api_key()
+    if text is not None:
+        return _checked(text, worker_process.API_KEY)
+    return None if path is None else key_of_file(path, "rollout.servers.api_key_file")
+
+
+def key_of_file(path: Path, setting: str) -> ServerKey:
+    """Return the key in a file that `setting` names. Raises ConfigError, which never quotes the key."""
+    where = f"{setting}: {path}"
+    try:
+        text = read_bytes(path, most=_MOST_BYTES).decode("ascii").strip()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not ASCII text"
+        raise ConfigError(f"{where}: the key cannot be read ({reason})") from None
+    return _checked(text, where)
+
+
+def _checked(text: str, where: str) -> ServerKey:
     if not text or not all("!" <= letter <= "~" for letter in text):
         raise ConfigError(f"{where}: a key is one line of visible ASCII letters, without spaces")
     return ServerKey(text)

@@ -1,6 +1,6 @@
 """Rewards of a step -> the advantages of its responses.
 
-N  responses of the step    F  reward functions    L  tokens of the longest response
+N  responses of the step    F  reward functions    L  tokens of the longest response    A  a teacher's likeliest tokens
 
 Metrics:
   Loss, KL and entropy:
@@ -11,6 +11,12 @@ Metrics:
       healthy: falls
       action: 'flat: raise algorithm.distillation.coef or optimizer.lr; read samples.jsonl for responses that no
         teacher would give'
+    distillation/top_k_mass:
+      meaning: probability that the teacher gives its algorithm.distillation.top_k likeliest tokens, mean over taught
+        response tokens; loss top_k takes all others as one token
+      unit: share
+      healthy: above 0.95
+      action: 'below: raise algorithm.distillation.top_k'
     distillation/taught_share:
       meaning: response tokens that a teacher scored
       unit: share of tokens
@@ -34,6 +40,7 @@ from mindgspo.config import AlgorithmSection, KLSection
 from mindgspo.config.distillation import DistillationSection
 from mindgspo.trainer.batches import MiniBatches
 from mindgspo.trainer.dynamic_sampling import StepSamples
+from mindgspo.trainer.teachers import TeacherScores
 from mindgspo.types import Batch, Float32Array, Group, ScoredGroup
 
 
@@ -62,7 +69,7 @@ def step_advantages(
     algorithm: AlgorithmSection,
     *,
     energies: Sequence[Float32Array] | None,
-    teacher_logp: Sequence[np.ndarray] | None,
+    taught: Sequence[TeacherScores] | None,
     kl_coef: float,
     reward_labels: Sequence[str],
     reward_weights: Sequence[float],
@@ -71,7 +78,7 @@ def step_advantages(
 
     batches: the trained responses with the log-probs of the old and the reference policy, in any order.
     energies: float32 [N, K] of each batch, for optimal_token_baseline; see `PolicyScores.energies`.
-    teacher_logp: float64 [N, K] of each batch; see `Teachers.log_probs`. None without teachers.
+    taught: what the teachers say of each batch; None without teachers.
     kl_coef: coefficient of the KL penalty in the reward.
     reward_labels, reward_weights: names and weights of the reward functions.
     """
@@ -99,10 +106,10 @@ def step_advantages(
         else _by_response(batches, _corrected(algorithm, batches, energies), lengths_N),
     )
     advantages = estimate_advantages(algorithm.advantage, inputs)
-    taught: dict[str, float] = {}
-    if teacher_logp is not None:
+    of_teachers: dict[str, float] = {}
+    if taught is not None:
         assert algorithm.distillation is not None, "teachers without a section"
-        advantages, taught = _taught(algorithm.distillation, advantages, batches, teacher_logp)
+        advantages, of_teachers = _taught(algorithm.distillation, advantages, batches, taught)
     penalty_N = np.zeros(len(scores)) if penalty_NL is None else penalty_NL.sum(axis=1)
     num_tokens = int(lengths_N[counted_N].sum())
     return StepAdvantages(
@@ -110,7 +117,7 @@ def step_advantages(
         advantages=advantages,
         rewards=(rewards_N - penalty_N)[counted_N],
         kl=None if kl_NL is None or not num_tokens else float(kl_NL.sum()) / num_tokens,
-        distillation=taught,
+        distillation=of_teachers,
     )
 
 
@@ -118,21 +125,34 @@ def _taught(
     section: DistillationSection,
     advantages: Sequence[Float32Array],
     batches: Sequence[Batch],
-    teacher_logp: Sequence[np.ndarray],
+    taught: Sequence[TeacherScores],
 ) -> tuple[tuple[Float32Array, ...], dict[str, float]]:
-    """Advantages with the teachers' part, log teacher - log old of each token, and its metrics.
+    """Advantages with the teachers' part, for loss k1 log teacher - log old of each token, and the teachers' metrics.
 
     A response without a teacher keeps its advantage from rewards, if they count.
     """
-    gaps = [logp_NK - batch.old_logp_NK for batch, logp_NK in zip(batches, teacher_logp, strict=True)]
+    gaps = [one.logp_NK - batch.old_logp_NK for batch, one in zip(batches, taught, strict=True)]
     by_response, total = gathered(batches, gaps, len(advantages)), []
+    coef = section.coef if section.loss == "k1" else 0.0
     for own, gap in zip(advantages, by_response, strict=True):
-        part = np.nan_to_num(section.coef * gap) if gap.size else np.zeros(own.size)
+        part = np.nan_to_num(coef * gap) if gap.size else np.zeros(own.size)
         total.append(((own if section.with_rewards else 0.0) + part).astype(np.float32))
     tokens = np.concatenate([row for row in by_response if row.size] or [np.zeros(0)])
     known = tokens[~np.isnan(tokens)]
     metrics = {"distillation/taught_share": known.size / max(tokens.size, 1)}
-    return tuple(total), metrics | ({"distillation/kl": float(-known.mean())} if known.size else {})
+    if known.size:
+        metrics["distillation/kl"] = float(-known.mean())
+    masses = [_mass(one) for one in taught if one.top_ids_NKA is not None]
+    if known.size and masses:
+        metrics["distillation/top_k_mass"] = float(np.concatenate(masses).mean())
+    return tuple(total), metrics
+
+
+def _mass(scores: TeacherScores) -> NDArray[np.float64]:
+    """Probability of the likeliest tokens together, of each taught token of a batch."""
+    assert scores.top_ids_NKA is not None and scores.top_logp_NKA is not None
+    probs_NKA = np.where(scores.top_ids_NKA >= 0, np.exp(scores.top_logp_NKA.astype(np.float64)), 0.0)
+    return probs_NKA.sum(-1)[np.isfinite(scores.logp_NK)]
 
 
 def _reward_kl(

@@ -114,4 +114,8 @@ def longest_batch(config: ExperimentConfig) -> Batch:
         for number in range(count)
     ]
     layout = replace(batch_layout(config, pad_id=0), replicas=1, in_rounds=False, round_size=1)
-    return micro_batches(samples, layout)[0]
+    batch = micro_batches(samples, layout)[0]
+    if not (count := config.algorithm.teacher_top_k):
+        return batch
+    ids_NKA, logp_NKA = (np.zeros((*batch.mask_NK.shape, count), dtype) for dtype in (np.int32, np.float32))
+    return replace(batch, teacher_ids_NKA=ids_NKA, teacher_logp_NKA=logp_NKA)

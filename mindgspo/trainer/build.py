@@ -322,6 +322,7 @@ def build_updater(config: ExperimentConfig, model: Model) -> Updater:
             replays_experts=replay != "none",
             # Only a cell with one output can be recomputed in the backward pass.
             returns_routing=(bool(config.rollout.record_experts) or replay == "old") and place.recompute == "none",
+            scores_ids=config.algorithm.teacher_top_k > 0,
         ),
         build_policy_loss(config.algorithm),
         config.optimizer,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,8 @@ _FREE = (
     "swap.",
     "watch.",
 )
+# Servers of teachers may move.
+_FREE_OF_TEACHERS = re.compile(r"algorithm\.distillation\.teachers\[\d+\]\.(url|api_key_file)")
 # Keys that change the course of a run, perhaps on purpose: the run continues, with a warning.
 _WARNED = ("reward.",)
 # A run that starts from another's checkpoint has its own name.
@@ -106,7 +109,9 @@ def check_same_experiment(
     differing = {
         key: f"{key}: {ours.get(key)!r}, the run has {theirs.get(key)!r}"
         for key in sorted(ours.keys() | theirs.keys())
-        if ours.get(key) != theirs.get(key) and not key.startswith((*_FREE, *free))
+        if ours.get(key) != theirs.get(key)
+        and not key.startswith((*_FREE, *free))
+        and not _FREE_OF_TEACHERS.fullmatch(key)
     }
     refused = [f"  {text}" for key, text in differing.items() if not key.startswith(warned)]
     if refused:

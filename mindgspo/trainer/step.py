@@ -38,7 +38,7 @@ from mindgspo.trainer.dynamic_sampling import LeftoverBuffer, SampledGroup, Step
 from mindgspo.trainer.exact_log_probs import ExactLogProbs
 from mindgspo.trainer.metrics import StepRecord, StepReport
 from mindgspo.trainer.policies import PolicyScores
-from mindgspo.trainer.teachers import Teachers, sources_of
+from mindgspo.trainer.teachers import Teachers, sources_of, with_likeliest
 from mindgspo.trainer.updates import UpdateGuard, check_first_update, require_rewards
 from mindgspo.types import Prompt, StepResult
 
@@ -115,9 +115,10 @@ class Trainer:
                 )
                 mini_batches = self.scorer.with_routing(mini_batches, samples.groups)
                 mini_batches, old_scores = self.scorer.score(mini_batches)
-                energies, teacher_logp = self.scorer.energies(mini_batches), None
+                energies, taught = self.scorer.energies(mini_batches), None
                 if self.teachers is not None:
-                    teacher_logp = self.teachers.log_probs(flattened(mini_batches), sources_of(samples))
+                    taught = self.teachers.scores(flattened(mini_batches), sources_of(samples))
+                    mini_batches = with_likeliest(mini_batches, taught)
                 num_exact = self.compare_log_probs(mini_batches, samples, step, version)
                 self.swap.prefetch(Phase.UPDATE)
             with self.timers("adv"):
@@ -126,7 +127,7 @@ class Trainer:
                     flattened(mini_batches),
                     self.algorithm,
                     energies=energies,
-                    teacher_logp=teacher_logp,
+                    taught=taught,
                     kl_coef=self.kl.coef,
                     reward_labels=self.reward.labels,
                     reward_weights=self.reward_weights,

@@ -49,7 +49,11 @@ PLANS = {
         ("2x1x1 of adapted experts, sampled with whole ones", {"data_parallel": 2} | SHARDED, WHOLE),
         ("2x1x1 of adapted experts over replicas, small operators",
             {"data_parallel": 2, "expert_parallel": 2}, {"data_parallel": 2}),
-        ("context 2 padded", {"context_parallel": 2}, {"data_parallel": 2})],
+        ("context 2 padded", {"context_parallel": 2}, {"data_parallel": 2}),
+        ("1x2x1 taught", MODEL, {"data_parallel": 2}), ("1x1x2 taught", STAGES, {"data_parallel": 2}),
+        ("2x1x1 taught, packed", {"data_parallel": 2}, {"data_parallel": 2}),
+        ("1x2x1 taught, split sequence, small operators", MODEL | SEQUENCE, {"data_parallel": 2}),
+        ("context 2 taught", {"context_parallel": 2}, {"data_parallel": 2})],
     3: [("1x1x3 deep", {"pipeline_stage": 3, "micro_batch_num": 3}, {"data_parallel": 3})],
     4: [("1x4x1", {"model_parallel": 4}, {"model_parallel": 2, "data_parallel": 2}),
         ("2x2x1", {"data_parallel": 2, "model_parallel": 2, "vocab_emb_dp": False}, {"data_parallel": 4}),
@@ -74,12 +78,13 @@ REFERENCES = {"1x4x1": {"data_parallel": 4}, "2x2x1": {"data_parallel": 4}, "4x2
 
 def model_of(name: str) -> str:
     return next(
-        (model for model in ("adapted experts", "experts", "padded", "deep", "adapters") if model in name), "dense"
+        (model for model in ("adapted experts", "experts", "padded", "deep", "adapters", "taught") if model in name),
+        "dense",
     )
 
 
 # The others repeat on more ranks what these show.
-FAST = ("1x2x1", "1x1x2")
+FAST = ("1x2x1", "1x1x2", "1x2x1 taught")
 CASES = [
     pytest.param(size, name, id=name, marks=() if name in FAST else pytest.mark.slow)
     for size, plans in PLANS.items()

@@ -21,6 +21,7 @@ from mindgspo.config import ExperimentConfig, load_config
 from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingFilter, SamplingSettings
 from mindgspo.rollout.weights_folder import write_weights
 from mindgspo.tensor_files.writer import read_safetensors
+from mindgspo.tokenization import load_tokenizer
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
 
@@ -50,9 +51,14 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def reference(cpu_runtime: None, experiment: ExperimentConfig, weights: Path) -> Any:
-    """The engine in this process, whose weights are in the folder `weights`."""
-    return engine_with_weights(experiment, weights, 3, seed=5)[1]
+def built(cpu_runtime: None, experiment: ExperimentConfig, weights: Path) -> Any:
+    """Model and engine in this process, whose weights are in the folder `weights`."""
+    return engine_with_weights(experiment, weights, 3, seed=5)
+
+
+@pytest.fixture(scope="module")
+def reference(built: Any) -> Any:
+    return built[1]
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +114,76 @@ def test_answers_are_those_of_the_engine_here(loaded: Server, reference: Any, ex
         assert_equal(answer["choices"], responses)
         tokens = sum(response.length for response in responses)
         assert answer["usage"]["completion_tokens"] == tokens
+
+
+def given(server: Server, ids: list[int], top: int = 0) -> list[dict[str, Any] | None]:
+    """The log-probs of given ids."""
+    body = {"prompt": ids, "max_tokens": 1, "prompt_logprobs": top, "temperature": 0.5, "return_token_ids": True}
+    status, answer = server.post("/v1/completions", body)
+    assert status == 200 and answer["weight_version"] == 3, answer
+    (choice,) = answer["choices"]
+    assert (choice["prompt_token_ids"], choice["token_ids"]) == (ids, [])
+    return choice["prompt_logprobs"]
+
+
+def test_log_probs_of_given_ids_are_those_of_a_scorer_here(loaded: Server, built: Any, experiment) -> None:
+    """At temperature 1, of rows of all lengths, while responses are generated beside them."""
+    from mindgspo.batches.rows import TrainingSample, lay_out
+    from mindgspo.models.scoring import PolicyScorer
+
+    random, tokenizer = np.random.default_rng(2), load_tokenizer(experiment.tokenizer)
+    rows = [random.integers(3, 300, length).tolist() for length in (2, 3, 17, 64, 65, 100, 128)]
+    samples = [
+        TrainingSample(
+            prompt_ids=np.int32(row[:1]), response_ids=np.int32(row[1:]), number=number,
+            rollout_logp=np.zeros(len(row) - 1, np.float32),
+        ) for number, row in enumerate(rows)
+    ]  # fmt: skip
+    (batch,) = lay_out(samples, samples_per_micro_batch=7, length_multiple=32, pad_id=0)
+    (scores,) = PolicyScorer(built[0], temperature=1.0).score([batch])
+    expected = {int(n): scores.logp_NK[place, batch.mask_NK[place]] for place, n in enumerate(batch.samples_N)}
+    with ThreadPoolExecutor(9) as threads:
+        prompts = random_prompts(2)
+        drawn = [threads.submit(loaded.post, "/v1/completions", asked(one, sampling(), [0, 1])) for one in prompts]
+        found = list(threads.map(lambda row: given(loaded, row), rows))
+        answers = [one.result() for one in drawn]
+    for number, (row, entries) in enumerate(zip(rows, found, strict=True)):
+        assert entries[0] is None and [list(entry) for entry in entries[1:]] == [[str(token)] for token in row[1:]]
+        own = [entry[str(token)] for token, entry in zip(row[1:], entries[1:], strict=True)]
+        np.testing.assert_allclose([one["logprob"] for one in own], expected[number], rtol=0, atol=1e-5)
+        assert [one["decoded_token"] for one in own] == [tokenizer.decode([token]) for token in row[1:]]
+    several = built[1].generate(prompts, replace(sampling(), num_samples=2), weight_version=3).responses
+    for (status, answer), responses in zip(answers, several, strict=True):
+        assert status == 200
+        assert_equal(answer["choices"], responses)
+
+
+def test_likeliest_ids_have_the_log_probs_that_they_have_as_given_ids(loaded: Server, experiment) -> None:
+    row = np.random.default_rng(4).integers(3, 300, 20).tolist()
+    entries, own = given(loaded, row, top=4), given(loaded, row)
+    for place in (1, 7, 19):
+        entry = entries[place]
+        assert entry[str(row[place])]["logprob"] == pytest.approx(own[place][str(row[place])]["logprob"], abs=1e-5)
+        by_rank = {found["rank"]: (token, found["logprob"]) for token, found in entry.items() if found["rank"]}
+        assert sorted(by_rank) == [1, 2, 3, 4] and len(entry) == 4 + (entry[str(row[place])]["rank"] is None)
+        values = [by_rank[rank][1] for rank in sorted(by_rank)]
+        assert values == sorted(values, reverse=True)
+        for token, value in by_rank.values():
+            alone = given(loaded, [*row[:place], int(token)])[place][token]["logprob"]
+            assert alone == pytest.approx(value, abs=1e-5)
+        greedy = loaded.post("/v1/completions", {"prompt": row[:place], "max_tokens": 1, "temperature": 0})[1]
+        assert by_rank[1][0] == str(greedy["choices"][0]["token_ids"][0])
+
+
+@pytest.mark.parametrize(("body", "said"), [
+    ({"prompt": [5]}, "prompt: 1 tokens; legal: 2 to 128"), ({"prompt": [5] * 129}, "prompt: 129 tokens; legal: 2 to"),
+    ({"prompt": [5, 384]}, "prompt: token id 384"), ({"prompt_logprobs": 129}, "prompt_logprobs: 129; legal are whole"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs: -1; legal"), ({"n": 2}, "n: 2; legal"),
+    ({"max_tokens": 2}, "max_tokens: 2; legal are whole numbers from 0 to 1"), ({"stop": ["x"]}, "stop: is not"),
+])  # fmt: skip
+def test_given_ids_that_cannot_be_scored(loaded: Server, body: dict[str, Any], said: str) -> None:
+    status, answer = loaded.post("/v1/completions", {"prompt": [5, 6], "prompt_logprobs": 0} | body)
+    assert status == 400 and said in answer["error"]["message"]
 
 
 def test_weights_that_are_not_what_was_handed_over(

@@ -14,13 +14,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from running import read_lines, succeeded
+from running import read_lines, succeeded, write_model
+from served import Server
 
 from mindgspo.config import ExperimentConfig, load_config
 from mindgspo.config.algorithm import POLICY_LOSSES
 from mindgspo.metrics import unknown_names
 from mindgspo.rewards import Candidate
 from mindgspo.tensor_files.writer import read_safetensors
+from mindgspo.tokenization import load_tokenizer
 from mindgspo.types import Score, Verdict
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
@@ -77,7 +79,8 @@ def with_algorithm(trainer, config: ExperimentConfig, old_log_probs: str = "reco
     from mindgspo.models.weights import initialize_weights
 
     initialize_weights(trainer.model, config.model, seed=1)
-    policy = PolicyLogProbs(trainer.model, temperature=1.0, with_entropy=with_entropy)
+    scores_ids = config.algorithm.teacher_top_k > 0
+    policy = PolicyLogProbs(trainer.model, temperature=1.0, with_entropy=with_entropy, scores_ids=scores_ids)
     trainer.weights.version += 1
     trainer.engine.load_weights(trainer.weights.version)
     return replace(
@@ -129,6 +132,77 @@ def test_a_teacher_that_is_the_policy_teaches_nothing(trainer, tmp_path: Path) -
         found[temperature] = (metrics["distillation/kl"], metrics["actor/grad_norm"])
     assert found[1.0] == (0, 0)
     assert found[2.0][0] != 0 and found[2.0][1] > 0
+
+
+def test_the_kl_to_a_teacher_falls(trainer, tmp_path: Path) -> None:
+    """Over its 16 likeliest tokens, as a loss alone; the estimate of the old policy as its own teacher is 0."""
+    from small_plans import drawn_model
+
+    from mindgspo.models.scoring import PolicyScorer
+    from mindgspo.trainer.teachers import Teacher, Teachers
+
+    path = tmp_path / "family.yaml"
+    path.write_text(FAMILY)
+    section = "{loss: top_k, top_k: 16, teachers: [{path: none}], with_rewards: false}"
+    config = load_config(path, [f"algorithm.distillation={section}", "optimizer.lr=1e-2"], check_files=False)
+    trainer, found = with_algorithm(trainer, config), {}
+    for name, model in (("itself", trainer.model), ("another", drawn_model(config.model, seed=7))):
+        scorer = PolicyScorer(model, temperature=1.0, likeliest=(16, config.model.vocab_size))
+        teacher = Teacher(section=config.algorithm.distillation.teachers[0], model=model, scorer=scorer)
+        taught = replace(trainer, teachers=Teachers(teachers=(teacher,), top_k=16), total_steps=6)
+        found[name] = [taught.train_step(step).metrics for step in range(1, 2 if name == "itself" else 6)]
+    steps = [metrics for of_teacher in found.values() for metrics in of_teacher]
+    assert all(unknown_names(metrics) == [] and metrics["distillation/taught_share"] == 1 for metrics in steps)
+    assert all(0 < metrics["distillation/top_k_mass"] < 1 for metrics in steps)
+    assert found["itself"][0]["distillation/kl"] == pytest.approx(0, abs=1e-6)
+    kl = [metrics["actor/distillation_kl"] for metrics in found["another"]]
+    assert kl[-1] < 0.8 * kl[0], kl
+
+
+class Noted:
+    """Teachers whose scores are kept."""
+
+    def __init__(self, teachers) -> None:
+        self.teachers, self.top_k, self.found = teachers, teachers.top_k, []
+
+    def scores(self, batches, sources_S):
+        self.found = self.teachers.scores(batches, sources_S)
+        return self.found
+
+
+@pytest.mark.slow
+def test_a_teacher_behind_a_server_teaches_as_it_does_on_the_cards(trainer, tmp_path: Path) -> None:
+    """One of other sizes, behind `mindgspo serve`: log-probs and what they do to a step are equal within 1e-5."""
+    from mindgspo.trainer.teachers import build_teachers
+
+    larger = tmp_path / "larger.yaml"
+    larger.write_text(FAMILY.replace("hidden_size: 16", "hidden_size: 32").replace("layers: 1", "layers: 2"))
+    folder = write_model(tmp_path / "teacher", larger, lambda weights: [one.__imul__(4) for one in weights.values()])
+    server = Server(larger, tmp_path / "server.log", "--own-weights", "--set", f"model.path={folder}")
+    position, tokenizer = trainer.report.stream.state(), load_tokenizer(load(tmp_path).tokenizer)
+    found = []
+    try:
+        for place in (f"path: {folder}", f"url: '{server.url}'"):
+            section = f"{{loss: top_k, top_k: 5, teachers: [{{{place}}}], with_rewards: false}}"
+            config = load(tmp_path, f"algorithm.distillation={section}")
+            noted = Noted(build_teachers(config, tokenizer, 0))
+            trainer.report.stream.restore(position)
+            metrics = replace(with_algorithm(trainer, config), teachers=noted).train_step(1).metrics
+            found.append((metrics, noted.found))
+    finally:
+        assert server.end() == 0, server.log.read_text()
+    (here, ours), (there, theirs) = found
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(other.logp_NK, one.logp_NK, rtol=0, atol=1e-5)
+        orders = [np.argsort(scores.top_ids_NKA, axis=2) for scores in (one, other)]
+        for name in ("top_ids_NKA", "top_logp_NKA"):
+            arrays = [getattr(scores, name) for scores in (one, other)]
+            by_id = [np.take_along_axis(*both, 2) for both in zip(arrays, orders, strict=True)]
+            np.testing.assert_allclose(*by_id, rtol=0, atol=1e-5)
+    assert here["distillation/taught_share"] == there["distillation/taught_share"] == 1
+    assert abs(here["distillation/kl"]) > 0.01, "another model than the policy"
+    for name in ("distillation/kl", "distillation/top_k_mass", "actor/distillation_kl", "actor/grad_norm"):
+        assert there[name] == pytest.approx(here[name], rel=1e-5, abs=1e-5), name
 
 
 def test_by_default_old_log_probs_are_the_samplers_and_the_step_is_the_same(trainer, tmp_path: Path) -> None:

@@ -115,6 +115,9 @@ class LossDefinition:
     kl: KLTerm | None = None
     entropy_coef: float = 0.0
     """The entropy, aggregated like the loss, times this is subtracted from the loss."""
+    distillation_coef: float = 0.0
+    """The KL to a teacher over its likeliest tokens (`distillation.TopKKL`), aggregated like the loss, times this is
+    added to the loss."""
 
     def __post_init__(self) -> None:
         for name in ("clip_low", "clip_high"):

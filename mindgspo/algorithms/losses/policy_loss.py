@@ -17,6 +17,7 @@ from mindspore.ops import constexpr
 
 from mindgspo.algorithms.loss_metrics import OPSM_METRIC, POLICY_METRICS
 from mindgspo.algorithms.losses.definition import Aggregation, KLTerm, LossDefinition
+from mindgspo.algorithms.losses.distillation import DISTILLATION_METRIC, TopKKL
 from mindgspo.algorithms.losses.ratios import Ratio, TokenRatio
 
 # Beyond every log-ratio. Not inf: where inf and -inf are both constants of a graph, MindSpore 2.10's compiler
@@ -189,16 +190,22 @@ class PolicyLoss(nn.Cell):
         self.is_per_response = self.log_ratio.is_per_response
         self.reads_turns = definition.ratio_level == "turn"
         self.opsm_threshold = definition.opsm_threshold
-        self.metrics = POLICY_METRICS if self.opsm_threshold is None else (*POLICY_METRICS, OPSM_METRIC)
+        self.distillation_coef = definition.distillation_coef
+        self.distillation = TopKKL() if definition.distillation_coef > 0 else None
+        has_opsm, has_teacher = self.opsm_threshold is not None, self.distillation is not None
+        self.metrics = (*POLICY_METRICS, *(OPSM_METRIC,) * has_opsm, *(DISTILLATION_METRIC,) * has_teacher)
         self.further_inputs = tuple(
             name
             for name, is_read in (
                 ("turns_JNK", self.reads_turns),
                 ("selected_NK", self.reads_selection),
-                ("rollout_logp_NK", self.opsm_threshold is not None),
+                ("rollout_logp_NK", has_opsm),
+                ("teacher_ids_NKA", has_teacher),
+                ("teacher_logp_NKA", has_teacher),
             )
             if is_read
         )
+        self.sampler_at = int(self.reads_turns) + int(self.reads_selection)
         self.aggregate = Aggregate(definition.aggregation)
         self.kl = None if definition.kl is None else KLPenalty(definition.kl)
         if definition.kl is not None:
@@ -261,9 +268,11 @@ class PolicyLoss(nn.Cell):
         All [N, K] but mask_NK (bool) are float32; anything may stand in masked slots. num_sequences, num_tokens:
         float32 scalars over the global mini-batch. kl_coef: float32 scalar. entropy_NK, ref_logp_NK and kl_coef are
         read only by definitions with an entropy bonus or a KL term. further: those of `further_inputs`, in this order:
-        turns_JNK, bool, the tokens of each turn; selected_NK, bool; rollout_logp_NK, log-probs of the sampler. A row
-        without a real token adds nothing to the loss, the gradient or the metrics (but see `gmpo`). Raises ValueError
-        or TypeError, while the graph is compiled, for shapes that do not match and a mask that is not bool.
+        turns_JNK, bool, the tokens of each turn; selected_NK, bool; rollout_logp_NK, log-probs of the sampler;
+        teacher_ids_NKA and teacher_logp_NKA, and after them the log-probs of the same ids under the policy (see
+        `distillation.TopKKL`). A row without a real token adds nothing to the loss, the gradient or the metrics (but
+        see `gmpo`). Raises ValueError or TypeError, while the graph is compiled, for shapes that do not match and a
+        mask that is not bool.
         """
         check_inputs(
             (
@@ -297,13 +306,13 @@ class PolicyLoss(nn.Cell):
         if self.reads_selection:
             read += (ops.logical_and(mask_NK, further[int(self.reads_turns)]),)
         token_loss, clipped, capped = self.surrogate(log_ratio, inside, masked_logp_NK, advantages_NK, mask_NK, *read)
-        masked_out = ()
+        more_metrics = ()
         if self.opsm_threshold is not None:
-            sampler_logp_NK = ops.where(mask_NK, further[-1], 0.0)
+            sampler_logp_NK = ops.where(mask_NK, further[self.sampler_at], 0.0)
             drift_NK = sampler_logp_NK - masked_logp_NK
             off_policy_N1 = self.off_policy(advantages_NK, drift_NK, mask_NK, self.opsm_threshold)
             token_loss = ops.where(off_policy_N1, 0.0, token_loss)
-            masked_out = (off_policy_N1.astype(ms.float32).sum().reshape(1),)
+            more_metrics += (off_policy_N1.astype(ms.float32).sum().reshape(1),)
         policy_loss = self.aggregate(
             self.corrected(token_loss, correction_NK, mask_NK), mask_NK, num_sequences, num_tokens
         )
@@ -316,7 +325,11 @@ class PolicyLoss(nn.Cell):
             kl_loss = self.aggregate_kl(kl_NK, mask_NK, num_sequences, num_tokens)
             loss = loss + kl_coef * kl_loss
         if self.entropy_coef > 0:
-            loss = loss - self.entropy_coef * self.aggregate_entropy(entropy_NK, mask_NK, num_sequences, num_tokens)
+            loss = loss - self.entropy_coef * self.aggregate_tokens(entropy_NK, mask_NK, num_sequences, num_tokens)
+        if self.distillation is not None:
+            taught_NK = self.distillation(further[-1], further[-3], further[-2], mask_NK)
+            loss = loss + self.distillation_coef * self.aggregate_tokens(taught_NK, mask_NK, num_sequences, num_tokens)
+            more_metrics += (taught_NK.sum().reshape(1),)
 
         quantities = (
             clipped,
@@ -329,16 +342,14 @@ class PolicyLoss(nn.Cell):
             kl_NK,
         )
         metrics = self.measure(quantities, raw_log_ratio, mask_NK)
-        metrics = ops.concat((metrics, policy_loss.reshape(1), kl_loss.reshape(1), *masked_out))
+        metrics = ops.concat((metrics, policy_loss.reshape(1), kl_loss.reshape(1), *more_metrics))
         if self.is_per_response:
             raw_log_ratio = raw_log_ratio[:, :1]
         return loss, ops.stop_gradient(metrics), ops.stop_gradient(raw_log_ratio)
 
-    def aggregate_entropy(
-        self, entropy_NK: Tensor, mask_NK: Tensor, num_sequences: Tensor, num_tokens: Tensor
-    ) -> Tensor:
-        """Mean entropy, with the weights of the token loss."""
-        return self.aggregate(entropy_NK, mask_NK, num_sequences, num_tokens)
+    def aggregate_tokens(self, values_NK: Tensor, mask_NK: Tensor, num_sequences: Tensor, num_tokens: Tensor) -> Tensor:
+        """Values of tokens, with the weights of the token loss: entropies, and KL to a teacher."""
+        return self.aggregate(values_NK, mask_NK, num_sequences, num_tokens)
 
     def measure(self, quantities: tuple[Tensor, ...], log_ratio: Tensor, mask_NK: Tensor) -> Tensor:
         """The vector of POLICY_METRICS up to the extremes.

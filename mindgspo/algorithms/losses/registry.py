@@ -55,7 +55,7 @@ def loss_definition(section: AlgorithmSection) -> LossDefinition:
     assert section.loss_agg_mode is not None, "config is not resolved"
     recipe = POLICY_LOSSES[section.name]
     level = "turn" if section.ratio_over == "turn" else recipe.ratio_level
-    if level == "sequence" and section.distillation is not None:
+    if level == "sequence" and section.has_taught_advantages:
         level = "sequence_token"  # each token has a gradient of its own
     return LossDefinition(
         ratio_level=level,
@@ -84,6 +84,7 @@ def loss_definition(section: AlgorithmSection) -> LossDefinition:
         advantage_pool="masked-mean" if recipe.surrogate == "gmpo" else "none",
         kl=_kl_term(section) if section.kl.placement == "loss" else None,
         entropy_coef=section.entropy_coef,
+        distillation_coef=section.distillation.coef if section.distillation and section.teacher_top_k else 0.0,
     )
 
 

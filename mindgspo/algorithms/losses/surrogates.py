@@ -113,8 +113,6 @@ class GMPOLoss(PolicyLoss):
         """Mean over a row's tokens, [N, 1]; values_NK is 0 where masked."""
         return values_NK.sum(axis=1, keepdims=True) / self.aggregate.lengths(mask_NK)
 
-    def aggregate_entropy(
-        self, entropy_NK: Tensor, mask_NK: Tensor, num_sequences: Tensor, num_tokens: Tensor
-    ) -> Tensor:
+    def aggregate_tokens(self, values_NK: Tensor, mask_NK: Tensor, num_sequences: Tensor, num_tokens: Tensor) -> Tensor:
         """Mean over responses of the mean over their tokens."""
-        return self.mean(ops.where(mask_NK, entropy_NK, 0.0), mask_NK).sum() / num_sequences
+        return self.mean(ops.where(mask_NK, values_NK, 0.0), mask_NK).sum() / num_sequences

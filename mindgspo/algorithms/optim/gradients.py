@@ -13,7 +13,7 @@ from mindgspo.algorithms.loss_metrics import Metric
 from mindgspo.algorithms.optim.adamw import short_runs, squared_rows
 from mindgspo.batches.routing import RoutedTokens
 from mindgspo.parallel.collectives.graph import all_reduce
-from mindgspo.parallel.ops.device import has_kernels, policy_inputs
+from mindgspo.parallel.ops.device import PolicyInputs, has_kernels, policy_inputs
 from mindgspo.parallel.ops.kernels import AccumulateKernel
 from mindgspo.parallel.plans.placement import ALONE, Placement, Ranks
 from mindgspo.parallel.platform.parameter_memory import set_values, zeros_beside
@@ -63,14 +63,23 @@ def tensors_of(
     place: Placement = ALONE,
 ) -> tuple[tuple[Tensor, ...], RoutedTokens]:
     """Return `ObjectiveInputs` as the graph of one micro-batch takes them on this device, and where the tokens of
-    recorded routing stand in it. further: the loss's `further_inputs`, which come next. replays: the batch's experts
-    come last."""
+    recorded routing stand in it. further: the `further_inputs` of loss and policy, which come next. replays: the
+    batch's experts come last."""
     probe, *inputs = ObjectiveInputs.of(batch, kl_coef)
     of_policy = policy_inputs(batch, is_packed=is_packed, place=place)
-    of_loss = tuple(turn_masks(batch) if name == "turns_JNK" else getattr(batch, name) for name in further)
+    named = tuple(_further_input(name, batch, of_policy) for name in further)
     given = (of_policy.given(batch),) if replays else ()
-    arrays = (probe, *of_policy.arrays, *inputs[NUM_POLICY_INPUTS:], *of_loss, *given)
+    arrays = (probe, *of_policy.arrays, *inputs[NUM_POLICY_INPUTS:], *named, *given)
     return tuple(Tensor(array) for array in arrays), of_policy.routed
+
+
+def _further_input(name: str, batch: Batch, of_policy: PolicyInputs) -> np.ndarray:
+    if name == "turns_JNK":
+        return turn_masks(batch)
+    if name == "teacher_ids_PA":
+        assert batch.teacher_ids_NKA is not None, "a batch without a teacher"
+        return of_policy.by_prediction(batch, np.maximum(batch.teacher_ids_NKA, 0))
+    return getattr(batch, name)
 
 
 def turn_masks(batch: Batch) -> np.ndarray:
@@ -97,7 +106,8 @@ class Loss(Protocol):
 class Objective(nn.Cell):
     """One micro-batch: log-probs of the policy -> ratio -> clip -> aggregate, in one forward graph.
 
-    policy: construct(*the policy's inputs) -> (logp_NK, entropy_NK, *routing).
+    policy: construct(*the policy's inputs) -> (logp_NK, entropy_NK, *routing); one with `scores_ids` has the ids'
+    log-probs before the routing.
     """
 
     def __init__(self, policy: nn.Cell, loss: Loss) -> None:
@@ -105,6 +115,7 @@ class Objective(nn.Cell):
         self.policy = policy
         self.loss = loss
         self.num_further = len(getattr(loss, "further_inputs", ()))
+        self.scores_ids = getattr(policy, "scores_ids", False)
 
     def construct(
         self,
@@ -128,13 +139,15 @@ class Objective(nn.Cell):
         """Return the loss, its metrics vector, log-ratios, entropy summed over real tokens, log-probs [N, K], and what
         else the policy returns; only the loss is differentiated.
 
-        probe_NK: zeros, added to the log-probs: the gradient by it is d loss / d logp. further: the loss's
-        `further_inputs`; recorded experts [R, T, X], where routing is replayed. The other inputs are those of the
-        policy and of `PolicyLoss.construct`.
+        probe_NK: zeros, added to the log-probs: the gradient by it is d loss / d logp. further: the `further_inputs` of
+        the loss and of the policy; recorded experts [R, T, X], where routing is replayed. The other inputs are those of
+        the policy and of `PolicyLoss.construct`.
         """
-        of_loss, replayed = further[: self.num_further], further[self.num_further :]
-        found = self.policy(ids_RT, positions_RT, segments_RT, predict_P, targets_P, place_NK, *replayed)
-        logp_NK, entropy_NK = found[0], found[1]
+        of_loss, of_policy = further[: self.num_further], further[self.num_further :]
+        found = self.policy(ids_RT, positions_RT, segments_RT, predict_P, targets_P, place_NK, *of_policy)
+        logp_NK, entropy_NK, rest = found[0], found[1], found[2:]
+        if self.scores_ids:
+            of_loss, rest = (*of_loss, found[2]), found[3:]
         loss, metrics, log_ratio = self.loss(
             logp_NK + probe_NK,
             entropy_NK,
@@ -149,7 +162,7 @@ class Objective(nn.Cell):
             *of_loss,
         )
         entropy = ops.where(mask_NK, ops.stop_gradient(entropy_NK), 0.0).sum()
-        return loss, metrics, log_ratio, entropy, ops.stop_gradient(logp_NK), *found[2:]
+        return loss, metrics, log_ratio, entropy, ops.stop_gradient(logp_NK), *rest
 
 
 class Accumulate(nn.Cell):

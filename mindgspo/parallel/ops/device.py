@@ -376,6 +376,14 @@ class PolicyInputs(NamedTuple):
     run: slice
     """This rank's tokens among all of the graph's, flattened."""
 
+    def by_prediction(self, batch: Batch, values_NKA: np.ndarray) -> np.ndarray:
+        """Values [N, K, A] of the batch's response tokens by prediction, [P, A], of this rank; 0 elsewhere."""
+        (targets_P, place_NK), size = self.arrays[4:], self.run.stop - self.run.start
+        values_PA = np.zeros((batch.ids_RT.size // size * targets_P.size, values_NKA.shape[2]), values_NKA.dtype)
+        values_PA[place_NK[batch.mask_NK]] = values_NKA[batch.mask_NK]
+        first = self.run.start // size * targets_P.size
+        return values_PA[first : first + targets_P.size]
+
     def given(self, batch: Batch) -> ExpertArray:
         """Return the recorded experts of this rank's tokens, [.., X]; see `RoutedTokens.given`."""
         given = self.routed.given(batch)

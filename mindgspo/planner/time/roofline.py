@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from mindgspo.config import ExperimentConfig, ParallelPlan
 from mindgspo.config.cache import BLOCK, block_bytes, sequences_at_once
+from mindgspo.config.distillation_rules import local_teachers, teacher_model, teacher_plan
 from mindgspo.config.generation import reads_trained_weights
 from mindgspo.models.operations import Operations
 from mindgspo.planner.cache_budget import with_cache_budget
@@ -86,7 +87,7 @@ RESPONSE_SECONDS = 2.44 / 1024
 """Seconds of the host per response: rewards and advantages."""
 
 GENERATION, REWARD, OLD_LOG_PROBS = "generation", "reward, advantages", "old log-probs"
-REFERENCE, UPDATE, WEIGHTS = "reference", "update", "weights"
+REFERENCE, TEACHERS, UPDATE, WEIGHTS = "reference", "teachers", "update", "weights"
 _BFLOAT16 = 2
 _OPTIMIZER_FLOATS = 7  # gradient, weight and two moments are read; the latter three written
 
@@ -111,6 +112,12 @@ def phase_seconds(
         found[OLD_LOG_PROBS] = passes * _pass_seconds(experiment, plans.train, card, work)
     if algorithm.kl.placement != "none":
         found[REFERENCE] = _pass_seconds(experiment, plans.scoring, card, work)
+    if teachers := local_teachers(experiment):  # each scores all micro-batches that have a response for it
+        models = [teacher_model(teacher, experiment.model) for teacher in teachers]
+        found[TEACHERS] = sum(
+            _pass_seconds(experiment.model_copy(update={"model": model}), teacher_plan(teacher, experiment), card, work)
+            for teacher, model in zip(teachers, models, strict=True)
+        )
     found[UPDATE] = trainer.epochs_per_rollout * (
         _update_seconds(experiment, card, work, len(parts)) + len(parts) * _optimizer_seconds(experiment, card)
     )

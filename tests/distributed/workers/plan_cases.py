@@ -18,12 +18,14 @@ MODEL = {
     "num_key_value_heads": 2, "max_position_embeddings": 64, "tie_word_embeddings": True, "initializer_range": 0.1,
 }  # fmt: skip
 
+TOP_K = 40  # likeliest tokens of a teacher, more than the rows of a rank
 # By the name of a model; of the experts' features model_parallel splits 24.
 MODELS = {
     "dense": MODEL,
     "deep": MODEL | {"num_hidden_layers": 4},
     "adapters": MODEL | {"lora": {"rank": 4, "alpha": 6.0}},
     "padded": MODEL | {"vocab_size": 63, "table_rows": 66, "tie_word_embeddings": False},
+    "taught": MODEL | {"vocab_size": 63, "table_rows": 66, "tie_word_embeddings": False},
     "experts": MODEL | {"architecture": "qwen3_moe", "head_dim": 12, "num_experts": 6, "num_experts_per_tok": 2,
         "moe_intermediate_size": 24, "norm_topk_prob": True},
     "adapted experts": MODEL | {"architecture": "qwen3_moe", "head_dim": 12, "num_experts": 6, "num_experts_per_tok": 2,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from mindspore import Tensor, nn
-from plan_cases import MODELS, batches_of, definition, draw_adapters, routed
+from plan_cases import MODELS, TOP_K, batches_of, definition, draw_adapters, routed
 from plan_sampling import PlanSampler
 
 from mindgspo.algorithms.kl_control import reward_penalty
@@ -61,12 +61,16 @@ def results_of_plan(
     policy_model = build_model(section, place)
     initialize_weights(policy_model, section, seed=3)
     draw_adapters(policy_model, section)
-    policy = PolicyLogProbs(policy_model, temperature=1.0, with_entropy=False)
-    updater = Updater(policy, GSPOLoss(definition()), OptimizerSection(lr=LEARNING_RATE), place)
+    is_taught = model == "taught"
+    policy = PolicyLogProbs(policy_model, temperature=1.0, with_entropy=False, scores_ids=is_taught)
+    loss = GSPOLoss(replace(definition(), distillation_coef=0.5 if is_taught else 0.0))
+    updater = Updater(policy, loss, OptimizerSection(lr=LEARNING_RATE), place)
     scorer = PolicyScorer(policy_model, temperature=1.0)
     gradients = _first_gradients(updater)
     batches = batches_of(section, packed_for=place.plan.data_parallel if is_packed else None)
     arrays: Arrays = {} if section.num_experts is None else _replayed(policy_model, section, batches)
+    if is_taught:
+        batches, arrays = _taught(place, section, batches)
     results = []
     averaged = None if reference is None else _frozen(policy_model, section, ParallelPlan(**reference))
     for number in range(NUM_UPDATES):
@@ -85,6 +89,8 @@ def results_of_plan(
         "loss/grad_norm": np.array([result.grad_norm for result in results]),
         "loss/log_ratio_max": np.array([result.metrics["log_ratio_max"] for result in results]),
     }
+    if is_taught:
+        arrays["loss/distillation_kl"] = np.array([result.metrics["distillation_kl"] for result in results])
     arrays |= {f"gradient/{name}": array for name, array in gradients.items()}
     arrays |= {f"parameter/{name}": array for name, array in weights_as_numpy(policy_model, section).items()}
     arrays |= {f"moment/{name}": array for name, array in updater.state().items()}
@@ -109,6 +115,19 @@ def _replayed(model: nn.Cell, section: ModelSection, batches: Sequence[Batch]) -
         "logp/replayed": np.concatenate(gathered(given, [score.logp_NK for score in scores], 16)),
         "choices/differing": np.sum([score.mismatch.array for score in scores], axis=0),
     }
+
+
+def _taught(place: Placement, section: ModelSection, batches: Sequence[Batch]) -> tuple[list[Batch], Arrays]:
+    """The batches with the likeliest tokens of another model of the same plan, and these."""
+    teacher = build_model(section, place)
+    initialize_weights(teacher, section, seed=5)
+    scores = PolicyScorer(teacher, temperature=1.0, likeliest=(TOP_K, section.vocab_size)).score(batches)
+    top = {"choices/top": [one.top_ids_NKA for one in scores], "logp/top": [one.top_logp_NKA for one in scores]}
+    filled = [
+        replace(batch, teacher_ids_NKA=one.top_ids_NKA, teacher_logp_NKA=one.top_logp_NKA)
+        for batch, one in zip(batches, scores, strict=True)
+    ]
+    return filled, {name: np.concatenate(gathered(batches, found, 16)) for name, found in top.items()}
 
 
 def _refused(updater: Updater, batches: Sequence[Batch]) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
-from planned_experiments import experiment_of, qwen2
+from planned_experiments import experiment_of, qwen2, teacher_folder
 
 from mindgspo.config import ExperimentConfig
 from mindgspo.planner import Part, SwapLevel, expected_memory
@@ -191,6 +193,31 @@ def test_the_samplers_log_probs_need_no_graph(device: str) -> None:
     assert Part.ACTIVATIONS in parts[0] and Part.ACTIVATIONS not in parts[1]
     both = expected_memory(experiment(None, device=device, old_log_probs="sampler", **KL), phases=[Phase.SCORE])
     assert Part.ACTIVATIONS in both.classes[0].at(SwapLevel.BY_PHASE, Phase.SCORE).parts, "the reference still scores"
+
+
+@pytest.mark.parametrize("device", ["CPU", "Ascend"])
+def test_a_teacher_scores_with_a_graph_of_its_own_sizes_and_a_server_with_none(device: str, tmp_path: Path) -> None:
+    """As a policy of those sizes does; the fullest graph counts."""
+    wide = qwen2(hidden_size=512, intermediate_size=2048, num_key_value_heads=8)
+    folder, plans = teacher_folder(tmp_path / "wide", wide), {"train": {"model_parallel": 4}}
+
+    def parts(model: dict[str, Any], old_log_probs: str, *teachers: dict[str, Any]) -> dict[Part, int]:
+        algorithm = {"old_log_probs": old_log_probs} | ({"distillation": {"teachers": teachers}} if teachers else {})
+        config = experiment_of(model, device=device, plans=plans | {"infer": {"data_parallel": 4}}, algorithm=algorithm)
+        return dict(expected_memory(config, phases=[Phase.SCORE]).classes[0].at(SwapLevel.BY_PHASE, Phase.SCORE).parts)
+
+    of_policy, of_both = parts(wide, "recompute"), parts(qwen2(), "recompute", {"path": folder})
+    alone = parts(qwen2(), "sampler", {"path": folder})
+    for part in (Part.ACTIVATIONS, Part.LOGITS):
+        assert of_policy.get(part) == alone.get(part) == of_both.get(part)
+        assert part not in parts(qwen2(), "sampler", {"url": "http://10.0.0.2:8000"})
+    assert of_policy[Part.ACTIVATIONS] > parts(qwen2(), "recompute")[Part.ACTIVATIONS]
+
+
+def test_ranks_of_one_training_stage_are_told_apart_by_a_teachers_stages(tmp_path: Path) -> None:
+    teacher = {"path": teacher_folder(tmp_path / "one", qwen2()), "plan": {"model_parallel": 2, "pipeline_stage": 2}}
+    plan = expected_memory(experiment(None, distillation={"teachers": [teacher]}))
+    assert [each.ranks for each in plan.classes] == [(0,), (1,), (2, 3)]
 
 
 # ----- CPU graphs of kernels: by hand for a small model, and their order

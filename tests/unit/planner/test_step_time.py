@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from markdown_pages import tables
-from planned_experiments import QWEN2_5_7B, experiment_of, qwen2
+from planned_experiments import QWEN2_5_7B, experiment_of, qwen2, teacher_folder
 
 from mindgspo.cli import main
 from mindgspo.config import ExperimentConfig, dump_config, load_config
@@ -83,6 +83,25 @@ def test_what_makes_training_slower_or_faster() -> None:
 def test_a_reference_and_the_samplers_log_probs() -> None:
     found = seconds_of(changed(small(), {"algorithm.kl.placement": "loss", "algorithm.old_log_probs": "sampler"}))
     assert "old log-probs" not in found and found["reference"] > 0
+
+
+def test_teachers_are_forward_passes_of_models_of_their_own(tmp_path: Path) -> None:
+    paths = [teacher_folder(tmp_path / str(layers), qwen2(num_hidden_layers=layers)) for layers in (8, 16)]
+
+    def found(*teachers: dict[str, str]) -> dict[str, float]:
+        algorithm = {"distillation": {"teachers": teachers}} if teachers else {}
+        model = qwen2(dtype="bfloat16")
+        return seconds_of(experiment_of(model, device="Ascend", rows=2, prompt=64, response=128, prompts=2, group=4,
+                                        algorithm=algorithm))  # fmt: skip
+
+    none, (one, two) = found(), [found({"path": path})["teachers"] for path in paths]
+    assert "teachers" not in none and one == pytest.approx(none["old log-probs"])
+    trunk, pair = 2 * 8 * (196_608 + 589_824), 4 * 8 * 8 * 32  # of eight layers more
+    more = 8 * (192 * trunk + 192 * 192 / 2 * pair) / (A2.peak * roofline.FORWARD_SHARE)
+    assert two == pytest.approx(one + more)
+    both = found({"path": paths[0]}, {"path": paths[1]}, {"url": "http://10.0.0.2:8000"})
+    assert both["teachers"] == pytest.approx(one + two), "a server's time is not known"
+    assert found({"url": "http://10.0.0.2:8000"}) == none
 
 
 def test_servers_generate_beside_training() -> None:

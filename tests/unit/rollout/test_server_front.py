@@ -44,7 +44,7 @@ class Front:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         state = {"weight_version": 4, "is_sleeping": False}
-        self._front = ServerFront(LIMITS, self._order, lambda: state, key=key, folders=folders)
+        self._front = ServerFront(LIMITS, self._order, lambda: state, str, key=key, folders=folders)
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
         self.address = listener.getsockname()

@@ -34,6 +34,7 @@ _EXAMPLES = {
     "tokenizer.path": ": --set tokenizer.path=FOLDER",
     "environment.path": ": --set environment.path=FILE.py:CLASS, which answers turns (docs/environments.md)",
     "algorithm.name": ": --set algorithm.name=gspo, or another; the file may name one, but not so that it can be read",
+    "algorithm.distillation.teachers": ": --set 'algorithm.distillation.teachers=[{path: FOLDER}]', or url: ADDRESS",
     "trainer.schedule": ": --set trainer.schedule=one_step_off, or bounded; plans.infer.cards names the cards",
 }
 # Neither changes the memory that a run takes; without them no experiment is whole.
@@ -125,6 +126,7 @@ def _assume_slots(experiment: Experiment) -> None:
     if experiment.get("rollout.slots") is not None or experiment.get("model.hidden_size") is None:
         return
     mapping = parse_document(experiment.yaml(()))
+    mapping.get("algorithm", {}).pop("distillation", None)  # the teachers' folders, which may be elsewhere
     for key, value in _STAND_INS.items():
         section, _, name = key.rpartition(".")
         if section == "environment" and section not in mapping:

@@ -6,7 +6,8 @@ Names and defaults are those of verl's trainer configuration (ppo_trainer) and o
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import gcd, lcm, prod
 from typing import Any
@@ -66,6 +67,15 @@ _ESTIMATORS = {
     "optimal_token_baseline": "optimal_token_baseline",
     "tir_optimal_token_baseline": "optimal_token_baseline",
 }
+_DISTILLATION = "distillation.distillation_loss"
+_TEACHER = re.compile(r"distillation\.teacher_models?\.((?P<name>\w+)\.)?(?P<what>key|model_path)")
+_ONLY_TEACHER = "teacher_model"  # verl's entry for a single one
+# Losses over likeliest tokens, and how they differ from top_k here.
+_LIKELIEST = {
+    "forward_kl_topk": "the forward KL, without all other tokens",
+    "forward_kl_topk_tail": "the forward KL",
+    "reverse_kl_topk": "over the likeliest tokens of the policy",
+}
 _KL = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 # Programs that train as main_ppo does ("": a list of overrides), and those that generate while they train.
 _MAIN_PROGRAMS = re.compile(
@@ -122,6 +132,18 @@ def kl_in_reward(settings: Settings) -> bool:
 
 def kl_adapts(settings: Settings) -> bool:
     return kl_in_reward(settings) and settings["algorithm.kl_ctrl.type"] == "adaptive"
+
+
+def distills(settings: Settings) -> bool:
+    return settings.is_on("distillation.enabled")
+
+
+def distills_likeliest(settings: Settings) -> bool:
+    return distills(settings) and settings[f"{_DISTILLATION}.loss_mode"] in _LIKELIEST
+
+
+def adds_distillation(settings: Settings) -> bool:
+    return distills(settings) and settings.is_on(f"{_DISTILLATION}.use_task_rewards")
 
 
 def corrects(settings: Settings) -> bool:
@@ -369,6 +391,37 @@ def kl_placement(value: Any, settings: Settings, row: Row) -> Any:
     return "reward"
 
 
+def distillation(value: Any, settings: Settings, row: Row) -> Outcome:
+    """`_fill_teachers` puts the teachers together."""
+    return mapped({}) if flag(value) else not_needed("no teacher, as by default here")
+
+
+def teacher_path(value: Any, settings: Settings, row: Row) -> Outcome:
+    if value is None or (local_path(value) and is_local(text(value))):
+        return mapped({})
+    return adjusted({}, "a name on a hub: nothing is downloaded, a folder is read; set path to yours, or url")
+
+
+def teacher_source(value: Any, settings: Settings, row: Row) -> Outcome:
+    return mapped({})
+
+
+def distillation_loss(value: Any, settings: Settings, row: Row) -> Outcome:
+    if value in ("k1", "kl"):
+        return adjusted({row.target: "k1"}, "part of the advantage, so under one clip; there a loss with its own")
+    if value in _LIKELIEST:
+        return adjusted({row.target: "top_k"}, f"the reverse KL, all other tokens as one; there {_LIKELIEST[value]}")
+    return not_implemented("algorithm.distillation.loss is k1 or top_k")
+
+
+def distillation_gradient(value: Any, settings: Settings, row: Row) -> Outcome:
+    has_own_gradient = distills_likeliest(settings)
+    if flag(value) != has_own_gradient:
+        return not_needed("as it is here")
+    how = "top_k is a loss with its exact gradient" if has_own_gradient else "k1 is part of the advantage"
+    return not_implemented(f"{how}: algorithm.distillation.loss")
+
+
 def correction_level(value: Any, settings: Settings, row: Row) -> Any:
     if value in (None, "null", "None"):
         return not_needed("no correction")
@@ -439,6 +492,7 @@ TABLE = load_table("verl", globals() | adapters.FUNCTIONS)
 def fill(source: Source, experiment: Experiment) -> None:
     """The experiment that the overrides describe."""
     settings = experiment.apply(TABLE, source)
+    _fill_teachers(settings, source.reading, experiment)
     _leave_open(settings, source.reading, experiment)
     experiment.assume_device("verl's own default is cuda")
     _fill_model(settings, experiment)
@@ -469,6 +523,31 @@ def _leave_open(settings: Settings, reading: Reading, experiment: Experiment) ->
         experiment.leave_open("environment.path", "tools and users are a class of yours, see docs/environments.md")
     if _APART.search(reading.program):
         experiment.leave_open("trainer.schedule", f"{one_line(reading.program)} generates on cards of its own")
+
+
+def _fill_teachers(settings: Settings, reading: Reading, experiment: Experiment) -> None:
+    if not distills(settings):
+        return
+    found: dict[str, dict[str, Any]] = {}
+    for key, value in reading.values.items():
+        if match := _TEACHER.fullmatch(key):
+            found.setdefault(match["name"] or _ONLY_TEACHER, {})[match["what"]] = value
+    if len(found) > 1:
+        found.pop(_ONLY_TEACHER, None)  # as verl does
+    teachers = []
+    for one in found.values():
+        with suppress(ValueError):  # none is given, or what the report calls unreadable
+            teachers.append({"path": local_path(one.get("model_path"))} | _sources(one, found))
+    target = "algorithm.distillation.teachers"
+    if teachers:
+        experiment.set({target: teachers}, "distillation.teacher_models")
+    else:
+        experiment.leave_open(target, "no model_path of a teacher is in the file")
+
+
+def _sources(teacher: Mapping[str, Any], teachers: Mapping[str, Any]) -> dict[str, list[str]]:
+    """A single teacher has all of them, whatever its key."""
+    return {} if len(teachers) == 1 or teacher.get("key") is None else {"sources": [str(teacher["key"])]}
 
 
 def _fill_model(settings: Settings, experiment: Experiment) -> None:
