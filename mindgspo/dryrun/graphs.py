@@ -83,13 +83,20 @@ def _reference(config: ExperimentConfig, rank: int) -> CompilableGraph:
 
 def _old_policy(config: ExperimentConfig, rank: int) -> CompilableGraph:
     replay, records = config.algorithm.router_replay, bool(config.rollout.record_experts)
-    kinds = {"replays_experts": replay == "rollout", "returns_routing": records or replay == "old"}
-    return _scoring(config, config.plans.train, rank, **kinds)
+    kinds = (replay == "rollout", records or replay == "old")
+    return _scoring(config, config.plans.train, rank, *kinds)
 
 
-def _scoring(config: ExperimentConfig, plan: ParallelPlan, rank: int, **kinds: bool) -> CompilableGraph:
+def _scoring(
+    config: ExperimentConfig, plan: ParallelPlan, rank: int, replays: bool = False, returns_routing: bool = False
+) -> CompilableGraph:
     model = build_model(config.model, Placement(plan=plan, rank=rank))
-    scorer = PolicyScorer(model, temperature=config.rollout.temperature, **kinds)
+    scorer = PolicyScorer(
+        model,
+        temperature=config.rollout.temperature,
+        replays_experts=replays,
+        returns_routing=returns_routing,
+    )
     cell, inputs = scorer.graph_for(longest_batch(config))
     return CompilableGraph(cell=cell, inputs=inputs)
 

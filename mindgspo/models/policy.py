@@ -181,7 +181,7 @@ class PolicyLogProbs(nn.Cell):
         if self.likeliest is not None:
             odds_PA, ids = self.likeliest(hidden_PH, weight_VH, targets_P)
             return logp_P1 + odds_PA, ids
-        if len(ids_PA) == 0:  # of one module after the other, which asks for none
+        if self.log_odds is None or len(ids_PA) == 0:  # of one module after the other, which asks for none
             return ()
         return (logp_P1 + self.log_odds(hidden_PH, weight_VH, targets_P, ids_PA[0]),)
 

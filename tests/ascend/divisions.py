@@ -56,6 +56,7 @@ ONE = {
     "one card of adapters": case("adapters", {}, {}),
     "one card of adapters, in bfloat16": in_bfloat16({}, "adapters"),
     "one card, replayed": replayed({}),
+    "one card, taught": packed("taught", {}),
 }
 TWO = {
     "2x1x1": case("dense", DATA, MODEL),
@@ -93,6 +94,7 @@ TWO = {
         "adapted experts", DATA | SHARDED | {"expert_parallel": 2}, MODEL
     ),
     "2x1x1 of adapters, sharded moments, in bfloat16": in_bfloat16(DATA | SHARDED, "adapters"),
+    "1x2x1, taught": packed("taught", MODEL),
     "1x2x1 of adapters, merged": case("adapters", MODEL, DATA) | {"merges": True},
     "context 2 of adapters": case("adapters", CONTEXT, DATA),
 }

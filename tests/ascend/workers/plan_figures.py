@@ -41,6 +41,7 @@ MODELS = {
     },
 }  # fmt: skip
 MODELS["six experts"] = MODELS["experts"] | {"num_experts": 6}
+MODELS["taught"] = DENSE
 MODELS["adapters"] = DENSE | {"lora": {"rank": 4, "alpha": 6.0}}
 MODELS["adapted experts"] = MODELS["experts"] | {
     "lora": {"rank": 4, "alpha": 6.0, "targets": ("all", "router"), "train_norms": True}
@@ -54,7 +55,7 @@ def figures(case: Mapping, device: str) -> Arrays:
     dtype, max_grad_norm, replays (given experts; each process has those of its own replica), tells (what routers choose
     while scoring), merges (adapters into what the infer plan has).
     """
-    from plan_cases import batches_of, definition, draw_adapters, routed
+    from plan_cases import batches_of, definition, draw_adapters, routed, taught
     from plan_sampling import PlanSampler
 
     from mindgspo.algorithms.losses.clipped import GSPOLoss
@@ -78,14 +79,17 @@ def figures(case: Mapping, device: str) -> Arrays:
     place = Placement(plan=plan, rank=runtime.rank())
     model = build_model(section, place)
     replays = bool(case.get("replays"))
-    policy = PolicyLogProbs(model, temperature=1.0, with_entropy=False, replays_experts=replays)
+    is_taught = case["model"] == "taught"
+    policy = PolicyLogProbs(model, temperature=1.0, with_entropy=False, replays_experts=replays, scores_ids=is_taught)
     optimizer = OptimizerSection(lr=LEARNING_RATE, eps=EPS, max_grad_norm=case.get("max_grad_norm", 1.0))
-    updater = Updater(policy, GSPOLoss(definition()), optimizer, place)
+    updater = Updater(policy, GSPOLoss(definition(is_taught=is_taught)), optimizer, place)
     packed_for = plan.data_parallel if case.get("is_packed") else None
     layout = {"in_one_row": device == "Ascend", "in_rounds": plan.couples_replicas, "round_size": plan.micro_batch_num}
     batches = batches_of(section, packed_for=packed_for, **layout if packed_for else {})
     if replays:
         batches = routed(batches, section, held=lambda number: number % plan.data_parallel == place.at.data)
+    if is_taught:
+        batches = taught(batches, section, place)
     initialize_weights(model, section, seed=3)
     draw_adapters(model, section)
     tells = bool(case.get("tells"))

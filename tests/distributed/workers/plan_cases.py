@@ -34,13 +34,14 @@ MODELS = {
 }  # fmt: skip
 
 
-def definition() -> LossDefinition:
-    """GSPO with a range wide enough that some responses are inside, some outside."""
+def definition(*, is_taught: bool = False) -> LossDefinition:
+    """GSPO with a range wide enough that some responses are inside, some outside. is_taught: with the KL to a
+    teacher."""
     from mindgspo.algorithms.losses.registry import loss_definition
     from mindgspo.config import AlgorithmSection, with_recipe
 
     section = AlgorithmSection(name="gspo", clip_low=3e-4, clip_high=4e-4)
-    return loss_definition(with_recipe(section, max_new_tokens=16))
+    return replace(loss_definition(with_recipe(section, max_new_tokens=16)), distillation_coef=0.5 * is_taught)
 
 
 def batches_of(section, *, packed_for: int | None = None, **layout_of_device: object) -> list[Batch]:
@@ -71,6 +72,21 @@ def batches_of(section, *, packed_for: int | None = None, **layout_of_device: ob
     return [
         replace(batch, old_logp_NK=scattered(batch, old), advantages_NK=scattered(batch, advantages))
         for batch in micro_batches(samples, layout)
+    ]
+
+
+def taught(batches: list[Batch], section, place) -> list[Batch]:
+    """The batches with the likeliest tokens of another model under the same plan."""
+    from mindgspo.models.policy import build_model
+    from mindgspo.models.scoring import PolicyScorer
+    from mindgspo.models.weights import initialize_weights
+
+    teacher = build_model(section, place)
+    initialize_weights(teacher, section, seed=5)
+    scores = PolicyScorer(teacher, temperature=1.0, likeliest=(TOP_K, section.vocab_size)).score(batches)
+    return [
+        replace(batch, teacher_ids_NKA=one.top_ids_NKA, teacher_logp_NKA=one.top_logp_NKA)
+        for batch, one in zip(batches, scores, strict=True)
     ]
 
 

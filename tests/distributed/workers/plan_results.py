@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from mindspore import Tensor, nn
-from plan_cases import MODELS, TOP_K, batches_of, definition, draw_adapters, routed
+from plan_cases import MODELS, batches_of, definition, draw_adapters, routed, taught
 from plan_sampling import PlanSampler
 
 from mindgspo.algorithms.kl_control import reward_penalty
@@ -63,14 +63,15 @@ def results_of_plan(
     draw_adapters(policy_model, section)
     is_taught = model == "taught"
     policy = PolicyLogProbs(policy_model, temperature=1.0, with_entropy=False, scores_ids=is_taught)
-    loss = GSPOLoss(replace(definition(), distillation_coef=0.5 if is_taught else 0.0))
-    updater = Updater(policy, loss, OptimizerSection(lr=LEARNING_RATE), place)
+    updater = Updater(policy, GSPOLoss(definition(is_taught=is_taught)), OptimizerSection(lr=LEARNING_RATE), place)
     scorer = PolicyScorer(policy_model, temperature=1.0)
     gradients = _first_gradients(updater)
     batches = batches_of(section, packed_for=place.plan.data_parallel if is_packed else None)
     arrays: Arrays = {} if section.num_experts is None else _replayed(policy_model, section, batches)
     if is_taught:
-        batches, arrays = _taught(place, section, batches)
+        batches = taught(batches, section, place)
+        arrays["choices/top"] = np.concatenate(gathered(batches, [one.teacher_ids_NKA for one in batches], 16))
+        arrays["logp/top"] = np.concatenate(gathered(batches, [one.teacher_logp_NKA for one in batches], 16))
     results = []
     averaged = None if reference is None else _frozen(policy_model, section, ParallelPlan(**reference))
     for number in range(NUM_UPDATES):
@@ -115,19 +116,6 @@ def _replayed(model: nn.Cell, section: ModelSection, batches: Sequence[Batch]) -
         "logp/replayed": np.concatenate(gathered(given, [score.logp_NK for score in scores], 16)),
         "choices/differing": np.sum([score.mismatch.array for score in scores], axis=0),
     }
-
-
-def _taught(place: Placement, section: ModelSection, batches: Sequence[Batch]) -> tuple[list[Batch], Arrays]:
-    """The batches with the likeliest tokens of another model of the same plan, and these."""
-    teacher = build_model(section, place)
-    initialize_weights(teacher, section, seed=5)
-    scores = PolicyScorer(teacher, temperature=1.0, likeliest=(TOP_K, section.vocab_size)).score(batches)
-    top = {"choices/top": [one.top_ids_NKA for one in scores], "logp/top": [one.top_logp_NKA for one in scores]}
-    filled = [
-        replace(batch, teacher_ids_NKA=one.top_ids_NKA, teacher_logp_NKA=one.top_logp_NKA)
-        for batch, one in zip(batches, scores, strict=True)
-    ]
-    return filled, {name: np.concatenate(gathered(batches, found, 16)) for name, found in top.items()}
 
 
 def _refused(updater: Updater, batches: Sequence[Batch]) -> None:
