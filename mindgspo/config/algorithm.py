@@ -277,8 +277,8 @@ class AlgorithmSection(Section):
     the first update. sampler: those that the responses were drawn with; no scoring pass, and the ratio carries the
     mismatch of sampler and trainer as well (verl: rollout_correction.bypass_mode; slime: use-rollout-logprobs).
     auto: those of the sampler if they equal the trainer's, bit for bit (on CPU kernels, not in vLLM or SGLang, with a
-    cache that rounds no more than the model, no weight split over processes, every response from the current weights),
-    else recompute."""
+    cache that rounds no more than the model, no matrix or expert split over processes, every response from the current
+    weights; docs/exact_log_probs.md), else recompute."""
     rollout_correction: RolloutCorrectionSection = RolloutCorrectionSection()
     """Correction of the mismatch between sampler and trainer."""
     router_replay: Literal["none", "old", "rollout"] = "none"

@@ -1,8 +1,8 @@
 """The forward pass of the policy, module by module: their outputs, in order of execution.
 
 Every module is called separately, with the values handed back for the module before it as inputs. So each can be given
-the recording of another device and is judged alone: an error does not spread. For models that one process holds whole.
-The trainer's dump records and `replay` compares; `rollout.trace` does the same for the sampler.
+the recording of another device and is judged alone: an error does not spread. For models that one process holds whole;
+the trainer's dump records, `replay` compares. `rollout.trace` is the sampler's.
 
 Operators are called one by one, because a batch is traced once, and compiling a graph per module would take longer than
 running all of them; the log-probs are those of the policy's graph.
@@ -30,8 +30,7 @@ from mindgspo.types import Batch, Float32Array
 Use = Callable[[str, str, Float32Array], "Float32Array | None"]
 """(module, operator, what it returned) -> what the next modules are given instead; None: that. float32, [C, ...]; the
 log-probs [N, K], 0 where masked."""
-EXPERT_OPERATORS = "router, GroupedMatmul, Swiglu"
-HEAD_OPERATORS = "MatMul, LogSoftmax"
+EXPERT_OPERATORS, HEAD_OPERATORS = "router, GroupedMatmul, Swiglu", "MatMul, LogSoftmax"
 
 
 def is_traceable(policy: nn.Cell) -> TypeGuard[PolicyLogProbs]:
@@ -46,64 +45,6 @@ def is_traceable(policy: nn.Cell) -> TypeGuard[PolicyLogProbs]:
 def trace_forward(policy: PolicyLogProbs, batch: Batch, use: Use) -> None:
     """Call every module of the policy for a batch, and `use` with the output of each."""
     _Trace(policy, batch, use).run()
-
-
-class LayerTrace:
-    """Calls the modules of decoder layers one by one. Subclasses say what attends, and take every output.
-
-    tokens: see `ops.kernels`. replayed: experts used instead of the routers' choices.
-    """
-
-    attention = "FlashAttentionScore"
-    """The operator that attends."""
-
-    def __init__(self, tokens: Tensor, *replayed: Tensor) -> None:
-        self._mask, self._tokens, self._replayed = tokens, (tokens,) * 3, replayed
-
-    def tap(self, name: str, operator: str, out: Tensor) -> Tensor:
-        """Take the output of a module; return what the next modules are given."""
-        raise NotImplementedError
-
-    def attend(self, number: int, layer: DecoderLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Return the attended values of layer `number`."""
-        raise NotImplementedError
-
-    def layer(
-        self, number: int, layer: DecoderLayer, x: Tensor, delta: Tensor | None, rotation: tuple[Tensor, ...]
-    ) -> tuple[Tensor, Tensor]:
-        """Return x and delta after the layer; the hidden states are their sum."""
-        name = f"layers.{number}"
-        normed, x = self.norm(f"{name}.input_layernorm", layer.input_layernorm, x, delta)
-        attention, own = layer.self_attn, f"{name}.self_attn"
-        heads = [
-            self.tap(f"{own}.{part}", "MatMul", out)
-            for part, out in zip(("q_proj", "k_proj", "v_proj"), attention.projections(normed, self._mask), strict=True)
-        ]
-        if attention.has_head_norms:
-            heads[0] = self.tap(f"{own}.q_norm", "RmsNorm", attention.q_norm(heads[0], self._mask))
-            heads[1] = self.tap(f"{own}.k_norm", "RmsNorm", attention.k_norm(heads[1], self._mask))
-        query, key = attention.rotate(heads[0], heads[1], rotation, self._mask)
-        query = self.tap(f"{own}.rotate (queries)", "RotaryPositionEmbedding", query)
-        key = self.tap(f"{own}.rotate (keys)", "RotaryPositionEmbedding", key)
-        out = self.tap(f"{own}.attention", self.attention, self.attend(number, layer, query, key, heads[2]))
-        out = self.tap(f"{own}.o_proj", "MatMul", attention.o_proj(out, self._tokens))
-        normed, x = self.norm(f"{name}.post_attention_layernorm", layer.post_attention_layernorm, x, out)
-        mlp, own = layer.mlp, f"{name}.mlp"
-        if isinstance(mlp, MixtureOfExperts):
-            out, _ = mlp(normed, self._tokens, *self._replayed)
-            return x, self.tap(own, EXPERT_OPERATORS, out)
-        gate, up = mlp.projections(normed, self._mask)
-        gate, up = self.tap(f"{own}.gate_proj", "MatMul", gate), self.tap(f"{own}.up_proj", "MatMul", up)
-        inner = self.tap(f"{own}.swiglu", "Swiglu", mlp.swiglu(gate, up, self._mask))
-        return x, self.tap(f"{own}.down_proj", "MatMul", mlp.down_proj(inner, self._tokens))
-
-    def norm(self, name: str, norm: RMSNorm, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return norm(x + delta) and x + delta."""
-        if delta is None:
-            return self.tap(name, "RmsNorm", norm(x, self._mask)), x
-        normed, total = _NormOfSum(norm)(x, delta, self._mask)
-        total = self.tap(f"{name} (sum)", "Add", total)
-        return self.tap(name, "RmsNorm", normed), total
 
 
 class _NormOfSum(nn.Cell):
@@ -126,7 +67,7 @@ class _Head(nn.Cell):
         return self.policy._log_probs(hidden_MH, (segments, segments), predict_P, targets_P, place_NK)
 
 
-class _Trace(LayerTrace):
+class _Trace:
     """One pass; holds the positions of the compared tokens in this device's graph.
 
     Those are the tokens that a graph of kernels computes (`rows.PackedTokens`): samples share their prompt, and the
@@ -138,8 +79,7 @@ class _Trace(LayerTrace):
         self._policy, self._model, self._batch, self._use = policy, policy.model, batch, use
         inputs = policy_inputs(batch, is_packed=policy.is_packed)
         self._ids, self._positions, self._segments, *self._head_inputs = map(Tensor, inputs.arrays)
-        replayed = (Tensor(inputs.given(batch)),) if policy.replays_experts else ()
-        super().__init__(self._model.segment_mask(self._segments), *replayed)
+        self._replayed = (Tensor(inputs.given(batch)),) if policy.replays_experts else ()
         place_M = packed_tokens(batch).place_M
         used = np.flatnonzero(place_M >= 0)
         if policy.is_packed:
@@ -150,19 +90,54 @@ class _Trace(LayerTrace):
 
     def run(self) -> None:
         model = self._model
-        rotation = model.rotation(self._positions.reshape(-1))
-        x = self.tap("embed_tokens", "Gather", model.embed_tokens(self._ids.reshape(-1), self._tokens))
+        rotation, self._mask = model.rotation(self._positions.reshape(-1)), model.segment_mask(self._segments)
+        self._tokens = (self._mask,) * 3
+        x = self._tap("embed_tokens", "Gather", model.embed_tokens(self._ids.reshape(-1), self._tokens))
         delta = None
         for number, layer in enumerate(model.layers):
-            x, delta = self.layer(number, layer, x, delta, rotation)
-        hidden, _ = self.norm("norm", model.norm, x, delta)
+            x, delta = self._layer(f"layers.{number}", layer, x, delta, rotation)
+        hidden, _ = self._norm("norm", model.norm, x, delta)
         logp_NK = _Head(self._policy)(hidden, self._segments, *self._head_inputs)[0].asnumpy()
         self._use("log_probs", HEAD_OPERATORS, np.where(self._batch.mask_NK, logp_NK, np.float32(0)))
 
-    def attend(self, number: int, layer: DecoderLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return layer.self_attn.attention(query, key, value, self._mask)
+    def _layer(
+        self, name: str, layer: DecoderLayer, x: Tensor, delta: Tensor | None, rotation: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor]:
+        """Return x and delta after the layer; the hidden states are their sum."""
+        normed, x = self._norm(f"{name}.input_layernorm", layer.input_layernorm, x, delta)
+        attention, own = layer.self_attn, f"{name}.self_attn"
+        heads = [
+            self._tap(f"{own}.{part}", "MatMul", out)
+            for part, out in zip(("q_proj", "k_proj", "v_proj"), attention.projections(normed, self._mask), strict=True)
+        ]
+        if attention.has_head_norms:
+            heads[0] = self._tap(f"{own}.q_norm", "RmsNorm", attention.q_norm(heads[0], self._mask))
+            heads[1] = self._tap(f"{own}.k_norm", "RmsNorm", attention.k_norm(heads[1], self._mask))
+        query, key = attention.rotate(heads[0], heads[1], rotation, self._mask)
+        query = self._tap(f"{own}.rotate (queries)", "RotaryPositionEmbedding", query)
+        key = self._tap(f"{own}.rotate (keys)", "RotaryPositionEmbedding", key)
+        out = attention.attention(query, key, heads[2], self._mask)
+        out = self._tap(f"{own}.attention", "FlashAttentionScore", out)
+        out = self._tap(f"{own}.o_proj", "MatMul", attention.o_proj(out, self._tokens))
+        normed, x = self._norm(f"{name}.post_attention_layernorm", layer.post_attention_layernorm, x, out)
+        mlp, own = layer.mlp, f"{name}.mlp"
+        if isinstance(mlp, MixtureOfExperts):
+            out, _ = mlp(normed, self._tokens, *self._replayed)
+            return x, self._tap(own, EXPERT_OPERATORS, out)
+        gate, up = mlp.projections(normed, self._mask)
+        gate, up = self._tap(f"{own}.gate_proj", "MatMul", gate), self._tap(f"{own}.up_proj", "MatMul", up)
+        inner = self._tap(f"{own}.swiglu", "Swiglu", mlp.swiglu(gate, up, self._mask))
+        return x, self._tap(f"{own}.down_proj", "MatMul", mlp.down_proj(inner, self._tokens))
 
-    def tap(self, name: str, operator: str, out: Tensor) -> Tensor:
+    def _norm(self, name: str, norm: RMSNorm, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return norm(x + delta) and x + delta."""
+        if delta is None:
+            return self._tap(name, "RmsNorm", norm(x, self._mask)), x
+        normed, total = _NormOfSum(norm)(x, delta, self._mask)
+        total = self._tap(f"{name} (sum)", "Add", total)
+        return self._tap(name, "RmsNorm", normed), total
+
+    def _tap(self, name: str, operator: str, out: Tensor) -> Tensor:
         values = float32_values(out)
         found = np.ascontiguousarray(values[self._take])
         given = self._use(name, operator, found)
@@ -174,7 +149,7 @@ class _Trace(LayerTrace):
 
 
 def float32_values(tensor: Tensor) -> Float32Array:
-    """The values of a tensor of any of the types that models compute in."""
+    """The values of a tensor of one of the types that models compute in."""
     return (tensor if tensor.dtype == ms.float32 else ops.cast(tensor, ms.float32)).asnumpy()
 
 

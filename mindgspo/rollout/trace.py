@@ -1,36 +1,33 @@
 """The sampler's pass over one sequence, module by module: what decoding computes for each of its tokens.
 
 The counterpart of `models.trace`, with the trained weights and a cache of its own: the beginning is prefilled, the rest
-is decoded token by token, as a response is drawn. Its operators are those of `models.trace`, with attention over the
-cache, or the sampler's own for each half of a layer (`graphs.PackedLayers`), which make the same numbers where nothing
-is wrong. All are called one by one. For models that one process holds whole.
+is decoded token by token, as a response is drawn. One graph returns the outputs of all modules of a decode step: a
+device may have other operators outside of graphs, or under the settings of generation. For models that one process
+holds whole.
 
-Legend: L tokens of the sequence, D decoded tokens, S rows of the decode batch, of which the first is in use, V
-vocabulary.
+Legend: L tokens of the sequence, D decoded tokens, S rows of the decode batch, of which the first is in use, H hidden
+units, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, ops
+from mindspore import Tensor, nn, ops
 
 from mindgspo.config.cache import BLOCK
-from mindgspo.models.trace import EXPERT_OPERATORS, HEAD_OPERATORS, LayerTrace, float32_values
+from mindgspo.models.trace import EXPERT_OPERATORS, HEAD_OPERATORS, float32_values
 from mindgspo.models.transformer import DecoderLayer, Transformer
-from mindgspo.parallel.ops.device import attention_segments, has_kernels
+from mindgspo.parallel.ops.device import attention_segments
 from mindgspo.parallel.ops.kernels import SampleKernel
 from mindgspo.parallel.platform.runtime import CompiledCell, paged_kernels
 from mindgspo.rollout.cache import PagedCache, decode_attention
 from mindgspo.rollout.graphs import PackedLayers, PackedWeights, Prefill
 from mindgspo.rollout.sequences import SCRATCH, num_blocks_for
 from mindgspo.types import Float32Array, Int32Array
-
-_ATTENTION, _FEED_FORWARD = "DecodeAttention", "DecodeFeedForward"
 
 
 class TracedModule(NamedTuple):
@@ -60,33 +57,37 @@ class SamplerTrace:
             model, num_blocks=num_blocks_for(num_columns, BLOCK) + 1, num_columns=num_columns, dtype=form.cache_dtype
         )
         self._prefill = CompiledCell(Prefill(model, self._cache))
-        self._packed = PackedWeights(model, merges=form.merges_adapters)
-        CompiledCell(self._packed)()
-        self._packed.merge()
+        packed = PackedWeights(model, merges=form.merges_adapters)
+        if packed.has_kernels:
+            CompiledCell(packed)()
+            packed.merge()
+        layers: list[_Layers | _Halves] = [_Layers(model, self._cache)]
+        if packed.packs_layers:
+            layers.append(_Halves(model, self._cache, packed))
+        self._passes = [_Pass(model, one, packed, temperature=form.temperature) for one in layers]
+        self.num_forms = len(layers)
+        """Ways to decode: by the trainer's operators over the cache and, on CPU, by one operator for half a layer."""
 
-    @property
-    def forms(self) -> tuple[bool, ...]:
-        """Values of `by_halves` that the device has."""
-        return (False, True) if self._packed.packs_layers else (False,)
-
-    def run(self, ids_L: Int32Array, *, num_prefilled: int, by_halves: bool) -> dict[str, TracedModule]:
+    def run(self, ids_L: Int32Array, *, num_prefilled: int, form: int = 0) -> dict[str, TracedModule]:
         """Return the modules of decoding in order of execution, under the names of `models.trace`.
 
         num_prefilled: tokens that are run at once; the last of them is fed again, and so is each one after it but the
-        last of the sequence, which is only drawn. by_halves: by operators of half a layer. `log_probs` are those of the
-        next token, NaN where it could not be drawn again.
+        last of the sequence, which is only drawn. form: see `num_forms`. `log_probs` are those of the next token, NaN
+        where it could not be drawn again.
         """
+        decoder = self._passes[form]
+        graph, steps = CompiledCell(decoder), []
         with paged_kernels():
             self._fill(ids_L[:num_prefilled])
-            steps = [
-                _Step(self._model, self._cache, self._packed, self._form).run(ids_L, position, by_halves=by_halves)
-                for position in range(num_prefilled - 1, ids_L.size - 1)
-            ]
-        outputs: dict[str, list[Float32Array]] = defaultdict(list)
-        for step in steps:
-            for name, module in step.items():
-                outputs[name].append(module.outputs)
-        return {name: TracedModule(module.operator, np.stack(outputs[name])) for name, module in steps[0].items()}
+            for position in range(num_prefilled - 1, ids_L.size - 1):
+                taps = [float32_values(tap)[0] for tap in graph(*self._inputs(ids_L, position))]
+                log_prob = decoder.log_prob(taps[-1], self._form.num_slots, int(ids_L[position + 1]))
+                steps.append([*taps[:-1], log_prob])
+        modules = [*decoder.layers.modules, ("log_probs", HEAD_OPERATORS)]
+        return {
+            name: TracedModule(operator, np.stack(outputs))
+            for (name, operator), outputs in zip(modules, zip(*steps, strict=True), strict=True)
+        }
 
     def _fill(self, ids_L: Int32Array) -> None:
         positions_L = np.arange(ids_L.size, dtype=np.int32)
@@ -94,81 +95,186 @@ class SamplerTrace:
         inputs = (ids_L[None], positions_L[None], segments, positions_L + np.int32(BLOCK))
         self._prefill(*map(Tensor, inputs))
 
-
-class _Step(LayerTrace):
-    """One decode step. The sequence holds the blocks after the scratch block, in order."""
-
-    attention = "PagedAttention"
-
-    def __init__(self, model: Transformer, cache: PagedCache, packed: PackedWeights, form: SamplerForm) -> None:
-        super().__init__(Tensor(np.array([1], np.int32)))
-        self._model, self._cache, self._packed, self._form = model, cache, packed, form
-        self._found: dict[str, TracedModule] = {}
-
-    def run(self, ids_L: Int32Array, position: int, *, by_halves: bool) -> dict[str, TracedModule]:
-        """Feed the token at `position`."""
-        model, rows = self._model, self._mask
+    def _inputs(self, ids_L: Int32Array, position: int) -> tuple[Tensor, ...]:
+        """The sequence holds the blocks after the scratch block, in order."""
         ids_S, positions_S, cache_rows_S = np.zeros((3, self._form.num_slots), np.int32)
         ids_S[0], positions_S[0], cache_rows_S[0] = ids_L[position], position, position + BLOCK
         table_SP = np.full((ids_S.size, self._cache.most_blocks), SCRATCH, np.int32)
         table_SP[0] = 1 + np.arange(self._cache.most_blocks)
-        self._places = (*map(Tensor, (cache_rows_S, table_SP, positions_S + np.int32(1))), rows)
-        rotation = model.rotation(Tensor(positions_S))
-        x = self.tap("embed_tokens", "Gather", model.embed_tokens(Tensor(ids_S), self._tokens))
-        x, delta = self._halves(x, rotation) if by_halves else self._layers(x, rotation)
-        hidden, _ = self.norm("norm", model.norm, x, delta)
-        logits_SV = self._packed.logits(hidden, ops.cast(model.output_weight(), model.dtype), rows)
-        logits_SV = ops.cast(logits_SV, ms.float32)[:, : model.num_tokens]
-        self._keep("log_probs", HEAD_OPERATORS, self._log_prob(logits_SV, int(ids_L[position + 1])))
-        return self._found
+        lengths_S, num_rows_1 = positions_S + np.int32(1), np.array([1], np.int32)
+        return tuple(map(Tensor, (ids_S, positions_S, cache_rows_S, table_SP, lengths_S, num_rows_1)))
 
-    def _halves(self, x: Tensor, rotation: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]:
-        layers, delta = PackedLayers(self._model, self._cache, self._packed), None
-        for i, layer in enumerate(layers.layers):
-            cached, name = (layers.cache[2 * i], layers.cache[2 * i + 1]), f"layers.{i}"
-            x, delta = layers.attend[i](x, delta, rotation, cached, self._places)
-            if i > 0:
-                self.tap(f"{name}.input_layernorm (sum)", _ATTENTION, x)
-            self.tap(f"{name}.self_attn.o_proj", _ATTENTION, delta)
-            if layer.has_experts:
-                x, delta, _ = layer.feed_forward(x, delta, self._tokens)
-                of_sum, block, operator = "Add", "mlp", EXPERT_OPERATORS
+
+class _Layers(nn.Cell):
+    """`LayerLoop` over a cache; returns hidden states as a sum, and the outputs of all modules."""
+
+    def __init__(self, model: Transformer, cache: PagedCache) -> None:
+        super().__init__(auto_prefix=False)
+        self.layers, self.count = model.layers, len(model.layers)
+        self.attend = decode_attention(cache)
+        self.keeps_delta, self.add = model.is_packed, ops.Add()
+        self.modules: list[tuple[str, str]] = [("embed_tokens", "Gather")]
+        for i, layer in enumerate(model.layers):
+            self.modules += _modules_of(i, layer)
+        self.modules += [("norm (sum)", "Add"), ("norm", "RmsNorm")]
+
+    def construct(
+        self, x_SH: Tensor, rotation: tuple[Tensor, Tensor, Tensor], places: tuple[Tensor, ...], rows: Tensor
+    ) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
+        """places: cache rows, block table, lengths and rows in use, see `graphs.DecodeStep`."""
+        delta_SH, taps, tokens = None, (), (rows, rows, rows)
+        places = self.attend.places(*places)
+        for i in range(self.count):
+            x_SH, delta_SH, of_layer = self.layer(i, x_SH, delta_SH, rotation, places, tokens)
+            taps += of_layer
+            if not self.keeps_delta:
+                x_SH, delta_SH = self.add(x_SH, delta_SH), None
+        return x_SH, delta_SH, taps
+
+    def layer(
+        self,
+        i: int,
+        x_SH: Tensor,
+        delta_SH: Tensor | None,
+        rotation: tuple[Tensor, Tensor, Tensor],
+        places: tuple[Tensor, ...],
+        tokens: tuple[Tensor, Tensor, Tensor],
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """Return x, delta and the outputs of `_modules_of` a layer."""
+        layer, rows = self.layers[i], tokens[0]
+        attention = layer.self_attn
+        normed_SH, x_SH = layer.first_norm(x_SH, delta_SH, tokens)
+        query, key, value = attention.projections(normed_SH, rows)
+        taps = (x_SH, normed_SH, query, key, value)
+        if attention.has_head_norms:
+            query, key = attention.q_norm(query, rows), attention.k_norm(key, rows)
+            taps += (query, key)
+        query, key = attention.rotate(query, key, rotation, rows)
+        attended, _ = self.attend(i, query, key, value, tokens, places)
+        delta_SH = attention.o_proj(attended, tokens)
+        taps += (query, key, attended, delta_SH)
+        normed_SH, x_SH = layer.post_attention_layernorm.of_sum(x_SH, delta_SH, rows)
+        taps += (x_SH, normed_SH)
+        if layer.has_experts:
+            delta_SH, _ = layer.mlp(normed_SH, tokens)
+            return x_SH, delta_SH, (*taps, delta_SH)
+        gate, up = layer.mlp.projections(normed_SH, rows)
+        inner = layer.mlp.swiglu(gate, up, rows)
+        delta_SH = layer.mlp.down_proj(inner, tokens)
+        return x_SH, delta_SH, (*taps, gate, up, inner, delta_SH)
+
+
+def _modules_of(i: int, layer: DecoderLayer) -> list[tuple[str, str]]:
+    """Names and operators of the outputs of `_Layers.layer`."""
+    norms = [("q_norm", "RmsNorm"), ("k_norm", "RmsNorm")] if layer.self_attn.has_head_norms else []
+    attention = [
+        *((name, "MatMul") for name in ("q_proj", "k_proj", "v_proj")),
+        *norms,
+        *((f"rotate ({name})", "RotaryPositionEmbedding") for name in ("queries", "keys")),
+        ("attention", "PagedAttention"),
+        ("o_proj", "MatMul"),
+    ]
+    block = [("mlp", EXPERT_OPERATORS)]
+    if not layer.has_experts:
+        parts = (("gate_proj", "MatMul"), ("up_proj", "MatMul"), ("swiglu", "Swiglu"), ("down_proj", "MatMul"))
+        block = [(f"mlp.{name}", operator) for name, operator in parts]
+    modules = [
+        ("input_layernorm (sum)", "Add"),
+        ("input_layernorm", "RmsNorm"),
+        *((f"self_attn.{name}", operator) for name, operator in attention),
+        ("post_attention_layernorm (sum)", "Add"),
+        ("post_attention_layernorm", "RmsNorm"),
+        *block,
+    ]
+    return [(f"layers.{i}.{name}", operator) for name, operator in modules]
+
+
+class _Halves(nn.Cell):
+    """`graphs.PackedLayers`, with the outputs of its operators."""
+
+    def __init__(self, model: Transformer, cache: PagedCache, packed: PackedWeights) -> None:
+        super().__init__(auto_prefix=False)
+        self.halves = PackedLayers(model, cache, packed)
+        self.layers, self.count = model.layers, len(model.layers)
+        self.modules: list[tuple[str, str]] = [("embed_tokens", "Gather")]
+        for i, layer in enumerate(model.layers):
+            block, operator = ("mlp", EXPERT_OPERATORS) if layer.has_experts else ("mlp.down_proj", "DecodeFeedForward")
+            self.modules += [
+                (f"layers.{i}.{name}", by)
+                for name, by in (
+                    ("input_layernorm (sum)", "DecodeAttention"),
+                    ("self_attn.o_proj", "DecodeAttention"),
+                    ("post_attention_layernorm (sum)", operator),
+                    (block, operator),
+                )
+            ]
+        self.modules += [("norm (sum)", "Add"), ("norm", "RmsNorm")]
+
+    def construct(
+        self, x_SH: Tensor, rotation: tuple[Tensor, Tensor, Tensor], places: tuple[Tensor, ...], rows: Tensor
+    ) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
+        """See `_Layers`."""
+        delta_SH, taps, tokens = None, (), (rows, rows, rows)
+        for i in range(self.count):
+            cached = (self.halves.cache[2 * i], self.halves.cache[2 * i + 1])
+            x_SH, delta_SH = self.halves.attend[i](x_SH, delta_SH, rotation, cached, places)
+            taps += (x_SH, delta_SH)
+            if self.layers[i].has_experts:
+                x_SH, delta_SH, _ = self.layers[i].feed_forward(x_SH, delta_SH, tokens)
             else:
-                x, delta = layers.feed[i](x, delta, self._mask)
-                of_sum, block, operator = _FEED_FORWARD, "mlp.down_proj", _FEED_FORWARD
-            self.tap(f"{name}.post_attention_layernorm (sum)", of_sum, x)
-            self.tap(f"{name}.{block}", operator, delta)
-        return x, delta
+                x_SH, delta_SH = self.halves.feed[i](x_SH, delta_SH, rows)
+            taps += (x_SH, delta_SH)
+        return x_SH, delta_SH, taps
 
-    def _layers(self, x: Tensor, rotation: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]:
-        self._attend, delta = decode_attention(self._cache), None
-        self._places = self._attend.places(*self._places)
-        for number, layer in enumerate(self._model.layers):
-            x, delta = self.layer(number, layer, x, delta, rotation)
-        return x, delta
 
-    def attend(self, number: int, layer: DecoderLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return self._attend(number, query, key, value, self._tokens, self._places)[0]
+class _Pass(nn.Cell):
+    """One decode step. construct(...) -> outputs of the modules of `layers`, then the log-probs [S, V], or the logits
+    where a kernel makes log-probs of them."""
 
-    def tap(self, name: str, operator: str, out: Tensor) -> Tensor:
-        self._keep(name, operator, float32_values(out)[0])
-        return out
+    def __init__(
+        self, model: Transformer, layers: _Layers | _Halves, packed: PackedWeights, *, temperature: float
+    ) -> None:
+        super().__init__(auto_prefix=False)
+        self.model, self.layers, self.packed = model, layers, packed
+        self.inverse_temperature = 1.0 / temperature
+        self.log_softmax = ops.LogSoftmax(-1)
+        self.kernel = SampleKernel(top_k=0, top_p=1.0) if packed.has_kernels else None
 
-    def _keep(self, name: str, operator: str, output: np.ndarray) -> None:
-        self._found[name] = TracedModule(operator, np.asarray(output, np.float32))
+    def construct(
+        self,
+        ids_S: Tensor,
+        positions_S: Tensor,
+        cache_rows_S: Tensor,
+        table_SP: Tensor,
+        batch_valid_length: Tensor,
+        num_rows_1: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """Inputs: see `graphs.DecodeStep`."""
+        model, rows = self.model, num_rows_1
+        output_weight_VH = ops.cast(model.output_weight(), model.dtype)
+        embedded_SH = model.embed_tokens(ids_S, (rows, rows, rows))
+        places = (cache_rows_S, table_SP, batch_valid_length, num_rows_1)
+        x_SH, delta_SH, taps = self.layers(embedded_SH, model.rotation(positions_S), places, rows)
+        normed_SH, total_SH = model.norm.of_sum(x_SH, delta_SH, rows)
+        logits_SV = ops.cast(self.packed.logits(normed_SH, output_weight_VH, rows), ms.float32)
+        if model.is_padded:
+            logits_SV = logits_SV[:, : model.num_tokens]
+        if self.kernel is None:
+            logits_SV = self.log_softmax(logits_SV * self.inverse_temperature)
+        return (embedded_SH, *taps, total_SH, normed_SH, logits_SV)
 
-    def _log_prob(self, logits_SV: Tensor, target: int) -> np.ndarray:
-        """The sampler's log-prob of a token, float32 []."""
-        inverse = np.full(self._form.num_slots, 1.0 / self._form.temperature, np.float32)
-        if not has_kernels():
-            logp_SV = ops.LogSoftmax(-1)(logits_SV * Tensor(inverse).reshape(-1, 1))
-            return logp_SV.asnumpy()[0, target]
-        scaled_V = logits_SV.asnumpy()[0].astype(np.float64) / self._form.temperature
+    def log_prob(self, last_V: Float32Array, num_slots: int, target: int) -> np.ndarray:
+        """The log-prob of a token, float32 []. last_V: the first row of what `construct` returned last. The kernel
+        draws a token: it is given the middle of this one's stretch of the cumulative distribution."""
+        if self.kernel is None:
+            return np.asarray(last_V[target])
+        scaled_V = last_V.astype(np.float64) * self.inverse_temperature
         probs_V = np.exp(scaled_V - scaled_V.max())
         probs_V /= probs_V.sum()
-        middle = np.full(inverse.size, probs_V[:target].sum() + probs_V[target] / 2, np.float32)
-        greedy = np.zeros(inverse.size, np.bool_)
-        drawn_S, logp_S = SampleKernel(top_k=0, top_p=1.0)(
-            logits_SV, Tensor(middle), Tensor(inverse), Tensor(greedy), self._mask
-        )
-        return logp_S.asnumpy()[0] if drawn_S.asnumpy()[0] == target else np.array(np.nan)
+        middle = probs_V[:target].sum() + probs_V[target] / 2
+        logits_SV = np.zeros((num_slots, last_V.size), np.float32)
+        logits_SV[0] = last_V
+        uniforms_S, inverse_S = (np.full(num_slots, one, np.float32) for one in (middle, self.inverse_temperature))
+        inputs = (logits_SV, uniforms_S, inverse_S, np.zeros(num_slots, np.bool_), np.array([1], np.int32))
+        drawn_S, logp_S = (found.asnumpy() for found in self.kernel(*map(Tensor, inputs)))
+        return np.asarray(logp_S[0] if drawn_S[0] == target else np.float32(np.nan))

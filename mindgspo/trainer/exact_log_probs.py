@@ -23,7 +23,7 @@ from mindgspo.errors import TrainingError
 from mindgspo.models.trace import is_traceable, trace_forward
 from mindgspo.models.transformer import Transformer
 from mindgspo.rollout.trace import SamplerForm, SamplerTrace, TracedModule
-from mindgspo.text import counted
+from mindgspo.text import counted, shorten
 from mindgspo.types import Batch, BoolArray, Float32Array, Response
 
 
@@ -102,9 +102,15 @@ class ExactLogProbs:
                 f"trainer ({graph}) than in the sampler, and trainer.require_exact_logprobs allows no bit. First: "
                 f"prompt {response.prompt_index}, response {response.sample_index}, token {first.slot} (id "
                 f"{first.batch.targets_NK[first.sample, first.slot]}): sampler {first.sampler:.9g}, trainer "
-                f"{first.trainer:.9g}, {units} in the last place apart. {self.locate(first)}"
+                f"{first.trainer:.9g}, {units} in the last place apart. {self._where(first)}"
             )
         return num_compared
+
+    def _where(self, token: ComparedToken) -> str:
+        try:
+            return self.locate(token)
+        except Exception as error:  # whatever MindSpore raises where a device cannot run the modules one by one
+            return f"The operator is not named: {type(error).__name__}: {shorten(' '.join(str(error).split()), 200)}"
 
 
 def drawn_by(version: int, batch: Batch, responses: Sequence[Response]) -> BoolArray:
@@ -139,8 +145,9 @@ def where_they_part(policy: nn.Cell, form: SamplerForm, token: ComparedToken) ->
     trace_forward(policy, batch, keep)
     sampler = SamplerTrace(policy.model, form, num_columns=ids_L.size)
     # As a prompt that is answered, and as a sequence that was pre-empted or continued right before the token.
-    for num_prefilled, by_halves in product(dict.fromkeys((int(positions[0]) + 1, ids_L.size - 1)), sampler.forms):
-        decoded = sampler.run(ids_L, num_prefilled=num_prefilled, by_halves=by_halves)
+    beginnings = dict.fromkeys((int(positions[0]) + 1, ids_L.size - 1))
+    for num_prefilled, form in product(beginnings, range(sampler.num_forms)):
+        decoded = sampler.run(ids_L, num_prefilled=num_prefilled, form=form)
         if (found := _first_difference(decoded, trainer, positions, first=num_prefilled - 1)) is not None:
             return found
     return (

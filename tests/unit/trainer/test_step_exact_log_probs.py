@@ -62,6 +62,16 @@ def test_one_bit_stops_before_the_first_update(make) -> None:
     assert "sampler -1, trainer -0.99999994, 1 unit in the last place apart. It is token 0 of " in said, said
 
 
+def test_a_difference_is_told_even_if_its_operator_cannot_be_found(make) -> None:
+    def fail(token: object) -> str:
+        raise RuntimeError("a card has\nno such kernel")
+
+    trainer = make(scored=NEXT)
+    trainer = dataclasses.replace(trainer, exact=dataclasses.replace(trainer.exact, locate=fail))
+    with pytest.raises(TrainingError, match="44 of 44 tokens .* not named: RuntimeError: a card has no such kernel"):
+        trainer.train_step(1)
+
+
 def test_the_graph_of_the_first_update_is_compared_too(make, fakes) -> None:
     with pytest.raises(TrainingError, match=r"in the trainer \(graph of the first update\) than in the sampler"):
         make(updated=NEXT).train_step(1)
