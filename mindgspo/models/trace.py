@@ -14,7 +14,7 @@ response tokens.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 import mindspore as ms
 import numpy as np
@@ -23,8 +23,9 @@ from mindspore import Tensor, nn, ops
 from mindgspo.batches.rows import packed_tokens
 from mindgspo.models.mixture_of_experts import MixtureOfExperts
 from mindgspo.models.policy import PolicyLogProbs
-from mindgspo.models.transformer import DecoderLayer, RMSNorm, Transformer
+from mindgspo.models.transformer import DecoderLayer, RMSNorm, Tokens, Transformer
 from mindgspo.parallel.ops.device import policy_inputs
+from mindgspo.parallel.platform.runtime import call_compiled, compile_once
 from mindgspo.types import Batch, Float32Array
 
 Use = Callable[[str, str, Float32Array], "Float32Array | None"]
@@ -156,3 +157,167 @@ def float32_values(tensor: Tensor) -> Float32Array:
 def _as_type(values: Float32Array, dtype: ms.Type) -> Tensor:
     tensor = Tensor(values)
     return tensor if dtype == ms.float32 else ops.cast(tensor, dtype)
+
+
+# ----- The same by one graph, in which a device may have other operators than outside of graphs
+
+
+class TracedModule(NamedTuple):
+    """operator: its name on Ascend. outputs: float32 [tokens, ...]."""
+
+    operator: str
+    outputs: Float32Array
+
+
+class TracedLayers(nn.Cell):
+    """`LayerLoop` that returns the outputs of all modules.
+
+    attend: attention over a cache, see `LayerLoop`; None: over whole rows, with layers as cells like `Transformer`.
+    """
+
+    def __init__(self, model: Transformer, attend: nn.Cell | None = None) -> None:
+        super().__init__(auto_prefix=False)
+        self.count, self.loop, self.adds = len(model.layers), model.loop, not model.is_packed
+        attention = "FlashAttentionScore" if attend is None else "PagedAttention"
+        self.modules: list[tuple[str, str]] = [("embed_tokens", "Gather")]
+        """Names and operators: of the input, of what is returned, and of the norm that follows with its sum."""
+        cells = []
+        for i, layer in enumerate(model.layers):
+            assert isinstance(layer, DecoderLayer)
+            cells.append(_TracedLayer(layer, *((layer.attend, 0) if attend is None else (attend, i)), adds=self.adds))
+            self.modules += _modules_of(i, layer, attention)
+        self.modules += [("norm (sum)", "Add"), ("norm", "RmsNorm")]
+        self.layers = nn.CellList(cells, auto_prefix=False)
+        if attend is None and model.calls_layers:
+            compile_once(self.layers)
+
+    def construct(
+        self,
+        x_MH: Tensor,
+        rotation: tuple[Tensor, Tensor, Tensor],
+        tokens: Tokens,
+        context: tuple[Tensor, ...],
+        *replayed_MX: Tensor,
+    ) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
+        """Hidden states as a sum of x and delta (None: x alone), and the outputs. Inputs: see `LayerLoop`."""
+        delta_MH, taps = None, ()
+        for i in range(self.count):
+            replayed = self.loop.replayed_of(i, replayed_MX)
+            found = self.layers[i](x_MH, delta_MH, rotation, tokens, context, *replayed)
+            x_MH, taps = found[0], taps + found[-1]
+            if not self.adds:
+                delta_MH = found[1]
+        return x_MH, delta_MH, taps
+
+
+class _TracedLayer(nn.Cell):
+    """A `DecoderLayer`. attend: attention, which calls the layer `number`. adds: whether x + delta is returned."""
+
+    def __init__(self, layer: DecoderLayer, attend: nn.Cell, number: int, *, adds: bool) -> None:
+        super().__init__(auto_prefix=False)
+        self.layer, self.attend, self.number, self.adds = layer, attend, number, adds
+        self.add = ops.Add()
+
+    def construct(
+        self,
+        x_MH: Tensor,
+        delta_MH: Tensor | None,
+        rotation: tuple[Tensor, Tensor, Tensor],
+        tokens: Tokens,
+        context: tuple[Tensor, ...],
+        *replayed_MK: Tensor,
+    ) -> tuple:
+        """Return x, delta (or their sum), and the outputs of `_modules_of` the layer."""
+        layer, rows = self.layer, tokens[1]
+        attention = layer.self_attn
+        normed_MH, x_MH = layer.first_norm(x_MH, delta_MH, tokens)
+        query, key, value = attention.projections(normed_MH, rows)
+        taps = (x_MH, normed_MH, query, key, value)
+        if attention.has_head_norms:
+            query, key = attention.q_norm(query, rows), attention.k_norm(key, rows)
+            taps += (query, key)
+        query, key = attention.rotate(query, key, rotation, rows)
+        attended, _ = self.attend(self.number, query, key, value, tokens, context)
+        delta_MH = attention.o_proj(attended, tokens)
+        taps += (query, key, attended, delta_MH)
+        normed_MH, x_MH = layer.post_attention_layernorm.of_sum(x_MH, delta_MH, rows)
+        taps += (x_MH, normed_MH)
+        if layer.has_experts:
+            delta_MH, _ = layer.mlp(normed_MH, tokens, *replayed_MK)
+            taps += (delta_MH,)
+        else:
+            gate, up = layer.mlp.projections(normed_MH, rows)
+            inner = layer.mlp.swiglu(gate, up, rows)
+            delta_MH = layer.mlp.down_proj(inner, tokens)
+            taps += (gate, up, inner, delta_MH)
+        return (self.add(x_MH, delta_MH), taps) if self.adds else (x_MH, delta_MH, taps)
+
+
+def _modules_of(i: int, layer: DecoderLayer, attention: str) -> list[tuple[str, str]]:
+    """Names and operators of the outputs of a `_TracedLayer`."""
+    norms = [("q_norm", "RmsNorm"), ("k_norm", "RmsNorm")] if layer.self_attn.has_head_norms else []
+    of_attention = [
+        *((name, "MatMul") for name in ("q_proj", "k_proj", "v_proj")),
+        *norms,
+        *((f"rotate ({name})", "RotaryPositionEmbedding") for name in ("queries", "keys")),
+        ("attention", attention),
+        ("o_proj", "MatMul"),
+    ]
+    block = [("mlp", EXPERT_OPERATORS)]
+    if not layer.has_experts:
+        parts = (("gate_proj", "MatMul"), ("up_proj", "MatMul"), ("swiglu", "Swiglu"), ("down_proj", "MatMul"))
+        block = [(f"mlp.{name}", operator) for name, operator in parts]
+    modules = [
+        ("input_layernorm (sum)", "Add"),
+        ("input_layernorm", "RmsNorm"),
+        *((f"self_attn.{name}", operator) for name, operator in of_attention),
+        ("post_attention_layernorm (sum)", "Add"),
+        ("post_attention_layernorm", "RmsNorm"),
+        *block,
+    ]
+    return [(f"layers.{i}.{name}", operator) for name, operator in modules]
+
+
+class _TracedPolicy(nn.Cell):
+    """The policy's graph; returns the outputs of all modules, then the log-probs."""
+
+    def __init__(self, policy: PolicyLogProbs) -> None:
+        super().__init__(auto_prefix=False)
+        self.policy, self.model = policy, policy.model
+        self.traced = TracedLayers(policy.model)
+
+    def construct(
+        self,
+        ids_RT: Tensor,
+        positions_RT: Tensor,
+        segments: Tensor,
+        predict_P: Tensor,
+        targets_P: Tensor,
+        place_NK: Tensor,
+        *replayed_RTX: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """Inputs: see `PolicyLogProbs`."""
+        replayed_MX = ()
+        if len(replayed_RTX) > 0:
+            replayed_MX = (replayed_RTX[0].reshape(-1, replayed_RTX[0].shape[-1]),)
+        x_MH, rotation, tokens = self.model.enter(ids_RT, positions_RT, segments)
+        embedded_MH = x_MH
+        x_MH, delta_MH, taps = self.traced(x_MH, rotation, tokens, (), *replayed_MX)
+        normed_MH, total_MH = self.model.norm.of_sum(x_MH, delta_MH, tokens[0])
+        head = (tokens[0], tokens[1])
+        logp_NK = self.policy._log_probs(normed_MH, head, predict_P, targets_P, place_NK)[0]
+        return (embedded_MH, *taps, total_MH, normed_MH, logp_NK)
+
+
+def trace_graph(policy: PolicyLogProbs, batch: Batch) -> dict[str, TracedModule]:
+    """Return the modules of the policy's graph for a batch, in order of execution, under the names of `trace_forward`.
+
+    Outputs are those of all slots of the graph: of the batch's rows, flattened, or of a graph of kernels the tokens of
+    `rows.PackedTokens`. `log_probs` are [N, K]; anything may stand in masked slots.
+    """
+    inputs = policy_inputs(batch, is_packed=policy.is_packed)
+    arrays = (*inputs.arrays, *((inputs.given(batch),) if policy.replays_experts else ()))
+    cell = _TracedPolicy(policy)
+    outputs = [float32_values(tap) for tap in call_compiled(cell, *map(Tensor, arrays))]
+    modules = [*cell.traced.modules, ("log_probs", HEAD_OPERATORS)]
+    return {name: TracedModule(operator, found) for (name, operator), found in zip(modules, outputs, strict=True)}

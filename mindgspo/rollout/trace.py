@@ -12,15 +12,20 @@ units, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
 from mindgspo.config.cache import BLOCK
-from mindgspo.models.trace import EXPERT_OPERATORS, HEAD_OPERATORS, float32_values
-from mindgspo.models.transformer import DecoderLayer, Transformer
+from mindgspo.models.trace import (
+    EXPERT_OPERATORS,
+    HEAD_OPERATORS,
+    TracedLayers,
+    TracedModule,
+    float32_values,
+)
+from mindgspo.models.transformer import Transformer
 from mindgspo.parallel.ops.device import attention_segments
 from mindgspo.parallel.ops.kernels import SampleKernel
 from mindgspo.parallel.platform.runtime import CompiledCell, paged_kernels
@@ -28,13 +33,6 @@ from mindgspo.rollout.cache import PagedCache, decode_attention
 from mindgspo.rollout.graphs import PackedLayers, PackedWeights, Prefill
 from mindgspo.rollout.sequences import SCRATCH, num_blocks_for
 from mindgspo.types import Float32Array, Int32Array
-
-
-class TracedModule(NamedTuple):
-    """operator: the sampler's. outputs: float32 [D, ...], of the tokens that are fed."""
-
-    operator: str
-    outputs: Float32Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +59,7 @@ class SamplerTrace:
         if packed.has_kernels:
             CompiledCell(packed)()
             packed.merge()
-        layers: list[_Layers | _Halves] = [_Layers(model, self._cache)]
-        if packed.packs_layers:
-            layers.append(_Halves(model, self._cache, packed))
+        layers = [_Whole(model, self._cache), *([_Halves(model, self._cache, packed)] if packed.packs_layers else [])]
         self._passes = [_Pass(model, one, packed, temperature=form.temperature) for one in layers]
         self.num_forms = len(layers)
         """Ways to decode: by the trainer's operators over the cache and, on CPU, by one operator for half a layer."""
@@ -72,8 +68,8 @@ class SamplerTrace:
         """Return the modules of decoding in order of execution, under the names of `models.trace`.
 
         num_prefilled: tokens that are run at once; the last of them is fed again, and so is each one after it but the
-        last of the sequence, which is only drawn. form: see `num_forms`. `log_probs` are those of the next token, NaN
-        where it could not be drawn again.
+        last of the sequence, which is only drawn; D in all. form: see `num_forms`. `log_probs` are those of the next
+        token, NaN where it could not be drawn again.
         """
         decoder = self._passes[form]
         graph, steps = CompiledCell(decoder), []
@@ -105,88 +101,20 @@ class SamplerTrace:
         return tuple(map(Tensor, (ids_S, positions_S, cache_rows_S, table_SP, lengths_S, num_rows_1)))
 
 
-class _Layers(nn.Cell):
-    """`LayerLoop` over a cache; returns hidden states as a sum, and the outputs of all modules."""
+class _Whole(nn.Cell):
+    """The trainer's layers over a cache."""
 
     def __init__(self, model: Transformer, cache: PagedCache) -> None:
         super().__init__(auto_prefix=False)
-        self.layers, self.count = model.layers, len(model.layers)
         self.attend = decode_attention(cache)
-        self.keeps_delta, self.add = model.is_packed, ops.Add()
-        self.modules: list[tuple[str, str]] = [("embed_tokens", "Gather")]
-        for i, layer in enumerate(model.layers):
-            self.modules += _modules_of(i, layer)
-        self.modules += [("norm (sum)", "Add"), ("norm", "RmsNorm")]
+        self.traced = TracedLayers(model, self.attend)
+        self.modules = self.traced.modules
 
     def construct(
         self, x_SH: Tensor, rotation: tuple[Tensor, Tensor, Tensor], places: tuple[Tensor, ...], rows: Tensor
     ) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
-        """places: cache rows, block table, lengths and rows in use, see `graphs.DecodeStep`."""
-        delta_SH, taps, tokens = None, (), (rows, rows, rows)
-        places = self.attend.places(*places)
-        for i in range(self.count):
-            x_SH, delta_SH, of_layer = self.layer(i, x_SH, delta_SH, rotation, places, tokens)
-            taps += of_layer
-            if not self.keeps_delta:
-                x_SH, delta_SH = self.add(x_SH, delta_SH), None
-        return x_SH, delta_SH, taps
-
-    def layer(
-        self,
-        i: int,
-        x_SH: Tensor,
-        delta_SH: Tensor | None,
-        rotation: tuple[Tensor, Tensor, Tensor],
-        places: tuple[Tensor, ...],
-        tokens: tuple[Tensor, Tensor, Tensor],
-    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """Return x, delta and the outputs of `_modules_of` a layer."""
-        layer, rows = self.layers[i], tokens[0]
-        attention = layer.self_attn
-        normed_SH, x_SH = layer.first_norm(x_SH, delta_SH, tokens)
-        query, key, value = attention.projections(normed_SH, rows)
-        taps = (x_SH, normed_SH, query, key, value)
-        if attention.has_head_norms:
-            query, key = attention.q_norm(query, rows), attention.k_norm(key, rows)
-            taps += (query, key)
-        query, key = attention.rotate(query, key, rotation, rows)
-        attended, _ = self.attend(i, query, key, value, tokens, places)
-        delta_SH = attention.o_proj(attended, tokens)
-        taps += (query, key, attended, delta_SH)
-        normed_SH, x_SH = layer.post_attention_layernorm.of_sum(x_SH, delta_SH, rows)
-        taps += (x_SH, normed_SH)
-        if layer.has_experts:
-            delta_SH, _ = layer.mlp(normed_SH, tokens)
-            return x_SH, delta_SH, (*taps, delta_SH)
-        gate, up = layer.mlp.projections(normed_SH, rows)
-        inner = layer.mlp.swiglu(gate, up, rows)
-        delta_SH = layer.mlp.down_proj(inner, tokens)
-        return x_SH, delta_SH, (*taps, gate, up, inner, delta_SH)
-
-
-def _modules_of(i: int, layer: DecoderLayer) -> list[tuple[str, str]]:
-    """Names and operators of the outputs of `_Layers.layer`."""
-    norms = [("q_norm", "RmsNorm"), ("k_norm", "RmsNorm")] if layer.self_attn.has_head_norms else []
-    attention = [
-        *((name, "MatMul") for name in ("q_proj", "k_proj", "v_proj")),
-        *norms,
-        *((f"rotate ({name})", "RotaryPositionEmbedding") for name in ("queries", "keys")),
-        ("attention", "PagedAttention"),
-        ("o_proj", "MatMul"),
-    ]
-    block = [("mlp", EXPERT_OPERATORS)]
-    if not layer.has_experts:
-        parts = (("gate_proj", "MatMul"), ("up_proj", "MatMul"), ("swiglu", "Swiglu"), ("down_proj", "MatMul"))
-        block = [(f"mlp.{name}", operator) for name, operator in parts]
-    modules = [
-        ("input_layernorm (sum)", "Add"),
-        ("input_layernorm", "RmsNorm"),
-        *((f"self_attn.{name}", operator) for name, operator in attention),
-        ("post_attention_layernorm (sum)", "Add"),
-        ("post_attention_layernorm", "RmsNorm"),
-        *block,
-    ]
-    return [(f"layers.{i}.{name}", operator) for name, operator in modules]
+        """See `TracedLayers`. places: cache rows, block table, lengths and rows in use, see `graphs.DecodeStep`."""
+        return self.traced(x_SH, rotation, (rows, rows, rows), self.attend.places(*places))
 
 
 class _Halves(nn.Cell):
@@ -213,7 +141,7 @@ class _Halves(nn.Cell):
     def construct(
         self, x_SH: Tensor, rotation: tuple[Tensor, Tensor, Tensor], places: tuple[Tensor, ...], rows: Tensor
     ) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
-        """See `_Layers`."""
+        """See `_Whole`."""
         delta_SH, taps, tokens = None, (), (rows, rows, rows)
         for i in range(self.count):
             cached = (self.halves.cache[2 * i], self.halves.cache[2 * i + 1])
@@ -232,7 +160,7 @@ class _Pass(nn.Cell):
     where a kernel makes log-probs of them."""
 
     def __init__(
-        self, model: Transformer, layers: _Layers | _Halves, packed: PackedWeights, *, temperature: float
+        self, model: Transformer, layers: _Whole | _Halves, packed: PackedWeights, *, temperature: float
     ) -> None:
         super().__init__(auto_prefix=False)
         self.model, self.layers, self.packed = model, layers, packed

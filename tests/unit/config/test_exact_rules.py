@@ -75,3 +75,14 @@ def test_the_banner_and_the_notes_say_what_is_compared(load) -> None:
     assert any("exact_logprobs_every: not read" in line for line in notes(load("trainer.exact_logprobs_every=2")))
     card = load(ON, "device=Ascend", "model.hidden_size=64", "model.dtype=bfloat16")
     assert any("names the operator" in line for line in notes(card) if line.startswith("trainer.require_exact"))
+
+
+def test_float16_is_noted_where_gradients_are_small(load) -> None:
+    """24 responses of 32 tokens have 1.3e-3 each; of 4,096 tokens 1e-5."""
+    positions = "model.max_position_embeddings=5000"
+    assert not any("loss scaling" in line for line in notes(load("model.dtype=float16")))
+    (note,) = [line for line in notes(load("model.dtype=float16", positions, "rollout.max_new_tokens=4800"))
+               if "loss scaling" in line]  # fmt: skip
+    assert "of 24 responses of 4,800 tokens has a gradient of about 9e-06, and below 1e-05" in note
+    assert not any("loss scaling" in line for line in notes(load("model.dtype=bfloat16", positions,
+                                                                  "rollout.max_new_tokens=4800")))  # fmt: skip
