@@ -1,13 +1,4 @@
-"""Requires that sampler and trainer compute the same log-probs, bit for bit (`trainer.require_exact_logprobs`).
-
-Metrics:
-  Sampler against trainer:
-    training/exact_logprobs_tokens:
-      meaning: tokens whose log-probs of sampler and trainer were compared and are equal, bit for bit
-        (trainer.require_exact_logprobs); those that the weights before the step's updates drew
-      unit: tokens
-      healthy: all that are trained, unless earlier weights drew some
-"""
+"""Requires that sampler and trainer compute the same log-probs, bit for bit (`trainer.require_exact_logprobs`)."""
 
 from __future__ import annotations
 

@@ -73,6 +73,12 @@ Metrics:
       unit: share
       healthy: 0 on CPU in float32; some percent in low precision
       action: 'growing: stale rollout weights or a numeric difference between the two graphs'
+  Sampler against trainer:
+    training/exact_logprobs_tokens:
+      meaning: tokens whose log-probs of sampler and trainer were compared and are equal, bit for bit
+        (trainer.require_exact_logprobs); those that the weights before the step's updates drew
+      unit: tokens
+      healthy: all that are trained, unless earlier weights drew some
   Account of the samples:
     samples/generated:
       meaning: responses sampled
