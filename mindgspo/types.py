@@ -76,6 +76,8 @@ class Prompt:
     """Worked solution as text; "" if the data has none."""
     extra_info: Mapping[str, object] = field(default_factory=dict)
     """The row's other columns, passed to reward functions."""
+    source: str = ""
+    """Name of its entry where `data.train` is a list; "" elsewhere."""
 
     def __post_init__(self) -> None:
         assert self.ids.ndim == 1 and self.ids.size > 0, f"prompt {self.index}: ids has shape {self.ids.shape}"
@@ -374,6 +376,8 @@ class Batch:
     """The recorded experts of each token except the last of a sample, see `Routing`, else 0; None without a record."""
     turns_NK: Int32Array | None = None
     """int32, number of the turn that sampled each token, from 0; 0 where masked. None unless the loss reads it."""
+    selected_NK: BoolArray | None = None
+    """bool, tokens that a covariance selects; False where masked. None unless the loss reads it."""
 
     def __post_init__(self) -> None:
         arrays_NK = {name: getattr(self, name) for name in self.__slots__ if name.endswith("_NK")}

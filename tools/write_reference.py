@@ -24,7 +24,7 @@ from pydantic.fields import FieldInfo
 from typer.testing import CliRunner
 
 from mindgspo.cli.program import app
-from mindgspo.config.messages import section_of
+from mindgspo.config.messages import listed_section, section_of
 from mindgspo.config.schema import ExperimentConfig
 from mindgspo.config.section import Section
 
@@ -48,23 +48,31 @@ def settings(words: dict[str, Any]) -> str:
 
 def _section(section: type[Section], path: str, words: dict[str, Any], shown: dict[type, str]) -> Iterator[str]:
     """The table of the keys that hold values, then one part for each section below."""
-    fields = section.model_fields
-    below = {name: found for name in fields if (found := section_of(section, name)) is not None}
+    below = {name: found for name in section.model_fields if (found := section_of(section, name)) is not None}
     yield f"## {f'`{path}`' if path else words['top']}"
     if section in shown:
         yield from ("", f"{words['same']} [`{shown[section]}`](#{shown[section].replace('.', '')})", "")
         return
     shown[section] = path
-    yield from ("", marked_up(" ".join((section.__doc__ or "").split())), "")
-    if len(below) < len(fields):
-        yield from (row(words["columns"]), row(["---"] * 4))
-    for name, field in fields.items():
-        if name not in below:
-            meaning = marked_up(" ".join((field.description or "").split()))
-            yield row((f"`{_joined(path, name)}`", _values(field), _default(field, words), meaning))
-    yield ""
+    fields = {name: field for name, field in section.model_fields.items() if name not in below}
+    yield from _table(section, path, words, fields)
     for name, found in below.items():
         yield from _section(found, _joined(path, name), words, shown)
+        if (entry := listed_section(section, name)) is not None:
+            own = {key: field for key, field in entry.model_fields.items() if key not in found.model_fields}
+            yield f"## `{_joined(path, name)}[]`"
+            yield from _table(entry, f"{_joined(path, name)}[]", words, own)
+
+
+def _table(section: type[Section], path: str, words: dict[str, Any], fields: dict[str, FieldInfo]) -> Iterator[str]:
+    """What the section is for, and a line for each of these fields."""
+    yield from ("", marked_up(" ".join((section.__doc__ or "").split())), "")
+    if fields:
+        yield from (row(words["columns"]), row(["---"] * 4))
+    for name, field in fields.items():
+        meaning = marked_up(" ".join((field.description or "").split()))
+        yield row((f"`{_joined(path, name)}`", _values(field), _default(field, words), meaning))
+    yield ""
 
 
 def _joined(path: str, name: str) -> str:

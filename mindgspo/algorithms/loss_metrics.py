@@ -44,6 +44,11 @@ Metrics:
       healthy: 0 to 0.001
       action: 'the policy has moved far from the one that sampled: lower optimizer.lr, or use fewer updates
         per rollout'
+    actor/opsm_masked_seq:
+      meaning: responses that the off-policy sequence mask leaves out (algorithm.rollout_correction.opsm_threshold)
+      unit: share of responses
+      healthy: below 0.1; exactly 0 on fresh responses
+      action: 'above: lower optimizer.lr, use fewer updates per rollout, or less staleness'
   Importance ratio:
     actor/log_ratio_mean:
       meaning: mean log of the importance ratio, log s for gspo; every response weighs 1
@@ -197,6 +202,8 @@ POLICY_METRICS: tuple[Metric, ...] = (
     Metric("pg_loss", "sum"),
     Metric("kl_loss", "sum"),
 )
+OPSM_METRIC = Metric("opsm_masked_seq", "sum", "sequence")
+"""Stands behind the others where the off-policy sequence mask is on."""
 
 
 def summarize(

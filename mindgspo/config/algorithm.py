@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from mindgspo.config.distillation import DistillationSection
 from mindgspo.config.section import Section
 
 RatioLevel = Literal["token", "sequence", "sequence_token", "none"]
-Surrogate = Literal["clip", "cispo", "sapo", "gpg", "gmpo"]
+Surrogate = Literal["clip", "cispo", "sapo", "gpg", "gmpo", "dppo_tv", "dppo_kl", "vespo", "fipo", "clip_cov", "kl_cov"]
 AggregationMode = Literal[
     "token-mean",
     "token-sum",
@@ -36,6 +37,7 @@ EstimatorName = Literal[
     "remax",
     "reinforce_plus_plus",
     "reinforce_plus_plus_baseline",
+    "optimal_token_baseline",
 ]
 
 
@@ -103,6 +105,34 @@ POLICY_LOSSES: Mapping[str, LossRecipe] = {
         cell="surrogates:GPGLoss", source="arXiv 2504.02546", ratio_level="none", surrogate="gpg",
         agg_mode="token-mean", advantage="gpg",
     ),
+    "luspo": LossRecipe(
+        cell="clipped:LUSPOLoss", source="arXiv 2602.05261", ratio_level="sequence", surrogate="clip",
+        clip=(2e-3, 2.5e-3), agg_mode="seq-mean-token-sum",
+    ),
+    "dppo_tv": LossRecipe(
+        cell="off_policy:DPPOTVLoss", source="arXiv 2602.04879", ratio_level="token", surrogate="dppo_tv",
+        clip=(0.15, 0.15), clip_ratio_c=20.0, agg_mode="token-mean",
+    ),
+    "dppo_kl": LossRecipe(
+        cell="off_policy:DPPOKLLoss", source="arXiv 2602.04879", ratio_level="token", surrogate="dppo_kl",
+        clip=(0.05, 0.05), clip_ratio_c=20.0, agg_mode="token-mean",
+    ),
+    "vespo": LossRecipe(
+        cell="off_policy:VESPOLoss", source="arXiv 2602.10693", ratio_level="token", surrogate="vespo",
+        agg_mode="token-mean",
+    ),
+    "fipo": LossRecipe(
+        cell="future:FIPOLoss", source="arXiv 2603.19835", ratio_level="token", surrogate="fipo",
+        clip=(0.2, 0.28), clip_ratio_c=10.0, agg_mode="token-mean",
+    ),
+    "clip_cov": LossRecipe(
+        cell="covariance:ClipCovLoss", source="arXiv 2505.22617", ratio_level="token", surrogate="clip_cov",
+        clip=(1.0, 1.0), agg_mode="token-mean",
+    ),
+    "kl_cov": LossRecipe(
+        cell="covariance:KLCovLoss", source="arXiv 2505.22617", ratio_level="token", surrogate="kl_cov",
+        agg_mode="token-mean",
+    ),
 }  # fmt: skip
 
 
@@ -145,7 +175,9 @@ class AdvantageSection(Section):
     weighted by length. max_rl: (r - mean) / mean. pass_k: best response of the group against the second best. gpg:
     r - mean, divided by the share of responses whose reward is not 0. remax: r - reward of the greedy response.
     reinforce_plus_plus: discounted return per token, whitened over the batch; reinforce_plus_plus_baseline: r - mean
-    over the group, whitened over the batch. None: the algorithm's own (dr_grpo, gpg), grpo for all others."""
+    over the group, whitened over the batch. optimal_token_baseline: reward still to come minus its mean over the group,
+    weighted by the gradients so far, token by token; one more scoring pass per step. None: the algorithm's own
+    (dr_grpo, gpg), grpo for all others."""
     normalize_by_std: bool = True
     """grpo, pass_k: divide by the standard deviation. False for grpo: only subtract the mean, as dr_grpo."""
     std_over: Literal["group", "batch"] = "group"
@@ -222,21 +254,70 @@ class RolloutCorrectionSection(Section):
     """Largest weight (verl: rollout_is_threshold)."""
     min: float | None = Field(default=None, gt=0)
     """mask only: smallest weight kept. None: 1 / max."""
+    opsm_threshold: float | None = Field(default=None, gt=0)
+    """Off-policy sequence mask (DeepSeek-V3.2, arXiv 2512.02556, section 3.1): a response with a negative advantage
+    adds nothing to the loss while the mean over its tokens of sampler's minus present log-probs is above; apart from
+    the weights, with any level. None: off. (TRL: off_policy_mask_threshold; slime: opsm-delta.)"""
+
+
+class VESPOSection(Section):
+    """Kernel of vespo, phi(W) = W^k exp(lambda (1 - W)), of the product W of a response's token ratios (arXiv
+    2602.10693; TRL: vespo_k_pos and so on)."""
+
+    k_pos: float = Field(default=2.0, gt=0)
+    """k where the advantage is not negative."""
+    lambda_pos: float = Field(default=3.0, gt=0)
+    """lambda where the advantage is not negative."""
+    k_neg: float = Field(default=3.0, gt=0)
+    """k where the advantage is negative."""
+    lambda_neg: float = Field(default=2.0, gt=0)
+    """lambda where the advantage is negative."""
+
+
+class FIPOSection(Section):
+    """Weights of fipo, by the log-ratios that follow a token (arXiv 2603.19835; its published 32B run)."""
+
+    half_life: float = Field(default=32.0, gt=0)
+    """Tokens after which a log-ratio counts half (qwenpilot/FIPO: decay_rate)."""
+    influence_low: float = Field(default=1.0, ge=0, le=1)
+    """Smallest weight of an advantage (there: 1 with future_kl_clip_high_only, else 1 - future_kl_clip_ratio)."""
+    influence_high: float = Field(default=1.2, ge=1)
+    """Largest weight (there: 1 + future_kl_clip_ratio)."""
+    safety_ratio: float = Field(default=10.0, gt=1)
+    """Ratio above which a token with a negative advantage has a weight within [0.8, 1] (there: safety_thresh)."""
+
+
+class CovarianceSection(Section):
+    """Tokens that clip_cov and kl_cov select, by cov = (A - mean A) (log-prob - mean log-prob) over the response tokens
+    of a mini-batch (arXiv 2505.22617)."""
+
+    share: float = Field(default=2e-4, gt=0, le=1)
+    """Share of the tokens that is selected; at least one is (verl: clip_cov_ratio, kl_cov_ratio)."""
+    low: float = 1.0
+    """clip_cov: tokens are drawn at random among those with cov between low and high (verl: clip_cov_lb)."""
+    high: float = 5.0
+    """clip_cov: see low (verl: clip_cov_ub)."""
+    kl_coef: float = Field(default=1.0, gt=0)
+    """kl_cov: coefficient of |log ratio| at the tokens with the largest cov (verl: ppo_kl_coef)."""
 
 
 class AlgorithmSection(Section):
     """The policy loss and the terms around it."""
 
     name: PolicyLossName = "gspo"
-    """gspo, gspo_token, grpo, ppo, dapo, dr_grpo, gmpo, cispo, sapo, gpg: see `config/algorithm.py`."""
+    """gspo, gspo_token, luspo, grpo, ppo, dapo, dr_grpo, gmpo, cispo, sapo, gpg, dppo_tv, dppo_kl, vespo, fipo,
+    clip_cov, kl_cov: see docs/algorithms.md."""
     clip_low: float | None = Field(default=None, ge=0, le=1)
-    """Lower clip range: ratios below 1 - clip_low are clipped; 1: no lower bound (gmpo: log-ratios below -clip_low).
-    None: the value of the paper, e.g. 3e-4 for gspo, 0.2 for grpo. (verl: clip_ratio_low; TRL: epsilon.)"""
+    """Lower clip range: ratios below 1 - clip_low are clipped; 1: no lower bound (gmpo: log-ratios below -clip_low;
+    dppo_tv, dppo_kl: divergences above clip_low, where the policy makes a token less likely). None: the value of the
+    paper, e.g. 3e-4 for gspo, 0.2 for grpo. (verl: clip_ratio_low; TRL: epsilon.)"""
     clip_high: float | None = Field(default=None, ge=0)
-    """Upper clip range. None: the value of the paper, e.g. 4e-4 for gspo, 0.27 for the GRPO of its comparison, 0.28
-    for dapo. (verl: clip_ratio_high; TRL: epsilon_high.)"""
+    """Upper clip range (dppo_tv, dppo_kl: of the divergence, where the policy makes a token likelier). None: the value
+    of the paper, e.g. 4e-4 for gspo, 0.27 for the GRPO of its comparison, 0.28 for dapo. (verl: clip_ratio_high; TRL:
+    epsilon_high.)"""
     clip_ratio_c: float | None = Field(default=None, gt=1)
-    """Dual clip: where the advantage is negative, the token loss is at most -c A. None: off, except for ppo: 3."""
+    """Dual clip: where the advantage is negative, the token loss is at most -c A; dppo_tv, dppo_kl: the largest ratio.
+    None: off, except for ppo: 3, fipo: 10, dppo_tv and dppo_kl: 20."""
     ratio_upper_clamp: float | None = Field(default=None, gt=0)
     """Upper bound of the ratio in the unclipped branch (TRL: delta). None: off."""
     loss_upper_clamp: float | None = Field(default=None, gt=0)
@@ -250,10 +331,17 @@ class AlgorithmSection(Section):
     """sapo: temperature of the gate where the advantage is positive."""
     tau_neg: float = Field(default=1.05, gt=0)
     """sapo: temperature of the gate where it is negative; larger, so that such tokens fade out faster."""
+    vespo: VESPOSection = VESPOSection()
+    """Kernel of vespo."""
+    fipo: FIPOSection = FIPOSection()
+    """Weights of fipo."""
+    covariance: CovarianceSection = CovarianceSection()
+    """Tokens that clip_cov and kl_cov select."""
     loss_agg_mode: AggregationMode | None = None
     """How token losses become one number; see `algorithms/losses/definition.py`. None: as in the algorithm's paper:
-    seq-mean-token-mean for gspo, gspo_token, grpo, sapo; token-mean for ppo, dapo, cispo, gpg;
-    seq-mean-token-sum-norm for dr_grpo; batch-mean for gmpo."""
+    seq-mean-token-mean for gspo, gspo_token, grpo, sapo; token-mean for ppo, dapo, cispo, gpg, dppo_tv, dppo_kl,
+    vespo, fipo, clip_cov, kl_cov; seq-mean-token-sum for luspo; seq-mean-token-sum-norm for dr_grpo; batch-mean for
+    gmpo."""
     loss_scale_factor: float | None = Field(default=None, gt=0)
     """Constant length of the two -norm modes. None: rollout.max_new_tokens, as in Dr.GRPO."""
     ratio_over: Literal["response", "turn"] = "response"
@@ -272,6 +360,9 @@ class AlgorithmSection(Section):
     """How rewards become advantages."""
     kl: KLSection = KLSection()
     """Penalty on the distance to the reference policy."""
+    distillation: DistillationSection | None = None
+    """Teachers whose log-probs of the policy's responses become advantages. With gspo the ratio stays that of the
+    response, and each token has its own gradient, as in gspo_token. None: no teacher."""
     old_log_probs: Literal["auto", "recompute", "sampler"] = "auto"
     """Log-probs of the old policy, the denominator of the ratio. recompute: a scoring pass of the training graph before
     the first update. sampler: those that the responses were drawn with; no scoring pass, and the ratio carries the

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from mindgspo.config.algorithm import (
     POLICY_LOSSES,
@@ -29,14 +29,40 @@ LENGTH_FACTORS = {
     "batch-token-sum-norm": "B |y_i| / L",
 }
 
-_CAPS = ("clip_ratio_c", "ratio_upper_clamp", "loss_upper_clamp")
+# Which surrogates read a bound of the loss.
+_CAPS: Mapping[str, tuple[str, ...]] = {
+    "clip_ratio_c": ("clip", "clip_cov", "fipo", "dppo_tv", "dppo_kl"),
+    "ratio_upper_clamp": ("clip", "clip_cov", "fipo"),
+    "loss_upper_clamp": ("clip", "clip_cov", "fipo"),
+}
+# Which losses read a key of their own.
+_OWN_KEYS: Mapping[str, tuple[str, ...]] = {
+    "tau_pos": ("sapo",),
+    "tau_neg": ("sapo",),
+    **dict.fromkeys(("vespo.k_pos", "vespo.lambda_pos", "vespo.k_neg", "vespo.lambda_neg"), ("vespo",)),
+    **dict.fromkeys(("fipo.half_life", "fipo.influence_low", "fipo.influence_high", "fipo.safety_ratio"), ("fipo",)),
+    "covariance.share": ("clip_cov", "kl_cov"),
+    "covariance.low": ("clip_cov",),
+    "covariance.high": ("clip_cov",),
+    "covariance.kl_coef": ("kl_cov",),
+}
 # Which estimators read a key. The others would leave it without effect.
 READERS: Mapping[str, tuple[str, ...]] = {
     "normalize_by_std": ("grpo", "pass_k"),
     "std_over": ("grpo", "pass_k"),
     "ddof": ("grpo", "pass_k"),
     "eps": ("grpo", "pass_k"),
-    "singleton": ("grpo", "dr_grpo", "rloo", "opo", "max_rl", "pass_k", "gpg", "reinforce_plus_plus_baseline"),
+    "singleton": (
+        "grpo",
+        "dr_grpo",
+        "rloo",
+        "opo",
+        "max_rl",
+        "pass_k",
+        "gpg",
+        "reinforce_plus_plus_baseline",
+        "optimal_token_baseline",
+    ),
     "combine": ("grpo",),
     "gamma": ("reinforce_plus_plus",),
     "whiten": ("reinforce_plus_plus", "reinforce_plus_plus_baseline"),
@@ -46,7 +72,7 @@ _FIXED_BY_COMBINE = ("normalize_by_std", "std_over", "singleton")
 # Their baseline is not made of siblings, so one response per prompt will do.
 WITHOUT_SIBLINGS = ("remax", "reinforce_plus_plus")
 # They subtract a KL penalty from the reward of each token, the others its sum from the reward of the response.
-_TOKEN_BY_TOKEN = ("remax", "reinforce_plus_plus")
+_TOKEN_BY_TOKEN = ("remax", "reinforce_plus_plus", "optimal_token_baseline")
 # Keys that ask for another objective; if they have no effect, the user expects something that will not happen.
 _REFUSED_WHERE_UNREAD = ("std_over", "combine", "gamma", "whiten")
 # arXiv 1909.08593, section 2.2, changes the coefficient by at most a fifth per horizon: after five of them at once it
@@ -67,9 +93,9 @@ def has_sequence_ratio(algorithm: AlgorithmSection) -> bool:
     return recipe_of(algorithm).ratio_level in ("sequence", "sequence_token")
 
 
-def names_with(surrogate: str) -> str:
-    """Names of the losses with this surrogate: "gspo, gspo_token, ..."."""
-    return ", ".join(name for name, recipe in POLICY_LOSSES.items() if recipe.surrogate == surrogate)
+def names_with(surrogates: Collection[str]) -> str:
+    """Names of the losses with one of these surrogates: "gspo, gspo_token, ..."."""
+    return ", ".join(name for name, recipe in POLICY_LOSSES.items() if recipe.surrogate in surrogates)
 
 
 def loss_problems(config: ExperimentConfig) -> Iterator[str]:
@@ -115,7 +141,13 @@ def _aggregation_problems(algorithm: AlgorithmSection) -> Iterator[str]:
             f"algorithm.loss_agg_mode: batch-mean is for gmpo, which has one loss per response and none per token; "
             f"for {name} set algorithm.loss_agg_mode={recipe_of(algorithm).agg_mode}"
         )
-    if has_sequence_ratio(algorithm) and mode in LENGTH_FACTORS and not algorithm.allow_token_weighting:
+    if name == "luspo" and mode == "seq-mean-token-mean":
+        yield (
+            "algorithm.loss_agg_mode: seq-mean-token-mean divides every response by the length that luspo multiplies "
+            "it by, which leaves gspo; set algorithm.loss_agg_mode=seq-mean-token-sum (paper), or algorithm.name=gspo"
+        )
+    is_weighted = has_sequence_ratio(algorithm) and name != "luspo"
+    if is_weighted and mode in LENGTH_FACTORS and not algorithm.allow_token_weighting:
         yield (
             f"algorithm.loss_agg_mode: {mode} multiplies each response's gradient in {name} by "
             f"{LENGTH_FACTORS[mode]} (B responses of |y_i| tokens), so long responses dominate and short ones hardly "
@@ -126,24 +158,37 @@ def _aggregation_problems(algorithm: AlgorithmSection) -> Iterator[str]:
 
 def _surrogate_problems(algorithm: AlgorithmSection) -> Iterator[str]:
     surrogate, name = recipe_of(algorithm).surrogate, algorithm.name
-    for key in _CAPS:
-        if surrogate != "clip" and getattr(algorithm, key) is not None:
+    for key, readers in _CAPS.items():
+        if surrogate not in readers and getattr(algorithm, key) is not None:
             yield (
                 f"algorithm.{key}: {getattr(algorithm, key):g} bounds the clipped surrogate, which {name} does not "
-                f"use; remove it (--set algorithm.{key}=), or set algorithm.name to one of {names_with('clip')}"
+                f"use; remove it (--set algorithm.{key}=), or set algorithm.name to one of {names_with(readers)}"
             )
     if surrogate == "clip" and algorithm.ratio_upper_clamp is not None and algorithm.ratio_upper_clamp <= 1:
         yield (
             f"algorithm.ratio_upper_clamp: {algorithm.ratio_upper_clamp:g} is not above 1, where every ratio starts, "
             "so nothing but ratios below it would be trained; set it above 1 + algorithm.clip_high"
         )
-    for key in ("tau_pos", "tau_neg"):
-        if surrogate != "sapo" and is_changed(algorithm, key):
+    for key, losses in _OWN_KEYS.items():
+        owner, _, field = key.rpartition(".")
+        section = getattr(algorithm, owner) if owner else algorithm
+        if name not in losses and is_changed(section, field):
             yield (
-                f"algorithm.{key}: {getattr(algorithm, key):g} is read by sapo alone, not by {name}; remove it, or "
-                "set algorithm.name=sapo"
+                f"algorithm.{key}: {getattr(section, field):g} is read by {' and '.join(losses)} alone, not by {name}; "
+                f"remove it, or set algorithm.name={losses[0]}"
             )
-    if algorithm.ratio_over == "turn" and recipe_of(algorithm).ratio_level != "sequence":
+    if algorithm.covariance.low >= algorithm.covariance.high:
+        yield (
+            f"algorithm.covariance.low: {algorithm.covariance.low:g} is not below algorithm.covariance.high "
+            f"{algorithm.covariance.high:g}, so no token lies between; paper: 1 and 5"
+        )
+    level = algorithm.rollout_correction.level
+    if name == "vespo" and level in ("sequence", "geometric"):
+        yield (
+            f"algorithm.rollout_correction.level: {level} gives every token of a response one weight, and vespo "
+            "multiplies the weights of a response's tokens; set algorithm.rollout_correction.level=token"
+        )
+    if algorithm.ratio_over == "turn" and name != "gspo":
         yield (
             f"algorithm.ratio_over: turn is for gspo, whose ratio is a mean over tokens, not for {name}; remove it, or "
             "set algorithm.name=gspo"
@@ -159,6 +204,8 @@ def unread_keys(config: ExperimentConfig) -> list[str]:
 def is_per_token(config: ExperimentConfig) -> bool:
     """Whether the tokens of one response may have different advantages."""
     section, kl = config.algorithm.advantage, config.algorithm.kl
+    if section.estimator == "optimal_token_baseline" or config.algorithm.distillation is not None:
+        return True
     if kl.placement == "reward":
         return section.estimator in _TOKEN_BY_TOKEN
     return section.estimator == "reinforce_plus_plus" and section.gamma != 1

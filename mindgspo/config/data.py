@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,8 +15,8 @@ from mindgspo.config.section import Section
 DataFormat = Literal[
     "gsm8k", "verl", "dapo", "math", "aime", "dianjin", "columns", "mindrlhf", "arithmetic", "prepared"
 ]
-ONE_SOURCE, NAMED_SOURCES = "<one>", "<named>"
-"""Tags of the two forms of `data.eval`, which pydantic puts into the places of its complaints."""
+ONE_SOURCE, NAMED_SOURCES, LISTED_SOURCES = "<one>", "<named>", "<listed>"
+"""Tags of the forms of `data.eval` and `data.train`, which pydantic puts into the places of its complaints."""
 SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 PositiveInt = Annotated[int, Field(ge=1, le=65_536)]
 OVERALL = "val-core/acc/mean@1"
@@ -71,6 +73,56 @@ class DataSourceSection(Section):
     careless teacher would. Gold answers stay right, so reinforcement learning can outdo its demonstrations."""
 
 
+class MixedSourceSection(DataSourceSection):
+    """One entry where data.train is a list of sources, from which each step draws in proportion to their weights. It
+    has the keys of a single source, and these two."""
+
+    name: SetName | None = None
+    """Its name in metrics, messages and the run folder. None: its format. The reward function is chosen by each row's
+    data_source, as without a list."""
+    weight: float | None = Field(default=None, gt=0)
+    """Its share of the prompts, relative to the other sources' weights: 3 beside 1 is three prompts of four, however
+    many rows there are. None (in every source): its number of rows, so that all rows are drawn equally often, as if
+    they came from one file; verl and TRL concatenate theirs."""
+
+
+class CurriculumSection(Section):
+    """Rows that the policy always or never solves rest for some epochs, and others are drawn in their place. Measured
+    is the share of right answers in a row's latest group."""
+
+    min_pass_rate: float = Field(default=0.0, ge=0, lt=1)
+    """A row rests if at most this share of its answers is right. 0: no answer at all."""
+    max_pass_rate: float = Field(default=1.0, gt=0, le=1)
+    """A row rests if at least this share of its answers is right. 1: every answer; with large groups less may do."""
+    max_rest_epochs: int = Field(default=7, ge=1, le=255)
+    """Most epochs of its source for which a row rests before it is tried again: 1 after the first such group, then 3,
+    7, 15, ... after 2, 3, 4, ... of them in a row. 7: a policy that improves meets every row again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSource:
+    """A source of a mixture whose rows are counted.
+
+    Example: TrainSource(name="gsm8k", num_rows=7473, share=Fraction(3, 4))
+    """
+
+    name: str
+    num_rows: int
+    share: Fraction
+    """Of the prompts that are drawn; the shares of a mixture add up to 1."""
+
+
+def _train_form(value: Any) -> str:
+    return LISTED_SOURCES if isinstance(value, (list, tuple)) else ONE_SOURCE
+
+
+TrainSources = Annotated[
+    Annotated[DataSourceSection, Tag(ONE_SOURCE)]
+    | Annotated[tuple[MixedSourceSection, ...], Field(min_length=1), Tag(LISTED_SOURCES)],
+    Discriminator(_train_form),
+]
+
+
 def _form(value: Any) -> str:
     """A source is known by its keys, whatever else stands beside them; names of sets are none of these."""
     is_named = isinstance(value, Mapping) and value and not value.keys() & DataSourceSection.model_fields.keys()
@@ -86,8 +138,10 @@ EvalSources = Annotated[
 class DataSection(Section):
     """Data sets and how a row becomes a prompt."""
 
-    train: DataSourceSection
-    """Prompts for reinforcement learning (and rows for the supervised warm-up, if they hold solutions)."""
+    train: TrainSources
+    """Prompts for reinforcement learning (and rows for the supervised warm-up, if they hold solutions): one source, or
+    a list of several, from which each step draws in proportion to their weights, e.g.
+    [{format: gsm8k, path: ..., weight: 3}, {format: math, path: ..., weight: 1}] (verl: train_files)."""
     eval: EvalSources
     """Held-out problems for accuracy before, during and after: one source, or several by names of your own, e.g.
     {gsm8k: {format: gsm8k, path: ...}, aime: {format: aime, path: ...}}. Metrics go by these names (verl:
@@ -105,6 +159,32 @@ class DataSection(Section):
     """Action on a longer prompt: stop, cut at that side, or drop the row; counted in dataset.json."""
     shuffle: bool = True
     """Draw prompts in an order seeded by `seed` and the epoch; false: file order."""
+    curriculum: CurriculumSection | None = None
+    """Draw by measured pass rate. None: every row is drawn once per epoch (verl: data.sampler)."""
+
+    @property
+    def train_sources(self) -> tuple[DataSourceSection, ...]:
+        """The sources of training prompts."""
+        return (self.train,) if isinstance(self.train, DataSourceSection) else self.train
+
+    @property
+    def train_names(self) -> tuple[str, ...]:
+        """Names of the sources of a list; empty if there is none."""
+        return () if isinstance(self.train, DataSourceSection) else tuple(one.name or one.format for one in self.train)
+
+    def mixture(self, num_rows: Sequence[int]) -> tuple[TrainSource, ...]:
+        """The sources of a list with their shares; empty if there is none. num_rows: of each source."""
+        if isinstance(self.train, DataSourceSection):
+            return ()
+        # By its decimals, so that 0.3 beside 0.7 is exactly three of ten.
+        weights = [
+            Fraction(rows) if one.weight is None else Fraction(str(one.weight))
+            for one, rows in zip(self.train, num_rows, strict=True)
+        ]
+        return tuple(
+            TrainSource(name=name, num_rows=rows, share=weight / sum(weights))
+            for name, rows, weight in zip(self.train_names, num_rows, weights, strict=True)
+        )
 
     @property
     def names_eval_sets(self) -> bool:

@@ -226,6 +226,8 @@ def _with_absolute_paths(mapping: Mapping[str, Any], folder: Path) -> dict[str, 
             return str(_absolute_path(value, folder))
         if key == "functions" and isinstance(value, list):
             return [_absolute_function(text, folder) for text in value]
+        if isinstance(value, list):
+            return [absolute("", one) for one in value]
         return value
 
     return {key: absolute(key, value) for key, value in mapping.items()}
@@ -349,10 +351,13 @@ def config_mapping(config: ExperimentConfig) -> dict[str, Any]:
 
 
 def dotted_items(mapping: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """(dotted key, value) of nested mappings, in their order."""
+    """(dotted key, value) of nested mappings, in their order; of a list of mappings, that of each."""
     for key, value in mapping.items():
         if isinstance(value, Mapping):
             yield from dotted_items(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value):
+            for number, one in enumerate(value):
+                yield from dotted_items(one, f"{prefix}{key}[{number}].")
         else:
             yield f"{prefix}{key}", value
 

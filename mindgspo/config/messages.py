@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args, get_origin
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from mindgspo.config.data import NAMED_SOURCES, ONE_SOURCE
+from mindgspo.config.data import LISTED_SOURCES, NAMED_SOURCES, ONE_SOURCE
 from mindgspo.config.schema import ExperimentConfig
 from mindgspo.config.section import Section
 from mindgspo.errors import ConfigError
@@ -94,12 +94,22 @@ def section_of(section: type[Section], name: str) -> type[Section] | None:
     """The class of the subsection at key `name`, None if the key holds a value. Of a key that holds a section or
     several by name, the class of one."""
     annotation = section.model_fields[name].annotation
-    for option in (annotation, *get_args(annotation)):
-        if get_origin(option) is Annotated:
-            option = get_args(option)[0]
-        if isinstance(option, type) and issubclass(option, Section):
-            return option
+    return next((found for option in (annotation, *get_args(annotation)) if (found := _section_in(option))), None)
+
+
+def listed_section(section: type[Section], name: str) -> type[Section] | None:
+    """The class of the entries of a list of sections at key `name`, None if the key holds no such list."""
+    for option in get_args(section.model_fields[name].annotation):
+        entries = get_args(option)[0] if get_origin(option) is Annotated else option
+        if get_origin(entries) is tuple and (found := _section_in(get_args(entries)[0])) is not None:
+            return found
     return None
+
+
+def _section_in(annotation: Any) -> type[Section] | None:
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None
 
 
 def _without_second_forms(details: list[ErrorDetails]) -> list[ErrorDetails]:
@@ -155,7 +165,8 @@ def _shown(value: Any) -> str:
 
 def _dotted(location: tuple[int | str, ...]) -> str:
     """("reward", "weights", 0) -> "reward.weights[0]"."""
-    shown = (step for step in location if step not in (ONE_SOURCE, NAMED_SOURCES, "[key]") and not _is_form(step))
+    hidden = (ONE_SOURCE, NAMED_SOURCES, LISTED_SOURCES, "[key]")
+    shown = (step for step in location if step not in hidden and not _is_form(step))
     dotted = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in shown)
     return dotted.removeprefix(".") or "the file"
 
@@ -168,12 +179,13 @@ def _is_form(step: int | str) -> bool:
 def _section_at(location: tuple[int | str, ...]) -> type[Section]:
     """The section that a key location (without the key itself) leads to."""
     section, steps = ExperimentConfig, iter(location)
-    for step in steps:
+    for number, step in enumerate(steps):
         if step == NAMED_SOURCES:
             next(steps, None)  # a name of the user's
-        if step in (ONE_SOURCE, NAMED_SOURCES):
+        if step in (ONE_SOURCE, NAMED_SOURCES, LISTED_SOURCES) or isinstance(step, int):
             continue
-        below = section_of(section, str(step))
+        is_listed = LISTED_SOURCES in location[number + 1 : number + 2]
+        below = (listed_section if is_listed else section_of)(section, str(step))
         assert below is not None, f"pydantic reported a key below the value at {location}"
         section = below
     return section

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mindgspo.config.algorithm_rules import WIDEST_GSPO_CLIP, has_sequence_ratio, is_per_token, recipe_of, unread_keys
-from mindgspo.config.rules import data_sources, longest_sample
+from mindgspo.config.rules import data_sources, longest_sample, train_sources
 from mindgspo.config.schema import ExperimentConfig
 from mindgspo.config.section import is_changed
 
@@ -69,6 +69,11 @@ def _update_notes(config: ExperimentConfig) -> Iterator[str]:
 
 def _clip_notes(config: ExperimentConfig) -> Iterator[str]:
     algorithm, recipe = config.algorithm, recipe_of(config.algorithm)
+    if algorithm.name in ("dppo_tv", "dppo_kl") and algorithm.old_log_probs == "recompute":
+        yield (
+            f"algorithm.old_log_probs: recompute measures {algorithm.name}'s trust region from the trainer's policy; "
+            "its paper measures from the sampler, so that the region bounds the mismatch as well (sampler)"
+        )
     if recipe.clip is None:
         return
     low, high = algorithm.clip_low, algorithm.clip_high
@@ -83,7 +88,7 @@ def _clip_notes(config: ExperimentConfig) -> Iterator[str]:
         )
     elif has_sequence_ratio(algorithm) and is_wide:
         yield "algorithm.allow_wide_clip: with this range practically no sequence ratio is clipped"
-    elif not has_sequence_ratio(algorithm) and not is_wide:
+    elif not has_sequence_ratio(algorithm) and not is_wide and recipe.surrogate not in ("dppo_tv", "dppo_kl"):
         usual = f"{recipe.clip[0]:g} / {recipe.clip[1]:g}"
         yield (
             f"algorithm.clip_low / clip_high: {low:g} / {high:g} is a range for gspo; {algorithm.name}'s token ratios "
@@ -123,7 +128,8 @@ def _cap_notes(config: ExperimentConfig) -> Iterator[str]:
 
 def _weighting_notes(config: ExperimentConfig) -> Iterator[str]:
     algorithm = config.algorithm
-    if has_sequence_ratio(algorithm) and algorithm.loss_agg_mode != "seq-mean-token-mean":
+    is_weighted = has_sequence_ratio(algorithm) and algorithm.name != "luspo"
+    if is_weighted and algorithm.loss_agg_mode != "seq-mean-token-mean":
         yield (
             f"algorithm.allow_token_weighting: with {algorithm.loss_agg_mode} a response counts in proportion to its "
             "length, which is not the paper's objective"
@@ -175,7 +181,7 @@ def _advantage_notes(config: ExperimentConfig) -> Iterator[str]:
     if unread:
         keys = ", ".join(f"algorithm.advantage.{key}" for key in unread)
         yield f"{keys}: not read by estimator {section.estimator}"
-    if config.algorithm.name == "gspo" and is_per_token(config):
+    if config.algorithm.name == "gspo" and is_per_token(config) and config.algorithm.distillation is None:
         yield (
             f"algorithm.advantage.estimator: {section.estimator} gives each token its own advantage here, but gspo's "
             "ratio belongs to the whole response, so its tokens share their mean; algorithm.name=gspo_token keeps "
@@ -241,6 +247,7 @@ def notes(config: ExperimentConfig) -> list[str]:
         _sampling_notes,
         _unread_notes,
         _packing_notes,
+        _curriculum_notes,
         _same_rows_notes,
     )
     return [line for rule in rules for line in rule(config)]
@@ -339,8 +346,23 @@ def _packing_notes(config: ExperimentConfig) -> Iterator[str]:
         )
 
 
+def _curriculum_notes(config: ExperimentConfig) -> Iterator[str]:
+    if config.data.curriculum is None:
+        return
+    if config.trainer.max_steps is None:
+        yield (
+            "data.curriculum: trainer.epochs counts the prompts that are drawn; others are drawn in place of rows that "
+            "rest, so the data is passed over more often"
+        )
+    if config.reward.is_own:
+        yield (
+            "data.curriculum: an answer is right if your function's `acc` or `verdict` says so; without them, if its "
+            "score is above 0"
+        )
+
+
 def _same_rows_notes(config: ExperimentConfig) -> Iterator[str]:
-    train = config.data.train.path
-    for key, source in data_sources(config)[1:]:
-        if train is not None and source.path == train:
-            yield f"{key}.path: the same as data.train.path, so accuracy is measured on trained rows"
+    trained = {source.path: key for key, source in train_sources(config) if source.path is not None}
+    for key, source in data_sources(config)[len(config.data.train_sources) :]:
+        if source.path in trained:
+            yield f"{key}.path: the same as {trained[source.path]}.path, so accuracy is measured on trained rows"

@@ -8,6 +8,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
+from mindgspo.config.distillation_rules import KEY, teacher_folder_problems
 from mindgspo.config.huggingface_config import FILE, nearest_model
 from mindgspo.config.reward import file_function, missing_file_problems, reward_file_problems
 from mindgspo.config.rules import data_sources
@@ -50,9 +51,10 @@ def file_problems(config: ExperimentConfig) -> list[str]:
     missing = [_missing(key, path) for key, path in _inputs(config) if path is not None and not path.exists()]
     if isinstance(config.resume, Path) and not (resume := config.resume.expanduser()).exists():
         missing.append(f"{_missing('resume', resume.absolute())}, or --set resume=auto")
+    wrong = [*missing, *_wrong_kinds(config)]
     return [
-        *missing,
-        *_wrong_kinds(config),
+        *wrong,
+        *(() if wrong else teacher_folder_problems(config)),
         *reward_file_problems(config.reward),
         *_environment_file_problems(config),
         *_run_dir_problems(config),
@@ -69,13 +71,17 @@ def _inputs(config: ExperimentConfig) -> list[tuple[str, Path | None]]:
     lora = config.model.lora
     paths = [("model.path", config.model.path), ("tokenizer.path", config.tokenizer.path)]
     paths.append(("model.lora.path", None if lora is None else lora.path))
+    distillation = config.algorithm.distillation
+    teachers = () if distillation is None else distillation.teachers
+    paths += [(f"{KEY}.teachers[{number}].path", one.path) for number, one in enumerate(teachers)]
     return paths + [(f"{key}.path", source.path) for key, source in data_sources(config)]
 
 
 def _missing(key: str, path: Path) -> str:
     is_data = key.startswith("data.")
     may_be_of_hub = path.suffix not in _ROWS if is_data else key in ("model.path", "tokenizer.path")
-    mend = (hub_hint(path, is_data=is_data) if may_be_of_hub else "") or f"; set it with --set {key}=..."
+    by_set = "" if "[" in key else f"; set it with --set {key}=..."
+    mend = (hub_hint(path, is_data=is_data) if may_be_of_hub else "") or by_set
     return f"{key}: {path} does not exist (nearest existing folder: {_nearest(path.parent)}){mend}"
 
 

@@ -21,12 +21,13 @@ from mindgspo.config.algorithm_rules import (
 from mindgspo.config.cache import cache_budget_problems
 from mindgspo.config.data import LEAST_TEMPERATURE, OVERALL, OVERALL_REWARD, DataSourceSection, EvalSection
 from mindgspo.config.deployment_rules import backend_problems, device_problems, schedule_problems
+from mindgspo.config.distillation_rules import distillation_problems
 from mindgspo.config.environment import environment_problems
 from mindgspo.config.generation import exact_log_prob_problems
 from mindgspo.config.lora import rollout_lora_problems
 from mindgspo.config.model import ModelSection, model_problems
 from mindgspo.config.plan import check_infer_plan, check_reference_plan, check_same_world, check_train_plan
-from mindgspo.config.reward import reward_problems
+from mindgspo.config.reward import SHAPERS, reward_problems
 from mindgspo.config.schema import ExperimentConfig, PlansSection
 from mindgspo.text import closest, divisors, either, nearest
 
@@ -209,6 +210,7 @@ def joined_problems(config: ExperimentConfig) -> list[str]:
         *correction_problems(config),
         *advantage_problems(config),
         *filter_problems(config),
+        *distillation_problems(config),
         *reward_problems(config.reward),
         *_environment_problems(config),
         *_data_problems(config),
@@ -250,10 +252,16 @@ def model_and_plan_problems(model: ModelSection, plans: PlansSection) -> list[st
 
 def data_sources(config: ExperimentConfig) -> list[tuple[str, DataSourceSection]]:
     """(key, section) of every data set the run reads."""
-    sources = [("data.train", config.data.train), *eval_sources(config)]
+    sources = [*train_sources(config), *eval_sources(config)]
     if config.warmup is not None and config.warmup.check is not None:
         sources.append(("warmup.check", config.warmup.check))
     return sources
+
+
+def train_sources(config: ExperimentConfig) -> list[tuple[str, DataSourceSection]]:
+    """(key, section) of every source of training prompts."""
+    is_list = bool(config.data.train_names)
+    return [(f"data.train[{n}]" if is_list else "data.train", one) for n, one in enumerate(config.data.train_sources)]
 
 
 def eval_sources(config: ExperimentConfig) -> list[tuple[str, DataSourceSection]]:
@@ -311,11 +319,53 @@ def _data_problems(config: ExperimentConfig) -> Iterator[str]:
             f"(a Hugging Face model folder usually holds its tokenizer)"
         )
     yield from _split_problems(sources)
+    yield from _mixture_problems(config)
+    yield from _curriculum_problems(config)
     warmup = config.warmup
     if warmup is not None and warmup.stop_at_accuracy is not None and warmup.check is None:
         yield (
             "warmup.check: missing; stop_at_accuracy is measured on its rows, e.g. "
             "{format: arithmetic, split: dev, max_rows: 256}"
+        )
+
+
+def _mixture_problems(config: ExperimentConfig) -> Iterator[str]:
+    """Rules of the sources of a list: names of their own, and a weight in all of them or in none."""
+    train = config.data.train
+    if isinstance(train, DataSourceSection):
+        return
+    names = config.data.train_names
+    for number, name in enumerate(names):
+        if (first := names.index(name)) != number:
+            yield f"data.train[{number}].name: {name} is the name of data.train[{first}]; give each a name of its own"
+    weighted = next((number for number, one in enumerate(train) if one.weight is not None), None)
+    for number, one in enumerate(train):
+        if weighted is not None and one.weight is None:
+            yield (
+                f"data.train[{number}].weight: missing, but data.train[{weighted}] has one; give each source a weight, "
+                "or none, which draws all rows equally often"
+            )
+
+
+def _curriculum_problems(config: ExperimentConfig) -> Iterator[str]:
+    """Rules of the curriculum: its pass rates must be able to tell rows apart."""
+    section = config.data.curriculum
+    if section is None:
+        return
+    if section.min_pass_rate >= section.max_pass_rate:
+        yield (
+            f"data.curriculum.min_pass_rate: {section.min_pass_rate:g} is not below max_pass_rate "
+            f"{section.max_pass_rate:g}, so every row would rest"
+        )
+    if config.rollout.num_generations == 1:
+        yield (
+            "data.curriculum: with rollout.num_generations 1 every row counts as always or never solved; set 2 or "
+            "more, or remove it"
+        )
+    if all(name in SHAPERS for name in config.reward.functions):
+        yield (
+            f"data.curriculum: none of reward.functions ({', '.join(config.reward.functions)}) says whether an answer "
+            "is right; add one that does, or remove it"
         )
 
 

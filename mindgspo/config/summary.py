@@ -8,6 +8,8 @@ Objectives are maximised; sources stand in `config.algorithm` and, in full, in t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mindgspo.config.algorithm import (
     POLICY_LOSSES,
     AdvantageSection,
@@ -16,10 +18,18 @@ from mindgspo.config.algorithm import (
     ReferenceSection,
 )
 from mindgspo.config.algorithm_rules import is_per_token
+from mindgspo.config.data import TrainSource
 from mindgspo.config.schema import ExperimentConfig
 from mindgspo.errors import ConfigError
 
-_LABELS = {"gspo_token": "GSPO-token", "dr_grpo": "Dr.GRPO"}
+_LABELS = {
+    "gspo_token": "GSPO-token",
+    "dr_grpo": "Dr.GRPO",
+    "dppo_tv": "DPPO-TV",
+    "dppo_kl": "DPPO-KL",
+    "clip_cov": "Clip-Cov",
+    "kl_cov": "KL-Cov",
+}
 
 _SEQUENCE_RATIO = "s_i = exp(mean_t(logp_it - old_it))"
 _TURN_RATIO = "s_it = exp(mean over t's turn (logp_it - old_it))"
@@ -37,9 +47,9 @@ def objective(config: ExperimentConfig) -> str:
     match POLICY_LOSSES[algorithm.name].surrogate, POLICY_LOSSES[algorithm.name].ratio_level:
         case "clip", "sequence" if algorithm.ratio_over == "turn":
             term, ratio = _clipped("s_it", each, algorithm), _TURN_RATIO
-        case "clip", "sequence":
+        case "clip", "sequence" if algorithm.distillation is None:
             term, ratio = _clipped("s_i", each, algorithm), _SEQUENCE_RATIO
-        case "clip", "sequence_token":
+        case "clip", "sequence" | "sequence_token":
             term = _clipped("s_it", each, algorithm)
             ratio = f"s_it = sg[s_i] exp(logp_it - sg[logp_it]), {_SEQUENCE_RATIO}"
         case "clip", _:
@@ -53,6 +63,24 @@ def objective(config: ExperimentConfig) -> str:
             weight = "exp(mean_t(log c_it)) " if weight == "c_it " else weight
             term = "mean_t(A_it) s_i" if is_per_token(config) else "A_i s_i"
             ratio = _gmpo_ratio(algorithm, each)
+        case "dppo_tv" | "dppo_kl", _:
+            term = f"m_it sg[min(w_it, {algorithm.clip_ratio_c:g})] {each} logp_it"
+            ratio = f"{_trust_region(algorithm)}, {_TOKEN_RATIO}"
+        case "vespo", _:
+            term, ratio = f"sg[phi(W_i)] {each} logp_it", _vespo_weight(algorithm, each)
+            weight = ""  # a factor of W_i
+        case "fipo", _:
+            term, section = _clipped("w_it", f"f_it {each}", algorithm), algorithm.fipo
+            future = f"sum_(k>=t) 2^(-(k-t)/{section.half_life:g}) log w_ik"
+            bounds = f"{section.influence_low:g}, {section.influence_high:g}"
+            ratio = f"f_it = sg[clip(exp({future}), {bounds})], {_TOKEN_RATIO}"
+        case "clip_cov", _:
+            section, term = algorithm.covariance, _clipped("w_it", each, algorithm)
+            ratio = f"0 at {section.share:g} of the tokens, with {section.low:g} < cov_it < {section.high:g}"
+        case "kl_cov", _:
+            section = algorithm.covariance
+            term = f"(w_it {each} - {section.kl_coef:g} m_it |log w_it|)"
+            ratio = f"m_it = 1 at the {section.share:g} of the tokens with the largest cov_it, else 0"
         case _:
             term = f"{each} logp_it"
     # Of one value per response the mean over its tokens is that value.
@@ -64,10 +92,26 @@ def objective(config: ExperimentConfig) -> str:
     return f"{line}, {ratio}" if ratio else line
 
 
+def _trust_region(algorithm: AlgorithmSection) -> str:
+    distance = "|p - q|" if algorithm.name == "dppo_tv" else "KL of q and p"
+    return f"m_it = 0 beyond {distance} of {algorithm.clip_low:g} below, {algorithm.clip_high:g} above q, else 1"
+
+
+def _vespo_weight(algorithm: AlgorithmSection, each: str) -> str:
+    weight = {"none": "w_it"}.get(algorithm.rollout_correction.level, "c_it w_it")
+    section = algorithm.vespo
+    positive, negative = f"{section.k_pos:g}, {section.lambda_pos:g}", f"{section.k_neg:g}, {section.lambda_neg:g}"
+    kernel = f"phi(W) = W^k exp(lambda (1 - W)), k, lambda = {positive} if {each} >= 0 else {negative}"
+    return f"W_i = prod_t {weight}, {kernel}, {_TOKEN_RATIO}"
+
+
 def advantage(config: ExperimentConfig) -> str:
     """Formula that turns rewards into advantages."""
-    kl = config.algorithm.kl
+    kl, distillation = config.algorithm.kl, config.algorithm.distillation
     line = _estimator(config)
+    if distillation is not None:
+        taught = f"{distillation.coef:g} (teacher_it - old_it)"
+        line = f"A_it = A_i + {taught}, {line}" if distillation.with_rewards else f"A_it = {taught}"
     if kl.placement == "reward":
         is_each_token = is_per_token(config)
         penalty = _kl_text(config.algorithm, policy="old_it")
@@ -108,6 +152,12 @@ def correction(config: ExperimentConfig) -> str:
         return f"{formula}, at most {section.max:g}"
     smallest = section.min if section.min is not None else 1 / section.max
     return f"{formula}, 0 outside [{smallest:g}, {section.max:g}]"
+
+
+def off_policy_mask(config: ExperimentConfig) -> str:
+    """Which responses the off-policy sequence mask leaves out; "" if it is off."""
+    threshold = config.algorithm.rollout_correction.opsm_threshold
+    return "" if threshold is None else f"0 of A_i < 0 while mean_t(sampler_it - logp_it) > {threshold:g}"
 
 
 def _range(algorithm: AlgorithmSection) -> str:
@@ -199,6 +249,9 @@ def _estimator(config: ExperimentConfig) -> str:
             return f"{returns}{_whitening(section)}"
         case "reinforce_plus_plus_baseline":
             return f"A_i = r_i - mean(r), over the group{_whitening(section)}"
+        case "optimal_token_baseline":
+            energy = "W_it = sum of |d logp_is / d logits|^2 over s <= t"
+            return f"A_it = G_it - sum(G_t W_t) / sum(W_t), over the group, G_it = sum of r_is over s >= t, {energy}"
     raise AssertionError(f"config is not resolved: estimator {section.estimator}")
 
 
@@ -245,8 +298,11 @@ def planned_steps(config: ExperimentConfig, num_rows: int | None) -> int | None:
     return steps
 
 
-def batch_table(config: ExperimentConfig, num_rows: int | None) -> list[tuple[str, str]]:
-    """(name, text) of every line of the table. num_rows: rows of the training set, None while unknown."""
+def batch_table(
+    config: ExperimentConfig, num_rows: int | None, mixture: Sequence[TrainSource] = ()
+) -> list[tuple[str, str]]:
+    """(name, text) of every line of the table. num_rows: rows of the training set, None while unknown. mixture: the
+    sources of a list in `data.train`."""
     rollout, trainer = config.rollout, config.trainer
     samples = rollout.prompts_per_step * rollout.num_generations
     mini_samples = trainer.prompts_per_mini_batch * rollout.num_generations
@@ -262,6 +318,7 @@ def batch_table(config: ExperimentConfig, num_rows: int | None) -> list[tuple[st
         ("max tokens per step", f"{samples * longest:,} = {samples:,} x ({_length_text(config)})"),
         ("steps", _steps_text(config, steps, num_rows)),
         ("total samples", "known when the rows are counted" if steps is None else f"{steps * samples:,}"),
+        *((f"source {source.name}", _source_text(config, source, steps)) for source in mixture),
         ("objective", objective(config)),
         ("advantage", advantage(config)),
         *([("reference policy", reference_policy(config))] if config.algorithm.kl.placement != "none" else []),
@@ -272,6 +329,7 @@ def batch_table(config: ExperimentConfig, num_rows: int | None) -> list[tuple[st
         ),
         *([("exact log-probs", exact_log_probs(config))] if trainer.require_exact_logprobs else []),
         *([("rollout correction", correction(config))] if config.algorithm.rollout_correction.level != "none" else []),
+        *([("off-policy mask", off_policy_mask(config))] if off_policy_mask(config) else []),
         *(
             [("key/value cache", f"{rollout.cache_dtype}, and the model {config.model.dtype}")]
             if rollout.cache_dtype != config.model.dtype
@@ -280,6 +338,17 @@ def batch_table(config: ExperimentConfig, num_rows: int | None) -> list[tuple[st
         *([("recorded experts", recorded_experts(config))] if rollout.record_experts else []),
         ("plans", _plans_text(config)),
     ]
+
+
+def _source_text(config: ExperimentConfig, source: TrainSource, steps: int | None) -> str:
+    """Rows and share of a training source, and how often the run passes over it."""
+    assert steps is not None, "rows are counted"
+    prompts = config.rollout.prompts_per_step
+    drawn = float(source.share * prompts)
+    return (
+        f"{source.num_rows:,} rows, {float(source.share):.1%} of the prompts: {drawn:.4g} of {prompts:,} per step, "
+        f"{steps * drawn / source.num_rows:.3g} epochs in the run"
+    )
 
 
 def exact_log_probs(config: ExperimentConfig) -> str:

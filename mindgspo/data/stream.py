@@ -4,11 +4,16 @@ Epoch e walks a permutation that is a function of (seed, e) alone. A draw may cr
 one rule: a draw of at most `num_rows` never holds a prompt twice. A prompt of the new epoch that is already
 in the draw is set aside and comes first in the next draw, so that every epoch still visits every prompt
 exactly once. A draw of more than `num_rows` is made of draws of `num_rows` and the rest.
+
+With a curriculum, which passes over rows, a draw may pass the ends of several epochs. A prompt that is set aside
+then loses its turn where its epoch ends.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -39,15 +44,55 @@ class StreamState:
     """Whether the stream shuffles."""
 
 
-class PromptStream:
-    """An endless stream of prompt indices."""
+class PromptOrder(Protocol):
+    """The order of training prompts, of one source or a mixture."""
 
-    def __init__(self, num_rows: int, seed: int, shuffle: bool = True) -> None:
+    def take(self, n: int) -> list[int]:
+        """The next `n` indices."""
+        ...
+
+    @property
+    def epochs(self) -> float:
+        """Passes over the data so far, in fractions."""
+        ...
+
+    @property
+    def epochs_by_source(self) -> Mapping[str, float]:
+        """Passes over the rows of each source of a mixture, by its name; empty outside of one."""
+        ...
+
+    def to_json(self) -> dict[str, Any]:
+        """The position, for a checkpoint."""
+        ...
+
+    def load_json(self, fields: Mapping[str, Any]) -> None:
+        """Continue from what `to_json` returned. Raises DataError if it belongs to other data, seed or order."""
+        ...
+
+
+class PromptStream:
+    """An endless stream of prompt indices.
+
+    source: number of the source within a mixture, which gets orders of its own; None outside of one. passes_over:
+    consulted when the turn of a row has come; True passes over it.
+    """
+
+    def __init__(
+        self,
+        num_rows: int,
+        seed: int,
+        shuffle: bool = True,
+        *,
+        source: int | None = None,
+        passes_over: Callable[[int], bool] | None = None,
+    ) -> None:
         assert num_rows > 0, "a stream over an empty data set"
         assert seed >= 0, f"seed {seed}"
         self._num_rows = num_rows
         self._seed = seed
         self._shuffle = shuffle
+        self._key = () if source is None else (source,)
+        self._passes_over = passes_over
         self._set(epoch=0, position=0, deferred=[])
 
     def take(self, n: int) -> list[int]:
@@ -63,6 +108,11 @@ class PromptStream:
     def epochs(self) -> float:
         """Passes over the data so far, in fractions."""
         return self._epoch + (self._position - len(self._deferred)) / self._num_rows
+
+    @property
+    def epochs_by_source(self) -> Mapping[str, float]:
+        """See `PromptOrder`."""
+        return {}
 
     def state(self) -> StreamState:
         """The state from which `restore` goes on."""
@@ -94,6 +144,14 @@ class PromptStream:
             raise DataError(f"the saved position in the data is none: {state}; restore the checkpoint from a copy")
         self._set(epoch=state.epoch, position=state.position, deferred=list(state.deferred))
 
+    def to_json(self) -> dict[str, Any]:
+        """See `PromptOrder`."""
+        return {**asdict(self.state()), "deferred": list(self._deferred)}
+
+    def load_json(self, fields: Mapping[str, Any]) -> None:
+        """See `PromptOrder`."""
+        self.restore(StreamState(**{**fields, "deferred": tuple(fields["deferred"])}))
+
     def _set(self, *, epoch: int, position: int, deferred: list[int]) -> None:
         self._epoch = epoch
         self._position = position
@@ -101,26 +159,33 @@ class PromptStream:
         self._order = self._order_of(epoch)
 
     def _take_distinct(self, n: int) -> list[int]:
+        drawn: list[int] = []
+        held: set[int] = set()
         # Rows that were set aside come first. They are all of the current epoch, so none occurs twice.
-        drawn, self._deferred = self._deferred[:n], self._deferred[n:]
-        held = set(drawn)
+        waiting, self._deferred = self._deferred[::-1], []
         while len(drawn) < n:
-            if self._position == self._num_rows:
-                assert not self._deferred, "an epoch ended with prompts set aside"
-                self._set(epoch=self._epoch + 1, position=0, deferred=[])
-            index = self._order[self._position]
-            self._position += 1
+            index = waiting.pop() if waiting else self._next()
             if index in held:
                 self._deferred.append(index)
-            else:
+            elif self._passes_over is None or not self._passes_over(index):
                 drawn.append(index)
                 held.add(index)
+        self._deferred = waiting[::-1] + self._deferred
         return drawn
+
+    def _next(self) -> int:
+        """The next entry of the permutations."""
+        if self._position == self._num_rows:
+            assert not self._deferred or self._passes_over is not None, "an epoch ended with prompts set aside"
+            self._set(epoch=self._epoch + 1, position=0, deferred=[])
+        self._position += 1
+        return self._order[self._position - 1]
 
     def _order_of(self, epoch: int) -> list[int]:
         if not self._shuffle:
             return list(range(self._num_rows))
         # Sorting raw words of the generator: numpy promises their sequence, but not that of its
         # `permutation`.
-        words = np.random.Philox(np.random.SeedSequence([STREAM_KEY, self._seed, epoch])).random_raw(self._num_rows)
+        sequence = np.random.SeedSequence([STREAM_KEY, self._seed, epoch], spawn_key=self._key)
+        words = np.random.Philox(sequence).random_raw(self._num_rows)
         return np.argsort(words, kind="stable").tolist()

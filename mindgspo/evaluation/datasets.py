@@ -4,13 +4,16 @@ reward functions can read. Rank 0 prepares while the others wait.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from mindgspo.config import DataSourceSection, ExperimentConfig
+from mindgspo.config import DataSourceSection, ExperimentConfig, planned_steps
+from mindgspo.config.rules import train_sources
 from mindgspo.data.dataset import PromptDataset, open_dataset
 from mindgspo.data.dataset_info import DatasetInfo
+from mindgspo.data.mixture import most_drawn
 from mindgspo.data.prepare import prepare_dataset
 from mindgspo.errors import ConfigError, DataError
 from mindgspo.rewards import Candidate, Scorer, gold_is_readable
@@ -102,6 +105,12 @@ def _prepare(
         prepare(force=True)
 
 
+def training_prompts(source_rows: Sequence[Iterable[Prompt]], names: Sequence[str]) -> tuple[Prompt, ...]:
+    """The rows of all training sources, numbered through. names: of the sources of a list; empty if there is none."""
+    rows = [(row, name) for part, name in zip(source_rows, names or [""], strict=True) for row in part]
+    return tuple(replace(row, index=index, source=name) for index, (row, name) in enumerate(rows))
+
+
 def open_eval_sets(
     config: ExperimentConfig,
     tokenizer: Tokenizer,
@@ -128,16 +137,43 @@ def open_eval_sets(
     }
 
 
-def check_distinct_prompts(config: ExperimentConfig, num_rows: int) -> None:
+def check_curriculum(config: ExperimentConfig, *num_rows: int) -> None:
+    """Check that a curriculum has something to hold back: rows whose turn comes twice. Raises ConfigError; num_rows: of
+    each source of data.train."""
+    if config.data.curriculum is None or config.algorithm.filter_groups.refill:
+        return
+    steps = planned_steps(config, sum(num_rows))
+    assert steps is not None, "rows are counted"
+    drawn = steps * config.rollout.prompts_per_step
+    passes = [drawn * source.share / source.num_rows for source in config.data.mixture(num_rows)]
+    if max(passes, default=drawn / num_rows[0]) <= 1:
+        raise ConfigError(
+            f"data.curriculum: the run draws {drawn:,} prompts from {sum(num_rows):,} rows, none of them twice, so no "
+            "row is ever held back; train longer (trainer.epochs, trainer.max_steps), or remove it"
+        )
+
+
+def check_distinct_prompts(config: ExperimentConfig, *num_rows: int) -> None:
     """Check that no draw contains a prompt twice: it would be sampled with the same random numbers, and counted double.
-    Raises ConfigError; num_rows: of data.train."""
+    Raises ConfigError; num_rows: of each source of data.train."""
+    mixture = config.data.mixture(num_rows)
     for key, prompts in (
         ("rollout.prompts_per_step", config.rollout.prompts_per_step),
         ("algorithm.filter_groups.prompts_per_draw", config.algorithm.filter_groups.prompts_per_draw),
     ):
-        if prompts is None or prompts <= num_rows:
+        if prompts is None:
             continue
-        raise ConfigError(
-            f"{key}: {prompts} different prompts cannot be drawn from {num_rows} rows of "
-            f"data.train; largest legal: {num_rows}"
-        )
+        if not mixture and prompts > num_rows[0]:
+            raise ConfigError(
+                f"{key}: {prompts} different prompts cannot be drawn from {num_rows[0]} rows of "
+                f"data.train; largest legal: {num_rows[0]}"
+            )
+        for (place, _), source in zip(train_sources(config), mixture, strict=False):
+            most = partial(most_drawn, source, len(mixture))
+            if most(prompts) > source.num_rows:
+                legal = next((fewer for fewer in range(prompts, 0, -1) if most(fewer) <= source.num_rows), None)
+                fewer = "" if legal is None else f"largest legal: {legal}, or "
+                raise ConfigError(
+                    f"{key}: of {prompts} prompts up to {most(prompts)} are drawn from {place} ({source.name}), which "
+                    f"has {source.num_rows} rows, so one could be drawn twice at once; {fewer}give it a smaller weight"
+                )

@@ -61,6 +61,7 @@ _TITLES = (
     "Account of the samples",
     "Schedule",
     "Dynamic sampling",
+    "Training data",
     "Rollout engine",
     "Batches of the updates",
     "Progress, time and memory",

@@ -39,6 +39,7 @@ from mindgspo.metrics.plot_style import (
 from mindgspo.metrics.run_folder import (
     HELD_OUT_REWARD,
     RunRecord,
+    Series,
     accuracies,
     best_evaluation,
     held_out_figures,
@@ -86,6 +87,20 @@ def _draw_reward(axes: Axes, run: RunRecord, theme: Theme) -> None:
     if held_out:
         axes.plot(held_out.steps, held_out.values, "o", color=theme.ink, markersize=6, markeredgecolor=theme.surface)
     label_y(axes, theme, "reward")
+
+
+def _draw_reward_by_source(axes: Axes, run: RunRecord, theme: Theme) -> None:
+    entitle(axes, theme, "Reward by source", "mean of each step, moving mean and its spread")
+    for colour, (source, series) in zip(theme.series, _rewards_by_source(run).items(), strict=False):
+        draw_smoothed(axes, series, colour, literal(source))
+    axes.set_xlim(*step_limits(run))
+    label_y(axes, theme, "reward")
+
+
+def _rewards_by_source(run: RunRecord) -> dict[str, Series]:
+    """Mean reward of each training source, in the order of first appearance; as many as there are colours are drawn."""
+    found = {match["source"]: name for name in run.names() if (match := _BY_SOURCE.fullmatch(name))}
+    return {source: run.series(name) for source, name in found.items()}
 
 
 def _draw_clip_fraction(axes: Axes, run: RunRecord, theme: Theme) -> None:
@@ -248,6 +263,7 @@ class _Panel(Protocol):
 
 
 _CURVES: tuple[_Panel, ...] = (_draw_reward, _draw_accuracy, _draw_clip_fraction, _draw_length)
+_BY_SOURCE = re.compile(r"train-core/(?P<source>.+)/reward/mean")
 # Each panel with the metric without which it is left out.
 _POLICY: tuple[tuple[_Panel, str], ...] = (
     (_draw_clip_by_sign, "actor/pg_clipfrac_pos"),
@@ -261,6 +277,7 @@ def panel_pictures(run: RunRecord, theme: Theme) -> list[PanelPicture]:
     """The curves, the figures of sampled answers by set, and how the policy was updated, as far as they were
     recorded."""
     panels = [partial(panel, run=run, theme=theme) for panel in _CURVES]
+    panels += [partial(_draw_reward_by_source, run=run, theme=theme)] if _rewards_by_source(run) else []
     parts = [part for part in accuracies(run) if len(_shares(run, part)) > 1]
     panels += [partial(_draw_samples, run=run, theme=theme, part=part) for part in parts[:MOST_PANELS]]
     panels += [partial(panel, run=run, theme=theme) for panel, key in _POLICY if run.series(key)]

@@ -259,6 +259,7 @@ def validation_records(step: int, set_name: str, group: ScoredGroup, decode: Dec
 def _judged_text(prompt: Prompt, response: Response, score: Score, decode: Decode) -> dict[str, object]:
     return {
         "data_source": prompt.data_source,
+        **({"source": prompt.source} if prompt.source else {}),
         "prompt": prompt.text,
         "response": decode(response.ids),
         "extracted": score.extracted,

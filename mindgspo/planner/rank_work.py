@@ -5,7 +5,7 @@ Lengths are the longest that the configuration allows. What follows from model a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -14,6 +14,7 @@ from math import prod
 from mindgspo.batches.rows import round_up
 from mindgspo.config import ExperimentConfig, ModelSection, ParallelPlan
 from mindgspo.config.cache import block_bytes, whole_cache_blocks
+from mindgspo.config.distillation_rules import teacher_model, teacher_plan
 from mindgspo.config.generation import generating_model, reads_trained_weights
 from mindgspo.config.plan import inner_size
 from mindgspo.models.names import compute_type, parameter_shapes, trained_shapes, trained_type
@@ -198,10 +199,12 @@ class RankWork:
 
     @property
     def scoring(self) -> tuple[tuple[ParallelPlan, RankWidths], ...]:
-        """Plan and widths of the policies that score: the trained one, unless the sampler's log-probs stand for its,
-        and the reference if there is one."""
+        """Plan and widths of the policies that score: the trained one, unless the sampler's log-probs stand for its and
+        no advantage asks for more, and the reference if there is one."""
         algorithm, plans = self.config.algorithm, self.config.plans
-        is_scored = algorithm.old_log_probs != "sampler" or self.config.trainer.require_exact_logprobs
+        needs_score = algorithm.advantage.estimator == "optimal_token_baseline"
+        needs_score |= self.config.trainer.require_exact_logprobs
+        is_scored = algorithm.old_log_probs != "sampler" or needs_score
         trained = ((plans.train, self.train),) if is_scored else ()
         return trained if algorithm.kl.placement == "none" else (*trained, (plans.scoring, self.reference))
 
@@ -219,6 +222,7 @@ def held_bytes(work: RankWork) -> dict[Holding, int]:
     if config.algorithm.kl.placement != "none":
         held = built_bytes(config.reference_model, plans.scoring, work.rank)
         reference = sum(size for name, size in held.items() if not config.shares_base or name in rows)
+    reference += sum(_teacher_bytes(config, rank=work.rank))
     return {
         Holding.ACTOR_WEIGHTS: sum(_trained_bytes(config.model, plans.train, work.rank, config.device).values())
         + FLOAT * _shared_out(work),
@@ -228,6 +232,15 @@ def held_bytes(work: RankWork) -> dict[Holding, int]:
         Holding.ROLLOUT_WEIGHTS: rollout,
         Holding.KV_CACHE: work.blocks * block_bytes(config),
     }
+
+
+def _teacher_bytes(config: ExperimentConfig, *, rank: int) -> Iterator[int]:
+    """Bytes of each teacher's weights on the rank, in their compute types."""
+    section = config.algorithm.distillation
+    for teacher in () if section is None else section.teachers:
+        model, plan = teacher_model(teacher, config.model), teacher_plan(teacher, config)
+        sizes = weight_sizes(model, plan, rank)
+        yield sum(size * _generating_item(model, name) for name, size in sizes.items())
 
 
 def frozen_bytes(work: RankWork) -> int:

@@ -162,7 +162,9 @@ def _read_batch(path: Path, config: ExperimentConfig) -> Batch:
 def _wrong_array(arrays: Mapping[str, np.ndarray], config: ExperimentConfig) -> str | None:
     """Why the arrays are no batch for the model, whose graphs look nothing up outside of their tables."""
     names = {field.name for field in fields(Batch)}
-    optional = {"experts_RTX"} | ({"turns_NK"} if config.algorithm.ratio_over == "response" else set())
+    algorithm, optional = config.algorithm, {"experts_RTX"}
+    optional |= {"turns_NK"} if algorithm.ratio_over == "response" else set()
+    optional |= {"selected_NK"} if algorithm.name not in ("clip_cov", "kl_cov") else set()
     if not names - optional <= arrays.keys() <= names:
         return f"it has {', '.join(sorted(arrays)) or 'no arrays'} instead of {', '.join(sorted(names))}"
     for name, array in arrays.items():
@@ -194,7 +196,9 @@ def _wrong_array(arrays: Mapping[str, np.ndarray], config: ExperimentConfig) -> 
 def _has_dtype(name: str, array: np.ndarray) -> bool:
     if name in _INTEGERS or name == "experts_RTX":
         return array.dtype.kind in "iu"
-    return array.dtype == (np.bool_ if name == "mask_NK" else np.float32 if name.endswith(_FLOATS) else np.int32)
+    return array.dtype == (
+        np.bool_ if name in ("mask_NK", "selected_NK") else np.float32 if name.endswith(_FLOATS) else np.int32
+    )
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,14 +25,18 @@ from mindgspo.batches.rows import round_up
 from mindgspo.checkpoint.adapted import PARTS, base_digest, base_record
 from mindgspo.config import ExperimentConfig, planned_steps
 from mindgspo.config.generation import log_prob_differences, merges_adapters
+from mindgspo.data.curriculum import Curriculum
 from mindgspo.data.dataset import PromptDataset
-from mindgspo.data.stream import PromptStream, StreamState
+from mindgspo.data.mixture import MixtureStream
+from mindgspo.data.stream import PromptOrder, PromptStream
 from mindgspo.evaluation.datasets import (
     HELD_OUT_SEED,
     NUM_TRIAL_ROWS,
+    check_curriculum,
     check_distinct_prompts,
     open_checked_dataset,
     open_eval_sets,
+    training_prompts,
     trial_candidate,
 )
 from mindgspo.evaluation.evaluator import Evaluator, ResponseScorer, check_best_metric, start_scorer
@@ -73,9 +77,11 @@ from mindgspo.trainer.resume_checks import fingerprints, rows_digest
 from mindgspo.trainer.routing_transfer import RoutingTransfer
 from mindgspo.trainer.schedules import build_generation
 from mindgspo.trainer.step import Trainer, WeightSync
+from mindgspo.trainer.teachers import build_teachers
 from mindgspo.trainer.updates import UpdateGuard
 from mindgspo.trainer.validation import Validation
 from mindgspo.trainer.warmup import Warmup, supervised_sample
+from mindgspo.types import Prompt
 
 if TYPE_CHECKING:
     from mindgspo.rollout.http_service import HTTPService
@@ -86,7 +92,10 @@ class Experiment:
     """Parts of a run; `scorer`, the environment's player and `service` have to be closed."""
 
     tokenizer: Tokenizer
-    train_set: PromptDataset
+    train_set: Sequence[Prompt]
+    """Training prompts by index, those of all sources."""
+    source_rows: Sequence[PromptDataset]
+    """Rows of each source of data.train."""
     scorer: Scorer
     """Owns the worker processes of the reward functions."""
     environment: OpenEnvironment | None
@@ -126,14 +135,21 @@ def build_experiment(
             answers = AnswerLog(failures_dir.with_name("answers"), rank=runtime.rank(), new_run=new_run)
             environment = replace(environment, answers=answers)
         tools = environment.tools
-    train_set = open_checked_dataset(
-        config, config.data.train, tokenizer, scorer, data_dir / "train", seed=config.seed, new_run=new_run, tools=tools
-    )
+    names = config.data.train_names
+    folders = [data_dir / "train" / name for name in names] or [data_dir / "train"]
+    source_rows = [
+        open_checked_dataset(config, source, tokenizer, scorer, folder, seed=config.seed, new_run=new_run, tools=tools)
+        for source, folder in zip(config.data.train_sources, folders, strict=True)
+    ]
+    num_rows = [len(rows) for rows in source_rows]
+    train_set = training_prompts(source_rows, names)
     eval_sets = open_eval_sets(config, tokenizer, scorer, data_dir / "eval", new_run=new_run, tools=tools)
     check_best_metric(config.eval, eval_sets, names_sets=config.data.names_eval_sets)
-    check_distinct_prompts(config, len(train_set))
+    check_distinct_prompts(config, *num_rows)
+    if not only_warm_up:
+        check_curriculum(config, *num_rows)
     if scoring_place(config).is_replica_leader:
-        trial_rows = list(itertools.islice(train_set, NUM_TRIAL_ROWS))
+        trial_rows = [row for rows in source_rows for row in itertools.islice(rows, NUM_TRIAL_ROWS)]
         if environment is None:
             scorer.try_out([trial_candidate(prompt, tokenizer) for prompt in trial_rows])
         else:
@@ -168,9 +184,11 @@ def build_experiment(
     begins_with_parts = config.model.lora is not None and config.model.lora.init == "pissa"
     parts = PrincipalParts(model, config.model, config.seed, swap) if begins_with_parts else None
     swap.register(Holding.ACTOR_WEIGHTS, held_parameters(model))
-    stream = PromptStream(len(train_set), config.seed, config.data.shuffle)
+    section = config.data.curriculum
+    curriculum = None if section is None else Curriculum(section, len(train_set))
+    stream = prompt_order(config, num_rows, curriculum)
     generation = build_generation(config, model, tokenizer, swap, train_set, stream, total_steps, environment, base)
-    reference = None
+    reference, frozen = None, ()
     if config.algorithm.kl.placement != "none":
         reference = ReferencePolicy(
             config.reference_model,
@@ -181,7 +199,12 @@ def build_experiment(
             swap=swap,
             base_of=model if config.shares_base else None,
         )
-        swap.register(Holding.REFERENCE_WEIGHTS, reference.parameters)
+        frozen = reference.parameters
+    teachers = build_teachers(config, tokenizer, place.rank)
+    if teachers is not None:
+        frozen += teachers.parameters
+    if frozen:
+        swap.register(Holding.REFERENCE_WEIGHTS, frozen)
     swap.register(Holding.GRADIENTS, updater.scratch, keeps_content=False, is_zero=lambda: updater.gradients_are_zero)
     swap.register(Holding.MOMENTS, updater.moments)
     routing = RoutingTransfer(place, config.model) if records or replay == "old" else None
@@ -201,6 +224,9 @@ def build_experiment(
         scorer=PolicyScores(
             policy=model,
             scorer=policy_scorer,
+            sharp_scorer=PolicyScorer(model, temperature=temperature / 2, replays_experts=replay == "rollout")
+            if config.algorithm.advantage.estimator == "optimal_token_baseline"
+            else None,
             old_log_probs=old_log_probs,
             reference=reference,
             routing=routing,
@@ -234,11 +260,14 @@ def build_experiment(
             leftovers=leftovers,
             scores_old=old_log_probs == "recompute",
             transfer=generation.transfer,
+            curriculum=curriculum,
         ),
         dumps_dir=failures_dir.with_name("dumps"),
         timers=timers,
         swap=swap,
         adapters=None if config.model.lora is None else AdapterNorms(model),
+        teachers=teachers,
+        curriculum=curriculum,
         exact=build_exact_log_probs(config, policy_scorer.policy) if config.trainer.require_exact_logprobs else None,
     )
     validation = Validation(
@@ -259,6 +288,7 @@ def build_experiment(
     return Experiment(
         tokenizer=tokenizer,
         train_set=train_set,
+        source_rows=source_rows,
         scorer=scorer,
         environment=environment,
         service=generation.service,
@@ -269,6 +299,14 @@ def build_experiment(
         ),
         inputs=fingerprints(config, tokenizer, train_set, digest=train_digest, base=base),
     )
+
+
+def prompt_order(config: ExperimentConfig, num_rows: Sequence[int], curriculum: Curriculum | None) -> PromptOrder:
+    """The order of training prompts. num_rows: of each source of data.train."""
+    passes_over = None if curriculum is None else curriculum.passes_over
+    if mixture := config.data.mixture(num_rows):
+        return MixtureStream(mixture, config.seed, config.data.shuffle, passes_over=passes_over)
+    return PromptStream(num_rows[0], config.seed, config.data.shuffle, passes_over=passes_over)
 
 
 def build_updater(config: ExperimentConfig, model: Model) -> Updater:
@@ -325,7 +363,7 @@ def resolved_old_log_probs(config: ExperimentConfig, model: Model) -> Literal["r
 
 def stateful_parts(
     trainer: Trainer,
-    stream: PromptStream,
+    stream: PromptOrder,
     validation: Validation,
     answers: AnswerLog | None,
     principal_parts: PrincipalParts | None,
@@ -333,21 +371,15 @@ def stateful_parts(
     """State that must survive a stop besides weights, optimizer and progress, by its name in checkpoints."""
     baseline, skipped = validation.baseline, trainer.guard.skipped
     fed, reference = trainer.report.fed, trainer.scorer.reference
-
-    def stream_state() -> dict[str, Any]:
-        state = stream.state()
-        return {**asdict(state), "deferred": list(state.deferred)}
-
-    def restore_stream(state: Mapping[str, Any]) -> None:
-        stream.restore(StreamState(**{**state, "deferred": tuple(state["deferred"])}))
-
     parts: dict[str, Stateful] = {
-        "stream": JSONState(stream_state, restore_stream),
+        "stream": JSONState(stream.to_json, stream.load_json),
         "kl": JSONState(trainer.kl.state, trainer.kl.load_state),
         "skipped_updates": JSONState(skipped.state, skipped.load_state),
         "surplus": trainer.leftovers,
         "baseline": JSONState(baseline.state, baseline.load_state),
     }
+    if trainer.curriculum is not None:
+        parts["curriculum"] = trainer.curriculum
     if fed is not None:
         parts["feed"] = fed
     if reference is not None and not reference.is_frozen:

@@ -25,6 +25,7 @@ from mindgspo.errors import ConfigError, DataError, RewardError
 from mindgspo.evaluation.datasets import (
     HELD_OUT_SEED,
     NUM_TRIAL_ROWS,
+    check_curriculum,
     check_distinct_prompts,
     check_tools,
     trial_candidate,
@@ -69,11 +70,11 @@ def check_experiment(config: ExperimentConfig) -> Iterator[str]:
             environment = open_environment(config.environment, tokenizer)
             stack.enter_context(environment.player)
             yield from _environment_lines(environment)
-        num_train_rows = yield from _checked_sources(config, tokenizer, scorer, environment)
-    if num_train_rows is not None:
-        check_distinct_prompts(config, num_train_rows)
+        num_rows = yield from _checked_sources(config, tokenizer, scorer, environment)
+    check_distinct_prompts(config, *num_rows)
+    check_curriculum(config, *num_rows)
     yield ""
-    table = batch_table(config, num_train_rows)
+    table = batch_table(config, sum(num_rows), config.data.mixture(num_rows))
     width = max(len(name) for name, _ in table)
     yield from (f"{name:<{width}}  {text}" for name, text in table)
     yield from (f"note: {line}" for line in notes(config))
@@ -117,17 +118,20 @@ def _check_writable(run_dir: Path) -> None:
 
 def _checked_sources(
     config: ExperimentConfig, tokenizer: Tokenizer, scorer: Scorer, environment: OpenEnvironment | None
-) -> Generator[str, None, int | None]:
-    """Lines about every data set, and the number of training rows."""
-    num_train_rows = None
+) -> Generator[str, None, list[int]]:
+    """Lines about every data set, and the number of rows of each training source."""
+    num_train_rows = []
+    num_sources = len(config.data.train_sources)
     tools = () if environment is None else environment.tools
-    for key, source in data_sources(config):
+    for number, (key, source) in enumerate(data_sources(config)):
+        is_trained = number < num_sources
         yield ""
         if source.format == "prepared":
             num_rows = _check_prepared(config, source, tokenizer, tools)
             yield f"{key}: {num_rows} prepared rows; `mindgspo data inspect {source.path}` shows them"
         else:
-            account, prompts = _looked_at(config, key, source, tokenizer, scorer, tools)
+            seed = config.seed if is_trained else HELD_OUT_SEED
+            account, prompts = _looked_at(config, key, source, tokenizer, scorer, tools, seed=seed)
             num_rows, left_out = account.counts.rows_out, _left_out(account, config.data.max_prompt_length)
             if environment is None:
                 judged = _judgements(key, scorer, prompts, tokenizer, may_be_wrong=source.forgotten_carries > 0)
@@ -139,8 +143,8 @@ def _checked_sources(
             for prompt, reward in zip(prompts, judged, strict=False):
                 yield from row_lines(prompt)
                 yield f"--- reward: {reward}"
-        if key == "data.train":
-            num_train_rows = num_rows
+        if is_trained:
+            num_train_rows.append(num_rows)
     return num_train_rows
 
 
@@ -161,10 +165,12 @@ def _looked_at(
     tokenizer: Tokenizer,
     scorer: Scorer,
     tools: Sequence[JsonObject],
+    *,
+    seed: int,
 ) -> tuple[Account, list[Prompt]]:
     """Check every row as `data prepare` does; return the account and the first prompts. Gold answers are read by the
     functions of the configuration; lengths are those of the first `_MOST_RENDERED` rows."""
-    opened = open_source(source, config.seed if key == "data.train" else HELD_OUT_SEED, tokenizer)
+    opened = open_source(source, seed, tokenizer)
     facts = prompt_facts(source, config.data, tools)
     first: list[tuple[int, RenderedRow]] = []
     unreadable: list[tuple[int, str]] = []

@@ -66,13 +66,12 @@ import numpy as np
 
 from mindgspo.algorithms import has_signal
 from mindgspo.config import FilterGroupsSection
-from mindgspo.data.dataset import PromptDataset
 from mindgspo.errors import TrainingError
 from mindgspo.evaluation.evaluator import score_from_json, score_to_json
 from mindgspo.parallel.platform.cluster import is_first
 from mindgspo.rollout.protocol import RolloutCounters
 from mindgspo.tensor_files.tensors import TensorSource
-from mindgspo.trainer.partial_responses import StoredTokens
+from mindgspo.trainer.partial_responses import PromptsByIndex, StoredTokens
 from mindgspo.trainer.routing_transfer import RoutingTransfer, Wanted
 from mindgspo.types import Episode, FinishReason, Response, Score, ScoredGroup, Verdict
 
@@ -309,11 +308,11 @@ class LeftoverBuffer:
     """Groups with a signal that their step had no room for; stateful.
 
     keep_steps: number of steps after its own in which a group may be trained.
-    train_set: the data set of their prompts.
+    train_set: the prompts of training, by index.
     routing: given if experts are recorded.
     """
 
-    def __init__(self, keep_steps: int, train_set: PromptDataset, routing: RoutingTransfer | None = None) -> None:
+    def __init__(self, keep_steps: int, train_set: PromptsByIndex, routing: RoutingTransfer | None = None) -> None:
         self._keep_steps, self._train_set, self._routing = keep_steps, train_set, routing
         self._groups: list[SampledGroup] = []
         self.num_expired = 0

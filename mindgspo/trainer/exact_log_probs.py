@@ -79,8 +79,8 @@ class ExactLogProbs:
                     batch=batch,
                     sample=sample,
                     slot=slot,
-                    sampler=batch.rollout_logp_NK[sample, slot],
-                    trainer=logp_NK[sample, slot],
+                    sampler=np.float32(batch.rollout_logp_NK[sample, slot]),
+                    trainer=np.float32(logp_NK[sample, slot]),
                 )
                 for sample, slot in np.argwhere(is_other_NK).tolist()
             ]

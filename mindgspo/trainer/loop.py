@@ -193,14 +193,14 @@ def _open_log(config: ExperimentConfig, folder: RunFolder, total_steps: int) -> 
 
 
 def _print_banner(config: ExperimentConfig, experiment: Experiment, log: RunLog) -> None:
-    train_set = experiment.train_set
-    rows = batch_table(config, len(train_set))
+    source_rows = experiment.source_rows
+    rows = batch_table(config, len(experiment.train_set), config.data.mixture([len(one) for one in source_rows]))
     if runtime.is_emulated():
         rows.insert(0, ("device", "emulated Ascend cards: MindSpore's Ascend backend, operators computed on this CPU"))
     width = max(len(name) for name, _ in rows)
     for name, text in rows:
         log.note(f"{name:<{width}}  {text}")
-    data_sets = [train_set, *experiment.validation.sets.values()]
+    data_sets = [*source_rows, *experiment.validation.sets.values()]
     for (key, _), rows in zip(data_sources(config), data_sets, strict=False):  # the warm-up's check set is last
         counts = rows.info.counts
         if counts.dropped:

@@ -73,12 +73,6 @@ Metrics:
       unit: share
       healthy: 0 on CPU in float32; some percent in low precision
       action: 'growing: stale rollout weights or a numeric difference between the two graphs'
-  Sampler against trainer:
-    training/exact_logprobs_tokens:
-      meaning: tokens whose log-probs of sampler and trainer were compared and are equal, bit for bit
-        (trainer.require_exact_logprobs); those that the weights before the step's updates drew
-      unit: tokens
-      healthy: all that are trained, unless earlier weights drew some
   Account of the samples:
     samples/generated:
       meaning: responses sampled
@@ -146,6 +140,12 @@ Metrics:
       unit: blocks
       healthy: below what `mindgspo plan` shows
       action: 'far below: raise rollout.slots, or lower rollout.cache_gb'
+  Sampler against trainer:
+    training/exact_logprobs_tokens:
+      meaning: tokens whose log-probs of sampler and trainer were compared and are equal, bit for bit
+        (trainer.require_exact_logprobs); those that the weights before the step's updates drew
+      unit: tokens
+      healthy: all that are trained, unless earlier weights drew some
   Progress, time and memory:
     timing_s/agent_loop/generate_sequences/min:
       meaning: time from the admission of a training response to its end, of the fastest one of the step; waiting
@@ -224,7 +224,8 @@ from mindgspo.algorithms.rollout_correction import step_correction_metrics
 from mindgspo.batches.micro_batches import BatchLayout, batch_metrics
 from mindgspo.batches.routing import RoutingDifference, load_metrics
 from mindgspo.config import AlgorithmSection, KLSection, ModelSection, ParallelPlan, RolloutSection, TrainerSection
-from mindgspo.data.stream import PromptStream
+from mindgspo.data.curriculum import Curriculum
+from mindgspo.data.stream import PromptOrder
 from mindgspo.metrics import Timers, group_metrics, peak_rss_mb, rss_gb
 from mindgspo.models.operations import Operations
 from mindgspo.models.scoring import TokenScores
@@ -242,6 +243,7 @@ from mindgspo.trainer.dynamic_sampling import (
     sampling_metrics,
 )
 from mindgspo.trainer.schedules import FedEngine
+from mindgspo.trainer.source_metrics import source_metrics
 from mindgspo.types import Group
 
 
@@ -285,12 +287,13 @@ class StepReport:
     timers: Timers
     fed: FedEngine | None
     """The engine, where it has a feed."""
-    stream: PromptStream
+    stream: PromptOrder
     leftovers: LeftoverBuffer
     scores_old: bool
     """Whether a scoring pass finds the old log-probs."""
     transfer: WeightTransfer | ServedWeights | None = None
     """Brings the engine its weights, where it has its own."""
+    curriculum: Curriculum | None = None
 
     def metrics(self, record: StepRecord) -> dict[str, float]:
         """Return all metrics of the step by name; empties the timers."""
@@ -300,9 +303,11 @@ class StepReport:
             **self._sample_metrics(record),
             **sampling_metrics(section.filter_groups, samples, self.leftovers),
             **reward_metrics(record.estimated, section.kl, record.kl_coef),
+            **record.estimated.distillation,
             **scored,
             **router_metrics(record.results, section.router_replay, scored, record.expert_loads),
             **record.adapter_norms,
+            **({} if self.curriculum is None else self.curriculum.metrics()),
             "actor/lr": record.learning_rate,
             "training/epoch": self.stream.epochs,
             "training/updates": record.updates,
@@ -333,6 +338,7 @@ class StepReport:
         lengths = trained_lengths(samples) * self.settings.epochs_per_rollout
         metrics = {
             **group_metrics(groups),
+            **source_metrics(samples.generated, self.stream.epochs_by_source),
             **account(
                 samples.selection,
                 num_earlier=num_earlier,

@@ -233,6 +233,8 @@ class PolicyScores:
     records_experts: bool
     replays_old: bool
     """Whether updates replay the routing of the scoring pass (algorithm.router_replay=old)."""
+    sharp_scorer: PolicyScorer | None = None
+    """Scores with the present weights at half the temperature; None unless the advantages ask for energies."""
 
     def follow(self, step: int, version: int) -> None:
         """Move a moving reference policy one step towards the policy, whose weights have version `version`."""
@@ -280,6 +282,24 @@ class PolicyScores:
             scores = self.reference.scorer.score(batches)
             batches = [replace(batch, ref_logp_NK=found.logp_NK) for batch, found in zip(batches, scores, strict=True)]
         return regrouped(batches, mini_batches), old
+
+    def energies(self, mini_batches: MiniBatches) -> list[Float32Array] | None:
+        """1 - 2 p + sum_v p_v^2 of the response tokens [N, K], 0 where masked, by micro-batch in their order: the
+        squared gradient of a token's log-prob by the logits over the temperature. None unless the advantages ask.
+
+        p of the batches' old log-probs. The sum needs no distribution: with logits z and logsumexp l,
+        log p = z_t - l(z) and at half the temperature log p' = 2 z_t - l(2 z), so that
+        log sum_v p_v^2 = l(2 z) - 2 l(z) = 2 log p - log p'.
+        """
+        if self.sharp_scorer is None:
+            return None
+        energies = []
+        for batch, sharp in zip(flattened(mini_batches), self.sharp_scorer.score(flattened(mini_batches)), strict=True):
+            squares_NK = np.exp(2 * batch.old_logp_NK.astype(np.float64) - sharp.logp_NK)
+            energies_NK = 1 - 2 * np.exp(batch.old_logp_NK.astype(np.float64)) + squares_NK
+            # Not below 0 where rounding would be; no sum of squares is above 1.
+            energies.append(np.where(batch.mask_NK, np.clip(energies_NK, 0, 2), 0).astype(np.float32))
+        return energies
 
     def log_probs(self, mini_batches: MiniBatches) -> list[Float32Array]:
         """Return the trainer's log-probs of the batches that `score` returned, [N, K] each; with

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,12 @@ from mindgspo.checkpoint.store import steps_newest_first
 from mindgspo.config import ExperimentConfig, config_mapping, dotted_items, load_config, planned_steps
 from mindgspo.config.reward import file_function
 from mindgspo.config.schema import OptimizerSection
-from mindgspo.data.dataset import PromptDataset
 from mindgspo.errors import CheckpointError, ConfigError
 from mindgspo.io import unused_name
 from mindgspo.metrics import read_summary, report_of_finished
 from mindgspo.metrics.files import FileRecord, begins_with
 from mindgspo.tokenization import Tokenizer
+from mindgspo.types import Prompt
 
 # Keys that may change within a run without changing its results, except for rounding: checkpoints hold whole tensors,
 # so any plan can read them.
@@ -96,8 +96,13 @@ def check_same_experiment(
     that may also differ; for the latter, warnings are returned."""
     if not saved.is_file():
         return []
-    ours = dict(dotted_items(config_mapping(config)))
-    theirs = dict(dotted_items(config_mapping(load_config(saved, check_files=False))))
+    before = load_config(saved, check_files=False)
+    ours, theirs = (dict(dotted_items(config_mapping(one))) for one in (config, before))
+    if config.data.train_names != before.data.train_names:  # one line, whatever the keys of the sources
+        for settings, one in ((ours, config), (theirs, before)):
+            for key in [key for key in settings if key.startswith(("data.train.", "data.train["))]:
+                del settings[key]
+            settings["data.train"] = ", ".join(one.data.train_names) or "one source"
     differing = {
         key: f"{key}: {ours.get(key)!r}, the run has {theirs.get(key)!r}"
         for key in sorted(ours.keys() | theirs.keys())
@@ -115,7 +120,7 @@ def check_same_experiment(
 def fingerprints(
     config: ExperimentConfig,
     tokenizer: Tokenizer,
-    rows: PromptDataset,
+    rows: Sequence[Prompt],
     *,
     digest: str,
     base: Mapping[str, Any] | None = None,
@@ -212,7 +217,7 @@ def _last_step_with_logs(run: Path, checkpoint: Path) -> Path | None:
     return None
 
 
-def rows_digest(rows: PromptDataset) -> str:
+def rows_digest(rows: Iterable[Prompt]) -> str:
     """SHA-256 over everything of the rows that training reads."""
     digest = hashlib.sha256()
     for row in rows:

@@ -20,8 +20,7 @@ import numpy as np
 
 from mindgspo.checkpoint.adapted import base_digest
 from mindgspo.config import ExperimentConfig
-from mindgspo.data.dataset import PromptDataset
-from mindgspo.data.stream import PromptStream
+from mindgspo.data.stream import PromptOrder
 from mindgspo.models.model import Model
 from mindgspo.parallel.collectives.host import exchange
 from mindgspo.parallel.collectives.replicas import pack_arrays, unpack_arrays
@@ -160,8 +159,8 @@ def build_generation(
     model: Model,
     tokenizer: Tokenizer,
     swap: Swap,
-    train_set: PromptDataset,
-    stream: PromptStream,
+    train_set: PromptsByIndex,
+    stream: PromptOrder,
     total_steps: int,
     environment: OpenEnvironment | None = None,
     base: Mapping[str, Any] | None = None,

@@ -23,6 +23,7 @@ from mindgspo.algorithms.optim.learning_rate import learning_rate
 from mindgspo.algorithms.optim.updater import Updater, UpdateResult
 from mindgspo.batches.micro_batches import BatchLayout
 from mindgspo.config import AlgorithmSection, OptimizerSection, RolloutSection, TrainerSection
+from mindgspo.data.curriculum import Curriculum
 from mindgspo.evaluation.evaluator import ResponseScorer
 from mindgspo.metrics.timers import Timers
 from mindgspo.models.adapter_norms import AdapterNorms
@@ -37,6 +38,7 @@ from mindgspo.trainer.dynamic_sampling import LeftoverBuffer, SampledGroup, Step
 from mindgspo.trainer.exact_log_probs import ExactLogProbs
 from mindgspo.trainer.metrics import StepRecord, StepReport
 from mindgspo.trainer.policies import PolicyScores
+from mindgspo.trainer.teachers import Teachers, sources_of
 from mindgspo.trainer.updates import UpdateGuard, check_first_update, require_rewards
 from mindgspo.types import Prompt, StepResult
 
@@ -90,6 +92,9 @@ class Trainer:
     swap: Swap
     adapters: AdapterNorms | None = None
     """None if every weight is trained."""
+    teachers: Teachers | None = None
+    curriculum: Curriculum | None = None
+    """Takes note of every group that is scored, before further prompts are drawn."""
     exact: ExactLogProbs | None = None
     """None unless trainer.require_exact_logprobs."""
 
@@ -110,6 +115,9 @@ class Trainer:
                 )
                 mini_batches = self.scorer.with_routing(mini_batches, samples.groups)
                 mini_batches, old_scores = self.scorer.score(mini_batches)
+                energies, teacher_logp = self.scorer.energies(mini_batches), None
+                if self.teachers is not None:
+                    teacher_logp = self.teachers.log_probs(flattened(mini_batches), sources_of(samples))
                 num_exact = self.compare_log_probs(mini_batches, samples, step, version)
                 self.swap.prefetch(Phase.UPDATE)
             with self.timers("adv"):
@@ -117,11 +125,15 @@ class Trainer:
                     samples,
                     flattened(mini_batches),
                     self.algorithm,
+                    energies=energies,
+                    teacher_logp=teacher_logp,
                     kl_coef=self.kl.coef,
                     reward_labels=self.reward.labels,
                     reward_weights=self.reward_weights,
                 )
-                mini_batches = with_advantages(mini_batches, estimated.advantages, self.algorithm.rollout_correction)
+                mini_batches = with_advantages(
+                    mini_batches, estimated.advantages, self.algorithm, seed=(self.seed, step)
+                )
             with self.timers("update_actor"), self.swap.phase(Phase.UPDATE):
                 results = self.update(mini_batches, step)
                 if num_exact is not None:
@@ -179,6 +191,8 @@ class Trainer:
                 self.swap.prefetch(Phase.SCORE)
         with self.timers("reward"):
             groups = self.reward.score(prompts, sampled)
+            if self.curriculum is not None:
+                self.curriculum.observe(groups)
             baselines: list[float | None] = [None] * len(groups)
             if greedy is not None:
                 baselines = [group.scores[0].value for group in self.reward.score(prompts, greedy)]

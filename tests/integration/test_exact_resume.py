@@ -17,6 +17,7 @@ from running import MODEL, mindgspo, sets, succeeded
 from torture_runs import at_the_end
 
 from mindgspo.checkpoint.store import read_state, step_folder
+from mindgspo.metrics import unknown_names
 from mindgspo.tensor_files.reader import open_tensors
 
 STEPS = 4
@@ -77,7 +78,22 @@ ADAPTERS = """
 include: exact.yaml
 model: {lora: {rank: 4, alpha: 8.0, train_norms: true, init: pissa}}
 """
-MORE = {"routed": MIXTURE, "routed_twice": MIXTURE + TWO_REPLICAS, "adapted": ADAPTERS}
+# Two sources with epochs of their own, and rows that rest.
+SOURCES = """
+include: exact.yaml
+data:
+  train:
+    - {format: arithmetic, split: train, max_rows: 9, name: plain, weight: 3}
+    - {format: arithmetic, split: dev, max_rows: 5, name: extra, weight: 1}
+  curriculum: {max_rest_epochs: 3}
+"""
+MORE = {
+    "sources": SOURCES,
+    "sources_twice": SOURCES + TWO_REPLICAS,
+    "routed": MIXTURE,
+    "routed_twice": MIXTURE + TWO_REPLICAS,
+    "adapted": ADAPTERS,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +112,7 @@ class Whole:
 
 @pytest.fixture(scope="module")
 def whole_run(once: Callable[..., Path]) -> Callable[[str], Whole]:
-    """whole_run("frozen"), as it "adapted", "moving", and as that "routed" and "routed_twice": made when it is first
-    asked for."""
+    """whole_run("frozen"), as it "adapted", "moving", and as that the others: made when it is first asked for."""
 
     def make(folder: Path) -> None:
         is_flat = folder.name not in ("frozen", "adapted")
@@ -136,12 +151,38 @@ def test_in_the_middle_of_everything(whole_run, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["frozen", "moving", "routed", "routed_twice"])
+@pytest.mark.parametrize("name", ["frozen", "moving", "routed", "routed_twice", "sources", "sources_twice"])
 @pytest.mark.parametrize("step", range(STEPS + 1))
 def test_at_every_step(whole_run, tmp_path: Path, name: str, step: int) -> None:
     whole = whole_run(name)
     begin_at(whole, step, tmp_path / "run")
     assert at_the_end(tmp_path / "run", whole.root) == []
+
+
+def test_two_sources_and_a_curriculum_go_on_after_a_kill(whole_run, tmp_path: Path) -> None:
+    whole = whole_run("sources")
+    lines = [json.loads(line) for line in (whole.root / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "train-aux/plain/num_prompts" in line]
+    assert len(steps) == STEPS and not any(map(unknown_names, lines))
+    drawn = [sum(line[f"train-aux/{name}/num_prompts"] for line in steps) for name in ("plain", "extra")]
+    assert drawn[0] == 3 * drawn[1] == whole.kept(STEPS, "stream")["drawn"][0]
+    passed = sum(line["sampling/prompts"] for line in steps) / 14
+    assert steps[-1]["training/epoch"] > passed, "rows were passed over"
+    with open_tensors(whole.checkpoint(2) / "curriculum.safetensors") as rows:
+        assert rows.read("rest").any() and rows.read("rest").shape == (14,)
+    samples = [json.loads(line) for line in (whole.root / "samples.jsonl").read_text().splitlines()]
+    assert {line["source"] for line in samples} == {"plain", "extra"}
+    root = tmp_path / "run"
+    words = sets("resume=auto", f"run_dir={root}")
+    killed = mindgspo("run", whole.config, *words, cwd=whole.config.parent, env={"MINDGSPO_FAULT": "log.after:3=kill"})
+    assert killed.returncode == -9
+    done = succeeded("run", whole.config, *words, cwd=whole.config.parent)
+    assert "resumed at step 2" in done.stdout and at_the_end(root, whole.root) == []
+    text = whole.config.read_text().replace("weight: 1", "weight: 2")
+    other = whole.config.with_name("other.yaml")
+    other.write_text(text)
+    refused = mindgspo("run", other, *words, cwd=whole.config.parent)
+    assert refused.returncode and "data.train[1].weight: 2.0, the run has 1.0" in refused.stderr
 
 
 @pytest.mark.slow

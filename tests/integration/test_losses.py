@@ -103,10 +103,32 @@ def test_a_step_trains_with_every_loss(name: str, trainer, tmp_path: Path) -> No
     assert (metrics["samples/trained"], metrics["actor/updates"], trainer.updater.updates) == (12, 2, 2)
     assert metrics["actor/grad_norm"] > 0 and metrics["critic/advantages/max"] > 0 > metrics["critic/advantages/min"]
     assert metrics["actor/first_ratio_error_max"] < 1e-5 < metrics["actor/ratio_error_max"]
-    assert ("actor/pg_clipfrac_lower" in metrics) == (name == "ppo"), "only PPO's recipe has the dual clip"
+    has_dual_clip = POLICY_LOSSES[name].clip_ratio_c is not None
+    assert ("actor/pg_clipfrac_lower" in metrics) == has_dual_clip, "only where the recipe has one"
     after = weights_as_numpy(trainer.model, config.model)
     assert all((after[key] != before[key]).any() for key in before), "a weight that was not trained"
     assert all(np.isfinite(array).all() for array in after.values())
+
+
+def test_a_teacher_that_is_the_policy_teaches_nothing(trainer, tmp_path: Path) -> None:
+    """Its log-probs are the old policy's, bit for bit, on kernels; another temperature makes it another teacher."""
+    from mindgspo.models.scoring import PolicyScorer
+    from mindgspo.trainer.teachers import Teacher, Teachers
+
+    teachers = "algorithm.distillation={teachers: [{path: none}], with_rewards: false}"
+    path = tmp_path / "family.yaml"
+    path.write_text(FAMILY)
+    config = load_config(path, [teachers], check_files=False)
+    found = {}
+    for temperature in (1.0, 2.0):
+        trainer = with_algorithm(trainer, config)
+        scorer = PolicyScorer(trainer.model, temperature=temperature)
+        teacher = Teacher(section=config.algorithm.distillation.teachers[0], model=trainer.model, scorer=scorer)
+        metrics = replace(trainer, teachers=Teachers(teachers=(teacher,))).train_step(1).metrics
+        assert unknown_names(metrics) == [] and metrics["distillation/taught_share"] == 1
+        found[temperature] = (metrics["distillation/kl"], metrics["actor/grad_norm"])
+    assert found[1.0] == (0, 0)
+    assert found[2.0][0] != 0 and found[2.0][1] > 0
 
 
 def test_by_default_old_log_probs_are_the_samplers_and_the_step_is_the_same(trainer, tmp_path: Path) -> None:

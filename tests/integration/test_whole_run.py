@@ -15,12 +15,12 @@ from mindgspo.metrics import unknown_names
 from mindgspo.metrics.glossary import glossary_name, metrics
 from mindgspo.tensor_files.writer import read_safetensors
 
-# KL, dual clip, correction, experts, schedules, the filter, several ranks, several samples and bit-equal log-probs are
-# not used by the run.
+# KL, dual clip, correction, experts, schedules, the filter, several ranks and several samples are not used by the run.
 UNUSED = re.compile(
-    r"actor/(kl.*|pg_clipfrac_lower|updates_skipped)|critic/(kl|reference_.*)|env/.*|lora/.*|"
+    r"actor/(kl.*|opsm_masked_seq|pg_clipfrac_lower|updates_skipped)|critic/(kl|reference_.*)|"
+    r"(curriculum|distillation|env|lora|train-aux|train-core)/.*|training/exact_logprobs_tokens|"
     r"perf/(cpu_memory_used_max_gb|mfu/actor|reshard_mb)|reward/extra/.*|rollout_corr/(weight_.*|ess|clipped_share)|"
-    r"(router|sampling|schedule|staleness)/.*|training/exact_logprobs_tokens|samples/(begun|dropped.*|earlier|expired|filtered/.*|kept|waiting)|"
+    r"(router|sampling|schedule|staleness)/.*|samples/(begun|dropped.*|earlier|expired|filtered/.*|kept|waiting)|"
     r"val-core/<source>/(acc/(maj|pass)|reward/best)@<n>"
 )
 

@@ -17,7 +17,8 @@ import yaml
 from markdown_pages import blocks, code_blocks, code_spans, headings, prose, shell_lines, tables
 
 from mindgspo import faults
-from mindgspo.config import batch_table, load_config
+from mindgspo.config import DataSourceSection, batch_table, load_config
+from mindgspo.config.data import MixedSourceSection
 from mindgspo.config.messages import known_keys
 from mindgspo.errors import ConfigError
 from mindgspo.metrics.glossary import glossary_name, metrics
@@ -258,6 +259,10 @@ def test_settings_of_commands_and_of_yaml_exist(document: Path) -> None:
 
 def paths(value: Any, prefix: str = "") -> Iterator[str]:
     """Dotted paths of the keys of a YAML text. A set of held-out problems has a name of the user's."""
+    if prefix == "data.train." and isinstance(value, list):
+        own = MixedSourceSection.model_fields.keys() - DataSourceSection.model_fields.keys()
+        for one in value:
+            yield from paths({key: below for key, below in one.items() if key not in own}, prefix)
     if not isinstance(value, dict):
         return
     for key, below in value.items():

@@ -20,7 +20,16 @@ from mindgspo.config.algorithm import AdvantageSection
 from mindgspo.errors import DataError
 from mindgspo.types import BoolArray, Float32Array
 
-_PER_RESPONSE = ("rewards_N", "counted_N", "groups_N", "lengths_N", "part_rewards_NF", "baselines_N", "token_penalties")
+_PER_RESPONSE = (
+    "rewards_N",
+    "counted_N",
+    "groups_N",
+    "lengths_N",
+    "part_rewards_NF",
+    "baselines_N",
+    "token_penalties",
+    "energies_NT",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +59,10 @@ class AdvantageInputs:
     token_penalties: Float64Array | None = None
     """float64 [N, T], subtracted from the reward of each token (the KL, times its coefficient); slots past a response's
     length may hold anything."""
+
+    energies_NT: Float64Array | None = None
+    """float64 [N, T], squared gradient of each token's log-prob by the logits, for optimal_token_baseline; slots past a
+    response's length may hold anything."""
 
     def __post_init__(self) -> None:
         assert self.counted_N.dtype == np.bool_, f"counted_N: {self.counted_N.dtype}"
@@ -110,9 +123,11 @@ def estimate_advantages(section: AdvantageSection, inputs: AdvantageInputs) -> t
     and the others have what they would have without it.
     Exactly 0, without token penalties: groups of equal rewards, and the only counted response of a group unless
     section.singleton is "raw"; in all estimators but remax, which compares with the greedy response,
-    reinforce_plus_plus, which knows no groups, and reinforce_plus_plus_baseline, whose whitening shifts all tokens by
-    their common mean. Whitening makes all tokens exactly 0 if their values are all equal, so also if there is only one.
-    Token penalties: reinforce_plus_plus and remax subtract them token by token, all others their sum from the reward.
+    reinforce_plus_plus, which knows no groups, reinforce_plus_plus_baseline, whose whitening shifts all tokens by
+    their common mean, and optimal_token_baseline, which leaves the end of the longest response its reward. Whitening
+    makes all tokens exactly 0 if their values are all equal, so also if there is only one.
+    Token penalties: reinforce_plus_plus, remax and optimal_token_baseline subtract them token by token, all others
+    their sum from the reward.
 
     section: of a resolved configuration. Raises DataError for rewards too large for the arithmetic.
     """
@@ -189,6 +204,15 @@ def _remax(section: AdvantageSection, inputs: AdvantageInputs) -> Float64Array:
     return np.where(inputs.mask, returns_NT - inputs.baselines_N[:, None], 0.0)
 
 
+def _optimal_token_baseline(section: AdvantageSection, inputs: AdvantageInputs) -> Float64Array:
+    assert inputs.energies_NT is not None, "optimal_token_baseline without energies"
+    returns_NT, mask_NT = estimators.discounted_returns(inputs.token_rewards()), inputs.mask
+    energies_NT = inputs.energies_NT[:, : mask_NT.shape[1]]
+    return estimators.optimal_token_baseline(
+        returns_NT, energies_NT, mask_NT, inputs.groups(), singleton=section.singleton
+    )
+
+
 def _reinforce_plus_plus(section: AdvantageSection, inputs: AdvantageInputs) -> Float64Array:
     """Discounted returns, whitened over all tokens of the batch: arXiv 2501.03262, as verl."""
     returns_NT = estimators.discounted_returns(inputs.token_rewards(), gamma=section.gamma)
@@ -226,6 +250,7 @@ _BY_RESPONSE: Mapping[str, _Estimator] = {
 # One number per token: [N, T].
 _BY_TOKEN: Mapping[str, _Estimator] = {
     "remax": _remax,
+    "optimal_token_baseline": _optimal_token_baseline,
     "reinforce_plus_plus": _reinforce_plus_plus,
     "reinforce_plus_plus_baseline": _reinforce_plus_plus_baseline,
 }

@@ -1,5 +1,5 @@
-"""The clipped surrogate of PPO with its caps, and the losses that pair it with a ratio: GSPO, GSPO-token, GRPO, PPO,
-DAPO, Dr.GRPO. The ratio is clipped in `PolicyLoss.construct`; the choice between it and the free one is made here.
+"""The clipped surrogate of PPO with its caps, and the losses that pair it with a ratio: GSPO, GSPO-token, LUSPO, GRPO,
+PPO, DAPO, Dr.GRPO. The ratio is clipped in `PolicyLoss.construct`; the choice between it and the free one is made here.
 Twin: `twins.surrogates`.
 
 Papers: GSPO arXiv 2507.18071, GRPO arXiv 2402.03300, PPO arXiv 1707.06347, DAPO arXiv 2503.14476,
@@ -31,7 +31,7 @@ class ClippedLoss(PolicyLoss):
         self.loss_upper_clamp = definition.loss_upper_clamp
 
     def surrogate(
-        self, log_ratio: Tensor, inside: Tensor, logp_NK: Tensor, advantages_NK: Tensor, mask_NK: Tensor
+        self, log_ratio: Tensor, inside: Tensor, logp_NK: Tensor, advantages_NK: Tensor, mask_NK: Tensor, *read: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         free = bounded(log_ratio, None, self.log_upper_clamp)
         # The larger loss is the smaller r A: a choice between logarithms, which are exact where ratios are not, and
@@ -72,6 +72,15 @@ class GSPOTokenLoss(ClippedLoss):
     """
 
     ratio = SequenceTokenRatio
+
+
+class LUSPOLoss(GSPOLoss):
+    """arXiv 2602.05261: J = mean_i |y_i| min(s_i A_i, clip(s_i, 1 - el, 1 + eh) A_i); the loss is -J.
+
+    GSPO's surrogate, times the length: every token weighs the same, where GSPO's gradient (eq. 10 there) divides by
+    |y_i|, which shortens responses. The length comes in by the sum over tokens (seq-mean-token-sum). Defaults of its
+    section 5.1: el = 2e-3, eh = 2.5e-3.
+    """
 
 
 class GRPOLoss(ClippedLoss):

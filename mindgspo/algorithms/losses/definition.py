@@ -74,13 +74,16 @@ class LossDefinition:
     surrogate: Surrogate
     """clip: max(-A r, -A clip(r)). cispo: -sg[clip(r)] A logp. sapo: -A sigmoid(tau (r - 1)) 4 / tau, with tau_pos
     where A > 0, else tau_neg. gpg: -A logp. gmpo: -A exp(mean_t of d clipped to [-low, high] on the side that A
-    pushes it to)."""
+    pushes it to). dppo_tv, dppo_kl: -sg[min(r, c)] A logp, 0 where the policy has gone further than the clip range in
+    the direction of A. vespo: -sg[phi(W)] A logp, W the product of a response's ratios. fipo: clip, with A weighted by
+    the discounted log-ratios that follow. clip_cov: clip, 0 at selected tokens. kl_cov: -A r, plus kl_cov_coef |d| at
+    selected tokens."""
     aggregation: Aggregation
     clip_low: float | None = None
     """The clip range is [1 - low, 1 + high]; None: no bound on that side."""
     clip_high: float | None = None
     clip_ratio_c: float | None = None
-    """Dual clip: min(loss, -c A) where A < 0."""
+    """Dual clip: min(loss, -c A) where A < 0; for dppo_tv and dppo_kl the largest ratio."""
     ratio_upper_clamp: float | None = None
     """Bound of the ratio in the unclipped branch."""
     loss_upper_clamp: float | None = None
@@ -93,6 +96,19 @@ class LossDefinition:
     """If set, the mean over tokens divides by |y| + eps instead of max(|y|, 1)."""
     tau_pos: float = 1.0
     tau_neg: float = 1.05
+    k_pos: float = 2.0
+    """For vespo only, with the three that follow: phi(W) = W^k exp(lambda (1 - W)), by the sign of A."""
+    lambda_pos: float = 3.0
+    k_neg: float = 3.0
+    lambda_neg: float = 2.0
+    future_half_life: float = 32.0
+    """For fipo only, with the three that follow: tokens after which a log-ratio counts half."""
+    influence_low: float = 1.0
+    influence_high: float = 1.2
+    safety_ratio: float = 10.0
+    kl_cov_coef: float = 1.0
+    opsm_threshold: float | None = None
+    """A response with A < 0 whose mean of sampler's minus present log-probs is above has a loss of 0."""
     advantage_pool: Literal["none", "masked-mean"] = "none"
     """For gmpo only. masked-mean: A = sum(A m) / |y|, with the length of the aggregation. none: the response's own
     advantage."""

@@ -15,7 +15,7 @@ import mindspore as ms
 from mindspore import Tensor, nn, ops
 from mindspore.ops import constexpr
 
-from mindgspo.algorithms.loss_metrics import POLICY_METRICS
+from mindgspo.algorithms.loss_metrics import OPSM_METRIC, POLICY_METRICS
 from mindgspo.algorithms.losses.definition import Aggregation, KLTerm, LossDefinition
 from mindgspo.algorithms.losses.ratios import Ratio, TokenRatio
 
@@ -172,8 +172,13 @@ class PolicyLoss(nn.Cell):
     ratio: another ratio than the loss's own, for definitions that pair them freely.
     """
 
-    metrics = POLICY_METRICS
     ratio: type[Ratio] = TokenRatio
+    reads_old_logp = False
+    """Whether the surrogate takes old_logp_NK as well, 0 where masked."""
+    reads_correction = False
+    """Whether the surrogate takes correction_NK as well, 1 where masked; then nothing else applies it."""
+    reads_selection = False
+    """Whether the surrogate takes selected_NK as well, bool, False where masked."""
 
     def __init__(self, definition: LossDefinition, ratio: type[Ratio] | None = None) -> None:
         super().__init__()
@@ -183,6 +188,17 @@ class PolicyLoss(nn.Cell):
         self.log_ratio = (ratio or self.ratio)(definition.ratio_len_eps)
         self.is_per_response = self.log_ratio.is_per_response
         self.reads_turns = definition.ratio_level == "turn"
+        self.opsm_threshold = definition.opsm_threshold
+        self.metrics = POLICY_METRICS if self.opsm_threshold is None else (*POLICY_METRICS, OPSM_METRIC)
+        self.further_inputs = tuple(
+            name
+            for name, is_read in (
+                ("turns_JNK", self.reads_turns),
+                ("selected_NK", self.reads_selection),
+                ("rollout_logp_NK", self.opsm_threshold is not None),
+            )
+            if is_read
+        )
         self.aggregate = Aggregate(definition.aggregation)
         self.kl = None if definition.kl is None else KLPenalty(definition.kl)
         if definition.kl is not None:
@@ -191,13 +207,14 @@ class PolicyLoss(nn.Cell):
         self.weighted_sums = ops.MatMul(transpose_b=True)
 
     def surrogate(
-        self, log_ratio: Tensor, inside: Tensor, logp_NK: Tensor, advantages_NK: Tensor, mask_NK: Tensor
+        self, log_ratio: Tensor, inside: Tensor, logp_NK: Tensor, advantages_NK: Tensor, mask_NK: Tensor, *read: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Token loss, to be minimised, and two bool masks: where the clip acts, and where the dual clip does.
 
         log_ratio: within its bounds, [N, K] or [N, 1].
         inside: `log_ratio` within the clip range.
         logp_NK: 0 where masked.
+        read: what the class reads besides, in the order of its flags.
 
         Each result is [N, K] or [N, 1].
         """
@@ -209,7 +226,20 @@ class PolicyLoss(nn.Cell):
 
     def corrected(self, token_loss: Tensor, correction_NK: Tensor, mask_NK: Tensor) -> Tensor:
         """The token loss times the weights against the mismatch of sampler and trainer."""
+        if self.reads_correction:
+            return token_loss
         return token_loss * ops.where(mask_NK, correction_NK, 0.0)
+
+    def off_policy(self, advantages_NK: Tensor, drift_NK: Tensor, mask_NK: Tensor, threshold: float) -> Tensor:
+        """Responses, bool [N, 1], that the off-policy sequence mask leaves out: DeepSeek-V3.2, arXiv 2512.02556,
+        section 3.1. A is negative, and the mean over tokens of the drift above the threshold.
+
+        advantages_NK: a response is judged by their sum. drift_NK: log-prob under the sampler less the present one, 0
+        where masked.
+        """
+        length_N1 = ops.maximum(mask_NK.astype(ms.float32).sum(axis=1, keepdims=True), 1.0)
+        mean_N1 = drift_NK.sum(axis=1, keepdims=True) / length_N1
+        return ops.logical_and(advantages_NK.sum(axis=1, keepdims=True) < 0, mean_N1 > threshold)
 
     def construct(
         self,
@@ -223,17 +253,17 @@ class PolicyLoss(nn.Cell):
         num_sequences: Tensor,
         num_tokens: Tensor,
         kl_coef: Tensor,
-        *turns_JNK: Tensor,
+        *further: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Loss (float32 scalar), metrics (float32 [len(metrics)]), and log-ratios without gradient: [N, 1] for a ratio
         per response, [N, K] for one per token.
 
         All [N, K] but mask_NK (bool) are float32; anything may stand in masked slots. num_sequences, num_tokens:
         float32 scalars over the global mini-batch. kl_coef: float32 scalar. entropy_NK, ref_logp_NK and kl_coef are
-        read only by definitions with an entropy bonus or a KL term. turns_JNK: with `reads_turns` one tensor, bool, the
-        tokens of each turn. A row without a real token adds nothing to the
-        loss, the gradient or the metrics (but see `gmpo`). Raises ValueError or TypeError, while the graph is
-        compiled, for shapes that do not match and a mask that is not bool.
+        read only by definitions with an entropy bonus or a KL term. further: those of `further_inputs`, in this order:
+        turns_JNK, bool, the tokens of each turn; selected_NK, bool; rollout_logp_NK, log-probs of the sampler. A row
+        without a real token adds nothing to the loss, the gradient or the metrics (but see `gmpo`). Raises ValueError
+        or TypeError, while the graph is compiled, for shapes that do not match and a mask that is not bool.
         """
         check_inputs(
             (
@@ -250,12 +280,30 @@ class PolicyLoss(nn.Cell):
         )
         # Masked before any arithmetic: 0 * nan is nan, in the gradient too.
         masked_logp_NK = ops.where(mask_NK, logp_NK, 0.0)
-        difference_NK = masked_logp_NK - ops.where(mask_NK, old_logp_NK, 0.0)
+        masked_old_logp_NK = ops.where(mask_NK, old_logp_NK, 0.0)
+        difference_NK = masked_logp_NK - masked_old_logp_NK
         advantages_NK = self.token_advantages(advantages_NK, mask_NK)
-        raw_log_ratio = self.log_ratio(difference_NK, mask_NK, *turns_JNK)
+        if self.reads_turns:
+            raw_log_ratio = self.log_ratio(difference_NK, mask_NK, further[0])
+        else:
+            raw_log_ratio = self.log_ratio(difference_NK, mask_NK)
         log_ratio = bounded(raw_log_ratio, self.log_ratio_min, self.log_ratio_max)
         inside = bounded(log_ratio, self.log_low, self.log_high)  # the clip
-        token_loss, clipped, capped = self.surrogate(log_ratio, inside, masked_logp_NK, advantages_NK, mask_NK)
+        read = ()
+        if self.reads_old_logp:
+            read += (masked_old_logp_NK,)
+        if self.reads_correction:
+            read += (ops.where(mask_NK, correction_NK, 1.0),)
+        if self.reads_selection:
+            read += (ops.logical_and(mask_NK, further[int(self.reads_turns)]),)
+        token_loss, clipped, capped = self.surrogate(log_ratio, inside, masked_logp_NK, advantages_NK, mask_NK, *read)
+        masked_out = ()
+        if self.opsm_threshold is not None:
+            sampler_logp_NK = ops.where(mask_NK, further[-1], 0.0)
+            drift_NK = sampler_logp_NK - masked_logp_NK
+            off_policy_N1 = self.off_policy(advantages_NK, drift_NK, mask_NK, self.opsm_threshold)
+            token_loss = ops.where(off_policy_N1, 0.0, token_loss)
+            masked_out = (off_policy_N1.astype(ms.float32).sum().reshape(1),)
         policy_loss = self.aggregate(
             self.corrected(token_loss, correction_NK, mask_NK), mask_NK, num_sequences, num_tokens
         )
@@ -281,7 +329,7 @@ class PolicyLoss(nn.Cell):
             kl_NK,
         )
         metrics = self.measure(quantities, raw_log_ratio, mask_NK)
-        metrics = ops.concat((metrics, policy_loss.reshape(1), kl_loss.reshape(1)))
+        metrics = ops.concat((metrics, policy_loss.reshape(1), kl_loss.reshape(1), *masked_out))
         if self.is_per_response:
             raw_log_ratio = raw_log_ratio[:, :1]
         return loss, ops.stop_gradient(metrics), ops.stop_gradient(raw_log_ratio)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib
 
 from mindgspo.algorithms.losses.clipped import ClippedLoss
+from mindgspo.algorithms.losses.covariance import ClipCovLoss, KLCovLoss
 from mindgspo.algorithms.losses.definition import Aggregation, KLTerm, LossDefinition
+from mindgspo.algorithms.losses.future import FIPOLoss
+from mindgspo.algorithms.losses.off_policy import DPPOKLLoss, DPPOTVLoss, VESPOLoss
 from mindgspo.algorithms.losses.policy_loss import PolicyLoss
 from mindgspo.algorithms.losses.ratios import Ratio, SequenceRatio, SequenceTokenRatio, TokenRatio, TurnRatio
 from mindgspo.algorithms.losses.surrogates import CISPOLoss, GMPOLoss, GPGLoss, SAPOLoss
@@ -25,6 +28,12 @@ _SURROGATES: dict[str, type[PolicyLoss]] = {
     "sapo": SAPOLoss,
     "gpg": GPGLoss,
     "gmpo": GMPOLoss,
+    "dppo_tv": DPPOTVLoss,
+    "dppo_kl": DPPOKLLoss,
+    "vespo": VESPOLoss,
+    "fipo": FIPOLoss,
+    "clip_cov": ClipCovLoss,
+    "kl_cov": KLCovLoss,
 }
 
 
@@ -45,8 +54,11 @@ def loss_definition(section: AlgorithmSection) -> LossDefinition:
     """Return the mathematical definition of the loss that a resolved config describes."""
     assert section.loss_agg_mode is not None, "config is not resolved"
     recipe = POLICY_LOSSES[section.name]
+    level = "turn" if section.ratio_over == "turn" else recipe.ratio_level
+    if level == "sequence" and section.distillation is not None:
+        level = "sequence_token"  # each token has a gradient of its own
     return LossDefinition(
-        ratio_level="turn" if section.ratio_over == "turn" else recipe.ratio_level,
+        ratio_level=level,
         surrogate=recipe.surrogate,
         aggregation=Aggregation(mode=section.loss_agg_mode, loss_scale_factor=section.loss_scale_factor),
         clip_low=section.clip_low,
@@ -58,6 +70,16 @@ def loss_definition(section: AlgorithmSection) -> LossDefinition:
         log_ratio_max=section.log_ratio_max,
         tau_pos=section.tau_pos,
         tau_neg=section.tau_neg,
+        k_pos=section.vespo.k_pos,
+        lambda_pos=section.vespo.lambda_pos,
+        k_neg=section.vespo.k_neg,
+        lambda_neg=section.vespo.lambda_neg,
+        future_half_life=section.fipo.half_life,
+        influence_low=section.fipo.influence_low,
+        influence_high=section.fipo.influence_high,
+        safety_ratio=section.fipo.safety_ratio,
+        kl_cov_coef=section.covariance.kl_coef,
+        opsm_threshold=section.rollout_correction.opsm_threshold,
         # Estimators may give every token its own advantage.
         advantage_pool="masked-mean" if recipe.surrogate == "gmpo" else "none",
         kl=_kl_term(section) if section.kl.placement == "loss" else None,

@@ -22,7 +22,7 @@ class CISPOLoss(PolicyLoss):
     """
 
     def surrogate(
-        self, log_ratio: Tensor, inside: Tensor, logp_NK: Tensor, advantages_NK: Tensor, mask_NK: Tensor
+        self, log_ratio: Tensor, inside: Tensor, logp_NK: Tensor, advantages_NK: Tensor, mask_NK: Tensor, *read: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         weight = ops.stop_gradient(ops.exp(inside))
         clipped = inside != log_ratio
@@ -42,7 +42,7 @@ class SAPOLoss(PolicyLoss):
         self.tau_neg = definition.tau_neg
 
     def surrogate(
-        self, log_ratio: Tensor, inside: Tensor, logp_NK: Tensor, advantages_NK: Tensor, mask_NK: Tensor
+        self, log_ratio: Tensor, inside: Tensor, logp_NK: Tensor, advantages_NK: Tensor, mask_NK: Tensor, *read: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         above_one = ops.exp(log_ratio) - 1.0
         rising = ops.sigmoid(above_one * self.tau_pos) * (4.0 / self.tau_pos)
@@ -58,7 +58,7 @@ class GPGLoss(PolicyLoss):
     """
 
     def surrogate(
-        self, log_ratio: Tensor, inside: Tensor, logp_NK: Tensor, advantages_NK: Tensor, mask_NK: Tensor
+        self, log_ratio: Tensor, inside: Tensor, logp_NK: Tensor, advantages_NK: Tensor, mask_NK: Tensor, *read: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         nothing = zeros_like(mask_NK)
         return -advantages_NK * logp_NK, nothing, nothing
@@ -91,7 +91,7 @@ class GMPOLoss(PolicyLoss):
         return own_N1 + zeros_like(advantages_NK)
 
     def surrogate(
-        self, log_ratio: Tensor, inside: Tensor, logp_NK: Tensor, advantages_NK: Tensor, mask_NK: Tensor
+        self, log_ratio: Tensor, inside: Tensor, logp_NK: Tensor, advantages_NK: Tensor, mask_NK: Tensor, *read: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         clipped = ops.logical_or(
             ops.logical_and(log_ratio > inside, advantages_NK > 0),

@@ -59,16 +59,17 @@ def tensors_of(
     *,
     is_packed: bool,
     replays: bool = False,
-    reads_turns: bool = False,
+    further: Sequence[str] = (),
     place: Placement = ALONE,
 ) -> tuple[tuple[Tensor, ...], RoutedTokens]:
     """Return `ObjectiveInputs` as the graph of one micro-batch takes them on this device, and where the tokens of
-    recorded routing stand in it. reads_turns: the masks of turns come next. replays: the batch's experts come last."""
+    recorded routing stand in it. further: the loss's `further_inputs`, which come next. replays: the batch's experts
+    come last."""
     probe, *inputs = ObjectiveInputs.of(batch, kl_coef)
     of_policy = policy_inputs(batch, is_packed=is_packed, place=place)
-    turns = (turn_masks(batch),) if reads_turns else ()
+    of_loss = tuple(turn_masks(batch) if name == "turns_JNK" else getattr(batch, name) for name in further)
     given = (of_policy.given(batch),) if replays else ()
-    arrays = (probe, *of_policy.arrays, *inputs[NUM_POLICY_INPUTS:], *turns, *given)
+    arrays = (probe, *of_policy.arrays, *inputs[NUM_POLICY_INPUTS:], *of_loss, *given)
     return tuple(Tensor(array) for array in arrays), of_policy.routed
 
 
@@ -103,7 +104,7 @@ class Objective(nn.Cell):
         super().__init__(auto_prefix=False)
         self.policy = policy
         self.loss = loss
-        self.num_turn_inputs = int(getattr(loss, "reads_turns", False))
+        self.num_further = len(getattr(loss, "further_inputs", ()))
 
     def construct(
         self,
@@ -127,11 +128,11 @@ class Objective(nn.Cell):
         """Return the loss, its metrics vector, log-ratios, entropy summed over real tokens, log-probs [N, K], and what
         else the policy returns; only the loss is differentiated.
 
-        probe_NK: zeros, added to the log-probs: the gradient by it is d loss / d logp. further: masks of turns
-        [J, N, K], where the loss reads them; recorded experts [R, T, X], where routing is replayed. The other inputs
-        are those of the policy and of `PolicyLoss.construct`.
+        probe_NK: zeros, added to the log-probs: the gradient by it is d loss / d logp. further: the loss's
+        `further_inputs`; recorded experts [R, T, X], where routing is replayed. The other inputs are those of the
+        policy and of `PolicyLoss.construct`.
         """
-        turns, replayed = further[: self.num_turn_inputs], further[self.num_turn_inputs :]
+        of_loss, replayed = further[: self.num_further], further[self.num_further :]
         found = self.policy(ids_RT, positions_RT, segments_RT, predict_P, targets_P, place_NK, *replayed)
         logp_NK, entropy_NK = found[0], found[1]
         loss, metrics, log_ratio = self.loss(
@@ -145,7 +146,7 @@ class Objective(nn.Cell):
             num_sequences,
             num_tokens,
             kl_coef,
-            *turns,
+            *of_loss,
         )
         entropy = ops.where(mask_NK, ops.stop_gradient(entropy_NK), 0.0).sum()
         return loss, metrics, log_ratio, entropy, ops.stop_gradient(logp_NK), *found[2:]

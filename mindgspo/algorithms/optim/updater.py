@@ -121,8 +121,8 @@ class Updater:
         self.gradients = gradients_of(self.weights)
         """The accumulated gradients of this rank; between two updates zero, or what the next one replaces."""
         replays = getattr(policy, "replays_experts", False)
-        reads_turns = self._stage.is_last and getattr(loss, "reads_turns", False)
-        self._form = {"is_packed": takes_packed(policy), "replays": replays, "reads_turns": reads_turns, "place": place}
+        further = getattr(loss, "further_inputs", ()) if self._stage.is_last else ()
+        self._form = {"is_packed": takes_packed(policy), "replays": replays, "further": further, "place": place}
         self._num_layers = getattr(policy, "num_layers", 0)
         divided, self._no_routing = None if shared is None else shared.config, None
         if divided and replays:

@@ -106,8 +106,9 @@ def phase_seconds(
         GENERATION: _generation_seconds(experiment, card, lengths_N, prompt_tokens),
         REWARD: RESPONSE_SECONDS * len(lengths_N),
     }
-    if algorithm.old_log_probs != "sampler":
-        found[OLD_LOG_PROBS] = _pass_seconds(experiment, plans.train, card, work)
+    passes = (algorithm.old_log_probs != "sampler") + (algorithm.advantage.estimator == "optimal_token_baseline")
+    if passes:
+        found[OLD_LOG_PROBS] = passes * _pass_seconds(experiment, plans.train, card, work)
     if algorithm.kl.placement != "none":
         found[REFERENCE] = _pass_seconds(experiment, plans.scoring, card, work)
     found[UPDATE] = trainer.epochs_per_rollout * (

@@ -17,14 +17,15 @@ GROUP_RELATIVE = ("grpo", "dr_grpo", "rloo", "opo", "max_rl", "pass_k", "gpg")
 
 
 def made(rewards, groups, lengths=None, counted=None, **more) -> AdvantageInputs:
-    """Inputs of responses of 2 tokens that all count, with a greedy reward of 0.5."""
+    """Inputs of responses of 2 tokens that all count, with a greedy reward of 0.5 and energies of 1."""
     size = len(rewards)
+    longest = 2 if lengths is None else max(lengths, default=0)
     return AdvantageInputs(
         rewards_N=np.array(rewards, dtype=np.float64),
         counted_N=np.ones(size, dtype=bool) if counted is None else np.array(counted, dtype=bool),
         groups_N=np.array(groups, dtype=np.int64),
         lengths_N=np.full(size, 2) if lengths is None else np.array(lengths, dtype=np.int64),
-        **{"baselines_N": np.full(size, 0.5), **more},
+        **{"baselines_N": np.full(size, 0.5), "energies_NT": np.ones((size, longest)), **more},
     )
 
 
@@ -56,6 +57,7 @@ def by_hand(name, rewards=(1.0, 0.0, 0.0), groups=(0, 0, 0), **section) -> np.nd
     ("pass_k", {"normalize_by_std": False}, [1, 0, 0]),
     ("gpg", {}, [2, -1, -1]),
     ("remax", {}, [0.5, -0.5, -0.5]),
+    ("optimal_token_baseline", {}, [2 / 3, -1 / 3, -1 / 3]),
     ("reinforce_plus_plus", {"whiten": "none", "gamma": 0.5}, [0.5, 0, 0]),
     # 1 and four times 0 on tokens of equal number: mean 1/3, variance 6/5 * 2/9
     ("reinforce_plus_plus", {}, np.array([2, -1, -1]) / 3 / np.sqrt(4 / 15)),

@@ -26,7 +26,7 @@ PARTS = np.array([[1.0, 0.0], [0.0, 0.0], [0.5, 2.0], [1.0, 4.0], [0.0, 1.0], [2
 INPUTS = AdvantageInputs(
     rewards_N=PARTS.sum(axis=1), counted_N=np.ones(6, bool), groups_N=np.array([0, 0, 0, 1, 1, 2]),
     lengths_N=np.array([3, 1, 2, 4, 2, 3]), part_rewards_NF=PARTS, part_weights_F=np.ones(2),
-    baselines_N=np.array([0.0, 0.0, 0.0, 2.0, 2.0, 1.0]),
+    baselines_N=np.array([0.0, 0.0, 0.0, 2.0, 2.0, 1.0]), energies_NT=np.random.default_rng(1).random((6, 4)),
 )  # fmt: skip
 
 
@@ -45,7 +45,7 @@ def test_an_estimator_reads_the_keys_that_the_rules_say(estimator, key):
 def test_one_response_per_prompt_says_something_without_siblings_only(estimator):
     alone = AdvantageInputs(
         rewards_N=np.array([1.0, 0.0, 3.0]), counted_N=np.ones(3, bool), groups_N=np.arange(3),
-        lengths_N=np.array([2, 3, 1]), baselines_N=np.array([0.0, 1.0, 1.0]),
+        lengths_N=np.array([2, 3, 1]), baselines_N=np.array([0.0, 1.0, 1.0]), energies_NT=np.ones((3, 3)),
     )  # fmt: skip
     advantages = estimate_advantages(AdvantageSection(estimator=estimator), alone)
     assert any(row.any() for row in advantages) == (estimator in WITHOUT_SIBLINGS)

@@ -197,3 +197,31 @@ def test_whitened_tokens_have_mean_0_and_deviation_1(kind, ddof, values):
     whitened = estimators.whiten(np.array([values]), np.ones((1, len(values)), dtype=bool), kind)
     np.testing.assert_allclose(whitened.mean(), 0, atol=1e-5)
     np.testing.assert_allclose(whitened.std(ddof=ddof), 1, rtol=1e-3)
+
+
+def otb(returns, energies, mask, ids, **options):
+    arrays = np.array(returns, float), np.array(energies, float), np.array(mask, bool), Groups.of(ids)
+    return estimators.optimal_token_baseline(*arrays, eps=0.0, **options)
+
+
+def test_the_optimal_token_baseline_by_hand():
+    # Energies so far: [1, 3], [2, 4], so the baselines are (1 * 1 + 0 * 2) / 3 and (1 * 3 + 0 * 4) / 7.
+    advantages = otb([[1, 1], [0, 0]], [[1, 2], [2, 2]], [[1, 1], [1, 1]], [5, 5])
+    np.testing.assert_allclose(advantages, [[2 / 3, 4 / 7], [-1 / 3, -3 / 7]])
+
+
+def test_the_end_of_the_longest_response_keeps_its_return():
+    mask = [[1, 1, 1], [1, 0, 0], [1, 1, 0]]
+    advantages = otb(np.where(mask, 2.0, 7.0), np.ones((3, 3)), mask, [0, 0, 0])
+    np.testing.assert_array_equal(advantages, [[0, 0, 2], [0, 0, 0], [0, 0, 0]])
+
+
+@pytest.mark.parametrize(("singleton", "expected"), [("zero", 0.0), ("raw", 3.0)])
+def test_a_group_of_one_has_no_token_baseline(singleton, expected):
+    assert (otb([[3.0, 3.0]], [[1.0, 1.0]], [[1, 1]], [0], singleton=singleton) == expected).all()
+
+
+def test_the_token_baseline_of_equal_energies_is_the_groups_mean():
+    rewards, mask = np.array([3.0, 0.0, 1.0, 0.5]), np.ones((4, 2))
+    advantages = otb(np.repeat(rewards[:, None], 2, axis=1), np.full((4, 2), 0.3), mask, [0, 0, 1, 1])
+    np.testing.assert_allclose(advantages[:, 1], [1.5, -1.5, 0.25, -0.25])

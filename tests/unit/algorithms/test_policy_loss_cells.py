@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from mindgspo.algorithms.loss_metrics import POLICY_METRICS, summarize
+from mindgspo.algorithms.loss_metrics import OPSM_METRIC, POLICY_METRICS, summarize
 from mindgspo.algorithms.losses.definition import Aggregation, KLTerm, LossDefinition
 from mindgspo.batches.rows import BatchSize, TrainingSample, batch_of, denominators
 from mindgspo.config import AlgorithmSection, KLSection, with_recipe
@@ -47,6 +47,12 @@ VARIANTS = {
     "gspo, sums": ("gspo", {"aggregation": Aggregation(mode="token-sum")}),
     "gspo, eps": ("gspo", {"ratio_len_eps": 1e-8, "aggregation": PADDED}),
     "gmpo, own advantage": ("gmpo", {"advantage_pool": "none"}),
+    "gspo + opsm": ("gspo", {"opsm_threshold": 2e-4}),
+    "gmpo + opsm": ("gmpo", {"opsm_threshold": 0.02}),
+    "fipo, both sides": (
+        "fipo",
+        {"future_half_life": 3.0, "influence_low": 0.6, "clip_ratio_c": 1.5, "safety_ratio": 1.2},
+    ),
     "gspo + kl + entropy": ("gspo", {"kl": replace(CLAMPED, value_clamp=None), "entropy_coef": 0.3}),
 }
 
@@ -68,6 +74,8 @@ class Inputs:
     ref_logp: np.ndarray
     advantages: np.ndarray
     correction: np.ndarray
+    sampler_logp: np.ndarray
+    selected: np.ndarray
     mask: np.ndarray
 
     def rows(self, index: np.ndarray) -> "Inputs":
@@ -75,7 +83,7 @@ class Inputs:
 
     def padded(self, rows: int, slots: int) -> "Inputs":
         """Filler rows below and slots to the right, full of garbage."""
-        fields = zip(vars(self).values(), (-7.0, np.nan, np.inf, 5.0, 9.0, -3.0, False), strict=True)
+        fields = zip(vars(self).values(), (-7.0, np.nan, np.inf, 5.0, 9.0, -3.0, np.nan, 1.0, False), strict=True)
         return Inputs(*(np.pad(array, ((0, rows), (0, slots)), constant_values=value) for array, value in fields))
 
     @property
@@ -112,7 +120,8 @@ def filled(definition: LossDefinition, mask: np.ndarray, rng: np.random.Generato
         advantages = advantages + 0.3 * rng.normal(size=mask.shape) * (definition.advantage_pool != "none")
     arrays = (
         logp, rng.exponential(size=mask.shape), old_logp, logp + 0.2 * rng.normal(size=mask.shape), advantages,
-        np.exp(0.2 * rng.normal(size=mask.shape)),
+        np.exp(0.2 * rng.normal(size=mask.shape)), old_logp + 1e-3 * rng.normal(size=mask.shape),
+        rng.random(mask.shape) < 0.3,
     )  # fmt: skip
     return Inputs(*(array.astype(dtype) for array in arrays), mask)
 
@@ -124,13 +133,20 @@ def twin_of(definition: LossDefinition, inputs: Inputs, **whole: int) -> PolicyL
     return policy_loss(definition, **arrays, **own | whole, kl_coef=0.2)
 
 
-def tensors_of(inputs: Inputs, num_sequences: object = None, num_tokens: object = None, kl_coef: float = 0.2) -> list:
-    """What a cell takes."""
+FURTHER = {"rollout_logp_NK": lambda inputs: inputs.sampler_logp, "selected_NK": lambda inputs: inputs.selected != 0}
+
+
+def tensors_of(
+    inputs: Inputs, num_sequences: object = None, num_tokens: object = None, kl_coef: float = 0.2, further: tuple = ()
+) -> list:
+    """What a cell takes; further: its `further_inputs`."""
     from mindspore import Tensor
 
     sequences = inputs.num_sequences if num_sequences is None else num_sequences
     scalars = (sequences, inputs.num_tokens if num_tokens is None else num_tokens, kl_coef)
-    return [*map(Tensor, vars(inputs).values()), *(Tensor(np.float32(scalar)) for scalar in scalars)]
+    *arrays, _, _, mask = vars(inputs).values()
+    own = [FURTHER[name](inputs) for name in further]
+    return [*map(Tensor, (*arrays, mask)), *(Tensor(np.float32(scalar)) for scalar in scalars), *map(Tensor, own)]
 
 
 @pytest.fixture(scope="module")
@@ -144,8 +160,10 @@ def run(cpu_runtime):
 
     def run_cell(definition, inputs, **denominators: object) -> Outcome:
         if definition not in graphs:
-            graphs[definition] = ops.value_and_grad(policy_loss_cell(definition), 0, None, has_aux=True)
-        (loss, metrics, log_ratio), gradient = graphs[definition](*tensors_of(inputs, **denominators))
+            cell = policy_loss_cell(definition)
+            graphs[definition] = ops.value_and_grad(cell, 0, None, has_aux=True), cell.further_inputs
+        graph, further = graphs[definition]
+        (loss, metrics, log_ratio), gradient = graph(*tensors_of(inputs, **denominators, further=further))
         return Outcome(float(loss.asnumpy()), gradient.asnumpy(), metrics.asnumpy(), log_ratio.asnumpy())
 
     return run_cell
@@ -158,9 +176,8 @@ def assert_agrees(definition: LossDefinition, outcome: Outcome, inputs: Inputs) 
     np.testing.assert_allclose(outcome.loss, twin.loss, rtol=1e-5, atol=1e-6 * max(1.0, inputs.num_tokens * scale))
     np.testing.assert_allclose(outcome.gradient, twin.grad_logp_NK, rtol=0, atol=1e-5 * scale)
     assert not outcome.gradient[~inputs.mask].any()
-    metrics = summarize(
-        POLICY_METRICS, [outcome.metrics], num_sequences=inputs.num_sequences, num_tokens=inputs.num_tokens
-    )
+    table = POLICY_METRICS if definition.opsm_threshold is None else (*POLICY_METRICS, OPSM_METRIC)
+    metrics = summarize(table, [outcome.metrics], num_sequences=inputs.num_sequences, num_tokens=inputs.num_tokens)
     assert set(metrics) == set(twin.metrics)
     for key, value in twin.metrics.items():
         np.testing.assert_allclose(metrics[key], value, rtol=2e-5, atol=1e-6, err_msg=key)
@@ -183,6 +200,49 @@ def test_random_inputs_reach_both_clip_sides(name):
         assert 0 < np.mean([metrics[key] for metrics in found]) < 1
 
 
+@pytest.mark.parametrize("name", ["dppo_tv", "dppo_kl"])
+def test_random_inputs_reach_both_sides_of_a_trust_region(name):
+    definition = definition_of(name, clip_low=0.03, clip_high=0.02)
+    found = [twin_of(definition, random_inputs(definition, seed)).metrics for seed in range(8)]
+    for key in ("pg_clipfrac_pos", "pg_clipfrac_neg"):
+        assert 0 < np.mean([metrics[key] for metrics in found]) < 1
+
+
+@pytest.mark.parametrize("name", ["gspo + opsm", "gmpo + opsm"])
+def test_random_inputs_reach_the_off_policy_mask(name):
+    definition = definition_of(name)
+    found = [twin_of(definition, random_inputs(definition, seed)).metrics["opsm_masked_seq"] for seed in range(4)]
+    assert 0 < np.mean(found) < 0.5
+
+
+def test_responses_at_the_dual_clip_are_dropped_by_fipo():
+    definition = definition_of("fipo, both sides")
+    kept = replace(definition, clip_ratio_c=1e3)
+    inputs = [random_inputs(definition, seed) for seed in range(8)]
+    dropped = [
+        (
+            (of_twin(definition, one)[1] == 0).all(axis=1)
+            & one.mask.any(axis=1)
+            & (of_twin(kept, one)[1] != 0).any(axis=1)
+        )
+        for one in inputs
+    ]
+    assert 0 < np.mean(dropped) < 0.5
+
+
+@pytest.mark.parametrize("slots", [1, 5, 128, 129, 300])
+def test_what_follows_a_token_is_added_up_with_its_decay(cpu_runtime, slots):
+    from mindspore import Tensor
+
+    from mindgspo.algorithms.losses.future import FutureSum
+
+    values = np.random.default_rng(slots).standard_normal((3, slots)).astype(np.float32)
+    expected, running = np.zeros((3, slots)), np.zeros(3)
+    for t in reversed(range(slots)):
+        expected[:, t] = running = values[:, t] + 2 ** (-1 / 40) * running
+    np.testing.assert_allclose(FutureSum(40.0)(Tensor(values)).asnumpy(), expected, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["grpo + caps", "gspo + dual clip"])
 def test_the_caps_of_the_variants_act(name):
     definition = definition_of(name)
@@ -199,7 +259,7 @@ def test_masked_slots_may_hold_anything(run, name, poison):
     inputs = random_inputs(definition, seed=1)
     clean = run(definition, inputs)
     *arrays, mask = vars(inputs).values()
-    garbage = np.array([1, 1, -1, 1, -1, 1], np.float32) * np.float32(poison)
+    garbage = np.array([1, 1, -1, 1, -1, 1, -1, 1], np.float32) * np.float32(poison)
     poisoned = Inputs(*(np.where(mask, array, bad) for array, bad in zip(arrays, garbage, strict=True)), mask)
     outcome = run(definition, poisoned)
     assert outcome.loss == clean.loss
@@ -227,7 +287,8 @@ def test_wild_log_ratios_stay_finite_and_agree(run, name):
 @pytest.mark.parametrize("name", NAMES)
 def test_zero_advantages_give_no_loss_and_no_gradient(run, name):
     definition = definition_of(name)
-    inputs = replace(random_inputs(definition, seed=3), advantages=np.zeros((6, 7), np.float32))
+    nothing = np.zeros((6, 7), np.float32)
+    inputs = replace(random_inputs(definition, seed=3), advantages=nothing, selected=nothing)
     outcome = run(definition, inputs)
     assert outcome.loss == 0 and not outcome.gradient.any()
     assert_agrees(definition, outcome, inputs)
@@ -251,7 +312,7 @@ def test_on_a_clip_edge_the_gradient_is_whole(run, name, sign):
     """A clip range of zero puts a ratio of 1 on both edges exactly, in any precision (torch's convention)."""
     definition = definition_of(name, clip_low=0.0, clip_high=0.0)
     ones = np.ones((1, 4), np.float32)
-    inputs = Inputs(-1.5 * ones, ones, -1.5 * ones, ones, sign * ones, ones, np.ones((1, 4), bool))
+    inputs = Inputs(-1.5 * ones, ones, -1.5 * ones, ones, sign * ones, ones, ones, 0 * ones, np.ones((1, 4), bool))
     outcome = run(definition, inputs)
     scale = 4 / 12 if name == "dr_grpo" else 1.0  # its mean divides by the longest length
     np.testing.assert_allclose(outcome.gradient, np.full((1, 4), -sign / 4 * scale), rtol=1e-6)
@@ -266,7 +327,8 @@ def test_just_inside_and_just_outside_the_clip_edges(run, name, relative):
     edges = np.array([[np.log1p(definition.clip_high)], [np.log1p(-definition.clip_low)]]) * (1 + relative)
     ones = np.ones((2, 1), np.float32)
     advantages = np.array([[1], [-1]], np.float32)
-    inputs = Inputs(edges.astype(np.float32), ones, 0 * ones, ones, advantages, ones, np.ones((2, 1), bool))
+    mask = np.ones((2, 1), bool)
+    inputs = Inputs(edges.astype(np.float32), ones, 0 * ones, ones, advantages, ones, ones, 0 * ones, mask)
     outcome = run(definition, inputs)
     assert (outcome.gradient == 0).all() == (relative > 0)
     assert (outcome.gradient != 0).all() == (relative < 0)
@@ -277,11 +339,15 @@ def test_just_inside_and_just_outside_the_clip_edges(run, name, relative):
 def test_equal_policies_give_ratio_one_and_the_plain_policy_gradient(run, name):
     definition = definition_of(name)
     inputs = random_inputs(definition, seed=5)
-    inputs = replace(inputs, logp=inputs.old_logp, correction=np.ones((6, 7), np.float32))
+    ones = np.ones((6, 7), np.float32)
+    inputs = replace(inputs, logp=inputs.old_logp, correction=ones, selected=0 * ones)
     outcome = run(definition, inputs)
     lengths = np.maximum(inputs.mask.sum(axis=1, keepdims=True), 1)
-    by_token = definition.aggregation.mode == "token-mean"
-    weight = 1 / inputs.num_tokens if by_token else 1 / lengths / inputs.num_sequences
+    weight = {
+        "token-mean": 1 / inputs.num_tokens,
+        "seq-mean-token-mean": 1 / lengths / inputs.num_sequences,
+        "seq-mean-token-sum": 1 / inputs.num_sequences,
+    }[definition.aggregation.mode]
     np.testing.assert_allclose(outcome.gradient, -inputs.advantages * inputs.mask * weight, rtol=1e-6)
     metrics = summarize(POLICY_METRICS, [outcome.metrics], num_sequences=1, num_tokens=1)
     assert metrics["ratio_error_max"] == 0 and metrics["pg_clipfrac"] == 0
@@ -326,7 +392,8 @@ def test_a_named_cell_is_its_definition(cpu_runtime, run):
     for name in NAMES:
         definition = definition_of(name)
         inputs = random_inputs(definition, seed=11)
-        loss, _, _ = build_policy_loss(section_of(name))(*tensors_of(inputs))
+        cell = build_policy_loss(section_of(name))
+        loss, _, _ = cell(*tensors_of(inputs, further=cell.further_inputs))
         assert float(loss.asnumpy()) == pytest.approx(run(definition, inputs).loss, rel=1e-6), name
 
 
@@ -374,7 +441,7 @@ def test_a_definition_refuses_impossible_numbers(changes):
 # ----- what must not matter
 
 ROWS, SLOTS = 8, 9
-ALL = [*NAMES, "gspo + kl + entropy"]
+ALL = [*NAMES, "gspo + kl + entropy", "gspo + opsm"]
 
 
 class Judge(NamedTuple):
@@ -485,7 +552,9 @@ def bigram_objective(definition: LossDefinition):
     return ops.value_and_grad(Objective(policy, policy_loss_cell(definition)), 0, weights, has_aux=True)
 
 
-@pytest.mark.parametrize("name", ["gspo", "gspo_token", "dapo", "gmpo", "gspo + kl + entropy"])
+@pytest.mark.parametrize(
+    "name", ["gspo", "gspo_token", "dapo", "gmpo", "gspo + kl + entropy", "luspo", "dppo_kl", "vespo", "fipo", "kl_cov"]
+)
 def test_packed_rows(cpu_runtime, name):
     """Two and four samples per row against one: same loss, same gradient of the log-probs and of the weights."""
     from mindspore import Tensor
@@ -502,7 +571,8 @@ def test_packed_rows(cpu_runtime, name):
     ]  # fmt: skip
     # old and reference policy near the table's own log-probs, so that ratios stay near 1
     gradient = bigram_objective(definition)
-    _, _, *arrays, mask = vars(inputs).values()
+    _, _, *arrays, _, selected, mask = vars(inputs).values()
+    further = (selected != 0,) if name in ("clip_cov", "kl_cov") else ()
     scalars = (np.float32(ROWS), np.float32(lengths.sum()), np.float32(0.2))
     found = {}
     for per_row in (1, 2, 4):
@@ -511,7 +581,7 @@ def test_packed_rows(cpu_runtime, name):
         packed = batch_of(rows, size, 0, denominators(samples))
         np.testing.assert_array_equal(packed.mask_NK, mask)
         rows = (packed.ids_RT, packed.positions_RT, packed.segments_RT, packed.predict_P, packed.targets_P)
-        everything = (np.zeros(mask.shape, np.float32), *rows, packed.place_NK, *arrays, mask, *scalars)
+        everything = (np.zeros(mask.shape, np.float32), *rows, packed.place_NK, *arrays, mask, *scalars, *further)
         (loss, _, _, _, _), (by_logp, by_weight) = gradient(*map(Tensor, everything))
         found[per_row] = (float(loss.asnumpy()), by_logp.asnumpy(), by_weight[0].asnumpy())
     for per_row in (2, 4):

@@ -83,7 +83,21 @@ def test_only_gspo_takes_turns_for_sequences(problems, load):
      "algorithm.name to a loss that clips, e.g. grpo"),
     (["algorithm.name=cispo", "algorithm.clip_ratio_c=3"],
      "algorithm.clip_ratio_c: 3 bounds the clipped surrogate, which cispo does not use; remove it (--set "
-     "algorithm.clip_ratio_c=), or set algorithm.name to one of gspo, gspo_token, grpo, ppo, dapo, dr_grpo"),
+     "algorithm.clip_ratio_c=), or set algorithm.name to one of gspo, gspo_token, grpo, ppo, dapo, dr_grpo, luspo, "
+     "dppo_tv, dppo_kl, fipo, clip_cov"),
+    (["algorithm.name=luspo", "algorithm.loss_agg_mode=seq-mean-token-mean"],
+     "algorithm.loss_agg_mode: seq-mean-token-mean divides every response by the length that luspo multiplies it by, "
+     "which leaves gspo; set algorithm.loss_agg_mode=seq-mean-token-sum (paper), or algorithm.name=gspo"),
+    (["algorithm.vespo.k_pos=1"],
+     "algorithm.vespo.k_pos: 1 is read by vespo alone, not by gspo; remove it, or set algorithm.name=vespo"),
+    (["algorithm.name=kl_cov", "algorithm.covariance.low=0.5"],
+     "algorithm.covariance.low: 0.5 is read by clip_cov alone, not by kl_cov; remove it, or set "
+     "algorithm.name=clip_cov"),
+    (["algorithm.name=clip_cov", "algorithm.covariance.low=5"],
+     "algorithm.covariance.low: 5 is not below algorithm.covariance.high 5, so no token lies between; paper: 1 and 5"),
+    (["algorithm.name=vespo", "algorithm.rollout_correction.level=sequence"],
+     "algorithm.rollout_correction.level: sequence gives every token of a response one weight, and vespo multiplies "
+     "the weights of a response's tokens; set algorithm.rollout_correction.level=token"),
     (["algorithm.name=grpo", "algorithm.ratio_upper_clamp=1"],
      "algorithm.ratio_upper_clamp: 1 is not above 1, where every ratio starts, so nothing but ratios below it would "
      "be trained; set it above 1 + algorithm.clip_high"),

@@ -51,18 +51,20 @@ def test_defaults_are_resolved(load):
     ("data.shuffle=yes", "data.shuffle: expected true or false, got 'yes'"),
     ("device=cpu", "device: expected 'CPU' or 'Ascend', got 'cpu'; did you mean 'CPU'?"),
     ("algorithm.name=GSPO",
-     "algorithm.name: expected 'gspo', 'gspo_token', 'grpo', 'ppo', 'dapo', 'dr_grpo', 'gmpo', 'cispo', 'sapo' or "
-     "'gpg', got 'GSPO'; did you mean 'gspo'?"),
+     "algorithm.name: expected 'gspo', 'gspo_token', 'grpo', 'ppo', 'dapo', 'dr_grpo', 'gmpo', 'cispo', 'sapo', "
+     "'gpg', 'luspo', 'dppo_tv', 'dppo_kl', 'vespo', 'fipo', 'clip_cov' or 'kl_cov', got 'GSPO'; did you mean "
+     "'gspo'?"),
     ("rollout.cache_dtype=fp16",
      "rollout.cache_dtype: expected 'float32', 'bfloat16' or 'float16', got 'fp16'; did you mean 'float16'?"),
     ("algorithm.name=gsop",
-     "algorithm.name: expected 'gspo', 'gspo_token', 'grpo', 'ppo', 'dapo', 'dr_grpo', 'gmpo', 'cispo', 'sapo' or "
-     "'gpg', got 'gsop'; did you mean 'gspo'?"),
+     "algorithm.name: expected 'gspo', 'gspo_token', 'grpo', 'ppo', 'dapo', 'dr_grpo', 'gmpo', 'cispo', 'sapo', "
+     "'gpg', 'luspo', 'dppo_tv', 'dppo_kl', 'vespo', 'fipo', 'clip_cov' or 'kl_cov', got 'gsop'; did you mean "
+     "'gspo'?"),
     ("device=NPU", "device: expected 'CPU' or 'Ascend', got 'NPU'; write Ascend"),
     ("algorithm.advantage.estimator=gae",
      "algorithm.advantage.estimator: expected 'grpo', 'dr_grpo', 'rloo', 'opo', 'max_rl', 'pass_k', 'gpg', 'remax', "
-     "'reinforce_plus_plus' or 'reinforce_plus_plus_baseline', got 'gae'; it needs a value model, which this suite "
-     "does not train"),
+     "'reinforce_plus_plus', 'reinforce_plus_plus_baseline' or 'optimal_token_baseline', got 'gae'; it needs a value "
+     "model, which this suite does not train"),
     ("algorithm.rollout_correction.level=tokens",
      "algorithm.rollout_correction.level: expected 'none', 'token', 'sequence' or 'geometric', got 'tokens'; did you "
      "mean 'token'?"),

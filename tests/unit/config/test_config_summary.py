@@ -55,6 +55,19 @@ OBJECTIVES = {
     "cispo": f"CISPO: mean_it sg[clip(w_it, 1-1, 1+4)] A_i logp_it, {W}",
     "sapo": f"SAPO: mean_i mean_t A_i sigmoid(tau (w_it - 1)) 4 / tau, tau = 1 if A_i > 0 else 1.05, {W}",
     "gpg": "GPG: mean_it A_i logp_it",
+    "luspo": f"LUSPO: mean_i sum_t min(s_i A_i, clip(s_i, 1-0.002, 1+0.0025) A_i), {S}",
+    "dppo_tv": "DPPO-TV: mean_it m_it sg[min(w_it, 20)] A_i logp_it, m_it = 0 beyond |p - q| of 0.15 below, 0.15 above "
+               f"q, else 1, {W}",
+    "dppo_kl": "DPPO-KL: mean_it m_it sg[min(w_it, 20)] A_i logp_it, m_it = 0 beyond KL of q and p of 0.05 below, 0.05 "
+               f"above q, else 1, {W}",
+    "vespo": "VESPO: mean_it sg[phi(W_i)] A_i logp_it, W_i = prod_t w_it, phi(W) = W^k exp(lambda (1 - W)), "
+             f"k, lambda = 2, 3 if A_i >= 0 else 3, 2, {W}",
+    "fipo": "FIPO: mean_it max(min(w_it f_it A_i, clip(w_it, 1-0.2, 1+0.28) f_it A_i), 10 f_it A_i if f_it A_i < 0), "
+            f"f_it = sg[clip(exp(sum_(k>=t) 2^(-(k-t)/32) log w_ik), 1, 1.2)], {W}",
+    "clip_cov": "Clip-Cov: mean_it min(w_it A_i, clip(w_it, 1-1, 1+1) A_i), 0 at 0.0002 of the tokens, with "
+                f"1 < cov_it < 5, {W}",
+    "kl_cov": "KL-Cov: mean_it (w_it A_i - 1 m_it |log w_it|), m_it = 1 at the 0.0002 of the tokens with the largest "
+              f"cov_it, else 0, {W}",
 }  # fmt: skip
 
 

@@ -213,6 +213,8 @@ def test_each_panel_is_a_picture_and_one_without_its_metric_is_left_out(run_fold
     assert titles(without(run, *OLD, NEW[0])) == [*CURVES, POLICY[3]]
     assert titles(without(run, *NEW, *OLD, "critic/score", "response_length")) == ["Held-out accuracy", "Clip fraction"]
     assert panels == panel_pictures(run, LIGHT) != panel_pictures(run, DARK)
+    mixed = replace(run, metrics=tuple({**row, "train-core/easy/reward/mean": 0.5} for row in run.metrics))
+    assert titles(mixed) == [*CURVES, "Reward by source", *POLICY]
     still = [
         {key: 0.0 if "clipfrac" in key or key.startswith("actor/log_ratio_m") else value for key, value in row.items()}
         for row in run.metrics

@@ -238,6 +238,10 @@ class _WithKL(_Options):
     kl_coef: NotNegative = 0.0
 
 
+class _TokenBaseline(_Options):
+    singleton: Singleton = "raw"
+
+
 class _Gae(_WithKL):
     lam: Share = 1.0
     skip_masked: bool = False
@@ -261,6 +265,18 @@ def _remax(options: _Options, inputs: _Inputs) -> TokenAdvantages:
     baselines_N = finite_numbers("reward_baselines", inputs["reward_baselines"], mask_NT.shape[:1])
     returns_NT = estimators.returns_with_holes(inputs.token_rewards(), mask_NT)
     advantages_NT = np.where(mask_NT, returns_NT - baselines_N[:, None], 0.0)
+    return TokenAdvantages(advantages_NT=advantages_NT, returns_NT=returns_NT)
+
+
+def _optimal_token_baseline(options: _TokenBaseline, inputs: _Inputs) -> TokenAdvantages:
+    mask_NT = inputs.mask()
+    returns_NT = estimators.returns_with_holes(inputs.token_rewards(), mask_NT)
+    energies_NT = 1 - 2 * np.exp(inputs.token_values("old_logp")) + inputs.token_values("sum_pi_squared")
+    if "rollout_is_weights" in inputs.arrays:
+        energies_NT = energies_NT * inputs.token_values("rollout_is_weights") ** 2
+    advantages_NT = core.optimal_token_baseline(
+        returns_NT, energies_NT, mask_NT, inputs.groups(), singleton=options.singleton
+    )
     return TokenAdvantages(advantages_NT=advantages_NT, returns_NT=returns_NT)
 
 
@@ -335,6 +351,7 @@ _PER_TOKEN: Mapping[str, tuple[type[_Options], Callable[[Any, _Inputs], TokenAdv
     "reinforce_whiten_biased": (_DiscountedBiased, _openrlhf_reinforce),
     "reinforce_plus_plus_baseline_biased": (_BaselineBiased, _openrlhf_reinforce_baseline),
     "remax": (_Options, _remax),
+    "optimal_token_baseline": (_TokenBaseline, _optimal_token_baseline),
     "gae": (_Gae, _gae),
     "slime_grpo": (_WithKL, _slime_outcome),
     "slime_gspo": (_WithKL, _slime_outcome),

@@ -58,6 +58,18 @@ class Case:
     edge_margin: float = float("inf")
 
     @property
+    def correction(self) -> Float64Array | None:
+        """The weights against the mismatch of sampler and trainer [B, T]; None without any. TRL's VESPO multiplies
+        those of masked slots, too: they are folded into a row's first real token."""
+        weights = self.inputs.get("rollout_is_weights")
+        if weights is None or self.config.get("surrogate") != "vespo":
+            return weights
+        folded, real = np.where(self.inputs["mask"] == 1, weights, 1.0), self.inputs["mask"] == 1
+        for row in np.flatnonzero(real.any(axis=1)):
+            folded[row, real[row].argmax()] *= weights[row, ~real[row]].prod()
+        return folded
+
+    @property
     def peer(self) -> str:
         """The project whose function was run and its version: the source up to the colon, without a date."""
         return re.sub(r", \d{4}-\d\d-\d\d\b", "", self.source.partition(": ")[0])
@@ -160,10 +172,11 @@ Mask = Annotated[Matrix, AfterValidator(_zeros_and_ones)]
 _TYPES = {
     **dict.fromkeys(("loss", "pg_loss", "kl_loss"), Scalar),
     **dict.fromkeys(("rewards", "group", "reward_baselines", "reward_weights", "lengths", "penalty"), Vector),
-    **dict.fromkeys(("logp", "old_logp", "ref_logp", "rollout_is_weights", "loss_mat", "values"), Matrix),
+    **dict.fromkeys(("logp", "old_logp", "ref_logp", "sampling_logp", "rollout_is_weights", "loss_mat"), Matrix),
+    **dict.fromkeys(("values", "sum_pi_squared"), Matrix),
     **dict.fromkeys(("token_rewards", "rewards_per_func", "grad_logp", "grad_loss_mat", "kl_token", "returns"), Matrix),
     "advantages": PerResponseOrToken,
-    "mask": Mask,
+    **dict.fromkeys(("mask", "selected"), Mask),
 }
 
 
@@ -181,11 +194,15 @@ _BY_WEIGHT = {f"{name}_{weighting}": (Number | None, None) for name in _METRICS 
 _Metrics = create_model("_Metrics", __base__=Strict, **_BY_WEIGHT)
 
 INPUTS: Mapping[str, type[Strict]] = {
-    "policy_loss": _model("LossInputs", "logp old_logp advantages mask", "ref_logp rollout_is_weights"),
+    "policy_loss": _model(
+        "LossInputs", "logp old_logp advantages mask", "ref_logp rollout_is_weights sampling_logp selected"
+    ),
     "kl": _model("KLInputs", "logp ref_logp mask", "old_logp"),
     "agg": _model("AggregationInputs", "loss_mat mask"),
     "advantage": _model(
-        "AdvantageInputs", "", "rewards token_rewards mask group values reward_baselines old_logp ref_logp"
+        "AdvantageInputs",
+        "",
+        "rewards token_rewards mask group values reward_baselines old_logp ref_logp sum_pi_squared rollout_is_weights",
     ),
     "reward_norm": _model("RewardNormInputs", "", "rewards rewards_per_func reward_weights"),
     "overlong": _model("OverlongInputs", "lengths"),
@@ -276,6 +293,10 @@ def _given(model: Strict) -> dict[str, Any]:
     return {name: value for name, value in model if value is not None}
 
 
+_DPPO = ("dppo_tv", "dppo_kl")
+_NEEDED = {"clip_low": _DPPO, "clip_high": _DPPO, "clip_ratio_c": (*_DPPO, "fipo")}
+
+
 def check_case(case: Case) -> None:
     """Raises DataError for an array that has not the rows of the inputs, or not the shape of the mask, and for an
     illegal definition."""
@@ -312,6 +333,11 @@ def _check_definition(case: Case) -> None:
             raise DataError("config.loss_agg_mode: batch-mean is for surrogate gmpo, which has one loss per response")
         if definition.kl is not None and "ref_logp" not in case.inputs:
             raise DataError("inputs.ref_logp: missing; config.kl_type needs it")
+        if definition.surrogate in ("clip_cov", "kl_cov") and "selected" not in case.inputs:
+            raise DataError(f"inputs.selected: missing; config.surrogate {definition.surrogate} needs it")
+        for key, surrogates in _NEEDED.items():
+            if definition.surrogate in surrogates and getattr(definition, key) is None:
+                raise DataError(f"config.{key}: missing; config.surrogate {definition.surrogate} needs it")
         return
     if case.kind == "kl":
         term = config.kl_term(num_slots)

@@ -113,6 +113,8 @@ def _prepared(number: int, case: Case) -> tuple[LossDefinition | KLTerm | Aggreg
     num_sequences, num_tokens = config.denominators(aggregation, mask_NK)
     shape = common_shape(mask_NK.shape)
     arrays = {name: array for name, array in case.inputs.items() if name != "mask"}
+    if case.correction is not None:
+        arrays["rollout_is_weights"] = case.correction
     if case.kind == "policy_loss" and arrays["advantages"].ndim == 2 and config.surrogate == "gmpo":
         # A row without tokens may have an advantage of its own, which the cell finds in its slots, but none per token.
         arrays["advantages"] = np.where(mask_NK.any(axis=1, keepdims=True), arrays["advantages"], 0.0)

@@ -221,7 +221,9 @@ def _policy_loss(case: Case) -> Quantities:
         "advantages_NK": inputs["advantages"],
         "mask_NK": mask_NK,
         "ref_logp_NK": inputs.get("ref_logp"),
-        "correction_NK": inputs.get("rollout_is_weights"),
+        "correction_NK": case.correction,
+        "sampler_logp_NK": inputs.get("sampling_logp"),
+        "selected_NK": inputs.get("selected"),
     }
     result = policy_loss(
         definition,

@@ -32,6 +32,13 @@ NotNegative = Annotated[float, Field(ge=0)]
 Bounds = Annotated[list[float], AfterValidator(_pair)]
 
 
+# Keys that the definition has a default for.
+_OWN_KEYS = (
+    "tau_pos", "tau_neg", "k_pos", "lambda_pos", "k_neg", "lambda_neg", "future_half_life", "influence_low",
+    "influence_high", "safety_ratio", "kl_cov_coef", "opsm_threshold",
+)  # fmt: skip
+
+
 class LossConfig(Strict):
     """`config` of a policy_loss, kl or agg case. algorithm: a name for people, without a meaning of its own."""
 
@@ -48,6 +55,16 @@ class LossConfig(Strict):
     loss_upper_clamp: float | None = None
     tau_pos: Positive | None = None
     tau_neg: Positive | None = None
+    k_pos: Positive | None = None
+    lambda_pos: Positive | None = None
+    k_neg: Positive | None = None
+    lambda_neg: Positive | None = None
+    future_half_life: Positive | None = None
+    influence_low: NotNegative | None = None
+    influence_high: Positive | None = None
+    safety_ratio: Positive | None = None
+    kl_cov_coef: Positive | None = None
+    opsm_threshold: float | None = None
     advantage_pool: Literal["none", "masked-mean"] | None = None
     loss_agg_mode: AggregationMode | None = None
     empty_rows: Literal["exclude", "include"] | None = None
@@ -83,6 +100,7 @@ class LossConfig(Strict):
 
     def definition(self, num_slots: int) -> LossDefinition:
         """The policy loss of a policy_loss case. num_slots: T, the default of loss_scale_factor."""
+        own = {key: value for key in _OWN_KEYS if (value := getattr(self, key)) is not None}
         return LossDefinition(
             ratio_level=self.ratio_level or "none",
             surrogate=self._needed("surrogate", Surrogate),
@@ -95,8 +113,7 @@ class LossConfig(Strict):
             log_ratio_min=self.log_ratio_min,
             log_ratio_max=self.log_ratio_max,
             ratio_len_eps=self.ratio_len_eps,
-            tau_pos=1.0 if self.tau_pos is None else self.tau_pos,
-            tau_neg=1.05 if self.tau_neg is None else self.tau_neg,
+            **own,
             advantage_pool=self.advantage_pool or "none",
             kl=None if self.kl_type is None else self.kl_term(num_slots),
         )

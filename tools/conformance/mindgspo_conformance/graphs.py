@@ -107,6 +107,7 @@ def _policy_loss(definition: LossDefinition) -> Callable[[CellInputs], Quantitie
                 inputs.mask_NK,
             ),
             *_scalars(inputs.num_sequences, inputs.num_tokens, inputs.kl_coef),
+            *_tensors(*(_further_input(name, arrays) for name in cell.further_inputs)),
         )
         parts = metrics.asnumpy()
         return {
@@ -117,6 +118,14 @@ def _policy_loss(definition: LossDefinition) -> Callable[[CellInputs], Quantitie
         }
 
     return run
+
+
+def _further_input(name: str, arrays: Mapping[str, NDArray[np.float32]]) -> NDArray:
+    """An input of `PolicyLoss.further_inputs`, by the names of the file."""
+    if name == "selected_NK":
+        return arrays["selected"] != 0
+    assert name == "rollout_logp_NK", name
+    return arrays.get("sampling_logp", arrays["old_logp"])
 
 
 def _kl(term: KLTerm) -> Callable[[CellInputs], Quantities]:

@@ -36,7 +36,7 @@ from mindgspo_migrate.tables import (
 # loss_type -> algorithm.loss_agg_mode. All but the last two clip the ratio, whose level is then algorithm.name.
 _AGGREGATIONS = {"grpo": "seq-mean-token-mean", "dapo": "token-mean", "bnpo": "token-mean",
                  "dr_grpo": "seq-mean-token-sum-norm", "luspo": "seq-mean-token-sum", "cispo": "token-mean",
-                 "sapo": "seq-mean-token-mean"}  # fmt: skip
+                 "sapo": "seq-mean-token-mean", "vespo": "token-mean"}  # fmt: skip
 _LEVELS = {"token": "grpo", "sequence": "gspo", "sequence_token": "gspo_token"}
 _REWARDS = {"accuracy_reward": "math", "reasoning_accuracy_reward": "math", "get_soft_overlong_punishment": "overlong"}
 _OVERLONG = {"reward.overlong.max_len": 1280, "reward.overlong.buffer_len": 256}
@@ -47,8 +47,10 @@ _CORRECTION = "algorithm.rollout_correction"
 def loss_name(settings: Settings) -> str | None:
     """`algorithm.name` of the file's loss and its level of ratios; None for what is not implemented."""
     loss, name = str(settings["loss_type"]), _LEVELS.get(str(settings["importance_sampling_level"]))
-    if loss in ("cispo", "sapo"):
+    if loss in ("cispo", "sapo", "vespo"):
         return loss if name == "grpo" else None
+    if loss == "luspo" and name == "gspo":
+        return loss
     return name if loss in _AGGREGATIONS else None
 
 
@@ -59,6 +61,10 @@ def clips(settings: Settings) -> bool:
 
 def is_sapo(settings: Settings) -> bool:
     return loss_name(settings) == "sapo"
+
+
+def is_vespo(settings: Settings) -> bool:
+    return loss_name(settings) == "vespo"
 
 
 def has_penalty(settings: Settings) -> bool:
@@ -132,7 +138,7 @@ def loss(value: Any, settings: Settings, row: Row) -> Outcome:
     if name is None:
         return not_implemented(f"not with that level of ratios; algorithm.name is one of {', '.join(POLICY_LOSSES)}")
     values: dict[str, Any] = {"algorithm.name": name, "algorithm.loss_agg_mode": _AGGREGATIONS[str(value)]}
-    if value == "luspo" and name != "grpo":
+    if value == "luspo" and name == "gspo_token":
         values["algorithm.allow_token_weighting"] = True
     return adjusted(values, "a mean over an update, not over a pass") if value == "bnpo" else mapped(values)
 

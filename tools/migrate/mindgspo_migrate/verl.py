@@ -6,7 +6,7 @@ Names and defaults are those of verl's trainer configuration (ppo_trainer) and o
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import gcd, lcm, prod
 from typing import Any
@@ -50,13 +50,21 @@ _MEGATRON_SIZES = (
 )
 _CORRECTION, _FILTER = "algorithm.rollout_correction", "algorithm.filter_groups"
 # policy_loss.loss_mode -> algorithm.name. vanilla is the token-level clip that grpo, dapo and ppo share here.
-_LOSS_MODES = {"vanilla": "grpo", "gspo": "gspo", "sapo": "sapo", "gpg": "gpg", "geo_mean": "gmpo", "cispo": "cispo"}
+_LOSS_MODES = {
+    **{name: name for name in ("gspo", "sapo", "gpg", "cispo", "dppo_tv", "dppo_kl", "clip_cov", "kl_cov")},
+    "vanilla": "grpo",
+    "geo_mean": "gmpo",
+}
+# Losses that verl bounds the log-ratio of, at 20.
+_BOUNDED = ("vanilla", "dppo_tv", "dppo_kl")
 _ESTIMATORS = {
     **{name: name for name in ("grpo", "rloo", "opo", "gpg", "remax", "reinforce_plus_plus")},
     "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline",
     "grpo_passk": "pass_k",
     "grpo_vectorized": "grpo",
     "rloo_vectorized": "rloo",
+    "optimal_token_baseline": "optimal_token_baseline",
+    "tir_optimal_token_baseline": "optimal_token_baseline",
 }
 _KL = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 # Programs that train as main_ppo does ("": a list of overrides), and those that generate while they train.
@@ -64,10 +72,7 @@ _MAIN_PROGRAMS = re.compile(
     r"(^|\b(main_ppo|main_dapo|main_ppo_sync|async_main_ppo|fully_async_main|grpo_main)(\.py)?)$"
 )
 _APART = re.compile(r"async_|one_step_off")
-_FEW_FILES = {
-    "data.train": "one file is read: put them together, then set data.train.path",
-    "data.eval": "name each as a set of its own: data.eval.NAME.format=verl and data.eval.NAME.path=...",
-}
+_EVAL_SETS = "name each as a set of its own: data.eval.NAME.format=verl and data.eval.NAME.path=..."
 
 
 # Conditions
@@ -91,8 +96,16 @@ def is_sapo(settings: Settings) -> bool:
     return loss_name(settings) == "sapo"
 
 
-def is_vanilla(settings: Settings) -> bool:
-    return settings[f"{_ACTOR}.policy_loss.loss_mode"] == "vanilla"
+def reads_clip_ratio_c(settings: Settings) -> bool:
+    return settings[f"{_ACTOR}.policy_loss.loss_mode"] in _BOUNDED
+
+
+def is_clip_cov(settings: Settings) -> bool:
+    return loss_name(settings) == "clip_cov"
+
+
+def is_kl_cov(settings: Settings) -> bool:
+    return loss_name(settings) == "kl_cov"
 
 
 def is_discounted(settings: Settings) -> bool:
@@ -179,9 +192,28 @@ def keeps_overlong_prompts(settings: Settings) -> bool:
 def files(value: Any, settings: Settings, row: Row) -> Outcome:
     target = row.target.partition(".format")[0]
     names = texts(value)
+    if len(names) > 1 and target == "data.eval":
+        return not_implemented(f"{len(names)} files; {_EVAL_SETS}")
     if len(names) > 1:
-        return not_implemented(f"{len(names)} files; {_FEW_FILES[target]}")
+        pairs = zip(names, _names_of(names), strict=True)
+        sources = [{"format": "verl", "path": local_path(file), "name": name} for file, name in pairs]
+        return mapped({target: sources}, "without weights, so all rows are drawn equally often, as there")
     return mapped({f"{target}.format": "verl", f"{target}.path": local_path(names[0])})
+
+
+def _names_of(files: Sequence[str]) -> list[str]:
+    """A name of its own for each file, after its folder and itself."""
+    ends = ("/".join(file.rpartition(".")[0].split("/")[-2:]) for file in files)
+    names = ["-".join(re.findall(r"[A-Za-z0-9]+", end)) or "source" for end in ends]
+    return [name if names.count(name) == 1 else f"{name}-{number}" for number, name in enumerate(names)]
+
+
+def most_rows(value: Any, settings: Settings, row: Row) -> Any:
+    """Of all files together there; here each source has a number of its own."""
+    files, count = settings["data.train_files"], READERS["count_if_positive"](value)
+    if isinstance(files, list) and len(files) > 1 and isinstance(count, int):
+        return not_implemented("of all files together; set max_rows of each source of data.train")
+    return count
 
 
 def column(value: Any, settings: Settings, row: Row) -> Outcome:
@@ -278,10 +310,11 @@ def loggers(value: Any, settings: Settings, row: Row) -> Outcome:
 def loss_mode(value: Any, settings: Settings, row: Row) -> Any:
     if str(value) not in _LOSS_MODES:
         return not_implemented(f"algorithm.name is one of {', '.join(POLICY_LOSSES)}")
-    if value != "vanilla":
-        return _LOSS_MODES[value]
+    name = _LOSS_MODES[value]
+    if value not in _BOUNDED:
+        return name
     return mapped(
-        {"algorithm.name": "grpo", "algorithm.log_ratio_max": 20.0, "algorithm.log_ratio_min": -20.0},
+        {"algorithm.name": name, "algorithm.log_ratio_max": 20.0, "algorithm.log_ratio_min": -20.0},
         "log-ratios are bounded at 20, as there",
     )
 
@@ -426,7 +459,7 @@ def _leave_open(settings: Settings, reading: Reading, experiment: Experiment) ->
         whys.append(f"the loss {mode} is not built")
     if keys[0] not in settings and _MAIN_PROGRAMS.search(reading.program) is None:
         whys.append(f"the loss of {one_line(reading.program)} is not known")
-    if estimator == "gae" and (is_vanilla(settings) or keys[1] in settings):
+    if estimator == "gae" and (mode == "vanilla" or keys[1] in settings):
         whys.append("adv_estimator gae needs a value model, which is not built")
     elif estimator != "gae" and not reading.is_unread(keys[1]) and estimator not in _ESTIMATORS:
         whys.append(f"the estimator {estimator} is not built")

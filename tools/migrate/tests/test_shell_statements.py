@@ -256,7 +256,7 @@ CASES = Path(__file__).resolve().parents[3] / ".." / "shared" / "cases" / "conve
     ("F06_fully_async_main.sh", {"algorithm.name": "gspo", "trainer.schedule": None}),
     ("F10_list_with_model_engine.txt", {"plans.train.pipeline_stage": 4, "plans.train.data_parallel": 1}),
     ("F13_baichuan2_13b.yaml", {"model.architecture": "Baichuan13BV2ForCausalLM"}),
-    ("F19_loss_that_is_not_built_clip_cov.sh", {"algorithm.name": None}),
+    ("F19_loss_that_is_not_built_clip_cov.sh", {"algorithm.name": "clip_cov"}),
 ])  # fmt: skip
 def test_experiments_of_the_shared_folder(name: str, wanted: dict[str, object]) -> None:
     found = convert([CASES / name])

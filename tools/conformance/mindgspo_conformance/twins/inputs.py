@@ -25,7 +25,7 @@ BoolArray = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """One row of a batch; the arrays are float64 [L], in the order of the slots.
+    """One row of a batch; the arrays are float64 [L], in the order of the slots; `slots` are int64, `selected` bool.
 
     own_advantage: the advantage of the response as a whole: the given one where there is one per response, else the
     mean over its real tokens, 0 where it has none. correction: 1 where none was given. ref_logp, entropy: None where
@@ -39,6 +39,9 @@ class Response:
     correction: Float64Array
     ref_logp: Float64Array | None
     entropy: Float64Array | None
+    slots: NDArray[np.int64]
+    sampler_logp: Float64Array
+    selected: BoolArray
 
     @property
     def difference(self) -> Float64Array:
@@ -71,10 +74,13 @@ def read_responses(
     ref_logp_NK: ArrayLike | None = None,
     correction_NK: ArrayLike | None = None,
     entropy_NK: ArrayLike | None = None,
+    sampler_logp_NK: ArrayLike | None = None,
+    selected_NK: ArrayLike | None = None,
 ) -> Responses:
     """Check shapes and cut every row down to its real tokens.
 
-    advantages_NK: [N], one per response, or [N, K]. Raises DataError where a shape or the mask is wrong.
+    advantages_NK: [N], one per response, or [N, K]. sampler_logp_NK: old_logp_NK by default. selected_NK: 0 and 1, 0 by
+    default. Raises DataError where a shape or the mask is wrong.
     """
     mask_NK = read_mask(mask_NK)
     shape = mask_NK.shape
@@ -89,6 +95,8 @@ def read_responses(
     ref_logp_NK = None if ref_logp_NK is None else read_matrix("ref_logp", ref_logp_NK, shape)
     correction_NK = np.ones(shape) if correction_NK is None else read_matrix("correction", correction_NK, shape)
     entropy_NK = None if entropy_NK is None else read_matrix("entropy", entropy_NK, shape)
+    sampler_logp_NK = old_logp_NK if sampler_logp_NK is None else read_matrix("sampling_logp", sampler_logp_NK, shape)
+    selected_NK = np.zeros(shape) if selected_NK is None else read_matrix("selected", selected_NK, shape)
 
     rows = []
     for row, real in enumerate(mask_NK):
@@ -107,6 +115,9 @@ def read_responses(
                 correction=correction_NK[row, real],
                 ref_logp=None if ref_logp_NK is None else ref_logp_NK[row, real],
                 entropy=None if entropy_NK is None else entropy_NK[row, real],
+                slots=np.flatnonzero(real),
+                sampler_logp=sampler_logp_NK[row, real],
+                selected=selected_NK[row, real] != 0,
             )
         )
     return Responses(mask_NK=mask_NK, rows=tuple(rows))

@@ -27,6 +27,7 @@ from mindgspo_conformance.twins.inputs import (
     exponential,
     read_responses,
 )
+from mindgspo_conformance.twins.successors import SUCCESSORS, is_off_policy
 from mindgspo_conformance.twins.surrogates import gmpo_loss, gradient_by_logp, log_ratios, token_kl, token_losses
 
 
@@ -57,6 +58,8 @@ def policy_loss(
     ref_logp_NK: ArrayLike | None = None,
     correction_NK: ArrayLike | None = None,
     entropy_NK: ArrayLike | None = None,
+    sampler_logp_NK: ArrayLike | None = None,
+    selected_NK: ArrayLike | None = None,
     kl_coef: float = 0.0,
     num_sequences: float | None = None,
     num_tokens: float | None = None,
@@ -67,7 +70,8 @@ def policy_loss(
     All arrays are [N, K] of any float type, with anything in masked slots; advantages_NK may be [N]. mask_NK: 0 and 1,
     or bool. ref_logp_NK, entropy_NK: needed by a definition with a KL term or an entropy bonus. correction_NK: weights
     against the mismatch of sampler and trainer, which multiply every token's loss; for GMPO their geometric mean
-    multiplies the response's.
+    multiplies the response's. sampler_logp_NK: read by the off-policy sequence mask, old_logp_NK by default.
+    selected_NK: 0 and 1, the tokens that Clip-Cov and KL-Cov have selected.
 
     num_sequences, num_tokens: global denominators; those of these arrays by default, see `denominators`.
     kl_num_sequences: the KL term's own, num_sequences by default. The two differ in one case only: beside a
@@ -84,6 +88,8 @@ def policy_loss(
         ref_logp_NK=ref_logp_NK,
         correction_NK=correction_NK,
         entropy_NK=entropy_NK,
+        sampler_logp_NK=sampler_logp_NK,
+        selected_NK=selected_NK,
     )
     own_sequences, own_tokens = denominators(batch.mask_NK, definition.aggregation)
     if kl_num_sequences is None:
@@ -113,6 +119,8 @@ def policy_loss(
         evaluated.append(one)
     loss = pg_loss + kl_coef * kl_loss - definition.entropy_coef * _entropy(definition, batch, weights_NK)
     metrics = policy_metrics(evaluated, pg_loss=pg_loss, kl_loss=kl_loss, **per)
+    if definition.opsm_threshold is not None:
+        metrics["opsm_masked_seq"] = sum(one.is_left_out for one in evaluated) / num_sequences
     return PolicyLossResult(loss=loss, pg_loss=pg_loss, kl_loss=kl_loss, grad_logp_NK=grad_NK, metrics=metrics)
 
 
@@ -146,6 +154,8 @@ class Evaluated:
     capped: BoolArray
     kl: Float64Array
     kl_slope: Float64Array
+    is_left_out: bool
+    """By the off-policy sequence mask."""
 
     @property
     def length(self) -> int:
@@ -164,15 +174,18 @@ def evaluate(
         by_log_ratio, by_logp = response_weight * response_loss.by_log_ratio, np.zeros(response.length)
         clipped = response_loss.clipped
     else:
-        losses = token_losses(definition, response, ratios.used)
-        weights = token_weights * response.correction
+        losses = SUCCESSORS.get(definition.surrogate, token_losses)(definition, response, ratios.used)
+        # VESPO's own weight has them already.
+        weights = token_weights if definition.surrogate == "vespo" else token_weights * response.correction
         pg_loss = float((weights * losses.value).sum())
         by_log_ratio, by_logp = weights * losses.by_log_ratio, weights * losses.by_logp
         clipped, capped = losses.clipped, losses.capped
     kl, kl_slope = _kl(definition, response)
+    is_left_out = is_off_policy(definition, response)
+    keeps = 0.0 if is_left_out else 1.0
     return Evaluated(
-        pg_loss=pg_loss,
-        grad_logp=gradient_by_logp(definition, response, ratios, by_log_ratio) + by_logp,
+        pg_loss=keeps * pg_loss,
+        grad_logp=keeps * (gradient_by_logp(definition, response, ratios, by_log_ratio) + by_logp),
         advantages=response.advantages,
         difference=response.difference,
         log_ratio=ratios.raw,
@@ -181,6 +194,7 @@ def evaluate(
         capped=capped,
         kl=kl,
         kl_slope=kl_slope,
+        is_left_out=is_left_out,
     )
 
 
@@ -237,6 +251,8 @@ def conformance_metrics(
     mask_NK: ArrayLike,
     ref_logp_NK: ArrayLike | None = None,
     correction_NK: ArrayLike | None = None,
+    sampler_logp_NK: ArrayLike | None = None,
+    selected_NK: ArrayLike | None = None,
     metric_tokens: float | None = None,
     metric_eps: float = 0.0,
     ppo_kl_clamped: bool = False,
@@ -261,6 +277,8 @@ def conformance_metrics(
         mask_NK=mask_NK,
         ref_logp_NK=ref_logp_NK,
         correction_NK=correction_NK,
+        sampler_logp_NK=sampler_logp_NK,
+        selected_NK=selected_NK,
     )
     evaluated = [
         evaluate(definition, response, token_weights=np.zeros(response.length), response_weight=0.0)
