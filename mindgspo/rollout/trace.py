@@ -24,8 +24,9 @@ from mindgspo.models.trace import (
     TracedLayers,
     TracedModule,
     float32_values,
+    modules_of,
 )
-from mindgspo.models.transformer import Transformer
+from mindgspo.models.transformer import Tokens, Transformer
 from mindgspo.parallel.ops.device import attention_segments
 from mindgspo.parallel.ops.kernels import SampleKernel
 from mindgspo.parallel.platform.runtime import CompiledCell, paged_kernels
@@ -59,30 +60,31 @@ class SamplerTrace:
         if packed.has_kernels:
             CompiledCell(packed)()
             packed.merge()
-        layers = [_Whole(model, self._cache), *([_Halves(model, self._cache, packed)] if packed.packs_layers else [])]
-        self._passes = [_Pass(model, one, packed, temperature=form.temperature) for one in layers]
-        self.num_forms = len(layers)
-        """Ways to decode: by the trainer's operators over the cache and, on CPU, by one operator for half a layer."""
+        self.forms = (False, True) if packed.packs_layers else (False,)
+        """Values of `by_halves` that the device has."""
+        self._steps = [
+            _Step(model, self._cache, packed, by_halves=one, temperature=form.temperature) for one in self.forms
+        ]
 
-    def run(self, ids_L: Int32Array, *, num_prefilled: int, form: int = 0) -> dict[str, TracedModule]:
+    def run(self, ids_L: Int32Array, *, num_prefilled: int, by_halves: bool) -> dict[str, TracedModule]:
         """Return the modules of decoding in order of execution, under the names of `models.trace`.
 
         num_prefilled: tokens that are run at once; the last of them is fed again, and so is each one after it but the
-        last of the sequence, which is only drawn; D in all. form: see `num_forms`. `log_probs` are those of the next
-        token, NaN where it could not be drawn again.
+        last of the sequence, which is only drawn; D in all. by_halves: by one operator for each half of a layer
+        (`graphs.PackedLayers`), instead of the trainer's. `log_probs` are those of the next token, NaN where it could
+        not be drawn again.
         """
-        decoder = self._passes[form]
-        graph, steps = CompiledCell(decoder), []
+        step = self._steps[by_halves]
+        graph, found = CompiledCell(step), []
         with paged_kernels():
             self._fill(ids_L[:num_prefilled])
             for position in range(num_prefilled - 1, ids_L.size - 1):
                 taps = [float32_values(tap)[0] for tap in graph(*self._inputs(ids_L, position))]
-                log_prob = decoder.log_prob(taps[-1], self._form.num_slots, int(ids_L[position + 1]))
-                steps.append([*taps[:-1], log_prob])
-        modules = [*decoder.layers.modules, ("log_probs", HEAD_OPERATORS)]
+                found.append([*taps[:-1], step.log_prob(taps[-1], self._form.num_slots, int(ids_L[position + 1]))])
+        modules = [*step.modules, ("log_probs", HEAD_OPERATORS)]
         return {
             name: TracedModule(operator, np.stack(outputs))
-            for (name, operator), outputs in zip(modules, zip(*steps, strict=True), strict=True)
+            for (name, operator), outputs in zip(modules, zip(*found, strict=True), strict=True)
         }
 
     def _fill(self, ids_L: Int32Array) -> None:
@@ -101,22 +103,6 @@ class SamplerTrace:
         return tuple(map(Tensor, (ids_S, positions_S, cache_rows_S, table_SP, lengths_S, num_rows_1)))
 
 
-class _Whole(nn.Cell):
-    """The trainer's layers over a cache."""
-
-    def __init__(self, model: Transformer, cache: PagedCache) -> None:
-        super().__init__(auto_prefix=False)
-        self.attend = decode_attention(cache)
-        self.traced = TracedLayers(model, self.attend)
-        self.modules = self.traced.modules
-
-    def construct(
-        self, x_SH: Tensor, rotation: tuple[Tensor, Tensor, Tensor], places: tuple[Tensor, ...], rows: Tensor
-    ) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
-        """See `TracedLayers`. places: cache rows, block table, lengths and rows in use, see `graphs.DecodeStep`."""
-        return self.traced(x_SH, rotation, (rows, rows, rows), self.attend.places(*places))
-
-
 class _Halves(nn.Cell):
     """`graphs.PackedLayers`, with the outputs of its operators."""
 
@@ -124,46 +110,55 @@ class _Halves(nn.Cell):
         super().__init__(auto_prefix=False)
         self.halves = PackedLayers(model, cache, packed)
         self.layers, self.count = model.layers, len(model.layers)
-        self.modules: list[tuple[str, str]] = [("embed_tokens", "Gather")]
-        for i, layer in enumerate(model.layers):
-            block, operator = ("mlp", EXPERT_OPERATORS) if layer.has_experts else ("mlp.down_proj", "DecodeFeedForward")
-            self.modules += [
-                (f"layers.{i}.{name}", by)
-                for name, by in (
-                    ("input_layernorm (sum)", "DecodeAttention"),
-                    ("self_attn.o_proj", "DecodeAttention"),
-                    ("post_attention_layernorm (sum)", operator),
-                    (block, operator),
-                )
-            ]
-        self.modules += [("norm (sum)", "Add"), ("norm", "RmsNorm")]
 
     def construct(
-        self, x_SH: Tensor, rotation: tuple[Tensor, Tensor, Tensor], places: tuple[Tensor, ...], rows: Tensor
+        self,
+        x_SH: Tensor,
+        rotation: tuple[Tensor, Tensor, Tensor],
+        tokens: Tokens,
+        context: tuple[Tensor, ...],
     ) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
-        """See `_Whole`."""
-        delta_SH, taps, tokens = None, (), (rows, rows, rows)
+        """See `TracedLayers` and, for the outputs, `_halves_of`."""
+        delta_SH, taps = None, ()
         for i in range(self.count):
             cached = (self.halves.cache[2 * i], self.halves.cache[2 * i + 1])
-            x_SH, delta_SH = self.halves.attend[i](x_SH, delta_SH, rotation, cached, places)
+            x_SH, delta_SH = self.halves.attend[i](x_SH, delta_SH, rotation, cached, context)
             taps += (x_SH, delta_SH)
             if self.layers[i].has_experts:
                 x_SH, delta_SH, _ = self.layers[i].feed_forward(x_SH, delta_SH, tokens)
             else:
-                x_SH, delta_SH = self.halves.feed[i](x_SH, delta_SH, rows)
+                x_SH, delta_SH = self.halves.feed[i](x_SH, delta_SH, tokens[0])
             taps += (x_SH, delta_SH)
         return x_SH, delta_SH, taps
 
 
-class _Pass(nn.Cell):
-    """One decode step. construct(...) -> outputs of the modules of `layers`, then the log-probs [S, V], or the logits
-    where a kernel makes log-probs of them."""
+def _halves_of(model: Transformer) -> list[tuple[str, str]]:
+    """`modules_of` a model whose layers are `_Halves`."""
+    modules = []
+    for i, layer in enumerate(model.layers):
+        block, operator = ("mlp", EXPERT_OPERATORS) if layer.has_experts else ("mlp.down_proj", "DecodeFeedForward")
+        of_layer = {
+            "input_layernorm (sum)": "DecodeAttention",
+            "self_attn.o_proj": "DecodeAttention",
+            "post_attention_layernorm (sum)": "Add" if layer.has_experts else operator,
+            block: operator,
+        }
+        modules += [(f"layers.{i}.{name}", by) for name, by in of_layer.items()]
+    return [("embed_tokens", "Gather"), *modules[1:], ("norm (sum)", "Add"), ("norm", "RmsNorm")]
+
+
+class _Step(nn.Cell):
+    """`graphs.NextLogits` that returns the outputs of `modules`, then log-probs [S, V], or logits where a kernel makes
+    log-probs of them."""
 
     def __init__(
-        self, model: Transformer, layers: _Whole | _Halves, packed: PackedWeights, *, temperature: float
+        self, model: Transformer, cache: PagedCache, packed: PackedWeights, *, by_halves: bool, temperature: float
     ) -> None:
         super().__init__(auto_prefix=False)
-        self.model, self.layers, self.packed = model, layers, packed
+        self.model, self.packed = model, packed
+        self.attend = None if by_halves else decode_attention(cache)
+        self.loop = _Halves(model, cache, packed) if by_halves else TracedLayers(model, self.attend)
+        self.modules = _halves_of(model) if by_halves else modules_of(model, "PagedAttention")
         self.inverse_temperature = 1.0 / temperature
         self.log_softmax = ops.LogSoftmax(-1)
         self.kernel = SampleKernel(top_k=0, top_p=1.0) if packed.has_kernels else None
@@ -178,18 +173,20 @@ class _Pass(nn.Cell):
         num_rows_1: Tensor,
     ) -> tuple[Tensor, ...]:
         """Inputs: see `graphs.DecodeStep`."""
-        model, rows = self.model, num_rows_1
+        model, rows, tokens = self.model, num_rows_1, (num_rows_1, num_rows_1, num_rows_1)
         output_weight_VH = ops.cast(model.output_weight(), model.dtype)
-        embedded_SH = model.embed_tokens(ids_S, (rows, rows, rows))
         places = (cache_rows_S, table_SP, batch_valid_length, num_rows_1)
-        x_SH, delta_SH, taps = self.layers(embedded_SH, model.rotation(positions_S), places, rows)
+        if self.attend is not None:
+            places = self.attend.places(*places)
+        x_SH = model.embed_tokens(ids_S, tokens)
+        x_SH, delta_SH, taps = self.loop(x_SH, model.rotation(positions_S), tokens, places)
         normed_SH, total_SH = model.norm.of_sum(x_SH, delta_SH, rows)
         logits_SV = ops.cast(self.packed.logits(normed_SH, output_weight_VH, rows), ms.float32)
         if model.is_padded:
             logits_SV = logits_SV[:, : model.num_tokens]
         if self.kernel is None:
             logits_SV = self.log_softmax(logits_SV * self.inverse_temperature)
-        return (embedded_SH, *taps, total_SH, normed_SH, logits_SV)
+        return (*taps, total_SH, normed_SH, logits_SV)
 
     def log_prob(self, last_V: Float32Array, num_slots: int, target: int) -> np.ndarray:
         """The log-prob of a token, float32 []. last_V: the first row of what `construct` returned last. The kernel

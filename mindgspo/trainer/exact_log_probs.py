@@ -134,8 +134,8 @@ def where_they_part(policy: nn.Cell, form: SamplerForm, token: ComparedToken) ->
     sampler = SamplerTrace(policy.model, form, num_columns=ids_L.size)
     # As a prompt that is answered, and as a sequence that was pre-empted or continued right before the token.
     beginnings = dict.fromkeys((int(positions[0]) + 1, ids_L.size - 1))
-    for num_prefilled, form in product(beginnings, range(sampler.num_forms)):
-        decoded = sampler.run(ids_L, num_prefilled=num_prefilled, form=form)
+    for num_prefilled, by_halves in product(beginnings, sampler.forms):
+        decoded = sampler.run(ids_L, num_prefilled=num_prefilled, by_halves=by_halves)
         if (found := _first_difference(decoded, trainer, positions, first=num_prefilled - 1)) is not None:
             return found
     return (
