@@ -14,7 +14,7 @@ _SIGNAL_WITHOUT_DIFFERENCES = ("remax", "reinforce_plus_plus", "reinforce_plus_p
 
 _NORM_MODES = ("seq-mean-token-sum-norm", "batch-token-sum-norm")
 
-# Of d loss / d log-prob of a token: float16 gradients of weights are then off by 3 % (tests/unit/models).
+# d loss / d log-prob of a token at which float16 gradients of weights are off by 3 % (docs/exact_log_probs.md).
 _LOST_IN_FLOAT16 = 1e-5
 
 # Settings that k3 alone reads.
@@ -280,7 +280,7 @@ def _float16_notes(config: ExperimentConfig) -> Iterator[str]:
         yield (
             f"model.dtype: float16 without loss scaling; a token of a mini-batch of {responses:,} responses of "
             f"{config.rollout.max_new_tokens:,} tokens has a gradient of about {share:.1g}, and below "
-            f"{_LOST_IN_FLOAT16:g} float16 rounds away percents of it; set model.dtype=bfloat16"
+            f"{_LOST_IN_FLOAT16:g} float16 loses 3 % of it and more; set model.dtype=bfloat16"
         )
 
 
