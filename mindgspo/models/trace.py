@@ -20,7 +20,7 @@ from mindspore import Tensor, nn, ops
 
 from mindgspo.batches.rows import packed_tokens
 from mindgspo.models.policy import PolicyLogProbs
-from mindgspo.models.transformer import DecoderLayer, Tokens, Transformer
+from mindgspo.models.transformer import DecoderLayer, FeedForward, Tokens, Transformer
 from mindgspo.parallel.ops.device import policy_inputs
 from mindgspo.parallel.platform.runtime import call_compiled, compile_once
 from mindgspo.types import Batch, Float32Array
@@ -197,6 +197,7 @@ class _TracedLayer(nn.Cell):
     def __init__(self, layer: DecoderLayer, attend: nn.Cell, number: int, tap: nn.Cell, *, adds: bool) -> None:
         super().__init__(auto_prefix=False)
         self.layer, self.attend, self.number, self.tap, self.adds = layer, attend, number, tap, adds
+        self.dense = layer.mlp if isinstance(layer.mlp, FeedForward) else None
         self.add = ops.Add()
 
     def construct(
@@ -228,13 +229,13 @@ class _TracedLayer(nn.Cell):
         normed_MH, x_MH = layer.post_attention_layernorm.of_sum(x_MH, delta_MH, rows)
         x_MH, normed_MH = tap(x_MH), tap(normed_MH)
         taps += (x_MH, normed_MH)
-        if layer.has_experts:
+        if self.dense is None:
             delta_MH, _ = layer.mlp(normed_MH, tokens, *replayed_MK)
         else:
-            gate, up = layer.mlp.projections(normed_MH, rows)
+            gate, up = self.dense.projections(normed_MH, rows)
             gate, up = tap(gate), tap(up)
-            inner = tap(layer.mlp.swiglu(gate, up, rows))
-            delta_MH = layer.mlp.down_proj(inner, tokens)
+            inner = tap(self.dense.swiglu(gate, up, rows))
+            delta_MH = self.dense.down_proj(inner, tokens)
             taps += (gate, up, inner)
         delta_MH = tap(delta_MH)
         taps += (delta_MH,)
