@@ -1,37 +1,41 @@
 """The forward pass of the policy, module by module: their outputs, in order of execution.
 
-Every module is called separately, with the values handed back for the module before it as inputs. So each can be given
-the recording of another device and is judged alone: an error does not spread. For models that one process holds whole.
-The trainer's dump records and `replay` compares; `rollout.trace` does the same for the sampler.
+Either one graph returns all of them, because a device may have other operators inside of graphs than outside
+(`trace_graph`); or modules are called one by one, each with what is handed back for the one before it. So each can be
+given the recording of another device and is judged alone: an error does not spread (`trace_forward`; the trainer's dump
+records, `replay` compares). For models that one process holds whole; `rollout.trace` is the sampler's.
 
-Operators are called one by one, because a batch is traced once, and compiling a graph per module would take longer than
-running all of them; the log-probs are those of the policy's graph.
-
-Legend: M flattened tokens of the device's graph, C tokens of the comparison, H hidden units, N samples, K slots of
-response tokens.
+Legend: R rows, T token slots, P predicted tokens, M flattened tokens of the device's graph, C tokens of the comparison,
+H hidden units, N samples, K slots of response tokens, X recorded experts of a token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
 from mindgspo.batches.rows import packed_tokens
-from mindgspo.models.mixture_of_experts import MixtureOfExperts
 from mindgspo.models.policy import PolicyLogProbs
-from mindgspo.models.transformer import DecoderLayer, RMSNorm, Transformer
+from mindgspo.models.transformer import DecoderLayer, FeedForward, Tokens, Transformer
 from mindgspo.parallel.ops.device import policy_inputs
+from mindgspo.parallel.platform.runtime import call_compiled, compile_once
 from mindgspo.types import Batch, Float32Array
 
 Use = Callable[[str, str, Float32Array], "Float32Array | None"]
 """(module, operator, what it returned) -> what the next modules are given instead; None: that. float32, [C, ...]; the
 log-probs [N, K], 0 where masked."""
-EXPERT_OPERATORS = "router, GroupedMatmul, Swiglu"
-HEAD_OPERATORS = "MatMul, LogSoftmax"
+EXPERT_OPERATORS, HEAD_OPERATORS = "router, GroupedMatmul, Swiglu", "MatMul, LogSoftmax"
+
+
+class TracedModule(NamedTuple):
+    """operator: its name on Ascend. outputs: float32 [tokens, ...]."""
+
+    operator: str
+    outputs: Float32Array
 
 
 def is_traceable(policy: nn.Cell) -> TypeGuard[PolicyLogProbs]:
@@ -43,141 +47,227 @@ def is_traceable(policy: nn.Cell) -> TypeGuard[PolicyLogProbs]:
     )
 
 
+def trace_graph(policy: PolicyLogProbs, batch: Batch) -> dict[str, TracedModule]:
+    """Return the modules of the policy's graph for a batch, in order of execution.
+
+    Outputs are those of all slots of the graph: of the batch's rows, flattened, or of a graph of kernels the tokens of
+    `rows.PackedTokens`. `log_probs` are [N, K]; anything may stand in masked slots.
+    """
+    traced = _TracedPolicy(policy)
+    outputs = call_compiled(traced, *_inputs(policy, batch))
+    modules = [*modules_of(traced.model), ("log_probs", HEAD_OPERATORS)]
+    return {
+        name: TracedModule(operator, float32_values(found))
+        for (name, operator), found in zip(modules, outputs, strict=True)
+    }
+
+
 def trace_forward(policy: PolicyLogProbs, batch: Batch, use: Use) -> None:
-    """Call every module of the policy for a batch, and `use` with the output of each."""
-    _Trace(policy, batch, use).run()
+    """Call every module of the policy for a batch, and `use` with the output of each.
 
-
-class LayerTrace:
-    """Calls the modules of decoder layers one by one. Subclasses say what attends, and take every output.
-
-    tokens: see `ops.kernels`. replayed: experts used instead of the routers' choices.
+    Operators are called one by one, because a batch is traced once, and compiling a graph per module would take longer
+    than running all of them; the log-probs are those of the policy's graph.
     """
+    logp_NK = _TracedPolicy(policy, _Exchange(policy, batch, use))(*_inputs(policy, batch))[-1].asnumpy()
+    use("log_probs", HEAD_OPERATORS, np.where(batch.mask_NK, logp_NK, np.float32(0)))
 
-    attention = "FlashAttentionScore"
-    """The operator that attends."""
 
-    def __init__(self, tokens: Tensor, *replayed: Tensor) -> None:
-        self._mask, self._tokens, self._replayed = tokens, (tokens, tokens, tokens), replayed
+def _inputs(policy: PolicyLogProbs, batch: Batch) -> list[Tensor]:
+    inputs = policy_inputs(batch, is_packed=policy.is_packed)
+    recorded = (inputs.given(batch),) if policy.replays_experts else ()
+    return [Tensor(array) for array in (*inputs.arrays, *recorded)]
 
-    def tap(self, name: str, operator: str, out: Tensor) -> Tensor:
-        """Take the output of a module; return what the next modules are given."""
-        raise NotImplementedError
 
-    def attend(self, number: int, layer: DecoderLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Return the attended values of layer `number`."""
-        raise NotImplementedError
-
-    def layer(
-        self, number: int, layer: DecoderLayer, x: Tensor, delta: Tensor | None, rotation: tuple[Tensor, ...]
-    ) -> tuple[Tensor, Tensor]:
-        """Return x and delta after the layer; the hidden states are their sum."""
-        name = f"layers.{number}"
-        normed, x = self.norm(f"{name}.input_layernorm", layer.input_layernorm, x, delta)
-        attention, own = layer.self_attn, f"{name}.self_attn"
-        heads = [
-            self.tap(f"{own}.{part}", "MatMul", out)
-            for part, out in zip(("q_proj", "k_proj", "v_proj"), attention.projections(normed, self._mask), strict=True)
+def modules_of(model: Transformer, attention: str = "FlashAttentionScore") -> list[tuple[str, str]]:
+    """Return names and operators of a model's modules, up to the last norm, in order of execution. attention: the
+    operator that attends."""
+    modules = []
+    for i, layer in enumerate(model.layers):
+        head_norms = ("self_attn.q_norm", "self_attn.k_norm") if layer.self_attn.has_head_norms else ()
+        block = [("mlp", EXPERT_OPERATORS)]
+        if not layer.has_experts:
+            parts = {"gate_proj": "MatMul", "up_proj": "MatMul", "swiglu": "Swiglu", "down_proj": "MatMul"}
+            block = [(f"mlp.{name}", operator) for name, operator in parts.items()]
+        of_layer = [
+            ("input_layernorm (sum)", "Add"),
+            ("input_layernorm", "RmsNorm"),
+            *((f"self_attn.{name}", "MatMul") for name in ("q_proj", "k_proj", "v_proj")),
+            *((name, "RmsNorm") for name in head_norms),
+            *((f"self_attn.rotate ({name})", "RotaryPositionEmbedding") for name in ("queries", "keys")),
+            ("self_attn.attention", attention),
+            ("self_attn.o_proj", "MatMul"),
+            ("post_attention_layernorm (sum)", "Add"),
+            ("post_attention_layernorm", "RmsNorm"),
+            *block,
         ]
-        if attention.has_head_norms:
-            heads[0] = self.tap(f"{own}.q_norm", "RmsNorm", attention.q_norm(heads[0], self._mask))
-            heads[1] = self.tap(f"{own}.k_norm", "RmsNorm", attention.k_norm(heads[1], self._mask))
-        query, key = attention.rotate(heads[0], heads[1], rotation, self._mask)
-        query = self.tap(f"{own}.rotate (queries)", "RotaryPositionEmbedding", query)
-        key = self.tap(f"{own}.rotate (keys)", "RotaryPositionEmbedding", key)
-        out = self.tap(f"{own}.attention", self.attention, self.attend(number, layer, query, key, heads[2]))
-        out = self.tap(f"{own}.o_proj", "MatMul", attention.o_proj(out, self._tokens))
-        normed, x = self.norm(f"{name}.post_attention_layernorm", layer.post_attention_layernorm, x, out)
-        mlp, own = layer.mlp, f"{name}.mlp"
-        if isinstance(mlp, MixtureOfExperts):
-            out, _ = mlp(normed, self._tokens, *self._replayed)
-            return x, self.tap(own, EXPERT_OPERATORS, out)
-        gate, up = mlp.projections(normed, self._mask)
-        gate, up = self.tap(f"{own}.gate_proj", "MatMul", gate), self.tap(f"{own}.up_proj", "MatMul", up)
-        inner = self.tap(f"{own}.swiglu", "Swiglu", mlp.swiglu(gate, up, self._mask))
-        return x, self.tap(f"{own}.down_proj", "MatMul", mlp.down_proj(inner, self._tokens))
-
-    def norm(self, name: str, norm: RMSNorm, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return norm(x + delta) and x + delta."""
-        if delta is None:
-            return self.tap(name, "RmsNorm", norm(x, self._mask)), x
-        normed, total = _NormOfSum(norm)(x, delta, self._mask)
-        total = self.tap(f"{name} (sum)", "Add", total)
-        return self.tap(name, "RmsNorm", normed), total
-
-
-class _NormOfSum(nn.Cell):
-    def __init__(self, norm: RMSNorm) -> None:
-        super().__init__(auto_prefix=False)
-        self.norm = norm
-
-    def construct(self, x_MH: Tensor, delta_MH: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        return self.norm.of_sum(x_MH, delta_MH, tokens)
-
-
-class _Head(nn.Cell):
-    def __init__(self, policy: PolicyLogProbs) -> None:
-        super().__init__(auto_prefix=False)
-        self.policy = policy
-
-    def construct(
-        self, hidden_MH: Tensor, segments: Tensor, predict_P: Tensor, targets_P: Tensor, place_NK: Tensor
-    ) -> tuple[Tensor, ...]:
-        return self.policy._log_probs(hidden_MH, (segments, segments), predict_P, targets_P, place_NK)
-
-
-class _Trace(LayerTrace):
-    """One pass; holds the positions of the compared tokens in this device's graph.
-
-    Those are the tokens that a graph of kernels computes (`rows.PackedTokens`): samples share their prompt, and the
-    last token of a response, which predicts nothing, is left out. Elsewhere they are picked from the batch's rows.
-    """
-
-    def __init__(self, policy: PolicyLogProbs, batch: Batch, use: Use) -> None:
-        assert isinstance(policy.model, Transformer)
-        self._policy, self._model, self._batch, self._use = policy, policy.model, batch, use
-        inputs = policy_inputs(batch, is_packed=policy.is_packed)
-        self._ids, self._positions, self._segments, *self._head_inputs = map(Tensor, inputs.arrays)
-        replayed = (Tensor(inputs.given(batch)),) if policy.replays_experts else ()
-        super().__init__(self._model.segment_mask(self._segments), *replayed)
-        place_M = packed_tokens(batch).place_M
-        used = np.flatnonzero(place_M >= 0)
-        if policy.is_packed:
-            self._take = self._put = self._from = np.arange(place_M.max() + 1)
-        else:
-            _, first = np.unique(place_M[used], return_index=True)
-            self._take, self._put, self._from = used[first], used, place_M[used]
-
-    def run(self) -> None:
-        model = self._model
-        rotation = model.rotation(self._positions.reshape(-1))
-        x = self.tap("embed_tokens", "Gather", model.embed_tokens(self._ids.reshape(-1), self._tokens))
-        delta = None
-        for number, layer in enumerate(model.layers):
-            x, delta = self.layer(number, layer, x, delta, rotation)
-        hidden, _ = self.norm("norm", model.norm, x, delta)
-        logp_NK = _Head(self._policy)(hidden, self._segments, *self._head_inputs)[0].asnumpy()
-        self._use("log_probs", HEAD_OPERATORS, np.where(self._batch.mask_NK, logp_NK, np.float32(0)))
-
-    def attend(self, number: int, layer: DecoderLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return layer.self_attn.attention(query, key, value, self._mask)
-
-    def tap(self, name: str, operator: str, out: Tensor) -> Tensor:
-        values = float32_values(out)
-        found = np.ascontiguousarray(values[self._take])
-        given = self._use(name, operator, found)
-        if given is None:
-            return out
-        values = values.copy()
-        values[self._put] = given[self._from]
-        return _as_type(values, out.dtype)
+        modules += [(f"layers.{i}.{name}", operator) for name, operator in of_layer]
+    # Nothing is added before the first norm.
+    return [("embed_tokens", "Gather"), *modules[1:], ("norm (sum)", "Add"), ("norm", "RmsNorm")]
 
 
 def float32_values(tensor: Tensor) -> Float32Array:
-    """The values of a tensor of any of the types that models compute in."""
+    """The values of a tensor of one of the types that models compute in."""
     return (tensor if tensor.dtype == ms.float32 else ops.cast(tensor, ms.float32)).asnumpy()
 
 
 def _as_type(values: Float32Array, dtype: ms.Type) -> Tensor:
     tensor = Tensor(values)
     return tensor if dtype == ms.float32 else ops.cast(tensor, dtype)
+
+
+class _Untouched(nn.Cell):
+    """construct(output of a module) -> the same."""
+
+    def construct(self, out: Tensor) -> Tensor:
+        return out
+
+
+class _Exchange(nn.Cell):
+    """Hands the output of a module to `use`; outside of graphs, in order of execution.
+
+    Holds the positions of the compared tokens in this device's graph. Those are the tokens that a graph of kernels
+    computes (`rows.PackedTokens`): samples share their prompt, and the last token of a response, which predicts
+    nothing, is left out. Elsewhere they are picked from the batch's rows.
+    """
+
+    def __init__(self, policy: PolicyLogProbs, batch: Batch, use: Use) -> None:
+        super().__init__(auto_prefix=False)
+        assert isinstance(policy.model, Transformer)
+        self.modules, self.use = iter(modules_of(policy.model)), use
+        place_M = packed_tokens(batch).place_M
+        used = np.flatnonzero(place_M >= 0)
+        if policy.is_packed:
+            self.take = self.put = self.taken = np.arange(place_M.max() + 1)
+        else:
+            _, first = np.unique(place_M[used], return_index=True)
+            self.take, self.put, self.taken = used[first], used, place_M[used]
+
+    def construct(self, out: Tensor) -> Tensor:
+        values = float32_values(out)
+        given = self.use(*next(self.modules), np.ascontiguousarray(values[self.take]))
+        if given is None:
+            return out
+        values = values.copy()
+        values[self.put] = given[self.taken]
+        return _as_type(values, out.dtype)
+
+
+class TracedLayers(nn.Cell):
+    """`LayerLoop` that also returns the outputs of all modules.
+
+    attend: attention over a cache, see `LayerLoop`; None: over whole rows, with layers as cells where `Transformer` has
+    them. tap: takes the output of each module and returns what the next ones are given; no outputs are returned then.
+    """
+
+    def __init__(self, model: Transformer, attend: nn.Cell | None = None, tap: nn.Cell | None = None) -> None:
+        super().__init__(auto_prefix=False)
+        self.count, self.loop, self.adds, self.keeps = len(model.layers), model.loop, not model.is_packed, tap is None
+        cells = []
+        for i, layer in enumerate(model.layers):
+            over = (layer.attend, 0) if attend is None else (attend, i)
+            cells.append(_TracedLayer(layer, *over, _Untouched() if tap is None else tap, adds=self.adds))
+        self.layers = nn.CellList(cells, auto_prefix=False)
+        if attend is None and model.calls_layers:
+            compile_once(self.layers)
+
+    def construct(
+        self,
+        x_MH: Tensor,
+        rotation: tuple[Tensor, Tensor, Tensor],
+        tokens: Tokens,
+        context: tuple[Tensor, ...],
+        *replayed_MX: Tensor,
+    ) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
+        """Hidden states as a sum of x and delta (None: x alone), and the outputs. Inputs: see `LayerLoop`."""
+        delta_MH, taps = None, ()
+        for i in range(self.count):
+            replayed = self.loop.replayed_of(i, replayed_MX)
+            found = self.layers[i](x_MH, delta_MH, rotation, tokens, context, *replayed)
+            x_MH = found[0]
+            if self.keeps:
+                taps += found[-1]
+            if not self.adds:
+                delta_MH = found[1]
+        return x_MH, delta_MH, taps
+
+
+class _TracedLayer(nn.Cell):
+    """A `DecoderLayer`. attend: attention, which calls the layer `number`. adds: whether x + delta is returned."""
+
+    def __init__(self, layer: DecoderLayer, attend: nn.Cell, number: int, tap: nn.Cell, *, adds: bool) -> None:
+        super().__init__(auto_prefix=False)
+        self.layer, self.attend, self.number, self.tap, self.adds = layer, attend, number, tap, adds
+        self.dense = layer.mlp if isinstance(layer.mlp, FeedForward) else None
+        self.add = ops.Add()
+
+    def construct(
+        self,
+        x_MH: Tensor,
+        delta_MH: Tensor | None,
+        rotation: tuple[Tensor, Tensor, Tensor],
+        tokens: Tokens,
+        context: tuple[Tensor, ...],
+        *replayed_MK: Tensor,
+    ) -> tuple:
+        """Return x, delta (or their sum), and the outputs of the layer's modules, see `modules_of`."""
+        layer, tap, rows = self.layer, self.tap, tokens[1]
+        attention = layer.self_attn
+        normed_MH, x_MH = layer.first_norm(x_MH, delta_MH, tokens)
+        x_MH, normed_MH = tap(x_MH), tap(normed_MH)
+        query, key, value = attention.projections(normed_MH, rows)
+        query, key, value = tap(query), tap(key), tap(value)
+        taps = (x_MH, normed_MH, query, key, value)
+        if attention.has_head_norms:
+            query, key = tap(attention.q_norm(query, rows)), tap(attention.k_norm(key, rows))
+            taps += (query, key)
+        query, key = attention.rotate(query, key, rotation, rows)
+        query, key = tap(query), tap(key)
+        attended, _ = self.attend(self.number, query, key, value, tokens, context)
+        attended = tap(attended)
+        delta_MH = tap(attention.o_proj(attended, tokens))
+        taps += (query, key, attended, delta_MH)
+        normed_MH, x_MH = layer.post_attention_layernorm.of_sum(x_MH, delta_MH, rows)
+        x_MH, normed_MH = tap(x_MH), tap(normed_MH)
+        taps += (x_MH, normed_MH)
+        if self.dense is None:
+            delta_MH, _ = layer.mlp(normed_MH, tokens, *replayed_MK)
+        else:
+            gate, up = self.dense.projections(normed_MH, rows)
+            gate, up = tap(gate), tap(up)
+            inner = tap(self.dense.swiglu(gate, up, rows))
+            delta_MH = self.dense.down_proj(inner, tokens)
+            taps += (gate, up, inner)
+        delta_MH = tap(delta_MH)
+        taps += (delta_MH,)
+        return (self.add(x_MH, delta_MH), taps) if self.adds else (x_MH, delta_MH, taps)
+
+
+class _TracedPolicy(nn.Cell):
+    """The policy; returns the outputs of its modules, then the log-probs. tap: see `TracedLayers`."""
+
+    def __init__(self, policy: PolicyLogProbs, tap: nn.Cell | None = None) -> None:
+        super().__init__(auto_prefix=False)
+        assert isinstance(policy.model, Transformer)
+        self.policy, self.model, self.tap = policy, policy.model, _Untouched() if tap is None else tap
+        self.layers = TracedLayers(policy.model, tap=tap)
+
+    def construct(
+        self,
+        ids_RT: Tensor,
+        positions_RT: Tensor,
+        segments: Tensor,
+        predict_P: Tensor,
+        targets_P: Tensor,
+        place_NK: Tensor,
+        *replayed_RTX: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """Inputs: see `PolicyLogProbs`."""
+        replayed_MX = ()
+        if len(replayed_RTX) > 0:
+            replayed_MX = (replayed_RTX[0].reshape(-1, replayed_RTX[0].shape[-1]),)
+        x_MH, rotation, tokens = self.model.enter(ids_RT, positions_RT, segments)
+        x_MH, delta_MH, taps = self.layers(x_MH, rotation, tokens, (), *replayed_MX)
+        normed_MH, total_MH = self.model.norm.of_sum(x_MH, delta_MH, tokens[0])
+        total_MH, normed_MH = self.tap(total_MH), self.tap(normed_MH)
+        found = self.policy._log_probs(normed_MH, (tokens[0], tokens[1]), predict_P, targets_P, place_NK)
+        return (*taps, total_MH, normed_MH, found[0])

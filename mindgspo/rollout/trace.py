@@ -1,44 +1,39 @@
 """The sampler's pass over one sequence, module by module: what decoding computes for each of its tokens.
 
 The counterpart of `models.trace`, with the trained weights and a cache of its own: the beginning is prefilled, the rest
-is decoded token by token, as a response is drawn. Its operators are those of `models.trace`, with attention over the
-cache, or the sampler's own for each half of a layer (`graphs.PackedLayers`), which make the same numbers where nothing
-is wrong. All are called one by one. For models that one process holds whole.
+is decoded token by token, as a response is drawn. One graph returns the outputs of all modules of a decode step: a
+device may have other operators outside of graphs, or under the settings of generation. For models that one process
+holds whole.
 
-Legend: L tokens of the sequence, D decoded tokens, S rows of the decode batch, of which the first is in use, V
-vocabulary.
+Legend: L tokens of the sequence, D decoded tokens, S rows of the decode batch, of which the first is in use, H hidden
+units, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
 from mindgspo.config.cache import BLOCK
-from mindgspo.models.trace import EXPERT_OPERATORS, HEAD_OPERATORS, LayerTrace, float32_values
-from mindgspo.models.transformer import DecoderLayer, Transformer
-from mindgspo.parallel.ops.device import attention_segments, has_kernels
+from mindgspo.models.trace import (
+    EXPERT_OPERATORS,
+    HEAD_OPERATORS,
+    TracedLayers,
+    TracedModule,
+    float32_values,
+    modules_of,
+)
+from mindgspo.models.transformer import Tokens, Transformer
+from mindgspo.parallel.ops.device import attention_segments
 from mindgspo.parallel.ops.kernels import SampleKernel
 from mindgspo.parallel.platform.runtime import CompiledCell, paged_kernels
-from mindgspo.rollout.cache import ComposedDecodeAttention, PagedCache, PagedDecodeAttention, decode_attention
+from mindgspo.rollout.cache import PagedCache, decode_attention
 from mindgspo.rollout.graphs import PackedLayers, PackedWeights, Prefill
 from mindgspo.rollout.sequences import SCRATCH, num_blocks_for
 from mindgspo.types import Float32Array, Int32Array
-
-_ATTENTION, _FEED_FORWARD = "DecodeAttention", "DecodeFeedForward"
-
-
-class TracedModule(NamedTuple):
-    """operator: the sampler's. outputs: float32 [D, ...], of the tokens that are fed."""
-
-    operator: str
-    outputs: Float32Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,38 +56,36 @@ class SamplerTrace:
             model, num_blocks=num_blocks_for(num_columns, BLOCK) + 1, num_columns=num_columns, dtype=form.cache_dtype
         )
         self._prefill = CompiledCell(Prefill(model, self._cache))
-        self._packed = PackedWeights(model, merges=form.merges_adapters)
-        if self._packed.has_kernels:
-            CompiledCell(self._packed)()
-            self._packed.merge()
-        attend = decode_attention(self._cache)
-        self._attend = [CompiledCell(_Attend(attend, number)) for number in range(len(model.layers))]
-
-    @property
-    def forms(self) -> tuple[bool, ...]:
+        packed = PackedWeights(model, merges=form.merges_adapters)
+        if packed.has_kernels:
+            CompiledCell(packed)()
+            packed.merge()
+        self.forms = (False, True) if packed.packs_layers else (False,)
         """Values of `by_halves` that the device has."""
-        return (False, True) if self._packed.packs_layers else (False,)
+        self._steps = [
+            _Step(model, self._cache, packed, by_halves=one, temperature=form.temperature) for one in self.forms
+        ]
 
     def run(self, ids_L: Int32Array, *, num_prefilled: int, by_halves: bool) -> dict[str, TracedModule]:
         """Return the modules of decoding in order of execution, under the names of `models.trace`.
 
         num_prefilled: tokens that are run at once; the last of them is fed again, and so is each one after it but the
-        last of the sequence, which is only drawn. by_halves: by operators of half a layer. `log_probs` are those of the
-        next token, NaN where it could not be drawn again.
+        last of the sequence, which is only drawn; D in all. by_halves: by one operator for each half of a layer
+        (`graphs.PackedLayers`), instead of the trainer's. `log_probs` are those of the next token, NaN where it could
+        not be drawn again.
         """
+        step = self._steps[by_halves]
+        graph, found = CompiledCell(step), []
         with paged_kernels():
             self._fill(ids_L[:num_prefilled])
-            steps = [
-                _Step(self._model, self._cache, self._packed, self._attend, self._form).run(
-                    ids_L, position, by_halves=by_halves
-                )
-                for position in range(num_prefilled - 1, ids_L.size - 1)
-            ]
-        outputs: dict[str, list[Float32Array]] = defaultdict(list)
-        for step in steps:
-            for name, module in step.items():
-                outputs[name].append(module.outputs)
-        return {name: TracedModule(module.operator, np.stack(outputs[name])) for name, module in steps[0].items()}
+            for position in range(num_prefilled - 1, ids_L.size - 1):
+                taps = [float32_values(tap)[0] for tap in graph(*self._inputs(ids_L, position))]
+                found.append([*taps[:-1], step.log_prob(taps[-1], self._form.num_slots, int(ids_L[position + 1]))])
+        modules = [*step.modules, ("log_probs", HEAD_OPERATORS)]
+        return {
+            name: TracedModule(operator, np.stack(outputs))
+            for (name, operator), outputs in zip(modules, zip(*found, strict=True), strict=True)
+        }
 
     def _fill(self, ids_L: Int32Array) -> None:
         positions_L = np.arange(ids_L.size, dtype=np.int32)
@@ -100,111 +93,113 @@ class SamplerTrace:
         inputs = (ids_L[None], positions_L[None], segments, positions_L + np.int32(BLOCK))
         self._prefill(*map(Tensor, inputs))
 
-
-class _Attend(nn.Cell):
-    """Attention of one layer over the cache. A graph, because on Ascend its operators exist nowhere else."""
-
-    def __init__(self, attend: PagedDecodeAttention | ComposedDecodeAttention, number: int) -> None:
-        super().__init__(auto_prefix=False)
-        self.attend, self.number = attend, number
-
-    def construct(
-        self,
-        query_SAD: Tensor,
-        key_SBD: Tensor,
-        value_SBD: Tensor,
-        cache_rows_S: Tensor,
-        table_SP: Tensor,
-        batch_valid_length: Tensor,
-        num_rows_1: Tensor,
-    ) -> Tensor:
-        """Inputs: see `graphs.DecodeStep`."""
-        places = self.attend.places(cache_rows_S, table_SP, batch_valid_length, num_rows_1)
-        tokens = (num_rows_1, num_rows_1, num_rows_1)
-        out, _ = self.attend(self.number, query_SAD, key_SBD, value_SBD, tokens, places)
-        return out
-
-
-class _Step(LayerTrace):
-    """One decode step. The sequence holds the blocks after the scratch block, in order."""
-
-    attention = "PagedAttention"
-
-    def __init__(
-        self,
-        model: Transformer,
-        cache: PagedCache,
-        packed: PackedWeights,
-        attend: Sequence[CompiledCell],
-        form: SamplerForm,
-    ) -> None:
-        super().__init__(Tensor(np.array([1], np.int32)))
-        self._model, self._cache, self._packed, self._attend, self._form = model, cache, packed, attend, form
-        self._found: dict[str, TracedModule] = {}
-
-    def run(self, ids_L: Int32Array, position: int, *, by_halves: bool) -> dict[str, TracedModule]:
-        """Feed the token at `position`."""
-        model, rows = self._model, self._mask
+    def _inputs(self, ids_L: Int32Array, position: int) -> tuple[Tensor, ...]:
+        """The sequence holds the blocks after the scratch block, in order."""
         ids_S, positions_S, cache_rows_S = np.zeros((3, self._form.num_slots), np.int32)
         ids_S[0], positions_S[0], cache_rows_S[0] = ids_L[position], position, position + BLOCK
         table_SP = np.full((ids_S.size, self._cache.most_blocks), SCRATCH, np.int32)
         table_SP[0] = 1 + np.arange(self._cache.most_blocks)
-        self._places = (*map(Tensor, (cache_rows_S, table_SP, positions_S + np.int32(1))), rows)
-        rotation = model.rotation(Tensor(positions_S))
-        x = self.tap("embed_tokens", "Gather", model.embed_tokens(Tensor(ids_S), self._tokens))
-        x, delta = self._halves(x, rotation) if by_halves else self._layers(x, rotation)
-        hidden, _ = self.norm("norm", model.norm, x, delta)
-        logits_SV = self._packed.logits(hidden, ops.cast(model.output_weight(), model.dtype), rows)
-        logits_SV = ops.cast(logits_SV, ms.float32)[:, : model.num_tokens]
-        self._keep("log_probs", HEAD_OPERATORS, self._log_prob(logits_SV, int(ids_L[position + 1])))
-        return self._found
+        lengths_S, num_rows_1 = positions_S + np.int32(1), np.array([1], np.int32)
+        return tuple(map(Tensor, (ids_S, positions_S, cache_rows_S, table_SP, lengths_S, num_rows_1)))
 
-    def _halves(self, x: Tensor, rotation: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]:
-        layers, delta = PackedLayers(self._model, self._cache, self._packed), None
-        for i, layer in enumerate(layers.layers):
-            cached, name = (layers.cache[2 * i], layers.cache[2 * i + 1]), f"layers.{i}"
-            x, delta = layers.attend[i](x, delta, rotation, cached, self._places)
-            if i > 0:
-                self.tap(f"{name}.input_layernorm (sum)", _ATTENTION, x)
-            self.tap(f"{name}.self_attn.o_proj", _ATTENTION, delta)
-            if layer.has_experts:
-                x, delta, _ = layer.feed_forward(x, delta, self._tokens)
-                of_sum, block, operator = "Add", "mlp", EXPERT_OPERATORS
+
+class _Halves(nn.Cell):
+    """`graphs.PackedLayers`, with the outputs of its operators."""
+
+    def __init__(self, model: Transformer, cache: PagedCache, packed: PackedWeights) -> None:
+        super().__init__(auto_prefix=False)
+        self.halves = PackedLayers(model, cache, packed)
+        self.layers, self.count = model.layers, len(model.layers)
+
+    def construct(
+        self,
+        x_SH: Tensor,
+        rotation: tuple[Tensor, Tensor, Tensor],
+        tokens: Tokens,
+        context: tuple[Tensor, ...],
+    ) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
+        """See `TracedLayers` and, for the outputs, `_halves_of`."""
+        delta_SH, taps = None, ()
+        for i in range(self.count):
+            cached = (self.halves.cache[2 * i], self.halves.cache[2 * i + 1])
+            x_SH, delta_SH = self.halves.attend[i](x_SH, delta_SH, rotation, cached, context)
+            taps += (x_SH, delta_SH)
+            if self.layers[i].has_experts:
+                x_SH, delta_SH, _ = self.layers[i].feed_forward(x_SH, delta_SH, tokens)
             else:
-                x, delta = layers.feed[i](x, delta, self._mask)
-                of_sum, block, operator = _FEED_FORWARD, "mlp.down_proj", _FEED_FORWARD
-            self.tap(f"{name}.post_attention_layernorm (sum)", of_sum, x)
-            self.tap(f"{name}.{block}", operator, delta)
-        return x, delta
+                x_SH, delta_SH = self.halves.feed[i](x_SH, delta_SH, tokens[0])
+            taps += (x_SH, delta_SH)
+        return x_SH, delta_SH, taps
 
-    def _layers(self, x: Tensor, rotation: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]:
-        delta = None
-        for number, layer in enumerate(self._model.layers):
-            x, delta = self.layer(number, layer, x, delta, rotation)
-        return x, delta
 
-    def attend(self, number: int, layer: DecoderLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return self._attend[number](query, key, value, *self._places)
+def _halves_of(model: Transformer) -> list[tuple[str, str]]:
+    """`modules_of` a model whose layers are `_Halves`."""
+    modules = []
+    for i, layer in enumerate(model.layers):
+        block, operator = ("mlp", EXPERT_OPERATORS) if layer.has_experts else ("mlp.down_proj", "DecodeFeedForward")
+        of_layer = {
+            "input_layernorm (sum)": "DecodeAttention",
+            "self_attn.o_proj": "DecodeAttention",
+            "post_attention_layernorm (sum)": "Add" if layer.has_experts else operator,
+            block: operator,
+        }
+        modules += [(f"layers.{i}.{name}", by) for name, by in of_layer.items()]
+    return [("embed_tokens", "Gather"), *modules[1:], ("norm (sum)", "Add"), ("norm", "RmsNorm")]
 
-    def tap(self, name: str, operator: str, out: Tensor) -> Tensor:
-        self._keep(name, operator, float32_values(out)[0])
-        return out
 
-    def _keep(self, name: str, operator: str, output: np.ndarray) -> None:
-        self._found[name] = TracedModule(operator, np.asarray(output, np.float32))
+class _Step(nn.Cell):
+    """`graphs.NextLogits` that returns the outputs of `modules`, then log-probs [S, V], or logits where a kernel makes
+    log-probs of them."""
 
-    def _log_prob(self, logits_SV: Tensor, target: int) -> np.ndarray:
-        """The sampler's log-prob of a token, float32 []."""
-        inverse = np.full(self._form.num_slots, 1.0 / self._form.temperature, np.float32)
-        if not has_kernels():
-            logp_SV = ops.LogSoftmax(-1)(logits_SV * Tensor(inverse).reshape(-1, 1))
-            return logp_SV.asnumpy()[0, target]
-        scaled_V = logits_SV.asnumpy()[0].astype(np.float64) / self._form.temperature
+    def __init__(
+        self, model: Transformer, cache: PagedCache, packed: PackedWeights, *, by_halves: bool, temperature: float
+    ) -> None:
+        super().__init__(auto_prefix=False)
+        self.model, self.packed = model, packed
+        self.attend = None if by_halves else decode_attention(cache)
+        self.loop = _Halves(model, cache, packed) if by_halves else TracedLayers(model, self.attend)
+        self.modules = _halves_of(model) if by_halves else modules_of(model, "PagedAttention")
+        self.inverse_temperature = 1.0 / temperature
+        self.log_softmax = ops.LogSoftmax(-1)
+        self.kernel = SampleKernel(top_k=0, top_p=1.0) if packed.has_kernels else None
+
+    def construct(
+        self,
+        ids_S: Tensor,
+        positions_S: Tensor,
+        cache_rows_S: Tensor,
+        table_SP: Tensor,
+        batch_valid_length: Tensor,
+        num_rows_1: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """Inputs: see `graphs.DecodeStep`."""
+        model, rows, tokens = self.model, num_rows_1, (num_rows_1, num_rows_1, num_rows_1)
+        output_weight_VH = ops.cast(model.output_weight(), model.dtype)
+        places = (cache_rows_S, table_SP, batch_valid_length, num_rows_1)
+        if self.attend is not None:
+            places = self.attend.places(*places)
+        x_SH = model.embed_tokens(ids_S, tokens)
+        x_SH, delta_SH, taps = self.loop(x_SH, model.rotation(positions_S), tokens, places)
+        normed_SH, total_SH = model.norm.of_sum(x_SH, delta_SH, rows)
+        logits_SV = ops.cast(self.packed.logits(normed_SH, output_weight_VH, rows), ms.float32)
+        if model.is_padded:
+            logits_SV = logits_SV[:, : model.num_tokens]
+        if self.kernel is None:
+            logits_SV = self.log_softmax(logits_SV * self.inverse_temperature)
+        return (*taps, total_SH, normed_SH, logits_SV)
+
+    def log_prob(self, last_V: Float32Array, num_slots: int, target: int) -> np.ndarray:
+        """The log-prob of a token, float32 []. last_V: the first row of what `construct` returned last. The kernel
+        draws a token: it is given the middle of this one's stretch of the cumulative distribution."""
+        if self.kernel is None:
+            return np.asarray(last_V[target])
+        scaled_V = last_V.astype(np.float64) * self.inverse_temperature
         probs_V = np.exp(scaled_V - scaled_V.max())
         probs_V /= probs_V.sum()
-        middle = np.full(inverse.size, probs_V[:target].sum() + probs_V[target] / 2, np.float32)
-        greedy = np.zeros(inverse.size, np.bool_)
-        drawn_S, logp_S = SampleKernel(top_k=0, top_p=1.0)(
-            logits_SV, Tensor(middle), Tensor(inverse), Tensor(greedy), self._mask
-        )
-        return logp_S.asnumpy()[0] if drawn_S.asnumpy()[0] == target else np.array(np.nan)
+        middle = probs_V[:target].sum() + probs_V[target] / 2
+        logits_SV = np.zeros((num_slots, last_V.size), np.float32)
+        logits_SV[0] = last_V
+        uniforms_S, inverse_S = (np.full(num_slots, one, np.float32) for one in (middle, self.inverse_temperature))
+        inputs = (logits_SV, uniforms_S, inverse_S, np.zeros(num_slots, np.bool_), np.array([1], np.int32))
+        drawn_S, logp_S = (found.asnumpy() for found in self.kernel(*map(Tensor, inputs)))
+        return np.asarray(logp_S[0] if drawn_S[0] == target else np.float32(np.nan))

@@ -11,9 +11,9 @@ from mindspore import nn
 
 from mindgspo.batches.rows import packed_tokens
 from mindgspo.errors import TrainingError
-from mindgspo.models.trace import is_traceable, trace_forward
+from mindgspo.models.trace import TracedModule, is_traceable, trace_graph
 from mindgspo.models.transformer import Transformer
-from mindgspo.rollout.trace import SamplerForm, SamplerTrace, TracedModule
+from mindgspo.rollout.trace import SamplerForm, SamplerTrace
 from mindgspo.text import counted, shorten
 from mindgspo.types import Batch, BoolArray, Float32Array, Response
 
@@ -126,17 +126,15 @@ def where_they_part(policy: nn.Cell, form: SamplerForm, token: ComparedToken) ->
     positions = batch.positions_RT.reshape(-1)[slots]
     start, stop = slots[0] - positions[0], slots[-1] + 1
     ids_L = batch.ids_RT.reshape(-1)[start : stop + 1]
-    fed = packed_tokens(batch).place_M[start:stop]
-    trainer: dict[str, TracedModule] = {}
-
-    def keep(name: str, operator: str, outputs: Float32Array) -> None:
-        is_head = outputs.shape[:2] == batch.mask_NK.shape and name == "log_probs"
-        trainer[name] = TracedModule(operator, outputs[sample, : slots.size] if is_head else outputs[fed])
-
-    trace_forward(policy, batch, keep)
+    fed = packed_tokens(batch).place_M[start:stop] if policy.is_packed else np.arange(start, stop)
+    trainer = {
+        name: TracedModule(operator, outputs[sample, : slots.size] if name == "log_probs" else outputs[fed])
+        for name, (operator, outputs) in trace_graph(policy, batch).items()
+    }
     sampler = SamplerTrace(policy.model, form, num_columns=ids_L.size)
     # As a prompt that is answered, and as a sequence that was pre-empted or continued right before the token.
-    for num_prefilled, by_halves in product(dict.fromkeys((int(positions[0]) + 1, ids_L.size - 1)), sampler.forms):
+    beginnings = dict.fromkeys((int(positions[0]) + 1, ids_L.size - 1))
+    for num_prefilled, by_halves in product(beginnings, sampler.forms):
         decoded = sampler.run(ids_L, num_prefilled=num_prefilled, by_halves=by_halves)
         if (found := _first_difference(decoded, trainer, positions, first=num_prefilled - 1)) is not None:
             return found
@@ -161,14 +159,15 @@ def _first_difference(
             continue
         if name == "log_probs":
             is_decoded = positions >= first
-            theirs, ours = module.outputs[is_decoded], sampler[name].outputs[positions[is_decoded] - first]
+            found, wanted = sampler[name].outputs[positions[is_decoded] - first], module.outputs[is_decoded]
         else:
-            theirs, ours = module.outputs[first:], sampler[name].outputs
-        if ((ours.view(np.int32) != theirs.view(np.int32)) & ~np.isnan(ours)).any():
+            found, wanted = sampler[name].outputs, module.outputs[first:]
+        if ((found.view(np.int32) != wanted.view(np.int32)) & ~np.isnan(found)).any():
+            ours, theirs = sampler[name].operator, ", ".join(dict.fromkeys(operators))
+            by = f"{ours} of the sampler, {theirs} of the trainer"
+            if ours == theirs:
+                by = f"{ours} in both graphs, which fuse or tile it differently"
             before = f"; {equal} before it is equal, bit for bit" if equal else ""
-            return (
-                f"They part at {name}: {sampler[name].operator} of the sampler, {', '.join(dict.fromkeys(operators))} "
-                f"of the trainer{before}"
-            )
+            return f"They part at {name}: {by}{before}"
         equal, operators = name, []
     return None

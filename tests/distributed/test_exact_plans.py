@@ -79,8 +79,11 @@ def test_of_split_weights_the_head_alone_parts_them(found) -> None:
     assert differing(arrays["sampler"], arrays["one_table"]) == 0
 
 
-@pytest.mark.parametrize("name", ["2x1x1 of experts over replicas", "2x1x1, sampled by 1x2x1"])
-def test_sums_over_ranks_part_them(name: str, found) -> None:
+@pytest.mark.parametrize(("name", "module"), [
+    ("2x1x1 of experts over replicas", "layers.0.mlp"), ("2x1x1, sampled by 1x2x1", "layers.0.self_attn.o_proj"),
+])  # fmt: skip
+def test_sums_over_ranks_part_them(name: str, module: str, found) -> None:
     arrays = found(name)
     assert differing(arrays["sampler"], arrays["trainer"]) > 0
+    assert arrays["parts_at"] == module
     np.testing.assert_allclose(arrays["sampler"], arrays["trainer"], atol=1e-5)

@@ -1,7 +1,8 @@
 """One worker of several plans: what is sampled under the generating plan is scored under the training plan.
 
 usage: exact_plans.py FOLDER. FOLDER/job.json names the plans; rank 0 writes FOLDER/<name>.npz with the sampler's and
-the trainer's log-probs of all tokens, and those of one table of the vocabulary on the trainer's hidden states.
+the trainer's log-probs of all tokens; of plans that split weights also the log-probs by one table of the vocabulary on
+the trainer's hidden states, or the module that is first to compute something else than whole weights do.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from plan_cases import MODELS
 from plan_sampling import PlanSampler
 
 from mindgspo.batches.micro_batches import BatchLayout, micro_batches
-from mindgspo.batches.rows import TrainingSample
+from mindgspo.batches.rows import TrainingSample, packed_tokens
 from mindgspo.config import ModelSection, ParallelPlan
-from mindgspo.models.policy import build_model
+from mindgspo.models.policy import PolicyLogProbs, build_model
 from mindgspo.models.scoring import PolicyScorer
+from mindgspo.models.trace import TracedModule, trace_graph
 from mindgspo.models.weights import initialize_weights
 from mindgspo.parallel.collectives.host import GraphOfRanks
 from mindgspo.parallel.ops.device import policy_inputs
@@ -33,7 +35,8 @@ NUM_SAMPLES = 8
 
 
 def compared(train: Mapping[str, object], infer: Mapping[str, object], model: Mapping[str, object]) -> dict:
-    """The log-probs of a case, float32 [tokens] each; with model_parallel, `one_table`."""
+    """The log-probs of a case, float32 [tokens] each; `one_table` if training splits weights; `parts_at` if one side
+    splits weights."""
     section = ModelSection(**MODELS["dense"] | model)
     place = Placement(plan=ParallelPlan(**train), rank=runtime.rank())
     trained = build_model(section, place)
@@ -59,7 +62,33 @@ def compared(train: Mapping[str, object], infer: Mapping[str, object], model: Ma
     }
     if place.model_parallel > 1:
         arrays["one_table"] = np.concatenate([one_table(trained, batch) for batch in batches])
+    split = [plan for plan in (train, infer) if "model_parallel" in plan or "expert_parallel" in plan]
+    if len(split) == 1:
+        whole = {"data_parallel": runtime.world_size()}
+        arrays["parts_at"] = parts_at(*(outputs_of(section, plan, batches[0]) for plan in (whole, split[0])))
     return arrays
+
+
+def outputs_of(section: ModelSection, plan: Mapping[str, object], batch: Batch) -> dict[str, TracedModule]:
+    """The modules of the training graph under a plan, for the tokens that it computes; of split weights, this rank's
+    slices."""
+    model = build_model(section, Placement(plan=ParallelPlan(**plan), rank=runtime.rank()))
+    initialize_weights(model, section, seed=3)
+    traced = trace_graph(PolicyLogProbs(model, temperature=1.0, with_entropy=False), batch)
+    num_tokens = packed_tokens(batch).place_M.max() + 1
+    del traced["log_probs"]
+    return {name: TracedModule(operator, outputs[:num_tokens]) for name, (operator, outputs) in traced.items()}
+
+
+def parts_at(whole: Mapping[str, TracedModule], split: Mapping[str, TracedModule]) -> str:
+    """The first module whose outputs differ in a bit. Slices are of heads or features, the second axis."""
+    for name, (_, found) in split.items():
+        wanted, size = whole[name].outputs, found.shape[1]
+        if size < wanted.shape[1]:
+            wanted = wanted[:, runtime.rank() * size :][:, :size]
+        if (found.view(np.int32) != np.ascontiguousarray(wanted).view(np.int32)).any():
+            return name
+    return ""
 
 
 def one_table(model, batch: Batch) -> np.ndarray:

@@ -37,6 +37,7 @@ def load(tmp_path: Path) -> Callable[..., ExperimentConfig]:
      "rollout.lora=separate"),
     (("model.lora.rank=4", URLS), "because servers and generation under another plan merge adapters"),
     ((URLS, "rollout.servers.api=vllm"), "with rollout.servers.api vllm, whose operators are its own"),
+    ((URLS, "rollout.servers.api=sglang"), "with rollout.servers.api sglang, whose operators are its own"),
     (("model.backend=mindformers",), "with model.backend mindformers, whose operators train while ours sample"),
     (("trainer.schedule=one_step_off",), "those of trainer.schedule=one_step_off are a step old; set "
      "trainer.max_staleness=0, or trainer.schedule=bounded"),
@@ -47,6 +48,13 @@ def test_what_cannot_hold_is_refused_in_one_line(load, overrides: tuple[str, ...
         load(ON, *overrides)
     lines = [line for line in str(error.value).splitlines() if "trainer.require_exact_logprobs: true" in line]
     assert any(said in line for line in lines) and len(lines) == (2 if said.startswith("with plans.train.m") else 1)
+
+
+def test_mindspores_own_operators_are_refused(load, monkeypatch: pytest.MonkeyPatch) -> None:
+    load(ON)
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ConfigError, match="with MindSpore's own operators, for want of g\\+\\+; apt-get install"):
+        load(ON)
 
 
 @pytest.mark.parametrize("overrides", [
@@ -75,3 +83,14 @@ def test_the_banner_and_the_notes_say_what_is_compared(load) -> None:
     assert any("exact_logprobs_every: not read" in line for line in notes(load("trainer.exact_logprobs_every=2")))
     card = load(ON, "device=Ascend", "model.hidden_size=64", "model.dtype=bfloat16")
     assert any("names the operator" in line for line in notes(card) if line.startswith("trainer.require_exact"))
+
+
+def test_float16_is_noted_where_gradients_are_small(load) -> None:
+    """24 responses of 32 tokens: 1 / 768 for each token; of 4,800 tokens 8.7e-6."""
+    positions = "model.max_position_embeddings=5000"
+    assert not any("loss scaling" in line for line in notes(load("model.dtype=float16")))
+    (note,) = [line for line in notes(load("model.dtype=float16", positions, "rollout.max_new_tokens=4800"))
+               if "loss scaling" in line]  # fmt: skip
+    assert "of 24 responses of 4,800 tokens has a gradient of about 9e-06, and below 1e-05" in note
+    assert not any("loss scaling" in line for line in notes(load("model.dtype=bfloat16", positions,
+                                                                  "rollout.max_new_tokens=4800")))  # fmt: skip

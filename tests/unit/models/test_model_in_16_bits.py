@@ -18,8 +18,9 @@ ROUNDINGS = 2 * (1 + 2 * 10 + 1)
 ENDS = (9, 17, 30)
 
 
-def log_probs_and_gradients(family: str, dtype: str, recompute: str = "none"):
-    """Log-probs float32 [30], and the gradients of a sum of them by name, float32."""
+def log_probs_and_gradients(family: str, dtype: str, recompute: str = "none", scale: float = 1.0):
+    """Log-probs float32 [30], and the gradients of a sum of them by name, float32. scale: of the sum's weights; the
+    gradients are divided by it."""
     import mindspore as ms
     from mindspore import Tensor
 
@@ -41,11 +42,11 @@ def log_probs_and_gradients(family: str, dtype: str, recompute: str = "none"):
 
     def loss(*given):
         logp_NK, _ = policy(*given)
-        return (logp_NK * Tensor(slope)).sum(), logp_NK
+        return (logp_NK * Tensor(slope * np.float32(scale))).sum(), logp_NK
 
     (_, logp), found = ms.value_and_grad(loss, None, weights, has_aux=True)(*(Tensor(array) for array in inputs))
     assert {str(gradient.dtype) for gradient in found} == {"Float32"}
-    gradients = {weight.name: gradient.asnumpy() for weight, gradient in zip(weights, found, strict=True)}
+    gradients = {weight.name: gradient.asnumpy() / scale for weight, gradient in zip(weights, found, strict=True)}
     return logp.asnumpy()[0], gradients
 
 
@@ -67,6 +68,20 @@ def test_log_probs_and_gradients_are_those_of_float32_up_to_rounding(exact, dtyp
     off = np.abs(ours - logp).max() / np.abs(logp).max()
     assert UNITS[dtype] / 64 < off < ROUNDINGS * UNITS[dtype], "nothing is rounded, or too much"
     assert UNITS[dtype] / 64 < distance(of_ours, gradients) < ROUNDINGS * UNITS[dtype]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "scale", "least", "most"), [
+    ("float16", 1e-4, 0, 0.01), ("float16", 1e-5, 0.01, 0.1), ("float16", 1e-6, 0.1, 0.5), ("float16", 1e-7, 0.5, 1),
+    ("bfloat16", 1e-7, 0, 0.03),
+])  # fmt: skip
+def test_float16_loses_small_gradients_and_bfloat16_does_not(
+    dtype: str, scale: float, least: float, most: float
+) -> None:
+    """There is no loss scaling: a token of N responses of L tokens has a gradient of about 1 / (N L)."""
+    _, exact = log_probs_and_gradients("qwen2", "float32")
+    _, found = log_probs_and_gradients("qwen2", dtype, scale=scale)
+    assert least < distance(found, exact) < most
 
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])
