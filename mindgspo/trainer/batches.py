@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from mindgspo.batches.micro_batches import BatchLayout, largest_shape, micro_batches
+from mindgspo.batches.routing import no_routing
 from mindgspo.batches.rows import TrainingSample
 from mindgspo.config import ExperimentConfig
 from mindgspo.parallel.ops.device import has_kernels
@@ -115,6 +116,12 @@ def longest_batch(config: ExperimentConfig) -> Batch:
     ]
     layout = replace(batch_layout(config, pad_id=0), replicas=1, in_rounds=False, round_size=1)
     batch = micro_batches(samples, layout)[0]
+    model = config.model
+    if config.algorithm.router_replay != "none":
+        like = no_routing(model.num_hidden_layers, model.num_experts_per_tok, model.num_experts)
+        batch = replace(batch, experts_RTX=np.zeros((*batch.ids_RT.shape, like.shape[1]), like.dtype))
+    if config.algorithm.name in ("clip_cov", "kl_cov"):
+        batch = replace(batch, selected_NK=np.zeros_like(batch.mask_NK))
     if not (count := config.algorithm.teacher_top_k):
         return batch
     ids_NKA, logp_NKA = (np.zeros((*batch.mask_NK.shape, count), dtype) for dtype in (np.int32, np.float32))
