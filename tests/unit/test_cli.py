@@ -109,6 +109,7 @@ def test_ctrl_c_is_one_line_and_a_defect_of_ours_keeps_its_traceback(monkeypatch
         main(["report", "x"])
     program = (
         "import signal, sys; from mindgspo import metrics; from mindgspo.cli import main;"
+        "signal.signal(signal.SIGINT, signal.default_int_handler);"  # a shell's background jobs ignore it
         "metrics.plot_run = lambda _: signal.raise_signal(signal.SIGINT); sys.exit(main(['report', 'x']))"
     )
     done = python("-c", program, cwd=PROJECT)
