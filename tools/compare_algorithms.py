@@ -225,22 +225,14 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("experiment", type=Path, nargs="?", default=EXPERIMENT, help="default: the arithmetic task")
     parser.add_argument("--output", type=Path, default=Path("runs/compare"), help="default: runs/compare")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="default: 1 2 3")
-    parser.add_argument(
-        "--variant",
-        nargs="+",
-        action="append",
-        metavar=("NAME", "KEY=VALUE"),
-        help="a name and the settings that make it; may be repeated. Default: gspo and grpo",
-    )
+    for option, meaning in (
+        ("--variant", "the settings that make it; may be repeated. Default: gspo and grpo"),
+        ("--condition", "settings under which every variant runs; may be repeated. Default: none"),
+    ):
+        name = ("NAME", "KEY=VALUE")
+        parser.add_argument(option, nargs="+", action="append", metavar=name, help=f"a name and {meaning}")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of all runs")
     parser.add_argument("--only-plot", action="store_true", help="train nothing")
-    parser.add_argument(
-        "--condition",
-        nargs="+",
-        action="append",
-        metavar=("NAME", "KEY=VALUE"),
-        help="a name and settings under which every variant runs; may be repeated. Default: none",
-    )
     arguments = parser.parse_args(words)
     if len(set(arguments.seeds)) < len(arguments.seeds):
         parser.error(f"--seeds: one stands there twice: {arguments.seeds}")

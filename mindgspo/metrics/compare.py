@@ -360,17 +360,18 @@ PANELS = (REWARD, ACCURACY, CLIP_FRACTION, ENTROPY, LENGTH, GRADIENT)
 
 def by_variant(runs: Sequence[ComparedRun]) -> dict[str, list[ComparedRun]]:
     """The runs of each variant, in the order in which they are given."""
-    found: dict[str, list[ComparedRun]] = {}
-    for one in runs:
-        found.setdefault(one.variant, []).append(one)
-    return found
+    return _grouped(runs, lambda one: one.variant)
 
 
 def by_condition(runs: Sequence[ComparedRun]) -> dict[str, list[ComparedRun]]:
     """The runs of each condition, in the order in which they are given."""
+    return _grouped(runs, lambda one: one.condition)
+
+
+def _grouped(runs: Sequence[ComparedRun], name: Callable[[ComparedRun], str]) -> dict[str, list[ComparedRun]]:
     found: dict[str, list[ComparedRun]] = {}
     for one in runs:
-        found.setdefault(one.condition, []).append(one)
+        found.setdefault(name(one), []).append(one)
     return found
 
 

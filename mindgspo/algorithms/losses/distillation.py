@@ -4,9 +4,9 @@ Per token, over the set S of the teacher's A likeliest ids and all other ids as 
 
     KL = sum_(v in S) p_v log(p_v / q_v) + p_r log(p_r / q_r)        p: policy, q: teacher, p_r = 1 - sum_(v in S) p_v
 
-This is the reverse KL of coarsened distributions: never negative, 0 where they are equal, at most the KL over the whole
-vocabulary, and that itself where A is the vocabulary. Its gradient by a logit z_v is p_v (log(p_v / q_v) - KL), by one
-outside of S p_v (log(p_r / q_r) - KL).
+This is the reverse KL of coarsened distributions: never negative (but for LEAST_REST, which can put it 1e-5 below 0),
+0 where they are equal, at most the KL over the whole vocabulary, and that itself where A is the vocabulary. Its
+gradient by a logit z_v is p_v (log(p_v / q_v) - KL), by one outside of S p_v (log(p_r / q_r) - KL).
 
 Reverse, as Agarwal et al. (arXiv 2306.13649) for the student's own samples, MiniLLM (arXiv 2306.08543), and TRL's
 DistillationTrainer by default (beta 1), whose tail (loss_add_tail) is r; that trainer sums over the student's likeliest

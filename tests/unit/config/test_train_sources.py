@@ -70,6 +70,8 @@ def test_a_list_loads_back_and_its_paths_are_those_of_its_file(experiment: Path,
     ([PLAIN, {**EXTRA, "split": "train"}], ["data.train[1].split: train is already the split of data.train[0]"]),
     ([{**PLAIN, "operation": "+"}, {**EXTRA, "split": "train", "operation": "-"}, {**PLAIN, "name": "all"}],
      ["data.train[2].split: train is already the split of data.train[0]"]),
+    ([PLAIN, {"format": "prepared", "path": ".", "operation": "+", "weight": 1}],
+     ["data.train[1].operation: + selects generated arithmetic rows; remove it from prepared"]),
     ([PLAIN, {"format": "prepared", "path": "/nowhere/x", "weight": 1}], ["data.train[1].path: /nowhere/x does not"]),
 ])  # fmt: skip
 def test_a_mistake_is_named_with_its_entry(mixed, sources, lines) -> None:
