@@ -86,7 +86,7 @@ def test_a_step_with_adapters_is_expected_to_be_faster() -> None:
 
     full, lora = (
         estimate_step(experiment_of(QWEN2_5_7B | more, device="Ascend", train={"model_parallel": 4},
-                                    infer={"model_parallel": 4}, response=1024))
+                                    infer={"model_parallel": 4}, rows=16, response=1024))
         for more in ({}, {"lora": {"rank": 16}})
     )  # fmt: skip
     assert full is not None and lora is not None
