@@ -3,6 +3,7 @@ memory plan. Pure Python."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from math import floor
 
 from mindgspo.config import ExperimentConfig
@@ -82,17 +83,23 @@ def most_slots(config: ExperimentConfig, *, capacity: int | None = None) -> int:
 
 
 def _holds_whole_cache(config: ExperimentConfig, capacity: int | None) -> bool:
-    """Whether all slots can be at their longest at once."""
+    """Whether all slots can be at their longest at once, beside all else that is resident then."""
     if joined_problems(config) or sequences_at_once(config, cache_columns(config)) < slots_per_replica(config):
         return False
     side, phases = (replica_config(config), (Phase.ROLLOUT,)) if config.has_servers else (config, PHASES)
-    memory = expected_memory(side, capacity=capacity, phases=phases, levels=[level_of(side)])
-    return memory.peak()[1] <= SHARE * memory.capacity
+    needed, available = _with_cache(side, capacity, phases)
+    return needed <= SHARE * available
 
 
 def _missing(config: ExperimentConfig, capacity: int | None) -> int:
     """Bytes that the fullest card lacks while it holds the cache."""
+    needed, available = _with_cache(config, capacity, PHASES)
+    return needed - available
+
+
+def _with_cache(config: ExperimentConfig, capacity: int | None, phases: Collection[Phase]) -> tuple[int, int]:
+    """Bytes that are needed in phases that hold the cache, and bytes that there are, as `MemoryPlan.needed` counts."""
     level = level_of(config)
-    plan = expected_memory(config, capacity=capacity, levels=[level])
-    phases = [memory for each in plan.classes for memory in each.levels[level] if Part.KV_CACHE in memory.parts]
-    return max((memory.total for memory in phases), default=0) - plan.capacity
+    plan = expected_memory(config, capacity=capacity, phases=phases, levels=[level])
+    resident = {memory.phase for each in plan.classes for memory in each.levels[level] if Part.KV_CACHE in memory.parts}
+    return max((plan.needed(level, phase) for phase in resident), default=0), plan.capacity
