@@ -3,6 +3,7 @@ memory plan. Pure Python."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from math import floor
 
 from mindgspo.config import ExperimentConfig
@@ -86,17 +87,16 @@ def most_slots(config: ExperimentConfig) -> int:
 
 
 def _holds_whole_cache(config: ExperimentConfig) -> bool:
-    """Whether all slots can be at their longest at once."""
+    """Whether all slots can be at their longest at once, beside all else that is resident then."""
     if joined_problems(config) or sequences_at_once(config, cache_columns(config)) < slots_per_replica(config):
         return False
     side, phases = (replica_config(config), (Phase.ROLLOUT,)) if config.has_servers else (config, PHASES)
-    memory = expected_memory(side, phases=phases, levels=[level_of(side)])
-    return memory.peak()[1] <= SHARE * memory.capacity
+    return _missing(side, SHARE, phases) <= 0
 
 
-def _missing(config: ExperimentConfig, share: float) -> int:
-    """Bytes of this share of the memory that the fullest card lacks while it holds the cache."""
+def _missing(config: ExperimentConfig, share: float, phases: Collection[Phase] = PHASES) -> int:
+    """Bytes that are lacking of this share of the memory in phases that hold the cache."""
     level = level_of(config)
-    plan = expected_memory(config, levels=[level])
-    phases = [memory for each in plan.classes for memory in each.levels[level] if Part.KV_CACHE in memory.parts]
-    return max((memory.total for memory in phases), default=0) - int(share * plan.capacity)
+    plan = expected_memory(config, phases=phases, levels=[level])
+    resident = {memory.phase for each in plan.classes for memory in each.levels[level] if Part.KV_CACHE in memory.parts}
+    return max((plan.needed(level, phase) for phase in resident), default=0) - int(share * plan.capacity)

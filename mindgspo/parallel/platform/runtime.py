@@ -177,6 +177,13 @@ def call_for_memory(cell: nn.Cell, inputs: Sequence[Tensor]) -> tuple[int, int]:
     return ms.runtime.max_memory_allocated(), ms.runtime.max_memory_reserved()
 
 
+def peak_device_bytes() -> int | None:
+    """Return the most bytes that tensors have taken on this process's card; None on a CPU."""
+    import mindspore as ms
+
+    return ms.runtime.max_memory_allocated() if _device == "Ascend" else None
+
+
 def call_compiled(cell: nn.Cell, *inputs: Tensor) -> Outputs:
     """Compile a cell for these shapes unless done before, and run the graph.
 

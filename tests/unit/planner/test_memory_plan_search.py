@@ -9,8 +9,9 @@ from planned_experiments import experiment_of, qwen2
 
 from mindgspo.config import ExperimentConfig, load_config
 from mindgspo.config.rules import joined_problems
-from mindgspo.planner import GIB, MIB, expected_memory, most_slots, set_options, smallest_change
+from mindgspo.planner import GIB, MIB, SwapLevel, expected_memory, most_slots, set_options, smallest_change
 from mindgspo.planner.smallest_change import changed
+from mindgspo.swap.states import Phase
 
 GSM8K = Path(__file__).resolve().parents[3] / "examples" / "gsm8k" / "gspo_qwen2_5_3b.yaml"
 
@@ -117,6 +118,15 @@ def test_slots_are_the_most_that_fit_with_the_cache_at_its_longest() -> None:
     assert [most_slots(within(config, size * GIB)) for size in (100, 64, 44, 32, 8)] == [512, 256, 128, 64, 64]
     assert expected_memory(changed(config, {"rollout.slots": 256})).peak()[1] <= 0.9 * 64 * GIB
     assert expected_memory(changed(config, {"rollout.slots": 512})).peak()[1] > 0.9 * 64 * GIB
+
+
+def test_an_update_that_does_not_fit_leaves_the_slots_of_a_rollout_that_does() -> None:
+    """With swap the cache is gone before the update, whatever that needs."""
+    config = loaded("swap.enabled=true", "plans.train.recompute=none", "trainer.samples_per_micro_batch=4")
+    level = SwapLevel.BY_PHASE
+    plan = expected_memory(config, levels=[level])
+    assert plan.needed(level, Phase.UPDATE) > plan.capacity > plan.needed(level, Phase.ROLLOUT)
+    assert most_slots(config) == 512
 
 
 @pytest.mark.parametrize(("overrides", "slots"), [
