@@ -52,17 +52,19 @@ def operators(machine: Machine, needs: Needs) -> Iterator[MachineProblem]:
         return
     on_host = _described(machine.path(f"{home}/{_OPERATORS}").glob("*cpu*/**/*.json"))
     kernels = {path.stem for path in machine.path(_kernels(machine, home)).rglob("*.json")}
-    found: dict[str, list[str]] = {"operators_missing": [], "operators_on_host": [], "operators_compiled": []}
+    found: dict[str, list[str]] = {}
     for kind, jobs in _launches().items():
         for launch in jobs["aclop"]:
             name, *dtypes = launch.split()
-            if not any(_takes(entry, dtypes) for entry in on_cores.get(name, [])):
-                found["operators_on_host" if name in on_host else "operators_missing"].append(f"{launch} ({kind})")
-            elif kernels and not kernels & _file_names(name, on_cores[name]):
-                found["operators_compiled"].append(f"{name} ({kind})")
+            entries = on_cores.get(name, [])
+            if not any(_takes(entry, dtypes) for entry in entries):
+                elsewhere = "operators_dtypes" if entries else "operators_missing"
+                is_on_host = name in on_host or not (on_host or entries)  # without a list of it, it may have them
+                found.setdefault("operators_on_host" if is_on_host else elsewhere, []).append(f"{launch} ({kind})")
+            elif kernels and not kernels & _file_names(name, entries):
+                found.setdefault("operators_compiled", []).append(f"{launch} ({kind})")
     for finding, names in found.items():
-        if names:
-            yield problem(finding, listed(list(dict.fromkeys(names)), most=_MOST))
+        yield problem(finding, listed(names, most=_MOST))
 
 
 def compared_with(machine: Machine) -> str:

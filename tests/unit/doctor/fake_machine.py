@@ -87,10 +87,12 @@ def with_operators(
     folder: str = "",
     *,
     lost: Collection[str] = (),
-    on_host: Collection[str] = (),
+    on_host: Collection[str] = ("Abs",),
+    narrow: Collection[str] = (),
     unbuilt: Collection[str] = (),
 ) -> Machine:
-    """CANN's lists of all operators that jobs launch, but those `lost`. folder: of the repository within a chip's."""
+    """CANN's lists of all operators that jobs launch, but those `lost`. folder: of the repository within a chip's.
+    narrow: those of int8 alone."""
     functions = {name for jobs in LAUNCHES.values() for name in jobs["aclnn"]} - {*lost}
     path = machine.path(f"{HOME}/lib64/libopapi.so")
     path.write_bytes(
@@ -99,6 +101,7 @@ def with_operators(
     on_cores: dict[str, list[list[str]]] = {}
     for launch in (launch for jobs in LAUNCHES.values() for launch in jobs["aclop"]):
         name, *dtypes = launch.replace("float32", "float").split()
+        dtypes = ["int8"] if name in narrow else dtypes
         if name not in lost:
             on_cores.setdefault(name, []).append((dtypes + 9 * dtypes[-1:])[:9])
     described = {

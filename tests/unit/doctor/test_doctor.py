@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from running import mindgspo
+import yaml
+from running import mindgspo, python
 from unit.doctor.fake_machine import (
     DRIVER,
     GB,
@@ -165,6 +166,9 @@ BROKEN: list[tuple[str, Break, str, Needs]] = [
     ("functions_missing", with_lists(lost=("aclnnMm",)), "install CANN 9.1", NEEDS),
     ("operators_missing", with_lists(lost=("Pack",)), "install CANN 9.1", NEEDS),
     ("operators_on_host", with_lists(lost=("Pack",), on_host=("Pack",)), "install CANN 9.1", NEEDS),
+    ("operators_on_host", with_lists(lost=("Pack",), on_host=()), "install CANN 9.1", NEEDS),
+    ("operators_on_host", with_lists(narrow=("Pack",), on_host=("Pack",)), "install CANN 9.1", NEEDS),
+    ("operators_dtypes", with_lists(narrow=("Pack",)), "install CANN 9.1", NEEDS),
     ("operators_compiled", with_lists(unbuilt=("Pack",)), "install the kernels package", NEEDS),
     ("hccl_if_ip", variables(HCCL_IF_IP="10.0.0.8"), "export HCCL_IF_IP=10.0.0.7", NEEDS),
     ("socket_interface", variables(HCCL_SOCKET_IFNAME="eth"), "unset HCCL_SOCKET_IFNAME", NEEDS),
@@ -238,7 +242,19 @@ def test_operators_are_compared_by_the_dtypes_of_their_inputs(tmp_path: Path) ->
     assert examine(machine, NEEDS) == [], "inputs that may be left out do not count"
     lists["Pack"] = {"input0": {"dtype": "float16,int8", "paramType": "dynamic"}}
     path.write_text(json.dumps(lists))
-    assert [one.name for one in examine(machine, NEEDS)] == ["operators_missing"]
+    assert [one.name for one in examine(machine, NEEDS)] == ["operators_dtypes"]
+
+
+def test_launches_are_listed_under_the_first_kind_of_job_that_has_them(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("aclnnMm\naclop:Pack bfloat16\naclnnAdd\ninternal:MatMul bfloat16\n")
+    (tmp_path / "b").write_text("aclop:Pack bfloat16\naclop:Pack float32\naclnnMm\n")
+    words = [f"every run={tmp_path}/a", f"stages={tmp_path}/b", "--out", str(tmp_path / "out.yaml")]
+    done = python(PROJECT / "tools/list_launches.py", *words)
+    assert done.stdout.endswith("out.yaml: 4 operators\n"), done.stderr
+    assert yaml.safe_load((tmp_path / "out.yaml").read_text()) == {
+        "every run": {"aclnn": ["aclnnAdd", "aclnnMm"], "aclop": ["Pack bfloat16"]},
+        "stages": {"aclnn": [], "aclop": ["Pack float32"]},
+    }
 
 
 def test_names_that_a_library_defines(tmp_path: Path) -> None:
