@@ -45,7 +45,9 @@ def _attention() -> tuple[str, bool]:
     holds the blocks in reverse."""
     place = np.arange(_BLOCKS)[::-1].reshape(-1, 1, 1, 1)
     cache = (_BLOCKS, _BLOCK, _KV_HEADS, _SIZE)
-    keys, values = (np.broadcast_to(one, cache).astype(np.float32) for one in ((place - 64) / 64, place / 128))
+    keys, values = (
+        np.broadcast_to(one, cache).astype(np.float32, order="C") for one in ((place - 64) / 64, place / 128)
+    )
     query = np.full((1, _HEADS * _SIZE), 1 / 8, np.float32)
     lengths, tables = np.array([_BLOCKS * _BLOCK], np.int32), np.arange(_BLOCKS, dtype=np.int32)[::-1].reshape(1, -1)
     given = [Tensor(one, dtype=ms.bfloat16) for one in (query, keys, values)]
