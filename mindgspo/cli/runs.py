@@ -50,11 +50,11 @@ def compare_command(
     out: Annotated[Path, typer.Option(help="Folder for comparison.png and comparison.html.")] = Path("comparison"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
 ) -> None:
-    """Compare runs: settings, outcomes, curves; or one run with published figures.
+    """Compare runs, or judge one by published figures.
 
-    Accuracy is printed with its 95 % interval; the curves are drawn into comparison.png and into a page that opens
-    anywhere, comparison.html. With --target, each metric passes or fails by the file's threshold; exit code 1 if one
-    fails or was not recorded.
+    Settings and outcomes are printed, accuracy with its 95 % interval; curves are drawn into comparison.png and into a
+    page that opens anywhere, comparison.html. With --target, each metric passes or fails by the file's threshold; exit
+    code 1 if one fails or was not recorded.
     """
     from mindgspo.metrics.compare import compare_runs, comparison_lines, write_comparison
 

@@ -17,6 +17,7 @@ from mindgspo.config.data import LEAST_TOP_P, DataSection, DataSourceSection, Ev
 from mindgspo.config.environment import EnvironmentSection
 from mindgspo.config.model import ModelSection
 from mindgspo.config.plan import ParallelPlan
+from mindgspo.config.profile import ProfileSection
 from mindgspo.config.reward import RewardSection
 from mindgspo.config.section import Section
 
@@ -390,6 +391,8 @@ class ExperimentConfig(Section):
     """Evaluation on held-out problems."""
     logging: LoggingSection = LoggingSection()
     """Outputs of a run."""
+    profile: ProfileSection = ProfileSection()
+    """Steps recorded for a profiler's timeline."""
 
     @property
     def has_own_servers(self) -> bool:

@@ -243,6 +243,7 @@ def _train(config: ExperimentConfig, experiment: Experiment, log: RunLog, saver:
     trainer, alarm = experiment.trainer, MemoryAlarm(config.watch.memory_growth)
     while progress.step < trainer.total_steps:
         heartbeat.begin_step(progress.step + 1)
+        experiment.profiler.begin_step(progress.step + 1)
         result = trainer.train_step(progress.step + 1)
         resident_gb = resident_gb_of_ranks()
         log.log_metrics(result.step, {**result.metrics, **memory_metrics(resident_gb, allocated_gb_of_ranks())})
@@ -259,6 +260,8 @@ def _train(config: ExperimentConfig, experiment: Experiment, log: RunLog, saver:
         is_best = config.trainer.keep_best > 0 and progress.is_at_best
         if is_last or is_best or _is_due(progress.step, config.trainer.save_every):
             saver.save(progress)
+        if (line := experiment.profiler.end_step()) is not None:
+            log.note(line)
 
 
 def _is_due(step: int, every: int | None) -> bool:
