@@ -175,7 +175,7 @@ class FakeServer:
             named = body.get("lora_path", body.get("model", "policy"))
             if named != "policy" and named not in (self.adapters or ()):
                 return web.json_response({"error": {"message": f"{named} is not loaded"}}, status=404)
-            if self.api == "mindgspo" and self._version is None:
+            if self.api == "mindgspo" and self._version is None and "prompt_logprobs" not in body:
                 return web.json_response({"error": {"message": "no weights yet"}}, status=503)
             if self.held_at is not None:
                 await self._aborted.wait()
