@@ -38,7 +38,7 @@ class FakeServer:
     next requests, "drop" or a status, before any is answered. held_at: tokens behind which responses wait until they
     are aborted. knows_versions: whether weights have one that is told, as in newer vLLMs. key: signs answers, and
     nothing else is answered than what is signed. headers: of all answers. adapters: names of those that are loaded;
-    None: it was started without them.
+    None: it was started without them. facts: what it tells of its model. port: where it listens, 0 for a free one.
 
     asked: bodies of completion requests. calls: paths and bodies of the others. most: requests answered at once.
     heard: headers of all requests.
@@ -55,9 +55,12 @@ class FakeServer:
         key: ServerKey | None = None,
         headers: Mapping[str, str] = MappingProxyType({}),
         adapters: set[str] | None = None,
+        facts: Mapping[str, Any] = MappingProxyType({}),
+        port: int = 0,
     ) -> None:
         self.api, self.spoil, self.failures, self.held_at = api, spoil, list(failures), held_at
         self.knows_versions, self.key, self.headers, self.adapters = knows_versions, key, headers, adapters
+        self.facts, self.port = facts, port
         self.heard: list[Mapping[str, str]] = []
         self.asked: list[dict[str, Any]] = []
         self.calls: list[tuple[str, Any]] = []
@@ -73,7 +76,7 @@ class FakeServer:
         return self
 
     def __exit__(self, *error: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -84,9 +87,17 @@ class FakeServer:
         app.router.add_route("*", "/{path:.*}", self._handle)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
         await site.start()
-        return f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        self.port = self._runner.addresses[0][1]
+        return f"http://127.0.0.1:{self.port}"
+
+    async def _end(self) -> None:
+        await self._runner.cleanup()
+        held = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in held:
+            task.cancel()
+        await asyncio.gather(*held, return_exceptions=True)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         content = await request.read()
@@ -108,7 +119,11 @@ class FakeServer:
 
     async def _call(self, path: str, body: dict[str, Any]) -> web.Response:
         answer: Any = {}
-        if path in ("/abort_requests", "/pause", "/abort_request"):
+        if path == "/health":
+            answer = dict(self.facts)
+        elif path == "/v1/models":
+            answer = {"object": "list", "data": [dict(self.facts)]}
+        elif path in ("/abort_requests", "/pause", "/abort_request"):
             self._aborted.set()
             self._aborted = asyncio.Event()
         elif path == "/update_weights":
@@ -160,6 +175,8 @@ class FakeServer:
             named = body.get("lora_path", body.get("model", "policy"))
             if named != "policy" and named not in (self.adapters or ()):
                 return web.json_response({"error": {"message": f"{named} is not loaded"}}, status=404)
+            if self.api == "mindgspo" and self._version is None and "prompt_logprobs" not in body:
+                return web.json_response({"error": {"message": "no weights yet"}}, status=503)
             if self.held_at is not None:
                 await self._aborted.wait()
             answer = self.spoil(self._answer(body))

@@ -60,17 +60,17 @@ def serve_command(
     from mindgspo.launch.serving import start_serving
     from mindgspo.planner import replica_with_cache_budget
     from mindgspo.rollout.server_key import server_key
-    from mindgspo.rollout.weights_folder import weights_folder
+    from mindgspo.rollout.weights_folder import weights_folders
 
     overrides = emulated_overrides(emulate_ascend, set_)
     if api_key_file is not None:
         overrides = (*overrides, f"rollout.servers.api_key_file={json.dumps(str(api_key_file))}")
     whole = load_config(config, overrides, check_files=False)
     experiment, key = replica_with_cache_budget(whole), server_key(whole.rollout.servers.api_key_file)
-    folders = [weights_folder(whole), *(weights_dir or ())]
+    folders = [*weights_folders(whole), *(weights_dir or ())]
     words = ["-m", "mindgspo.cli", "serve", str(config)]
     words += [word for override in overrides for word in ("--set", override)]
-    words += [word for folder in folders[1:] for word in ("--weights-dir", str(folder))]
+    words += [word for folder in weights_dir or () for word in ("--weights-dir", str(folder))]
     words += ["--own-weights"] * own_weights
 
     def work(listener: socket.socket | None) -> int:

@@ -76,8 +76,8 @@ class ServersSection(Section):
     """Their API: that of `mindgspo serve`, vLLM or SGLang (docs/rollout_servers.md)."""
     weights_dir: Path | None = None
     """Folder in which a run creates its own folder for handing new weights to servers, which must see it under the same
-    path. /dev/shm, memory of this machine, is fast; servers on other machines need shared storage. None:
-    rollout_weights in run_dir."""
+    path; servers on other machines need shared storage. None: /dev/shm, memory of this machine, where all servers are
+    on it and the weights take at most half of what is free there, else rollout_weights in run_dir."""
     api_key_file: Path | None = None
     """File with the key that the run and its servers share; `mindgspo serve` of the same experiment reads it too. The
     variable MINDGSPO_API_KEY takes precedence. None: no key, unless that is set. Servers that a run starts get a key of
@@ -86,7 +86,15 @@ class ServersSection(Section):
     """Time within which a server must answer a request. 3600: a long response of a large model takes tens of
     minutes."""
     retries: int = Field(default=3, ge=0)
-    """Number of times a request is repeated after its connection broke or its server was busy, before the run ends."""
+    """Number of times a request is repeated after its connection broke or its server was busy; then that server counts
+    as lost, and others get its requests."""
+    patience_s: float = Field(default=900.0, ge=0)
+    """Seconds for which a run waits while all of its servers are lost, before it ends. A server that comes back gets
+    the present weights before any request. 900: a server of a large model takes minutes to start."""
+    restart: bool = True
+    """Start servers of the run again that have ended, after pauses growing from 1 s to 60 s. False: the run goes on
+    with those that are left, and ends with the last one. Servers named in `urls` are restarted by whoever started
+    them."""
 
 
 class MemorySection(Section):

@@ -8,11 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
@@ -29,6 +31,7 @@ from mindgspo.text import counted
 
 _LAST_LINES = 12
 _READY_WITHIN_S, _POLL_S = 600.0, 0.05
+_LOOK_S, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _LASTING_S = 0.5, 1.0, 60.0, 300.0
 _SERVED = "MINDGSPO_SERVED"  # process id of the run that has started a server
 
 
@@ -99,8 +102,10 @@ def _bound(host: str, port: int, *, has_key: bool) -> socket.socket:
     return listener
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Server:
+    command: Sequence[str]
+    environment: Mapping[str, str]
     port: int
     log: Path
     process: subprocess.Popen
@@ -113,28 +118,69 @@ class _Server:
 @contextmanager
 def own_servers(config: ExperimentConfig, words: Sequence[str], log_dir: Path) -> Iterator[Callable[[], None]]:
     """While the block runs, each replica of the infer plan has a server on cards of its own, and this process and its
-    children know their addresses. words: configuration and overrides as on the command line. Yields a function that
-    shows the last lines of servers that have ended; if the block raises, they are shown."""
+    children know their addresses. Servers that end are started again, see `rollout.servers.restart`. words:
+    configuration and overrides as on the command line. Yields a function that shows the last lines of servers that have
+    ended; if the block raises, they are shown."""
     cards, size = infer_cards(config), config.plans.infer.model_parallel
     make_folder(log_dir)
     servers: list[_Server] = []
+    threads: list[threading.Thread] = []
+    is_over, changing = threading.Event(), threading.Lock()
     key = secrets.token_urlsafe(32)  # of this run and its servers: strangers are not answered, nor believed
     try:
         for number in range(config.plans.infer.data_parallel):
             own = cards[number * size : (number + 1) * size]
-            servers.append(_started(words, own, log_dir, number, key))
+            servers.append(_new_server(words, own, log_dir, number, key))
         _await(servers)
-        worker_process.tell_rollout_servers({server.url: server.process.pid for server in servers}, key)
+
+        def tell() -> None:
+            numbers = {server.url: server.process.pid for server in servers}
+            worker_process.tell_rollout_servers(numbers, key, log_dir / "servers.json")
+
+        def restart(number: int) -> None:
+            with changing:
+                if not is_over.is_set():
+                    old = servers[number]
+                    servers[number] = _started(old.command, old.environment, old.log, mode="ab")
+                    tell()
+
+        tell()
+        for number in range(len(servers)) if config.rollout.servers.restart else ():
+            threads.append(threading.Thread(target=_keep, args=(servers, number, restart, is_over), daemon=True))
+            threads[-1].start()
         yield lambda: _show_dead(servers)
     except MindGSPOError:
         _show_dead(servers)
         raise
     finally:
+        with changing:
+            is_over.set()
         _end(servers)
+        for thread in threads:
+            thread.join()
 
 
-def _started(words: Sequence[str], cards: Sequence[int], log_dir: Path, number: int, key: str) -> _Server:
-    log = log_dir / f"server_{number}.log"
+def _keep(servers: Sequence[_Server], number: int, restart: Callable[[int], None], is_over: threading.Event) -> None:
+    """Start a server again each time that it ends, later and later while it does not last. The kernel ends a server
+    with the thread that started it, so this one ends after the server."""
+    pause_s, began = _FIRST_PAUSE_S / 2, time.monotonic()
+    while not is_over.wait(_LOOK_S):
+        if _exit_code(servers[number].process) is None:
+            continue
+        _show_dead([servers[number]])
+        lasted = time.monotonic() - began > _LASTING_S
+        pause_s = _FIRST_PAUSE_S if lasted else min(2 * pause_s, _LONGEST_PAUSE_S)
+        print(f"it is started again in {pause_s:.0f} s", flush=True)
+        is_over.wait(pause_s)
+        began = time.monotonic()
+        try:
+            restart(number)
+        except (OSError, MindGSPOError) as error:  # no memory for a process, a full disk
+            print(f"a server that generates cannot be started again: {error}", flush=True)
+    servers[number].process.wait()
+
+
+def _new_server(words: Sequence[str], cards: Sequence[int], log_dir: Path, number: int, key: str) -> _Server:
     # An emulated card's process sets itself up: servers and trainer are jobs of their own.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("ASCEND_EMULATOR")}
     environment |= {_SERVED: str(os.getpid()), worker_process.API_KEY: key}
@@ -142,7 +188,14 @@ def _started(words: Sequence[str], cards: Sequence[int], log_dir: Path, number: 
     command += ["--cards", ",".join(map(str, cards)), "--logs", str(log_dir / f"server_{number}")]
     if runtime.is_emulated():
         command.append("--emulate-ascend")
-    with log.open("wb") as output, socket.socket() as listener:
+    return _started(command, environment, log_dir / f"server_{number}.log", mode="wb")
+
+
+def _started(
+    command: Sequence[str], environment: Mapping[str, str], log: Path, *, mode: Literal["wb", "ab"]
+) -> _Server:
+    """Start a server at a port that no other process can have. mode: of opening its log."""
+    with log.open(mode) as output, socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
         process = subprocess.Popen(
@@ -153,7 +206,7 @@ def _started(words: Sequence[str], cards: Sequence[int], log_dir: Path, number: 
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    return _Server(port, log, process)
+    return _Server(command=command, environment=environment, port=port, log=log, process=process)
 
 
 def _await(servers: Sequence[_Server]) -> None:

@@ -83,6 +83,10 @@ class ServerAPI:
     """Takes away what was loaded under a version, where it is still there."""
     naming: Callable[[int], Mapping[str, str]] = lambda version: {}
     """Fields by which a completion request names its weights."""
+    about: Call | None = Call(path="/v1/models", method="GET", passes=(404,))
+    """Tells which model a server has; None: GET /health does."""
+    facts: tuple[str, ...] = ()
+    """What it tells of that model, and what stays as it is while weights change."""
     signs: bool = False
     """Both sides sign their messages with the key; otherwise the key itself is sent."""
 
@@ -403,6 +407,8 @@ SERVER_APIS: Mapping[str, ServerAPI] = {
         label=int,
         always_tells=True,
         bytes_per_token=96,
+        about=None,
+        facts=("model", "vocab_size", "max_prompt_length", "max_new_tokens"),
         signs=True,
     ),
     "vllm": ServerAPI(
@@ -414,6 +420,7 @@ SERVER_APIS: Mapping[str, ServerAPI] = {
         label=str,
         always_tells=False,  # from 0.33 on
         bytes_per_token=512,  # includes the text, and the most likely token of each position
+        facts=("id", "root", "max_model_len"),
     ),
     "sglang": ServerAPI(
         completions="/generate",
@@ -424,6 +431,7 @@ SERVER_APIS: Mapping[str, ServerAPI] = {
         label=str,
         always_tells=True,
         bytes_per_token=256,
+        facts=("max_model_len",),  # the model's name becomes that of the folder that weights were loaded from
     ),
 }
 

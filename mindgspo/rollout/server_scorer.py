@@ -28,8 +28,8 @@ from mindgspo.models.scoring import TokenScores
 from mindgspo.parallel.collectives.replicas import Arrays, Replicas
 from mindgspo.parallel.plans.placement import Placement
 from mindgspo.parallel.platform import heartbeat, runtime
-from mindgspo.rollout.http_service import Server, ServiceOptions, open_session, parsed
 from mindgspo.rollout.server_apis import LEAST_LOGPROB, MOST_LOGPROB, SERVER_APIS, Call
+from mindgspo.rollout.server_connection import Server, ServiceOptions, open_session, parsed
 from mindgspo.rollout.server_key import key_of_file, server_key
 from mindgspo.text import shorten
 from mindgspo.tokenization import Tokenizer
@@ -132,7 +132,7 @@ class ServerScorer:
         try:
             return _in_a_thread(self._all(rows))
         except RolloutError as error:
-            raise self._options.without_key(error) from error.__cause__
+            raise RolloutError(self._options.hidden(str(error))) from error.__cause__
 
     # ---- in an event loop
 

@@ -150,7 +150,7 @@ class CompletionService(Protocol):
 
     def load_weights(self, folder: Path, version: int) -> None:
         """Load the weights in `folder` (see `rollout.weights_folder`); nothing may run. On return all engines have
-        them, and answer with `version`."""
+        them, and answer with `version`; one that is lost gets them before it is asked again."""
         ...
 
     def idle_seconds(self) -> float:

@@ -115,14 +115,14 @@ class WeightTransfer:
 
 
 class ServedWeights:
-    """Brings trained weights to completion servers through a folder, which has no other content.
+    """Brings trained weights to completion servers through `folder`, which has no other content.
 
     All ranks gather the weights, and rank 0 writes them; servers generate on until the folder is complete. base: digest
     of the base that servers hold, so that they get adapters alone; None: they get whole weights, adapters merged.
     """
 
     def __init__(self, trained: Model, model: ModelSection, folder: Path, *, base: str | None = None) -> None:
-        self._trained, self._model, self._folder, self._base = trained, model, folder, base
+        self._trained, self._model, self.folder, self._base = trained, model, folder, base
         self._bytes = 0
 
     def metrics(self) -> dict[str, float]:
@@ -130,20 +130,25 @@ class ServedWeights:
         return {"perf/reshard_mb": self._bytes / 2**20} if self._bytes else {}
 
     def push_weights(self, version: int, load: Callable[[Path, int], None]) -> None:
-        """Call on all ranks. load: called on rank 0 with folder and version; returns when the servers have read it."""
+        """Call on all ranks. load: called on rank 0 with folder and version. They stay until the next push, for servers
+        that come back."""
         among = None if self._base is None else trained_shapes(self._model)
         tensors = weights_as_numpy(self._trained, self._model, among=among)
         if self._model.lora is not None and self._base is None and tensors:
             tensors = merged_weights(self._model, tensors)
 
         def publish() -> None:
-            folder = self._folder / f"version_{version:08d}"
-            shutil.rmtree(self._folder, ignore_errors=True)  # a killed run may have left weights
+            folder = self.folder / f"version_{version:08d}"
+            for earlier in self.folder.glob("*"):  # a killed run may have left weights, too
+                shutil.rmtree(earlier)
             self._bytes = write_weights(folder, tensors, self._model, version, base=self._base)
             load(folder, version)
-            shutil.rmtree(self._folder)
 
         first_rank_first(publish)
+
+    def close(self) -> None:
+        """Remove the weights; call on rank 0."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def weights_as_numpy(

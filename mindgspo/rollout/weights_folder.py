@@ -8,44 +8,73 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import shutil
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
+import psutil
 
 from mindgspo.config import ExperimentConfig, ModelSection
 from mindgspo.config.huggingface_config import huggingface_config
 from mindgspo.errors import WeightsError
 from mindgspo.io import make_folder, publish_folder, read_json, remove_folder, temporary_path, write_file
 from mindgspo.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_KEY, peft_config, peft_names
-from mindgspo.models.names import compute_type
+from mindgspo.models.names import compute_type, trained_weight_shapes, weight_shapes
 from mindgspo.tensor_files.formats import library_order
 from mindgspo.tensor_files.reader import SINGLE_FILE, open_tensors
 from mindgspo.tensor_files.tensors import FILE_DTYPES, TensorInfo, TensorSource, info_of, rounded
 from mindgspo.tensor_files.writer import write_tensors
 
 MANIFEST = "weights.json"
+SHARED_MEMORY = Path("/dev/shm")
 
 
-def weights_folder(config: ExperimentConfig) -> Path:
-    """Return the folder of this run, which empties it; it has a name of its own below a shared
-    `rollout.servers.weights_dir`."""
+def weights_folders(config: ExperimentConfig, *, shared_memory: Path = SHARED_MEMORY) -> tuple[Path, ...]:
+    """Return the folders of this run that may hand weights over, the preferred one first. Their names below a folder
+    that is shared are their own. shared_memory: folder in memory that all processes of a machine see."""
     assert config.run_dir is not None, "config is not resolved"
-    run_dir, shared = config.run_dir.absolute(), config.rollout.servers.weights_dir
-    if shared is None:
-        return run_dir / "rollout_weights"
-    digest = hashlib.sha256(os.fsencode(run_dir)).hexdigest()
-    return shared.absolute() / f"mindgspo-{run_dir.name}-{digest[:12]}"
+    run_dir, servers = config.run_dir.absolute(), config.rollout.servers
+    name = f"mindgspo-{run_dir.name}-{hashlib.sha256(os.fsencode(run_dir)).hexdigest()[:12]}"
+    if servers.weights_dir is not None:
+        return (servers.weights_dir.absolute() / name,)
+    hosts = {urlsplit(url).hostname or "" for url in servers.urls}
+    in_memory = (shared_memory / name,) if hosts <= {"localhost", "127.0.0.1", "::1"} else ()
+    return (*in_memory, run_dir / "rollout_weights")
+
+
+def claim_weights_folder(folders: Sequence[Path], model: ModelSection, *, only_trained: bool) -> Path:
+    """Return the first of `weights_folders` that can be used, for as long as the run lasts. Of several, all but the
+    last are in memory: weights take at most half of what is free there, and the folder belongs to this user alone.
+
+    only_trained: adapters and trained norms travel alone.
+    """
+    shapes = trained_weight_shapes(model) if only_trained else weight_shapes(model.base)
+    needed = 2 * sum(
+        prod(shape) * (4 if compute_type(name, model.dtype) == "float32" else 2) for name, shape in shapes.items()
+    )
+    for folder in folders[:-1]:
+        with suppress(OSError):
+            if min(shutil.disk_usage(folder.parent).free, psutil.virtual_memory().available) >= needed:
+                with suppress(FileExistsError):  # of a run that was killed
+                    folder.mkdir(mode=0o700)
+                found = folder.lstat()
+                if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022:
+                    return folder
+    return folders[-1]
 
 
 def write_weights(
     folder: Path, tensors: Mapping[str, np.ndarray], model: ModelSection, version: int, *, base: str | None = None
 ) -> int:
     """Publish `folder` atomically; returns the tensors' bytes there. Nothing is flushed to disk, because the folder is
-    removed as soon as the servers have read it.
+    of no use to another run.
 
     tensors: float32 under Hugging Face names; they are rounded to the types of a generating model. base: digest of what
     they are the adapters of; None: whole weights.

@@ -64,6 +64,7 @@ from mindgspo.rollout.answer_log import AnswerLog
 from mindgspo.rollout.player import OpenEnvironment, open_environment
 from mindgspo.rollout.sizes import rollout_sizes
 from mindgspo.rollout.trace import SamplerForm
+from mindgspo.rollout.weight_transfer import ServedWeights
 from mindgspo.swap.states import Holding
 from mindgspo.swap.swap import open_swap
 from mindgspo.tokenization import Tokenizer, load_tokenizer
@@ -91,7 +92,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """Parts of a run; `scorer`, the environment's player and `service` have to be closed."""
+    """Parts of a run; `scorer`, the environment's player, `service` and `served` have to be closed."""
 
     tokenizer: Tokenizer
     train_set: Sequence[Prompt]
@@ -104,6 +105,8 @@ class Experiment:
     """Owns those of the environment, if there is one."""
     service: HTTPService | None
     """Connection to the servers that generate, on rank 0 if there are any."""
+    served: ServedWeights | None
+    """Their weights, on rank 0."""
     trainer: Trainer
     validation: Validation
     profiler: PhaseProfiler
@@ -301,6 +304,7 @@ def build_experiment(
         scorer=scorer,
         environment=environment,
         service=generation.service,
+        served=generation.served,
         trainer=trainer,
         validation=validation,
         profiler=profiler,

@@ -118,7 +118,8 @@ def _run(
     trainer, service = experiment.trainer, experiment.service
     environment = experiment.environment
     player = nullcontext() if environment is None else environment.player
-    with experiment.scorer, player, closing(trainer.swap), nullcontext() if service is None else closing(service):
+    served, asked = (nullcontext() if one is None else closing(one) for one in (experiment.served, service))
+    with experiment.scorer, player, closing(trainer.swap), served, asked:
         warmup = build_warmup(config, experiment, data_dir=folder.data, new_run=new_run)
         with (
             _open_log(config, folder, trainer.total_steps) as log,
@@ -197,6 +198,8 @@ def _print_banner(config: ExperimentConfig, experiment: Experiment, log: RunLog)
     rows = batch_table(config, len(experiment.train_set), config.data.mixture([len(one) for one in source_rows]))
     if runtime.is_emulated():
         rows.insert(0, ("device", "emulated Ascend cards: MindSpore's Ascend backend, operators computed on this CPU"))
+    if experiment.served is not None:
+        rows.append(("weights", f"handed to the servers in {experiment.served.folder}"))
     width = max(len(name) for name, _ in rows)
     for name, text in rows:
         log.note(f"{name:<{width}}  {text}")

@@ -32,7 +32,7 @@ from mindgspo.rollout.player import OpenEnvironment
 from mindgspo.rollout.protocol import Purpose, Rollout, RolloutEngine, SamplingSettings, training_sampling
 from mindgspo.rollout.service import CompletionService, ServiceEngine, tokens_counted
 from mindgspo.rollout.weight_transfer import ServedWeights, WeightTransfer
-from mindgspo.rollout.weights_folder import weights_folder
+from mindgspo.rollout.weights_folder import claim_weights_folder, weights_folders
 from mindgspo.swap.states import Holding
 from mindgspo.swap.swap import Swap
 from mindgspo.tensor_files.tensors import TensorSource
@@ -140,6 +140,11 @@ class Generation:
     service: HTTPService | None = None
     """Connection to the servers that generate, on rank 0 if there are any."""
 
+    @property
+    def served(self) -> ServedWeights | None:
+        """The weights of these servers, on rank 0."""
+        return self.transfer if self.service is not None and isinstance(self.transfer, ServedWeights) else None
+
 
 def pushing(weights: ServedWeights, service: CompletionService | None) -> Callable[[int], None]:
     """Return the function that sends the weights of a version to the servers; all ranks call it.
@@ -180,7 +185,10 @@ def build_generation(
 
     service = open_service(config, tokenizer) if is_first() else None
     digest = base_digest(base) if base is not None and config.sends_adapters else None
-    weights = ServedWeights(model, config.model, weights_folder(config), base=digest)
+    *_, folder = folders = weights_folders(config)
+    if service is not None:
+        folder = claim_weights_folder(folders, config.model, only_trained=digest is not None)
+    weights = ServedWeights(model, config.model, folder, base=digest)
     asked: CompletionService | None = service
     if service is not None and environment is not None:
         asked = EpisodeService(service, environment, tokenizer)

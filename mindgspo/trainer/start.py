@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -21,6 +22,7 @@ from mindgspo.launch.watch import watch_this_process
 from mindgspo.launch.worker import run_worker
 from mindgspo.metrics.tracking import check_installed
 from mindgspo.parallel.platform import worker_process
+from mindgspo.rollout.weights_folder import weights_folders
 from mindgspo.trainer.resume_checks import check_config, finished_line, is_complete
 
 
@@ -94,13 +96,17 @@ def start(request: RunRequest, options: ClusterOptions) -> int:
     if not config.has_own_servers:
         return _work(request, config) if needed == 1 else _launch(request, config, cluster)
     assert config.run_dir is not None, "config is not resolved"
-    with own_servers(config, request.words(), config.run_dir / "logs") as show_dead:
-        if needed == 1:
-            return _work(request, config)
-        code = _launch(request, config, cluster)
-        if code:
-            show_dead()
-        return code
+    try:
+        with own_servers(config, request.words(), config.run_dir / "logs") as show_dead:
+            if needed == 1:
+                return _work(request, config)
+            code = _launch(request, config, cluster)
+            if code:
+                show_dead()
+            return code
+    finally:
+        for folder in weights_folders(config):  # of a trainer that was killed
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _needs(config: ExperimentConfig) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -112,10 +114,113 @@ def test_a_run_survives_every_kill(
     check_account(tmp_path / "killed", batches_ahead=staleness)
     if schedule == "one_step_off":  # which weights draw a token does not depend on the clock
         finish(tmp_path, "whole", *settings)
-        ours, theirs = (tmp_path / name / "export" / "model.safetensors" for name in ("killed", "whole"))
-        assert ours.read_bytes() == theirs.read_bytes()
-        ours, theirs = (samples_of(tmp_path / name) for name in ("killed", "whole"))
-        assert ours == theirs
-        ours, theirs = (read_lines(tmp_path / name / "metrics.jsonl") for name in ("killed", "whole"))
-        assert reproducible(ours) == reproducible(theirs)
+        check_equal(tmp_path / "killed", tmp_path / "whole")
     print(json.dumps({"schedule": schedule, "kills": kills, "survived": survived}))
+
+
+def check_equal(*runs: Path) -> None:
+    """Weights, samples and metrics, but for what clocks decide."""
+    ours, theirs = (run_dir / "export" / "model.safetensors" for run_dir in runs)
+    assert ours.read_bytes() == theirs.read_bytes()
+    ours, theirs = map(samples_of, runs)
+    assert ours == theirs
+    ours, theirs = (read_lines(run_dir / "metrics.jsonl") for run_dir in runs)
+    assert reproducible(ours) == reproducible(theirs)
+
+
+# ---- servers that are killed
+
+
+TWO = ("plans.infer.data_parallel=2", "watch.min_seconds=10")
+SCHEDULES = {"bounded": 2, "one_step_off": 1}
+
+
+def settings_of(schedule: str) -> tuple[str, ...]:
+    return (f"trainer.schedule={schedule}", f"trainer.max_staleness={SCHEDULES[schedule]}", *TWO)
+
+
+class Attacked:
+    """A run whose servers are attacked, in folder / "attacked"."""
+
+    def __init__(self, folder: Path, *settings: str) -> None:
+        self.root, self.log = folder / "attacked", folder / "attacked.log"
+        self.run = start(folder, "attacked", *settings)
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Or until the run has ended."""
+        give_up = time.monotonic() + 600
+        while self.run.poll() is None and not condition():
+            assert time.monotonic() < give_up, self.log.read_text()[-4000:]
+            time.sleep(0.02)
+
+    def wait_for_steps(self, count: int) -> None:
+        before = num_steps(self.root)
+        self.wait_until(lambda: num_steps(self.root) >= before + count)
+
+    def wait_for(self, text: str, count: int = 1) -> None:
+        self.wait_until(lambda: self.log.read_text().count(text) >= count)
+
+    def signal(self, number: signal.Signals, *servers: int) -> None:
+        """To servers of the run, by their place among those that there are now."""
+        assert self.run.poll() is None, "it has ended before: " + self.log.read_text()[-2000:]
+        processes = list(json.loads((self.root / "logs" / "servers.json").read_text()).values())
+        for server in servers:
+            os.kill(processes[server], number)
+
+
+LOST, BACK = "this server is lost", "the server has come back, with weights of version"
+
+
+def attack(run: Attacked, kind: str, choose: random.Random) -> None:
+    first = choose.randrange(2)
+    run.wait_for_steps(choose.randint(1, 4))
+    time.sleep(choose.uniform(0.0, 1.0))
+    if kind == "all":
+        run.signal(signal.SIGKILL, 0, 1)
+        run.wait_for(BACK, 1)
+    elif kind == "stopped":
+        run.signal(signal.SIGSTOP, first)
+        run.wait_for(LOST)
+        run.signal(signal.SIGCONT, first)
+        run.wait_for(BACK)
+    else:
+        run.signal(signal.SIGKILL, first)
+        run.wait_for(LOST)
+        if kind == "each":
+            run.wait_for(BACK)
+            run.signal(signal.SIGKILL, 1 - first)
+        elif kind == "last":
+            run.wait_for_steps(2)
+            run.signal(signal.SIGKILL, 1 - first)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    finish(folder, "whole", *settings_of("one_step_off"))
+    return folder / "whole"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("kind", ["one", "each", "all", "stopped", "last"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_run_survives_its_servers(
+    tmp_path: Path, request: pytest.FixtureRequest, schedule: str, kind: str, seed: int
+) -> None:
+    """Servers are killed, one, one by one and all at once, and started again; or stopped for longer than they may be
+    silent. Where nobody starts them again, the last one ends the run, which can be resumed."""
+    settings = settings_of(schedule)
+    restart = f"rollout.servers.restart={str(kind != 'last').lower()}"
+    run = Attacked(tmp_path, *settings, restart)
+    attack(run, kind, random.Random(seed))
+    code = run.run.wait(900)
+    text = run.log.read_text()
+    assert code == (kind == "last") and LOST in text, text[-4000:]
+    if kind == "last":
+        assert "error: http://127.0.0.1:" in text and "Traceback" not in text, text[-4000:]
+        finish(tmp_path, "attacked", *settings)
+    check_account(run.root, batches_ahead=SCHEDULES[schedule])
+    assert not (run.root / "rollout_weights").exists() and not list(Path("/dev/shm").glob("mindgspo-attacked-*"))
+    if schedule == "one_step_off":
+        check_equal(run.root, request.getfixturevalue("undisturbed"))

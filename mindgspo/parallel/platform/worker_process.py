@@ -17,6 +17,9 @@ import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+
+from mindgspo.io import read_json, write_json
 
 
 def is_worker() -> bool:
@@ -38,21 +41,25 @@ class LaunchOrders:
     """Whether the output of rank 0 is shown on a terminal."""
 
 
-_ROLLOUT_SERVERS = "MINDGSPO_ROLLOUT_SERVERS"  # set by the launcher for its workers
+_ROLLOUT_SERVERS = "MINDGSPO_ROLLOUT_SERVERS"  # a file, named by the launcher to its workers
 API_KEY = "MINDGSPO_API_KEY"
 """Environment variable with the API key of the rollout servers."""
 _api_key: str | None = None
 
 
 def rollout_servers() -> dict[str, int]:
-    """Return {URL: process id} of the rollout servers that the launcher started for this run."""
-    return json.loads(os.environ.get(_ROLLOUT_SERVERS, "{}"))
+    """Return {URL: process id} of the rollout servers that the launcher started for this run; both change when it
+    starts one again, the order does not."""
+    path = os.environ.get(_ROLLOUT_SERVERS)
+    return {} if path is None else read_json(Path(path))
 
 
-def tell_rollout_servers(servers: Mapping[str, int], key: str) -> None:
-    """Make `rollout_servers` and `api_key` return these in this process and in the ranks that it starts."""
+def tell_rollout_servers(servers: Mapping[str, int], key: str, path: Path) -> None:
+    """Make `rollout_servers` and `api_key` return these in this process and in the ranks that it starts, through a file
+    at `path`. Raises WriteError."""
     global _api_key
-    os.environ[_ROLLOUT_SERVERS], _api_key = json.dumps(servers), key
+    write_json(path, servers)
+    os.environ[_ROLLOUT_SERVERS], _api_key = str(path.absolute()), key
 
 
 def api_key() -> str | None:

@@ -99,7 +99,7 @@ def test_the_command_refuses_it_before_anything_is_compiled() -> None:
 
 
 @pytest.mark.usefixtures("no_key")
-def test_a_key_of_the_environment_is_inherited_by_rank_0_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_of_the_environment_is_inherited_by_rank_0_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(worker_process.API_KEY, "s3cret")
     assert [worker_process.api_key(), worker_process.api_key()] == [
         "s3cret"
@@ -111,9 +111,10 @@ def test_a_key_of_the_environment_is_inherited_by_rank_0_alone(monkeypatch: pyte
         )
         assert found.get(worker_process.API_KEY) == ("s3cret" if rank == 0 else None)
     # That of a run and its own servers takes its place.
-    monkeypatch.setenv("MINDGSPO_ROLLOUT_SERVERS", "{}")
-    worker_process.tell_rollout_servers({"http://127.0.0.1:1": 7}, "of the run")
-    assert worker_process.api_key() == "of the run" and worker_process.rollout_servers() == {"http://127.0.0.1:1": 7}
+    monkeypatch.setenv("MINDGSPO_ROLLOUT_SERVERS", "")
+    for found in ({"http://127.0.0.1:9": 7}, {"http://127.0.0.1:1": 8}):  # it was started again
+        worker_process.tell_rollout_servers(found, "of the run", tmp_path / "servers.json")
+        assert worker_process.api_key() == "of the run" and worker_process.rollout_servers() == found
     assert "of the run" not in str(dict(os.environ))
 
 

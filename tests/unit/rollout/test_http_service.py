@@ -23,10 +23,11 @@ from aiohttp import web
 from fake_completion_server import EOS, EXPERTS_PER_TOKEN, LOGPROB, NUM_EXPERTS, VOCAB, FakeServer, experts, script
 
 from mindgspo.errors import RolloutError
-from mindgspo.rollout import http_service
-from mindgspo.rollout.http_service import HTTPService, ServiceOptions
+from mindgspo.rollout import server_connection
+from mindgspo.rollout.http_service import HTTPService
 from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingFilter, SamplingSettings
 from mindgspo.rollout.server_apis import ADAPTER_APIS, SERVER_APIS, Expected
+from mindgspo.rollout.server_connection import ServiceOptions
 from mindgspo.rollout.server_key import ServerKey
 from mindgspo.rollout.service import Answer, Request
 from mindgspo.types import FinishReason, Prompt
@@ -40,7 +41,7 @@ ROUTED = Expected(
 
 def connected(*urls: str, expected: Expected = EXPECTED, processes: dict[str, int] | None = None, **options: Any):
     chosen = {"most_running": 8, "timeout_s": 60.0, "retries": 1} | options
-    return HTTPService(urls, expected, ServiceOptions(**chosen), processes or {})
+    return HTTPService(urls, expected, ServiceOptions(**chosen), lambda: processes or {})
 
 
 @contextmanager
@@ -571,8 +572,8 @@ def test_a_packed_answer_is_not_unpacked() -> None:
 
 @pytest.fixture
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_service, "_WATCH_S", 0.05)
-    monkeypatch.setattr(http_service, "_HEALTH_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(server_connection, "_WATCH_S", 0.05)
+    monkeypatch.setattr(server_connection, "HEALTH_TIMEOUT_S", 0.2)
 
 
 @pytest.mark.usefixtures("looks_often")
@@ -619,12 +620,12 @@ def test_the_least_float32_is_a_log_prob() -> None:
 
 
 def test_a_watch_ends_although_its_server_answers_as_it_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_service, "_WATCH_S", 0)
+    monkeypatch.setattr(server_connection, "_WATCH_S", 0)
 
     async def cancelled() -> bool:
         health = asyncio.get_running_loop().create_future()
-        monkeypatch.setattr(http_service.Server, "_once", lambda *call, **kinds: health)
-        server = http_service.Server(
+        monkeypatch.setattr(server_connection.Server, "_once", lambda *call, **kinds: health)
+        server = server_connection.Server(
             "http://nowhere", ServiceOptions(most_running=1, timeout_s=1, retries=0), None, None
         )
         server._num_calls = 1

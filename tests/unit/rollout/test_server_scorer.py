@@ -21,8 +21,8 @@ from mindgspo.batches.rows import TrainingSample, lay_out
 from mindgspo.config.distillation import TeacherSection
 from mindgspo.errors import ConfigError, RolloutError
 from mindgspo.parallel.platform import worker_process
-from mindgspo.rollout.http_service import ServiceOptions
 from mindgspo.rollout.server_apis import SERVER_APIS
+from mindgspo.rollout.server_connection import ServiceOptions
 from mindgspo.rollout.server_key import ServerKey
 from mindgspo.rollout.server_scorer import ServerScorer, open_server_scorer
 from mindgspo.types import Batch

@@ -54,7 +54,7 @@ def test_weights_arrive_rounded_in_half_the_bytes(pair) -> None:
     assert transfer.last is not None and 2 * transfer.last.copied == sum(values.nbytes for values in old.values())
 
 
-def test_servers_find_one_version_and_nothing_stays_when_they_have_read_it(pair, tmp_path: Path) -> None:
+def test_servers_find_one_version_which_stays_until_the_next(pair, tmp_path: Path) -> None:
     from mindgspo.rollout.weight_transfer import ServedWeights
 
     shared, loaded = tmp_path / "shared", []
@@ -64,8 +64,13 @@ def test_servers_find_one_version_and_nothing_stays_when_they_have_read_it(pair,
             loaded.append((version, weights.version, *(path.name for path in shared.iterdir())))
 
     (shared / "version_00000006").mkdir(parents=True)  # a run was killed
-    ServedWeights(pair[0], SECTION, shared).push_weights(7, load)
-    assert loaded == [(7, 7, "version_00000007")] and not shared.exists()
+    served = ServedWeights(pair[0], SECTION, shared)
+    for version in (7, 9):
+        served.push_weights(version, load)
+    assert loaded == [(7, 7, "version_00000007"), (9, 9, "version_00000009")]
+    assert [path.name for path in shared.iterdir()] == ["version_00000009"], "for servers that come back"
+    served.close()
+    assert not shared.exists()
 
 
 def test_a_weight_that_is_not_the_rounded_one_is_found(pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from small_plans import small_model
 
+from mindgspo.config.lora import LoraSection
 from mindgspo.errors import WeightsError
-from mindgspo.rollout.weights_folder import open_weights, write_weights
+from mindgspo.models.names import trained_weight_shapes, weight_shapes
+from mindgspo.rollout.weights_folder import claim_weights_folder, open_weights, weights_folders, write_weights
 
 
 @pytest.fixture
@@ -54,3 +58,55 @@ def test_a_broken_manifest_and_other_tensors_than_listed(handed_over: Path, cont
     (handed_over / "weights.json").write_text(content)
     with pytest.raises(WeightsError, match=said), open_weights(handed_over):
         pass
+
+
+# ---- where
+
+
+MODEL = small_model(dtype="bfloat16")
+
+
+def test_shared_memory_is_taken_where_the_weights_fill_at_most_half_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapted = MODEL.model_copy(update={"lora": LoraSection(rank=2, targets=("mlp",))})
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in weight_shapes(MODEL).items()}
+    whole = write_weights(tmp_path / "whole", zeros, MODEL, 1)
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in trained_weight_shapes(adapted).items()}
+    adapters = write_weights(tmp_path / "adapters", zeros, adapted, 1, base="digest")
+    assert 0 < adapters < whole
+    memory, disk = tmp_path / "memory", tmp_path / "run" / "rollout_weights"
+    for model, only_trained, needed in ((MODEL, False, whole), (adapted, False, whole), (adapted, True, adapters)):
+        for free, expected in ((2 * needed - 1, disk), (2 * needed, memory)):
+            monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
+            assert claim_weights_folder((memory, disk), model, only_trained=only_trained) == expected
+    assert memory.stat().st_mode & 0o777 == 0o700
+    assert claim_weights_folder((memory, disk), adapted, only_trained=True) == memory, "which a killed run has left"
+
+
+def test_a_folder_that_others_may_write_is_not_taken(tmp_path: Path) -> None:
+    disk = tmp_path / "run" / "rollout_weights"
+    opened, linked, file = tmp_path / "opened", tmp_path / "linked", tmp_path / "file"
+    opened.mkdir()
+    opened.chmod(0o777)
+    linked.symlink_to(opened)
+    file.touch()
+    for found in (opened, linked, file, tmp_path / "absent" / "folder"):
+        assert claim_weights_folder((found, disk), MODEL, only_trained=False) == disk
+
+
+@pytest.mark.parametrize(("urls", "in_memory"), [
+    ((), True), (("http://127.0.0.1:8000", "http://localhost:8001"), True), (("http://[::1]:8000",), True),
+    (("http://127.0.0.1:8000", "http://10.0.0.2:8000"), False),
+])  # fmt: skip
+def test_servers_of_other_machines_do_not_see_this_ones_memory(
+    urls: tuple[str, ...], in_memory: bool, tmp_path: Path
+) -> None:
+    servers = SimpleNamespace(urls=urls, weights_dir=None)
+    config = SimpleNamespace(run_dir=tmp_path / "run", rollout=SimpleNamespace(servers=servers))
+    *before, last = weights_folders(config, shared_memory=tmp_path)  # type: ignore[arg-type]
+    assert last == tmp_path / "run" / "rollout_weights"
+    assert [folder.parent for folder in before] == [tmp_path] * in_memory
+    servers.weights_dir = tmp_path / "shared"
+    (only,) = weights_folders(config)  # type: ignore[arg-type]
+    assert only.parent == tmp_path / "shared" and only.name.startswith("mindgspo-run-")

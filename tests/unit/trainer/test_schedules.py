@@ -126,10 +126,10 @@ def test_an_evaluation_while_the_feed_runs(make_trainer, feed_it, one_of_two_rig
 
 
 def test_a_run_empties_no_folder_but_its_own(load, tmp_path: Path) -> None:
-    from mindgspo.rollout.weights_folder import weights_folder
+    from mindgspo.rollout.weights_folder import weights_folders
 
     def folder(run: str, *overrides: str) -> Path:
-        return weights_folder(load(f"run_dir={tmp_path / run}", *overrides))
+        return weights_folders(load(f"run_dir={tmp_path / run}", *overrides))[-1]
 
     shared = f"rollout.servers.weights_dir={tmp_path / 'shared'}"
     assert folder("a/run") == tmp_path / "a" / "run" / "rollout_weights"
