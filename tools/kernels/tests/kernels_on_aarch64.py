@@ -292,8 +292,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.aarch64 = start(folder)
 
 
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    Path(os.environ[CALLED]).write_text("\n".join(sorted(item.config.aarch64.called)))
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
-    Path(os.environ[CALLED]).write_text("\n".join(sorted(config.aarch64.called)))
     config.aarch64._process.kill()
     config.aarch64._process.wait()
     shutil.rmtree(config.aarch64_folder)
