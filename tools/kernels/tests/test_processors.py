@@ -52,12 +52,6 @@ ON_AARCH64 = [
     "tools/kernels/tests/test_graph_kernels.py",
     "tools/kernels/tests/test_kernels_in_16_bits.py",
     "tests/unit/parallel/test_shared_memory.py",
-    "tests/unit/algorithms/test_adamw.py",
-    "tests/unit/models/test_packed_rows.py::test_kernels_compute_what_small_ops_do",
-    "tests/unit/models/test_router_replay.py::test_gradients_flow_through_the_weights_of_replayed_experts",
-    "tests/unit/rollout/test_native_engine.py::test_sampler_and_trainer_have_the_same_log_probs",
-    "tests/unit/rollout/test_lora_rollout.py::"
-    "test_sampler_and_trainer_agree_bit_for_bit_beside_the_base_and_nearly_with_merged_weights",
 ]
 # What a message is written to lies in the other process; the last three are of graphs, whose operators call the others.
 NOT_CALLED = {
