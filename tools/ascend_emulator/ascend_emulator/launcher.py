@@ -129,6 +129,9 @@ class _Card:
         self._decoded: dict[int, tuple[int, list[Any]]] = {}
         self._callback = _CALLBACK(self._called)  # kept, or it would be collected
         self.library = ctypes.CDLL(str(libraries / "libascendcl.so"), mode=ctypes.RTLD_GLOBAL)
+        self.library.emulator_soc_problem.restype = ctypes.c_char_p
+        if problem := self.library.emulator_soc_problem().decode():
+            raise EmulatorError(problem)
         self.library.emulator_set_callback(self._callback)
         self.library.emulator_set_error.argtypes = [ctypes.c_char_p]
         self.library.emulator_peak_bytes.restype = ctypes.c_size_t
@@ -183,7 +186,10 @@ _card: _Card | None = None
 
 
 def install_emulated_card() -> None:
-    """Load everything; before MindSpore is imported. A second call does nothing."""
+    """Load everything; before MindSpore is imported. A second call does nothing.
+
+    Raises EmulatorError for a card that is not emulated.
+    """
     global _card
     if _card is not None:
         return
