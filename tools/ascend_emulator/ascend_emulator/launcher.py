@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 import psutil
 
+from ascend_emulator.cann_root import SOCS
 from ascend_emulator.contract import OPERATORS, ContractError
 from ascend_emulator.errors import EmulatorError
-from ascend_emulator.stand_ins import INTERNAL_KERNELS, SIGNATURES
+from ascend_emulator.stand_ins import INTERNAL_KERNELS, OWN_KERNELS, SIGNATURES, installed_wheel
 from ascend_emulator.tensors import DTYPE_NAMES, DeviceTensor, storage_dtype
 from ascend_emulator.toolchain import Toolchain, find_toolchain, install_stand_in_packages
 from mindgspo_kernels.cache import private_folder
@@ -33,6 +34,7 @@ EMULATED = "ASCEND_EMULATOR"
 """The environment variable that a process on an emulated card has."""
 WAITS = "ASCEND_EMULATOR_WAITS"
 """The environment variable with a file that takes the collectives which this process has waited in for long."""
+_SOC = "ASCEND_EMULATOR_SOC"
 _FOLDER = "ASCEND_EMULATOR_FOLDER"
 _PREFIX = f"ascend-emulator-{os.getuid()}-"  # of that folder; the rest is the process id of the job's first process
 # aclError values: CANN's for a parameter that an operator refuses, and for whatever else went wrong inside of it.
@@ -64,6 +66,9 @@ def emulated_environment(folder: Path) -> dict[str, str]:
         _FOLDER: str(folder),
         "ASCEND_EMULATOR_SIGNATURES": str(SIGNATURES),
         "LD_LIBRARY_PATH": _prefixed(toolchain),
+        "ASCEND_HOME_PATH": str(toolchain.libraries.parent),  # read by MindSpore's own kernels
+        # They complain on the output where this names no path for logs.
+        **dict.fromkeys(("ASCEND_WORK_PATH", "ASCEND_PROCESS_LOG_PATH"), "/dev/null"),
         # A rank is one of several on few cores: an operator's own threads would only wait for one another.
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "OPENBLAS_NUM_THREADS": os.environ.get("OPENBLAS_NUM_THREADS", "1"),
@@ -129,15 +134,13 @@ class _Card:
         self._decoded: dict[int, tuple[int, list[Any]]] = {}
         self._callback = _CALLBACK(self._called)  # kept, or it would be collected
         self.library = ctypes.CDLL(str(libraries / "libascendcl.so"), mode=ctypes.RTLD_GLOBAL)
-        self.library.emulator_soc_problem.restype = ctypes.c_char_p
-        if problem := self.library.emulator_soc_problem().decode():
-            raise EmulatorError(problem)
+        if not self.library.emulator_has_soc():
+            raise EmulatorError(f"{_SOC}={os.environ[_SOC]}: must be {', '.join(SOCS)}")
         self.library.emulator_set_callback(self._callback)
         self.library.emulator_set_error.argtypes = [ctypes.c_char_p]
         self.library.emulator_peak_bytes.restype = ctypes.c_size_t
         self.library.emulator_collectives.restype = ctypes.c_char_p
-        # Loaded now, under the name of MindSpore's own, which is then not loaded.
-        self._internal = ctypes.CDLL(str(libraries / INTERNAL_KERNELS), mode=ctypes.RTLD_GLOBAL)
+        self._internal = _load_internal_kernels(libraries)
 
     def _called(self, name: bytes, phase: int, key: int, version: int, arguments: int, count: int) -> int:
         """Never lets an exception pass: it would be lost in C."""
@@ -180,6 +183,12 @@ class _Card:
         """To MindSpore, whose exception will hold it, and to the log, since it does not always."""
         self.library.emulator_set_error(text.encode())
         print(f"[emulated card] {text}", file=sys.stderr, flush=True)
+
+
+def _load_internal_kernels(libraries: Path) -> list[ctypes.CDLL]:
+    """MindSpore's own, and in front of them for whoever looks for a symbol later those that launch here."""
+    wheel = ctypes.CDLL(str(installed_wheel().folder / OWN_KERNELS))
+    return [wheel, ctypes.CDLL(str(libraries / INTERNAL_KERNELS), mode=ctypes.RTLD_GLOBAL)]
 
 
 _card: _Card | None = None

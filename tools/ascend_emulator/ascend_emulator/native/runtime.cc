@@ -1,4 +1,5 @@
 // The runtime of an emulated card: device memory is host memory, streams and events are done as soon as they are asked.
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -10,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <mutex>
 
@@ -22,35 +24,41 @@ namespace {
 constexpr double kGibibyte = 1024.0 * 1024.0 * 1024.0;
 constexpr size_t kPage = 4096;
 
-// What tells cards apart. Cores: CANN's data/platform_config/<name>.ini; each cube core has two vector cores.
+// What tells cards apart.
 struct Soc {
-  const char* name;
-  int64_t cube_cores;
-  double gibibytes;  // of device memory
+  std::string name;
+  int64_t cube_cores = 0, vector_cores = 0, bytes = 0;
+  explicit operator bool() const { return cube_cores > 0; }
 };
-constexpr Soc kSocs[] = {  // the first is the default, the card of an Atlas 800T A2
-    {"Ascend910B3", 20, 64}, {"Ascend910B1", 24, 64}, {"Ascend910B4", 20, 32}, {"Ascend910_9391", 24, 64}};
-// What an idle card's driver and system hold, of 64 GiB: npu-smi shows 3.3 to 3.4.
-constexpr double kSystemGibibytes = 3.3;
 
-// nullptr where $ASCEND_EMULATOR_SOC names none of them.
-const Soc* asked_soc() {
+// $ASCEND_EMULATOR_SOC, of CANN's platform_config two folders above this library (see cann_root.py); empty without it.
+Soc read_soc() {
   const char* asked = getenv("ASCEND_EMULATOR_SOC");
-  for (const auto& one : kSocs) {
-    if (!asked || !strcmp(asked, one.name)) return &one;
+  Soc soc{asked ? asked : "Ascend910B3"};
+  Dl_info library;
+  dladdr(reinterpret_cast<void*>(&read_soc), &library);
+  const std::string folder = std::string(library.dli_fname, strrchr(library.dli_fname, '/') - library.dli_fname);
+  std::ifstream file(folder + "/../x86_64-linux/data/platform_config/" + soc.name + ".ini");
+  for (std::string line; std::getline(file, line);) {
+    sscanf(line.c_str(), "cube_core_cnt=%ld", &soc.cube_cores);
+    sscanf(line.c_str(), "vector_core_cnt=%ld", &soc.vector_cores);
+    sscanf(line.c_str(), "memory_size=%ld", &soc.bytes);
   }
-  return nullptr;
+  return soc;
 }
 
 const Soc& soc() {
-  static const Soc* found = asked_soc();
-  return found ? *found : kSocs[0];
+  static const Soc found = read_soc();
+  return found;
 }
+
+// What an idle card's driver and system hold: npu-smi shows 3.3 to 3.4 GiB.
+constexpr double kSystemGibibytes = 3.3;
 
 size_t device_memory() {
   static const size_t bytes = [] {
     const char* gigabytes = getenv("ASCEND_EMULATOR_HBM_GB");
-    return static_cast<size_t>((gigabytes ? atof(gigabytes) : soc().gibibytes) * kGibibyte);
+    return gigabytes ? static_cast<size_t>(atof(gigabytes) * kGibibyte) : static_cast<size_t>(soc().bytes);
   }();
   return bytes;
 }
@@ -141,16 +149,17 @@ API int aclrtGetLastError(int) { return kOk; }
 API int aclrtPeekAtLastError(int) { return kOk; }
 
 // ---------------------------------------------------------------- device
-API const char* aclrtGetSocName() { return soc().name; }
-// Empty, or what is wrong with $ASCEND_EMULATOR_SOC.
-API const char* emulator_soc_problem() {
-  static const std::string text = [] {
-    std::string names;
-    for (const auto& one : kSocs) names += std::string(names.empty() ? "" : ", ") + one.name;
-    return asked_soc() ? "" : "ASCEND_EMULATOR_SOC=" + std::string(getenv("ASCEND_EMULATOR_SOC")) + ": emulated are " + names;
-  }();
-  return text.c_str();
+API const char* aclrtGetSocName() { return soc().name.c_str(); }
+// Asked by MindSpore's own kernels while they are loaded.
+API int rtGetSocVersion(char* name, uint32_t room) {
+  snprintf(name, room, "%s", soc().name.c_str());
+  return kOk;
 }
+// Whether $ASCEND_EMULATOR_SOC is one of those.
+API int emulator_has_soc() { return static_cast<bool>(soc()); }
+// Handles of binaries, which are never launched: any will do, but none is an error.
+API int rtDevBinaryRegister(const void*, void** handle) { *handle = only_context; return kOk; }
+API int rtRegisterAllKernel(const void*, void** handle) { *handle = only_context; return kOk; }
 API int aclrtSetDevice(int32_t device) {
   let_waiting_threads_sleep();
   current_device = device;
@@ -168,7 +177,7 @@ API int aclrtGetRunMode(int* mode) { *mode = 1; return kOk; }  // the host is an
 // unknown.
 static int cores(int kind, int64_t* value) {
   if (kind != 0 && kind != 1) return kParameterInvalid;
-  *value = soc().cube_cores * (kind + 1);
+  *value = kind ? soc().vector_cores : soc().cube_cores;
   return kOk;
 }
 static int cores(int kind, uint32_t* value) {

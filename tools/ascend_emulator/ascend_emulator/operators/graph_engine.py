@@ -126,11 +126,20 @@ def alike(arguments: dict[str, Any]) -> str | None:
     return None if len({(one.dtype, one.shape) for one in given}) == 1 else f"inputs must be alike, not {given}"
 
 
+_MOST_INPUTS = 32
+
+
+def few(arguments: dict[str, Any]) -> str | None:
+    """CANN's own callers give these operators no more inputs at once, and their binaries end there."""
+    given = len(arguments["inputs"])
+    return None if given <= _MOST_INPUTS else f"takes {_MOST_INPUTS} inputs at most, not {given}"
+
+
 @operator(
     "aclop:AddN",
     takes=(tensors("inputs", _NUMBERS),),
     outputs=(tensor("y", _NUMBERS),),
-    relations=(alike, shape_is("y", lambda arguments: arguments["inputs"][0].shape)),
+    relations=(few, alike, shape_is("y", lambda arguments: arguments["inputs"][0].shape)),
     source=document("AddN", "math/add_n"),
 )
 def _add_all(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:

@@ -15,6 +15,7 @@ from ascend_emulator.operators.graph_engine import (
     alike,
     change,
     document,
+    few,
     graph_operator,
     numbers,
 )
@@ -48,7 +49,7 @@ def _packed_shape(arguments: dict[str, Any]) -> Sequence[int]:
     "aclop:Pack",
     takes=(tensors("inputs", ANY),),
     outputs=(tensor("y", ANY),),
-    relations=(alike, shape_is("y", _packed_shape)),
+    relations=(few, alike, shape_is("y", _packed_shape)),
     source=document("Pack", "conversion/pack"),
 )
 def _pack(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
