@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -126,6 +127,9 @@ def replay_command(
         float | None,
         typer.Option(min=0.0, help="Allowed difference, of a tensor's largest number; by default by the model's type."),
     ] = None,
+    operators: Annotated[
+        Path | None, typer.Option(help="Folder for inputs and outputs of every operator, which msprobe writes.")
+    ] = None,
 ) -> None:
     """Run a dumped step again, and compare it number by number.
 
@@ -141,13 +145,15 @@ def replay_command(
     from mindgspo.errors import ConfigError
     from mindgspo.parallel.platform.runtime import set_up_runtime
     from mindgspo.replay.dump import Dump
+    from mindgspo.replay.operators import operators_written
     from mindgspo.replay.run import ReplayVerdict, replay_step
 
     dump = Dump.open(step_dir)
     if device == "Ascend" and (problems := list(head_dim_problems(dump.config.model))):
         raise ConfigError(f"{step_dir}: cannot be run on a card: {problems[0]}")
     set_up_runtime(device)
-    report = replay_step(dump, tolerance=tolerance)
+    with nullcontext() if operators is None else operators_written(operators):
+        report = replay_step(dump, tolerance=tolerance)
     for line in report.lines():
         print(line)
     if report.verdict is ReplayVerdict.DIFFERENT:

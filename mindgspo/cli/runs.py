@@ -44,18 +44,26 @@ def compare_command(
         list[Path],
         typer.Argument(metavar="RUN RUN...", help="Run folders, at least two; they may differ in length or go on."),
     ],
+    target: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="YAML file of published figures, for a single RUN.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for comparison.png and comparison.html.")] = Path("comparison"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
 ) -> None:
-    """Compare runs: settings, outcomes, curves.
+    """Compare runs, or judge one by published figures.
 
-    Accuracy is printed with its 95 % interval; the curves are drawn into comparison.png and into a page that opens
-    anywhere, comparison.html.
+    Settings and outcomes are printed, accuracy with its 95 % interval; curves are drawn into comparison.png and into a
+    page that opens anywhere, comparison.html. With --target, each metric passes or fails by the file's threshold; exit
+    code 1 if one fails or was not recorded.
     """
     from mindgspo.metrics.compare import compare_runs, comparison_lines, write_comparison
 
+    if target is not None:
+        if len(runs) != 1:
+            raise typer.BadParameter("--target judges one run folder; name one")
+        return _judge(runs[0], target, as_json=as_json)
     if len({run.resolve() for run in runs}) < max(2, len(runs)):
-        raise typer.BadParameter("name at least two run folders, each of them once")
+        raise typer.BadParameter("name at least two run folders, each of them once, or one with --target")
     comparison = compare_runs(runs)
     picture, page = write_comparison(comparison, out)
     if as_json:
@@ -66,3 +74,19 @@ def compare_command(
     for line in comparison_lines(comparison):
         print(line)
     print(f"\npicture: {picture}\npage: {page}")
+
+
+def _judge(folder: Path, target_file: Path, *, as_json: bool) -> None:
+    from mindgspo.config.paths import experiment_file
+    from mindgspo.metrics.run_folder import read_run
+    from mindgspo.metrics.target import judge, load_target, target_lines
+
+    target, run = load_target(experiment_file(target_file)), read_run(folder, with_samples=False)
+    lines = judge(run, target)
+    if as_json:
+        print(json.dumps([dataclasses.asdict(one) for one in lines], indent=2))
+    else:
+        for line in target_lines(run, target, lines):
+            print(line)
+    if not all(one.passed for one in lines):
+        raise typer.Exit(1)

@@ -18,8 +18,18 @@ _TYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 def cache_columns(config: ExperimentConfig) -> int:
     """Columns of the longest sequence: its prompt, rounded up, and its response."""
+    return prompt_columns(config) + config.rollout.max_new_tokens
+
+
+def prompt_columns(config: ExperimentConfig) -> int:
+    """Columns of the longest prompt, rounded up."""
     multiple = config.trainer.length_multiple
-    return -(-config.data.max_prompt_length // multiple) * multiple + config.rollout.max_new_tokens
+    return -(-config.data.max_prompt_length // multiple) * multiple
+
+
+def prefill_width(config: ExperimentConfig) -> int:
+    """Prompts of one prefill: those whose siblings fill a replica's slots."""
+    return max(1, slots_per_replica(config) // config.rollout.num_generations)
 
 
 def slots_per_replica(config: ExperimentConfig) -> int:
@@ -55,19 +65,26 @@ def sequences_at_once(config: ExperimentConfig, columns: int) -> int:
 
 
 def cache_budget_problems(config: ExperimentConfig) -> Iterator[str]:
-    """A cache must hold one longest sequence."""
+    """A cache must hold one longest sequence, and on Ascend as many tokens as one prefill, since ReshapeAndCache takes
+    no more."""
     columns, budget = cache_columns(config), config.rollout.cache_gb
     if budget is None or config.model.head_dim is None:
         return
     needed, given = ceil(columns / BLOCK) + _SCRATCH, int(budget * _GIB) // block_bytes(config)
+    why = (
+        f"the longest sequence, {columns:,} columns (data.max_prompt_length {config.data.max_prompt_length}, rounded "
+        f"up, + rollout.max_new_tokens {config.rollout.max_new_tokens}), needs {needed}, with one for padding"
+    )
+    rows, length = prefill_width(config), prompt_columns(config)
+    if config.device == "Ascend" and ceil(rows * length / BLOCK) > needed:
+        needed = ceil(rows * length / BLOCK)
+        why = f"ReshapeAndCache writes a prefill of {rows} x {length:,} tokens at once, which needs {needed}"
     if given >= needed:
         return
     smallest = ceil(needed * block_bytes(config) / _GIB * 1000) / 1000
     yield (
         f"rollout.cache_gb: {budget:g} pays for {given} blocks of {BLOCK} tokens, {block_bytes(config):,} bytes each "
-        f"on a rank; the longest sequence, {columns:,} columns (data.max_prompt_length "
-        f"{config.data.max_prompt_length}, rounded up, + rollout.max_new_tokens {config.rollout.max_new_tokens}), "
-        f"needs {needed}, with one for padding; smallest legal: {smallest:g}"
+        f"on a rank; {why}; smallest legal: {smallest:g}"
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from math import gcd, prod
 from urllib.parse import urlsplit
 
+from mindgspo.config.cache import BLOCK
 from mindgspo.config.model import FAMILIES, ModelSection
 from mindgspo.config.plan import ParallelPlan, check_same_world, legal_context_parallel, legal_model_parallel
 from mindgspo.config.schema import ExperimentConfig
@@ -17,6 +18,7 @@ from mindgspo.text import either
 from mindgspo_kernels.build import has_compiler
 
 _HEAD_STEP = 16  # FlashAttentionScore takes heads of a multiple of this width
+_WIDEST_HEAD = 16_384 // BLOCK  # PagedAttention takes at most 16,384 numbers of a block and head
 _ARCHITECTURES = ("qwen2", "llama")
 
 
@@ -27,6 +29,12 @@ def device_problems(config: ExperimentConfig) -> Iterator[str]:
         return
     yield from head_dim_problems(config.model)
     yield from _cache_problems(config)
+    memory = config.memory
+    if memory.device_gb is not None and memory.device_gb <= memory.reserve_gb:
+        yield (
+            f"memory.device_gb: {memory.device_gb:g} is not more than memory.reserve_gb {memory.reserve_gb:g}, which "
+            "is taken before a run begins; an Atlas 800T A2 card has 64"
+        )
 
 
 def compiler_problems(config: ExperimentConfig) -> Iterator[str]:
@@ -54,6 +62,11 @@ def compiler_problems(config: ExperimentConfig) -> Iterator[str]:
 def head_dim_problems(model: ModelSection) -> Iterator[str]:
     """Heads that a card's fused attention does not take."""
     head_dim, heads = model.head_dim, model.num_attention_heads
+    if head_dim is not None and head_dim > _WIDEST_HEAD:
+        yield (
+            f"model.head_dim: {head_dim}; with blocks of {BLOCK} tokens PagedAttention takes heads of at most "
+            f"{_WIDEST_HEAD}; device=CPU has no such limit"
+        )
     if head_dim is None or head_dim % _HEAD_STEP == 0:
         return
     below = head_dim // _HEAD_STEP * _HEAD_STEP

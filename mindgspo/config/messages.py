@@ -66,13 +66,13 @@ _FOREIGN_SECTIONS = {
 _NOT_BUILT = {("estimator", "gae"): "it needs a value model, which this suite does not train"}
 
 
-def schema_problems(error: ValidationError) -> list[str]:
-    """One line per problem, unknown keys first: a misspelt key often explains a missing one."""
+def schema_problems(error: ValidationError, root: type[Section] = ExperimentConfig) -> list[str]:
+    """One line per problem, unknown keys first: a misspelt key often explains a missing one. root: what the file is."""
     details = [one for one in error.errors(include_url=False) if not _follows_from_another(one)]
     details.sort(key=lambda one: one["type"] != "extra_forbidden")
     details = _without_second_forms(details)
     more = [f"and {len(details) - _MOST_LINES:,} more"] if len(details) > _MOST_LINES else []
-    return [f"{shorten(_dotted(one['loc']), 200)}: {_sentence(one)}" for one in details[:_MOST_LINES]] + more
+    return [f"{shorten(_dotted(one['loc']), 200)}: {_sentence(one, root)}" for one in details[:_MOST_LINES]] + more
 
 
 def config_error(source: str, problems: list[str]) -> ConfigError:
@@ -129,14 +129,14 @@ def _follows_from_another(detail: ErrorDetails) -> bool:
     return detail["type"] == "too_short" and len(detail["input"]) >= context["min_length"]
 
 
-def _sentence(detail: ErrorDetails) -> str:
+def _sentence(detail: ErrorDetails, root: type[Section]) -> str:
     kind, given, context = detail["type"], detail["input"], detail.get("ctx", {})
     if kind == "extra_forbidden" and ONE_SOURCE in detail["loc"] and isinstance(given, dict):
         return "a set of held-out problems beside the keys of a single one; " + _NAME_THEM_ALL
     if kind == "extra_forbidden":
-        return f"unknown key; {_unknown_key_fix(detail['loc'])}"
+        return f"unknown key; {_unknown_key_fix(detail['loc'], root)}"
     if kind == "missing":
-        return f"missing; {_description(detail['loc'])}"
+        return f"missing; {_description(detail['loc'], root)}"
     if kind in _EXPECTED:
         return f"expected {_EXPECTED[kind]}, got {_shown(given)}"
     if kind in _BOUNDS:
@@ -176,9 +176,9 @@ def _is_form(step: int | str) -> bool:
     return _is_path(step) or str(step).startswith("literal[")
 
 
-def _section_at(location: tuple[int | str, ...]) -> type[Section]:
+def _section_at(location: tuple[int | str, ...], root: type[Section]) -> type[Section]:
     """The section that a key location (without the key itself) leads to."""
-    section, steps = ExperimentConfig, iter(location)
+    section, steps = root, iter(location)
     for number, step in enumerate(steps):
         if step == NAMED_SOURCES:
             next(steps, None)  # a name of the user's
@@ -187,41 +187,45 @@ def _section_at(location: tuple[int | str, ...]) -> type[Section]:
         is_listed = LISTED_SOURCES in location[number + 1 : number + 2]
         below = (listed_section if is_listed else section_of)(section, str(step))
         assert below is not None, f"pydantic reported a key below the value at {location}"
+        if get_origin(section.model_fields[str(step)].annotation) is dict:
+            next(steps, None)  # a name of the user's
         section = below
     return section
 
 
-def _unknown_key_fix(location: tuple[int | str, ...]) -> str:
+def _unknown_key_fix(location: tuple[int | str, ...], root: type[Section]) -> str:
     """The closest sibling and the same key in other sections; failing both, the key that another suite calls by this
     name; failing that, a similar key in another section."""
-    key, siblings = str(location[-1]), list(_section_at(location[:-1]).model_fields)
+    key, siblings = str(location[-1]), list(_section_at(location[:-1], root).model_fields)
     if len(location) == 1 and key in _FOREIGN_SECTIONS:
         suite, what = _FOREIGN_SECTIONS[key]
         return f"a section of {suite}; `mindgspo convert config FILE --out NEW.yaml` converts its {what}"
     prefix = _dotted(location[:-1]) + "." if location[:-1] else ""
     beside = closest(key, siblings)
     candidates = (
-        ([prefix + beside] if beside else []) + _paths_ending_in(key) or _paths_known_as(key) or _paths_close_to(key)
+        ([prefix + beside] if beside else []) + _paths_ending_in(key, root)
+        or _paths_known_as(key, root)
+        or _paths_close_to(key, root)
     )
     if candidates:
         return f"did you mean {either(candidates[:3])}?"
     return f"keys here: {', '.join(siblings)}"
 
 
-def _paths_ending_in(leaf: str) -> list[str]:
-    return [path for path, _ in known_keys() if path.rpartition(".")[2] == leaf]
+def _paths_ending_in(leaf: str, root: type[Section]) -> list[str]:
+    return [path for path, _ in known_keys(root) if path.rpartition(".")[2] == leaf]
 
 
-def _paths_known_as(key: str) -> list[str]:
+def _paths_known_as(key: str, root: type[Section]) -> list[str]:
     """The texts of the schema name other suites' words as `(verl: train_batch_size; TRL: ...)`."""
     word = re.compile(rf"(?:verl|TRL|MindRLHF): {re.escape(key)}\b")
-    return [path for path, text in known_keys() if word.search(" ".join(text.split()))]
+    return [path for path, text in known_keys(root) if word.search(" ".join(text.split()))]
 
 
-def _paths_close_to(leaf: str) -> list[str]:
-    leaves = sorted({path.rpartition(".")[2] for path, _ in known_keys()})
+def _paths_close_to(leaf: str, root: type[Section]) -> list[str]:
+    leaves = sorted({path.rpartition(".")[2] for path, _ in known_keys(root)})
     close = closest(leaf, leaves)
-    return _paths_ending_in(close) if close else []
+    return _paths_ending_in(close, root) if close else []
 
 
 def _hint(key: str, given: Any, expected: str) -> str:
@@ -236,8 +240,8 @@ def _hint(key: str, given: Any, expected: str) -> str:
     return f"; did you mean {same[0]!r}?" if same else did_you_mean(given, options)
 
 
-def _description(location: tuple[int | str, ...]) -> str:
+def _description(location: tuple[int | str, ...], root: type[Section]) -> str:
     """First sentence of the field's text."""
-    field = _section_at(location[:-1]).model_fields[str(location[-1])]
+    field = _section_at(location[:-1], root).model_fields[str(location[-1])]
     assert field.description, f"{_dotted(location)} has no description"
     return _SENTENCE_END.split(" ".join(field.description.split()))[0].rstrip(".")

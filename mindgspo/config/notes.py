@@ -336,6 +336,8 @@ def _unread_notes(config: ExperimentConfig) -> Iterator[str]:
         yield f"trainer.dump_step: {dump} comes after the run's {steps} steps, so no step is dumped"
     if config.plans.reference is not None and config.algorithm.kl.placement == "none":
         yield "plans.reference: not read, because algorithm.kl.placement is none, so there is no reference policy"
+    if config.device == "CPU" and config.trainer.deterministic:
+        yield "trainer.deterministic: without effect, because on a CPU everything is added up in one order"
     if config.device == "CPU" and config.plans.train.overlap_grad_reduce:
         yield "plans.train.overlap_grad_reduce: without effect, because kernels on a CPU run one after the other"
 

@@ -27,6 +27,7 @@ from mindgspo.config.generation import exact_log_prob_problems
 from mindgspo.config.lora import rollout_lora_problems
 from mindgspo.config.model import ModelSection, model_problems
 from mindgspo.config.plan import check_infer_plan, check_reference_plan, check_same_world, check_train_plan
+from mindgspo.config.profile import profile_problems
 from mindgspo.config.reward import SHAPERS, reward_problems
 from mindgspo.config.schema import ExperimentConfig, PlansSection
 from mindgspo.text import closest, divisors, either, nearest
@@ -212,6 +213,7 @@ def joined_problems(config: ExperimentConfig) -> list[str]:
         *filter_problems(config),
         *distillation_problems(config),
         *reward_problems(config.reward),
+        *profile_problems(config.profile, world_size=config.plans.train.world_size, num_steps=config.trainer.max_steps),
         *_environment_problems(config),
         *_data_problems(config),
         *_resume_problems(config),

@@ -17,6 +17,7 @@ from mindgspo.config.data import LEAST_TOP_P, DataSection, DataSourceSection, Ev
 from mindgspo.config.environment import EnvironmentSection
 from mindgspo.config.model import ModelSection
 from mindgspo.config.plan import ParallelPlan
+from mindgspo.config.profile import ProfileSection
 from mindgspo.config.reward import RewardSection
 from mindgspo.config.section import Section
 
@@ -88,6 +89,18 @@ class ServersSection(Section):
     """Number of times a request is repeated after its connection broke or its server was busy, before the run ends."""
 
 
+class MemorySection(Section):
+    """Memory that a run may count on: for `mindgspo plan`, `mindgspo init`, and the cache's budget where it is open."""
+
+    device_gb: float | None = Field(default=None, gt=0)
+    """Memory of a card in GiB; on CPU that of the machine, which all processes share. None: 64 as on Atlas 800T A2, or
+    what the machine has."""
+    reserve_gb: float = Field(default=3.3, ge=0)
+    """GiB of a card that are taken before a run begins; of an idle card of 64 GiB about 3.3 (`npu-smi info` shows
+    yours). Of the rest MindSpore's pool takes 15/16, which a plan must fit; HCCL's buffers have what is left. Not read
+    on CPU."""
+
+
 class RolloutSection(Section):
     """How responses are sampled."""
 
@@ -114,7 +127,7 @@ class RolloutSection(Section):
     sequences get as they grow; if none is left, the youngest sequence waits and is run again. It must hold at least one
     longest sequence. Changes memory and speed, not the result. None: enough for all slots at their longest, and with
     an environment for as many episodes that wait for it; on Ascend no more than what `mindgspo plan` leaves on a card
-    of 64 GB (vLLM: gpu_memory_utilization)."""
+    (vLLM: gpu_memory_utilization)."""
     tokens_per_sync: int | None = Field(default=None, ge=1, le=64)
     """Tokens drawn for every sequence before the host reads them, ends finished sequences and admits others. More
     tokens let the card work longer between two syncs with the host; tokens drawn after an end are dropped. Changes
@@ -226,6 +239,10 @@ class TrainerSection(Section):
     exact_logprobs_every: int = Field(default=1, ge=1)
     """Steps from one of these comparisons to the next; step 1 has the first one. 1: the claim is about every step, for
     a scoring pass each."""
+    deterministic: bool = False
+    """Ascend: kernels and collectives add up in one order, so that a run can be repeated and resumed bit for bit, as on
+    CPU; some are slower (ms.set_deterministic, HCCL_DETERMINISTIC). false: gradients of norms and attention, sums by
+    index and sums over ranks may differ in their last bits from run to run."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
     """Action on an update whose loss or gradient is not finite. Its batch is saved in run_dir/failures either way, and
     no weight, moment or update number changes. stop: the run ends, and can be resumed. skip: the run goes on with the
@@ -348,6 +365,8 @@ class ExperimentConfig(Section):
     """How weights go from the train plan to the infer plan."""
     swap: SwapSection = SwapSection()
     """Data that leaves the device while no graph reads it."""
+    memory: MemorySection = MemorySection()
+    """Memory that a run may count on."""
     watch: WatchSection = WatchSection()
     """When a stage of a run on several workers counts as stalled."""
     tokenizer: TokenizerSection = TokenizerSection()
@@ -372,6 +391,8 @@ class ExperimentConfig(Section):
     """Evaluation on held-out problems."""
     logging: LoggingSection = LoggingSection()
     """Outputs of a run."""
+    profile: ProfileSection = ProfileSection()
+    """Steps recorded for a profiler's timeline."""
 
     @property
     def has_own_servers(self) -> bool:

@@ -21,6 +21,7 @@ from mindgspo.config.algorithm_rules import is_per_token
 from mindgspo.config.data import TrainSource
 from mindgspo.config.schema import ExperimentConfig
 from mindgspo.errors import ConfigError
+from mindgspo.text import listed
 
 _LABELS = {
     "gspo_token": "GSPO-token",
@@ -342,7 +343,14 @@ def batch_table(
         ),
         *([("recorded experts", recorded_experts(config))] if rollout.record_experts else []),
         ("plans", _plans_text(config)),
+        *([("profile", _profile_text(config))] if config.profile.steps else []),
     ]
+
+
+def _profile_text(config: ExperimentConfig) -> str:
+    section = config.profile
+    ranks = "all" if section.ranks is None else listed(section.ranks)
+    return f"{'/'.join(section.phases)} of steps {listed(section.steps)}, ranks {ranks}, in {config.run_dir}/profile"
 
 
 def _source_text(config: ExperimentConfig, source: TrainSource, steps: int | None) -> str:

@@ -23,7 +23,6 @@ from mindgspo.init.rewarding import Rewarding, choose_reward
 from mindgspo.init.rows import AS_THEY_ARE, RowAccount, Unread, account_for_rows, held_out_keys, rows_text, write_rows
 from mindgspo.io import check_is_new, write_new_file
 from mindgspo.planner.command import peak_text
-from mindgspo.planner.memory_plan import GIB
 from mindgspo.planner.rank_work import FLOAT, trained_bytes, whole_bytes
 from mindgspo.planner.time.estimate import seconds_text
 from mindgspo.text import counted, either, printable
@@ -70,8 +69,7 @@ class InitRequest:
     def machine(self) -> Hardware:
         """Hardware of the run."""
         device = self.device or ("CPU" if self.cards is None else "Ascend")
-        capacity = None if self.memory_gb is None else int(self.memory_gb * GIB)
-        return Hardware(device=device, cards=self.cards or 1, capacity=capacity)
+        return Hardware(device=device, cards=self.cards or 1)
 
     @property
     def name(self) -> str:
@@ -127,7 +125,7 @@ def write_new_experiment(request: InitRequest) -> Iterator[str]:
         device=machine.device,
         positions=model.max_position_embeddings,
     )
-    base = _experiment(request.name, machine, model, section, data, rewarding, lengths)
+    base = _experiment(request, machine, model, section, data, rewarding, lengths)
     fit = fitting(str(request.model), base, machine)
     lines = _lines(request, machine, model, accounts[0], data, rewarding, lengths, fit)
     text = commented_document(_title(out, lines), fit.mapping, _comments(machine, model, data, rewarding, lengths))
@@ -182,7 +180,7 @@ def _data(accounts: list[RowAccount], out: Path) -> _Data:
 
 
 def _experiment(
-    name: str,
+    request: InitRequest,
     machine: Hardware,
     model: ModelSection,
     tokenizer: TokenizerSection,
@@ -197,8 +195,9 @@ def _experiment(
     every = max(1, epochs * steps_per_epoch // _EVALUATIONS)
     is_rounded = machine.device == "Ascend"
     return {
-        "experiment": name,
+        "experiment": request.name,
         "device": machine.device,
+        **({} if request.memory_gb is None else {"memory": {"device_gb": request.memory_gb}}),
         "model": {
             "path": str(model.path),
             "dtype": "bfloat16" if is_rounded else "float32",

@@ -17,7 +17,7 @@ from mindgspo.config.plan import legal_expert_parallel, legal_model_parallel
 from mindgspo.config.rules import longest_sample
 from mindgspo.errors import ConfigError
 from mindgspo.planner.cache_budget import SHARE, most_slots
-from mindgspo.planner.expected import CARD_BYTES, expected_memory, level_of
+from mindgspo.planner.expected import capacity, expected_memory, level_of
 from mindgspo.planner.memory_plan import GIB, MemoryPlan
 from mindgspo.planner.rank_work import FLOAT, whole_bytes
 from mindgspo.planner.time.estimate import estimate_step
@@ -36,11 +36,10 @@ _OTHER_CARDS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """Hardware of the run. capacity: bytes of a card, on CPU of the whole machine; None: 64 GiB, or what it has."""
+    """Hardware of the run. Memory of a card is a setting of the experiment."""
 
     device: str
     cards: int
-    capacity: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,12 +92,13 @@ def fitting(source: str, base: Mapping[str, Any], machine: Hardware) -> Fit:
 
 def _fits_by_generation(source: str, base: Mapping[str, Any], machine: Hardware, refused: list[Fit]) -> Iterator[Fit]:
     """For each way to generate, yield the first training plan that fits. refused: collects those that do not fit."""
-    model = load_mapping(source, merge(base, _smallest_batch(base, 1)), check_files=False).model
+    config = load_mapping(source, merge(base, _smallest_batch(base, 1)), check_files=False)
+    model, most = config.model, SHARE * capacity(config)
     for is_swapped in (False, True) if machine.device == "Ascend" else (False,):
         for slices in _slices(model, machine):
             infer = _infer_plan(model, machine, slices)
             batch = merge(base, _smallest_batch(base, machine.cards // slices))
-            for train in _train_plans(model, machine, slices, is_swapped=is_swapped):
+            for train in _train_plans(model, machine, slices, most, is_swapped=is_swapped):
                 plans = {name: plan for name, plan in (("train", train), ("infer", infer)) if plan}
                 settings = ({"plans": plans} if plans else {}) | ({"swap": {"enabled": True}} if is_swapped else {})
                 tried = _tried(source, merge(batch, settings), machine)
@@ -112,7 +112,7 @@ def _fits_by_generation(source: str, base: Mapping[str, Any], machine: Hardware,
 
 def _tuned(source: str, fit: Fit, machine: Hardware) -> Fit:
     """The same plans with the most slots and the largest micro-batch that still fit."""
-    slots = {"slots": most_slots(fit.config, capacity=machine.capacity)}
+    slots = {"slots": most_slots(fit.config)}
     larger = _tried(source, merge(fit.mapping, {"rollout": slots}), machine)
     assert larger is not None, "rollout.slots breaks no rule"
     for section in _micro_batches(larger, machine):
@@ -128,7 +128,7 @@ def _tried(source: str, mapping: Mapping[str, Any], machine: Hardware) -> Fit | 
         config = load_mapping(source, mapping, check_files=False)
     except ConfigError:
         return None
-    memory = expected_memory(config, capacity=machine.capacity, levels=[level_of(config)])
+    memory = expected_memory(config, levels=[level_of(config)])
     return Fit(mapping=mapping, config=config, memory=memory)
 
 
@@ -161,11 +161,11 @@ def _slices(model: ModelSection, machine: Hardware) -> list[int]:
 
 
 def _train_plans(
-    model: ModelSection, machine: Hardware, infer_slices: int, *, is_swapped: bool
+    model: ModelSection, machine: Hardware, infer_slices: int, most: float, *, is_swapped: bool
 ) -> Iterator[dict[str, Any]]:
     """Training plans from the fewest divisions to the most; pipelines only where slices alone are not enough.
 
-    Default entries are left out, and so are plans that cannot fit with any batch.
+    Default entries are left out, and so are plans that cannot fit with any batch. most: bytes that a card may hold.
     """
     experts = 0
     if model.num_experts is not None and model.moe_intermediate_size is not None:
@@ -179,7 +179,7 @@ def _train_plans(
         trained = 2 * FLOAT * (others // parts + shared + 2 * experts // cards)
         if model.lora is not None:  # weights alone
             trained = FLOAT * (others // parts + experts // cards)
-        if machine.device == "Ascend" and trained + rollout > SHARE * (machine.capacity or CARD_BYTES):
+        if machine.device == "Ascend" and trained + rollout > most:
             continue
         for size in reversed(slices):
             stages = parts // size
@@ -231,11 +231,11 @@ def _refusal(source: str, base: Mapping[str, Any], machine: Hardware, refused: l
         needs = f": the least that was found needs {needed:.1f} GiB, and {planned}"
     where = counted(machine.cards, "card") if machine.device == "Ascend" else "this machine"
     on_cards = merge(base, {"device": "Ascend", "model": {"dtype": "bfloat16"}})
+    if machine.device == "CPU":  # whose memory is no card's
+        on_cards.pop("memory", None)
     for cards in _OTHER_CARDS:
         is_more = machine.device == "CPU" or cards > machine.cards
-        other = Hardware(
-            device="Ascend", cards=cards, capacity=machine.capacity if machine.device == "Ascend" else None
-        )
+        other = Hardware(device="Ascend", cards=cards)
         can_share = base["rollout"]["prompts_per_step"] % lcm(UPDATES, cards) == 0
         if is_more and can_share and any(True for _ in _fits_by_generation(source, on_cards, other, [])):
             return f"{source} does not fit on {where}{needs}; on {counted(cards, 'card')} it does: --cards {cards}"

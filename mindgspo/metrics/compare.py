@@ -343,17 +343,17 @@ def _held_out(figure: HeldOut, unit: str) -> Panel:
     )
 
 
-ACCURACY = _held_out(HELD_OUT_ACCURACY, "share of problems solved")
+ACCURACY = _held_out(HELD_OUT_ACCURACY, "share solved")
 HELD_OUT = _held_out(HELD_OUT_REWARD, "mean reward")
 CLIP_FRACTION = Panel(
     title="Tokens clipped",
-    unit="share of response tokens (log scale)",
+    unit="share, log scale",
     series=metric("actor/pg_clipfrac"),
     is_logarithmic=True,
 )
 ENTROPY = Panel(title="Entropy", unit="nats per token", series=metric("actor/entropy"))
 LENGTH = Panel(title="Response length", unit="tokens, mean", series=metric("response_length/mean"))
-GRADIENT = Panel(title="Gradient norm", unit="L2 norm before clipping", series=metric("actor/grad_norm"))
+GRADIENT = Panel(title="Gradient norm", unit="before clipping", series=metric("actor/grad_norm"))
 ROUTING = Panel(title="Routing drift", unit="share of routers' choices", series=metric("router/drift"))
 PANELS = (REWARD, ACCURACY, CLIP_FRACTION, ENTROPY, LENGTH, GRADIENT)
 

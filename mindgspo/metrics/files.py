@@ -29,6 +29,7 @@ ENVIRONMENT_FILE = "environment.jsonl"
 PLOT_FILE = "reward.png"
 REPORT_FILE = "report.html"
 SAMPLES_PAGE = "samples.html"
+PROFILE_FOLDER = "profile"
 LOGS = (METRICS_FILE, SAMPLES_FILE, VALIDATION_FILE)
 _BLOCK_BYTES = 1 << 20
 

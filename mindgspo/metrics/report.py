@@ -12,7 +12,14 @@ from pathlib import Path
 
 from mindgspo.io import write_file
 from mindgspo.metrics.diagnosis import diagnose
-from mindgspo.metrics.files import REPORT_FILE, SAMPLES_PAGE, SUMMARY_FILE, VALIDATION_FILE, recorded_number
+from mindgspo.metrics.files import (
+    PROFILE_FOLDER,
+    REPORT_FILE,
+    SAMPLES_PAGE,
+    SUMMARY_FILE,
+    VALIDATION_FILE,
+    recorded_number,
+)
 from mindgspo.metrics.glossary import chinese_glossary, glossary
 from mindgspo.metrics.pages import page, pictures, questions
 from mindgspo.metrics.plot import panel_pictures, plot_run
@@ -59,12 +66,13 @@ def write_report(run_dir: Path) -> Path:
     report's path. RunFolderError if there are no metrics."""
     path, run = Path(run_dir) / REPORT_FILE, read_run(run_dir)
     samples = write_samples_page(Path(run_dir), run.name)
-    write_file(path, render(run, has_samples_page=samples is not None))
+    traces = sorted(file.name for file in (Path(run_dir) / PROFILE_FOLDER).glob("step_*.json"))
+    write_file(path, render(run, has_samples_page=samples is not None, traces=traces))
     return path
 
 
-def render(run: RunRecord, *, has_samples_page: bool = False) -> bytes:
-    """The page's HTML. has_samples_page: it links to the one beside it."""
+def render(run: RunRecord, *, has_samples_page: bool = False, traces: Sequence[str] = ()) -> bytes:
+    """The page's HTML. has_samples_page: it links to the one beside it. traces: files of `PROFILE_FOLDER`."""
     chinese = chinese_glossary()
     return page(
         "report.jinja",
@@ -74,6 +82,7 @@ def render(run: RunRecord, *, has_samples_page: bool = False) -> bytes:
         findings=diagnose(run),
         held_out=held_out_table(run),
         samples_page=SAMPLES_PAGE if has_samples_page else None,
+        traces=[f"{PROFILE_FOLDER}/{name}" for name in traces],
         starts=run.starts[-MAX_STARTS:],
         glossary=glossary(),
         glossary_cn={name: info for named in chinese.values() for name, info in named.items()},

@@ -25,15 +25,15 @@ import psutil
 class Timers:
     """Sums wall time by phase: `with timers("gen"): ...` adds to timing_s/gen. Phases may nest.
 
-    clock: seconds from an arbitrary origin; a fake in tests. on_enter, on_exit: called with the name of every
-    phase that begins, and of every one that ends without an error.
+    clock: seconds from an arbitrary origin; a fake in tests. on_enter: called with the name of every phase that begins.
+    on_exit: with the name of every one that ends without an error, its start by the clock, and its seconds.
     """
 
     def __init__(
         self,
         clock: Callable[[], float] = time.perf_counter,
         on_enter: Callable[[str], None] = lambda phase: None,
-        on_exit: Callable[[str], None] = lambda phase: None,
+        on_exit: Callable[[str, float, float], None] = lambda phase, start, seconds: None,
     ) -> None:
         self._clock, self._on_enter, self._on_exit = clock, on_enter, on_exit
         self._seconds: dict[str, float] = {}
@@ -45,8 +45,9 @@ class Timers:
         try:
             yield
         finally:
-            self._seconds[phase] = self._seconds.get(phase, 0.0) + self._clock() - start
-        self._on_exit(phase)
+            seconds = self._clock() - start
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
+        self._on_exit(phase, start, seconds)
 
     def seconds(self, phase: str) -> float:
         """Seconds summed for `phase` since the last `collect`, 0 if it was not entered."""

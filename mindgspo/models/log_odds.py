@@ -29,6 +29,7 @@ from mindgspo.models.log_prob import (
     padding_mask,
 )
 from mindgspo.parallel.collectives.graph import all_gather, all_reduce
+from mindgspo.parallel.ops.device import aclnn_on_cards
 from mindgspo.parallel.plans.placement import Placement
 from mindgspo.parallel.platform.runtime import current_device
 
@@ -146,8 +147,7 @@ class LikeliestTokens(nn.Cell):
         self.inverse_temperature = 1.0 / temperature
         self.chunk_bytes = CHUNK_BYTES[current_device()]
         self.logits = ops.MatMul(transpose_b=True)
-        # On Ascend the operator TopK runs on the AI CPU.
-        self.top = mint.topk if current_device() == "Ascend" else ops.TopK(sorted=True)
+        self.top = aclnn_on_cards(ops.TopK(sorted=True), mint.topk)
         self.num_ranks = place.model_parallel
         if self.num_ranks > 1:
             self.sum, self.join = all_reduce(place.model_ranks), all_gather(place.model_ranks)

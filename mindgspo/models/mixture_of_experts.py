@@ -13,7 +13,7 @@ Legend: M flattened tokens, E experts, K experts per token, S slots, H hidden, I
 from __future__ import annotations
 
 import mindspore as ms
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, mint, nn, ops
 
 from mindgspo.config import ModelSection
 from mindgspo.parallel.layers.adapters import adapter
@@ -24,7 +24,7 @@ from mindgspo.parallel.layers.expert_adapters import (
     expert_adapter,
 )
 from mindgspo.parallel.layers.experts import ExpertRanks, ExpertSlots, OwnSlots
-from mindgspo.parallel.ops.device import SwiGLUOp, has_kernels
+from mindgspo.parallel.ops.device import SwiGLUOp, aclnn_on_cards, has_kernels
 from mindgspo.parallel.ops.kernels import ExpertsKernel
 from mindgspo.parallel.plans.placement import Placement
 from mindgspo.parallel.platform.parameter_memory import zero_parameter
@@ -41,11 +41,12 @@ class Router(nn.Cell):
         self.num_chosen, self.is_normed = num_chosen, is_normed
         self.logits = ops.MatMul(transpose_b=True)
         self.softmax = ops.Softmax(axis=-1)
-        self.top_k = ops.TopK(sorted=True)
+        self.top_k = aclnn_on_cards(ops.TopK(sorted=True), mint.topk)
 
     def construct(self, x_MH: Tensor, weight_EH: Tensor) -> tuple[Tensor, Tensor]:
         probs_ME = self.probs(x_MH, weight_EH)
         _, experts_MK = self.top_k(ops.stop_gradient(probs_ME), self.num_chosen)
+        experts_MK = ops.cast(experts_MK, ms.int32)
         return experts_MK, self.weigh(probs_ME, experts_MK)
 
     def probs(self, x_MH: Tensor, weight_EH: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ token passes through. Norms, softmax and rotary embedding are left out. Pure Pyt
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 from mindgspo.config import ModelSection
@@ -33,6 +34,7 @@ class Operations:
         return 3 * self.pair
 
     @staticmethod
+    @lru_cache(maxsize=64)
     def of(model: ModelSection) -> Operations:
         """Count the operations of a model; of its experts, those that one token goes to, and the router."""
         hidden, heads, head_dim = model.hidden_size, model.num_attention_heads, model.head_dim

@@ -23,7 +23,7 @@ from mindgspo.models.policy import PolicyLogProbs
 from mindgspo.models.transformer import without_padding
 from mindgspo.parallel.collectives.host import GraphOfRanks
 from mindgspo.parallel.collectives.replicas import Replicas
-from mindgspo.parallel.ops.device import PolicyInputs, attention_segments, policy_inputs, takes_packed
+from mindgspo.parallel.ops.device import PolicyInputs, attention_segments, likeliest_op, policy_inputs, takes_packed
 from mindgspo.parallel.ops.kernels import LinearKernel, LogProbKernel, RowsKernel
 from mindgspo.parallel.pipeline import Stage, entering
 from mindgspo.parallel.platform.runtime import call_compiled
@@ -172,7 +172,7 @@ class LogProbsAndNext(nn.Cell):
             self.head = ChunkedLogProb(temperature=1.0)
         self.gather = ops.Gather()
         self.logits = ops.MatMul(transpose_b=True)
-        self.argmax = ops.Argmax(-1, ms.int32)
+        self.likeliest = likeliest_op()
 
     def construct(
         self, ids_RT: Tensor, positions_RT: Tensor, segments_RT: Tensor, targets_RT: Tensor, last_R: Tensor
@@ -191,7 +191,7 @@ class LogProbsAndNext(nn.Cell):
             logp_M, entropy_M = self.head(hidden_MH, weight_VH, targets_RT.reshape(-1))
             last_RH = self.gather(hidden_MH, last_R, 0)
             logits_RV = self.logits(last_RH, ops.cast(weight_VH, last_RH.dtype))
-        next_R = self.argmax(ops.cast(logits_RV, ms.float32))
+        next_R = self.likeliest(ops.cast(logits_RV, ms.float32))
         return logp_M.reshape(ids_RT.shape), next_R, entropy_M
 
 

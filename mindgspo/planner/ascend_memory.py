@@ -17,6 +17,10 @@ B; and the matrices in the compute type, where a layer is not computed again. Al
 stage that is not the last computes its forward pass again in the graph of its backward pass, and keeps of the others in
 flight what came from the stage before.
 
+Workspaces, which a dry run does not see: PagedAttention's by the host code of MindSpore's own kernels, which answers
+16.25 MiB and 7 KiB per cache column for each core, half of that for a float16 cache, whatever the batch; and of
+FlashAttention's backward pass float32 gradients of queries, keys and values, as its tiling in CANN's sources asks for.
+
 The gradients of a micro-batch have four moments at which they may need most: the head's backward pass, the last
 layer's, the first layer's, and the end, where all of them wait for the input table's. The fullest one counts. What
 follows are graphs of their own, for sums over ranks and for the optimizer's step.
@@ -28,7 +32,7 @@ from collections.abc import Iterator, Mapping
 
 from mindgspo.config.distillation_rules import local_teachers
 from mindgspo.config.generation import reads_trained_weights
-from mindgspo.planner.memory_plan import GIB, MIB, Part, Parts
+from mindgspo.planner.memory_plan import MIB, Part, Parts
 from mindgspo.planner.rank_work import (
     FLOAT,
     TYPE_BYTES,
@@ -44,14 +48,14 @@ from mindgspo.planner.rank_work import (
 )
 from mindgspo.swap.states import Holding, Phase
 
-# CANN's context, the drivers' share of the card and the pool's blocks: a round number, not measured.
-_RUNTIME = 3 * GIB
 # HCCL_BUFFSIZE is 200 MB by default, and each group of ranks takes it twice (CANN's documentation).
 _GROUP_BUFFERS = 2 * 200 * MIB
 _CHUNK_BYTES = 512 * MIB  # models.log_prob
 _BUCKET_BYTES = 64 * MIB  # algorithms.optim.over_ranks
 _FLASH_STATISTICS = 2 * 8  # float32 per token and head: maximum and sum of the softmax, 8 times each
 _MASK_BYTES = 2048 * 2048  # parallel.ops.device.SegmentMask
+_CORES = 25  # of a die of Atlas A3, the most; a 910B3 has 20
+_PAGED_BASE, _PAGED_COLUMN, _PAGED_COLUMNS = 16.25 * MIB, 7 * 1024, 16_384  # per core; per core and column; at most
 GRAPHS: Mapping[Phase, tuple[str, ...]] = {
     Phase.ROLLOUT: ("prefill", "decode"),
     Phase.SCORE: ("reference", "old_policy"),
@@ -60,8 +64,9 @@ GRAPHS: Mapping[Phase, tuple[str, ...]] = {
 """The graphs of a phase, as the dry run calls them."""
 
 
-def ascend_reserve(work: RankWork) -> int:
-    """Runtime, and buffers of the rank's groups of more than one: all ranks, and those that share an axis of a plan."""
+def hccl_buffers(work: RankWork) -> int:
+    """Bytes of buffers of the rank's groups of more than one: all ranks, and those that share an axis of a plan. HCCL
+    takes them beside MindSpore's pool."""
     sizes = {"world": work.plan.world_size}
     plans = {"train": work.plan, "infer": work.config.plans.infer}
     if work.config.algorithm.kl.placement != "none" and work.config.plans.reference is not None:
@@ -73,31 +78,32 @@ def ascend_reserve(work: RankWork) -> int:
             sizes[f"{name} {axis}"] = getattr(plan, axis)
         if plan.expert_block != plan.model_parallel:
             sizes[f"{name} experts"] = plan.expert_block
-    return _RUNTIME + _GROUP_BUFFERS * sum(size > 1 for size in sizes.values())
+    return _GROUP_BUFFERS * sum(size > 1 for size in sizes.values())
 
 
 def ascend_temporary(work: RankWork, phase: Phase) -> Parts:
     """Peak of the phase's graphs, which run one after the other."""
     if phase is Phase.SCORE:
         return _fullest(_scoring(*one) for one in work.scoring)
-    return _fullest(graph_parts(work, graph) for graph in GRAPHS.get(phase, ()))
+    return _fullest(moment for graph in GRAPHS.get(phase, ()) for moment in graph_moments(work, graph))
 
 
-def graph_parts(work: RankWork, graph: str) -> Parts:
-    """Peak of one graph, without the holdings."""
+def graph_moments(work: RankWork, graph: str) -> Iterator[Parts]:
+    """What one graph needs beside the holdings, at each moment at which that may be most."""
     if graph == "train":
-        return _fullest(_moments_of_gradients(work))
-    if graph in ("sum", "step"):
-        return {Part.STEP: {"sum": _sum, "step": _step}[graph](work)}
-    if graph == "prefill":
-        return _prefill(work)
-    if graph == "decode":
-        return _decode(work)
-    return _scoring(work, {"reference": work.reference, "old_policy": work.train}[graph])
+        yield from _moments_of_gradients(work)
+    elif graph in ("sum", "step"):
+        yield {Part.STEP: {"sum": _sum, "step": _step}[graph](work)}
+    elif graph == "prefill":
+        yield _prefill(work)
+    elif graph == "decode":
+        yield from _moments_of_decode(work)
+    else:
+        yield _scoring(work, {"reference": work.reference, "old_policy": work.train}[graph])
 
 
 def graph_bytes(work: RankWork, graph: str) -> int:
-    """Bytes that a process with this graph alone holds at its peak."""
+    """Bytes that a process with this graph alone holds at its peak, without workspaces."""
     held, plans = held_bytes(work), work.config.plans
     if graph in GRAPHS[Phase.UPDATE]:
         resident = sum(held[each] for each in (Holding.ACTOR_WEIGHTS, Holding.GRADIENTS, Holding.MOMENTS))
@@ -108,7 +114,8 @@ def graph_bytes(work: RankWork, graph: str) -> int:
     else:
         plan = {"reference": plans.scoring, "old_policy": plans.train}.get(graph, plans.infer)
         resident = sum(built_bytes(work.config.model, plan, work.rank).values())
-    return resident + sum(graph_parts(work, graph).values())
+    tensors = ({**moment, Part.WORKSPACE: 0} for moment in graph_moments(work, graph))
+    return resident + sum(_fullest(tensors).values())
 
 
 def _is_prefilled(work: RankWork, name: str) -> bool:
@@ -145,6 +152,8 @@ def _moments_of_gradients(work: RankWork) -> Iterator[Parts]:
     again = 0 if plan.recompute == "none" else everything - per_layer
     passing = again + states + size * (2 * block.routed if block.routed else 2 * block.inner)
     passing += _routing(work) if block.routed else 0
+    # The same layer's attention, a little later.
+    attending, workspace = again + states, FLOAT * tokens * (width.query + 2 * _own_or_shared_key_values(width))
 
     # Layers that are computed again cast their matrices again. Those that are held in the compute type are copied.
     casts = 0 if plan.recompute == "full" else in_layers
@@ -167,20 +176,22 @@ def _moments_of_gradients(work: RankWork) -> Iterator[Parts]:
     # The output table's gradient is added up first, unless that of the input table comes to it.
     is_shared = work.config.model.tie_word_embeddings and width.is_first
     waiting = FLOAT * trained_table if is_shared else 0
-    yield fixed | {
+    last_layer = fixed | {
         Part.COMPUTE_WEIGHTS: _copies(work, casts or in_layers // width.layers),
         Part.NEW_GRADIENTS: waiting,
-        Part.ACTIVATIONS: kept + passed + passing,
     }
+    yield last_layer | {Part.ACTIVATIONS: kept + passed + passing}
+    yield last_layer | {Part.ACTIVATIONS: kept + passed + attending, Part.WORKSPACE: workspace}
     # All gradients wait for the last one, the input table's unless only adapters are trained. Where hidden states came
     # in, the first layer's product of gate and up is kept a little longer.
     waiting += FLOAT * gradients
     kept_longer = 0 if width.is_first else size * block.inner
-    yield fixed | {
+    first_layer = fixed | {
         Part.COMPUTE_WEIGHTS: _copies(work, in_layers // width.layers),
         Part.NEW_GRADIENTS: waiting * (width.layers - 1) // width.layers,
-        Part.ACTIVATIONS: per_layer + passed + passing + kept_longer,
     }
+    yield first_layer | {Part.ACTIVATIONS: per_layer + passed + passing + kept_longer}
+    yield first_layer | {Part.ACTIVATIONS: per_layer + passed + attending, Part.WORKSPACE: workspace}
     # Of a whole table whose rows are the output table's, those by both uses.
     inputs = FLOAT * width.input_rows * width.hidden if width.is_first and trains_tables else 0
     inputs *= 2 if is_shared and width.input_rows > width.output_rows else 1
@@ -207,7 +218,7 @@ def _layer_bytes(work: RankWork, recompute: str) -> int:
     if recompute == "full":
         return tokens * size * hidden
     is_cut = width.context > 1
-    heads = (3 if is_cut else 2) * width.query + 2 * width.key_value * max(1, width.context // width.kv_heads)
+    heads = (3 if is_cut else 2) * width.query + 2 * _own_or_shared_key_values(width)
     wide, block = 2 * hidden + heads, width.feed_forward(tokens)
     inner = 2 * block.inner + 2 * block.routed
     if recompute == "none":
@@ -215,6 +226,11 @@ def _layer_bytes(work: RankWork, recompute: str) -> int:
         wide += 2 * width.hidden + (width.query + width.key_value if width.has_head_norms else 0)
         inner += block.inner
     return size * inner + tokens * (size * (wide + width.low) + FLOAT * _FLASH_STATISTICS * width.heads)
+
+
+def _own_or_shared_key_values(width: RankWidths) -> int:
+    """Features of keys per token of the rank, as often as its parts of a sequence share them."""
+    return width.key_value * max(1, width.context // width.kv_heads)
 
 
 def _hidden(work: RankWork) -> int:
@@ -276,21 +292,25 @@ def _prefill(work: RankWork) -> Parts:
     }
 
 
-def _decode(work: RankWork) -> Parts:
-    """A step's logits: with the output table in the compute type, or all of them, and the tensors of sampling."""
+def _moments_of_decode(work: RankWork) -> Iterator[Parts]:
+    """A step's logits: with the output table in the compute type, or all of them, and the tensors of sampling; experts;
+    attention over the cache."""
     width, size, model = work.infer, TYPE_BYTES[work.config.model.dtype], work.config.model
     is_cut = work.config.rollout.top_k > 0 or work.config.rollout.top_p < 1
-    head = {
-        Part.CONSTANTS: _constants(work, attentions=0),
+    fixed = {Part.CONSTANTS: _constants(work, attentions=0)}
+    yield fixed | {
         Part.COMPUTE_WEIGHTS: _casts(work, width.output_rows * width.hidden),
         Part.LOGITS: size * work.slots * width.output_rows,
     }
-    sampling = {
-        Part.CONSTANTS: _constants(work, attentions=0),
-        Part.LOGITS: (4 if is_cut else 3) * FLOAT * work.slots * model.rows,
-    }
-    experts = {Part.CONSTANTS: _constants(work, attentions=0), Part.COMPUTE_WEIGHTS: _expert_copies(work)}
-    return _fullest(iter((head, sampling, experts)))
+    yield fixed | {Part.LOGITS: (4 if is_cut else 3) * FLOAT * work.slots * model.rows}
+    yield fixed | {Part.COMPUTE_WEIGHTS: _expert_copies(work)}
+    yield fixed | {Part.WORKSPACE: paged_workspace(work.columns, work.cache_dtype)}
+
+
+def paged_workspace(columns: int, cache_dtype: str, *, cores: int = _CORES) -> int:
+    """Bytes of PagedAttention's workspace. columns: of the longest sequence. cores: cube cores of the card."""
+    of_core = _PAGED_BASE + _PAGED_COLUMN * min(columns, _PAGED_COLUMNS)
+    return int(cores * of_core) // (2 if cache_dtype == "float16" else 1)
 
 
 def _forward(work: RankWork, width: RankWidths, tokens: int) -> int:

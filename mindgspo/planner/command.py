@@ -23,12 +23,12 @@ from mindgspo.config.cache import (
     training_config,
 )
 from mindgspo.config.generation import generating_model, merges_adapters
-from mindgspo.planner.ascend_memory import GRAPHS
-from mindgspo.planner.cache_budget import replica_with_cache_budget, with_cache_budget
-from mindgspo.planner.expected import PHASES, expected_memory, graph_memory
+from mindgspo.planner.ascend_memory import GRAPHS, hccl_buffers
+from mindgspo.planner.cache_budget import BARELY, replica_with_cache_budget, with_cache_budget
+from mindgspo.planner.expected import CARD_GB, PHASES, capacity, expected_memory, graph_memory
 from mindgspo.planner.measured import MeasuredPeak, stored_peaks
 from mindgspo.planner.memory_plan import GIB, MIB, MemoryPlan, Part, RankMemory, SwapLevel
-from mindgspo.planner.rank_work import trained_bytes, whole_bytes
+from mindgspo.planner.rank_work import RankWork, largest_tensors, trained_bytes, whole_bytes
 from mindgspo.planner.smallest_change import changed, set_options, smallest_change
 from mindgspo.planner.time.estimate import NO_RATES, estimate_json, estimate_lines, estimate_step
 from mindgspo.swap.states import Phase
@@ -36,11 +36,11 @@ from mindgspo.text import aligned
 
 DRY_RUNS = Path("dryrun")
 """Where `mindgspo dryrun` leaves its folders, one per experiment, by default."""
-_BARELY = 0.95
-"""Share of the memory from which on a plan fits barely: dry runs differ from it by a few percent."""
+_INDEXED = 1 << 31
 _GROUNDS = {
     "Ascend": "An estimate: weights, gradients, moments and cache follow from the plans, the rest from what "
-    "MindSpore's allocator did in dry runs (docs/ascend.md); the framework's part was not measured on a card.",
+    "MindSpore's allocator did in dry runs, and workspaces from kernels' own answers (docs/ascend.md); none of it was "
+    "measured on a card.",
     "CPU": "An estimate for the longest prompts and responses: weights, gradients, moments and cache follow from the "
     "plans, the rest from what our kernels keep. Workers of reward functions are not in it.",
 }
@@ -129,11 +129,10 @@ def plan_of_file(
 ) -> Iterator[str]:
     """Lines on memory and time; the last one says whether it fits.
 
-    memory_gb: GiB of a card, on CPU of the machine; None: 64, or what the machine has. card, rates: as in
-    `estimate_step`. Raises ConfigError, RunFolderError.
+    memory_gb: in the place of memory.device_gb. card, rates: as in `estimate_step`. Raises ConfigError, RunFolderError.
     """
-    capacity, experiment = _loaded(config, overrides, memory_gb)
-    sides = _sides(experiment, capacity)
+    experiment = _loaded(config, overrides, memory_gb)
+    sides = _sides(experiment)
     if experiment.model.lora is not None:
         whole, trained = whole_bytes(experiment.model), trained_bytes(experiment.model)
         yield (
@@ -155,6 +154,9 @@ def plan_of_file(
     estimate = estimate_step(experiment, card=card, rates=rates)
     yield from [NO_RATES] if estimate is None else estimate_lines(experiment, estimate)
     yield ""
+    if experiment.device == "Ascend":
+        yield _pool_line(experiment)
+        yield from _index_warnings(experiment)
     yield _GROUNDS[experiment.device]
     for side in sides:
         yield f"{side.name} {_verdict(side.plan)}" if side.name else _conclusion(experiment, side.plan)
@@ -169,11 +171,11 @@ def plan_json(
     rates: Path | None = None,
 ) -> dict[str, Any]:
     """The plan as numbers: memory of each side (one, or those that train and each server), in bytes, and time."""
-    capacity, experiment = _loaded(config, overrides, memory_gb)
+    experiment = _loaded(config, overrides, memory_gb)
     estimate = estimate_step(experiment, card=card, rates=rates)
     memory = []
-    for side in _sides(experiment, capacity):
-        settings = {} if side.plan.fits() or side.name else smallest_change(experiment, capacity=side.plan.capacity)
+    for side in _sides(experiment):
+        settings = {} if side.plan.fits() or side.name else smallest_change(experiment)
         memory.append({"side": side.name or "all", **_memory_json(side.plan), "smallest_change": settings})
     return {
         "experiment": experiment.experiment,
@@ -222,32 +224,32 @@ class _Side:
     """"" if there is only one side."""
 
 
-def _loaded(config: Path, overrides: Sequence[str], memory_gb: float | None) -> tuple[int | None, ExperimentConfig]:
-    capacity = None if memory_gb is None else int(memory_gb * GIB)
-    return capacity, with_cache_budget(load_config(config, overrides, check_files=False), capacity=capacity)
+def _loaded(config: Path, overrides: Sequence[str], memory_gb: float | None) -> ExperimentConfig:
+    card = [] if memory_gb is None else [f"memory.device_gb={memory_gb}"]
+    return with_cache_budget(load_config(config, [*overrides, *card], check_files=False))
 
 
-def _sides(experiment: ExperimentConfig, capacity: int | None) -> list[_Side]:
+def _sides(experiment: ExperimentConfig) -> list[_Side]:
     """One side; where servers generate, the cards that train and those of one of the run's own servers."""
     if not experiment.has_servers:
-        plan = expected_memory(experiment, capacity=capacity)
+        plan = expected_memory(experiment)
         return [_Side(experiment=experiment, plan=plan, generates=True)]
     plans, trained = experiment.plans, training_config(experiment)
     sides = [
         _Side(
             experiment=trained,
-            plan=expected_memory(trained, capacity=capacity, phases=(Phase.SCORE, Phase.UPDATE, Phase.SAVE)),
+            plan=expected_memory(trained, phases=(Phase.SCORE, Phase.UPDATE, Phase.SAVE)),
             generates=False,
             name="training",
             title=f"training, {plans.train} (data x model x pipeline); other processes generate",
         )
     ]
     if experiment.has_own_servers:
-        replica = replica_with_cache_budget(experiment, capacity=capacity)
+        replica = replica_with_cache_budget(experiment)
         sides.append(
             _Side(
                 experiment=replica,
-                plan=expected_memory(replica, capacity=capacity, phases=(Phase.ROLLOUT,)),
+                plan=expected_memory(replica, phases=(Phase.ROLLOUT,)),
                 generates=True,
                 name="each server",
                 title=f"each of {plans.infer.data_parallel} servers, plans.infer {plans.infer}",
@@ -266,6 +268,26 @@ def _cache_line(experiment: ExperimentConfig) -> str:
         f"decodes {sequences_at_once(experiment, columns):,} sequences at once at the longest, {columns:,} columns, "
         f"and {sequences_at_once(experiment, half):,} at half of that (its slots: {slots_per_replica(experiment):,})"
     )
+
+
+def _pool_line(experiment: ExperimentConfig) -> str:
+    """What a card has to give, and HCCL's share."""
+    memory, pool = experiment.memory, capacity(experiment) / GIB
+    buffers = hccl_buffers(RankWork.of(experiment, 0)) / GIB
+    return (
+        f"MindSpore's pool has {pool:.2f} GiB: 15/16 of memory.device_gb {memory.device_gb or CARD_GB:g} less "
+        f"memory.reserve_gb {memory.reserve_gb:g}; HCCL's buffers, {buffers:.2f} GiB, have the other {pool / 15:.2f}"
+    )
+
+
+def _index_warnings(experiment: ExperimentConfig) -> Iterator[str]:
+    """Tensors that CANN's prebuilt kernels, which count elements in 32 bits, may not be able to index."""
+    for what, elements in largest_tensors(RankWork.of(experiment, 0)).items():
+        if elements >= _INDEXED:
+            yield (
+                f"warning: {what} have {elements:,} elements on a rank, and prebuilt kernels of CANN index less than "
+                f"{_INDEXED:,}; divide them by model_parallel or context_parallel, or take fewer at once"
+            )
 
 
 def _adapters_line(experiment: ExperimentConfig) -> str:
@@ -306,7 +328,7 @@ def _verdict(plan: MemoryPlan) -> str:
     if not plan.fits():
         return f"does not fit: {peak_text(plan)}"
     share = plan.peak()[1] / plan.capacity
-    if share < _BARELY:
+    if share < BARELY:
         return f"fits: {peak_text(plan)}"
     unmeasured = "unmeasured on cards" if plan.device == "Ascend" else "an estimate"
     return f"fits barely: {peak_text(plan)}, {_percent(share)}; {unmeasured}"
@@ -321,14 +343,14 @@ def _conclusion(experiment: ExperimentConfig, plan: MemoryPlan) -> str:
     verdict = _verdict(plan)
     if plan.fits():
         return verdict
-    change = smallest_change(experiment, capacity=plan.capacity)
+    change = smallest_change(experiment)
     if change is None:
         return f"{verdict}; nothing that was tried fits: take more cards or a smaller model"
     other = changed(experiment, change)
-    then = expected_memory(other, capacity=plan.capacity)
+    then = expected_memory(other)
     cards, cards_now = (each.plans.train.world_size for each in (other, experiment))
     unit = "cards" if plan.device == "Ascend" else "processes"
     more = "" if cards == cards_now else f", which takes {cards} {unit} instead of {cards_now}"
     share = then.peak()[1] / plan.capacity
-    barely = f" ({_percent(share)})" if share >= _BARELY else ""
+    barely = f" ({_percent(share)})" if share >= BARELY else ""
     return f"{verdict}; smallest change{more}, with which {peak_text(then)}{barely}: {set_options(change)}"

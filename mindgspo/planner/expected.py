@@ -13,7 +13,7 @@ import psutil
 from mindgspo.config import ExperimentConfig
 from mindgspo.config.distillation_rules import local_teachers, teacher_plan
 from mindgspo.parallel.plans.placement import Placement, Ranks
-from mindgspo.planner.ascend_memory import ascend_reserve, ascend_temporary, graph_bytes
+from mindgspo.planner.ascend_memory import ascend_temporary, graph_bytes, hccl_buffers
 from mindgspo.planner.cpu_memory import cpu_reserve, cpu_standing, cpu_temporary
 from mindgspo.planner.memory_plan import GIB, MemoryPlan, Part, PhaseMemory, RankMemory, SwapLevel
 from mindgspo.planner.rank_work import RankWork, ReshardBytes, frozen_bytes, held_bytes, reshard_bytes
@@ -22,8 +22,9 @@ from mindgspo.swap.states import NEEDS, Holding, Phase
 PHASES = (Phase.ROLLOUT, Phase.SCORE, Phase.UPDATE, Phase.RESHARD, Phase.SAVE)
 """In the order of a step. Evaluation needs what a rollout does."""
 
-CARD_BYTES = 64 * GIB
-"""Memory of an Atlas 800T A2 card."""
+CARD_GB = 64.0
+"""Memory of an Atlas 800T A2 card in GiB."""
+_POOL = 15 / 16  # of a card's free memory, by MindSpore's AscendMemAdapter
 
 _PART_OF = {
     Holding.ACTOR_WEIGHTS: Part.WEIGHTS,
@@ -38,25 +39,29 @@ _PART_OF = {
 def expected_memory(
     config: ExperimentConfig,
     *,
-    capacity: int | None = None,
     phases: Collection[Phase] = PHASES,
     levels: Sequence[SwapLevel] = tuple(SwapLevel),
 ) -> MemoryPlan:
     """The plan of a resolved configuration.
 
-    capacity: bytes of a card, or on CPU of the machine; None: 64 GiB, or what the machine has. phases: those that the
-    process runs; holdings that only others need do not exist in it. levels: those to compute, including the configured
-    one.
+    phases: those that the process runs; holdings that only others need do not exist in it. levels: those to compute,
+    including the configured one.
     """
-    if capacity is None:
-        capacity = psutil.virtual_memory().total if config.device == "CPU" else CARD_BYTES
     ordered = [phase for phase in PHASES if phase in phases]
     return MemoryPlan(
         device=config.device,
-        capacity=capacity,
+        capacity=capacity(config),
         level=level_of(config),
         classes=tuple(_rank_memory(config, ranks, ordered, levels) for ranks in _rank_classes(config)),
     )
+
+
+def capacity(config: ExperimentConfig) -> int:
+    """Bytes that a run may take: of a card those of MindSpore's pool, on CPU those of the machine."""
+    memory = config.memory
+    if config.device == "CPU":
+        return psutil.virtual_memory().total if memory.device_gb is None else int(memory.device_gb * GIB)
+    return int(_POOL * ((memory.device_gb or CARD_GB) - memory.reserve_gb) * GIB)
 
 
 def graph_memory(config: ExperimentConfig, graph: str, rank: int) -> int:
@@ -108,7 +113,9 @@ def _phases_of(
     if work.config.device == "CPU":
         temporary, lasting = cpu_temporary, {**cpu_standing(work, phases), Part.RESERVE: cpu_reserve(work)}
     else:
-        temporary, lasting = ascend_temporary, {Part.RESERVE: ascend_reserve(work)}
+        # HCCL's buffers have what the pool leaves of a card; if that is too little, the pool must leave more.
+        left = round(capacity(work.config) * (1 - _POOL) / _POOL)
+        temporary, lasting = ascend_temporary, {Part.BUFFERS: max(0, hccl_buffers(work) - left)}
     held, frozen, reshard = held_bytes(work), frozen_bytes(work), reshard_bytes(work)
     found = {}
     for level in levels:

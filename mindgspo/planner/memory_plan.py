@@ -30,10 +30,12 @@ class Part(Enum):
     LOGITS = "logits chunk, its gradient"
     STEP = "sums over ranks, optimizer's step"
     CONSTANTS = "rotary tables, masks"
+    WORKSPACE = "attention's workspace"
     BUCKET = "reshard bucket"
     COPIES = "copies for a checkpoint"
     GRAPHS = "compiled graphs"
     RESERVE = "framework"
+    BUFFERS = "HCCL buffers beyond what the pool leaves"
 
 
 Parts = Mapping[Part, int]
@@ -80,7 +82,7 @@ class MemoryPlan:
 
     device: str
     capacity: int
-    """Bytes of one card; on CPU, of the machine, which all ranks share."""
+    """Bytes of one card's pool; on CPU, of the machine, which all ranks share."""
     level: SwapLevel
     """The configured swap level."""
     classes: tuple[RankMemory, ...]

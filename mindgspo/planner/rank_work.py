@@ -13,7 +13,7 @@ from math import prod
 
 from mindgspo.batches.rows import round_up
 from mindgspo.config import ExperimentConfig, ModelSection, ParallelPlan
-from mindgspo.config.cache import block_bytes, whole_cache_blocks
+from mindgspo.config.cache import BLOCK, block_bytes, whole_cache_blocks
 from mindgspo.config.distillation import TeacherSection
 from mindgspo.config.distillation_rules import local_teachers, teacher_model, teacher_plan
 from mindgspo.config.generation import generating_model, reads_trained_weights
@@ -215,6 +215,20 @@ class RankWork:
         model, plan = teacher_model(teacher, self.config.model), teacher_plan(teacher, self.config)
         config = self.config.model_copy(update={"model": model})
         return replace(self, config=config), RankWidths.of(model, Placement(plan=plan, rank=self.rank))
+
+
+def largest_tensors(work: RankWork) -> dict[str, int]:
+    """Elements of the largest tensors that the rank's graphs compute, by what they hold."""
+    tokens = work.tokens(work.train)
+    trained = work.train.feed_forward(tokens)
+    prefilled = work.infer.feed_forward(max(rows * length for rows, length in work.prefills))
+    return {
+        "gate and up of a micro-batch": 2 * trained.inner,
+        "hidden states of a micro-batch": max(trained.routed, tokens * work.train.hidden),
+        "gate and up of a prefill": 2 * prefilled.inner,
+        "a layer's keys in the cache": work.blocks * BLOCK * work.infer.key_value,
+        "logits of a decode step": work.slots * work.config.model.rows,
+    }
 
 
 def log_odds_elements(work: RankWork, width: RankWidths, chunk_bytes: int) -> int:

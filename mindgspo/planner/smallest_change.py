@@ -31,15 +31,15 @@ _TWICE_THE_CARDS = 40  # per doubling of the cards, dearer than any other plan
 _MAX_DOUBLINGS = 3
 
 
-def smallest_change(config: ExperimentConfig, *, capacity: int) -> dict[str, Any] | None:
-    """The cheapest settings with which the resolved configuration fits `capacity`; None if nothing that is tried does,
+def smallest_change(config: ExperimentConfig) -> dict[str, Any] | None:
+    """The cheapest settings with which the resolved configuration fits its memory; None if nothing that is tried does,
     {} if it fits as it is."""
     best: tuple[int, dict[str, Any]] | None = None
     for plan_price, plan_settings in sorted(_plan_changes(config), key=lambda rung: rung[0]):
         if best is not None and plan_price >= best[0]:
             break
         base = changed(config, plan_settings)
-        found = _cheapest(base, capacity, limit=None if best is None else best[0] - plan_price)
+        found = _cheapest(base, limit=None if best is None else best[0] - plan_price)
         if found is not None:
             best = plan_price + found[0], {**plan_settings, **found[1]}
     return None if best is None else best[1]
@@ -63,12 +63,12 @@ def _with(section: Any, keys: Sequence[str], value: Any) -> Any:
     return section.model_copy(update={keys[0]: below})
 
 
-def _cheapest(base: ExperimentConfig, capacity: int, limit: int | None) -> tuple[int, dict[str, Any]] | None:
+def _cheapest(base: ExperimentConfig, limit: int | None) -> tuple[int, dict[str, Any]] | None:
     """Search all combinations of rungs, cheapest first. No rung needs more memory than the one below it: if all the
     highest together do not fit, nothing does."""
     ladders = _ladders(base)
     top = tuple(len(ladder) - 1 for ladder in ladders)
-    if not _fits(base, _combined(ladders, top)[1], capacity):
+    if not _fits(base, _combined(ladders, top)[1]):
         return None
     start = tuple(0 for _ in ladders)
     waiting, seen = [(0, start)], {start}
@@ -77,7 +77,7 @@ def _cheapest(base: ExperimentConfig, capacity: int, limit: int | None) -> tuple
         if limit is not None and price >= limit:
             return None
         settings = _combined(ladders, rungs)[1]
-        if _fits(base, settings, capacity):
+        if _fits(base, settings):
             return price, settings
         for number in range(len(ladders)):
             higher = (*rungs[:number], rungs[number] + 1, *rungs[number + 1 :])
@@ -87,9 +87,9 @@ def _cheapest(base: ExperimentConfig, capacity: int, limit: int | None) -> tuple
     return None
 
 
-def _fits(base: ExperimentConfig, settings: Settings, capacity: int) -> bool:
+def _fits(base: ExperimentConfig, settings: Settings) -> bool:
     config = changed(base, settings)
-    return not joined_problems(config) and expected_memory(config, capacity=capacity, levels=[level_of(config)]).fits()
+    return not joined_problems(config) and expected_memory(config, levels=[level_of(config)]).fits()
 
 
 def _combined(ladders: Sequence[Sequence[Rung]], rungs: Sequence[int]) -> tuple[int, dict[str, Any]]:

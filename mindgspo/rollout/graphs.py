@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import Parameter, ParameterTuple, Tensor, mint, nn, ops
 
 from mindgspo.batches.routing import expert_dtype
 from mindgspo.models.lora import merged_weight
 from mindgspo.models.transformer import DecoderLayer, FeedForward, KeptRows, LayerLoop, Transformer
 from mindgspo.parallel.layers.linear import ColumnParallelLinear, RowParallelLinear
 from mindgspo.parallel.layers.model_parallel import from_first_rank, gather_columns, leave_model_parallel
-from mindgspo.parallel.ops.device import has_kernels, takes_packed
+from mindgspo.parallel.ops.device import aclnn_on_cards, has_kernels, likeliest_op, takes_packed
 from mindgspo.parallel.ops.kernels import (
     DecodeAttentionKernel,
     DecodeFeedForwardKernel,
@@ -255,7 +255,8 @@ class DecodeStep(nn.Cell):
         self.logits = logits
         self.top_k, self.top_p = sampling_filter
         self.log_softmax = ops.LogSoftmax(-1)
-        self.argmax = ops.Argmax(-1, ms.int32)
+        self.likeliest = likeliest_op()
+        self.cumsum = aclnn_on_cards(ops.cumsum, mint.cumsum)
         self.sort = ops.Sort(-1, True)
         self.kernel = SampleKernel(top_k=self.top_k, top_p=self.top_p) if has_kernels() else None
         self.from_first_rank = from_first_rank(place)
@@ -293,12 +294,12 @@ class DecodeStep(nn.Cell):
             drawn_S, logprobs_S = self.kernel(logits_SV, uniforms_S, inverse_temperature_S, greedy_S, num_rows_1)
         else:
             logp_SV = self.log_softmax(logits_SV * inverse_temperature_S.reshape(-1, 1))
-            cdf_SV = ops.cumsum(self.filtered(ops.exp(logp_SV)), -1)
+            cdf_SV = self.cumsum(self.filtered(ops.exp(logp_SV)), -1)
             # Scaled by the last entry: rounding and filters leave a total other than 1. Counting entries strictly below
             # the target (> 0) always lands on a token that raised the CDF, hence of positive probability.
             target_S1 = cdf_SV[:, -1:] * uniforms_S.reshape(-1, 1)
             drawn_S = ops.cast(ops.cast(cdf_SV < target_S1, ms.float32).sum(-1), ms.int32)
-            drawn_S = ops.where(greedy_S, self.argmax(logits_SV), drawn_S)
+            drawn_S = ops.where(greedy_S, self.likeliest(logits_SV), drawn_S)
             logprobs_S = ops.gather_elements(logp_SV, 1, drawn_S.reshape(-1, 1)).reshape(-1)
         drawn_S, logprobs_S = self.from_first_rank(drawn_S, logprobs_S)
         return drawn_S, logprobs_S, *found[1:]
@@ -310,7 +311,7 @@ class DecodeStep(nn.Cell):
         sorted_SV, _ = self.sort(probs_SV)
         if 0 < self.top_k < probs_SV.shape[-1]:
             sorted_SV = sorted_SV * ops.cast(sorted_SV >= sorted_SV[:, self.top_k - 1 : self.top_k], ms.float32)
-        before_SV = ops.cumsum(sorted_SV, -1) - sorted_SV
+        before_SV = self.cumsum(sorted_SV, -1) - sorted_SV
         kept_SV = before_SV < self.top_p * sorted_SV.sum(-1, keepdims=True)
         kept_SV = ops.logical_and(kept_SV, sorted_SV > 0)
         last_kept_S1 = ops.where(kept_SV, sorted_SV, 2.0).min(-1, keepdims=True)
@@ -322,9 +323,10 @@ class Collect(nn.Cell):
 
     def __init__(self) -> None:
         super().__init__(auto_prefix=False)
+        self.stack = aclnn_on_cards(ops.stack, mint.stack)
 
     def construct(self, *drawn_S: Tensor) -> Tensor:
         """Return ids (exact below 2^24) and log-probs, float32 [2, J, S]. drawn_S: ids of all steps, then log-probs."""
         num_steps = len(drawn_S) // 2
-        ids_JS, logprobs_JS = ops.stack(drawn_S[:num_steps]), ops.stack(drawn_S[num_steps:])
-        return ops.stack((ops.cast(ids_JS, ms.float32), logprobs_JS))
+        ids_JS, logprobs_JS = self.stack(drawn_S[:num_steps]), self.stack(drawn_S[num_steps:])
+        return self.stack((ops.cast(ids_JS, ms.float32), logprobs_JS))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mindgspo.batches.rows import round_up
 from mindgspo.config import ExperimentConfig
-from mindgspo.config.cache import cache_blocks, cache_columns, slots_per_replica
+from mindgspo.config.cache import cache_blocks, cache_columns, prefill_width, prompt_columns, slots_per_replica
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,14 +28,13 @@ class RolloutSizes:
 
 
 def rollout_sizes(config: ExperimentConfig) -> RolloutSizes:
-    """Share the slots between the replicas; one prefill has the prompts whose siblings fill a replica's slots."""
+    """The sizes of one replica of the infer plan."""
     rollout = config.rollout
     assert rollout.cache_dtype is not None and rollout.tokens_per_sync is not None, "config.resolve fills them in"
-    slots = slots_per_replica(config)
     return RolloutSizes(
-        num_slots=slots,
-        prefill_width=max(1, slots // rollout.num_generations),
-        prompt_columns=round_up(config.data.max_prompt_length, config.trainer.length_multiple),
+        num_slots=slots_per_replica(config),
+        prefill_width=prefill_width(config),
+        prompt_columns=prompt_columns(config),
         cache_columns=cache_columns(config),
         num_blocks=cache_blocks(config),
         cache_dtype=rollout.cache_dtype,

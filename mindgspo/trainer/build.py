@@ -25,6 +25,7 @@ from mindgspo.batches.rows import round_up
 from mindgspo.checkpoint.adapted import PARTS, base_digest, base_record
 from mindgspo.config import ExperimentConfig, planned_steps
 from mindgspo.config.generation import log_prob_differences, merges_adapters
+from mindgspo.config.profile import check_profile
 from mindgspo.data.curriculum import Curriculum
 from mindgspo.data.dataset import PromptDataset
 from mindgspo.data.mixture import MixtureStream
@@ -73,6 +74,7 @@ from mindgspo.trainer.exact_log_probs import ExactLogProbs, where_they_part
 from mindgspo.trainer.metrics import Speed, StepReport
 from mindgspo.trainer.policies import PolicyScores, ReferencePolicy
 from mindgspo.trainer.principal_parts import PrincipalParts
+from mindgspo.trainer.profiling import MindSporeCollector, PhaseProfiler
 from mindgspo.trainer.resume_checks import fingerprints, rows_digest
 from mindgspo.trainer.routing_transfer import RoutingTransfer
 from mindgspo.trainer.schedules import build_generation
@@ -104,6 +106,7 @@ class Experiment:
     """Connection to the servers that generate, on rank 0 if there are any."""
     trainer: Trainer
     validation: Validation
+    profiler: PhaseProfiler
     stateful: Mapping[str, Stateful]
     """Contents of checkpoints besides weights and optimizer, by name."""
     inputs: Mapping[str, Any]
@@ -157,6 +160,8 @@ def build_experiment(
     train_digest = rows_digest(train_set)
     total_steps = 0 if only_warm_up else planned_steps(config, len(train_set))
     assert total_steps is not None
+    if not only_warm_up:
+        check_profile(config.profile, world_size=config.plans.train.world_size, num_steps=total_steps)
     require_agreement(
         "data and batch counts",
         {
@@ -209,7 +214,11 @@ def build_experiment(
     swap.register(Holding.MOMENTS, updater.moments)
     routing = RoutingTransfer(place, config.model) if records or replay == "old" else None
     response_scorer = ResponseScorer(scorer, tokenizer, Replicas(scoring_place(config)))
-    timers = Timers(on_enter=_stage_begins, on_exit=_stage_ends)
+    on_card = config.device == "Ascend" and not runtime.is_emulated()
+    profiler = PhaseProfiler(
+        config.profile, failures_dir.parent, collector=MindSporeCollector(runtime.rank()) if on_card else None
+    )
+    timers = Timers(on_enter=partial(_stage_begins, profiler), on_exit=partial(_stage_ends, profiler))
     leftovers = LeftoverBuffer(
         config.algorithm.filter_groups.keep_surplus_steps, train_set, routing if records else None
     )
@@ -294,6 +303,7 @@ def build_experiment(
         service=generation.service,
         trainer=trainer,
         validation=validation,
+        profiler=profiler,
         stateful=stateful_parts(
             trainer, stream, validation, None if environment is None else environment.answers, parts
         ),
@@ -392,14 +402,16 @@ def stateful_parts(
     return parts
 
 
-def _stage_begins(stage: str) -> None:
+def _stage_begins(profiler: PhaseProfiler, stage: str) -> None:
     heartbeat.enter_stage(stage)
     progress.enter_phase(stage)
+    profiler.enter(stage)
     if stage == "update_actor":
         faults.reach("update.before")
 
 
-def _stage_ends(stage: str) -> None:
+def _stage_ends(profiler: PhaseProfiler, stage: str, start: float, seconds: float) -> None:
+    profiler.exit(stage, start, seconds)
     if stage == "update_actor":
         faults.reach("update.after")
     elif stage == "update_weights":

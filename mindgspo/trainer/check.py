@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from mindgspo.checkpoint.adapted import base_digest, base_record
-from mindgspo.config import DataSourceSection, ExperimentConfig, batch_table, notes
+from mindgspo.config import DataSourceSection, ExperimentConfig, batch_table, notes, planned_steps
+from mindgspo.config.profile import check_profile
 from mindgspo.config.rules import data_sources
 from mindgspo.data.account import Account, judge_rows
 from mindgspo.data.dataset import check_folder, row_lines
@@ -73,6 +74,9 @@ def check_experiment(config: ExperimentConfig) -> Iterator[str]:
         num_rows = yield from _checked_sources(config, tokenizer, scorer, environment)
     check_distinct_prompts(config, *num_rows)
     check_curriculum(config, *num_rows)
+    steps = planned_steps(config, sum(num_rows))
+    assert steps is not None, "rows are counted"
+    check_profile(config.profile, world_size=config.plans.train.world_size, num_steps=steps)
     yield ""
     table = batch_table(config, sum(num_rows), config.data.mixture(num_rows))
     width = max(len(name) for name, _ in table)

@@ -45,7 +45,7 @@ from mindgspo.swap.states import Phase
 from mindgspo.tensor_files.tensors import float32_of
 from mindgspo.trainer.build import Experiment, build_experiment, build_warmup
 from mindgspo.trainer.checkpoints import Resume, Saver
-from mindgspo.trainer.memory import MemoryAlarm, memory_metrics, resident_gb_of_ranks
+from mindgspo.trainer.memory import MemoryAlarm, allocated_gb_of_ranks, memory_metrics, resident_gb_of_ranks
 from mindgspo.trainer.resume_checks import (
     check_config,
     config_before,
@@ -243,9 +243,10 @@ def _train(config: ExperimentConfig, experiment: Experiment, log: RunLog, saver:
     trainer, alarm = experiment.trainer, MemoryAlarm(config.watch.memory_growth)
     while progress.step < trainer.total_steps:
         heartbeat.begin_step(progress.step + 1)
+        experiment.profiler.begin_step(progress.step + 1)
         result = trainer.train_step(progress.step + 1)
         resident_gb = resident_gb_of_ranks()
-        log.log_metrics(result.step, {**result.metrics, **memory_metrics(resident_gb)})
+        log.log_metrics(result.step, {**result.metrics, **memory_metrics(resident_gb, allocated_gb_of_ranks())})
         if (warning := alarm.observe(resident_gb)) is not None:
             log.note(warning)
         groups = logged_groups(result.groups, config.logging.groups_per_step)
@@ -259,6 +260,8 @@ def _train(config: ExperimentConfig, experiment: Experiment, log: RunLog, saver:
         is_best = config.trainer.keep_best > 0 and progress.is_at_best
         if is_last or is_best or _is_due(progress.step, config.trainer.save_every):
             saver.save(progress)
+        if (line := experiment.profiler.end_step()) is not None:
+            log.note(line)
 
 
 def _is_due(step: int, every: int | None) -> bool:

@@ -11,6 +11,11 @@ Metrics:
       unit: GB
       healthy: steady after a few steps
       action: steady growth is told with its rank (watch.memory_growth)
+    perf/max_memory_allocated_gb:
+      meaning: on Ascend, the most that tensors have taken on any card since the run began, generation included
+      unit: GB
+      healthy: steady after the first steps, near what `mindgspo plan` counts without the framework
+      action: far above it, see the phases of `mindgspo plan`
 """
 
 from __future__ import annotations
@@ -66,8 +71,18 @@ _SKIPPED_STEPS = 10
 
 def resident_gb_of_ranks() -> list[float]:
     """Return the resident memory of every rank, in GB. All ranks call it."""
+    return _of_ranks(rss_gb())
+
+
+def allocated_gb_of_ranks() -> list[float]:
+    """Return the most that tensors have taken on the card of every rank, in GB; [] on a CPU. All ranks call it."""
+    peak = runtime.peak_device_bytes()
+    return [] if peak is None else _of_ranks(peak / 2**30)
+
+
+def _of_ranks(own: float) -> list[float]:
     readings = np.zeros(runtime.world_size(), np.float32)
-    readings[runtime.rank()] = rss_gb()
+    readings[runtime.rank()] = own
     sum_over_world(readings)
     return readings.tolist()
 
@@ -101,9 +116,10 @@ class MemoryAlarm:
         return _warning(growing, free_memory_bytes() / 2**30 if room_gb is None else room_gb)
 
 
-def memory_metrics(resident_gb: Sequence[float]) -> dict[str, float]:
-    """Metric over several ranks; empty for a single rank, whose figure is logged anyway."""
-    return {"perf/cpu_memory_used_max_gb": max(resident_gb)} if len(resident_gb) > 1 else {}
+def memory_metrics(resident_gb: Sequence[float], allocated_gb: Sequence[float]) -> dict[str, float]:
+    """Largest readings of all ranks. A single rank's resident memory is logged anyway; allocated_gb: [] on a CPU."""
+    resident = {"perf/cpu_memory_used_max_gb": max(resident_gb)} if len(resident_gb) > 1 else {}
+    return resident | ({"perf/max_memory_allocated_gb": max(allocated_gb)} if allocated_gb else {})
 
 
 def _warning(growing: Mapping[int, Growth], room_gb: float) -> str:

@@ -40,6 +40,7 @@ _FREE = (
     "restore",
     "run_dir",
     "logging.",
+    "profile.",
     "trainer.save_every",
     "trainer.keep_",
     "trainer.save_in_background",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import os
 import socket
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
+from running import python
 
 from mindgspo.config.schema import WatchSection
 from mindgspo.errors import ConfigError, DataError
@@ -176,6 +178,21 @@ def test_environment_of_a_rank_of_the_second_of_two_nodes(monkeypatch: pytest.Mo
     of_all = {"MS_WORKER_NUM": "8", "MS_SCHED_HOST": "10.1.2.3", "MS_SCHED_PORT": "8118", "MS_NODE_TIMEOUT": "7"}
     assert worker.items() >= (own | of_all).items() and scheduler.items() >= of_all.items()
     assert scheduler["MS_ROLE"] == "MS_SCHED" and "MS_NODE_ID" not in scheduler
+
+
+def test_a_silent_process_is_waited_for_longer_on_one_machine(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("MS_NODE_TIMEOUT", raising=False)
+    limits = [environment_of(1, num_workers=8, num_local_workers=local)["MS_NODE_TIMEOUT"] for local in (8, 4)]
+    assert limits == ["86400", "1800"]
+
+
+def test_hccl_waits_for_ranks_that_compile_unless_the_user_says_otherwise():
+    names = ("HCCL_CONNECT_TIMEOUT", "HCCL_EXEC_TIMEOUT", "MS_ENABLE_LCCL")
+    code = f"import os, mindgspo.parallel.platform.runtime; print(*[os.environ[name] for name in {names}])"
+    for own, expected in (({}, "7200 7200 off"), ({"HCCL_CONNECT_TIMEOUT": "300"}, "300 7200 off")):
+        bare = {name: value for name, value in os.environ.items() if name not in names}
+        done = python("-c", code, env=bare | own)
+        assert done.stdout.split() == expected.split(), done.stderr
 
 
 def test_a_server_may_have_sixteen_devices():

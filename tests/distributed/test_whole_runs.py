@@ -59,8 +59,14 @@ def test_two_processes_run_to_the_end(tmp_path: Path):
     plans = ("plans.train.data_parallel=2", "plans.infer.model_parallel=2")
     few = ("rollout.prompts_per_step=8", "trainer.samples_per_micro_batch=16", "trainer.max_steps=1", "warmup=null")
     weights = f"model.path={ARITHMETIC / 'warmed_up'}"
-    (line,) = run(ARITHMETIC / "gspo.yaml", tmp_path / "run", *FEW_ROWS, *plans, *few, weights)
+    recorded = ("profile.steps=[1]", "profile.ranks=null")
+    (line,) = run(ARITHMETIC / "gspo.yaml", tmp_path / "run", *FEW_ROWS, *plans, *few, *recorded, weights)
     assert line["actor/grad_norm"] > 0
+    trace = json.loads((tmp_path / "run" / "profile" / "step_00000001.json").read_text(encoding="utf-8"))
+    phases = {rank: [one for one in trace["traceEvents"] if one["ph"] == "X" and one["pid"] == rank] for rank in (0, 1)}
+    assert [one["name"] for one in phases[0]] == [one["name"] for one in phases[1]], "ranks do the same, in one order"
+    (first, *_), (second, *_) = phases.values()
+    assert first["name"] == "step" and max(first["ts"], second["ts"]) < min(first["dur"], second["dur"]), "at one time"
     summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
     assert summary["steps"] == 1
     for name in ("export/model.safetensors", "report.html", "logs/rank_1.log"):

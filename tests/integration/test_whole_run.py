@@ -19,7 +19,8 @@ from mindgspo.tensor_files.writer import read_safetensors
 UNUSED = re.compile(
     r"actor/(kl.*|opsm_masked_seq|pg_clipfrac_lower|updates_skipped)|critic/(kl|reference_.*)|"
     r"(curriculum|distillation|env|lora|train-aux|train-core)/.*|actor/distillation_kl|training/exact_logprobs_tokens|"
-    r"perf/(cpu_memory_used_max_gb|mfu/actor|reshard_mb)|reward/extra/.*|rollout_corr/(weight_.*|ess|clipped_share)|"
+    r"perf/(cpu_memory_used_max_gb|max_memory_allocated_gb|mfu/actor|reshard_mb)|reward/extra/.*|"
+    r"rollout_corr/(weight_.*|ess|clipped_share)|"
     r"(router|sampling|schedule|staleness)/.*|samples/(begun|dropped.*|earlier|expired|filtered/.*|kept|waiting)|"
     r"val-core/<source>/(acc/(maj|pass)|reward/best)@<n>"
 )

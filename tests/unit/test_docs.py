@@ -22,6 +22,7 @@ from mindgspo.config.data import MixedSourceSection
 from mindgspo.config.messages import known_keys
 from mindgspo.errors import ConfigError
 from mindgspo.metrics.glossary import glossary_name, metrics
+from mindgspo.metrics.target import load_target
 from mindgspo.trainer.check import check_experiment
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -243,7 +244,7 @@ def test_shell_python_and_json_can_be_read(document: Path) -> None:
 
 
 @each_document
-def test_settings_of_commands_and_of_yaml_exist(document: Path) -> None:
+def test_settings_of_commands_and_of_yaml_exist(document: Path, tmp_path: Path) -> None:
     text = text_of(document)
     bash = "".join(f"```bash\n{content}```\n" for language, content in code_blocks(text) if language == "bash")
     for line in shell_lines(bash):  # console blocks show refusals
@@ -252,7 +253,10 @@ def test_settings_of_commands_and_of_yaml_exist(document: Path) -> None:
             keys = [re.sub(r"^(data\.eval)\.\w+\.(\w+)$", r"\1.\2", key) for key in keys]
             assert [key for key in keys if key not in SETTINGS] == [], f"{document.name}: {line}"
     for language, content in code_blocks(text):
-        if language == "yaml":
+        if language == "yaml" and "metrics" in yaml.safe_load(content):
+            (tmp_path / "target.yaml").write_text(content)
+            assert load_target(tmp_path / "target.yaml").metrics
+        elif language == "yaml":
             found = list(paths(yaml.safe_load(content)))
             assert found and [path for path in found if path not in SETTINGS | ENDS] == [], document.name
 

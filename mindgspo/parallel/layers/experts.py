@@ -11,7 +11,7 @@ of slots (one for each own expert, and one for those of others), I and O in- and
 from __future__ import annotations
 
 import mindspore as ms
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, mint, nn, ops
 from mindspore.ops import constexpr
 
 from mindgspo.parallel.collectives.graph import all_gather, all_gather_used
@@ -26,7 +26,7 @@ from mindgspo.parallel.layers.model_parallel import (
     leave_model_parallel,
     used_of_run,
 )
-from mindgspo.parallel.ops.device import is_fused
+from mindgspo.parallel.ops.device import aclnn_on_cards, is_fused
 from mindgspo.parallel.plans.placement import Placement
 
 _SMALLEST_BLOCK, _LARGEST_BLOCK = 8, 256
@@ -70,6 +70,7 @@ class ExpertSlots(nn.Cell):
         self.num_groups = self.own if self.is_all else self.own + 1
         self.fused = is_fused()
         self.sort = ops.Sort()
+        self.cumsum = aclnn_on_cards(ops.cumsum, mint.cumsum)
         self.count = ops.UnsortedSegmentSum()
         self.gather = ops.Gather()
 
@@ -85,8 +86,8 @@ class ExpertSlots(nn.Cell):
         ones_A = ops.ones((num_assignments,), ms.float32)
         load_G = ops.cast(self.count(ones_A, group_A, self.num_groups), ms.int32)
         room_G = (load_G + (block - 1)) // block * block
-        end_G = ops.cast(ops.cumsum(room_G, 0), ms.int32)
-        shift_G = (end_G - room_G) - (ops.cast(ops.cumsum(load_G, 0), ms.int32) - load_G)
+        end_G = ops.cast(self.cumsum(room_G, 0), ms.int32)
+        shift_G = (end_G - room_G) - (ops.cast(self.cumsum(load_G, 0), ms.int32) - load_G)
         in_order_A = ops.cast(ops.arange(num_assignments), ms.int32)
         slot_A = in_order_A + self.gather(shift_G, ops.cast(sorted_A, ms.int32), 0)  # of sorted assignments
         order_A = ops.cast(order_A, ms.int32)

@@ -221,7 +221,7 @@ class FromFirstRank(nn.Cell):
 
     def construct(self, ids_S: Tensor, logprobs_S: Tensor) -> tuple[Tensor, Tensor]:
         # One message; float32 holds every token id exactly (below 2^24).
-        both = ops.stack((ops.cast(ids_S, ms.float32), logprobs_S)) * self.is_first
+        both = ops.concat((ops.cast(ids_S, ms.float32).reshape(1, -1), logprobs_S.reshape(1, -1))) * self.is_first
         both = self.sum(both)
         return ops.cast(both[0], ms.int32), both[1]
 

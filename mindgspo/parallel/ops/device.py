@@ -17,11 +17,11 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, mint, nn, ops
 
 from mindgspo.batches.routing import RoutedTokens
 from mindgspo.batches.rows import packed_tokens, predictions_in_parts
@@ -40,6 +40,24 @@ MASKED_SCORE = -1.0e9
 def is_fused() -> bool:
     """Whether the device has MindSpore's fused ops."""
     return current_device() == "Ascend"
+
+
+def aclnn_on_cards(own: Callable[..., Any], aclnn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `aclnn`, one of `mint`'s operators, on Ascend, else `own`, one of `ops`.
+
+    On a card `own` goes through the graph engine, which launches it later, joins no more than 32 tensors, or has it
+    only on the card's host processor (TopK). On CPU both are the same numbers, and `own` has fewer dtypes to cast.
+    """
+    return aclnn if is_fused() else own
+
+
+def likeliest_op() -> Callable[[Tensor], Tensor]:
+    """Return the operator for the first largest entry of the last axis, int32."""
+    return aclnn_on_cards(ops.Argmax(-1, ms.int32), _likeliest)
+
+
+def _likeliest(x: Tensor) -> Tensor:
+    return ops.cast(mint.argmax(x, -1), ms.int32)
 
 
 _is_composed = False

@@ -25,7 +25,7 @@ def start_device(config: ExperimentConfig) -> None:
     worker was started with another configuration.
     """
     try:
-        runtime.set_up_runtime(config.device)
+        runtime.set_up_runtime(config.device, deterministic=config.trainer.deterministic)
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(f"device: {config.device} cannot be used here; set device=CPU ({reason})") from error

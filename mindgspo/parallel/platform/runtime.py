@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from mindgspo.io import restore_umask
+from mindgspo.parallel.platform.worker_process import COMPILING_S
 
 if TYPE_CHECKING:
     from mindspore import Parameter, Tensor, nn
@@ -26,6 +27,12 @@ os.environ.setdefault("MS_OM_PATH", os.path.join(tempfile.gettempdir(), f"mindgs
 # Inside `paged_kernels` MindSpore 2.10 would use its internal kernels for these as well: Swiglu's fails for want of a
 # fusion mode, and attention's is not given the sequence lengths.
 os.environ.setdefault("MS_DISABLE_INTERNAL_KERNELS_LIST", "Swiglu,FlashAttentionScore")
+# Ranks compile graphs for minutes, and some for much longer than others: within HCCL's default of 120 s they would not
+# connect. The launcher's watch names a rank that hangs.
+os.environ.setdefault("HCCL_CONNECT_TIMEOUT", "7200")
+os.environ.setdefault("HCCL_EXEC_TIMEOUT", "7200")
+# With infer_boost MindSpore would make groups by LCCL, which spans no more than a server, whenever they are made then.
+os.environ.setdefault("MS_ENABLE_LCCL", "off")
 # MindFormers writes its logs into the working folder unless told otherwise.
 os.environ.setdefault("LOG_MF_PATH", os.path.join(tempfile.gettempdir(), f"mindgspo-mindformers-{os.getuid()}"))
 
@@ -55,8 +62,10 @@ _device: Device | None = None
 _in_cluster = False
 
 
-def set_up_runtime(device: Device = "CPU") -> None:
+def set_up_runtime(device: Device = "CPU", *, deterministic: bool = False) -> None:
     """Choose the device and the compiler settings; later calls with the same device do nothing.
+
+    deterministic: of kernels and collectives on Ascend that add up in any order, take the slower form with one order.
 
     The process stays in PyNative mode, MindSpore's default. `jit_level` is O0: on CPU it decodes twice as fast as O1,
     and on Ascend it launches kernels one by one, which dynamic batch sizes need. Raises RuntimeError if the process
@@ -73,6 +82,9 @@ def set_up_runtime(device: Device = "CPU") -> None:
     restore_umask()
     ms.set_device(device)
     ms.set_context(jit_config={"jit_level": "O0"})
+    if device == "Ascend" and deterministic:
+        os.environ["HCCL_DETERMINISTIC"] = "true"
+        ms.set_deterministic(True)
     if device == "Ascend" and (os.cpu_count() or 1) < _DISPATCH_THREADS:
         # With so few cores MindSpore would launch kernels differently from a server.
         ms.runtime.dispatch_threads_num(_DISPATCH_THREADS)
@@ -121,6 +133,7 @@ def join_cluster() -> None:
     assert _device is not None, "set_up_runtime() comes before join_cluster()"
     from mindspore import communication
 
+    os.environ.setdefault("MS_NODE_TIMEOUT", COMPILING_S)
     communication.init()
     _in_cluster = True
 
@@ -162,6 +175,13 @@ def call_for_memory(cell: nn.Cell, inputs: Sequence[Tensor]) -> tuple[int, int]:
     call_compiled(cell, *inputs)
     ms.runtime.synchronize()
     return ms.runtime.max_memory_allocated(), ms.runtime.max_memory_reserved()
+
+
+def peak_device_bytes() -> int | None:
+    """Return the most bytes that tensors have taken on this process's card; None on a CPU."""
+    import mindspore as ms
+
+    return ms.runtime.max_memory_allocated() if _device == "Ascend" else None
 
 
 def call_compiled(cell: nn.Cell, *inputs: Tensor) -> Outputs:

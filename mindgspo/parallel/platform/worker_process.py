@@ -76,6 +76,9 @@ _LAUNCH = "MINDGSPO_LAUNCH"
 # at once and its watch reports slow ones, so both limits can be a day.
 _NO_LIMIT_S = "86400"
 _FORMING_S = "600"  # msrun's limit for forming a cluster
+COMPILING_S = "1800"
+"""Default of MS_NODE_TIMEOUT on several machines: only after this time is a lost one noticed, but a rank waits as long
+for a group that others, which still compile, have not formed."""
 # With more workers than this, MindSpore's interval between messages to the scheduler (3 to 5 s) is left as it is.
 _MAX_WORKERS_OF_SHORT_INTERVAL = 64
 
@@ -103,8 +106,7 @@ def worker_environment(
     if rank is not None:
         environment |= {"MS_NODE_ID": str(rank), "DEVICE_ID": str(rank % num_local_workers)}
     environment.setdefault("MS_CPU_COMM_OP_TIMEOUT", _NO_LIMIT_S)
-    if num_local_workers == num_workers:  # else a lost machine is noticed by the scheduler alone, after 30 s
-        environment.setdefault("MS_NODE_TIMEOUT", _NO_LIMIT_S)
+    environment.setdefault("MS_NODE_TIMEOUT", _NO_LIMIT_S if num_local_workers == num_workers else COMPILING_S)
     if num_workers <= _MAX_WORKERS_OF_SHORT_INTERVAL:  # saves seconds while the cluster forms
         environment.setdefault("MS_RETRY_INTERVAL_LOWER", "1")
         environment.setdefault("MS_RETRY_INTERVAL_UPPER", "1")
@@ -164,6 +166,7 @@ def serve_as_scheduler() -> None:
     """
     from mindspore import communication
 
+    os.environ.setdefault("MS_NODE_TIMEOUT", COMPILING_S)
     communication.init()
 
 

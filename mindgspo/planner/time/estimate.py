@@ -1,7 +1,7 @@
 """Seconds of a step by phase, tokens per second and card-hours, as `mindgspo plan` prints them.
 
-The roofline alone is right to a factor of two or three. The folder of a run calibrates it: each phase is the run's own
-seconds, times the roofline's ratio between this experiment and that of the run.
+The roofline alone is right to a factor of two. The folder of a run calibrates it: each phase is the run's own seconds,
+times the roofline's ratio between this experiment and that of the run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from mindgspo.planner.time.roofline import (
 )
 from mindgspo.text import aligned, counted, listed
 
-# The fitted step: responses to DAPO-Math-17k had 7,385 tokens on average and 20,480 at most, prompts 153.
+# As published for DAPO of Qwen3-32B: responses had 7,385 tokens on average and 20,480 at most, prompts 153.
 _MEAN_SHARE, _PROMPT = 7385 / 20_480, 153
 _STEP, _REST = "timing_s/step", "the rest"
 _TIMERS: Mapping[str, Sequence[str]] = {
@@ -44,9 +44,9 @@ _TIMERS: Mapping[str, Sequence[str]] = {
 }
 _NEEDED = (_STEP, "timing_s/gen", "timing_s/update_actor", "response_length/mean", "response_length/max",
            "prompt_length/mean")  # fmt: skip
-_NOT_FITTED = (
-    "one step of Qwen3-32B in verl on 64 dies of Atlas A3. Not measured with this suite, and 2.2 times too fast for "
-    "the one published run that it was not fitted to: a lower bound; give --rates RUN for a measured one"
+_JUDGED = (
+    "13 runs of verl. Never measured with this suite. A run that is left out of the fit is forecast 26 % off (median), "
+    "at most 2.0 times (docs/planning.md); give --rates RUN for a measured one"
 )
 NO_RATES = "seconds of a step: nothing is known about this machine; give --rates RUN, the folder of a short run"
 
@@ -98,13 +98,12 @@ def estimate_step(experiment: ExperimentConfig, *, card: str = "A2", rates: Path
         return None
     device = CARDS[card]
     if rates is None:
+        lengths_N, prompt = assumed_lengths(experiment)
         limit = experiment.rollout.max_new_tokens
-        lengths_N = response_lengths(experiment, _MEAN_SHARE * limit, limit)
-        prompt = min(_PROMPT, experiment.data.max_prompt_length)
         note = f"lengths: assumed, as Qwen3-32B's on DAPO-Math-17k: at most {limit:,} tokens"
         phases = phase_seconds(experiment, device, lengths_N, prompt)
-        notes = (note, f"rates: those published of a {device.unit} of {device.name}, and shares of them fitted to "
-                 + _NOT_FITTED)  # fmt: skip
+        notes = (note, f"rates: those published of a {device.unit} of {device.name}, and four fitted to "
+                 + _JUDGED)  # fmt: skip
     else:
         run = _MeasuredRun.read(rates, experiment.device)
         prompt = run.prompt_tokens
@@ -141,6 +140,12 @@ def _as_timed(phases: Mapping[str, float]) -> dict[str, float]:
     scoring = (OLD_LOG_PROBS, REFERENCE, TEACHERS)
     rest = {name: seconds for name, seconds in phases.items() if name not in scoring}
     return {OLD_LOG_PROBS: sum(phases.get(name, 0.0) for name in scoring), **rest}
+
+
+def assumed_lengths(experiment: ExperimentConfig) -> tuple[NDArray[np.int64], int]:
+    """Tokens of a step's responses, int64 [N], and of a prompt, if nothing is known but their limits."""
+    limit = experiment.rollout.max_new_tokens
+    return response_lengths(experiment, _MEAN_SHARE * limit, limit), min(_PROMPT, experiment.data.max_prompt_length)
 
 
 def response_lengths(experiment: ExperimentConfig, mean: float, longest: float) -> NDArray[np.int64]:

@@ -1,8 +1,9 @@
-"""Seconds of each phase of a step on Ascend: operations, bytes and messages, each divided by its rate.
+"""Seconds of each phase of a step on Ascend: operations, launches, bytes and messages, each divided by its rate.
 
-The rates of the cards are published. The share of them that a phase reaches is fitted to one step of Qwen3-32B, DAPO,
-by verl on 64 dies of Atlas A3 (vLLM-Ascend, FSDP2, Ulysses over 4; docs/planning.md). Nothing was measured with this
-suite. Phases are added up; nothing is taken to overlap but what did so in the fitted step.
+The rates of the cards are published. What of them is reached is `FITTED`, four numbers that tools/judge_forecast.py
+fits to published runs of verl; docs/planning.md lists every run with its error. Nothing was measured with this suite.
+The host launches a pass over a micro-batch while the card computes, so that the longer of the two counts; all other
+times are added up.
 
 Letters: N responses of a step.
 """
@@ -22,7 +23,8 @@ from mindgspo.config.distillation_rules import local_teachers, teacher_model, te
 from mindgspo.config.generation import reads_trained_weights
 from mindgspo.models.operations import Operations
 from mindgspo.planner.cache_budget import with_cache_budget
-from mindgspo.planner.rank_work import FLOAT, generating_bytes, trained_sizes
+from mindgspo.planner.rank_work import FLOAT, RankWork, generating_bytes, held_bytes, trained_sizes
+from mindgspo.swap.states import NEEDS, Holding, Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,21 +75,51 @@ MEMORY_SHARE = 0.6
 LINK_SHARE = 0.7
 """Share of a link's rate that is reached."""
 
-# Fitted to the step above: 116.2 s of old log-probs, 303.9 s of updates, 1,306.6 s of the slowest replica's generation,
-# 8.7 s of weights, 2.4 s of rewards.
-FORWARD_SHARE = 0.229
-"""Share of the peak in a forward pass alone: log-probs and prefill."""
-UPDATE_SHARE = 0.356
-"""Share of the peak in forward and backward passes, recomputing included."""
-LAYER_SECONDS = 5.4e-4
-"""Seconds of a layer in a decode step beyond reading its weights: launches, latency of collectives, the host."""
-WEIGHTS_RATE = 1.89e9
-"""Bytes per second and card of weights on their way to generation, copies between host and card included."""
 RESPONSE_SECONDS = 2.44 / 1024
-"""Seconds of the host per response: rewards and advantages."""
+"""Seconds of the host per response, rewards and advantages: published for the DAPO run of docs/planning.md."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedRates:
+    """What is not published, in the order of tools/judge_forecast.py."""
+
+    peak_share: float
+    """Share of the card's peak that matrix products reach."""
+    decode_layer: float
+    """Seconds of a layer of a decode step beyond its work: launches, latency of collectives, the host."""
+    train_layer: float
+    """Seconds to launch a layer of a pass over a micro-batch; a backward pass counts as two."""
+    host: float
+    """Bytes per second and card between host and device memory."""
+
+
+FITTED = FittedRates(peak_share=0.236, decode_layer=4.2e-4, train_layer=1.41e-2, host=2.35e9)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Work of one card, between two points at which it waits."""
+
+    operations: float = 0.0
+    """Seconds of its matrix products at the peak."""
+    moved: float = 0.0
+    """Seconds of memory and links, at the rates reached."""
+    decode_layers: float = 0.0
+    train_layers: float = 0.0
+    """Layers launched, those of `FittedRates`."""
+    host_bytes: float = 0.0
+    """Bytes between host and device memory."""
+    fixed: float = 0.0
+    """Seconds that depend on no card."""
+
+    def seconds(self, fitted: FittedRates) -> float:
+        """Training waits for the longer of work and launches, decoding for both."""
+        work = max(self.operations / fitted.peak_share + self.moved, self.train_layers * fitted.train_layer)
+        return work + self.decode_layers * fitted.decode_layer + self.host_bytes / fitted.host + self.fixed
+
 
 GENERATION, REWARD, OLD_LOG_PROBS = "generation", "reward, advantages", "old log-probs"
-REFERENCE, TEACHERS, UPDATE, WEIGHTS = "reference", "teachers", "update", "weights"
+REFERENCE, TEACHERS, UPDATE, WEIGHTS, SWAP = "reference", "teachers", "update", "weights", "swap"
 _BFLOAT16 = 2
 _OPTIMIZER_FLOATS = 7  # gradient, weight and two moments are read; the latter three written
 
@@ -95,7 +127,15 @@ _OPTIMIZER_FLOATS = 7  # gradient, weight and two moments are read; the latter t
 def phase_seconds(
     experiment: ExperimentConfig, card: CardRates, lengths_N: NDArray[np.int64], prompt_tokens: int
 ) -> dict[str, float]:
-    """Seconds of the phases of one step.
+    """Seconds of the phases of one step; arguments as those of `phase_loads`."""
+    loads = phase_loads(experiment, card, lengths_N, prompt_tokens)
+    return {name: sum(load.seconds(FITTED) for load in each) for name, each in loads.items()}
+
+
+def phase_loads(
+    experiment: ExperimentConfig, card: CardRates, lengths_N: NDArray[np.int64], prompt_tokens: int
+) -> dict[str, list[Load]]:
+    """The work of the phases of one step, one after the other.
 
     experiment: resolved. lengths_N: int64, tokens of the step's responses, in the order in which they are trained.
     """
@@ -104,26 +144,38 @@ def phase_seconds(
     parts = [lengths_N[start : start + size] for start in range(0, len(lengths_N), size)]
     work = _Work.total([_Work.of(experiment, part, prompt_tokens) for part in parts])
     found = {
-        GENERATION: _generation_seconds(experiment, card, lengths_N, prompt_tokens),
-        REWARD: RESPONSE_SECONDS * len(lengths_N),
+        GENERATION: [_generation(experiment, card, lengths_N, prompt_tokens)],
+        REWARD: [Load(fixed=RESPONSE_SECONDS * len(lengths_N))],
     }
     passes = (algorithm.old_log_probs != "sampler") + (algorithm.advantage.estimator == "optimal_token_baseline")
     if passes:
-        found[OLD_LOG_PROBS] = passes * _pass_seconds(experiment, plans.train, card, work)
+        found[OLD_LOG_PROBS] = passes * [_passes(experiment, plans.train, card, work)]
     if algorithm.kl.placement != "none":
-        found[REFERENCE] = _pass_seconds(experiment, plans.scoring, card, work)
+        found[REFERENCE] = [_passes(experiment, plans.scoring, card, work)]
     if teachers := local_teachers(experiment):  # each scores all micro-batches that have a response for it
         models = [teacher_model(teacher, experiment.model) for teacher in teachers]
-        found[TEACHERS] = sum(
-            _pass_seconds(experiment.model_copy(update={"model": model}), teacher_plan(teacher, experiment), card, work)
+        found[TEACHERS] = [
+            _passes(experiment.model_copy(update={"model": model}), teacher_plan(teacher, experiment), card, work)
             for teacher, model in zip(teachers, models, strict=True)
-        )
-    found[UPDATE] = trainer.epochs_per_rollout * (
-        _update_seconds(experiment, card, work, len(parts)) + len(parts) * _optimizer_seconds(experiment, card)
-    )
+        ]
+    update = [_update(experiment, card, work, len(parts)), *len(parts) * [_optimizer(experiment, card)]]
+    found[UPDATE] = trainer.epochs_per_rollout * update
     if not reads_trained_weights(experiment):
-        found[WEIGHTS] = sum(generating_bytes(experiment, 0).values()) / WEIGHTS_RATE
+        found[WEIGHTS] = [Load(host_bytes=sum(generating_bytes(experiment, 0).values()))]
+    if experiment.swap.enabled:
+        found[SWAP] = [Load(host_bytes=_swapped_bytes(experiment))]
     return found
+
+
+def _swapped_bytes(experiment: ExperimentConfig) -> int:
+    """Bytes that a step moves off the card and back: at the entry of each phase, what only one of the two needs."""
+    held = held_bytes(RankWork.of(experiment, 0))
+    needs = [set(NEEDS[phase]) for phase in (Phase.ROLLOUT, Phase.SCORE, Phase.UPDATE, Phase.RESHARD)]
+    if experiment.has_servers:
+        needs = needs[1:]
+    elif not held[Holding.ROLLOUT_WEIGHTS]:  # generation reads the trained ones
+        needs[0].add(Holding.ACTOR_WEIGHTS)
+    return sum(held[each] for i, need in enumerate(needs) for each in need ^ needs[i - 1])
 
 
 def num_replicas(experiment: ExperimentConfig) -> int:
@@ -131,10 +183,10 @@ def num_replicas(experiment: ExperimentConfig) -> int:
     return len(experiment.rollout.servers.urls) or experiment.plans.infer.data_parallel
 
 
-def _generation_seconds(
+def _generation(
     experiment: ExperimentConfig, card: CardRates, lengths_N: NDArray[np.int64], prompt_tokens: int
-) -> float:
-    """Seconds of a replica that has the longest response and the mean of all others: it decodes as long as that one
+) -> Load:
+    """Work of a replica that has the longest response and the mean of all others: it decodes as long as that one
     takes, or where responses wait for slots until those are through and the last one ends."""
     model, parts = experiment.model, experiment.plans.infer.model_parallel
     operations, layers = Operations.of(model), model.num_hidden_layers
@@ -147,14 +199,14 @@ def _generation_seconds(
     contexts = float((lengths_N * (prompt_tokens + lengths_N / 2)).mean())
     prompts = responses / experiment.rollout.num_generations * prompt_tokens
 
-    memory, forward = card.memory * MEMORY_SHARE, parts * card.peak * FORWARD_SHARE
+    memory, peak = card.memory * MEMORY_SHARE, parts * card.peak
     read = sum(size for name, size in generating_bytes(experiment, 0).items() if not _is_looked_up(experiment, name))
     reduced = 2 * layers * _reduced(model.hidden_size * _BFLOAT16, parts) / _rate(card, parts)
-    return (
-        steps * (read / memory + layers * LAYER_SECONDS)
-        + responses * mean * ((operations.trunk + operations.head) / forward + reduced)
-        + responses * contexts * block_bytes(experiment) / BLOCK / memory
-        + prompts * (operations.trunk / forward + reduced)
+    cache = responses * contexts * block_bytes(experiment) / BLOCK
+    return Load(
+        operations=(responses * mean * (operations.trunk + operations.head) + prompts * operations.trunk) / peak,
+        moved=(steps * read + cache) / memory + (responses * mean + prompts) * reduced,
+        decode_layers=steps * layers,
     )
 
 
@@ -216,26 +268,35 @@ class _Work:
         )
 
 
-def _pass_seconds(experiment: ExperimentConfig, plan: ParallelPlan, card: CardRates, work: _Work) -> float:
-    """Seconds of a forward pass; micro-batches follow each other through the stages without a drain."""
-    own = max(1, work.micro_batches // plan.data_parallel)
-    filled = own / (own + plan.pipeline_stage - 1)
-    seconds = _forward(experiment, work) / (plan.world_size * card.peak * FORWARD_SHARE)
-    return (seconds + _exchanged(experiment, plan, card, work)) / filled
-
-
-def _update_seconds(experiment: ExperimentConfig, card: CardRates, work: _Work, updates: int) -> float:
-    """Seconds forward and backward with what is recomputed, which in every stage but the last is one more forward
-    pass. Stages idle while the pipeline of an update fills and drains."""
-    plan = experiment.plans.train
-    passes = (4 if plan.recompute == "full" else 3) + (plan.pipeline_stage > 1)
-    of = Operations.of(experiment.model)
-    operations = passes * _forward(experiment, work) - work.tokens * of.frozen_trunk - work.scored * of.frozen_head
+def _passes(
+    experiment: ExperimentConfig,
+    plan: ParallelPlan,
+    card: CardRates,
+    work: _Work,
+    *,
+    number: int = 1,
+    updates: int = 1,
+    spared: float = 0.0,
+) -> Load:
+    """`number` passes over all micro-batches, of which a backward one counts as two; stages idle while the pipeline
+    fills and drains, once per update. spared: operations that the backward pass does without."""
     own = max(1, work.micro_batches // plan.data_parallel // updates)
     filled = own / (own + plan.pipeline_stage - 1)
-    seconds = operations / (plan.world_size * card.peak * UPDATE_SHARE)
-    # What a forward pass exchanges, the backward pass exchanges once too, and recomputing once more.
-    return (seconds + (passes - 1) * _exchanged(experiment, plan, card, work)) / filled
+    return Load(
+        operations=(number * _forward(experiment, work) - spared) / (plan.world_size * card.peak) / filled,
+        # What a forward pass exchanges, the backward pass exchanges once too, and recomputing once more.
+        moved=max(1, number - 1) * _exchanged(experiment, plan, card, work) / filled,
+        train_layers=updates * own * number * experiment.model.num_hidden_layers / plan.pipeline_stage / filled,
+    )
+
+
+def _update(experiment: ExperimentConfig, card: CardRates, work: _Work, updates: int) -> Load:
+    """Forward and backward passes with what is recomputed, which in every stage but the last is one more forward
+    pass."""
+    plan, of = experiment.plans.train, Operations.of(experiment.model)
+    number = (4 if plan.recompute == "full" else 3) + (plan.pipeline_stage > 1)
+    spared = work.tokens * of.frozen_trunk + work.scored * of.frozen_head
+    return _passes(experiment, plan, card, work, number=number, updates=updates, spared=spared)
 
 
 def _forward(experiment: ExperimentConfig, work: _Work) -> float:
@@ -263,13 +324,13 @@ def _exchanged(experiment: ExperimentConfig, plan: ParallelPlan, card: CardRates
     return layers * (reduced + turned + routed)
 
 
-def _optimizer_seconds(experiment: ExperimentConfig, card: CardRates) -> float:
-    """Seconds of gradients summed over the replicas, and of AdamW on a card's trained weights and moments."""
+def _optimizer(experiment: ExperimentConfig, card: CardRates) -> Load:
+    """One update: gradients summed over the replicas, and of AdamW on a card's trained weights and moments."""
     plan = experiment.plans.train
     weights = FLOAT * sum(trained_sizes(experiment.model, plan, 0).values())
     own = weights / plan.token_parts if plan.optimizer_shard else weights
     summed = _reduced(weights, plan.token_parts) / _rate(card, plan.world_size // plan.pipeline_stage)
-    return summed + _OPTIMIZER_FLOATS * own / (card.memory * MEMORY_SHARE)
+    return Load(moved=summed + _OPTIMIZER_FLOATS * own / (card.memory * MEMORY_SHARE))
 
 
 def _reduced(size: float, parts: int) -> float:

@@ -291,6 +291,8 @@ def test_one_update_per_rollout_is_noted_for_every_ratio_and_several_where_there
      "algorithm.rollout_correction.level: token weights act in gspo through their mean over a response"),
     (["algorithm.rollout_correction.level=geometric", *ASCEND],
      "algorithm.rollout_correction.max: 2 hardly ever bounds a geometric mean"),
+    (["trainer.deterministic=true"],
+     "trainer.deterministic: without effect, because on a CPU everything is added up in one order"),
     (["plans={train: {data_parallel: 2, overlap_grad_reduce: true}, infer: {data_parallel: 2}}",
       "trainer.samples_per_micro_batch=6"],
      "plans.train.overlap_grad_reduce: without effect, because kernels on a CPU run one after the other"),

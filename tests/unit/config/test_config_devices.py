@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mindgspo.config import ModelSection, batch_table, load_config
+from mindgspo.config.cache import block_bytes
 from mindgspo.config.deployment_rules import mindformers_problems
 from mindgspo.errors import ConfigError
 
@@ -68,6 +69,39 @@ def test_a_table_is_shared_between_stages(experiment: Path, device: str) -> None
 def test_heads_are_multiples_of_16(problems, experiment, overrides, line):
     assert problems(*overrides) == [line]
     assert load_config(experiment, [*overrides, "device=CPU"]).device == "CPU"
+
+
+def test_heads_of_paged_attention_end_at_16384_numbers_of_a_block(problems, experiment) -> None:
+    wide = ["model.architecture=qwen3", "model.head_dim=256"]
+    assert problems(*wide) == [
+        "model.head_dim: 256; with blocks of 128 tokens PagedAttention takes heads of at most 128; device=CPU has no "
+        "such limit"
+    ]
+    assert load_config(experiment, [*wide, "device=CPU"]).model.head_dim == 256
+    assert load_config(experiment, [*wide[:1], "model.head_dim=128", "device=Ascend"]).model.head_dim == 128
+
+
+def test_a_card_has_more_than_what_is_taken_before_a_run(problems, experiment) -> None:
+    assert problems("memory.device_gb=3") == [
+        "memory.device_gb: 3 is not more than memory.reserve_gb 3.3, which is taken before a run begins; an Atlas 800T "
+        "A2 card has 64"
+    ]
+    assert load_config(experiment, ["device=CPU", "memory.device_gb=3"]).memory.device_gb == 3
+
+
+def test_a_cache_holds_as_many_tokens_as_a_prefill_on_ascend(problems, experiment) -> None:
+    """16 prompts of 128 columns take 16 blocks; the longest sequence, 128 + 64 columns, takes 2, and one is padding."""
+    sizes = ["rollout.slots=64", "rollout.num_generations=4", "data.max_prompt_length=128",
+             "rollout.max_new_tokens=64", "trainer.length_multiple=64",
+             "model.max_position_embeddings=256"]  # fmt: skip
+    config = load_config(experiment, [*sizes, "device=Ascend"])
+    gb = {blocks: blocks * block_bytes(config) / 2**30 for blocks in (3, 15, 16)}
+    (problem,) = problems(*sizes, f"rollout.cache_gb={gb[15]}")
+    assert "15 blocks" in problem
+    assert "ReshapeAndCache writes a prefill of 16 x 128 tokens at once, which needs 16; smallest legal" in problem
+    for blocks, device in ((16, "Ascend"), (3, "CPU")):
+        budget = f"rollout.cache_gb={gb[blocks] * (1 if device == 'Ascend' else 2)}"
+        load_config(experiment, [*sizes, budget, f"device={device}"])
 
 
 @pytest.mark.parametrize(("device", "model", "given", "resolved"), [

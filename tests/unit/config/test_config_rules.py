@@ -130,6 +130,22 @@ def test_evaluation_on_trained_rows_is_noted(load, tmp_path):
     assert notes(config) == ["data.eval.path: the same as data.train.path, so accuracy is measured on trained rows"]
 
 
+@pytest.mark.parametrize(("override", "expected"), [
+    ("profile.steps=[2,9]", "profile.steps: 9 comes after the run's 8 steps; largest legal: 8"),
+    ("profile.steps=[0]", "profile.steps[0]: must be >= 1, got 0"),
+    ("profile.ranks=[0,2]",
+     "profile.ranks: 2 is not among the 1 rank of plans.train, which count from 0; largest legal: 0"),
+    ("profile.ranks=[]", "profile.ranks: needs at least 1 entry, got []"),
+    ("profile.phases=[gem]", "profile.phases[0]: expected 'step', 'gen', "),
+    ("profile.limit_gb=0", "profile.limit_gb: must be > 0, got 0"),
+    ("profile.step=[2]", "profile.step: unknown key; did you mean profile.steps?"),
+])  # fmt: skip
+def test_what_cannot_be_recorded_is_one_line(problems, load, override, expected):
+    (line,) = problems("trainer.max_steps=8", override)
+    assert line.startswith(expected), line
+    assert load("trainer.max_steps=8", "profile={steps: [8], ranks: null, phases: [gen, testing]}")
+
+
 # ----- Rules of a step's batches: one size of a micro-batch, a budget that holds a sample, what packing needs
 BUDGET = ("trainer.samples_per_micro_batch=", "trainer.max_tokens_per_micro_batch=256")
 

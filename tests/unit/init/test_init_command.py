@@ -256,7 +256,7 @@ def planned(tmp_path: Path, name: str, cards: int, model: ModelSection | None = 
     if model is None:
         model = ModelSection(**read_layers(PROJECT / "model_configs" / f"{name}.yaml", ())["model"])
     (tmp_path / "config.json").write_text(json.dumps(huggingface_config(model, eos_ids=[1], pad_id=0)))
-    machine = Hardware(device="Ascend", cards=cards, capacity=None)
+    machine = Hardware(device="Ascend", cards=cards)
     prompts = prompts_per_step(machine, 7473)
     source = {"format": "gsm8k", "path": str(tmp_path / "rows.jsonl")}
     base = {
@@ -293,4 +293,4 @@ def test_too_few_cards_are_told_the_number_that_fits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("cards", "rows", "prompts"), [(1, 7473, 32), (8, 7473, 256), (64, 7473, 512), (8, 90, 16),
                                                         (12, 7473, 384), (6, 20, 12)])  # fmt: skip
 def test_prompts_of_a_step_can_be_shared_out(cards: int, rows: int, prompts: int) -> None:
-    assert prompts_per_step(Hardware(device="Ascend", cards=cards, capacity=None), rows) == prompts
+    assert prompts_per_step(Hardware(device="Ascend", cards=cards), rows) == prompts

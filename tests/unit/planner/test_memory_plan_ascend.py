@@ -7,7 +7,8 @@ from planned_experiments import experiment_of, qwen2
 
 from mindgspo.config import ExperimentConfig
 from mindgspo.planner import GIB, MIB, Part, SwapLevel, expected_memory
-from mindgspo.planner.ascend_memory import ascend_temporary, graph_parts
+from mindgspo.planner.ascend_memory import ascend_temporary, graph_moments, hccl_buffers, paged_workspace
+from mindgspo.planner.memory_plan import Parts
 from mindgspo.planner.rank_work import RankWork
 from mindgspo.planner.smallest_change import changed
 from mindgspo.swap.states import Phase
@@ -23,6 +24,11 @@ LAYER = 4 * STATES + 2 * QUERY + 2 * KEY_VALUE + 3 * INNER + 2 * STATISTICS
 
 def with_recompute(config: ExperimentConfig, recompute: str) -> ExperimentConfig:
     return changed(config, {"plans.train.recompute": recompute})
+
+
+def graph_parts(work: RankWork, graph: str) -> Parts:
+    """The fullest moment."""
+    return max(graph_moments(work, graph), key=lambda parts: sum(parts.values()))
 
 
 def gradients(config: ExperimentConfig, rank: int) -> dict[Part, float]:
@@ -85,12 +91,34 @@ def test_sums_and_the_optimizer_take_one_weight_at_a_time(seven_billion: Experim
 
 def test_graphs_of_generation(seven_billion: ExperimentConfig) -> None:
     """4 prompts of 2,048 tokens: gate and up, twice, and the stream; keys and values of 28 layers. 64 slots: what
-    sampling makes of all logits; the weights are in bfloat16 already."""
+    sampling makes of all logits, and attention's workspace; the weights are in bfloat16 already."""
     work = RankWork.of(seven_billion, 0)
     prefill = graph_parts(work, "prefill")
     assert prefill[Part.ACTIVATIONS] / MIB == 4 * INNER / 5 + STATES / 5 + 2 * 28 * KEY_VALUE / 5
-    decode = graph_parts(work, "decode")
-    assert not decode.get(Part.COMPUTE_WEIGHTS) and decode[Part.LOGITS] == 3 * 4 * 64 * 152_064
+    head, sampling, experts, attention = graph_moments(work, "decode")
+    assert not any(moment.get(Part.COMPUTE_WEIGHTS) for moment in (head, sampling, experts, attention))
+    assert sampling[Part.LOGITS] == 3 * 4 * 64 * 152_064
+    assert attention[Part.WORKSPACE] == 25 * (16.25 * MIB + 10_240 * 7 * 1024)
+
+
+@pytest.mark.parametrize(
+    "cores, columns, cache_dtype, expected",
+    # As the host code of MindSpore's kernels answers, in MiB: 910B3, 910B1 and a die of Atlas A3, up to 16,384 columns.
+    [(20, 10_240, "bfloat16", 1725), (20, 16_384, "bfloat16", 2565), (20, 131_072, "bfloat16", 2565),
+     (24, 10_240, "bfloat16", 2070), (24, 16_384, "bfloat16", 3078), (25, 10_240, "bfloat16", 2156.25),
+     (20, 10_240, "float16", 862.5)],
+)  # fmt: skip
+def test_workspace_of_paged_attention(cores: int, columns: int, cache_dtype: str, expected: float) -> None:
+    assert paged_workspace(columns, cache_dtype, cores=cores) == expected * MIB
+
+
+def test_workspace_of_attentions_backward_pass(seven_billion: ExperimentConfig) -> None:
+    """float32 gradients of 4 x 10,240 tokens' queries, keys and values, while the layer's gate and up are gone."""
+    moments = list(graph_moments(RankWork.of(seven_billion, 0), "train"))
+    attention = [moment for moment in moments if moment.get(Part.WORKSPACE)]
+    feed_forward = [moment for moment in moments if moment not in attention and Part.ACTIVATIONS in moment]
+    assert [moment[Part.WORKSPACE] / MIB for moment in attention] == [2 * (QUERY + 2 * KEY_VALUE)] * 2
+    assert (feed_forward[0][Part.ACTIVATIONS] - attention[0][Part.ACTIVATIONS]) / MIB == 2 * INNER
 
 
 def test_scoring_goes_layer_by_layer(seven_billion: ExperimentConfig) -> None:
@@ -138,9 +166,15 @@ def test_parts_of_sequences_split_all_activations(seven_billion: ExperimentConfi
 
 def test_a_card_has_less_than_all_to_give_and_the_fullest_counts(seven_billion: ExperimentConfig) -> None:
     plan = expected_memory(seven_billion)
-    assert plan.capacity == 64 * GIB
-    reserve = plan.classes[0].at(SwapLevel.EVERYTHING, Phase.UPDATE).parts[Part.RESERVE]
-    # World, slices and stages of training, replicas and slices of generation: five groups of two buffers each.
-    assert reserve == 3 * GIB + 5 * 2 * 200 * 2**20
+    assert plan.capacity == int(15 / 16 * (64 - 3.3) * GIB)
+    # World, slices and stages of training, replicas and slices of generation: five groups of two buffers each, which
+    # the 3.8 GiB beside the pool hold; those of a card of 32 GiB hold 4.5 such groups.
+    assert hccl_buffers(RankWork.of(seven_billion, 0)) == 5 * 2 * 200 * MIB
+    small = changed(seven_billion, {"memory.device_gb": 32.0, "memory.reserve_gb": 3.2})
+    beyond = [
+        expected_memory(config).classes[0].at(SwapLevel.EVERYTHING, Phase.UPDATE).parts.get(Part.BUFFERS, 0)
+        for config in (seven_billion, small)
+    ]
+    assert beyond == pytest.approx([0, 2000 * MIB - 1.8 * GIB], abs=2)
     totals = [each.at(plan.level, Phase.UPDATE).total for each in plan.classes]
     assert plan.needed(plan.level, Phase.UPDATE) == max(totals) > min(totals)

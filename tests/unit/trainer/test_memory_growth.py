@@ -9,6 +9,7 @@ from mindgspo.trainer.memory import (
     QUARTER,
     WINDOW,
     MemoryAlarm,
+    allocated_gb_of_ranks,
     growth_of,
     memory_metrics,
     resident_gb_of_ranks,
@@ -69,5 +70,6 @@ def test_each_rank_is_told_of_once_and_an_alarm_that_is_off_says_nothing() -> No
 
 def test_a_process_knows_its_own(cpu_runtime: None) -> None:
     (own,) = resident_gb_of_ranks()
-    assert 0.05 < own < 50 and memory_metrics([own]) == {}
-    assert memory_metrics([1.0, 3.0, 2.0]) == {"perf/cpu_memory_used_max_gb": 3.0}
+    assert 0.05 < own < 50 and allocated_gb_of_ranks() == [] and memory_metrics([own], []) == {}
+    assert memory_metrics([1.0, 3.0, 2.0], []) == {"perf/cpu_memory_used_max_gb": 3.0}
+    assert memory_metrics([1.0], [20.0]) == {"perf/max_memory_allocated_gb": 20.0}, "of a single card, too"

@@ -29,7 +29,9 @@ from mindgspo_migrate.tables import (
     number,
     run_name,
     text,
+    texts,
     whole,
+    whole_list,
 )
 
 _RL, _ACTOR, _REF, _GENERATE = "rl_config", "actor_config", "ref_config", "generate_config"
@@ -39,6 +41,17 @@ _VERIFIERS = {
     "accuracy_reward_2": "math",
     "format_reward": "format",
 }
+
+
+# Stages of the profiler there -> phases here; the log-probs of both policies are one.
+_STAGES = {
+    "all": "step",
+    "actor_generate": "gen",
+    "actor_old_log_prob": "old_log_prob",
+    "reference_log_prob": "old_log_prob",
+    "actor_update": "update_actor",
+}
+_MOST_STEPS = 1000
 
 
 def has_cosine(settings: Settings) -> bool:
@@ -51,6 +64,33 @@ def syncs_reference(settings: Settings) -> bool:
 
 def _has_penalty(settings: Settings) -> bool:
     return number(settings[f"{_RL}.beta"] or 0) != 0
+
+
+def profiles(settings: Settings) -> bool:
+    return settings.is_on("profiler_config.profile")
+
+
+def recorded_steps(value: Any, settings: Settings, row: Row) -> Any:
+    """Steps count from 0 there, and the end is not recorded."""
+    if not flag(value):
+        return not_needed("none is recorded")
+    start, end = (whole(settings[f"profiler_config.profile_step_{side}"]) for side in ("start", "end"))
+    if not 0 <= start < end <= start + _MOST_STEPS:
+        raise ValueError(
+            f"expected profile_step_start < profile_step_end, {_MOST_STEPS} more at most; got {start}, {end}"
+        )
+    return list(range(start + 1, end + 1))
+
+
+def stages(value: Any, settings: Settings, row: Row) -> Any:
+    names = texts(value)
+    if unknown := [name for name in names if name not in _STAGES]:
+        return not_implemented(f"{', '.join(unknown)}: set profile.phases")
+    return list(dict.fromkeys(_STAGES[name] for name in names))
+
+
+def ranks(value: Any, settings: Settings, row: Row) -> Any:
+    return None if value == "all" else whole_list(value) or not_needed("none is named; rank 0, as by default here")
 
 
 def experiment_name(value: Any, settings: Settings, row: Row) -> Any:

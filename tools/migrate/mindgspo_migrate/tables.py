@@ -300,6 +300,13 @@ def whole(value: Any, most: int = _MOST) -> int:
     return int(found)
 
 
+def whole_list(value: Any) -> list[int]:
+    """A list of whole numbers."""
+    if not isinstance(value, list):
+        raise ValueError(f"expected a list of whole numbers, got {str(value)[:60]!r}")
+    return [whole(one) for one in value]
+
+
 def number(value: Any) -> float:
     """A number, also where YAML 1.1 takes it for text, as 5e-7."""
     found = _float(value, "a number")

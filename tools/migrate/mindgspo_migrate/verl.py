@@ -36,6 +36,7 @@ from mindgspo_migrate.tables import (
     text,
     texts,
     whole,
+    whole_list,
 )
 
 _ACTOR = "actor_rollout_ref.actor"
@@ -204,6 +205,14 @@ def no_warmup_steps(settings: Settings) -> bool:
     return not (isinstance(steps, int) and steps >= 0)
 
 
+def profiles(settings: Settings) -> bool:
+    return settings.is_on(f"{_ACTOR}.profiler.enable")
+
+
+def names_ranks(settings: Settings) -> bool:
+    return not any(settings.is_on(f"{one}.profiler.all_ranks") for one in (_ACTOR, "actor_rollout_ref"))
+
+
 def keeps_overlong_prompts(settings: Settings) -> bool:
     return settings["data.filter_overlong_prompts"] is not True
 
@@ -310,6 +319,14 @@ def reward_manager(value: Any, settings: Settings, row: Row) -> Outcome:
 
 def keep_checkpoints(value: Any, settings: Settings, row: Row) -> Any:
     return not_implemented("set trainer.keep_checkpoints") if value is None else whole(value)
+
+
+def recorded_steps(value: Any, settings: Settings, row: Row) -> Any:
+    return whole_list(value) or not_needed("none is recorded")
+
+
+def recorded_ranks(value: Any, settings: Settings, row: Row) -> Any:
+    return whole_list(value) or not_needed("none is named; rank 0, as by default here")
 
 
 def device(value: Any, settings: Settings, row: Row) -> Any:
