@@ -30,6 +30,12 @@ def doctor_command(
     smoke: Annotated[
         bool, typer.Option("--smoke", help="Also compute: kernels, sums over groups, two steps; minutes.")
     ] = False,
+    late: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS", min=0.0, help="With --smoke, on cards: how late rank 0 comes to a sum of all of them."
+        ),
+    ] = 5.0,
     emulate_ascend: EmulateOption = False,
     log: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Instead, say what the error codes in this log mean.")
@@ -42,8 +48,9 @@ def doctor_command(
     checks what matters on CPU. If there is a problem, it ends by writing a folder to send to someone who can help, with
     everything that looks like a secret removed; look through it before you send it. Exit code 1 if something is broken.
 
-    With --smoke, a tiny model is computed under the plans of the experiment: each rank runs a step again that
-    the CPU has dumped, each group of ranks adds up, and two steps are run with the weights resharded and verified.
+    With --smoke, a tiny model is computed under the plans of the experiment. On cards, what most likely fails there
+    comes first: operators, the memory of a long sequence, a late rank. Then each rank runs a step again that the CPU
+    has dumped, each group of ranks adds up, and two steps are run with the weights resharded and verified.
 
     With --log, the end of a log of a rank or of CANN is searched for codes of CANN, HCCL and MindSpore instead. Each is
     told with its cause and fix.
@@ -64,7 +71,7 @@ def doctor_command(
         from mindgspo.doctor.smoke import smoke_of_rank
         from mindgspo.launch.worker import run_worker
 
-        run_worker(lambda: smoke_of_rank(config, _replay))
+        run_worker(lambda: smoke_of_rank(config, _replay, late))
     machine = this_machine()
     experiment = None if config is None else load_config(config, set_ or [], check_files=False)
     needs = needs_of(machine, experiment, nodes)
@@ -77,7 +84,7 @@ def doctor_command(
     if is_wanted or smoke:
         write_bundle(folder, machine, rows, problems, None if experiment is None else needs.run_dir / "logs")
     if smoke:
-        is_right = _smoke(folder, experiment, machine, on_cards=machine.has_cards() or emulate_ascend)
+        is_right = _smoke(folder, experiment, machine, late, on_cards=machine.has_cards() or emulate_ascend)
         is_wanted, is_sound = is_wanted or not is_right, is_sound and is_right
         if not is_wanted:
             shutil.rmtree(folder)
@@ -95,7 +102,9 @@ def _replay(folder: Path) -> tuple[list[str], str]:
     return report.lines(), str(report.first_beyond() or "")
 
 
-def _smoke(folder: Path, experiment: ExperimentConfig | None, machine: Machine, *, on_cards: bool) -> bool:
+def _smoke(
+    folder: Path, experiment: ExperimentConfig | None, machine: Machine, late_s: float, *, on_cards: bool
+) -> bool:
     """Whether all parts went well; what they say is in the folder."""
     from mindgspo.doctor.report import clean, write_part
     from mindgspo.doctor.smoke import smoke_test, write_smoke_experiment
@@ -104,7 +113,8 @@ def _smoke(folder: Path, experiment: ExperimentConfig | None, machine: Machine, 
         print("smoke test: there is no card, so one process on CPU")
         experiment = None
     results = []
-    for result in smoke_test(write_smoke_experiment(folder / "smoke", "Ascend" if on_cards else "CPU", experiment)):
+    path = write_smoke_experiment(folder / "smoke", "Ascend" if on_cards else "CPU", experiment)
+    for result in smoke_test(path, late_s):
         print(result, flush=True)
         results.append(result)
     write_part(folder / "smoke.txt", "".join(f"{result}\n" for result in results), machine.environment)

@@ -153,7 +153,8 @@ def health(machine: Machine, needs: Needs) -> Iterator[MachineProblem]:
             by = f" by process {listed(card.processes)}" if card.processes else ""
             remedy = f"end its process on the host, or npu-smi set -t reset -i {card.npu} -c {card.chip}"
             if card.processes:
-                remedy = f"end it: kill {' '.join(map(str, card.processes))}, wait 10 s"
+                remedy = f"end it: kill {' '.join(map(str, card.processes))}, wait 10 s; to share the card, give both "
+                remedy += "ports of their own: export HCCL_HOST_SOCKET_PORT_RANGE=auto HCCL_NPU_SOCKET_PORT_RANGE=auto"
             what = f"card {card.number}: {card.memory_used} of {card.memory} MB in use{by}"
             yield problem("card_busy", what, remedy=remedy)
             return  # one tells enough: mostly a whole run was left over

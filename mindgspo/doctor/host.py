@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from mindgspo.doctor.machine import Machine, MachineProblem, Needs, problem
+from mindgspo.planner.ascend_memory import BUFFER_MB
 from mindgspo.text import listed
 from mindgspo_kernels.cache import cache_folder, check_own
 
@@ -33,6 +35,7 @@ _RANGES = {
 }
 _SHORT_CONNECT_S = 600
 _BASE_PORT, _NUM_PORTS = 60000, 16
+_PORT_RANGES = ("HCCL_HOST_SOCKET_PORT_RANGE", "HCCL_NPU_SOCKET_PORT_RANGE")
 ROLES = ("MS_ROLE", "MS_WORKER_NUM", "MS_NODE_ID", "RANK_ID", "RANK_SIZE")
 
 
@@ -55,9 +58,9 @@ def variables(machine: Machine, needs: Needs) -> Iterator[MachineProblem]:
         text = given.get(name)
         if text is not None and not (text.strip().isdecimal() and least <= int(text) <= most):
             yield problem("hccl_range", f"{name}={text}", variable=name, meaning=meaning, least=least, most=most)
-    connect = given.get("HCCL_CONNECT_TIMEOUT", "120")
+    connect = given.get("HCCL_CONNECT_TIMEOUT", "")
     if needs.is_cluster and connect.isdecimal() and 120 <= int(connect) < _SHORT_CONNECT_S:
-        yield problem("hccl_connect_timeout", f"HCCL_CONNECT_TIMEOUT is {connect} s (the default is 120)")
+        yield problem("hccl_connect_timeout", f"HCCL_CONNECT_TIMEOUT is {connect} s")
     address = given.get("HCCL_IF_IP")
     if address and not any(address in addresses for addresses in machine.interfaces.values()):
         public = [one for name, addresses in sorted(machine.interfaces.items()) if name != "lo"
@@ -87,6 +90,15 @@ def ports(machine: Machine, needs: Needs) -> Iterator[MachineProblem]:
     """Ports of the host that HCCL binds."""
     if needs.device != "Ascend" or not needs.is_cluster:
         return
+    given = {name: text for name in _PORT_RANGES if (text := machine.environment.get(name)) not in (None, "auto")}
+    for name, text in given.items():
+        named = _named_ports(text)
+        free = named - machine.listening if name == _PORT_RANGES[0] else named  # a card's own ports are not seen
+        if not free:
+            how = "all in use" if named else "no ports"
+            yield problem("hccl_port_range", f"{name}={text}: {how}", variable=name)
+    if _PORT_RANGES[0] in machine.environment:
+        return  # the base port then does not count
     text = machine.environment.get("HCCL_IF_BASE_PORT", str(_BASE_PORT))
     first = int(text) if text.isdecimal() else _BASE_PORT
     if taken := sorted(machine.listening & _ports_from(first)):
@@ -97,6 +109,37 @@ def ports(machine: Machine, needs: Needs) -> Iterator[MachineProblem]:
 
 def _ports_from(first: int) -> set[int]:
     return set(range(first, first + _NUM_PORTS))
+
+
+def _named_ports(text: str) -> set[int]:
+    """Of `60000,60050-60100`; none if it is written in any other way."""
+    ends = [re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", part.strip(), re.ASCII) for part in text.split(",")]
+    ports = {port for end in ends if end for port in range(int(end[1]), int(end[2] or end[1]) + 1)}
+    return ports if all(ends) and ports <= set(range(1, 1 << 16)) else set()
+
+
+def buffers(machine: Machine, needs: Needs) -> Iterator[MachineProblem]:
+    """Whether buffers of the size that the user gives HCCL fit the plan, and its messages fit them."""
+    size = _buffer_mb(machine)
+    if needs.device != "Ascend" or not needs.buffers or size == BUFFER_MB:
+        return
+    taken, what = buffer_bytes(machine, needs), f"HCCL_BUFFSIZE={size}"
+    if taken > needs.buffer_room:
+        most = max(1, BUFFER_MB * needs.buffer_room // needs.buffers)
+        what += f": the plan's groups take {_size(taken)} of a card, and it leaves {_size(needs.buffer_room)}"
+        yield problem("hccl_buffers", what, most=most)
+    elif size << 20 < min(needs.message, BUFFER_MB << 20):
+        yield problem("hccl_small_buffers", f"{what}, and ranks send up to {_size(needs.message)} at once")
+
+
+def buffer_bytes(machine: Machine, needs: Needs) -> int:
+    """What HCCL's buffers take of a card with the user's HCCL_BUFFSIZE."""
+    return needs.buffers * _buffer_mb(machine) // BUFFER_MB
+
+
+def _buffer_mb(machine: Machine) -> int:
+    text = machine.environment.get("HCCL_BUFFSIZE", "").strip()
+    return int(text) if text.isdecimal() else BUFFER_MB  # `variables` names what is no number
 
 
 def rank_table(machine: Machine, needs: Needs) -> Iterator[MachineProblem]:
@@ -160,8 +203,11 @@ def limits(machine: Machine, needs: Needs) -> Iterator[MachineProblem]:
         if value is not None and value < least:
             yield problem(f"limit_{name}", f"ulimit {flag} is {f'{value >> 10} kB' if name == 'stack' else value}")
     locked = machine.limits.get("memlock")
-    if needs.device == "Ascend" and needs.is_cluster and locked is not None and locked < _LEAST_LOCKED:
-        yield problem("limit_memlock", f"ulimit -l is {locked >> 10} kB")
+    least = max(_LEAST_LOCKED, needs.swapped)
+    pins = needs.device == "Ascend" and (needs.is_cluster or needs.swapped)
+    if pins and locked is not None and locked < least:
+        swaps = f", and a rank swaps {_size(needs.swapped)}" if needs.swapped else ""
+        yield problem("limit_memlock", f"ulimit -l is {locked >> 10} kB{swaps}")
 
 
 def memory(machine: Machine, needs: Needs) -> Iterator[MachineProblem]:
@@ -169,6 +215,9 @@ def memory(machine: Machine, needs: Needs) -> Iterator[MachineProblem]:
     least = _RANK_BYTES[needs.device]
     if machine.memory < least * needs.ranks:
         yield problem("host_memory", f"{_size(machine.memory)} of memory for {needs.ranks} ranks", least=_size(least))
+    elif machine.memory < (least + needs.swapped) * needs.ranks:
+        what = f"{_size(machine.memory)} of memory, and each of {needs.ranks} ranks swaps {_size(needs.swapped)}"
+        yield problem("swap_memory", what, least=_size((least + needs.swapped) * needs.ranks))
     if needs.device == "CPU" and needs.ranks > 2 * machine.cores:
         yield problem("cores", f"{needs.ranks} ranks on {machine.cores} cores", cores=machine.cores)
 

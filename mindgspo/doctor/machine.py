@@ -131,6 +131,14 @@ class Needs:
     nodes: int = 1
     run_dir: Path = Path("/")
     """Absolute."""
+    buffers: int = 0
+    """Bytes of a card that HCCL's buffers take by the plan, at its default size."""
+    buffer_room: int = 0
+    """Bytes of a card that the plan leaves for them."""
+    message: int = 0
+    """Bytes of the largest message of a micro-batch."""
+    swapped: int = 0
+    """Most bytes of a rank that wait in host memory at once."""
     has_config: bool = False
     """Whether an experiment was named; without one, only the minimum is required."""
 

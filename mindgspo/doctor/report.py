@@ -9,17 +9,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mindgspo.config import ExperimentConfig
-from mindgspo.doctor import cards, host, software
+from mindgspo.config.cache import training_config
+from mindgspo.doctor import cards, host, operators, software
 from mindgspo.doctor.machine import Check, Machine, MachineProblem, Needs, Severity, problem
 from mindgspo.errors import ConfigError
 from mindgspo.io import make_folder, write_file
 from mindgspo.launch.error_codes import find, told
 from mindgspo.metrics.redaction import redacted
+from mindgspo.planner.ascend_memory import hccl_buffers, largest_message
+from mindgspo.planner.cache_budget import with_cache_budget
+from mindgspo.planner.expected import buffer_room, swapped_bytes
+from mindgspo.planner.rank_work import RankWork
 from mindgspo.text import aligned, counted, listed
 
 CHECKS: tuple[Check, ...] = (
-    software.python_packages, cards.devices, software.driver, software.cann, cards.health, cards.links,
-    host.leftovers, host.variables, host.rank_table, host.ports,
+    software.python_packages, cards.devices, software.driver, software.cann, operators.operators, cards.health,
+    cards.links, host.leftovers, host.variables, host.rank_table, host.ports, host.buffers,
     host.disks, host.limits, host.memory, host.surroundings,
 )  # fmt: skip
 _TAIL_BYTES = 1 << 18
@@ -59,13 +64,24 @@ def needs_of(machine: Machine, config: ExperimentConfig | None, nodes: int = 1) 
     if ranks % nodes:
         raise ConfigError(f"--nodes {nodes}: the plans need {counted(ranks, 'rank')}, the same number on every node")
     assert config.run_dir is not None, "config is not resolved"
-    return Needs(
+    needs = Needs(
         device=config.device,
         ranks=ranks // nodes,
         cards=ranks // nodes + (infer.world_size if config.has_own_servers else 0),
         nodes=nodes,
         run_dir=config.run_dir.absolute(),
         has_config=True,
+    )
+    if config.device == "CPU":
+        return needs
+    config = training_config(config) if config.has_servers else with_cache_budget(config)
+    work = RankWork.of(config, 0)
+    return dataclasses.replace(
+        needs,
+        buffers=hccl_buffers(work),
+        buffer_room=buffer_room(config),
+        message=largest_message(work),
+        swapped=swapped_bytes(config),
     )
 
 
@@ -74,7 +90,7 @@ def examine(machine: Machine, needs: Needs) -> list[MachineProblem]:
     found = []
     if needs.device == "Ascend" and not machine.has_cards():
         found.append(problem("no_npu", "no NPU: neither /dev/davinci* nor a driver"))
-        needs = dataclasses.replace(needs, device="CPU", ranks=1)
+        needs = dataclasses.replace(needs, device="CPU", ranks=1, swapped=0)
     found += [one for check in CHECKS for one in check(machine, needs)]
     return sorted(found, key=lambda one: one.severity.value)
 
@@ -99,6 +115,11 @@ def facts(machine: Machine, needs: Needs) -> list[tuple[str, str]]:
         installed = {"driver": software.driver_of_machine, "firmware": software.firmware_of_machine,
                      "CANN": software.cann_of_machine}  # fmt: skip
         rows.append(("versions", listed([f"{name} {of(machine) or 'unknown'}" for name, of in installed.items()])))
+        rows.append(("operators", operators.compared_with(machine)))
+    if needs.buffers:
+        taken, room = (f"{size / 2**30:.1f}" for size in (host.buffer_bytes(machine, needs), needs.buffer_room))
+        largest = f"its largest message has {needs.message / 2**20:.0f} MB"
+        rows.append(("HCCL", f"buffers take {taken} GB of a card, where the plan leaves {room}; {largest}"))
     free = [f"{path} {machine.disk(path).free / 2**30:.1f} GB free" for path in ("/dev/shm", str(needs.run_dir))]
     limits = [f"{name} {'unlimited' if value is None else value}" for name, value in machine.limits.items()]
     return [*rows, ("disks", listed(free)), ("limits", listed(limits))]

@@ -1,7 +1,8 @@
 """The smoke test: a tiny model computed on this machine, on its device and under the plans of an experiment.
 
+    first       on cards, as many processes as the plans have: see `first_minutes`
     reference   one process on the CPU trains a step and dumps it
-    ranks       as many as the plans have: each runs the dumped step again, as `mindgspo replay` does, then all of
+    ranks       as many again: each runs the dumped step again, as `mindgspo replay` does, then all of
                 them add up over each group of the plans
     run         a warm-up and two steps; weights brought from the training plan to the rollout plan, verified
 
@@ -60,7 +61,7 @@ class SmokeResult:
 
 def write_smoke_experiment(folder: Path, device: Literal["CPU", "Ascend"], config: ExperimentConfig | None) -> Path:
     """Write a tiny experiment with the plans of another one, or for one process; and beside it reference.yaml, which
-    computes the same in one process on the CPU."""
+    computes the same in one process on the CPU, and for cards first.yaml."""
     train = ParallelPlan() if config is None else config.plans.train
     infer = ParallelPlan() if config is None or config.has_servers else config.plans.infer
     if infer.world_size != train.world_size:
@@ -70,10 +71,15 @@ def write_smoke_experiment(folder: Path, device: Literal["CPU", "Ascend"], confi
     settings = _settings(folder, train, infer)
     plans = {name: _plan(plan) for name, plan in (("train", train), ("infer", infer))}
     trainer, path = settings["trainer"], folder / "smoke.yaml"
-    write_file(path, write_document({**settings, "device": device, "plans": plans}).encode())
+    for name in (path, *([_first(path)] if device == "Ascend" else [])):
+        write_file(name, write_document({**settings, "device": device, "plans": plans}).encode())
     own = {"run_dir": f"{folder.absolute()}/reference", "trainer": {**trainer, "max_steps": 1, "dump_step": 1}}
     write_file(_reference(path), write_document({**settings, **own, "device": "CPU"}).encode())
     return path
+
+
+def _first(path: Path) -> Path:
+    return path.with_name("first.yaml")
 
 
 def _reference(path: Path) -> Path:
@@ -124,10 +130,12 @@ def _settings(folder: Path, train: ParallelPlan, infer: ParallelPlan) -> dict[st
     }
 
 
-def smoke_test(path: Path) -> Iterator[SmokeResult]:
-    """Run the parts in turn, each even if an earlier one failed. path: of `write_smoke_experiment`."""
-    config = load_config(path)
+def smoke_test(path: Path, late_s: float) -> Iterator[SmokeResult]:
+    """Run the parts in turn, each even if an earlier one failed. path: of `write_smoke_experiment`. late_s: as in
+    `first_minutes`."""
+    config, first = load_config(path), _first(path)
     parts: dict[str, Callable[[], str]] = {
+        **({"first minutes": lambda: _ranks(first, config, f"--late={late_s}")} if first.exists() else {}),
         "reference step on the CPU": lambda: _run(_reference(path), without=(*ROLES, EMULATED)),
         "kernels and groups": lambda: _ranks(path, config),
         "two steps, weights resharded and verified": lambda: _run(path, without=ROLES) or _wrong_metric(config),
@@ -138,10 +146,10 @@ def smoke_test(path: Path) -> Iterator[SmokeResult]:
         yield SmokeResult(name=name, seconds=time.monotonic() - started, problem=problem)
 
 
-def _ranks(path: Path, config: ExperimentConfig) -> str:
+def _ranks(path: Path, config: ExperimentConfig, *words: str) -> str:
     """Run one process per rank of the plans; each calls this command again, see `cli.doctor`."""
-    command = ["-m", "mindgspo.cli", "doctor", str(path), "--smoke"]
-    logs = path.parent / "logs"
+    command = ["-m", "mindgspo.cli", "doctor", str(path), "--smoke", *words]
+    logs = path.parent / ("logs" if path.stem == "smoke" else f"logs_{path.stem}")
     code = launch(command, num_workers=config.plans.train.world_size, log_dir=logs, watch=config.watch)
     return f"see {logs}" if code else ""
 
@@ -177,29 +185,34 @@ def _wrong_metric(config: ExperimentConfig) -> str:
     return ""
 
 
-def smoke_of_rank(path: Path, replay: Callable[[Path], tuple[Sequence[str], str]]) -> int:
+def smoke_of_rank(path: Path, replay: Callable[[Path], tuple[Sequence[str], str]], late_s: float) -> int:
     """The part of one rank; rank 0 prints.
 
-    path: of `write_smoke_experiment`. replay: runs a dumped step again; returns a report, and the first difference or
-    "". Raises TrainingError for what is wrong, and whatever MindSpore raises.
+    path: of `write_smoke_experiment`, or first.yaml beside it. replay: runs a dumped step again; returns a report, and
+    the first difference or "". Raises TrainingError for what is wrong, and whatever MindSpore raises.
     """
     from mindgspo.parallel.platform import heartbeat, runtime  # MindSpore comes with these
     from mindgspo.parallel.platform.cluster import start_device
 
     start_device(load_config(path))
     heartbeat.enter("smoke test", 0)
-    reference = load_config(_reference(path)).run_dir
-    assert reference is not None, "config is not resolved"
-    lines, difference = replay(reference / "dumps" / "step_00000001")
-    sums = dict(_group_sums(load_config(path)))
-    if runtime.rank() == 0:
-        print(
-            *lines,
-            *(f"{'ok' if is_right else 'WRONG':<6}{name}" for name, is_right in sums.items()),
-            sep="\n",
-            flush=True,
-        )
-    if wrong := [*filter(None, [difference]), *(name for name, is_right in sums.items() if not is_right)]:
+    wrong = []
+    if path == _first(path):
+        from mindgspo.doctor.first_minutes import first_minutes
+
+        checks = first_minutes(late_s)
+    else:
+        reference = load_config(_reference(path)).run_dir
+        assert reference is not None, "config is not resolved"
+        lines, difference = replay(reference / "dumps" / "step_00000001")
+        checks, wrong = _group_sums(load_config(path)), [difference] if difference else []
+        if runtime.rank() == 0:
+            print(*lines, sep="\n", flush=True)
+    for name, is_right in checks:
+        wrong += [] if is_right else [name]
+        if runtime.rank() == 0:
+            print(f"{'ok' if is_right else 'WRONG':<6}{name}", flush=True)
+    if wrong:
         raise TrainingError(f"rank {runtime.rank()} computes something else: " + "; ".join(wrong))
     return 0
 

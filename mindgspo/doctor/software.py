@@ -19,7 +19,7 @@ DRIVER_OF_CANN = {"8.2": (25, 2), "8.3": (25, 3), "8.5": (25, 5), "9.0": (26, 0)
 """The oldest driver that MindFormers' table pairs with a series of CANN; 9.1 is not in it, and needs no older one."""
 
 _USUAL_CANN = ("/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend/cann", "/usr/local/Ascend/latest")
-_KERNELS = "opp/built-in/op_impl/ai_core/tbe/kernel"
+KERNELS = "opp/built-in/op_impl/ai_core/tbe/kernel"
 _CANN_VERSION_FILES = ("compiler/version.info", "toolkit/version.info", "runtime/version.info", "version.info")
 
 
@@ -50,7 +50,7 @@ def cann(machine: Machine, needs: Needs) -> Iterator[MachineProblem]:
     """CANN's folder, environment, version and kernels."""
     if needs.device != "Ascend":
         return
-    home = _cann_home(machine)
+    home = cann_home(machine)
     usual = next((folder for folder in _USUAL_CANN if machine.exists(f"{folder}/lib64")), None)
     if home and machine.exists(f"{home}/lib64"):
         yield from _cann_environment(machine, home)
@@ -65,7 +65,8 @@ def cann(machine: Machine, needs: Needs) -> Iterator[MachineProblem]:
         yield problem("cann_missing", f"no CANN: ASCEND_HOME_PATH is not set, and nothing is at {listed(_USUAL_CANN)}")
 
 
-def _cann_home(machine: Machine) -> str | None:
+def cann_home(machine: Machine) -> str | None:
+    """Folder of the CANN that this shell uses."""
     return machine.environment.get("ASCEND_HOME_PATH") or machine.environment.get("ASCEND_TOOLKIT_HOME")
 
 
@@ -81,8 +82,8 @@ def _cann_environment(machine: Machine, home: str) -> Iterator[MachineProblem]:
     if not opp or not machine.exists(opp):
         what = f"ASCEND_OPP_PATH={opp} does not exist" if opp else "ASCEND_OPP_PATH is not set"
         yield problem("cann_opp", what, set_env=set_env)
-    elif not any(machine.path(f"{home}/{_KERNELS}").glob("ascend910*")):
-        yield problem("cann_kernels", f"no kernels for Ascend 910 in {home}/{_KERNELS}")
+    elif not any(machine.path(f"{home}/{KERNELS}").glob("ascend910*")):
+        yield problem("cann_kernels", f"no kernels for Ascend 910 in {home}/{KERNELS}")
     if not machine.exists(f"{home}/lib64/libhccl.so"):
         yield problem("hccl_missing", f"{home}/lib64 has no libhccl.so")
 
@@ -140,7 +141,7 @@ def driver(machine: Machine, needs: Needs) -> Iterator[MachineProblem]:
 
 def cann_of_machine(machine: Machine) -> str | None:
     """Version of the CANN of ASCEND_HOME_PATH, as its files say."""
-    home = _cann_home(machine)
+    home = cann_home(machine)
     files = [f"{home}/{name}" for name in _CANN_VERSION_FILES] if home else []
     return next(filter(None, (_version_in(machine, file) for file in files)), None)
 

@@ -48,8 +48,8 @@ from mindgspo.planner.rank_work import (
 )
 from mindgspo.swap.states import Holding, Phase
 
-# HCCL_BUFFSIZE is 200 MB by default, and each group of ranks takes it twice (CANN's documentation).
-_GROUP_BUFFERS = 2 * 200 * MIB
+BUFFER_MB = 200
+"""Default of HCCL_BUFFSIZE, which each group of ranks takes twice (CANN's documentation)."""
 _CHUNK_BYTES = 512 * MIB  # models.log_prob
 _BUCKET_BYTES = 64 * MIB  # algorithms.optim.over_ranks
 _FLASH_STATISTICS = 2 * 8  # float32 per token and head: maximum and sum of the softmax, 8 times each
@@ -78,7 +78,17 @@ def hccl_buffers(work: RankWork) -> int:
             sizes[f"{name} {axis}"] = getattr(plan, axis)
         if plan.expert_block != plan.model_parallel:
             sizes[f"{name} experts"] = plan.expert_block
-    return _GROUP_BUFFERS * sum(size > 1 for size in sizes.values())
+    return 2 * BUFFER_MB * MIB * sum(size > 1 for size in sizes.values())
+
+
+def largest_message(work: RankWork) -> int:
+    """Bytes of the largest message of a micro-batch: its activations where a plan splits the model or sequences, or a
+    bucket of gradients; 0 for one rank."""
+    plan, size = work.plan, TYPE_BYTES[work.config.model.dtype]
+    if plan.world_size == 1:
+        return 0
+    is_split = plan.model_parallel * plan.context_parallel * plan.pipeline_stage > 1
+    return max(_BUCKET_BYTES, is_split * work.tokens(work.train) * work.train.hidden * size)
 
 
 def ascend_temporary(work: RankWork, phase: Phase) -> Parts:

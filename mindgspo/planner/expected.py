@@ -64,6 +64,28 @@ def capacity(config: ExperimentConfig) -> int:
     return int(_POOL * ((memory.device_gb or CARD_GB) - memory.reserve_gb) * GIB)
 
 
+def buffer_room(config: ExperimentConfig) -> int:
+    """Bytes of the fullest card that the plan leaves for HCCL's buffers, which are not in MindSpore's pool."""
+    plan = expected_memory(config, phases=_own_phases(config), levels=(level_of(config),))
+    phases = [phase for each in plan.classes for phase in each.levels[plan.level]]
+    return round(plan.capacity / _POOL) - max(phase.total - phase.parts.get(Part.BUFFERS, 0) for phase in phases)
+
+
+def swapped_bytes(config: ExperimentConfig) -> int:
+    """Most bytes of rank 0 that the swap keeps in host memory at once: what the phase that needs least does without."""
+    if not config.swap.enabled:
+        return 0
+    held = held_bytes(RankWork.of(config, 0))
+    phases = _own_phases(config)
+    every = {holding for phase in phases for holding in NEEDS[phase]}
+    return sum(held[each] for each in every) - min(sum(held[each] for each in NEEDS[phase]) for phase in phases)
+
+
+def _own_phases(config: ExperimentConfig) -> tuple[Phase, ...]:
+    """Of the ranks that train; others may generate."""
+    return (Phase.SCORE, Phase.UPDATE, Phase.SAVE) if config.has_servers else PHASES
+
+
 def graph_memory(config: ExperimentConfig, graph: str, rank: int) -> int:
     """Bytes that a process on an Ascend card holds at most if it has this one graph, as the dry run measures it:
     without the framework."""

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+import mindgspo.doctor
 from mindgspo.doctor.machine import Disk, Machine, Needs, Output
 
 HOME = "/usr/local/Ascend/ascend-toolkit/latest"
 DRIVER = "/usr/local/Ascend/driver"
+LAUNCHES = yaml.safe_load(Path(mindgspo.doctor.__file__).with_name("launches.yaml").read_text())
 USER, GROUP = 1000, 1001
 GB = 1 << 30
 NEEDS = Needs(device="Ascend", ranks=8, cards=8, run_dir=Path("/data/runs/one"), has_config=True)
@@ -62,6 +67,58 @@ def write(root: Path, path: str, text: str = "", mode: int = 0o644) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(text)
     target.chmod(mode)
+
+
+def library(defined: Collection[str], needed: Collection[str] = ()) -> bytes:
+    """An ELF file with nothing but a table of dynamic symbols: of its own, and those that others have."""
+    names = [*defined, *needed]
+    texts = b"\0" + b"".join(name.encode() + b"\0" for name in names)
+    symbols = bytes(24)
+    for i, name in enumerate(names):
+        symbols += struct.pack("<IBBHQQ", texts.index(b"\0" + name.encode() + b"\0") + 1, 18, 0, i < len(defined), 0, 0)
+    first, second = 64 + len(symbols), 64 + len(symbols) + len(texts)
+    table = [(0,) * 10, (0, 11, 0, 0, 64, len(symbols), 2, 0, 0, 24), (0, 3, 0, 0, first, len(texts), 0, 0, 0, 0)]
+    header = b"\x7fELF\x02\x01".ljust(40, b"\0") + struct.pack("<QIHHHHHH", second, 0, 64, 0, 0, 64, 3, 0)
+    return header + symbols + texts + b"".join(struct.pack("<IIQQQQIIQQ", *section) for section in table)
+
+
+def with_operators(
+    machine: Machine,
+    folder: str = "",
+    *,
+    lost: Collection[str] = (),
+    on_host: Collection[str] = ("Abs",),
+    narrow: Collection[str] = (),
+    unbuilt: Collection[str] = (),
+) -> Machine:
+    """CANN's lists of all operators that jobs launch, but those `lost`. folder: of the repository within a chip's.
+    narrow: those of int8 alone."""
+    functions = {name for jobs in LAUNCHES.values() for name in jobs["aclnn"]} - {*lost}
+    path = machine.path(f"{HOME}/lib64/libopapi.so")
+    path.write_bytes(
+        library([f"{name}GetWorkspaceSize" for name in functions], [f"{name}GetWorkspaceSize" for name in lost])
+    )
+    on_cores: dict[str, list[list[str]]] = {}
+    for launch in (launch for jobs in LAUNCHES.values() for launch in jobs["aclop"]):
+        name, *dtypes = launch.replace("float32", "float").split()
+        dtypes = ["int8"] if name in narrow else dtypes
+        if name not in lost:
+            on_cores.setdefault(name, []).append((dtypes + 9 * dtypes[-1:])[:9])
+    described = {
+        name: {
+            f"input{i}": {"name": "x", "dtype": ",".join(column), "paramType": "required"}
+            for i, column in enumerate(zip(*columns, strict=True))
+        }
+        for name, columns in on_cores.items()
+    }
+    tbe = f"{HOME}/opp/built-in/op_impl/ai_core/tbe"
+    write(machine.root, f"{tbe}/config/ascend910b/{folder}/aic-ascend910b-ops-info.json", json.dumps(described))
+    for name in on_cores.keys() - {*unbuilt}:
+        own = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).strip("_")
+        write(machine.root, f"{tbe}/kernel/config/ascend910b/{folder}/{own}.json")
+    host = {name: {"input0": {"name": "x", "type": "DT_FLOAT"}, "opInfo": {}} for name in on_host}
+    write(machine.root, f"{HOME}/opp/built-in/op_impl/aicpu/config/aicpu_kernel.json", json.dumps(host))
+    return machine
 
 
 def healthy(root: Path) -> Machine:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from running import mindgspo
+import yaml
+from running import mindgspo, python
 from unit.doctor.fake_machine import (
     DRIVER,
     GB,
     HOME,
+    LAUNCHES,
     NEEDS,
     NPU_SMI_A3,
     answers,
     healthy,
+    library,
     npu_smi,
     table,
+    with_operators,
     with_variables,
     write,
 )
@@ -26,11 +31,14 @@ from unit.doctor.fake_machine import (
 from mindgspo.config import load_config
 from mindgspo.doctor.cards import parse_npu_smi
 from mindgspo.doctor.machine import Disk, Machine, Needs, Output, Severity, known_problems, this_machine
+from mindgspo.doctor.operators import exported_names
 from mindgspo.doctor.report import clean, environment_lines, examine, facts, needs_of, report_lines, write_bundle
 from mindgspo.errors import ConfigError
 
 PROJECT = Path(__file__).resolve().parents[3]
 TWO_NODES = replace(NEEDS, nodes=2)
+MB = 1 << 20
+PLANNED = replace(NEEDS, buffers=2000 * MB, buffer_room=4000 * MB, message=128 * MB, swapped=30 * GB)
 ON_CPU = replace(NEEDS, device="CPU", cards=0)
 Break = Callable[[Machine], Machine]
 
@@ -82,6 +90,10 @@ def all_of(*changes: Break) -> Break:
         return machine
 
     return change
+
+
+def with_lists(**changes: tuple[str, ...]) -> Break:
+    return lambda machine: with_operators(machine, **changes)
 
 
 def hccn(card: int, what: str, text: str) -> dict[tuple[str, ...], str]:
@@ -143,7 +155,21 @@ BROKEN: list[tuple[str, Break, str, Needs]] = [
     ("stale_role", variables(MS_ROLE="MS_WORKER", MS_WORKER_NUM="8"), "unset MS_ROLE MS_WORKER_NUM", NEEDS),
     ("hccl_range", variables(HCCL_BUFFSIZE="200M"), "unset HCCL_BUFFSIZE", NEEDS),
     ("hccl_range", variables(HCCL_CONNECT_TIMEOUT="60"), "unset HCCL_CONNECT_TIMEOUT", NEEDS),
-    ("hccl_connect_timeout", variables(HCCL_CONNECT_TIMEOUT=None), "export HCCL_CONNECT_TIMEOUT=1800", NEEDS),
+    ("hccl_connect_timeout", variables(HCCL_CONNECT_TIMEOUT="300"), "unset HCCL_CONNECT_TIMEOUT", NEEDS),
+    ("hccl_port_range", variables(HCCL_HOST_SOCKET_PORT_RANGE="60000-"), "export HCCL_HOST_SOCKET_PORT_RANGE", NEEDS),
+    ("hccl_port_range", variables(HCCL_NPU_SOCKET_PORT_RANGE="60000-65536"), "export HCCL_NPU_SOCKET_PORT_RANGE=auto",
+     NEEDS),
+    ("hccl_port_range", all_of(variables(HCCL_HOST_SOCKET_PORT_RANGE="50000,50002-50003"),
+                               fields(listening=frozenset({50000, 50002, 50003}))), "export HCCL_HOST", NEEDS),
+    ("hccl_buffers", variables(HCCL_BUFFSIZE="401"), "export HCCL_BUFFSIZE=400", PLANNED),
+    ("hccl_small_buffers", variables(HCCL_BUFFSIZE="127"), "unset HCCL_BUFFSIZE", PLANNED),
+    ("functions_missing", with_lists(lost=("aclnnMm",)), "install CANN 9.1", NEEDS),
+    ("operators_missing", with_lists(lost=("Pack",)), "install CANN 9.1", NEEDS),
+    ("operators_on_host", with_lists(lost=("Pack",), on_host=("Pack",)), "install CANN 9.1", NEEDS),
+    ("operators_on_host", with_lists(lost=("Pack",), on_host=()), "install CANN 9.1", NEEDS),
+    ("operators_on_host", with_lists(narrow=("Pack",), on_host=("Pack",)), "install CANN 9.1", NEEDS),
+    ("operators_dtypes", with_lists(narrow=("Pack",)), "install CANN 9.1", NEEDS),
+    ("operators_compiled", with_lists(unbuilt=("Pack",)), "install the kernels package", NEEDS),
     ("hccl_if_ip", variables(HCCL_IF_IP="10.0.0.8"), "export HCCL_IF_IP=10.0.0.7", NEEDS),
     ("socket_interface", variables(HCCL_SOCKET_IFNAME="eth"), "unset HCCL_SOCKET_IFNAME", NEEDS),
     ("socket_interface", variables(GLOO_SOCKET_IFNAME="eth0"), "unset GLOO_SOCKET_IFNAME", ON_CPU),
@@ -164,6 +190,8 @@ BROKEN: list[tuple[str, Break, str, Needs]] = [
     ("limit_nproc", with_limits(nproc=512), "ulimit -u", NEEDS),
     ("limit_stack", with_limits(stack=1 << 20), "ulimit -s 8192", NEEDS),
     ("limit_memlock", with_limits(memlock=64 << 10), "ulimit -l unlimited", NEEDS),
+    ("limit_memlock", with_limits(memlock=29 * GB), "ulimit -l unlimited", PLANNED),
+    ("swap_memory", fields(memory=303 * GB), "raise the container's limit", PLANNED),
     ("host_memory", fields(memory=40 * GB), "raise the container's limit", NEEDS),
     ("cores", fields(cores=2), "plans for 2 ranks", ON_CPU),
     ("locale", fields(encoding="ANSI_X3.4-1968"), "export LC_ALL=C.UTF-8", NEEDS),
@@ -180,8 +208,63 @@ def test_nothing_is_wrong_with_a_healthy_server(tmp_path: Path) -> None:
     machine = healthy(tmp_path)
     for needs in (NEEDS, TWO_NODES, ON_CPU, Needs(device="Ascend")):
         assert examine(machine, needs) == []
+    assert examine(with_variables(machine, HCCL_BUFFSIZE="400", HCCL_CONNECT_TIMEOUT=None), PLANNED) == []
+    assert examine(with_variables(machine, HCCL_BUFFSIZE="128"), PLANNED) == []
     assert dict(facts(machine, NEEDS))["versions"] == "driver 25.5.0, firmware 7.8.0.5.216, CANN 8.5.0"
     assert report_lines(facts(machine, NEEDS), [])[-1] == "nothing is wrong"
+
+
+@pytest.mark.parametrize("folder", ["", "ops_math"])
+def test_operators_are_looked_up_where_cann_lists_them(tmp_path: Path, folder: str) -> None:
+    machine = healthy(tmp_path)
+    nothing = "functions of libopapi.so: not found, operators of ascend910b: not found, prebuilt kernels: not found"
+    assert dict(facts(machine, NEEDS))["operators"] == nothing
+    machine = with_operators(machine, folder)
+    assert examine(machine, NEEDS) == []
+    assert dict(facts(machine, NEEDS))["operators"] == nothing.replace("not found", "compared")
+    lost = with_operators(machine, folder, lost=("aclnnMm", "Pack"))
+    kinds = {name: kind for kind, jobs in LAUNCHES.items() for name in (*jobs["aclnn"], *jobs["aclop"])}
+    packs = [f"{launch} ({kind})" for launch, kind in kinds.items() if launch.startswith("Pack ")]
+    write(machine.root, f"{HOME}/opp/built-in/op_impl/ai_core/tbe/config/ascend910b/aic-broken.json", "[" * 10000)
+    assert [(one.name, one.what) for one in examine(lost, NEEDS)] == [
+        ("functions_missing", f"libopapi.so lacks aclnnMm ({kinds['aclnnMm']})"),
+        ("operators_missing", ", ".join(packs)),
+    ]  # fmt: skip
+
+
+def test_operators_are_compared_by_the_dtypes_of_their_inputs(tmp_path: Path) -> None:
+    machine = with_operators(healthy(tmp_path))
+    path = machine.path(f"{HOME}/opp/built-in/op_impl/ai_core/tbe/config/ascend910b/aic-ascend910b-ops-info.json")
+    lists = json.loads(path.read_text())
+    number = 1 + max(int(name[5:]) for name in lists["Pack"])
+    lists["Pack"][f"input{number}"] = {"dtype": "int64,int64", "paramType": "optional"}
+    path.write_text(json.dumps(lists))
+    assert examine(machine, NEEDS) == [], "inputs that may be left out do not count"
+    lists["Pack"] = {"input0": {"dtype": "float16,int8", "paramType": "dynamic"}}
+    path.write_text(json.dumps(lists))
+    assert [one.name for one in examine(machine, NEEDS)] == ["operators_dtypes"]
+
+
+def test_launches_are_listed_under_the_first_kind_of_job_that_has_them(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("aclnnMm\naclop:Pack bfloat16\naclnnAdd\ninternal:MatMul bfloat16\n")
+    (tmp_path / "b").write_text("aclop:Pack bfloat16\naclop:Pack float32\naclnnMm\n")
+    words = [f"every run={tmp_path}/a", f"stages={tmp_path}/b", "--out", str(tmp_path / "out.yaml")]
+    done = python(PROJECT / "tools/list_launches.py", *words)
+    assert done.stdout.endswith("out.yaml: 4 operators\n"), done.stderr
+    assert yaml.safe_load((tmp_path / "out.yaml").read_text()) == {
+        "every run": {"aclnn": ["aclnnAdd", "aclnnMm"], "aclop": ["Pack bfloat16"]},
+        "stages": {"aclnn": [], "aclop": ["Pack float32"]},
+    }
+
+
+def test_names_that_a_library_defines(tmp_path: Path) -> None:
+    assert exported_names(library(["aclnnAdd", "b"], ["aclnnMm"])) == {"aclnnAdd", "b"}
+    import numpy.random.mtrand
+
+    assert "PyInit_mtrand" in exported_names(Path(numpy.random.mtrand.__file__).read_bytes())
+    for wrong in (b"", b"MZ", library(["a"])[:90], b"\x7fELF\x01\x01" + bytes(60)):
+        with pytest.raises((ValueError, struct.error)):
+            exported_names(wrong)
 
 
 @pytest.mark.parametrize(
@@ -226,6 +309,13 @@ def test_needs_of_an_experiment(tmp_path: Path) -> None:
     assert needs_of(machine, config, 2).ranks == 4 and needs_of(machine, config).device == "Ascend"
     assert needs_of(machine, None).device == "Ascend"
     assert needs_of(with_variables(removed("/dev", DRIVER)(machine), ASCEND_HOME_PATH=None), None).device == "CPU"
+    # Groups: all ranks; model and data groups of both plans. Activations: rows x tokens x hidden size in bfloat16.
+    needs = needs_of(machine, config)
+    assert needs.buffers == 5 * 400 * MB <= needs.buffer_room and needs.swapped == 0
+    assert needs.message == 4 * (2048 + 8192) * 3584 * 2
+    swapping = load_config(PROJECT / "examples/gsm8k/gspo_qwen2_5_7b.yaml", ["swap.enabled=true"], check_files=False)
+    # While old log-probs are computed, gradients, moments, the sampler's weights and the cache wait on the host.
+    assert needs_of(machine, swapping).swapped / GB == pytest.approx(5.07 + 10.14 + 4.31 + 8.75, abs=0.01)
     with pytest.raises(ConfigError, match="--nodes 3: the plans need 8 ranks"):
         needs_of(machine, config, 3)
 

@@ -21,6 +21,7 @@ def test_every_shipped_experiment_has_a_legal_smoke_test(tmp_path: Path, example
     smoke = load_config(write_smoke_experiment(tmp_path, config.device, config))
     assert smoke.plans.train.world_size == config.plans.train.world_size == smoke.plans.infer.world_size
     assert (smoke.device, smoke.reshard.verify) == (config.device, "full")
+    assert (tmp_path / "first.yaml").exists() == (config.device == "Ascend")
     assert smoke.plans.train.model_parallel == config.plans.train.model_parallel
 
 
@@ -48,4 +49,4 @@ def test_two_ranks_pass_the_smoke_test(tmp_path: Path) -> None:
 def test_a_rank_that_computes_something_else_is_named(cpu_runtime: None, tmp_path: Path) -> None:
     path = write_smoke_experiment(tmp_path, "CPU", None)
     with pytest.raises(TrainingError, match="rank 0 computes something else: forward: norm is off"):
-        smoke_of_rank(path, lambda folder: ([], "forward: norm is off"))
+        smoke_of_rank(path, lambda folder: ([], "forward: norm is off"), 0.0)

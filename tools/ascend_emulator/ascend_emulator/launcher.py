@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import itertools
 import json
 import os
 import re
@@ -35,6 +36,8 @@ EMULATED = "ASCEND_EMULATOR"
 WAITS = "ASCEND_EMULATOR_WAITS"
 """The environment variable with a file that takes the collectives which this process has waited in for long."""
 _SOC = "ASCEND_EMULATOR_SOC"
+LAUNCHES = "ASCEND_EMULATOR_LAUNCHES"
+"""The environment variable with a file that takes each operator launched by any process, and its inputs' dtypes."""
 _FOLDER = "ASCEND_EMULATOR_FOLDER"
 _PREFIX = f"ascend-emulator-{os.getuid()}-"  # of that folder; the rest is the process id of the job's first process
 # aclError values: CANN's for a parameter that an operator refuses, and for whatever else went wrong inside of it.
@@ -132,6 +135,7 @@ class _Card:
         self.seconds: Counter[str] = Counter()
         self.launches: Counter[str] = Counter()
         self._decoded: dict[int, tuple[int, list[Any]]] = {}
+        self._told_launches: set[str] = set()
         self._callback = _CALLBACK(self._called)  # kept, or it would be collected
         self.library = ctypes.CDLL(str(libraries / "libascendcl.so"), mode=ctypes.RTLD_GLOBAL)
         if not self.library.emulator_has_soc():
@@ -176,8 +180,20 @@ class _Card:
                 self._decoded[key] = (version, values)
         with np.errstate(all="ignore"):
             OPERATORS[operator].run(*values)
+        if LAUNCHES in os.environ:
+            self._tell_launch(operator, values)
         self.launches[operator] += 1
         self.seconds[operator] += time.perf_counter() - started
+
+    def _tell_launch(self, operator: str, values: list[Any]) -> None:
+        """Add a line to the file, once: equal dtypes of neighbours are told once, those of aclnn functions not."""
+        inputs = [] if operator.startswith("aclnn") else values[0]
+        dtypes = [dtype for dtype, _ in itertools.groupby(one.dtype for one in inputs if one is not None)]
+        line = " ".join([operator, *dtypes]) + "\n"
+        if line not in self._told_launches:
+            self._told_launches.add(line)
+            with open(os.environ[LAUNCHES], "a", encoding="ascii") as file:
+                file.write(line)
 
     def _tell(self, text: str) -> None:
         """To MindSpore, whose exception will hold it, and to the log, since it does not always."""
