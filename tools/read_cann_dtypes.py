@@ -41,7 +41,7 @@ def tables_of(text: str, *, is_function: bool) -> dict[str, frozenset[str]]:
         if _OTHER_TENSORS.search(name) or (is_function and _WAYS.search(name)):
             continue
         dtypes = {_DTYPES.get(one, one.lower()) for one in re.findall(r"DT_(\w+)", body)}
-        found[_OUT if "OUT" in name else _IN][name] = ANY & dtypes
+        found[_OUT if re.search("(?<!WITH)OUT", name) else _IN][name] = ANY & dtypes
     chosen = {}
     for where, tables in found.items():
         ours = [one for name, one in tables.items() if _A2.search(name)]

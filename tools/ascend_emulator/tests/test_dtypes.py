@@ -5,10 +5,7 @@ import yaml
 
 # What contracts allow beyond the tables that count, and why.
 KNOWN = {
-    "aclnnBatchMatMul out": "bfloat16: the table with OUT in its name is of other cards",
-    "aclnnMatmul out": "bfloat16: likewise",
-    "aclnnMm out": "bfloat16: likewise",
-    "aclnnExpm1 out": "float64: of a table for results in place, the page of aclnnExpm1 has it",
+    "aclnnExpm1 out": "float64: the tables are of the input, whose result may be cast",
     "aclnnLeTensor out": "uint32, uint64: of a table whose name has 910 alone, which Atlas A2 reads as well",
     "aclnnSign in": "bfloat16: allowed in code on Atlas A2",
     "aclop:OneHot in": "the tables are of x, these of on_value",
