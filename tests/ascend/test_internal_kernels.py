@@ -3,8 +3,10 @@ workspaces take memory of the card.
 """
 
 import json
+import os
 from pathlib import Path
 
+import wheel_answers
 from running import python
 
 SCRIPT = """
@@ -47,7 +49,7 @@ with paged_kernels():
     for size in (64, 256):
         tables, lengths = Tensor(np.arange(8).reshape(2, 4), ms.int32), Tensor([5, 200], ms.int32)
         try:
-            answers[f"head of {size}"] = launched(Attend(), zeros(2, 4 * size), zeros(8, 128, 2, size), tables, lengths)
+            answers[f"head of {size}"] = launched(Attend(), zeros(2, 4, size), zeros(8, 128, 2, size), tables, lengths)
         except RuntimeError as error:
             answers[f"head of {size}"] = str(error)
         answers["peak"] = ms.runtime.max_memory_allocated()
@@ -57,7 +59,9 @@ json.dump(answers, open(sys.argv[1], "w"))
 
 def test_what_the_wheel_says_of_its_kernels(cards: None, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
-    done = python(tmp_path / "script.py", tmp_path / "answers.json")
+    launches = tmp_path / "launches.txt"
+    environment = os.environ | {"ASCEND_EMULATOR_LAUNCHES": str(launches)}
+    done = python(tmp_path / "script.py", tmp_path / "answers.json", env=environment)
     assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]
     answers = json.loads((tmp_path / "answers.json").read_text(encoding="utf-8"))
     assert [name.split(":")[0] for name in answers["MatMul Float32"]] != ["internal"], "it does not take float32"
@@ -65,3 +69,10 @@ def test_what_the_wheel_says_of_its_kernels(cards: None, tmp_path: Path) -> None
     assert answers["head of 64"] == {"internal:PagedAttention": 1}
     assert "PagedAttention" in answers["head of 256"], "128 x 256 numbers are more than it takes"
     assert answers["peak"] > 300 * 2**20, "its workspace, at 512 columns"
+
+    told = launches.read_text(encoding="ascii").splitlines()
+    compared = wheel_answers.compared(told)
+    assert sorted(call.split()[0] for call in compared) == ["MatMul", "PagedAttention"]
+    assert all(ours == alone for ours, alone in compared.values()), compared
+    wider = [line.replace('"workspace": ', '"workspace": 1') for line in told]
+    assert any(ours != alone for ours, alone in wheel_answers.compared(wider).values())

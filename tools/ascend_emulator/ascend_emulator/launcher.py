@@ -186,9 +186,13 @@ class _Card:
         self.seconds[operator] += time.perf_counter() - started
 
     def _tell_launch(self, operator: str, values: list[Any]) -> None:
-        """Add a line to the file, once: equal dtypes of neighbours are told once, those of aclnn functions not."""
+        """Add a line to the file, once: equal dtypes of neighbours are told once, those of aclnn functions not. Of
+        MindSpore's own kernels all that their host code was asked, and the workspace that it wanted."""
         inputs = [] if operator.startswith("aclnn") else values[0]
         dtypes = [dtype for dtype, _ in itertools.groupby(one.dtype for one in inputs if one is not None)]
+        if operator.startswith("internal:"):
+            both = [[one and [one.dtype, *one.shape] for one in tensors] for tensors in values[:2]]
+            dtypes = [json.dumps(both + values[2:])]
         line = " ".join([operator, *dtypes]) + "\n"
         if line not in self._told_launches:
             self._told_launches.add(line)

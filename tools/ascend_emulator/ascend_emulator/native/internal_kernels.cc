@@ -81,7 +81,10 @@ class EmulatedKernel : public InternalOp {
     for (size_t i = 0; i < inputs.size(); ++i) add(inputs_ii_[i], inputs_shape_[i], inputs[i]);
     arguments.push_back({'|', 0, 0.0, nullptr});
     for (size_t i = 0; i < outputs.size(); ++i) add(outputs_ii_[i], outputs_shape_[i], outputs[i]);
-    arguments.push_back({'z', 0, 0.0, json_.data()});
+    size_t workspace = 0;
+    for (const size_t bytes : host_->GetWorkspaceSize()) workspace += bytes;
+    std::string told = "{\"workspace\":" + std::to_string(workspace) + json_ + "}";
+    arguments.push_back({'z', 0, 0.0, told.data()});
     const std::string name = "internal:" + op_name_;
     int status = emulator_call_operator(name.c_str(), emulator::kCheck, arguments.data(), arguments.size());
     if (status == emulator::kOk) status = emulator_call_operator(name.c_str(), emulator::kLaunch, arguments.data(), arguments.size());
@@ -95,14 +98,14 @@ class EmulatedKernel : public InternalOp {
   InternalStatus LaunchImpl(const InputsAddrList&, const OutputsAddrList&, const WsAddrList&, void*) override { return kInternalError; }
 
  private:
-  void write(const void* parameters) { json_ = render_ ? "{" + render_(parameters) + "}" : "{}"; }
+  void write(const void* parameters) { json_ = render_ ? render_(parameters) : ""; }
 
   InternalOpPtr host_;
   Render render_;
-  std::string json_;
+  std::string json_;  // members behind others
 };
 
-// "name": value, for numbers, flags and lists of numbers.
+// ,"name":value for numbers, flags and lists of numbers.
 class Json {
  public:
   template <class Value>
@@ -126,7 +129,7 @@ class Json {
  private:
   std::ostringstream& begin(const char* name) {
     text_.precision(9);
-    text_ << (text_.tellp() > 0 ? "," : "") << '"' << name << "\":";
+    text_ << ",\"" << name << "\":";
     return text_;
   }
   std::ostringstream text_;
