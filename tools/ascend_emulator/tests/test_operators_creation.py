@@ -90,6 +90,7 @@ def refused() -> list[tuple[str, tuple[Any, ...], str]]:
         ("aclnnEye", (2, 3, draw(2, 2)), "out must be of shape [2, 3], not float32[2, 2]"),
         ("aclnnOneHot", (classes, 3, on, on, -1, codes), "out must be of shape [2, 3], not float32[2]"),
         ("aclnnOneHot", (draw(2), 3, on, on, -1, codes), "self must be int32 or int64, not float32"),
+        ("aclnnOneHot", (classes, 3, draw(1, dtype="int8"), on, -1, codes), "int32 or int64, not int8"),
         ("aclnnOneHot", (classes, 3, on, on, 2, codes), "axis must be at most the rank of self, 1, not 2"),
         ("aclnnInplaceUniform", (x, 2.0, 1.0, 0, 0), "from must be at most to, 1.0, not 2.0"),
         ("aclnnInplaceNormal", (x, 0.0, -1.0, 0, 0), "std must be at least 0, not -1.0"),

@@ -216,6 +216,7 @@ def refused() -> list[tuple[str, list[Any], list[Any], dict[str, Any], str]]:
         ("UnsortedSegmentSum", [of([1], "uint32"), zero, zero], [of([1], "uint32")], {}, "or int32, not uint32"),
         ("ReduceSum", [of([1], "int8"), zero], [of([1], "int8")], {}, "float32 or int32 or int64, not int8"),
         ("ReduceMean", [of([1], "int32"), zero], [of([1], "int32")], {}, "bfloat16 or float16 or float32, not int32"),
+        ("ScatterElements", [index([[1]]), index([[0]]), index([[1]])], [index([[1]])], {}, "or uint8, not int64"),
         ("Sort", [index([1], "int32")], [index([1], "int32")] * 2, {}, "or float16 or float32, not int32"),
         (
             "ApplyAdamD",
