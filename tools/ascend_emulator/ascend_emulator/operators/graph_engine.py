@@ -65,6 +65,15 @@ def graph_operator(
     )
 
 
+def _mapping(
+    name: str, dtypes: frozenset[str], folder: str, *, rank: tuple[int, int] = (0, 8), gives: Rule | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """`graph_operator` of x, with a result of its shape, by default of its dtype."""
+    results = (gives or tensor("y", like="x"),)
+    relations = (same_shape("x", "y"),)
+    return graph_operator(name, (tensor("x", dtypes, rank=rank),), results, relations=relations, source=folder)
+
+
 def document(name: str, folder: str) -> str:
     return f"{'ops-math' if folder.startswith(('math', 'conversion')) else 'ops-nn'} {folder} REG_OP({name})"
 
@@ -102,22 +111,14 @@ for _name, _row in _BINARY.items():
     _enter_binary(_name, *_row)
 
 
-@graph_operator(
-    "IsNan",
-    (tensor("x", _ARITHMETIC),),
-    (tensor("y", frozenset({"bool"})),),
-    relations=(same_shape("x", "y"),),
-    source="math/is_nan",
-)
+@_mapping("IsNan", _ARITHMETIC, "math/is_nan", gives=tensor("y", frozenset({"bool"})))
 def _is_nan(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
     outputs[0].store(np.isnan(inputs[0].values()))
 
 
 for _name, _folder in {"Identity": "conversion/identity", "TensorMove": "conversion/tensor_move"}.items():
 
-    @graph_operator(
-        _name, (tensor("x", ANY),), (tensor("y", like="x"),), relations=(same_shape("x", "y"),), source=_folder
-    )
+    @_mapping(_name, ANY, _folder)
     def _copied(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
         copy(inputs[0], outputs[0])
 
@@ -347,13 +348,7 @@ def _fill(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
 
 
 def _enter_constant(name: str, constant: int, dtypes: frozenset[str], folder: str) -> None:
-    @graph_operator(
-        name,
-        (tensor("x", dtypes),),
-        (tensor("y", like="x"),),
-        relations=(same_shape("x", "y"),),
-        source=folder,
-    )
+    @_mapping(name, dtypes, folder)
     def run(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
         outputs[0].store(constant)
 
@@ -362,12 +357,6 @@ _enter_constant("OnesLike", 1, _ON_CORES | {"int8", "uint8", "bool"}, "math/ones
 _enter_constant("ZerosLike", 0, _ON_CORES | {"int8", "int64", "uint8", "bool"}, "math/zero_op")
 
 
-@graph_operator(
-    "Tril",
-    (tensor("x", ANY, rank=(2, 8)),),
-    (tensor("y", like="x"),),
-    relations=(same_shape("x", "y"),),
-    source="conversion/tril",
-)
+@_mapping("Tril", ANY, "conversion/tril", rank=(2, 8))
 def _tril(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
     outputs[0].bits[...] = np.tril(inputs[0].bits, attributes.get("diagonal", 0))
