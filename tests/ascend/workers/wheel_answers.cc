@@ -59,6 +59,10 @@ int main() {
       NormParam given;
       given.eps = read<float>();
       op = (kernel == "RmsNorm" ? CreateRmsNormOp : CreateAddRmsNormOp)(inputs, outputs, given, kernel);
+    } else if (kernel == "Softmax") {
+      SoftmaxParam given;
+      given.axes = read_list<int64_t>();
+      op = CreateSoftmaxOp(inputs, outputs, given, kernel);
     } else if (kernel == "Gather") {
       GatherParam given;
       given.batch_dims = read<int64_t>();

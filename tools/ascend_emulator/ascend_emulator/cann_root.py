@@ -9,7 +9,8 @@ LIBRARIES = Path("ascend-toolkit", "latest", "lib64")
 one."""
 _GIB = 2**30
 # Cube and vector cores, GiB of device memory, MiB of L2 cache, family: CANN's data/platform_config/<name>.ini. That of
-# the Ascend910_9391 was not to be had: cores by NPUTargetSpec.td of Ascend/AscendNPU-IR, the rest as of a 910B1.
+# the Ascend910_9391 was not to be had: cores by NPUTargetSpec.td of Ascend/AscendNPU-IR
+# (MindSpore's own kernels count 25 cube cores for their workspaces), the rest as of a 910B1.
 SOCS = {
     "Ascend910B1": (24, 48, 64, 192, "Ascend910B"),
     "Ascend910B3": (20, 40, 64, 192, "Ascend910B"),

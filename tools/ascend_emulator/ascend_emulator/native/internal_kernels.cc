@@ -59,7 +59,10 @@ class EmulatedKernel : public InternalOp {
   size_t GetTilingSize() const override { return host_->GetTilingSize(); }
   std::vector<size_t> GetWorkspaceSize() const override { return host_->GetWorkspaceSize(); }
   void SetTilingInfo(const TilingInfoPtr& info) override { host_->SetTilingInfo(info); }
-  InternalStatus Tiling(RawHostAddr address, HostRunInfoPtr* info) override { return host_->Tiling(address, info); }
+  InternalStatus Tiling(RawHostAddr address, HostRunInfoPtr* info) override {
+    is_cut_ = true;
+    return host_->Tiling(address, info);
+  }
   std::string DumpTiling(const RawHostAddr address) const override { return host_->DumpTiling(address); }
   ShapeInfoList InferShape(const ShapeInfoList& shapes) const override { return host_->InferShape(shapes); }
   InternalStatus TilingFromTuning(const RawDeviceAddr address) override { return host_->TilingFromTuning(address); }
@@ -81,8 +84,8 @@ class EmulatedKernel : public InternalOp {
     for (size_t i = 0; i < inputs.size(); ++i) add(inputs_ii_[i], inputs_shape_[i], inputs[i]);
     arguments.push_back({'|', 0, 0.0, nullptr});
     for (size_t i = 0; i < outputs.size(); ++i) add(outputs_ii_[i], outputs_shape_[i], outputs[i]);
-    size_t workspace = 0;
-    for (const size_t bytes : host_->GetWorkspaceSize()) workspace += bytes;
+    int64_t workspace = is_cut_ ? 0 : -1;  // not of this kernel where MindSpore has it of an equal one
+    for (const size_t bytes : host_->GetWorkspaceSize()) workspace += is_cut_ ? bytes : 0;
     std::string told = "{\"workspace\":" + std::to_string(workspace) + json_ + "}";
     arguments.push_back({'z', 0, 0.0, told.data()});
     const std::string name = "internal:" + op_name_;
@@ -102,6 +105,7 @@ class EmulatedKernel : public InternalOp {
 
   InternalOpPtr host_;
   Render render_;
+  bool is_cut_ = false;
   std::string json_;  // members behind others
 };
 
