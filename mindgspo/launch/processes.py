@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import ipaddress
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -27,6 +28,7 @@ from mindgspo.text import counted, divisors, either, nearest
 GRACE_S = 3.0
 _KILL_S = 3.0
 _POLL_S = 0.02
+_NPU_SMI_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,9 +136,9 @@ def start_processes(
     """{rank or SCHEDULER: process} of this node, each with the running interpreter; `command` is what follows it.
 
     devices, listener: see `launcher.launch`. Each has a session of its own: Ctrl-C reaches the launcher alone, which
-    ends them in order.
+    ends them in order. A worker runs on the processors beside its card, see `processors_beside_cards`.
     """
-    started = {}
+    started, beside = {}, dict(enumerate(processors_beside_cards()))
     for member in plan.members:
         environment = worker_process.worker_environment(
             orders,
@@ -152,8 +154,12 @@ def start_processes(
         handed: dict[str, Any] = {"env": environment}
         if not member and listener is not None:
             handed = handed_over(listener, environment)
+        nearest_ones = None if member == SCHEDULER else beside.get(int(environment["DEVICE_ID"]))
         with folder.log(member).open("wb") as log:
-            started[member] = subprocess.Popen(
+            if nearest_ones:
+                log.write(f"rank {member} runs on {counted(len(nearest_ones), 'processor')} beside its card\n".encode())
+                log.flush()
+            process = started[member] = subprocess.Popen(
                 [sys.executable, *command],
                 **handed,
                 stdin=subprocess.DEVNULL,
@@ -161,7 +167,38 @@ def start_processes(
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        if nearest_ones:  # the process has one thread yet; others and children start where this one is
+            with suppress(OSError):
+                os.sched_setaffinity(process.pid, nearest_ones)
     return started
+
+
+def processors_beside_cards() -> list[frozenset[int]]:
+    """Return the processors of each card's NUMA node, by the number that a process has for the card.
+
+    They are its CPU affinity in `npu-smi info -t topo`. A server of 192 cores has 4 to 8 nodes; a worker that wanders
+    over them, or has its memory in another one, launches kernels late. Memory needs no binding: a page comes from the
+    node of the thread that touches it first. Empty if npu-smi does not say, and if this process is itself held to some
+    processors, by taskset, numactl or its container.
+    """
+    if len(os.sched_getaffinity(0)) < (os.cpu_count() or 1):
+        return []
+    try:
+        told = subprocess.run(("npu-smi", "info", "-t", "topo"), capture_output=True, text=True, timeout=_NPU_SMI_S)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    rows = re.findall(r"^NPU\d+\s.*\s(\d[\d,-]*)\s*$", told.stdout, re.MULTILINE)
+    visible = os.environ.get("ASCEND_RT_VISIBLE_DEVICES") or ",".join(map(str, range(len(rows))))
+    try:
+        return [_expanded(rows[int(card)]) for card in visible.split(",")] if rows else []
+    except (ValueError, IndexError):  # an unknown form of the table, or of the variable
+        return []
+
+
+def _expanded(processors: str) -> frozenset[int]:
+    """Numbers of a list such as 0-23,96."""
+    ends = [part.partition("-") for part in processors.split(",")]
+    return frozenset(number for first, _, last in ends for number in range(int(first), int(last or first) + 1))
 
 
 _LISTENER = "MINDGSPO_LISTENER"  # number of the file that is the socket a server was given

@@ -23,7 +23,7 @@ def test_a_run_without_a_compiler_says_once_what_is_slower(tmp_path: Path) -> No
 
 
 def test_the_library_is_whole_after_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "_compile", lambda target: target.write_bytes(b"library" * 1000))
+    monkeypatch.setattr(build, "compile_library", lambda target: target.write_bytes(b"library" * 1000))
     with loop_disk(tmp_path / "image", tmp_path / "mounted") as disk:
         path = build.library_in(disk).relative_to(disk)
         (disk / "other").touch()

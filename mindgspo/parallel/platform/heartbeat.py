@@ -1,4 +1,8 @@
-"""Progress of a worker (stages, steps and ticks), written by the worker to a small file that the launcher reads."""
+"""Progress of a worker (stages, steps and ticks), written by the worker to a small file that the launcher reads.
+
+Records pass through system calls, and a checksum finds those that were read half written: nothing here relies on the
+order in which a processor carries out stores.
+"""
 
 from __future__ import annotations
 

@@ -196,3 +196,48 @@ def test_collectives_of_graphs_are_told_apart_by_number(ranks: list[SharedMemory
             ValueError, match=rf"rank {rank} is in all_gather .* \[3, 2\] over ranks 0-1, number {8 + rank}"
         ):
             future.result(timeout=WAIT_S)
+
+
+@pytest.mark.parametrize(("dtype", "columns"), [("float32", 3), ("float16", 5), ("int64", 2), ("float32", 90_000)])
+def test_collectives_move_and_add_up_what_they_say(
+    ranks: list[SharedMemoryGroup], aside: Callable[..., Future], dtype: str, columns: int
+):
+    """Of three of the four ranks; 90,000 columns fill several slots."""
+    members, rows = (0, 1, 3), 6
+    given = np.random.default_rng(columns).integers(-9, 9, (3, rows, columns)).astype(dtype)  # sums are exact
+
+    def work(index: int) -> list[np.ndarray]:
+        def run(name: str, out: np.ndarray, *more: object, tensors: tuple | None = None) -> np.ndarray:
+            seen = [Numbers(dtype, array) for array in (given[index], out)]
+            call(name, *place, 1, *(tensors or (seen[0], *more, seen[1])))
+            return out
+
+        place = ranks[members[index]]._address, (ctypes.c_int64 * 3)(*members), 3
+        sums = [np.empty_like(given[index]) for _ in range(2)]
+        lists = ([Numbers(dtype, given[index])] * 2, [Numbers(dtype, one) for one in sums])
+        call("all_reduce", *place, 1, 2, *lists)
+        told = given[1].copy() if index == 1 else np.zeros_like(given[1])
+        call("broadcast", *place, 1, Numbers(dtype, told))
+        return [
+            *sums,
+            told,
+            run("all_gather", np.ones((3 * rows, columns), dtype), 4),
+            run("reduce_scatter", np.empty((rows // 3, columns), dtype)),
+            run("all_to_all", np.empty((rows // 3, 3 * columns), dtype), 0, 1),
+        ]
+
+    total, futures = given.sum(axis=0), [aside(work, index) for index in range(3)]
+    gathered = given.copy()
+    gathered[:, 4:] = 0  # rows that are not in use
+    for index, future in enumerate(futures):
+        share = slice(2 * index, 2 * index + 2)
+        expected = [
+            total,
+            total,
+            given[1],
+            gathered.reshape(3 * rows, columns),
+            total[share],
+            np.concatenate(list(given[:, share]), axis=1),
+        ]
+        for found, one in zip(future.result(timeout=WAIT_S), expected, strict=True):
+            np.testing.assert_array_equal(found, one)

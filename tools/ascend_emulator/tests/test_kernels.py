@@ -72,6 +72,25 @@ def test_infinities_and_nan_in_softmax() -> None:
     np.testing.assert_array_equal(out.bits[2], [0.5, 0.5, 0])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_gradients_of_softmax_and_swiglu(axis: int, dtype: str) -> None:
+    shape = (6, 70, 4)
+    y, d_y, d_x = draw(*shape, dtype=dtype), draw(*shape, dtype=dtype, seed=1), zeros(shape, dtype)
+    of_y, of_d = exact(y), exact(d_y)
+    kernels.softmax_backward(d_y, y, axis, d_x=d_x)
+    assert is_close(d_x, of_y * (of_d - (of_d * of_y).sum(axis=axis, keepdims=True)))
+    kernels.softmax_backward(d_y, y, axis, d_x=d_x, is_log=True)
+    assert is_close(d_x, of_d - np.exp(of_y) * of_d.sum(axis=axis, keepdims=True))
+
+    d_half = draw(*(size // 2 if number == axis else size for number, size in enumerate(shape)), dtype=dtype, seed=2)
+    kernels.swiglu_backward(d_half, y, axis, d_x=d_x)
+    gate, up = np.split(of_y, 2, axis)
+    share, d_out = 1 / (1 + np.exp(-gate)), exact(d_half)
+    d_gate = d_out * up * share * (1 + gate * (1 - share))
+    assert is_close(d_x, np.concatenate([d_gate, d_out * gate * share], axis))
+
+
 SIZES = [(1, 1, 1), (3, 17, 5), (1, 300, 70), (4, 257, 33), (5, 40, 300), (14, 256, 32), (600, 70, 300), (37, 513, 45)]
 
 
@@ -373,7 +392,7 @@ def test_the_library_is_compiled_once_and_put_in_place_whole(tmp_path: Path, mon
             build.library_in(tmp_path)  # another process is faster
         target.write_bytes(b"library")
 
-    monkeypatch.setattr(build, "_compile", compile_aside)
+    monkeypatch.setattr(build, "compile_library", compile_aside)
     path = build.library_in(tmp_path)
     assert path == build.library_in(tmp_path) and len(set(compiled)) == 2
     assert path.read_bytes()[:-32] == b"library" and list(path.parent.iterdir()) == [path]
@@ -384,7 +403,7 @@ def test_the_library_is_compiled_once_and_put_in_place_whole(tmp_path: Path, mon
 def test_where_nothing_can_be_written_the_library_is_compiled_for_the_process(tmp_path, monkeypatch, capsys) -> None:
     occupied = tmp_path / "file"
     occupied.touch()
-    monkeypatch.setattr(build, "_compile", Path.touch)
+    monkeypatch.setattr(build, "compile_library", Path.touch)
     path = build.library_in(occupied)
     assert path.is_file() and tmp_path not in path.parents
     assert "compiled at each start: [Errno 20]" in capsys.readouterr().err

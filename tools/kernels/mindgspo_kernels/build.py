@@ -19,7 +19,13 @@ from mindgspo_kernels.cache import cache_folder, check_own, is_whole, private_fo
 _SOURCES = Path(__file__).parent
 _NAME = "libmindgspo_kernels.so"
 # No -ffast-math: infinities mask scores, and sums have to keep their order.
-_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-pthread", "-fPIC")
+_FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-pthread", "-fPIC")
+KUNPENG = "armv8.2-a"
+"""-march for aarch64 servers: of the Kunpeng 920, the first one beside Atlas cards, and understood by its successors.
+
+Not `native`, so that all servers run the instructions that tests have run under qemu-user, and round alike. bfloat16 is
+converted with integers: only armv8.6-a has instructions for it.
+"""
 
 
 class KernelsUnavailable(RuntimeError):  # noqa: N818  (says what it is; nothing went wrong)
@@ -53,6 +59,14 @@ def library() -> Path:
     return library_in(cache_folder(os.environ))
 
 
+def architecture() -> str:
+    """Value of g++'s -march for this processor."""
+    if platform.machine() != "aarch64":
+        return "native"
+    # Of what armv8.2-a adds, g++ uses the atomics by itself.
+    return KUNPENG if "atomics" in _processor().split() else "armv8-a"
+
+
 def library_in(cache: Path) -> Path:
     """The same with this cache. What others could have put there is not loaded."""
     path = cache / "kernels" / _key() / _NAME
@@ -68,10 +82,10 @@ def library_in(cache: Path) -> Path:
         alone = Path(tempfile.mkdtemp(prefix="mindgspo-kernels-"))
         atexit.register(shutil.rmtree, alone, ignore_errors=True)
         print(f"[kernels] not kept, and compiled at each start: {error}", file=sys.stderr)
-        _compile(alone / _NAME)
+        compile_library(alone / _NAME)
         return alone / _NAME
     with aside as folder:
-        _compile(Path(folder, _NAME))
+        compile_library(Path(folder, _NAME))
         write_whole(path, Path(folder, _NAME).read_bytes())
     return path
 
@@ -81,7 +95,7 @@ def _key() -> str:
     parts = [source.read_bytes() for source in sorted(_SOURCES.glob("*.cc")) + sorted(_SOURCES.glob("*.h"))]
     parts += [
         b"followed by its digest",
-        " ".join(_FLAGS).encode(),
+        " ".join((*_FLAGS, architecture())).encode(),
         _run("g++", "--version").encode(),
         _processor().encode(),
     ]
@@ -96,15 +110,18 @@ def _processor() -> str:
     return next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
 
 
-def _compile(target: Path) -> None:
+def compile_library(target: Path, *, compiler: str = "g++", march: str | None = None) -> None:
+    """Compile the library to `target`, for this processor or, with a cross compiler, for `march`. Raises
+    KernelsUnavailable."""
     sources = sorted(_SOURCES.glob("*.cc"))
     objects = [target.with_name(source.name + ".o") for source in sources]
-    if "avx512f" not in _processor() and platform.machine() == "x86_64":
+    flags = (*_FLAGS, f"-march={march or architecture()}")
+    if march is None and "avx512f" not in _processor() and platform.machine() == "x86_64":
         print("[kernels] this processor has no AVX-512: products are slower", file=sys.stderr)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         units = zip(sources, objects, strict=True)
-        list(pool.map(lambda unit: _run("g++", *_FLAGS, "-c", "-o", str(unit[1]), str(unit[0])), units))
-    _run("g++", *_FLAGS, "-shared", "-o", str(target), *map(str, objects))
+        list(pool.map(lambda unit: _run(compiler, *flags, "-c", "-o", str(unit[1]), str(unit[0])), units))
+    _run(compiler, *flags, "-shared", "-o", str(target), *map(str, objects))
 
 
 def _run(*command: str) -> str:

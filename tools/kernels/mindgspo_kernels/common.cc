@@ -209,7 +209,9 @@ const Processors& our_processors() {
   return ours;
 }
 
-// Threads that help whoever calls `run`, one caller at a time.
+// Threads that help whoever calls `run`, one caller at a time. All that they share is atomic, in the default order
+// (seq_cst), or under a mutex: `next_` releases the fields of a call to who takes a task from it, `done_` a task's results
+// to the caller, and a helper that goes to sleep sees `call_` or is seen in `asleep_`, also on aarch64.
 class Pool {
  public:
   // Tasks from an atomic counter; returns when all are done. False if another caller is being helped.
@@ -243,6 +245,8 @@ class Pool {
   static void pause() {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("isb");  // `yield` does nothing on a processor without hyper-threads
 #endif
   }
 

@@ -358,7 +358,12 @@ class SharedMemoryGroup {
     return syscall(SYS_futex, reinterpret_cast<uint32_t*>(&counter.value), operation, value, limit, nullptr, 0);
   }
 
-  // What this rank has done before is seen by who has waited for the number.
+  // What this rank has done before is seen by who has waited for the number. On aarch64, where stores may overtake one
+  // another, two things ensure it, both by the default order of std::atomic, memory_order_seq_cst:
+  // - The store of `value` is a release (stlr), its loads in `wait` acquire (ldar). Hence plain stores to a slot, its
+  //   header and its place come before the number that tells of them, and reads of a slot before the number that frees it.
+  // - The store of `value` and the load of `sleepers` keep their order, and so do the addition and the load in `wait`:
+  //   one of the two sees the other, and no rank sleeps on. Release and acquire alone would allow both to miss.
   static void raise(Counter& counter, uint32_t number) {
     counter.value.store(number);
     if (counter.sleepers.load() > 0) futex(counter, FUTEX_WAKE, INT_MAX, nullptr);
@@ -385,7 +390,7 @@ class SharedMemoryGroup {
     if (is_ended) throw std::runtime_error("interrupted in " + text_);
   }
 
-  // To the heartbeat, which others read.
+  // To the heartbeat, which the launcher reads. Nothing orders these stores: it may read half of a text, and shows it.
   void say(const std::string& text) const {
     char* place = waiting_ ? *const_cast<char* const volatile*>(waiting_) : nullptr;
     if (place) std::snprintf(place, kTextBytes, "%s", text.c_str());

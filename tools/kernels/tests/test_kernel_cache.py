@@ -25,7 +25,7 @@ needs_gcc = pytest.mark.skipif(not shutil.which("gcc"), reason="needs gcc")
 
 @pytest.fixture(autouse=True)
 def fast_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "_compile", lambda target: target.write_bytes(b"ours"))
+    monkeypatch.setattr(build, "compile_library", lambda target: target.write_bytes(b"ours"))
     monkeypatch.setattr(build, "_key", lambda: "key")
 
 

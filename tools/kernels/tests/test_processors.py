@@ -10,15 +10,20 @@ import sys
 from pathlib import Path
 
 import pytest
+from kernels_on_aarch64 import CALLED, COMPILER, EMULATOR, exported
+
+from mindgspo_kernels import build
 
 PROJECT = Path(__file__).resolve().parents[3]
 
 
-def in_process(arguments: list[str], **environment: str | Path) -> subprocess.CompletedProcess[str]:
+def in_process(
+    arguments: list[str], *, timeout_s: float = 500, **environment: str | Path
+) -> subprocess.CompletedProcess[str]:
     """Python with these arguments and environment variables."""
     environment = os.environ | {name: str(value) for name, value in environment.items()}
     return subprocess.run(
-        [sys.executable, *arguments], cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=500
+        [sys.executable, *arguments], cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=timeout_s
     )
 
 
@@ -40,6 +45,36 @@ def test_kernels_for_a_lesser_processor_compute_the_same(tmp_path: Path, process
     built = next((tmp_path / "cache").rglob("libmindgspo_kernels.so"))
     listing = subprocess.run(["objdump", "-d", str(built)], capture_output=True, text=True, check=True).stdout
     assert ("zmm" in listing, "ymm" in listing) == (False, processor == "x86-64-v3")
+
+
+ON_AARCH64 = [
+    "tools/ascend_emulator/tests/test_kernels.py",
+    "tools/kernels/tests/test_graph_kernels.py",
+    "tools/kernels/tests/test_kernels_in_16_bits.py",
+    "tests/unit/parallel/test_shared_memory.py",
+]
+# What a message is written to lies in the other process; the last three are of graphs, whose operators call the others.
+NOT_CALLED = {
+    f"mindgspo_{name}" for name in ("begin_message", "end_message", "use_in_graphs", "threads", "graph_failure")
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (shutil.which(COMPILER) and shutil.which(EMULATOR)),
+    reason="needs apt-get install g++-aarch64-linux-gnu qemu-user",
+)
+def test_every_kernel_computes_on_aarch64_what_its_tests_expect(tmp_path: Path) -> None:
+    """Cross-compiled as a Kunpeng server compiles it. qemu-user computes what instructions mean, and orders memory as
+    the processor below does: this says nothing of aarch64's weaker order."""
+    called = tmp_path / "called"
+    # A signal would reach the process of the tests, not the one that waits.
+    options = ["-q", "-p", "no:cacheprovider", "-p", "kernels_on_aarch64", "-k", "not signal"]
+    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    ended = in_process(["-m", "pytest", *options, *ON_AARCH64], timeout_s=1500, PYTHONPATH=paths, **{CALLED: called})
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-1000:]
+    names = {name for name in exported(build.library()) if name.startswith("mindgspo_")}
+    assert names - set(called.read_text().split()) == NOT_CALLED
 
 
 @pytest.mark.parametrize(("limit", "threads"), [(None, len(os.sched_getaffinity(0))), ("1", 1), ("1,4", 1)])
