@@ -18,7 +18,7 @@ stage that is not the last computes its forward pass again in the graph of its b
 flight what came from the stage before.
 
 Workspaces, which a dry run does not see: PagedAttention's by the host code of MindSpore's own kernels, which answers
-16.25 MiB and 7 KiB per cache column for each core, half of that for a float16 cache, whatever the batch; and of
+16.25 MiB for each core, and 7 KiB per cache column, of a float16 cache 3 KiB, whatever the batch; and of
 FlashAttention's backward pass float32 gradients of queries, keys and values, as its tiling in CANN's sources asks for.
 
 The gradients of a micro-batch have four moments at which they may need most: the head's backward pass, the last
@@ -55,7 +55,7 @@ _BUCKET_BYTES = 64 * MIB  # algorithms.optim.over_ranks
 _FLASH_STATISTICS = 2 * 8  # float32 per token and head: maximum and sum of the softmax, 8 times each
 _MASK_BYTES = 2048 * 2048  # parallel.ops.device.SegmentMask
 _CORES = 25  # of a die of Atlas A3, the most; a 910B3 has 20
-_PAGED_BASE, _PAGED_COLUMN, _PAGED_COLUMNS = 16.25 * MIB, 7 * 1024, 16_384  # per core; per core and column; at most
+_PAGED_BASE, _PAGED_COLUMNS = 16.25 * MIB, 16_384  # per core; columns that count at most
 GRAPHS: Mapping[Phase, tuple[str, ...]] = {
     Phase.ROLLOUT: ("prefill", "decode"),
     Phase.SCORE: ("reference", "old_policy"),
@@ -319,8 +319,8 @@ def _moments_of_decode(work: RankWork) -> Iterator[Parts]:
 
 def paged_workspace(columns: int, cache_dtype: str, *, cores: int = _CORES) -> int:
     """Bytes of PagedAttention's workspace. columns: of the longest sequence. cores: cube cores of the card."""
-    of_core = _PAGED_BASE + _PAGED_COLUMN * min(columns, _PAGED_COLUMNS)
-    return int(cores * of_core) // (2 if cache_dtype == "float16" else 1)
+    of_column = (3 if cache_dtype == "float16" else 7) * 1024
+    return int(cores * (_PAGED_BASE + of_column * min(columns, _PAGED_COLUMNS)))
 
 
 def _forward(work: RankWork, width: RankWidths, tokens: int) -> int:

@@ -31,6 +31,8 @@ def test_there_are_logs_of_ten_kinds() -> None:
     ("rtStreamSynchronize:ErrCode=507899, desc=[driver error], InnerCode=0x7020010", ["507899"]),
     ("AclrtSynchronizeStreamWithTimeout(copy_stream), error code is 107020", ["107020"]),
     ("Malloc device memory failed, size[32212254720], ret[207001], Device 6", ["207001"]),
+    ("device_address_utils.cc:1300 MallocForOutputs] Allocate memory failed", ["207001"]),
+    ("(id:0) memory isn't enough and alloc failed, kernel name: Default/MatMul-op3", ["207001"]),
     ("launch failed for MoeInitRoutingV2, errno:561103.", ["561103"]),
     ("[SetMachinePara]call trace: hcclRet -> 9", ["HCCL_9"]),
     ("errNo[0x0000000005000015] rank", ["HCCL_21"]),

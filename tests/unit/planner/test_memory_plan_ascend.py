@@ -106,7 +106,7 @@ def test_graphs_of_generation(seven_billion: ExperimentConfig) -> None:
     # As the host code of MindSpore's kernels answers, in MiB: 910B3, 910B1 and a die of Atlas A3, up to 16,384 columns.
     [(20, 10_240, "bfloat16", 1725), (20, 16_384, "bfloat16", 2565), (20, 131_072, "bfloat16", 2565),
      (24, 10_240, "bfloat16", 2070), (24, 16_384, "bfloat16", 3078), (25, 10_240, "bfloat16", 2156.25),
-     (20, 10_240, "float16", 862.5)],
+     (20, 128, "float16", 332.5), (20, 10_240, "float16", 925), (20, 40_960, "float16", 1285)],
 )  # fmt: skip
 def test_workspace_of_paged_attention(cores: int, columns: int, cache_dtype: str, expected: float) -> None:
     assert paged_workspace(columns, cache_dtype, cores=cores) == expected * MIB

@@ -26,10 +26,12 @@ class ContractError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One argument. check: what is wrong with it, as "must be ..., not ..."; None where nothing is."""
+    """One argument. check: what is wrong with it, as "must be ..., not ..."; None where nothing is. dtypes: that it may
+    have, if it is a tensor and they are limited."""
 
     name: str
     check: Callable[[Any, dict[str, Any]], str | None]
+    dtypes: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +144,7 @@ def tensor(
             return f"must have a last axis that is a multiple of {multiple_of}, not {value.shape[-1]}"
         return None
 
-    return Rule(name=name, check=check)
+    return Rule(name=name, check=check, dtypes=dtypes)
 
 
 def tensors(name: str, dtypes: frozenset[str] | None = None, *, rank: tuple[int, int] = (0, 8)) -> Rule:
@@ -152,7 +154,7 @@ def tensors(name: str, dtypes: frozenset[str] | None = None, *, rank: tuple[int,
     def check(given: Any, others: dict[str, Any]) -> str | None:
         return next(filter(None, (one.check(each, others) for each in given)), None) if given else "must not be empty"
 
-    return Rule(name=name, check=check)
+    return Rule(name=name, check=check, dtypes=dtypes)
 
 
 def value(

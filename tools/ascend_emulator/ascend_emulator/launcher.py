@@ -23,9 +23,10 @@ from typing import Any
 import numpy as np
 import psutil
 
+from ascend_emulator.cann_root import SOCS
 from ascend_emulator.contract import OPERATORS, ContractError
 from ascend_emulator.errors import EmulatorError
-from ascend_emulator.stand_ins import INTERNAL_KERNELS, SIGNATURES
+from ascend_emulator.stand_ins import INTERNAL_KERNELS, OWN_KERNELS, SIGNATURES, installed_wheel
 from ascend_emulator.tensors import DTYPE_NAMES, DeviceTensor, storage_dtype
 from ascend_emulator.toolchain import Toolchain, find_toolchain, install_stand_in_packages
 from mindgspo_kernels.cache import private_folder
@@ -34,6 +35,7 @@ EMULATED = "ASCEND_EMULATOR"
 """The environment variable that a process on an emulated card has."""
 WAITS = "ASCEND_EMULATOR_WAITS"
 """The environment variable with a file that takes the collectives which this process has waited in for long."""
+_SOC = "ASCEND_EMULATOR_SOC"
 LAUNCHES = "ASCEND_EMULATOR_LAUNCHES"
 """The environment variable with a file that takes each operator launched by any process, and its inputs' dtypes."""
 _FOLDER = "ASCEND_EMULATOR_FOLDER"
@@ -67,6 +69,9 @@ def emulated_environment(folder: Path) -> dict[str, str]:
         _FOLDER: str(folder),
         "ASCEND_EMULATOR_SIGNATURES": str(SIGNATURES),
         "LD_LIBRARY_PATH": _prefixed(toolchain),
+        "ASCEND_HOME_PATH": str(toolchain.libraries.parent),  # read by MindSpore's own kernels
+        # They complain on the output where this names no path for logs.
+        **dict.fromkeys(("ASCEND_WORK_PATH", "ASCEND_PROCESS_LOG_PATH"), "/dev/null"),
         # A rank is one of several on few cores: an operator's own threads would only wait for one another.
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "OPENBLAS_NUM_THREADS": os.environ.get("OPENBLAS_NUM_THREADS", "1"),
@@ -133,12 +138,13 @@ class _Card:
         self._told_launches: set[str] = set()
         self._callback = _CALLBACK(self._called)  # kept, or it would be collected
         self.library = ctypes.CDLL(str(libraries / "libascendcl.so"), mode=ctypes.RTLD_GLOBAL)
+        if not self.library.emulator_has_soc():
+            raise EmulatorError(f"{_SOC}={os.environ[_SOC]}: must be {', '.join(SOCS)}")
         self.library.emulator_set_callback(self._callback)
         self.library.emulator_set_error.argtypes = [ctypes.c_char_p]
         self.library.emulator_peak_bytes.restype = ctypes.c_size_t
         self.library.emulator_collectives.restype = ctypes.c_char_p
-        # Loaded now, under the name of MindSpore's own, which is then not loaded.
-        self._internal = ctypes.CDLL(str(libraries / INTERNAL_KERNELS), mode=ctypes.RTLD_GLOBAL)
+        self._internal = _load_internal_kernels(libraries)
 
     def _called(self, name: bytes, phase: int, key: int, version: int, arguments: int, count: int) -> int:
         """Never lets an exception pass: it would be lost in C."""
@@ -180,9 +186,13 @@ class _Card:
         self.seconds[operator] += time.perf_counter() - started
 
     def _tell_launch(self, operator: str, values: list[Any]) -> None:
-        """Add a line to the file, once: equal dtypes of neighbours are told once, those of aclnn functions not."""
+        """Add a line to the file, once: equal dtypes of neighbours are told once, those of aclnn functions not. Of
+        MindSpore's own kernels all that their host code was asked, and the workspace that it wanted."""
         inputs = [] if operator.startswith("aclnn") else values[0]
         dtypes = [dtype for dtype, _ in itertools.groupby(one.dtype for one in inputs if one is not None)]
+        if operator.startswith("internal:"):
+            both = [[one and [one.dtype, *one.shape] for one in tensors] for tensors in values[:2]]
+            dtypes = [json.dumps(both + values[2:])]
         line = " ".join([operator, *dtypes]) + "\n"
         if line not in self._told_launches:
             self._told_launches.add(line)
@@ -195,11 +205,20 @@ class _Card:
         print(f"[emulated card] {text}", file=sys.stderr, flush=True)
 
 
+def _load_internal_kernels(libraries: Path) -> list[ctypes.CDLL]:
+    """MindSpore's own, and in front of them for whoever looks for a symbol later those that launch here."""
+    wheel = ctypes.CDLL(str(installed_wheel().folder / OWN_KERNELS))
+    return [wheel, ctypes.CDLL(str(libraries / INTERNAL_KERNELS), mode=ctypes.RTLD_GLOBAL)]
+
+
 _card: _Card | None = None
 
 
 def install_emulated_card() -> None:
-    """Load everything; before MindSpore is imported. A second call does nothing."""
+    """Load everything; before MindSpore is imported. A second call does nothing.
+
+    Raises EmulatorError for a card that is not emulated.
+    """
     global _card
     if _card is not None:
         return

@@ -25,11 +25,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ascend_emulator.cann_root import LIBRARIES, fill_root
 from ascend_emulator.errors import EmulatorError, EmulatorUnavailable
 from mindgspo_kernels.cache import check_own, is_whole, private_folder, run_compiler, write_whole
 
-# Of MindSpore's own kernels, below the package.
+# Of MindSpore's own kernels, below the package: their headers, and their library.
 HEADERS = Path("lib", "plugin", "ascend", "ms_kernels_internal", "internal_kernel")
+OWN_KERNELS = HEADERS / "lib" / "libms_kernels_internal.so"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,12 +184,9 @@ def _output(*command: str | Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-# The plugin takes the folder two above the library of `aclrtMalloc` for CANN's root, and wants it to look like one.
-_LIBRARIES = Path("ascend-toolkit", "latest", "lib64")
 _MARKER = "complete.json"
-_OBJECT = "libascend_stand_in.so"
-# Under the name of the wheel's own library, which is then not looked for.
-INTERNAL_KERNELS = "libms_kernels_internal.so"
+OBJECT = "libascend_stand_in.so"
+INTERNAL_KERNELS = "libemulated_internal_kernels.so"
 _TOOLS = ("gcc", "g++", "nm", "readelf")
 _MOST_NAMESAKES = 5
 
@@ -223,7 +222,7 @@ def stand_ins(wheel: Wheel, cache: Path) -> Path:
     """
     folder = cache / "ascend-stand-ins" / _key(wheel)
     try:
-        check_own(folder / _LIBRARIES / _OBJECT, cache)
+        check_own(folder / LIBRARIES / OBJECT, cache)
         if not _is_complete(folder):
             _check_tools()
             private_folder(folder.parent, cache)
@@ -234,13 +233,13 @@ def stand_ins(wheel: Wheel, cache: Path) -> Path:
         raise EmulatorError(
             f"the stand-ins for CANN cannot be written below {cache}: {error}; export XDG_CACHE_HOME=<your own folder>"
         ) from error
-    return folder / _LIBRARIES
+    return folder / LIBRARIES
 
 
 def _key(wheel: Wheel) -> str:
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
     digest = hashlib.sha256()
-    for path in [*sorted(_NATIVE.iterdir()), SIGNATURES, _EMULATOR.parent / "symbols.py", Path(__file__)]:
+    for path in [*sorted(_NATIVE.iterdir()), SIGNATURES, _EMULATOR / "cann_root.py", Path(__file__)]:
         if path.is_file():
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return f"{wheel.version}-{python}-{platform.machine()}-{wheel.fingerprint()}-{digest.hexdigest()[:8]}"
@@ -252,9 +251,9 @@ def _is_complete(folder: Path) -> bool:
         names = json.loads((folder / _MARKER).read_text(encoding="utf-8"))["names"]
     except (OSError, ValueError, KeyError, TypeError):
         return False
-    libraries = folder / _LIBRARIES
+    libraries = folder / LIBRARIES
     return all((libraries / name).is_file() for name in names) and all(
-        is_whole(libraries / name) for name in (_OBJECT, INTERNAL_KERNELS)
+        is_whole(libraries / name) for name in (OBJECT, INTERNAL_KERNELS)
     )
 
 
@@ -276,8 +275,9 @@ def _build(wheel: Wheel, filled: Path) -> None:
     system = _system_libraries({*_SYSTEM, *wanted.needed} - present)
     offered = read_symbols([*own, *system.values()]).offered
 
-    libraries = filled / _LIBRARIES
+    libraries = filled / LIBRARIES
     private_folder(libraries, filled)
+    fill_root(libraries)
     with tempfile.TemporaryDirectory() as scratch:
         objects = _compile_all(Path(scratch), wheel)
         defined = read_symbols([Path(scratch, "defined.so")]).offered
@@ -286,15 +286,16 @@ def _build(wheel: Wheel, filled: Path) -> None:
         lacking = {*missing_symbols(wanted.wanted, offered), *_looked_up(ascend)} - defined - entries
         stubs = Path(scratch, "stubs.s")
         stubs.write_text(assembly(sorted(lacking)) + operator_stubs(operators), encoding="utf-8")
-        _run("g++", "-shared", "-fPIC", "-o", str(libraries / _OBJECT), *objects, str(stubs))
+        _run("g++", "-shared", "-fPIC", "-o", str(libraries / OBJECT), *objects, str(stubs))
         _run(
             *("g++", "-shared", f"-Wl,-soname,{INTERNAL_KERNELS}", "-o", str(libraries / INTERNAL_KERNELS)),
-            *(str(Path(scratch, "internal_kernels.o")), f"-L{libraries}", f"-l:{_OBJECT}"),
+            *(str(Path(scratch, "internal_kernels.o")), str(wheel.folder / OWN_KERNELS)),
+            *(f"-L{libraries}", f"-l:{OBJECT}"),
         )
     names = sorted({*wanted.needed, *_OPENED_BY_NAME} - present - set(system))
     for name in names:  # all the same file, which the loader notices and maps once
-        os.symlink(_OBJECT, libraries / name)
-    written = [_OBJECT, INTERNAL_KERNELS, *names]
+        os.symlink(OBJECT, libraries / name)
+    written = [OBJECT, INTERNAL_KERNELS, *names]
     for name in written[:2]:
         write_whole(libraries / name, (libraries / name).read_bytes())
     (filled / _MARKER).write_text(json.dumps({"names": written, "symbols": len(lacking)}) + "\n")

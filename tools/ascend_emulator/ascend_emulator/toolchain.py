@@ -16,7 +16,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from ascend_emulator.errors import EmulatorUnavailable
-from ascend_emulator.stand_ins import Wheel, installed_wheel, stand_ins
+from ascend_emulator.stand_ins import OBJECT, Wheel, installed_wheel, stand_ins
 from mindgspo_kernels.cache import cache_folder
 
 _PACKAGES = frozenset({"te", "tbe", "topi", "auto_tune", "tvm", "hccl"})
@@ -113,8 +113,10 @@ def _check_supported(what: str, found: str, is_supported: bool) -> None:
 
 
 def real_cann(environment: Mapping[str, str]) -> Path | None:
-    """Folder of CANN's libraries: of the variables that its set_env.sh sets, else of the usual place."""
+    """Folder of CANN's libraries: of the variables that its set_env.sh sets, else of the usual place. On an emulated
+    card the first of them leads to the stand-ins."""
     for root in (environment.get("ASCEND_HOME_PATH"), environment.get("ASCEND_TOOLKIT_HOME"), _USUAL_CANN):
-        if root and (Path(root) / "lib64" / "libascendcl.so").is_file():
-            return Path(root) / "lib64"
+        libraries = Path(root, "lib64") if root else None
+        if libraries and (libraries / "libascendcl.so").is_file() and not (libraries / OBJECT).exists():
+            return libraries
     return None

@@ -294,6 +294,8 @@ def test_a_negative_slot_is_not_stored() -> None:
     ({"keys": draw(12, 16, 2, 32, dtype="int8")}, "key_cache must have the dtype of query, bfloat16, not int8"),
     ({"values": draw(12, 16, 4, 32, dtype="bfloat16")}, "must have one shape: key_cache"),
     ({"heads": 3}, "3 and 2 heads of a multiple of 16 must fit key_cache [12, 16, 2, 32]"),
+    (dict.fromkeys(("keys", "values"), draw(2, 128, 2, 256, dtype="bfloat16")), "numbers per head, not 128 x 256"),
+    (dict.fromkeys(("keys", "values"), draw(2, 8, 2, 32, dtype="bfloat16")), "blocks must be of (16, 32, 64, 128)"),
     ({"query": draw(5, 4, 32, dtype="bfloat16")}, "query [5, 4, 32] must be 4 x 4 heads x 32"),
 ])  # fmt: skip
 def test_refused_paged_attention(changed: dict[str, object], reason: str) -> None:
@@ -308,6 +310,10 @@ def test_refused_slots() -> None:
     )
     assert "key and value must be 3 rows of 32" in refusal(
         "internal:ReshapeAndCache", [draw(3, 16, dtype="float16")] * 2 + [cache, cache, slots], [], {}
+    )
+    many = draw(9, 32, dtype="float16"), of(range(9), "int32")
+    assert "9 tokens must be no more than 2 blocks of 4" in refusal(
+        "internal:ReshapeAndCache", [many[0], many[0], cache, cache, many[1]], [], {}
     )
     assert "must be bfloat16 or float16 or int8, not float32" in refusal(
         "internal:ReshapeAndCache", [draw(3, 32)] * 2 + [cache, cache, slots], [], {}

@@ -341,6 +341,8 @@ def test_refusals() -> None:
         ("no common dtype can be deduced: self uint16[2], other int32[2]",
          "aclnnLtTensor", draw(2, dtype="uint16"), draw(2, dtype="int32"), zeros((2,), "bool")),
         ("self must be bfloat16 or float16 or float32, not int32", "aclnnSigmoid", draw(3, dtype="int32"), zeros((3,))),
+        ("uint64 or uint8, not bool", "aclnnGeTensor", *[draw(2, dtype="bool")] * 3),
+        ("or int32 or int64, not int8", "aclnnRemainderTensorTensor", *[draw(2, dtype="int8")] * 3),
         ("out must have the dtype of self, float32, not bfloat16", "aclnnAbs", a, zeros((3, 4), "bfloat16")),
         ("must have one shape: self [3, 4], out [4, 3]", "aclnnExp", a, zeros((4, 3))),
         ("self must have 0 to 8 axes, not 9", "aclnnNeg", nine_axes, nine_axes),

@@ -119,6 +119,11 @@ def refused() -> list[tuple[str, tuple[Any, ...], str]]:
         ("aclnnRepeatInterleaveIntWithDim", (x, 2, 1, 9, out), "outputSize must be 8, not 9"),
         ("aclnnSlice", (x, 1, 0, 2, 0, out), "step must be at least 1, not 0"),
         ("aclnnSlice", (x, 1, 0, 2, 1, out), "out must be of shape [3, 2], not float32[3, 4]"),
+        (
+            "aclnnSplitWithSize",
+            (draw(2, dtype="uint16"), [1, 1], 0, [draw(1, dtype="uint16")] * 2),
+            "uint8, not uint16",
+        ),
         ("aclnnRoll", (x, [1, 2], [0], out), "shifts and dims must be as many, not [1, 2] and [0]"),
         ("aclnnTril", (draw(3), 0, draw(3)), "self must have 2 to 8 axes, not 1 [3]"),
         ("aclnnConstantPadNd", (x, [1], 0, out), "pad must be two numbers for each of at most 2 axes, not [1]"),

@@ -178,16 +178,16 @@ def test_a_wheel_without_the_plugin_is_refused(tmp_path: Path) -> None:
 def test_stand_ins_that_others_could_have_put_there_or_damaged_are_not_loaded(tmp_path: Path) -> None:
     wheel = plain_wheel(tmp_path / "mindspore")
     folder = tmp_path / "cache" / "ascend-stand-ins" / made._key(wheel)
-    private_folder(folder / made._LIBRARIES, tmp_path / "cache")
-    for name in (made._OBJECT, made.INTERNAL_KERNELS):
-        write_whole(folder / made._LIBRARIES / name, b"code")
-    (folder / "complete.json").write_text(json.dumps({"names": [made._OBJECT, made.INTERNAL_KERNELS]}))
-    assert stand_ins(wheel, tmp_path / "cache") == folder / made._LIBRARIES
+    private_folder(folder / made.LIBRARIES, tmp_path / "cache")
+    for name in (made.OBJECT, made.INTERNAL_KERNELS):
+        write_whole(folder / made.LIBRARIES / name, b"code")
+    (folder / "complete.json").write_text(json.dumps({"names": [made.OBJECT, made.INTERNAL_KERNELS]}))
+    assert stand_ins(wheel, tmp_path / "cache") == folder / made.LIBRARIES
     (tmp_path / "cache").chmod(0o777)
     with pytest.raises(EmulatorError, match=f"may be written by others .*{tmp_path}/cache'; export XDG_CACHE_HOME"):
         stand_ins(wheel, tmp_path / "cache")
     (tmp_path / "cache").chmod(0o700)
-    (folder / made._LIBRARIES / made.INTERNAL_KERNELS).write_bytes(b"code")
+    (folder / made.LIBRARIES / made.INTERNAL_KERNELS).write_bytes(b"code")
     assert not made._is_complete(folder)
 
 

@@ -25,13 +25,14 @@ const char* const kTypeNames[] = {"int8", "int16", "int32", "float16", "float32"
 enum ReduceOp { kSum, kProd, kMax, kMin };
 constexpr int kHcclParameter = 1;  // HCCL_E_PARA
 constexpr int kHcclInternal = 4;   // HCCL_E_INTERNAL
+constexpr int kHcclTimeout = 9;    // HCCL_E_TIMEOUT
 constexpr int kNoType = -1;
 
 struct Communicator {
   std::string name;
   uint32_t rank, size;
   std::vector<uint32_t> members;  // their numbers in the world
-  uint64_t calls = 0;
+  uint64_t calls = 0;  // that of number 0 makes the group, in that of number 1 the ranks connect
   std::map<uint32_t, uint64_t> sent, received;
   std::string before;  // this rank's message of the call before
   std::mutex mutex;
@@ -92,6 +93,7 @@ int compare(const Communicator& comm, const std::string& what, const Head& own, 
 // Everybody's bytes to everybody, in a collective of this head; the ranks may give different numbers of bytes.
 int exchange(Communicator* comm, const Head& head, const void* data, size_t bytes, std::vector<Received>* all) {
   std::lock_guard<std::mutex> lock(comm->mutex);
+  const Limit& limit = comm->calls < 2 ? connect_limit() : execute_limit();
   const std::string call = comm->name + "." + std::to_string(comm->calls++) + ".";
   const std::string own = message_path(call + std::to_string(comm->rank));
   if (!write_message(own, head, data, bytes)) return fail("cannot write " + own);
@@ -99,7 +101,7 @@ int exchange(Communicator* comm, const Head& head, const void* data, size_t byte
   for (uint32_t rank = 0; rank < comm->size; ++rank) {
     auto wait = [&] { return told(*comm, head.kind) + ": waits for rank " + std::to_string(comm->members[rank]); };
     const std::string path = message_path(call + std::to_string(rank));
-    if (!await_message(path, &(*all)[rank], wait)) return kHcclInternal;
+    if (!await_message(path, &(*all)[rank], limit, wait)) return kHcclTimeout;
     if (status == kOk) status = compare(*comm, head.kind, head, (*all)[rank].head(), rank);
   }
   if (!comm->before.empty()) unlink(comm->before.c_str());
@@ -167,6 +169,7 @@ void fold_narrow(void* into, const void* from, size_t count, int op, Widen widen
 }
 
 bool reduce_into(void* into, const void* from, size_t count, int type, int op) {
+  if (op == kProd && (type == kInt16 || type == kBfp16)) return false;
   switch (type) {
     case kInt8: fold_all<int8_t>(into, from, count, op); return true;
     case kInt16: fold_all<int16_t>(into, from, count, op); return true;
@@ -184,7 +187,7 @@ int reduce(const std::vector<Received>& all, size_t start, void* into, uint64_t 
   memmove(into, all[0].data() + start, count * width(type));
   for (size_t rank = 1; rank < all.size(); ++rank) {
     if (!reduce_into(into, all[rank].data() + start, count, type, op)) {
-      set_error("HCCL: a reduction of HcclDataType " + std::to_string(type) + " is not supported");
+      set_error("HCCL: a reduction " + std::to_string(op) + " of HcclDataType " + std::to_string(type) + " is not supported");
       return kHcclParameter;
     }
   }
@@ -343,8 +346,9 @@ class Transfer {
       : comm_(comm), sends_(sends), data_(data), bytes_(count * width(type)), peer_(peer), head_(head_of("", type, count)) {
     std::lock_guard<std::mutex> lock(comm->mutex);
     const std::string from = std::to_string(sends ? comm->rank : peer), to = std::to_string(sends ? peer : comm->rank);
-    const std::string number = std::to_string((sends ? comm->sent : comm->received)[peer]++);
-    path_ = message_path(comm->name + "." + from + "-" + to + "." + number);
+    const uint64_t number = (sends ? comm->sent : comm->received)[peer]++;
+    is_first_ = number == 0;
+    path_ = message_path(comm->name + "." + from + "-" + to + "." + std::to_string(number));
     tally(sends ? "Send" : "Receive", *comm, sends ? bytes_ : 0);
   }
   bool begin() { return write_message(path_ + ends(sends_), head_, data_, sends_ ? bytes_ : 0); }
@@ -352,7 +356,8 @@ class Transfer {
     const std::string theirs = path_ + ends(!sends_), peer = std::to_string(comm_->members[peer_]);
     const std::string kind = sends_ ? "Send to rank " + peer : "Receive from rank " + peer;
     Received received;
-    if (!await_message(theirs, &received, [&] { return told(*comm_, kind); })) return kHcclInternal;
+    const Limit& limit = is_first_ ? connect_limit() : execute_limit();
+    if (!await_message(theirs, &received, limit, [&] { return told(*comm_, kind); })) return kHcclTimeout;
     unlink(theirs.c_str());
     const int status = compare(*comm_, kind, head_, received.head(), peer_);
     if (status == kOk && !sends_) memcpy(data_, received.data(), bytes_);
@@ -362,7 +367,7 @@ class Transfer {
  private:
   static const char* ends(bool sends) { return sends ? ".sent" : ".wanted"; }
   Communicator* comm_;
-  bool sends_;
+  bool sends_, is_first_;
   void* data_;
   size_t bytes_;
   uint32_t peer_;

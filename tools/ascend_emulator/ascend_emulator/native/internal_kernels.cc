@@ -1,5 +1,8 @@
-// MindSpore's own ("internal") kernels through the operators' callback. Built against the wheel's headers, in the old
-// ABI as the wheel is, under the name of the wheel's library: one that is loaded already is not searched for again.
+// MindSpore's own ("internal") kernels. The wheel's library says what they take, how they are cut up and how much
+// workspace that needs, as it does on a card; their launch goes through the operators' callback. This library is loaded
+// in front of the wheel's, so that kernels are made here. Built against its headers, in the old ABI as the wheel is.
+#include <dlfcn.h>
+
 #include <functional>
 #include <memory>
 #include <sstream>
@@ -8,7 +11,6 @@
 #include "include/internal_op.h"
 #include "include/op_creator.h"
 #include "include/op_param.h"
-#include "log_agent.h"
 
 // Of operators.cc, whose C++ functions have the new ABI.
 extern "C" int emulator_call_operator(const char* name, emulator::Phase phase, emulator::Argument* arguments, int64_t count);
@@ -36,56 +38,38 @@ static int acl_dtype(DataType type) {
   }
 }
 
-InternalOp::InternalOp(const InputsImmutableInfoList& inputs, const OutputsImmutableInfoList& outputs, const std::string& name)
-    : inputs_ii_(inputs), outputs_ii_(outputs), op_name_(name) {}
-InternalStatus InternalOp::Init() { return InitImpl(); }
-InternalStatus InternalOp::InitImpl() { return kInternalOk; }
-InternalStatus InternalOp::UpdateShape(const ShapeInfoList& inputs, const ShapeInfoList& outputs) {
-  inputs_shape_ = inputs;
-  outputs_shape_ = outputs;
-  return kInternalOk;
-}
-void InternalOp::SetTilingInfo(const TilingInfoPtr&) {}
-InternalStatus InternalOp::Launch(const InputsAddrList& inputs, const OutputsAddrList& outputs, const WsAddrList& workspaces, void* stream, const std::string&) {
-  return LaunchImpl(inputs, outputs, workspaces, stream);
-}
-InternalStatus InternalOp::LaunchWithProfiling(const InputsAddrList& inputs, const OutputsAddrList& outputs, const WsAddrList& workspaces, void* stream, const std::string&) {
-  return LaunchImpl(inputs, outputs, workspaces, stream);
-}
-InternalStatus InternalOp::Tiling(RawHostAddr address, HostRunInfoPtr* info) { return TilingImpl(address, info); }
-InternalStatus InternalOp::TilingFromTuning(const RawDeviceAddr) { return kInternalOk; }
-bool InternalOp::IsSupported(const InputDataTypes&) { return true; }
-void InternalOp::SetHostRunInfoComm(const HostRunInfoComm&, HostRunInfoPtr*) {}
-
-struct EmulatedRunInfo : HostRunInfo {
-  uint32_t GetBlockDim() const override { return 1; }
-};
-
 using Render = std::function<std::string(const void*)>;  // the parameters of a kernel as members of a JSON object
 
+// A kernel of which all but the launch is the wheel's: `host`.
 class EmulatedKernel : public InternalOp {
  public:
-  EmulatedKernel(const InputsImmutableInfoList& inputs, const OutputsImmutableInfoList& outputs, const std::string& name, Render render, const void* parameters)
-      : InternalOp(inputs, outputs, name), render_(std::move(render)) {
-    UpdateParam(parameters);
+  EmulatedKernel(InternalOpPtr host, const InputsImmutableInfoList& inputs, const OutputsImmutableInfoList& outputs, const std::string& name, Render render, const void* parameters)
+      : InternalOp(inputs, outputs, name), host_(std::move(host)), render_(std::move(render)) {
+    write(parameters);
   }
   InternalStatus UpdateParam(const void* parameters) override {
-    json_ = render_ ? "{" + render_(parameters) + "}" : "{}";
-    return kInternalOk;
+    write(parameters);
+    return host_->UpdateParam(parameters);
   }
-  size_t GetTilingSize() const override { return 64; }
-  std::vector<size_t> GetWorkspaceSize() const override { return {}; }
-  std::string DumpTiling(const RawHostAddr) const override { return ""; }
-  ShapeInfoList InferShape(const ShapeInfoList& shapes) const override { return shapes; }
-  OpType GetOpType() override { return kOpTypeAICore; }
-  uint32_t GetLaunchCoreNum() const override { return 1; }
-
- protected:
-  InternalStatus TilingImpl(RawHostAddr, HostRunInfoPtr* info) override {
-    *info = std::make_shared<EmulatedRunInfo>();
-    return kInternalOk;
+  InternalStatus UpdateShape(const ShapeInfoList& inputs, const ShapeInfoList& outputs) override {
+    inputs_shape_ = inputs;
+    outputs_shape_ = outputs;
+    return host_->UpdateShape(inputs, outputs);
   }
-  InternalStatus LaunchImpl(const InputsAddrList& inputs, const OutputsAddrList& outputs, const WsAddrList&, void*) override {
+  size_t GetTilingSize() const override { return host_->GetTilingSize(); }
+  std::vector<size_t> GetWorkspaceSize() const override { return host_->GetWorkspaceSize(); }
+  void SetTilingInfo(const TilingInfoPtr& info) override { host_->SetTilingInfo(info); }
+  InternalStatus Tiling(RawHostAddr address, HostRunInfoPtr* info) override {
+    is_cut_ = true;
+    return host_->Tiling(address, info);
+  }
+  std::string DumpTiling(const RawHostAddr address) const override { return host_->DumpTiling(address); }
+  ShapeInfoList InferShape(const ShapeInfoList& shapes) const override { return host_->InferShape(shapes); }
+  InternalStatus TilingFromTuning(const RawDeviceAddr address) override { return host_->TilingFromTuning(address); }
+  bool IsSupported(const InputDataTypes& dtypes) override { return host_->IsSupported(dtypes); }
+  OpType GetOpType() override { return host_->GetOpType(); }
+  uint32_t GetLaunchCoreNum() const override { return host_->GetLaunchCoreNum(); }
+  InternalStatus Launch(const InputsAddrList& inputs, const OutputsAddrList& outputs, const WsAddrList&, void*, const std::string&) override {
     std::vector<emulator::Argument> arguments;
     std::vector<void*> tensors;
     auto add = [&](const ArgImmutableInfo& info, const ShapeInfo& shape, void* address) {
@@ -100,7 +84,10 @@ class EmulatedKernel : public InternalOp {
     for (size_t i = 0; i < inputs.size(); ++i) add(inputs_ii_[i], inputs_shape_[i], inputs[i]);
     arguments.push_back({'|', 0, 0.0, nullptr});
     for (size_t i = 0; i < outputs.size(); ++i) add(outputs_ii_[i], outputs_shape_[i], outputs[i]);
-    arguments.push_back({'z', 0, 0.0, json_.data()});
+    int64_t workspace = is_cut_ ? 0 : -1;  // not of this kernel where MindSpore has it of an equal one
+    for (const size_t bytes : host_->GetWorkspaceSize()) workspace += is_cut_ ? bytes : 0;
+    std::string told = "{\"workspace\":" + std::to_string(workspace) + json_ + "}";
+    arguments.push_back({'z', 0, 0.0, told.data()});
     const std::string name = "internal:" + op_name_;
     int status = emulator_call_operator(name.c_str(), emulator::kCheck, arguments.data(), arguments.size());
     if (status == emulator::kOk) status = emulator_call_operator(name.c_str(), emulator::kLaunch, arguments.data(), arguments.size());
@@ -108,12 +95,21 @@ class EmulatedKernel : public InternalOp {
     return status == emulator::kOk ? kInternalOk : kInternalError;
   }
 
+ protected:
+  InternalStatus InitImpl() override { return host_->Init(); }
+  InternalStatus TilingImpl(RawHostAddr, HostRunInfoPtr*) override { return kInternalError; }  // see Tiling and Launch
+  InternalStatus LaunchImpl(const InputsAddrList&, const OutputsAddrList&, const WsAddrList&, void*) override { return kInternalError; }
+
  private:
+  void write(const void* parameters) { json_ = render_ ? render_(parameters) : ""; }
+
+  InternalOpPtr host_;
   Render render_;
-  std::string json_;
+  bool is_cut_ = false;
+  std::string json_;  // members behind others
 };
 
-// "name": value, for numbers, flags and lists of numbers.
+// ,"name":value for numbers, flags and lists of numbers.
 class Json {
  public:
   template <class Value>
@@ -137,26 +133,42 @@ class Json {
  private:
   std::ostringstream& begin(const char* name) {
     text_.precision(9);
-    text_ << (text_.tellp() > 0 ? "," : "") << '"' << name << "\":";
+    text_ << ",\"" << name << "\":";
     return text_;
   }
   std::ostringstream text_;
 };
 
+// The wheel's function of the same name as this library's.
+template <class Function>
+Function* of_wheel(Function* own) {
+  Dl_info info;
+  dladdr(reinterpret_cast<void*>(own), &info);
+  return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, info.dli_sname));
+}
+
+// nullptr, as of the wheel, where it makes no such kernel.
+static InternalOpPtr emulated(InternalOpPtr host, const InputsImmutableInfoList& inputs, const OutputsImmutableInfoList& outputs, const std::string& name, Render render, const void* parameters) {
+  if (!host) return nullptr;
+  return std::make_shared<EmulatedKernel>(std::move(host), inputs, outputs, name, std::move(render), parameters);
+}
+
 #define KERNEL_ARGUMENTS const InputsImmutableInfoList &inputs, const OutputsImmutableInfoList &outputs
 // A kernel without parameters.
 #define PLAIN(Kernel) \
   InternalOpPtr Create##Kernel##Op(KERNEL_ARGUMENTS, const std::string& name) { \
-    return std::make_shared<EmulatedKernel>(inputs, outputs, name, nullptr, nullptr); \
+    static const auto make = of_wheel(&Create##Kernel##Op); \
+    return emulated(make(inputs, outputs, name), inputs, outputs, name, nullptr, nullptr); \
   }
 // A kernel with parameters; `members` adds those that its emulated operator reads.
 #define WITH(Kernel, Parameters, members) \
   InternalOpPtr Create##Kernel##Op(KERNEL_ARGUMENTS, const Parameters& given, const std::string& name) { \
+    static const auto make = of_wheel(&Create##Kernel##Op); \
     auto render = [](const void* address) { \
       [[maybe_unused]] const auto& p = *static_cast<const Parameters*>(address); \
       return Json() members.text(); \
     }; \
-    return std::make_shared<EmulatedKernel>(inputs, outputs, name, render, &given); \
+    return emulated(make(inputs, outputs, given, name), inputs, outputs, name, render, &given); \
   }
 
 PLAIN(Add)
@@ -218,9 +230,5 @@ WITH(MlaPreprocess, MlaPreprocessParam, )
 WITH(RingMLA, RingMLAParam, )
 WITH(MoeGatingGroupTopK, MoeGatingGroupTopKParam, )
 WITH(MoeInitRouting, MoeInitRoutingParam, )
-
-bool IsInternalKernelDtypesSupported(const std::string, InputDataTypes, InputDataTypes) { return true; }
-void SetLogFunction(LogFuncPtr) {}
-short GetPlatformEnum(const std::string&) { return 1; }
 
 }  // namespace mindspore::internal

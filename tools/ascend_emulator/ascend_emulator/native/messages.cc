@@ -55,10 +55,9 @@ std::string folder() {
   return given ? given : "/dev/shm/ascend-emulator-" + std::to_string(getppid());
 }
 
-// 0: none. HCCL's own default is half an hour.
-long limit_s() {
-  static const char* given = getenv("HCCL_EXEC_TIMEOUT");
-  return given ? atol(given) : 0;
+Limit limit_of(const char* variable, long by_default, const char* says) {
+  const char* given = getenv(variable);
+  return {variable, given ? atol(given) : by_default, says};
 }
 
 bool write_all(int file, const void* data, size_t bytes) {
@@ -94,7 +93,17 @@ bool write_message(const std::string& path, const Head& head, const void* data, 
   return is_whole && rename(aside.c_str(), path.c_str()) == 0;
 }
 
-bool await_message(const std::string& path, Received* received, const std::function<std::string()>& wait) {
+const Limit& connect_limit() {
+  static const Limit limit = limit_of("HCCL_CONNECT_TIMEOUT", 120, "EI0006: Getting socket times out. Reason: Remote Rank did not send the data in time");
+  return limit;
+}
+
+const Limit& execute_limit() {
+  static const Limit limit = limit_of("HCCL_EXEC_TIMEOUT", 0, "EI0002: The wait execution of the Notify register times out");
+  return limit;
+}
+
+bool await_message(const std::string& path, Received* received, const Limit& limit, const std::function<std::string()>& wait) {
   int file;
   std::optional<Told> told;
   const auto started = std::chrono::steady_clock::now();
@@ -102,8 +111,8 @@ bool await_message(const std::string& path, Received* received, const std::funct
     usleep(tries < kQuickTries ? 20 : 500);
     const auto waited = std::chrono::steady_clock::now() - started;
     if (!told && waited > kLong) told.emplace(wait());
-    if (limit_s() && waited > std::chrono::seconds(limit_s())) {
-      set_error("HCCL: " + wait() + ": for " + std::to_string(limit_s()) + " s, which is HCCL_EXEC_TIMEOUT");
+    if (limit.seconds && waited > std::chrono::seconds(limit.seconds)) {
+      set_error(std::string(limit.says) + ": " + wait() + ": for " + std::to_string(limit.seconds) + " s, which is " + limit.variable);
       return false;
     }
   }

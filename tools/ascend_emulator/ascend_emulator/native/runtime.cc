@@ -1,4 +1,5 @@
 // The runtime of an emulated card: device memory is host memory, streams and events are done as soon as they are asked.
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -10,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <mutex>
 
@@ -22,22 +24,66 @@ namespace {
 constexpr double kGibibyte = 1024.0 * 1024.0 * 1024.0;
 constexpr size_t kPage = 4096;
 
-// Of an Atlas 800T A2 card, whose name aclrtGetSocName gives.
+// What tells cards apart.
+struct Soc {
+  std::string name;
+  int64_t cube_cores = 0, vector_cores = 0, bytes = 0;
+  explicit operator bool() const { return cube_cores > 0; }
+};
+
+// $ASCEND_EMULATOR_SOC, of CANN's platform_config two folders above this library (see cann_root.py); empty without it.
+Soc read_soc() {
+  const char* asked = getenv("ASCEND_EMULATOR_SOC");
+  Soc soc{asked ? asked : "Ascend910B3"};
+  Dl_info library;
+  dladdr(reinterpret_cast<void*>(&read_soc), &library);
+  const std::string folder = std::string(library.dli_fname, strrchr(library.dli_fname, '/') - library.dli_fname);
+  std::ifstream file(folder + "/../x86_64-linux/data/platform_config/" + soc.name + ".ini");
+  for (std::string line; std::getline(file, line);) {
+    sscanf(line.c_str(), "cube_core_cnt=%ld", &soc.cube_cores);
+    sscanf(line.c_str(), "vector_core_cnt=%ld", &soc.vector_cores);
+    sscanf(line.c_str(), "memory_size=%ld", &soc.bytes);
+  }
+  return soc;
+}
+
+const Soc& soc() {
+  static const Soc found = read_soc();
+  return found;
+}
+
+// What an idle card's driver and system hold: npu-smi shows 3.3 to 3.4 GiB.
+constexpr double kSystemGibibytes = 3.3;
+
 size_t device_memory() {
   static const size_t bytes = [] {
     const char* gigabytes = getenv("ASCEND_EMULATOR_HBM_GB");
-    return static_cast<size_t>((gigabytes ? atof(gigabytes) : 64.0) * kGibibyte);
+    return gigabytes ? static_cast<size_t>(atof(gigabytes) * kGibibyte) : static_cast<size_t>(soc().bytes);
   }();
   return bytes;
 }
 
+// What a process finds on an idle card.
+size_t free_at_start() {
+  const auto held = static_cast<size_t>(kSystemGibibytes * kGibibyte);
+  return device_memory() - std::min(held, device_memory());
+}
+
 std::atomic<size_t> used{0}, peak{0};
+
+std::string gibibytes(size_t bytes) {
+  char text[32];
+  snprintf(text, sizeof text, "%.2f GiB", bytes / kGibibyte);
+  return text;
+}
 
 bool reserve(size_t bytes) {
   const size_t now = used += bytes;
-  if (now > device_memory()) {
+  if (now > free_at_start()) {
     used -= bytes;
-    set_error("the emulated card has " + std::to_string(device_memory()) + " bytes, " + std::to_string(now) + " are asked for");
+    set_error("EL0004: Failed to allocate memory: " + gibibytes(bytes) + " beside " + gibibytes(now - bytes) +
+              " that are in use, of " + gibibytes(free_at_start()) + " that an idle " + soc().name + " with " +
+              gibibytes(device_memory()) + " has free");
     return false;
   }
   for (size_t seen = peak; seen < now && !peak.compare_exchange_weak(seen, now);) {
@@ -103,7 +149,17 @@ API int aclrtGetLastError(int) { return kOk; }
 API int aclrtPeekAtLastError(int) { return kOk; }
 
 // ---------------------------------------------------------------- device
-API const char* aclrtGetSocName() { return "Ascend910B3"; }
+API const char* aclrtGetSocName() { return soc().name.c_str(); }
+// Asked by MindSpore's own kernels while they are loaded.
+API int rtGetSocVersion(char* name, uint32_t room) {
+  snprintf(name, room, "%s", soc().name.c_str());
+  return kOk;
+}
+// Whether $ASCEND_EMULATOR_SOC is one of those.
+API int emulator_has_soc() { return static_cast<bool>(soc()); }
+// Handles of binaries, which are never launched: any will do, but none is an error.
+API int rtDevBinaryRegister(const void*, void** handle) { *handle = only_context; return kOk; }
+API int rtRegisterAllKernel(const void*, void** handle) { *handle = only_context; return kOk; }
 API int aclrtSetDevice(int32_t device) {
   let_waiting_threads_sleep();
   current_device = device;
@@ -117,18 +173,37 @@ API int aclrtGetCurrentContext(void** context) { *context = only_context; return
 API int aclrtSetCurrentContext(void*) { return kOk; }
 API int aclrtDestroyContext(void*) { return kOk; }
 API int aclrtGetRunMode(int* mode) { *mode = 1; return kOk; }  // the host is another machine than the device
-// Numbers of cores and what else is asked by number: those of a 910B3's AI cores.
-API int aclrtGetDeviceResLimit(int32_t, int, uint32_t* value) { *value = 24; return kOk; }
-API int aclrtGetStreamResLimit(void*, int, uint32_t* value) { *value = 24; return kOk; }
-API int aclrtGetResInCurrentThread(int, uint32_t* value) { *value = 24; return kOk; }
-API int aclrtGetDeviceInfo(uint32_t, int, int64_t* value) { *value = 24; return kOk; }
-API int aclGetDeviceCapability(uint32_t, int, int64_t* value) { *value = 24; return kOk; }
+// Cores by aclrtDevResLimitType and by aclDeviceInfo: 0 asks for cube cores, 1 for vector cores; what else is asked is
+// unknown.
+static int cores(int kind, int64_t* value) {
+  if (kind != 0 && kind != 1) return kParameterInvalid;
+  *value = kind ? soc().vector_cores : soc().cube_cores;
+  return kOk;
+}
+static int cores(int kind, uint32_t* value) {
+  int64_t wide = 0;
+  const int status = cores(kind, &wide);
+  *value = static_cast<uint32_t>(wide);
+  return status;
+}
+API int aclrtGetDeviceResLimit(int32_t, int kind, uint32_t* value) { return cores(kind, value); }
+API int aclrtGetStreamResLimit(void*, int kind, uint32_t* value) { return cores(kind, value); }
+API int aclrtGetResInCurrentThread(int kind, uint32_t* value) { return cores(kind, value); }
+API int aclGetDeviceCapability(uint32_t, int kind, int64_t* value) { return cores(kind, value); }
+API int aclrtGetDeviceInfo(uint32_t, int attribute, int64_t* value) {  // aclrtDevAttr
+  switch (attribute) {
+    case 101: case 102: return cores(0, value);  // AI cores, cube cores
+    case 201: return cores(1, value);            // vector cores
+    case 301: *value = static_cast<int64_t>(device_memory()); return kOk;
+    default: return kParameterInvalid;
+  }
+}
 API int aclrtDeviceCanAccessPeer(int32_t* can, int32_t, int32_t) { *can = 1; return kOk; }
 
 // ---------------------------------------------------------------- memory
 API int aclrtGetMemInfo(int, size_t* free, size_t* total) {
   *total = device_memory();
-  *free = *total - std::min<size_t>(used, *total);
+  *free = free_at_start() - std::min<size_t>(used, free_at_start());
   return kOk;
 }
 API int aclrtMalloc(void** address, size_t bytes, int) { return allocate(address, bytes, true); }

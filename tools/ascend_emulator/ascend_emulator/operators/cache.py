@@ -17,6 +17,8 @@ Arguments = dict[str, Any]
 
 _HALVES = frozenset({"bfloat16", "float16"})
 _HEAD_STEP = 16
+_BLOCKS = (16, 32, 64, 128)
+_MOST_IN_BLOCK = 16_384  # numbers of one head
 _INTERNAL = "MindSpore's internal kernels, ops.PagedAttention and ops.ReshapeAndCache"
 
 
@@ -31,6 +33,9 @@ def _cache_fits(given: Arguments) -> str | None:
     size = keys.shape[3]
     if keys.shape[2] != kv_heads or heads % kv_heads or size % _HEAD_STEP:
         return f"{heads} and {kv_heads} heads of a multiple of {_HEAD_STEP} must fit key_cache {list(keys.shape)}"
+    if keys.shape[1] not in _BLOCKS or keys.shape[1] * size > _MOST_IN_BLOCK:
+        numbers = f"{_MOST_IN_BLOCK} numbers per head, not {keys.shape[1]} x {size}"
+        return f"blocks must be of {_BLOCKS} tokens, and at most of {numbers}"
     sequences = given["context_lens"].size
     if query.size != sequences * heads * size:
         return f"query {list(query.shape)} must be {sequences} x {heads} heads x {size}"
@@ -66,6 +71,8 @@ def _paged_attention(inputs: list, outputs: list, parameters: dict) -> None:
 def _slots_fit(given: Arguments) -> str | None:
     keys, cache, slots = given["key"], given["key_cache"], given["slot_mapping"]
     row = cache.shape[2] * cache.shape[3]
+    if slots.size > cache.shape[0] * cache.shape[1]:
+        return f"{slots.size} tokens must be no more than {cache.shape[0]} blocks of {cache.shape[1]}"
     if keys.size == slots.size * row == given["value"].size:
         return None
     return f"key and value must be {slots.size} rows of {row}, not {list(keys.shape)} and {list(given['value'].shape)}"

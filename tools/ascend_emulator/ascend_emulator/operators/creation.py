@@ -22,7 +22,7 @@ from ascend_emulator.contract import (
 from ascend_emulator.operators.elementwise import converted
 from ascend_emulator.tensors import ANY, FLOATS, INTEGERS, REAL, DeviceTensor
 
-_CODES = frozenset({"float16", "float32", "int8", "uint8", "int32", "int64"})
+_CODES = frozenset({"float16", "float32", "int32", "int64"})
 
 
 @operator(
@@ -36,7 +36,7 @@ def _zero(self: DeviceTensor) -> None:
 
 @operator(
     "aclnnInplaceOne",
-    takes=(tensor("selfRef", REAL | {"uint16"}),),
+    takes=(tensor("selfRef", REAL),),
     source="ops-math math/ones_like aclnnInplaceOne",
 )
 def _one(self: DeviceTensor) -> None:
@@ -50,7 +50,7 @@ def _one(self: DeviceTensor) -> None:
 )
 @operator(
     "aclnnInplaceFillTensor",
-    takes=(tensor("selfRef", ANY - {"float64"}), tensor("value", like="selfRef", rank=(0, 1))),
+    takes=(tensor("selfRef", REAL), tensor("value", like="selfRef", rank=(0, 1))),
     relations=(shape_is("value", lambda arguments: (1,) * arguments["value"].rank),),
     source="ops-math conversion/fill aclnnInplaceFillTensor",
 )
@@ -111,7 +111,7 @@ def coded_shape(self: DeviceTensor, classes: int, axis: int) -> Sequence[int] | 
 @operator(
     "aclnnOneHot",
     takes=(
-        tensor("self", frozenset({"uint8", "int32", "int64"}), rank=(0, 7)),
+        tensor("self", frozenset({"int32", "int64"}), rank=(0, 7)),
         value("numClasses", low=0),
         tensor("onValue", _CODES),
         tensor("offValue", like="onValue"),

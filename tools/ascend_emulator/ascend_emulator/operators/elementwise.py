@@ -161,6 +161,7 @@ def _raises(arguments: dict[str, Any]) -> str | None:
 
 
 _NUMBERS = _FLOATING | INTEGERS
+_WIDE = _FLOATING | {"int32", "int64"}
 # name: function, dtypes of the operands, dtypes of the result, folder of the document. Names of tensor and tensor.
 _BINARY = {
     "Atan2": (lambda a, b: np.arctan2(floating(a), floating(b)), REAL, _FLOATING, "math/atan2"),
@@ -171,7 +172,7 @@ _BINARY = {
     "EqTensor": (np.equal, REAL, REAL, "math/equal"),
     "FloorDivide": (_floored_quotient, REAL, _NUMBERS, "math/floor_div"),
     "FmodTensor": (np.fmod, _NUMBERS - {"int16"}, _NUMBERS - {"int16"}, "math/mod"),
-    "GeTensor": (np.greater_equal, ANY, ANY, "math/greater_equal"),
+    "GeTensor": (np.greater_equal, ANY - {"bool"}, ANY, "math/greater_equal"),
     "GtTensor": (np.greater, ANY, ANY, "math/greater"),
     "LeTensor": (np.less_equal, REAL | {"uint16"}, ANY, "math/less_equal"),
     "LogicalAnd": (np.logical_and, REAL, REAL, "math/logical_and"),
@@ -182,8 +183,8 @@ _BINARY = {
     "Minimum": (np.minimum, REAL, REAL, "math/minimum"),
     "Mul": (np.multiply, REAL, REAL, "math/mul"),
     "NeTensor": (np.not_equal, REAL, REAL, "math/not_equal"),
-    "PowTensorTensor": (np.power, REAL, ANY, "math/pow"),
-    "RemainderTensorTensor": (np.remainder, _NUMBERS, _NUMBERS, "math/floor_mod"),
+    "PowTensorTensor": (np.power, REAL, REAL, "math/pow"),
+    "RemainderTensorTensor": (np.remainder, _WIDE, _WIDE, "math/floor_mod"),
 }
 # The same of tensor and number, where MindSpore launches it: its name, and its dtypes where they differ.
 _WITH_SCALAR = {
@@ -191,12 +192,12 @@ _WITH_SCALAR = {
     "EqTensor": ("EqScalar", REAL),
     "FloorDivide": ("FloorDivides", REAL),
     "FmodTensor": ("FmodScalar", _NUMBERS - {"int16"}),
-    "GeTensor": ("GeScalar", ANY),
+    "GeTensor": ("GeScalar", ANY - {"bool"}),
     "LtTensor": ("LtScalar", ANY),
     "Mul": ("Muls", REAL),
     "NeTensor": ("NeScalar", REAL),
     "PowTensorTensor": ("PowTensorScalar", REAL),
-    "RemainderTensorTensor": ("RemainderTensorScalar", _FLOATING | {"int32", "int64"}),
+    "RemainderTensorTensor": ("RemainderTensorScalar", _WIDE),
 }
 _BINARY_IN_PLACE = ("Mul", "Div", "FloorDivide", "RemainderTensorTensor")
 # A truth value becomes any dtype, whatever was compared.
@@ -244,7 +245,7 @@ for _name, _row in _BINARY.items():
 
 @operator(
     "aclnnPowScalarTensor",
-    takes=(anything("self"), tensor("exponent", _NUMBERS), tensor("out", ANY)),
+    takes=(anything("self"), tensor("exponent", _NUMBERS), tensor("out", REAL)),
     relations=(same_shape("exponent", "out"), deduces("self", "exponent")),
     source="ops-math math/pow aclnnPowScalarTensor",
 )
@@ -340,8 +341,8 @@ def _tanh_backward(gradient: DeviceTensor, output: DeviceTensor, out: DeviceTens
     "aclnnClampTensor",
     takes=(
         tensor("self", _NUMBERS),
-        tensor("clipValueMin", REAL, optional=True),
-        tensor("clipValueMax", REAL, optional=True),
+        tensor("clipValueMin", _NUMBERS, optional=True),
+        tensor("clipValueMax", _NUMBERS, optional=True),
         tensor("out", _NUMBERS),
     ),
     relations=(broadcasts("self", "clipValueMin", "clipValueMax"),),

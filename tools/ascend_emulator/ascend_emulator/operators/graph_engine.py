@@ -30,6 +30,8 @@ from ascend_emulator.tensors import ANY, FLOATS, DeviceTensor
 Tensors = list[DeviceTensor]
 Attributes = dict[str, Any]
 _ARITHMETIC = FLOATS | {"float64"}
+# Dtypes that a card's cores take, by op_api of ops-math and ops-nn: with others an operator runs on its AI CPU.
+_ON_CORES = FLOATS | {"int32"}
 _NUMBERS = ANY - {"bool"}
 _INDEX = frozenset({"int32", "int64"})
 
@@ -63,6 +65,15 @@ def graph_operator(
     )
 
 
+def _mapping(
+    name: str, dtypes: frozenset[str], folder: str, *, rank: tuple[int, int] = (0, 8), gives: Rule | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """`graph_operator` of x, with a result of its shape, by default of its dtype."""
+    results = (gives or tensor("y", like="x"),)
+    relations = (same_shape("x", "y"),)
+    return graph_operator(name, (tensor("x", dtypes, rank=rank),), results, relations=relations, source=folder)
+
+
 def document(name: str, folder: str) -> str:
     return f"{'ops-math' if folder.startswith(('math', 'conversion')) else 'ops-nn'} {folder} REG_OP({name})"
 
@@ -76,9 +87,9 @@ def numbers(one: DeviceTensor) -> list[int]:
 
 # name: function, dtypes allowed, folder. Of gradients the first tensor is the function's value, the second the slope.
 _BINARY = {
-    "Add": (np.add, _NUMBERS | {"bool"}, "math/add"),
+    "Add": (np.add, _ON_CORES | {"int8", "int64", "uint8", "bool"}, "math/add"),
     "FloorMod": (np.remainder, _ARITHMETIC | {"int32", "int64"}, "math/floor_mod"),
-    "RealDiv": (np.true_divide, _NUMBERS - {"uint32", "uint64"}, "math/real_div"),
+    "RealDiv": (np.true_divide, _ON_CORES, "math/real_div"),
     "RsqrtGrad": (lambda y, slope: -0.5 * slope * y**3, _ARITHMETIC, "math/rsqrt_grad"),
     "SqrtGrad": (lambda y, slope: 0.5 * slope / y, _ARITHMETIC, "math/sqrt_grad"),
 }
@@ -100,22 +111,14 @@ for _name, _row in _BINARY.items():
     _enter_binary(_name, *_row)
 
 
-@graph_operator(
-    "IsNan",
-    (tensor("x", _ARITHMETIC),),
-    (tensor("y", frozenset({"bool"})),),
-    relations=(same_shape("x", "y"),),
-    source="math/is_nan",
-)
+@_mapping("IsNan", _ARITHMETIC, "math/is_nan", gives=tensor("y", frozenset({"bool"})))
 def _is_nan(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
     outputs[0].store(np.isnan(inputs[0].values()))
 
 
 for _name, _folder in {"Identity": "conversion/identity", "TensorMove": "conversion/tensor_move"}.items():
 
-    @graph_operator(
-        _name, (tensor("x", ANY),), (tensor("y", like="x"),), relations=(same_shape("x", "y"),), source=_folder
-    )
+    @_mapping(_name, ANY, _folder)
     def _copied(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
         copy(inputs[0], outputs[0])
 
@@ -126,11 +129,20 @@ def alike(arguments: dict[str, Any]) -> str | None:
     return None if len({(one.dtype, one.shape) for one in given}) == 1 else f"inputs must be alike, not {given}"
 
 
+_MOST_INPUTS = 32
+
+
+def few(arguments: dict[str, Any]) -> str | None:
+    """CANN's own callers give these operators no more inputs at once, and their binaries end there."""
+    given = len(arguments["inputs"])
+    return None if given <= _MOST_INPUTS else f"takes {_MOST_INPUTS} inputs at most, not {given}"
+
+
 @operator(
     "aclop:AddN",
-    takes=(tensors("inputs", _NUMBERS),),
-    outputs=(tensor("y", _NUMBERS),),
-    relations=(alike, shape_is("y", lambda arguments: arguments["inputs"][0].shape)),
+    takes=(tensors("inputs", _ON_CORES | {"int64"}),),
+    outputs=(tensor("y"),),
+    relations=(few, alike, shape_is("y", lambda arguments: arguments["inputs"][0].shape)),
     source=document("AddN", "math/add_n"),
 )
 def _add_all(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
@@ -173,8 +185,8 @@ _RATES = ("beta1_power", "beta2_power", "lr", "beta1", "beta2", "epsilon")
     (
         tensor("var", FLOATS),
         *(tensor(name, like="var") for name in ("m", "v")),
-        *(tensor(name, FLOATS, rank=(0, 1)) for name in _RATES),
-        tensor("grad", FLOATS),
+        *(tensor(name, like="var", rank=(0, 1)) for name in _RATES),
+        tensor("grad", like="var"),
     ),
     tuple(tensor(f"{name}_out", like="var") for name in ("var", "m", "v")),
     attributes=(value("use_nesterov", among=(True, False)),),
@@ -194,7 +206,7 @@ def _adam(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
 # -------------------------------------------------------------------------------------------------- along axes
 
 
-def _enter_reduction(name: str, function: Callable) -> None:
+def _enter_reduction(name: str, function: Callable, dtypes: frozenset[str]) -> None:
     def shape(arguments: dict[str, Any]) -> Sequence[int]:
         axes, x = numbers(arguments["axes"]), arguments["x"]
         if not axes and arguments.get("noop_with_empty_axes", True):
@@ -203,7 +215,7 @@ def _enter_reduction(name: str, function: Callable) -> None:
 
     @graph_operator(
         name,
-        (tensor("x", _NUMBERS), tensor("axes", _INDEX)),
+        (tensor("x", dtypes), tensor("axes", _INDEX)),
         (tensor("y", like="x"),),
         contents=(shape_is("y", shape),),
         source=f"math/reduce_{name[6:].lower()}",
@@ -216,38 +228,34 @@ def _enter_reduction(name: str, function: Callable) -> None:
             outputs[0].store(function(x.values(), axes_tuple(axes, x.rank)))
 
 
-_enter_reduction("ReduceSum", total)
-_enter_reduction("ReduceMean", np.mean)
-_enter_reduction("ReduceProd", np.prod)
+_enter_reduction("ReduceSum", total, _ON_CORES | {"int64"})
+_enter_reduction("ReduceMean", np.mean, FLOATS)
+_enter_reduction("ReduceProd", np.prod, _ON_CORES | {"int8", "int64", "uint8"})
 
 
 def _place_shape(arguments: dict[str, Any]) -> Sequence[int]:
     return reduced_shape(arguments["x"].shape, numbers(arguments["dimension"]), False)
 
 
-def _enter_place(name: str, function: Callable, folder: str) -> None:
+def _enter_place(name: str, function: Callable, dtypes: frozenset[str], folder: str) -> None:
     @graph_operator(
         name,
-        (tensor("x", _NUMBERS), tensor("dimension", _INDEX, rank=(0, 1))),
+        (tensor("x", dtypes), tensor("dimension", _INDEX, rank=(0, 1))),
         (tensor("y", _INDEX),),
-        contents=(
-            shape_is(
-                "y", lambda arguments: reduced_shape(arguments["x"].shape, numbers(arguments["dimension"]), False)
-            ),
-        ),
+        contents=(shape_is("y", _place_shape),),
         source=folder,
     )
     def run(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
         outputs[0].store(function(inputs[0].values(), numbers(inputs[1])[0]))
 
 
-_enter_place("ArgMaxV2", np.argmax, "math/arg_max_v2")
-_enter_place("ArgMin", np.argmin, "math/arg_min")
+_enter_place("ArgMaxV2", np.argmax, _ON_CORES | {"int64"}, "math/arg_max_v2")
+_enter_place("ArgMin", np.argmin, FLOATS | {"int64"}, "math/arg_min")
 
 
 @graph_operator(
     "Cumsum",
-    (tensor("x", _NUMBERS), tensor("axis", _INDEX, rank=(0, 1))),
+    (tensor("x", _ON_CORES), tensor("axis", _INDEX, rank=(0, 1))),
     (tensor("y", like="x"),),
     relations=(same_shape("x", "y"),),
     source="math/cumsum",
@@ -259,7 +267,7 @@ def _cumsum(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
 
 @graph_operator(
     "Sort",
-    (tensor("x", _NUMBERS - {"float64"}, rank=(1, 8)),),
+    (tensor("x", FLOATS, rank=(1, 8)),),
     (tensor("y1", like="x"), tensor("y2", _INDEX)),
     relations=(same_shape("x", "y1", "y2"),),
     source="math/sort",
@@ -279,7 +287,7 @@ def _top_shape(arguments: dict[str, Any]) -> Sequence[int]:
 
 @graph_operator(
     "TopK",
-    (tensor("x", _NUMBERS, rank=(1, 8)), tensor("k", frozenset({"int32"}), rank=(0, 1))),
+    (tensor("x", _NUMBERS - {"float64"}, rank=(1, 8)), tensor("k", frozenset({"int32"}), rank=(0, 1))),
     (tensor("values", like="x"), tensor("indices", frozenset({"int32"}))),
     relations=(same_shape("values", "indices"),),
     contents=(shape_is("values", _top_shape),),
@@ -314,7 +322,7 @@ def _one_hot(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
     one_hot(x, numbers(depth)[0], on, off, attributes.get("axis", -1), outputs[0])
 
 
-_RANGES = _ARITHMETIC | {"int32", "int64"}
+_RANGES = _ON_CORES | {"int64"}
 
 
 @graph_operator(
@@ -330,7 +338,7 @@ def _range(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
 
 @graph_operator(
     "Fill",
-    (tensor("dims", _INDEX, rank=(0, 1)), tensor("value", ANY, rank=(0, 1))),
+    (tensor("dims", _INDEX, rank=(0, 1)), tensor("value", ANY - {"float64", "int16", "uint8"}, rank=(0, 1))),
     (tensor("y", like="value"),),
     contents=(shape_is("y", lambda arguments: numbers(arguments["dims"])),),
     source="conversion/fill",
@@ -339,28 +347,16 @@ def _fill(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
     outputs[0].bits[...] = inputs[1].bits.reshape(-1)[:1]
 
 
-def _enter_constant(name: str, constant: int, folder: str) -> None:
-    @graph_operator(
-        name,
-        (tensor("x", ANY),),
-        (tensor("y", like="x"),),
-        relations=(same_shape("x", "y"),),
-        source=folder,
-    )
+def _enter_constant(name: str, constant: int, dtypes: frozenset[str], folder: str) -> None:
+    @_mapping(name, dtypes, folder)
     def run(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
         outputs[0].store(constant)
 
 
-_enter_constant("OnesLike", 1, "math/ones_like")
-_enter_constant("ZerosLike", 0, "math/zero_op")
+_enter_constant("OnesLike", 1, _ON_CORES | {"int8", "uint8", "bool"}, "math/ones_like")
+_enter_constant("ZerosLike", 0, _ON_CORES | {"int8", "int64", "uint8", "bool"}, "math/zero_op")
 
 
-@graph_operator(
-    "Tril",
-    (tensor("x", ANY, rank=(2, 8)),),
-    (tensor("y", like="x"),),
-    relations=(same_shape("x", "y"),),
-    source="conversion/tril",
-)
+@_mapping("Tril", ANY, "conversion/tril", rank=(2, 8))
 def _tril(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
     outputs[0].bits[...] = np.tril(inputs[0].bits, attributes.get("diagonal", 0))

@@ -15,6 +15,7 @@ from ascend_emulator.operators.graph_engine import (
     alike,
     change,
     document,
+    few,
     graph_operator,
     numbers,
 )
@@ -32,6 +33,7 @@ from ascend_emulator.operators.movement import along, pad_into, part, split
 from ascend_emulator.tensors import ANY, FLOATS, DeviceTensor
 
 _NUMBERS = ANY - {"bool"}
+_ON_CORES = ANY - {"float64"}  # with which a card leaves these operators to its AI CPU
 _INDEX = frozenset({"int32", "int64"})
 
 
@@ -48,7 +50,7 @@ def _packed_shape(arguments: dict[str, Any]) -> Sequence[int]:
     "aclop:Pack",
     takes=(tensors("inputs", ANY),),
     outputs=(tensor("y", ANY),),
-    relations=(alike, shape_is("y", _packed_shape)),
+    relations=(few, alike, shape_is("y", _packed_shape)),
     source=document("Pack", "conversion/pack"),
 )
 def _pack(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
@@ -137,7 +139,7 @@ _BOUNDS = tuple(tensor(name, _INDEX, rank=(0, 1)) for name in ("begin", "end", "
 
 @graph_operator(
     "StridedSlice",
-    (tensor("x", ANY), *_BOUNDS),
+    (tensor("x", _ON_CORES), *_BOUNDS),
     (tensor("y", like="x"),),
     contents=(shape_is("y", _viewed_shape("x")),),
     source="conversion/strided_slice",
@@ -174,7 +176,7 @@ def _sliced_shape(arguments: dict[str, Any]) -> Sequence[int] | str:
 
 @graph_operator(
     "Slice",
-    (tensor("x", ANY), tensor("offsets", _INDEX, rank=(1, 1)), tensor("size", _INDEX, rank=(1, 1))),
+    (tensor("x", _ON_CORES), tensor("offsets", _INDEX, rank=(1, 1)), tensor("size", _INDEX, rank=(1, 1))),
     (tensor("y", like="x"),),
     contents=(shape_is("y", _sliced_shape),),
     source="conversion/slice",
@@ -200,14 +202,18 @@ def _padded_shape(arguments: dict[str, Any]) -> Sequence[int] | str:
 
 @graph_operator(
     "Pad",
-    (tensor("x", ANY), tensor("paddings", _INDEX)),
+    (tensor("x", FLOATS | {"int8", "int16", "int32", "int64", "uint16"}), tensor("paddings", _INDEX)),
     (tensor("y", like="x"),),
     contents=(shape_is("y", _padded_shape),),
     source="conversion/pad",
 )
 @graph_operator(
     "PadV3",
-    (tensor("x", ANY), tensor("paddings", _INDEX), tensor("constant_values", like="x", rank=(0, 1), optional=True)),
+    (
+        tensor("x", FLOATS | {"int8", "int32"}),
+        tensor("paddings", _INDEX),
+        tensor("constant_values", like="x", rank=(0, 1), optional=True),
+    ),
     (tensor("y", like="x"),),
     attributes=(value("mode", among=("constant",)), value("paddings_contiguous", among=(True,))),
     contents=(shape_is("y", _padded_shape),),
@@ -303,7 +309,7 @@ _COMBINE = {"none": None, "add": np.add, "mul": np.multiply}
 
 @graph_operator(
     "ScatterElements",
-    (tensor("data", _NUMBERS), tensor("indices", _INDEX), tensor("updates", like="data")),
+    (tensor("data", FLOATS | {"int8", "int32", "uint8"}), tensor("indices", _INDEX), tensor("updates", like="data")),
     (tensor("y", like="data"),),
     attributes=(value("reduction", among=tuple(_COMBINE)),),
     relations=(
@@ -321,7 +327,7 @@ def _scatter_elements(inputs: Tensors, outputs: Tensors, attributes: Attributes)
 
 @graph_operator(
     "GatherElements",
-    (tensor("x", ANY), tensor("index", _INDEX)),
+    (tensor("x", _ON_CORES), tensor("index", _INDEX)),
     (tensor("y", like="x"),),
     relations=(
         same_shape("index", "y"),
@@ -356,8 +362,8 @@ def _write_rows(into: np.ndarray, where: np.ndarray, rows: np.ndarray) -> None:
     into[where] = rows
 
 
-_enter_scatter("ScatterAdd", add_rows, FLOATS | {"int32", "int8", "uint8"})
-_enter_scatter("ScatterUpdate", _write_rows, FLOATS | {"int32", "int8", "uint8", "int64", "uint32", "uint64"})
+_enter_scatter("ScatterAdd", add_rows, frozenset({"float16", "float32", "int32"}))
+_enter_scatter("ScatterUpdate", _write_rows, FLOATS | {"int32", "int64"})
 
 
 def _segments_shape(arguments: dict[str, Any]) -> Sequence[int] | str:
@@ -370,7 +376,7 @@ def _segments_shape(arguments: dict[str, Any]) -> Sequence[int] | str:
 @graph_operator(
     "UnsortedSegmentSum",
     (
-        tensor("x", FLOATS | {"int32", "int64", "uint32", "uint64"}, rank=(1, 8)),
+        tensor("x", FLOATS | {"int32"}, rank=(1, 8)),
         tensor("segment_ids", _INDEX),
         tensor("num_segments", _INDEX, rank=(0, 1)),
     ),

@@ -96,7 +96,7 @@ def _shapes(given: dict[str, Any]) -> str | None:
     if len(x) > 1 or len(out) > 1 or x[0].rank != 2 or not (one_weight or many):
         return f"groupType {kind} does not take x {x}, weight {weight} and out {out}"
     count = len(groups) if isinstance(groups, list) else groups.shape[0]
-    most = _MOST_GROUPS if one_weight else _MOST_TENSORS
+    most = _MOST_GROUPS if one_weight and not isinstance(groups, list) else _MOST_TENSORS
     held = len(weight) if many else (weight if kind == _BY_ROWS else out)[0].shape[0]
     if count != held or count > most:
         return f"groupList must have {held} entries, of at most {most}, not {count}"

@@ -375,7 +375,7 @@ def _updated_part(arguments: dict[str, Any]) -> str | None:
 @operator(
     "aclnnInplaceScatterUpdate",
     takes=(
-        tensor("data", FLOATS | {"int8", "uint8", "int32"}, rank=(2, 8)),
+        tensor("data", FLOATS | {"int8", "int32"}, rank=(2, 8)),
         tensor("indices", _INDEX, rank=(0, 2)),
         tensor("updates", like="data", rank=(2, 8)),
         anything("axis"),

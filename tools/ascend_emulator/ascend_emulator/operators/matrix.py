@@ -107,64 +107,30 @@ def _multiply(a: DeviceTensor, b: DeviceTensor, out: DeviceTensor, cube_math_typ
     kernels.matmul(left, right, out.view(*batch, left.shape[-2], right.shape[-1]))
 
 
-@operator(
-    "aclnnMm",
-    takes=(
-        tensor("self", FLOATS, rank=(2, 2)),
-        tensor("mat2", FLOATS, rank=(2, 2)),
-        tensor("out", FLOATS, rank=(2, 2)),
-        _cube_math_type(4),
-    ),
-    relations=(_one_precision("self", "mat2"), _result_dtype("self", "mat2"), _product_shape("self", "mat2")),
-    source="ops-nn matmul/mat_mul_v3/docs/aclnnMm.md",
-)
-def _mm(a: DeviceTensor, b: DeviceTensor, out: DeviceTensor, cube_math_type: int) -> None:
-    _multiply(a, b, out)
+def _enter_product(
+    name: str, folder: str, ranks: Sequence[tuple[int, int]], cube: int, *relations: Relation, b: str = "mat2"
+) -> None:
+    """ranks: of self, b and out. A vector has the dtype of the matrix."""
+    likes = {"self": None, b: "self" if b == "vec" else None, "out": None}
+    tensors = (
+        tensor(one, FLOATS, rank=rank, like=like) for (one, like), rank in zip(likes.items(), ranks, strict=True)
+    )
+
+    @operator(
+        f"aclnn{name}",
+        takes=(*tensors, _cube_math_type(cube)),
+        relations=(*relations, _product_shape("self", b)),
+        source=f"ops-nn matmul/{folder}/docs/aclnn{name}.md",
+    )
+    def run(a: DeviceTensor, b: DeviceTensor, out: DeviceTensor, cube_math_type: int) -> None:
+        _multiply(a, b, out)
 
 
-@operator(
-    "aclnnMatmul",
-    takes=(
-        tensor("self", FLOATS, rank=(1, 6)),
-        tensor("mat2", FLOATS, rank=(1, 6)),
-        tensor("out", FLOATS, rank=(0, 6)),
-        _cube_math_type(4),
-    ),
-    relations=(_one_precision("self", "mat2"), _product_shape("self", "mat2")),
-    source="ops-nn matmul/mat_mul_v3/docs/aclnnMatmul.md",
-)
-def _matmul(a: DeviceTensor, b: DeviceTensor, out: DeviceTensor, cube_math_type: int) -> None:
-    _multiply(a, b, out)
-
-
-@operator(
-    "aclnnBatchMatMul",
-    takes=(
-        tensor("self", FLOATS, rank=(3, 3)),
-        tensor("mat2", FLOATS, rank=(3, 3)),
-        tensor("out", FLOATS, rank=(3, 3)),
-        _cube_math_type(3),
-    ),
-    relations=(_product_shape("self", "mat2"),),
-    source="ops-nn matmul/batch_mat_mul_v3/docs/aclnnBatchMatMul.md",
-)
-def _batch_matmul(a: DeviceTensor, b: DeviceTensor, out: DeviceTensor, cube_math_type: int) -> None:
-    _multiply(a, b, out)
-
-
-@operator(
-    "aclnnMv",
-    takes=(
-        tensor("self", FLOATS, rank=(2, 2)),
-        tensor("vec", FLOATS, rank=(1, 1), like="self"),
-        tensor("out", FLOATS, rank=(1, 1)),
-        _cube_math_type(3),
-    ),
-    relations=(_product_shape("self", "vec"),),
-    source="ops-nn matmul/mv/docs/aclnnMv.md",
-)
-def _matrix_times_vector(a: DeviceTensor, b: DeviceTensor, out: DeviceTensor, cube_math_type: int) -> None:
-    _multiply(a, b, out)
+_ONE = _one_precision("self", "mat2")
+_enter_product("Mm", "mat_mul_v3", [(2, 2)] * 3, 4, _ONE, _result_dtype("self", "mat2"))
+_enter_product("Matmul", "mat_mul_v3", [(1, 6), (1, 6), (0, 6)], 4, _ONE)
+_enter_product("BatchMatMul", "batch_mat_mul_v3", [(3, 3)] * 3, 3)
+_enter_product("Mv", "mv", [(2, 2), (1, 1), (1, 1)], 3, b="vec")
 
 
 @operator(

@@ -124,13 +124,13 @@ def _given_lengths(arguments: dict[str, Any]) -> Sequence[int] | str:
 
 @operator(
     "aclnnSplitTensor",
-    takes=(tensor("self", ANY, rank=(1, 8)), anything("splitSections"), axis_of("dim"), tensors("out", ANY)),
+    takes=(tensor("self", REAL, rank=(1, 8)), anything("splitSections"), axis_of("dim"), tensors("out", REAL)),
     relations=(_pieces(_equal_lengths),),
     source="ops-math conversion/split_v aclnnSplitTensor",
 )
 @operator(
     "aclnnSplitWithSize",
-    takes=(tensor("self", ANY, rank=(1, 8)), anything("splitSize"), axis_of("dim"), tensors("out", ANY)),
+    takes=(tensor("self", REAL, rank=(1, 8)), anything("splitSize"), axis_of("dim"), tensors("out", REAL)),
     relations=(_pieces(_given_lengths),),
     source="ops-math conversion/split_v aclnnSplitWithSize",
 )
