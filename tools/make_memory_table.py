@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Measure the device memory of the shipped configurations' graphs, and write docs/memory_table.md and its Chinese twin.
+"""Measure the device memory of the shipped configurations' graphs, and write docs/memory_table.md and its Chinese twin,
+which also say what each configuration needs by its plan on Atlas A2 and A3.
 
     python tools/make_memory_table.py [--only qwen2_5_7b ...] [--again] [--time-limit 1200] [--host-gb 20]
     python tools/make_memory_table.py --check    measure nothing; exit code 1 if a page is stale
@@ -24,13 +25,14 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 import psutil
 
 from mindgspo.config import ExperimentConfig, load_config
 from mindgspo.parallel.plans.placement import RankGrid
-from mindgspo.planner import GIB, graph_memory, with_cache_budget
+from mindgspo.planner import GIB, graph_memory, plan_json, set_options, with_cache_budget
 from mindgspo.planner.measured import fingerprint, stored_peaks
 from mindgspo.planner.rank_work import whole_bytes
 
@@ -58,6 +60,16 @@ HEADERS = {
         "prefill",
         "decode",
     ),
+}
+PLAN_HEADERS = {
+    "memory_table.md": (
+        *("configuration", "cards", "fullest phase", "GiB of 56.91", "seconds of a step, A2", "A3", "smallest change"),
+    ),
+    "memory_table_cn.md": (*("配置", "卡数", "最满的阶段", "GiB (共 56.91)", "每步秒数 (A2)", "A3", "最小改动"),),
+}
+_TITLES = {
+    "memory_table.md": ("## By the plan, on A2 and A3", "## By graph, measured"),
+    "memory_table_cn.md": ("## 按计划: A2 与 A3", "## 按计算图: 实测"),
 }
 _MISSING = {"memory_table.md": "not measured yet", "memory_table_cn.md": "尚未测量"}
 
@@ -230,7 +242,7 @@ def write_pages() -> None:
 
 
 def page_text(page: str) -> str:
-    """The page as it should be: what stands above the marker, and the table."""
+    """The page as it should be: what stands above the marker, and both tables."""
     introduction = (DOCS / page).read_text("utf-8").split(MARKER)[0]
     figures = {(each.name, each.graph, each.rank): each for each in read_figures()}
     reasons: list[str] = []
@@ -245,9 +257,33 @@ def page_text(page: str) -> str:
                 figure = figures.get((name, graph, rank))
                 row.append(_cell(figure, config, reasons, _MISSING[page]) if graph else "")
             rows.append(row)
-    lines = [_row(HEADERS[page]), _row(["---"] * len(HEADERS[page])), *map(_row, rows), ""]
+    by_plan, by_graph = _TITLES[page]
+    lines = [by_plan, "", *_table(PLAN_HEADERS[page], plan_rows()), "", by_graph, "", *_table(HEADERS[page], rows), ""]
     lines += [f"{number}. {reason}" for number, reason in enumerate(reasons, start=1)]
     return f"{introduction}{MARKER}\n\n" + "\n".join(lines).rstrip() + "\n"
+
+
+@cache
+def plan_rows() -> list[list[str]]:
+    """One row per configuration: what `mindgspo plan` says of its fullest card, and of a step's time on each card. A
+    die of A3 has as much memory as a card of A2."""
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in names():
+            found, other = (plan_json(experiment(name, Path(scratch)), (), card=card) for card in ("A2", "A3"))
+            fullest = max(found["memory"], key=lambda side: side["needed"])
+            assert f"{fullest['capacity'] / GIB:.2f}" == "56.91", name
+            seconds = [f"{each['time']['seconds']:,.0f}" for each in (found, other)]
+            needed = f"{fullest['needed'] / GIB:.2f}"
+            change = "" if fullest["smallest_change"] is None else set_options(fullest["smallest_change"])
+            rows.append(
+                [f"`{name}`", str(found["time"]["cards"]), fullest["phase"], needed, *seconds, change and f"`{change}`"]
+            )
+    return rows
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [_row(header), _row(["---"] * len(header)), *map(_row, rows)]
 
 
 def _cell(figure: Figure | None, config: ExperimentConfig, reasons: list[str], missing: str) -> str:

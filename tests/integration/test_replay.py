@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 from running import mindgspo, succeeded, write_experiment
 
+from mindgspo.errors import ConfigError
+from mindgspo.replay.operators import operators_written
 from mindgspo.tensor_files.writer import read_safetensors, write_tensor_file
 
 SETTINGS = ("--set", "trainer.max_steps=2", "--set", "trainer.dump_step=2")
@@ -75,3 +78,23 @@ def test_a_changed_recording_is_named(dumped: Path, tmp_path: Path, file: str, c
     done = mindgspo("replay", folder, cwd=tmp_path)
     assert done.returncode == 1 and done.stderr.startswith("error: ") and said in done.stderr, done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_msprobe_writes_inputs_and_outputs_of_operators(dumped: Path, tmp_path: Path) -> None:
+    pytest.importorskip("msprobe", reason="msprobe is not installed: pip install 'mindgspo[msprobe]'")
+    done = mindgspo("replay", dumped, "--operators", tmp_path / "operators", cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.splitlines()[-1].startswith("bit-equal: "), done.stdout + done.stderr
+    written = {path.name: np.load(path) for path in (tmp_path / "operators").rglob("*.npy")}
+    products = [name for name in written if "MatMul" in name]
+    assert any(".input." in name for name in products) and any(".output." in name for name in products), list(written)[
+        :9
+    ]
+
+
+def test_without_msprobe_operators_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "msprobe.mindspore", None)
+    said = r"--operators: needs msprobe \(.*pip install 'mindgspo\[msprobe\]'"
+    with pytest.raises(ConfigError, match=said), operators_written(tmp_path / "operators"):
+        raise AssertionError("it cannot write")
+    assert not (tmp_path / "operators").exists()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from running import read_lines, succeeded, tree
+from running import mindgspo, read_lines, succeeded, tree
 
 from mindgspo.config import config_mapping, load_config
 from mindgspo.metrics import unknown_names
@@ -117,6 +117,22 @@ def test_the_summary_agrees_with_the_metrics(finished_run) -> None:
     assert summary["tokens_per_second"] == pytest.approx(summary["tokens"] / summary["training_seconds"])
     assert 0 < summary["training_seconds"] < summary["seconds"] < 3600
     assert summary["peak_rss_mb"] > 100
+
+
+def test_the_run_is_judged_line_by_line_by_a_target_file(finished_run, tmp_path: Path) -> None:
+    lines = [line for line in read_lines(finished_run.root / "metrics.jsonl") if line["step"] in (2, 3)]
+    mean = sum(line.get("response_length/mean", 0.0) for line in lines) / 2
+    target = tmp_path / "target.yaml"
+    target.write_text(
+        "run: itself\nsource: metrics.jsonl\nsteps: [2, 3]\nmetrics:\n"
+        f"  response_length/mean: {{value: {mean!r}, below: 0, above: 0}}\n"
+        "  actor/updates: {value: 4, below_percent: 10}\n"
+        "  perf/max_memory_allocated_gb: {value: 1.0, above: 1, over: last}\n"
+    )
+    done = mindgspo("compare", finished_run.root, "--target", target, cwd=tmp_path)
+    verdicts = [line.split("  ")[-1].strip() for line in done.stdout.splitlines()]
+    assert done.returncode == 1 and done.stderr == "", done.stderr
+    assert verdicts[2:] == ["pass", "FAIL", "FAIL: not recorded", "1 of 3 metrics pass"], done.stdout
 
 
 def test_the_export_is_the_last_checkpoint_and_loads_again(finished_run, cpu_runtime: None) -> None:

@@ -163,11 +163,11 @@ def phase_loads(
     if not reads_trained_weights(experiment):
         found[WEIGHTS] = [Load(host_bytes=sum(generating_bytes(experiment, 0).values()))]
     if experiment.swap.enabled:
-        found[SWAP] = [Load(host_bytes=_swapped_bytes(experiment))]
+        found[SWAP] = [Load(host_bytes=_moved_bytes(experiment))]
     return found
 
 
-def _swapped_bytes(experiment: ExperimentConfig) -> int:
+def _moved_bytes(experiment: ExperimentConfig) -> int:
     """Bytes that a step moves off the card and back: at the entry of each phase, what only one of the two needs."""
     held = held_bytes(RankWork.of(experiment, 0))
     needs = [set(NEEDS[phase]) for phase in (Phase.ROLLOUT, Phase.SCORE, Phase.UPDATE, Phase.RESHARD)]
