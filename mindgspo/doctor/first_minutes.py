@@ -48,7 +48,7 @@ def _attention() -> tuple[str, bool]:
     keys, values = (
         np.broadcast_to(one, cache).astype(np.float32, order="C") for one in ((place - 64) / 64, place / 128)
     )
-    query = np.full((1, _HEADS * _SIZE), 1 / 8, np.float32)
+    query = np.full((1, 1, _HEADS * _SIZE), 1 / 8, np.float32)
     lengths, tables = np.array([_BLOCKS * _BLOCK], np.int32), np.arange(_BLOCKS, dtype=np.int32)[::-1].reshape(1, -1)
     given = [Tensor(one, dtype=ms.bfloat16) for one in (query, keys, values)]
     before = runtime.peak_device_bytes() or 0
@@ -100,7 +100,7 @@ class _Largest(nn.Cell):
 
 
 class _Attend(nn.Cell):
-    """construct(query, keys, values, tables, batch_valid_length) -> attended values, [S, heads x size]."""
+    """construct(query, keys, values, tables, batch_valid_length) -> attended values, [S, 1, heads x size]."""
 
     def __init__(self) -> None:
         super().__init__(auto_prefix=False)

@@ -56,7 +56,8 @@ def started(experiment: Path, *overrides: str) -> subprocess.Popen:
 def servers_of(run: subprocess.Popen, count: int = 2) -> list[psutil.Process]:
     give_up = time.monotonic() + 60
     while time.monotonic() < give_up and run.poll() is None:
-        found = [child for child in psutil.Process(run.pid).children() if "serve" in child.cmdline()]
+        children = psutil.Process(run.pid).children()  # the launcher adopts what its workers leave, dead shells too
+        found = [child for child in children if child.status() != "zombie" and "serve" in child.cmdline()]
         if len(found) == count:
             return found
         time.sleep(0.1)
