@@ -292,13 +292,12 @@ def _scoring(work: RankWork, width: RankWidths) -> Parts:
 
 
 def _prefill(work: RankWork) -> Parts:
-    """The widest layer, and the keys and values of all."""
+    """The widest layer; keys and values go to the cache layer by layer."""
     width, tokens = work.infer, max(rows * length for rows, length in work.prefills)
-    rows = 2 * width.layers * tokens * width.key_value * TYPE_BYTES[work.cache_dtype]
     return {
         Part.CONSTANTS: _constants(work, attentions=1),
         Part.COMPUTE_WEIGHTS: _expert_copies(work),
-        Part.ACTIVATIONS: rows + _forward(work, width, tokens),
+        Part.ACTIVATIONS: _forward(work, width, tokens),
     }
 
 

@@ -273,13 +273,13 @@ def planned(tmp_path: Path, name: str, cards: int, model: ModelSection | None = 
 
 @pytest.mark.parametrize(("name", "cards", "train", "infer"), [
     ("qwen2_5_0_5b", 1, "1 x 1 x 1", "1 x 1 x 1"), ("qwen2_5_0_5b", 8, "8 x 1 x 1", "8 x 1 x 1"),
-    ("qwen2_5_7b", 8, "4 x 2 x 1", "4 x 2 x 1"),
+    ("qwen2_5_7b", 8, "2 x 4 x 1", "2 x 4 x 1"),
 ])  # fmt: skip
 def test_a_model_is_divided_no_more_than_it_must_be(tmp_path: Path, name: str, cards: int, train: str, infer: str):
     fit = planned(tmp_path, name, cards)
     plans = fit.config.plans
     assert (str(plans.train), str(plans.infer)) == (train, infer)
-    assert fit.memory.peak()[1] <= 0.9 * 64 * GIB
+    assert fit.memory.peak()[1] <= 0.9 * fit.memory.capacity == 0.9 * 15 / 16 * (64 - 3.3) * GIB
     assert fit.config.rollout.slots >= 8 * plans.infer.data_parallel
     # What is written as YAML is what was planned.
     assert parse_document(commented_document("A title.", fit.mapping, {"plans": "Why.\nAnd more."})) == fit.mapping
