@@ -28,36 +28,65 @@ class Family:
     """Whether the width of a head may differ from hidden_size / num_attention_heads."""
     has_experts: bool = False
     """Whether every layer's feed-forward block is a mixture of experts."""
-    scales_rope: bool = False
-    """Whether `model.rope_scaling` may be set."""
 
 
 FAMILIES: Mapping[str, Family] = {
     "qwen2": Family(huggingface_class="Qwen2ForCausalLM", has_attention_bias=True, has_own_head_dim=False),
     "qwen3": Family(huggingface_class="Qwen3ForCausalLM", has_head_norms=True),
     "qwen3_moe": Family(huggingface_class="Qwen3MoeForCausalLM", has_head_norms=True, has_experts=True),
-    "llama": Family(huggingface_class="LlamaForCausalLM", scales_rope=True),
+    "llama": Family(huggingface_class="LlamaForCausalLM"),
 }
 
 
 class RopeScalingSection(Section):
-    """Llama 3.1's stretched rotary embedding, in Hugging Face's field names.
+    """Rotary embedding stretched for long contexts, in Hugging Face's field names and by transformers' definitions.
 
-    With wavelength w of a pair of features and L = original_max_position_embeddings: pairs with w below
-    L / high_freq_factor turn as before, those with w above L / low_freq_factor turn `factor` times slower, and between
-    the two the frequencies are interpolated linearly in L / w.
+    With L = original_max_position_embeddings, a pair of features with wavelength w turns L / w times within L:
+
+    - linear: every pair turns `factor` times slower (arXiv 2306.15595).
+    - yarn: pairs that turn more than beta_fast times turn as before, those below beta_slow `factor` times slower, and
+      between the two the share grows linearly with the index of the pair; cos and sin are multiplied by
+      attention_factor (arXiv 2309.00071).
+    - llama3: likewise with high_freq_factor and low_freq_factor, linearly in L / w; cos and sin stay as they are.
+    - dynamic: as trained up to max_position_embeddings, the longest sequence here. Beyond it the frequencies would
+      depend on the length of the sequence, while keys are cached with those of a shorter one.
     """
 
-    rope_type: Literal["llama3"] = "llama3"
-    """Which rule; Llama 3.1's is the only one that is implemented."""
-    factor: float = Field(gt=1)
-    """How many times slower the long waves turn (Llama 3.1: 8)."""
-    low_freq_factor: float = Field(gt=0)
-    """Llama 3.1: 1."""
-    high_freq_factor: float = Field(gt=0)
-    """Llama 3.1: 4; more than low_freq_factor."""
-    original_max_position_embeddings: int = Field(ge=1)
-    """Longest sequence before stretching (Llama 3.1: 8192)."""
+    rope_type: Literal["linear", "dynamic", "yarn", "llama3"] = "llama3"
+    """Which rule."""
+    factor: float = Field(ge=1)
+    """How many times slower the long waves turn (Llama 3.1: 8; Qwen2.5 and Qwen3 by YaRN: 4)."""
+    original_max_position_embeddings: int | None = Field(default=None, ge=1)
+    """yarn and llama3: longest sequence before stretching (Llama 3.1: 8192; Qwen2.5 and Qwen3: 32768)."""
+    low_freq_factor: float | None = Field(default=None, gt=0)
+    """llama3 only (Llama 3.1: 1)."""
+    high_freq_factor: float | None = Field(default=None, gt=0)
+    """llama3 only: more than low_freq_factor (Llama 3.1: 4)."""
+    attention_factor: float | None = Field(default=None, gt=0)
+    """yarn only: what cos and sin are multiplied by. None: 0.1 ln(factor) + 1, or as mscale and mscale_all_dim say."""
+    beta_fast: float | None = Field(default=None, gt=0)
+    """yarn only. None: 32."""
+    beta_slow: float | None = Field(default=None, gt=0)
+    """yarn only: at most beta_fast. None: 1."""
+    mscale: float | None = Field(default=None, ge=0)
+    """yarn only: with mscale_all_dim, the attention factor is (0.1 mscale ln(factor) + 1) / (0.1 mscale_all_dim
+    ln(factor) + 1). One without the other has no effect."""
+    mscale_all_dim: float | None = Field(default=None, ge=0)
+    """yarn only: see mscale."""
+    truncate: bool | None = None
+    """yarn only: whether the first and last pair in between are whole numbers. None: true."""
+
+
+# Fields that a rule needs beside the factor, and those that it may have.
+ROPE_FIELDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "linear": ((), ()),
+    "dynamic": ((), ("original_max_position_embeddings",)),
+    "yarn": (
+        ("original_max_position_embeddings",),
+        ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+    ),
+    "llama3": (("low_freq_factor", "high_freq_factor", "original_max_position_embeddings"), ()),
+}
 
 
 class ModelSection(Section):
@@ -114,7 +143,7 @@ class ModelSection(Section):
     rope_theta: float = Field(default=1_000_000.0, gt=0)
     """Base of the rotary position embedding (Qwen2.5: 1e6, Llama 3: 5e5)."""
     rope_scaling: RopeScalingSection | None = None
-    """llama only: stretched rotary embedding for long contexts. None: as trained."""
+    """Stretched rotary embedding for long contexts. None: as trained."""
     tie_word_embeddings: bool = False
     """Whether the output head is the embedding table (Qwen2.5 up to 3B: true)."""
     initializer_range: float = Field(default=0.02, gt=0)
@@ -208,10 +237,47 @@ def _rope_scaling_problems(model: ModelSection) -> Iterator[str]:
     scaling = model.rope_scaling
     if scaling is None:
         return
-    if not FAMILIES[model.architecture].scales_rope:
-        yield f"model.rope_scaling: not implemented for {model.architecture}; remove it"
-    if scaling.high_freq_factor <= scaling.low_freq_factor:
+    kind, at = scaling.rope_type, "model.rope_scaling"
+    needed, allowed = ROPE_FIELDS[kind]
+    for name in type(scaling).model_fields:
+        users = [other for other, fields in ROPE_FIELDS.items() if name in fields[0] + fields[1]]
+        if getattr(scaling, name) is None:
+            if name in needed:
+                yield f"{at}.{name}: missing; {kind} needs it"
+        elif users and name not in needed + allowed:
+            yield f"{at}.{name}: {kind} has none; remove it, or set rope_type to {' or '.join(users)}"
+    length, longest = scaling.original_max_position_embeddings, model.max_position_embeddings
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    if kind == "llama3" and low is not None and high is not None and high <= low:
+        yield f"{at}.high_freq_factor: {high:g} must be more than low_freq_factor {low:g}"
+    if kind == "yarn":
+        yield from _yarn_problems(model, scaling)
+    if kind == "dynamic" and length is not None and longest > length and (model.head_dim or 0) > 2:
         yield (
-            f"model.rope_scaling.high_freq_factor: {scaling.high_freq_factor:g} must be more than low_freq_factor "
-            f"{scaling.low_freq_factor:g}"
+            f"{at}: dynamic stretches beyond original_max_position_embeddings {length} with the length of each "
+            f"sequence, while keys are cached; set max_position_embeddings to {length}, or for a fixed longest "
+            f"sequence of {longest} remove it and set rope_theta to {ntk_theta(model, length):.10g}"
         )
+
+
+def _yarn_problems(model: ModelSection, scaling: RopeScalingSection) -> Iterator[str]:
+    at, fast, slow = "model.rope_scaling", scaling.beta_fast or 32.0, scaling.beta_slow or 1.0
+    if fast < slow:
+        yield f"{at}.beta_fast: {fast:g} is less than beta_slow {slow:g}; nearest legal: {slow:g}"
+    if model.rope_theta <= 1:
+        yield f"model.rope_theta: {model.rope_theta:g} must be more than 1 for YaRN"
+    length, longest = scaling.original_max_position_embeddings, model.max_position_embeddings
+    if length is not None and longest > scaling.factor * length:
+        yield (
+            f"{at}.factor: {scaling.factor:g} x original_max_position_embeddings {length} = "
+            f"{scaling.factor * length:g} is less than max_position_embeddings {longest}; set factor to "
+            f"{longest / length:g}, or max_position_embeddings to {int(scaling.factor * length)}"
+        )
+
+
+def ntk_theta(model: ModelSection, length: int) -> float:
+    """Base of dynamic NTK's frequencies for sequences of max_position_embeddings, stretched beyond `length`."""
+    scaling, head_dim = model.rope_scaling, model.head_dim
+    assert scaling is not None and head_dim is not None and head_dim > 2, model
+    stretch = scaling.factor * model.max_position_embeddings / length - (scaling.factor - 1)
+    return model.rope_theta * stretch ** (head_dim / (head_dim - 2))

@@ -40,6 +40,16 @@ SHAPES = {
         "tie_word_embeddings": False, "num_attention_heads": 4, "num_key_value_heads": 2,
         "rope_parameters": {"rope_theta": ROPE_THETA, **LLAMA3},
     },
+    "qwen2, stretched by YaRN": {
+        "tie_word_embeddings": False, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "rope_parameters": {
+            "rope_theta": ROPE_THETA, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64,
+        },
+    },
+    "qwen3, stretched linearly": {
+        "tie_word_embeddings": False, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+        "rope_parameters": {"rope_theta": ROPE_THETA, "rope_type": "linear", "factor": 2.5},
+    },
     "llama, tied, narrow heads": {
         "tie_word_embeddings": True, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8,
     },

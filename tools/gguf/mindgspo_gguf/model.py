@@ -16,6 +16,7 @@ from mindgspo.config.huggingface_config import model_section
 from mindgspo.config.model import FAMILIES
 from mindgspo.errors import WeightsError
 from mindgspo.io import Closing, json_bytes
+from mindgspo.models.rope import yarn_mscale
 from mindgspo.models.weight_check import require_weights
 from mindgspo.tensor_files.tensors import CHUNK_BYTES, TensorInfo
 from mindgspo.text import listed, shorten
@@ -65,6 +66,13 @@ _IN_LAYERS = {
 }
 _EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
 _LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,5})\.(\w+)\.(weight|bias)")
+# {<key> of the entry `<architecture>.rope.scaling.<key>`: name in config.json}.
+_YARN = {
+    "factor": "factor",
+    "original_context_length": "original_max_position_embeddings",
+    "yarn_beta_fast": "beta_fast",
+    "yarn_beta_slow": "beta_slow",
+}
 # How many times slower each pair of features turns: Llama 3.1's and 3.2's rule, worked out.
 _ROPE_FREQUENCIES = "rope_freqs.weight"
 _LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -179,8 +187,20 @@ def _shortest(value: object) -> object:
 
 
 def _rope_scaling(file: OpenGguf, architecture: str, config: Mapping[str, object]) -> dict[str, object] | None:
-    """Llama 3's rule, where the file holds its frequencies. Raises WeightsError: another rule."""
-    kind = file.entries.get(f"{architecture}.rope.scaling.type", "none")
+    """linear and YaRN, which the entries name, or Llama 3's rule, where the file holds its frequencies. Raises
+    WeightsError: another rule."""
+    at = f"{architecture}.rope.scaling."
+    given = {key.removeprefix(at): _shortest(value) for key, value in file.entries.items() if key.startswith(at)}
+    kind, factor = given.get("type", "none"), given.get("factor", 1.0)
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": factor}
+    if kind == "yarn":
+        more = given.get("attn_factor", 1.0)  # llama.cpp multiplies YaRN's own by it
+        strange = sorted(given.keys() - _YARN.keys() - {"type", "attn_factor", "finetuned"})
+        if strange or not isinstance(factor, float) or factor < 1 or not isinstance(more, float):
+            raise WeightsError(f"{file.path}: rope.scaling.{listed(strange or ['factor'])} with YaRN; not implemented")
+        own = {} if more == 1 else {"attention_factor": more * yarn_mscale(factor)}
+        return {"rope_type": "yarn"} | {name: given[key] for key, name in _YARN.items() if key in given} | own
     if kind != "none":
         raise WeightsError(f"{file.path}: rope.scaling.type is {shorten(kind)}; not implemented")
     if _ROPE_FREQUENCIES not in file.tensors:
