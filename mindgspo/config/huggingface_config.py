@@ -82,12 +82,12 @@ def model_section(raw: Any, path: Path) -> ModelSection:
     # The families' own defaults, which a config.json may leave out.
     values.setdefault("num_key_value_heads", raw.get("num_attention_heads"))
     values.setdefault("tie_word_embeddings", False)
+    longest = values.setdefault("max_position_embeddings", 32768)
     if FAMILIES[architecture].has_experts and "num_experts" not in values:
         values["num_experts"] = raw.get("num_local_experts")  # as transformers 5 writes it
     if values.get("head_dim") is None:
         values.pop("head_dim", None)
-    scaling = _scaling(raw, values.get("max_position_embeddings"))
-    values |= {"architecture": architecture, "rope_theta": _rope_theta(raw), "rope_scaling": scaling}
+    values |= {"architecture": architecture, "rope_theta": _rope_theta(raw), "rope_scaling": _scaling(raw, longest)}
     try:
         section = ModelSection.model_validate_json(json.dumps({"path": str(path.parent), **values}), strict=True)
     except ValidationError as error:
@@ -190,13 +190,18 @@ def _rope_theta(raw: Mapping[str, object]) -> object:
 
 
 def _scaling(raw: Mapping[str, object], longest: object) -> dict[str, object] | None:
-    """longest: the family's max_position_embeddings, which transformers takes for a missing original length."""
-    kind, length = str(_rope_type(raw)), "original_max_position_embeddings"
+    """As transformers completes it. longest: max_position_embeddings."""
+    rope, kind, key = _rope(raw), str(_rope_type(raw)), "original_max_position_embeddings"
     if kind == "default":
         return None
-    found = {key: value for key, value in _rope(raw).items() if key in _SCALING and value is not None}
-    if length in ROPE_FIELDS[kind][0]:
-        found[length] = raw.get(length) or found.get(length, longest)  # at the top level it counts more
+    found = {name: value for name, value in rope.items() if name in _SCALING and value is not None}
+    if key in ROPE_FIELDS[kind]:
+        found[key] = raw.get(key) or found.get(key, longest)  # at the top level it counts more
+    if kind == "yarn" and rope.get("truncate", True) is None:
+        found["truncate"] = False
+    length = found.get(key)
+    if kind == "yarn" and rope.get("factor", 1) is None and isinstance(longest, int) and isinstance(length, int):
+        found["factor"] = longest / length if 0 < length <= longest < 1 << 40 else None
     return found | {"rope_type": kind}
 
 
@@ -238,10 +243,8 @@ def _unimplemented(raw: Mapping[str, object]) -> Iterator[str]:
 # Not part of the architecture: where weights lie, whose cells compute, in which type, how random ones are drawn, how
 # tables are padded, and adapters beside the weights.
 _FREE = {"path", "backend", "dtype", "initializer_range", "table_rows", "lora"}
-
-
 # What a model's card may tell its users to change in config.json, for longer sequences than the published ones.
-_STRETCHED = {"rope_theta", "rope_scaling", "max_position_embeddings"}
+_STRETCHED = ("rope_theta", "rope_scaling", "max_position_embeddings")
 
 
 def check_architecture(configured: ModelSection, found: ModelSection) -> None:

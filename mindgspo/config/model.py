@@ -41,15 +41,15 @@ FAMILIES: Mapping[str, Family] = {
 class RopeScalingSection(Section):
     """Rotary embedding stretched for long contexts, in Hugging Face's field names and by transformers' definitions.
 
-    With L = original_max_position_embeddings, a pair of features with wavelength w turns L / w times within L:
-
-    - linear: every pair turns `factor` times slower (arXiv 2306.15595).
-    - yarn: pairs that turn more than beta_fast times turn as before, those below beta_slow `factor` times slower, and
-      between the two the share grows linearly with the index of the pair; cos and sin are multiplied by
-      attention_factor (arXiv 2309.00071).
-    - llama3: likewise with high_freq_factor and low_freq_factor, linearly in L / w; cos and sin stay as they are.
-    - dynamic: as trained up to max_position_embeddings, the longest sequence here. Beyond it the frequencies would
-      depend on the length of the sequence, while keys are cached with those of a shorter one.
+    linear: every pair of features turns `factor` times slower (arXiv 2306.15595). yarn: pairs that turn more than
+    beta_fast times within original_max_position_embeddings tokens turn as before, those that turn less than beta_slow
+    times turn `factor` times slower, and between the two the share grows linearly with the index of the pair; cos and
+    sin are multiplied by attention_factor (arXiv 2309.00071). llama3: likewise with high_freq_factor and
+    low_freq_factor, but linearly in the number of turns, and cos and sin stay as they are. dynamic: as trained, as
+    transformers computes it in one forward pass of up to max_position_embeddings tokens; longer sequences are refused,
+    because every length has a base of its own and cached keys would keep that of a shorter one. For sequences of up to
+    M tokens set max_position_embeddings to M instead of N, and multiply rope_theta by
+    (factor M / N - factor + 1)^(D / (D - 2)), with head_dim D.
     """
 
     rope_type: Literal["linear", "dynamic", "yarn", "llama3"] = "llama3"
@@ -57,7 +57,7 @@ class RopeScalingSection(Section):
     factor: float = Field(ge=1)
     """How many times slower the long waves turn (Llama 3.1: 8; Qwen2.5 and Qwen3 by YaRN: 4)."""
     original_max_position_embeddings: int | None = Field(default=None, ge=1)
-    """yarn and llama3: longest sequence before stretching (Llama 3.1: 8192; Qwen2.5 and Qwen3: 32768)."""
+    """yarn and llama3 only: longest sequence before stretching (Llama 3.1: 8192; Qwen2.5 and Qwen3: 32768)."""
     low_freq_factor: float | None = Field(default=None, gt=0)
     """llama3 only (Llama 3.1: 1)."""
     high_freq_factor: float | None = Field(default=None, gt=0)
@@ -77,15 +77,12 @@ class RopeScalingSection(Section):
     """yarn only: whether the first and last pair in between are whole numbers. None: true."""
 
 
-# Fields that a rule needs beside the factor, and those that it may have.
-ROPE_FIELDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "linear": ((), ()),
-    "dynamic": ((), ("original_max_position_embeddings",)),
-    "yarn": (
-        ("original_max_position_embeddings",),
-        ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
-    ),
-    "llama3": (("low_freq_factor", "high_freq_factor", "original_max_position_embeddings"), ()),
+# Fields that each rule needs beside the factor. All others are YaRN's, and may be left out.
+ROPE_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "linear": (),
+    "dynamic": (),
+    "yarn": ("original_max_position_embeddings",),
+    "llama3": ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
 
 
@@ -140,7 +137,7 @@ class ModelSection(Section):
     """Longest sequence in tokens, prompt and response together."""
     rms_norm_eps: float = Field(default=1e-6, gt=0)
     """Added to the mean square in RMSNorm."""
-    rope_theta: float = Field(default=1_000_000.0, gt=0)
+    rope_theta: float = Field(default=1_000_000.0, gt=1)
     """Base of the rotary position embedding (Qwen2.5: 1e6, Llama 3: 5e5)."""
     rope_scaling: RopeScalingSection | None = None
     """Stretched rotary embedding for long contexts. None: as trained."""
@@ -238,46 +235,15 @@ def _rope_scaling_problems(model: ModelSection) -> Iterator[str]:
     if scaling is None:
         return
     kind, at = scaling.rope_type, "model.rope_scaling"
-    needed, allowed = ROPE_FIELDS[kind]
-    for name in type(scaling).model_fields:
-        users = [other for other, fields in ROPE_FIELDS.items() if name in fields[0] + fields[1]]
-        if getattr(scaling, name) is None:
-            if name in needed:
-                yield f"{at}.{name}: missing; {kind} needs it"
-        elif users and name not in needed + allowed:
+    for name, value in scaling.model_dump(exclude={"rope_type", "factor"}).items():
+        users = [rule for rule, needed in ROPE_FIELDS.items() if name in needed] or ["yarn"]
+        if value is None and name in ROPE_FIELDS[kind]:
+            yield f"{at}.{name}: missing; {kind} needs it"
+        elif value is not None and kind not in users:
             yield f"{at}.{name}: {kind} has none; remove it, or set rope_type to {' or '.join(users)}"
-    length, longest = scaling.original_max_position_embeddings, model.max_position_embeddings
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    if kind == "llama3" and low is not None and high is not None and high <= low:
+    if low is not None and high is not None and high <= low:
         yield f"{at}.high_freq_factor: {high:g} must be more than low_freq_factor {low:g}"
-    if kind == "yarn":
-        yield from _yarn_problems(model, scaling)
-    if kind == "dynamic" and length is not None and longest > length and (model.head_dim or 0) > 2:
-        yield (
-            f"{at}: dynamic stretches beyond original_max_position_embeddings {length} with the length of each "
-            f"sequence, while keys are cached; set max_position_embeddings to {length}, or for a fixed longest "
-            f"sequence of {longest} remove it and set rope_theta to {ntk_theta(model, length):.10g}"
-        )
-
-
-def _yarn_problems(model: ModelSection, scaling: RopeScalingSection) -> Iterator[str]:
-    at, fast, slow = "model.rope_scaling", scaling.beta_fast or 32.0, scaling.beta_slow or 1.0
+    fast, slow = scaling.beta_fast or 32.0, scaling.beta_slow or 1.0
     if fast < slow:
         yield f"{at}.beta_fast: {fast:g} is less than beta_slow {slow:g}; nearest legal: {slow:g}"
-    if model.rope_theta <= 1:
-        yield f"model.rope_theta: {model.rope_theta:g} must be more than 1 for YaRN"
-    length, longest = scaling.original_max_position_embeddings, model.max_position_embeddings
-    if length is not None and longest > scaling.factor * length:
-        yield (
-            f"{at}.factor: {scaling.factor:g} x original_max_position_embeddings {length} = "
-            f"{scaling.factor * length:g} is less than max_position_embeddings {longest}; set factor to "
-            f"{longest / length:g}, or max_position_embeddings to {int(scaling.factor * length)}"
-        )
-
-
-def ntk_theta(model: ModelSection, length: int) -> float:
-    """Base of dynamic NTK's frequencies for sequences of max_position_embeddings, stretched beyond `length`."""
-    scaling, head_dim = model.rope_scaling, model.head_dim
-    assert scaling is not None and head_dim is not None and head_dim > 2, model
-    stretch = scaling.factor * model.max_position_embeddings / length - (scaling.factor - 1)
-    return model.rope_theta * stretch ** (head_dim / (head_dim - 2))

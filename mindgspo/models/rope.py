@@ -1,6 +1,6 @@
 """Frequencies and tables of the rotary embedding (arXiv 2104.09864), and how they are stretched for long contexts.
 
-Needs no MindSpore. Worked out in float64 and rounded once; angles are float32, as in transformers.
+Needs no MindSpore. Frequencies and angles are float32, as in transformers.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def rope_tables(model: ModelSection) -> tuple[Float32Array, Float32Array]:
 
 def rope_frequencies(head_dim: int, theta: float, scaling: RopeScalingSection | None) -> Float32Array:
     """theta^(-2i/D) for i < D/2 in radians per token, stretched as `RopeScalingSection` says."""
-    frequencies = theta ** (-np.arange(0, head_dim, 2) / head_dim)
-    if scaling is not None:
-        kept = _kept(frequencies, theta, scaling)
-        frequencies = (1 - kept) * frequencies / scaling.factor + kept * frequencies
-    return frequencies.astype(np.float32)
+    frequencies = (1.0 / theta ** (np.arange(0, head_dim, 2, dtype=np.float32) / head_dim)).astype(np.float32)
+    if scaling is None or scaling.rope_type == "dynamic":  # which changes only sequences longer than any here
+        return frequencies
+    kept = _kept(frequencies, theta, scaling)
+    return ((1 - kept) * frequencies / scaling.factor + kept * frequencies).astype(np.float32)
 
 
 def attention_factor(scaling: RopeScalingSection | None) -> float:
@@ -42,37 +42,27 @@ def attention_factor(scaling: RopeScalingSection | None) -> float:
         return 1.0
     if scaling.attention_factor is not None:
         return scaling.attention_factor
-    if scaling.mscale and scaling.mscale_all_dim:
-        return yarn_mscale(scaling.factor, scaling.mscale) / yarn_mscale(scaling.factor, scaling.mscale_all_dim)
-    return yarn_mscale(scaling.factor)
+    over, under = scaling.mscale, scaling.mscale_all_dim
+    if not over or not under:
+        over, under = 1.0, 0.0
+    growth = 0.1 * math.log(scaling.factor)
+    return (growth * over + 1) / (growth * under + 1)
 
 
-def yarn_mscale(factor: float, weight: float = 1.0) -> float:
-    """0.1 * weight * ln(factor) + 1."""
-    return 0.1 * weight * math.log(factor) + 1.0
-
-
-def _kept(frequencies: np.ndarray, theta: float, scaling: RopeScalingSection) -> np.ndarray:
+def _kept(frequencies: Float32Array, theta: float, scaling: RopeScalingSection) -> np.ndarray:
     """1 for each pair of features that turns as before stretching, 0 for one that turns `factor` times slower."""
     if scaling.rope_type == "linear":
         return np.zeros_like(frequencies)
-    if scaling.rope_type == "dynamic":  # no sequence is longer than max_position_embeddings, where stretching begins
-        return np.ones_like(frequencies)
-    length = scaling.original_max_position_embeddings
+    length, low, high = scaling.original_max_position_embeddings, scaling.low_freq_factor, scaling.high_freq_factor
     assert length is not None, scaling
     if scaling.rope_type == "llama3":
-        low, high = scaling.low_freq_factor, scaling.high_freq_factor
         assert low is not None and high is not None, scaling
         return np.clip((length * frequencies / (2 * np.pi) - low) / (high - low), 0.0, 1.0)
-    head_dim = 2 * frequencies.size
-
-    def pair_that_turns(times: float) -> float:
-        """Index of the pair that turns so many times within the original length."""
-        return head_dim * math.log(length / (2 * np.pi * times)) / (2 * math.log(theta))
-
-    first, last = pair_that_turns(scaling.beta_fast or 32.0), pair_that_turns(scaling.beta_slow or 1.0)
+    # Indices of the pairs that turn beta_fast and beta_slow times within the original length.
+    head_dim, turns = 2 * frequencies.size, (scaling.beta_fast or 32.0, scaling.beta_slow or 1.0)
+    first, last = (head_dim * math.log(length / (2 * math.pi * times)) / (2 * math.log(theta)) for times in turns)
     if scaling.truncate is not False:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, head_dim - 1)  # sic: of features, as published
     last += 0.001 * (first == last)
-    return 1 - np.clip((np.arange(frequencies.size) - first) / (last - first), 0.0, 1.0)
+    return 1 - np.clip((np.arange(frequencies.size, dtype=np.float32) - first) / (last - first), 0.0, 1.0)

@@ -125,11 +125,12 @@ def test_fields_left_out_take_the_family_s_defaults(tmp_path: Path) -> None:
      "rope_scaling.beta_fast: linear has none; remove it, or set rope_type to yarn"),
     (OLD_STYLE, {"rope_scaling": YARN | {"beta_fast": 2, "beta_slow": 4}},
      "beta_fast: 2 is less than beta_slow 4; nearest legal: 4"),
-    (OLD_STYLE, {"rope_scaling": YARN | {"factor": 2.0}, "max_position_embeddings": 131072},
-     "rope_scaling.factor: 2 x original_max_position_embeddings 32768 = 65536 is less than max_position_embeddings "
-     "131072; set factor to 4, or max_position_embeddings to 65536"),
+    (OLD_STYLE, {"rope_scaling": YARN | {"factor": None}, "max_position_embeddings": 16384},
+     "rope_scaling.factor: .*valid number, got None"),
+    (OLD_STYLE, {"rope_scaling": YARN | {"truncate": "no"}}, "rope_scaling.truncate: .*valid boolean"),
     (OLD_STYLE, {"rope_scaling": {"type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 16384}},
-     "while keys are cached; set max_position_embeddings to 16384, or"),
+     "original_max_position_embeddings: dynamic has none; remove it, or set rope_type to yarn or llama3"),
+    (OLD_STYLE, {"rope_theta": 1}, "rope_theta: .*greater than 1"),
     (OLD_STYLE, {"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
     (OLD_STYLE, {"head_dim": 128}, "head_dim 128 x 14 heads is not hidden_size 896"),
     (OLD_STYLE, {"hidden_size": "896"}, "hidden_size: .*integer"),
@@ -223,15 +224,22 @@ def test_yarn_as_the_cards_of_qwen_publish_it(family: dict, longest: int, tmp_pa
     assert read_model_section(write(tmp_path, exported)) == section
 
 
-@pytest.mark.parametrize(("changes", "length"), [
-    ({}, 32768),  # transformers takes max_position_embeddings where none is given
-    ({"original_max_position_embeddings": 16384}, 16384),
+@pytest.mark.parametrize(("scaling", "changes", "factor", "length", "truncate"), [
+    ({}, {}, 4.0, 32768, None),
+    ({}, {"original_max_position_embeddings": 16384}, 4.0, 16384, None),
+    ({"factor": None}, {"original_max_position_embeddings": 16384}, 2.0, 16384, None),
+    ({"factor": None, "original_max_position_embeddings": 8192}, {}, 4.0, 8192, None),
+    ({"factor": None}, {}, 1.0, 32768, None),
+    ({"truncate": None}, {}, 4.0, 32768, False),
 ])  # fmt: skip
-def test_the_original_length_is_found_where_transformers_finds_it(changes: dict, length: int, tmp_path: Path) -> None:
-    scaling = read_model_section(
-        write(tmp_path, OLD_STYLE | {"rope_scaling": {"type": "yarn", "factor": 4.0}} | changes)
-    ).rope_scaling
-    assert scaling is not None and scaling.original_max_position_embeddings == length
+def test_what_yarn_leaves_out_is_completed_as_by_transformers(
+    scaling: dict, changes: dict, factor: float, length: int, truncate: bool | None, tmp_path: Path
+) -> None:
+    """For 32768 positions."""
+    raw = OLD_STYLE | {"rope_scaling": {"type": "yarn", "factor": 4.0} | scaling} | changes
+    assert read_model_section(write(tmp_path, raw)).rope_scaling == RopeScalingSection(
+        rope_type="yarn", factor=factor, original_max_position_embeddings=length, truncate=truncate
+    )
 
 
 @pytest.mark.parametrize(

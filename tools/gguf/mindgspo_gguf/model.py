@@ -16,7 +16,6 @@ from mindgspo.config.huggingface_config import model_section
 from mindgspo.config.model import FAMILIES
 from mindgspo.errors import WeightsError
 from mindgspo.io import Closing, json_bytes
-from mindgspo.models.rope import yarn_mscale
 from mindgspo.models.weight_check import require_weights
 from mindgspo.tensor_files.tensors import CHUNK_BYTES, TensorInfo
 from mindgspo.text import listed, shorten
@@ -67,7 +66,7 @@ _IN_LAYERS = {
 _EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
 _LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,5})\.(\w+)\.(weight|bias)")
 # {<key> of the entry `<architecture>.rope.scaling.<key>`: name in config.json}.
-_YARN = {
+_STRETCHING = {
     "factor": "factor",
     "original_context_length": "original_max_position_embeddings",
     "yarn_beta_fast": "beta_fast",
@@ -191,16 +190,13 @@ def _rope_scaling(file: OpenGguf, architecture: str, config: Mapping[str, object
     WeightsError: another rule."""
     at = f"{architecture}.rope.scaling."
     given = {key.removeprefix(at): _shortest(value) for key, value in file.entries.items() if key.startswith(at)}
-    kind, factor = given.get("type", "none"), given.get("factor", 1.0)
-    if kind == "linear":
-        return {"rope_type": "linear", "factor": factor}
-    if kind == "yarn":
-        more = given.get("attn_factor", 1.0)  # llama.cpp multiplies YaRN's own by it
-        strange = sorted(given.keys() - _YARN.keys() - {"type", "attn_factor", "finetuned"})
-        if strange or not isinstance(factor, float) or factor < 1 or not isinstance(more, float):
-            raise WeightsError(f"{file.path}: rope.scaling.{listed(strange or ['factor'])} with YaRN; not implemented")
-        own = {} if more == 1 else {"attention_factor": more * yarn_mscale(factor)}
-        return {"rope_type": "yarn"} | {name: given[key] for key, name in _YARN.items() if key in given} | own
+    kind = given.pop("type", "none")
+    if kind in ("linear", "yarn"):
+        given.pop("finetuned", None)
+        strange = sorted(given.keys() - _STRETCHING)
+        if strange:
+            raise WeightsError(f"{file.path}: rope.scaling.{listed(strange)} with {kind}; not implemented")
+        return {"rope_type": kind} | {_STRETCHING[key]: value for key, value in given.items()}
     if kind != "none":
         raise WeightsError(f"{file.path}: rope.scaling.type is {shorten(kind)}; not implemented")
     if _ROPE_FREQUENCIES not in file.tensors:

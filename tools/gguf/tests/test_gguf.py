@@ -156,10 +156,8 @@ def test_the_frequencies_of_llama_3(tmp_path: Path) -> None:
     ({"type": "linear", "factor": 2.5}, {"rope_type": "linear", "factor": 2.5}),
     ({"type": "yarn", "factor": 4.0, "original_context_length": 16, "finetuned": True},
      {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}),
-    # 0.1 ln 4 + 1 = 1.1386294, times 0.5
-    ({"type": "yarn", "factor": 4.0, "original_context_length": 16, "attn_factor": 0.5, "yarn_beta_fast": 8.0},
-     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 8.0,
-      "attention_factor": pytest.approx(0.5693147, rel=1e-6)}),
+    ({"type": "yarn", "factor": 4.0, "original_context_length": 16, "yarn_beta_fast": 8.0, "yarn_beta_slow": 2.0},
+     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 8.0, "beta_slow": 2.0}),
 ])  # fmt: skip
 def test_stretched_positions_are_read_from_the_entries(more: dict, expected: dict, tmp_path: Path) -> None:
     scaling = {f"llama.rope.scaling.{key}": value for key, value in more.items()}
@@ -175,7 +173,7 @@ def test_stretched_positions_are_read_from_the_entries(more: dict, expected: dic
         ({"llama.rope.scaling.type": "longrope"}, "rope.scaling.type is longrope; not implemented"),
         (
             {"llama.rope.scaling.type": "yarn"} | {"llama.rope.scaling.yarn_log_multiplier": 0.1},
-            "rope.scaling.yarn_log_multiplier with YaRN; not implemented",
+            "rope.scaling.yarn_log_multiplier with yarn; not implemented",
         ),
         ({"llama.attention.sliding_window": 4096}, "attention.sliding_window is 4096; not implemented"),
         ({"llama.rope.dimension_count": 4}, "rope.dimension_count is 4, not head_dim 8"),
