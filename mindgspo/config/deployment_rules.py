@@ -157,6 +157,11 @@ def mindformers_problems(model: ModelSection) -> Iterator[str]:
         )
     if model.rows != model.vocab_size:
         yield "model.table_rows: the cells of MindFormers have no padded tables; leave it out"
+    if model.rope_scaling is not None and model.rope_scaling.rope_type != "llama3":
+        yield (
+            f"model.rope_scaling.rope_type: {model.rope_scaling.rope_type} is not tested with MindFormers; "
+            "legal with that backend: llama3; or use the native backend"
+        )
     if model.dtype != "float32":
         yield f"model.dtype: {model.dtype}; the MindFormers backend is tested in float32 alone; set float32"
 

@@ -16,10 +16,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from mindgspo.config.messages import config_error
-from mindgspo.config.model import FAMILIES, ModelSection, RopeScalingSection, model_problems
+from mindgspo.config.model import FAMILIES, ROPE_FIELDS, ModelSection, RopeScalingSection, model_problems
 from mindgspo.errors import ConfigError, WeightsError
 from mindgspo.io import parse_json, read_bytes, unique_keys
-from mindgspo.text import hub_hint, listed, shorten
+from mindgspo.text import did_you_mean, hub_hint, listed, shorten
 
 # Fields that mean the same under the same name.
 _SHARED = (
@@ -51,6 +51,7 @@ _DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "llama": {"max_position_embeddings": 2048},
 }
 _SCALING = tuple(RopeScalingSection.model_fields)
+_ROPE = (*_SCALING, "type", "rope_theta", "partial_rotary_factor")
 # Features that no cell has, whatever the family: quantised weights, experts that every token goes to.
 _FOREIGN = ("quantization_config", "compression_config", "shared_expert_intermediate_size", "n_shared_experts")
 FILE = "config.json"
@@ -81,11 +82,12 @@ def model_section(raw: Any, path: Path) -> ModelSection:
     # The families' own defaults, which a config.json may leave out.
     values.setdefault("num_key_value_heads", raw.get("num_attention_heads"))
     values.setdefault("tie_word_embeddings", False)
+    longest = values.setdefault("max_position_embeddings", 32768)
     if FAMILIES[architecture].has_experts and "num_experts" not in values:
         values["num_experts"] = raw.get("num_local_experts")  # as transformers 5 writes it
     if values.get("head_dim") is None:
         values.pop("head_dim", None)
-    values |= {"architecture": architecture, "rope_theta": _rope_theta(raw), "rope_scaling": _scaling(raw)}
+    values |= {"architecture": architecture, "rope_theta": _rope_theta(raw), "rope_scaling": _scaling(raw, longest)}
     try:
         section = ModelSection.model_validate_json(json.dumps({"path": str(path.parent), **values}), strict=True)
     except ValidationError as error:
@@ -112,7 +114,7 @@ def huggingface_config(model: ModelSection, *, eos_ids: Sequence[int], pad_id: i
         **own,
         **{key: value for key, value in _ASSUMED[model.architecture].items() if key not in ("use_mrope", "hidden_act")},
         "rope_theta": model.rope_theta,
-        **({} if scaling is None else {"rope_scaling": scaling.model_dump()}),
+        **({} if scaling is None else {"rope_scaling": scaling.model_dump(exclude_none=True)}),
         "hidden_act": "silu",
         "attention_dropout": 0.0,
         "use_cache": True,
@@ -187,10 +189,20 @@ def _rope_theta(raw: Mapping[str, object]) -> object:
     return _rope(raw).get("rope_theta", raw.get("rope_theta", 10_000.0))
 
 
-def _scaling(raw: Mapping[str, object]) -> dict[str, object] | None:
-    if _rope_type(raw) == "default":
+def _scaling(raw: Mapping[str, object], longest: object) -> dict[str, object] | None:
+    """As transformers completes it. longest: max_position_embeddings."""
+    rope, kind, key = _rope(raw), str(_rope_type(raw)), "original_max_position_embeddings"
+    if kind == "default":
         return None
-    return {key: value for key, value in _rope(raw).items() if key in _SCALING} | {"rope_type": _rope_type(raw)}
+    found = {name: value for name, value in rope.items() if name in _SCALING and value is not None}
+    if key in ROPE_FIELDS[kind]:
+        found[key] = raw.get(key) or found.get(key, longest)  # at the top level it counts more
+    if kind == "yarn" and rope.get("truncate", True) is None:
+        found["truncate"] = False
+    length = found.get(key)
+    if kind == "yarn" and rope.get("factor", 1) is None and isinstance(longest, int) and isinstance(length, int):
+        found["factor"] = longest / length if 0 < length <= longest < 1 << 40 else None
+    return found | {"rope_type": kind}
 
 
 def _unimplemented(raw: Mapping[str, object]) -> Iterator[str]:
@@ -202,11 +214,13 @@ def _unimplemented(raw: Mapping[str, object]) -> Iterator[str]:
     slices = raw.get("pretraining_tp")  # products cut into so many and summed up, which changes rounding alone
     if slices is not None and (type(slices) is not int or slices < 1):
         yield f"pretraining_tp is {slices!r}; it is a whole number from 1 on, and changes nothing here"
-    kinds = ("default", "llama3") if family.scales_rope else ("default",)
-    if _rope_type(raw) not in kinds:
-        key = "rope_scaling" if isinstance(raw.get("rope_scaling"), dict) else "rope_parameters"
-        only = "unscaled RoPE and llama3 are" if family.scales_rope else "unscaled RoPE is"
-        yield f"{key} of type {_rope_type(raw)!r} is not implemented; only {only}"
+    kind, kinds = _rope_type(raw), ("default", *ROPE_FIELDS)
+    key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
+    if kind not in kinds:
+        yield f"{key} of type {kind!r} is not implemented; only {', '.join(kinds)} are{did_you_mean(kind, kinds)}"
+    for name, value in _rope(raw).items():
+        if name not in _ROPE and value is not None:
+            yield f"{key}.{shorten(name)} is {shorten(value)}; not implemented"
     partial = _rope(raw).get("partial_rotary_factor", raw.get("partial_rotary_factor"))
     if partial not in (None, 1):
         yield f"partial_rotary_factor is {partial!r}; only 1 is implemented"
@@ -229,6 +243,8 @@ def _unimplemented(raw: Mapping[str, object]) -> Iterator[str]:
 # Not part of the architecture: where weights lie, whose cells compute, in which type, how random ones are drawn, how
 # tables are padded, and adapters beside the weights.
 _FREE = {"path", "backend", "dtype", "initializer_range", "table_rows", "lora"}
+# What a model's card may tell its users to change in config.json, for longer sequences than the published ones.
+_STRETCHED = ("rope_theta", "rope_scaling", "max_position_embeddings")
 
 
 def check_architecture(configured: ModelSection, found: ModelSection) -> None:
@@ -242,8 +258,8 @@ def contradictions(configured: ModelSection, found: ModelSection, among: Collect
     """One line per field in which the section contradicts config.json. among: names of fields; None: all."""
     ours, theirs = configured.model_dump(exclude=_FREE), found.model_dump(exclude=_FREE)
     return [
-        f"model.{key}: {ours[key]!r}, but {found.path}/{FILE} says {theirs[key]!r}; leave it out, or give another "
-        "model.path"
+        f"model.{key}: {ours[key]!r}, but {found.path}/{FILE} says {theirs[key]!r}; leave it out, or "
+        + (f"write it into {FILE}" if key in _STRETCHED else "give another model.path")
         for key in ours
         if ours[key] != theirs[key] and (among is None or key in among)
     ]

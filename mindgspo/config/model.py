@@ -28,36 +28,62 @@ class Family:
     """Whether the width of a head may differ from hidden_size / num_attention_heads."""
     has_experts: bool = False
     """Whether every layer's feed-forward block is a mixture of experts."""
-    scales_rope: bool = False
-    """Whether `model.rope_scaling` may be set."""
 
 
 FAMILIES: Mapping[str, Family] = {
     "qwen2": Family(huggingface_class="Qwen2ForCausalLM", has_attention_bias=True, has_own_head_dim=False),
     "qwen3": Family(huggingface_class="Qwen3ForCausalLM", has_head_norms=True),
     "qwen3_moe": Family(huggingface_class="Qwen3MoeForCausalLM", has_head_norms=True, has_experts=True),
-    "llama": Family(huggingface_class="LlamaForCausalLM", scales_rope=True),
+    "llama": Family(huggingface_class="LlamaForCausalLM"),
 }
 
 
 class RopeScalingSection(Section):
-    """Llama 3.1's stretched rotary embedding, in Hugging Face's field names.
+    """Rotary embedding stretched for long contexts, in Hugging Face's field names and by transformers' definitions.
 
-    With wavelength w of a pair of features and L = original_max_position_embeddings: pairs with w below
-    L / high_freq_factor turn as before, those with w above L / low_freq_factor turn `factor` times slower, and between
-    the two the frequencies are interpolated linearly in L / w.
+    linear: every pair of features turns `factor` times slower (arXiv 2306.15595). yarn: pairs that turn more than
+    beta_fast times within original_max_position_embeddings tokens turn as before, those that turn less than beta_slow
+    times turn `factor` times slower, and between the two the share grows linearly with the index of the pair; cos and
+    sin are multiplied by attention_factor (arXiv 2309.00071). llama3: likewise with high_freq_factor and
+    low_freq_factor, but linearly in the number of turns, and cos and sin stay as they are. dynamic: as trained, as
+    transformers computes it in one forward pass of up to max_position_embeddings tokens; longer sequences are refused,
+    because every length has a base of its own and cached keys would keep that of a shorter one. For sequences of up to
+    M tokens set max_position_embeddings to M instead of N, and multiply rope_theta by
+    (factor M / N - factor + 1)^(D / (D - 2)), with head_dim D.
     """
 
-    rope_type: Literal["llama3"] = "llama3"
-    """Which rule; Llama 3.1's is the only one that is implemented."""
-    factor: float = Field(gt=1)
-    """How many times slower the long waves turn (Llama 3.1: 8)."""
-    low_freq_factor: float = Field(gt=0)
-    """Llama 3.1: 1."""
-    high_freq_factor: float = Field(gt=0)
-    """Llama 3.1: 4; more than low_freq_factor."""
-    original_max_position_embeddings: int = Field(ge=1)
-    """Longest sequence before stretching (Llama 3.1: 8192)."""
+    rope_type: Literal["linear", "dynamic", "yarn", "llama3"] = "llama3"
+    """Which rule."""
+    factor: float = Field(ge=1)
+    """How many times slower the long waves turn (Llama 3.1: 8; Qwen2.5 and Qwen3 by YaRN: 4)."""
+    original_max_position_embeddings: int | None = Field(default=None, ge=1)
+    """yarn and llama3 only: longest sequence before stretching (Llama 3.1: 8192; Qwen2.5 and Qwen3: 32768)."""
+    low_freq_factor: float | None = Field(default=None, gt=0)
+    """llama3 only (Llama 3.1: 1)."""
+    high_freq_factor: float | None = Field(default=None, gt=0)
+    """llama3 only: more than low_freq_factor (Llama 3.1: 4)."""
+    attention_factor: float | None = Field(default=None, gt=0)
+    """yarn only: what cos and sin are multiplied by. None: 0.1 ln(factor) + 1, or as mscale and mscale_all_dim say."""
+    beta_fast: float | None = Field(default=None, gt=0)
+    """yarn only. None: 32."""
+    beta_slow: float | None = Field(default=None, gt=0)
+    """yarn only: at most beta_fast. None: 1."""
+    mscale: float | None = Field(default=None, ge=0)
+    """yarn only: with mscale_all_dim, the attention factor is (0.1 mscale ln(factor) + 1) / (0.1 mscale_all_dim
+    ln(factor) + 1). One without the other has no effect."""
+    mscale_all_dim: float | None = Field(default=None, ge=0)
+    """yarn only: see mscale."""
+    truncate: bool | None = None
+    """yarn only: whether the first and last pair in between are whole numbers. None: true."""
+
+
+# Fields that each rule needs beside the factor. All others are YaRN's, and may be left out.
+ROPE_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "linear": (),
+    "dynamic": (),
+    "yarn": ("original_max_position_embeddings",),
+    "llama3": ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
 
 
 class ModelSection(Section):
@@ -111,10 +137,10 @@ class ModelSection(Section):
     """Longest sequence in tokens, prompt and response together."""
     rms_norm_eps: float = Field(default=1e-6, gt=0)
     """Added to the mean square in RMSNorm."""
-    rope_theta: float = Field(default=1_000_000.0, gt=0)
+    rope_theta: float = Field(default=1_000_000.0, gt=1)
     """Base of the rotary position embedding (Qwen2.5: 1e6, Llama 3: 5e5)."""
     rope_scaling: RopeScalingSection | None = None
-    """llama only: stretched rotary embedding for long contexts. None: as trained."""
+    """Stretched rotary embedding for long contexts. None: as trained."""
     tie_word_embeddings: bool = False
     """Whether the output head is the embedding table (Qwen2.5 up to 3B: true)."""
     initializer_range: float = Field(default=0.02, gt=0)
@@ -208,10 +234,16 @@ def _rope_scaling_problems(model: ModelSection) -> Iterator[str]:
     scaling = model.rope_scaling
     if scaling is None:
         return
-    if not FAMILIES[model.architecture].scales_rope:
-        yield f"model.rope_scaling: not implemented for {model.architecture}; remove it"
-    if scaling.high_freq_factor <= scaling.low_freq_factor:
-        yield (
-            f"model.rope_scaling.high_freq_factor: {scaling.high_freq_factor:g} must be more than low_freq_factor "
-            f"{scaling.low_freq_factor:g}"
-        )
+    kind, at = scaling.rope_type, "model.rope_scaling"
+    for name, value in scaling.model_dump(exclude={"rope_type", "factor"}).items():
+        users = [rule for rule, needed in ROPE_FIELDS.items() if name in needed] or ["yarn"]
+        if value is None and name in ROPE_FIELDS[kind]:
+            yield f"{at}.{name}: missing; {kind} needs it"
+        elif value is not None and kind not in users:
+            yield f"{at}.{name}: {kind} has none; remove it, or set rope_type to {' or '.join(users)}"
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    if low is not None and high is not None and high <= low:
+        yield f"{at}.high_freq_factor: {high:g} must be more than low_freq_factor {low:g}"
+    fast, slow = scaling.beta_fast or 32.0, scaling.beta_slow or 1.0
+    if fast < slow:
+        yield f"{at}.beta_fast: {fast:g} is less than beta_slow {slow:g}; nearest legal: {slow:g}"

@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import mindspore as ms
-import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from mindgspo.config import ModelSection
-from mindgspo.config.model import FAMILIES, RopeScalingSection
+from mindgspo.config.model import FAMILIES
 from mindgspo.models.mixture_of_experts import MixtureOfExperts
 from mindgspo.models.model import Model
 from mindgspo.models.names import NO_HEAD_DIM, is_trained
+from mindgspo.models.rope import rope_tables
 from mindgspo.parallel.layers.linear import (
     ColumnParallelLinear,
     LinearGroup,
@@ -43,7 +43,6 @@ from mindgspo.parallel.ops.device import (
 from mindgspo.parallel.plans.placement import ALONE, Placement
 from mindgspo.parallel.platform.parameter_memory import zero_parameter
 from mindgspo.parallel.platform.runtime import compile_once
-from mindgspo.types import Float32Array
 
 Tokens = tuple[Tensor, Tensor, Tensor]
 
@@ -406,28 +405,7 @@ class Transformer(nn.Cell):
         return num_tokens // self.tokens_in_use.parts, self.hidden_size
 
 
-def rope_tables(model: ModelSection) -> tuple[Float32Array, Float32Array]:
-    """cos and sin of position * frequency, [positions, D], the two halves of D repeated."""
-    assert model.head_dim is not None, NO_HEAD_DIM
-    frequencies = rope_frequencies(model.head_dim, model.rope_theta, model.rope_scaling)
-    positions = np.arange(model.max_position_embeddings, dtype=np.float32)
-    angle = np.outer(positions, frequencies).astype(np.float32)
-    angle = np.concatenate([angle, angle], axis=1)
-    return np.cos(angle), np.sin(angle)
-
-
 def without_padding(model: Model) -> Tensor:
     """The output table of a model that is not cut, one row per token."""
     weight_VH = model.output_weight()
     return weight_VH[: model.num_tokens] if model.is_padded else weight_VH
-
-
-def rope_frequencies(head_dim: int, theta: float, scaling: RopeScalingSection | None) -> Float32Array:
-    """theta^(-2i/D) for i < D/2 in radians per token, stretched as `RopeScalingSection` says."""
-    frequencies = (1.0 / theta ** (np.arange(0, head_dim, 2, dtype=np.float32) / head_dim)).astype(np.float32)
-    if scaling is None:
-        return frequencies
-    turns = scaling.original_max_position_embeddings * frequencies / (2 * np.pi)  # within the original length
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    kept = np.clip((turns - low) / (high - low), 0.0, 1.0)  # 1: turns as it did; 0: `factor` times slower
-    return ((1 - kept) * frequencies / scaling.factor + kept * frequencies).astype(np.float32)

@@ -12,6 +12,7 @@ from mindgspo.checkpoint.export import export_huggingface
 from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection
 from mindgspo.config.huggingface_config import generation_config, huggingface_config, read_model_section
 from mindgspo.config.load import with_recipe
+from mindgspo.models.rope import rope_tables
 from mindgspo.models.scoring import PolicyScorer
 
 torch = pytest.importorskip("torch", reason="needs the `parity` extra")
@@ -39,6 +40,16 @@ SHAPES = {
     "llama, stretched": {
         "tie_word_embeddings": False, "num_attention_heads": 4, "num_key_value_heads": 2,
         "rope_parameters": {"rope_theta": ROPE_THETA, **LLAMA3},
+    },
+    "qwen2, stretched by YaRN": {
+        "tie_word_embeddings": False, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "rope_parameters": {
+            "rope_theta": ROPE_THETA, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64,
+        },
+    },
+    "qwen3, stretched linearly": {
+        "tie_word_embeddings": False, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+        "rope_parameters": {"rope_theta": ROPE_THETA, "rope_type": "linear", "factor": 2.5},
     },
     "llama, tied, narrow heads": {
         "tie_word_embeddings": True, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8,
@@ -311,6 +322,58 @@ def test_the_old_style_of_config_json_describes_the_same_model(pair: Pair, tmp_p
     assert read_model_section(tmp_path) == pair.section.model_copy(update={"path": tmp_path})
     # transformers itself understands it in the same way.
     assert transformers.AutoConfig.from_pretrained(tmp_path).rope_parameters["rope_theta"] == ROPE_THETA
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+
+
+ONE_HEAD = {
+    "model_type": "qwen3", "vocab_size": 8, "hidden_size": 64, "intermediate_size": 8, "num_hidden_layers": 1,
+    "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 64, "max_position_embeddings": 2048,
+}  # fmt: skip
+
+
+def their_tables(folder: Path, length: int) -> list[np.ndarray]:
+    """cos and sin in one forward pass of so many tokens."""
+    rotary = transformers.models.qwen3.modeling_qwen3.Qwen3RotaryEmbedding(
+        transformers.AutoConfig.from_pretrained(folder)
+    )
+    return [table[0].numpy() for table in rotary(torch.zeros(1), torch.arange(length)[None])]
+
+
+@pytest.mark.parametrize("changes", [
+    {"rope_scaling": {"type": "linear", "factor": 2.5}},
+    {"rope_scaling": {"type": "dynamic", "factor": 4.0}},
+    {"rope_parameters": {"rope_theta": 1e4, **LLAMA3}},
+    # As Qwen2.5 and Qwen3 publish it.
+    {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, "rope_theta": 1e6,
+     "max_position_embeddings": 131072},
+    {"rope_parameters": {**YARN, "rope_theta": 1e6, "attention_factor": None}},
+    {"rope_scaling": YARN | {"factor": None}},
+    {"rope_scaling": YARN | {"factor": None}, "original_max_position_embeddings": 1024},
+    {"rope_scaling": {"type": "yarn", "factor": 4.0}},
+    {"rope_scaling": YARN | {"truncate": False}},
+    {"rope_scaling": YARN | {"truncate": None, "beta_fast": None, "beta_slow": None}},
+    {"rope_scaling": YARN | {"beta_fast": 8, "beta_slow": 2, "attention_factor": 1.25}},
+    {"rope_scaling": YARN | {"beta_fast": 4.0, "beta_slow": 4.0, "mscale": 1.0}},
+    {"rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 0.707}},
+    {"rope_scaling": YARN | {"mscale": 0.0, "mscale_all_dim": 1}},
+], ids=str)  # fmt: skip
+def test_tables_of_stretched_positions(changes: dict, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(ONE_HEAD | changes))
+    section = read_model_section(tmp_path)
+    expected = their_tables(tmp_path, section.max_position_embeddings)
+    for ours, theirs in zip(rope_tables(section), expected, strict=True):
+        assert np.abs(ours - theirs).max() < 1e-5 * max(1, len(ours) / 1024)
+
+
+def test_one_base_for_what_dynamic_stretching_does_to_the_longest_sequence(tmp_path: Path) -> None:
+    """As the description of `model.rope_scaling` says: M = 8192 instead of N = 2048."""
+    (tmp_path / "config.json").write_text(json.dumps(ONE_HEAD | {"rope_scaling": {"type": "dynamic", "factor": 4.0}}))
+    section = read_model_section(tmp_path)
+    theta = section.rope_theta * (4.0 * 8192 / 2048 - 4.0 + 1) ** (64 / 62)
+    longer = section.model_copy(update={"max_position_embeddings": 8192, "rope_theta": theta})
+    np.testing.assert_allclose(rope_tables(longer), their_tables(tmp_path, 8192), atol=1e-3)
 
 
 def test_shards_of_a_bfloat16_model(tmp_path: Path) -> None:

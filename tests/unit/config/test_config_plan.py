@@ -217,7 +217,6 @@ def test_a_family_differs_in_what_the_table_says() -> None:
     assert list(FAMILIES) == ["qwen2", "qwen3", "qwen3_moe", "llama"]
     assert [name for name, family in FAMILIES.items() if family.has_attention_bias] == ["qwen2"]
     assert [name for name, family in FAMILIES.items() if family.has_head_norms] == ["qwen3", "qwen3_moe"]
-    assert [name for name, family in FAMILIES.items() if family.scales_rope] == ["llama"]
     assert {name: family.huggingface_class for name, family in FAMILIES.items()} == {
         "qwen2": "Qwen2ForCausalLM",
         "qwen3": "Qwen3ForCausalLM",
@@ -242,7 +241,8 @@ def test_settings_of_families_are_written_down_and_read_back(load, tmp_path) -> 
     (EXPERTS[1:2], "model.num_experts: qwen2 has no experts; remove it, or set model.architecture=qwen3_moe"),
     (("model.norm_topk_prob=true",), "model.norm_topk_prob: qwen2 has no experts"),
     ((*EXPERTS, "model.num_experts_per_tok=9"), "9 is more than num_experts 8; largest legal: 8"),
-    ((SCALING,), "model.rope_scaling: not implemented for qwen2; remove it"),
+    (("model.rope_scaling={factor: 8.0}",), "model.rope_scaling.low_freq_factor: missing; llama3 needs it"),
+    (("model.rope_scaling={rope_type: yarn, factor: 2.0}",), "original_max_position_embeddings: missing; yarn needs"),
     (("model.architecture=llama", SCALING.replace("high_freq_factor: 4.0", "high_freq_factor: 1.0")),
      "model.rope_scaling.high_freq_factor: 1 must be more than low_freq_factor 1"),
 ])  # fmt: skip
@@ -253,7 +253,7 @@ def test_what_does_not_belong_together_is_refused_in_one_line(load, overrides, m
 
 def test_a_rule_for_stretching_that_is_not_implemented_is_refused(load) -> None:
     with pytest.raises(ConfigError, match="rope_scaling"):
-        load("model.architecture=llama", SCALING.replace("{", "{rope_type: yarn, "))
+        load("model.architecture=llama", SCALING.replace("{", "{rope_type: longrope, "))
     with pytest.raises(ValidationError):
         ModelSection(**MIXTURE.model_dump(exclude={"num_experts"}), num_experts=1)
 

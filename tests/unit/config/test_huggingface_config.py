@@ -7,6 +7,7 @@ import pytest
 
 from mindgspo.config import ModelSection
 from mindgspo.config.huggingface_config import generation_config, huggingface_config, read_model_section
+from mindgspo.config.model import RopeScalingSection
 from mindgspo.errors import WeightsError
 
 QWEN25_CONFIG = Path(__file__).resolve().parents[3] / ".." / "shared" / "data" / "qwen2.5-tokenizer" / "config.json"
@@ -56,6 +57,8 @@ LLAMA31 = {
     "rope_theta": 500000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True,
     "vocab_size": 128256,
 }  # fmt: skip
+
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 
 
 def write(folder: Path, config: object) -> Path:
@@ -109,10 +112,25 @@ def test_fields_left_out_take_the_family_s_defaults(tmp_path: Path) -> None:
     (OLD_STYLE, {"use_sliding_window": True}, "use_sliding_window is True"),
     (OLD_STYLE, {"use_mrope": True}, "use_mrope is True"),
     (OLD_STYLE, {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
-    (OLD_STYLE, {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling of type 'yarn'"),
-    (OLD_STYLE, {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling of type 'linear'"),
-    (OLD_STYLE, {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e6}},
-     "rope_parameters of type 'llama3'"),
+    (OLD_STYLE, {"rope_scaling": {"type": "longrope", "factor": 4.0}},
+     "rope_scaling of type 'longrope' is not implemented; only default, linear, dynamic, yarn, llama3 are"),
+    (OLD_STYLE, {"rope_scaling": {"rope_type": "yarm", "factor": 2.0}}, "did you mean 'yarn'"),
+    (OLD_STYLE, {"rope_scaling": {"rope_type": ["yarn"]}}, "rope_scaling of type .'yarn'. is not implemented"),
+    (OLD_STYLE, {"rope_parameters": {"rope_type": "su", "rope_theta": 1e6}}, "rope_parameters of type 'su'"),
+    (OLD_STYLE, {"rope_scaling": {"type": "yarn"}}, "rope_scaling.factor: Field required"),
+    (OLD_STYLE, {"rope_scaling": {"type": "linear", "factor": 0.5}}, "rope_scaling.factor: .*greater than or equal"),
+    (OLD_STYLE, {"rope_scaling": {"type": "default", "mrope_section": [16, 24, 24]}},
+     "rope_scaling.mrope_section is .16, 24, 24.; not implemented"),
+    (OLD_STYLE, {"rope_scaling": {"type": "linear", "factor": 2.0, "beta_fast": 32}},
+     "rope_scaling.beta_fast: linear has none; remove it, or set rope_type to yarn"),
+    (OLD_STYLE, {"rope_scaling": YARN | {"beta_fast": 2, "beta_slow": 4}},
+     "beta_fast: 2 is less than beta_slow 4; nearest legal: 4"),
+    (OLD_STYLE, {"rope_scaling": YARN | {"factor": None}, "max_position_embeddings": 16384},
+     "rope_scaling.factor: .*valid number, got None"),
+    (OLD_STYLE, {"rope_scaling": YARN | {"truncate": "no"}}, "rope_scaling.truncate: .*valid boolean"),
+    (OLD_STYLE, {"rope_scaling": {"type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 16384}},
+     "original_max_position_embeddings: dynamic has none; remove it, or set rope_type to yarn or llama3"),
+    (OLD_STYLE, {"rope_theta": 1}, "rope_theta: .*greater than 1"),
     (OLD_STYLE, {"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
     (OLD_STYLE, {"head_dim": 128}, "head_dim 128 x 14 heads is not hidden_size 896"),
     (OLD_STYLE, {"hidden_size": "896"}, "hidden_size: .*integer"),
@@ -139,14 +157,12 @@ def test_fields_left_out_take_the_family_s_defaults(tmp_path: Path) -> None:
     (LLAMA31, {"pretraining_tp": 0}, "pretraining_tp is 0; it is a whole number"),
     (LLAMA31, {"pretraining_tp": True}, "pretraining_tp is True"),
     (LLAMA31, {"pretraining_tp": "two"}, "pretraining_tp is 'two'"),
-    (LLAMA31, {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
-     "'yarn' is not implemented; .* and llama3 are"),
     (LLAMA31, {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling.low_freq_factor"),
     (LLAMA31, {"rope_scaling": LLAMA31["rope_scaling"] | {"low_freq_factor": 4.0}},
      "high_freq_factor: 4 must be more than low_freq_factor 4"),
     (LLAMA31, {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; only 1 is implemented"),
-    (LLAMA31, {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
-     "'yarn' is not implemented"),
+    (LLAMA31, {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"rope_type": "longrope", "factor": 4.0}},
+     "'longrope' is not implemented"),
 ])  # fmt: skip
 def test_what_is_wrong_or_not_implemented_is_refused(config: dict, changes: dict, message: str, tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=message) as caught:
@@ -189,6 +205,41 @@ def test_a_llama_keeps_its_stretched_positions(tmp_path: Path) -> None:
     assert read_model_section(write(tmp_path, nested)) == section
     assert read_model_section(write(tmp_path, LLAMA31 | {"rope_scaling": None})).rope_scaling is None
     assert read_model_section(write(tmp_path, LLAMA31 | {"head_dim": None})).head_dim == 128
+
+
+@pytest.mark.parametrize("family", [OLD_STYLE, QWEN3 | {"num_attention_heads": 64}, QWEN3_MOE, LLAMA31],
+                         ids=lambda one: one["model_type"])  # fmt: skip
+@pytest.mark.parametrize("longest", [32768, 40960, 131072])
+def test_yarn_as_the_cards_of_qwen_publish_it(family: dict, longest: int, tmp_path: Path) -> None:
+    """Qwen2.5's and Qwen3's: config.json keeps its own max_position_embeddings, or takes 131072."""
+    expected = RopeScalingSection(rope_type="yarn", factor=4.0, original_max_position_embeddings=32768)
+    old = family | {"max_position_embeddings": longest, "rope_theta": 1e6, "rope_scaling": YARN}
+    new = {key: value for key, value in old.items() if key not in ("rope_theta", "rope_scaling")}
+    new["rope_parameters"] = {"rope_theta": 1e6, "attention_factor": None, **YARN, "rope_type": "yarn"}
+    section = read_model_section(write(tmp_path, old))
+    assert (section.rope_scaling, section.max_position_embeddings) == (expected, longest)
+    assert read_model_section(write(tmp_path, new)) == section
+    exported = huggingface_config(section, eos_ids=(1,), pad_id=0)
+    assert exported["rope_scaling"] == {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    assert read_model_section(write(tmp_path, exported)) == section
+
+
+@pytest.mark.parametrize(("scaling", "changes", "factor", "length", "truncate"), [
+    ({}, {}, 4.0, 32768, None),
+    ({}, {"original_max_position_embeddings": 16384}, 4.0, 16384, None),
+    ({"factor": None}, {"original_max_position_embeddings": 16384}, 2.0, 16384, None),
+    ({"factor": None, "original_max_position_embeddings": 8192}, {}, 4.0, 8192, None),
+    ({"factor": None}, {}, 1.0, 32768, None),
+    ({"truncate": None}, {}, 4.0, 32768, False),
+])  # fmt: skip
+def test_what_yarn_leaves_out_is_completed_as_by_transformers(
+    scaling: dict, changes: dict, factor: float, length: int, truncate: bool | None, tmp_path: Path
+) -> None:
+    """For 32768 positions."""
+    raw = OLD_STYLE | {"rope_scaling": {"type": "yarn", "factor": 4.0} | scaling} | changes
+    assert read_model_section(write(tmp_path, raw)).rope_scaling == RopeScalingSection(
+        rope_type="yarn", factor=factor, original_max_position_embeddings=length, truncate=truncate
+    )
 
 
 @pytest.mark.parametrize(

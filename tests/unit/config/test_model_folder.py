@@ -67,8 +67,12 @@ def test_a_value_that_disagrees_is_named_with_both(load, folder: Path) -> None:
 
 
 def test_what_the_folder_has_and_we_have_not_is_refused_by_name(load, folder: Path) -> None:
-    (folder / "config.json").write_text(json.dumps({**FOLDER, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}))
-    with pytest.raises(ConfigError, match=r"small.yaml: 1 problem\n  model.path: .*config.json: rope_scaling .*'yarn'"):
+    (folder / "config.json").write_text(
+        json.dumps({**FOLDER, "rope_scaling": {"rope_type": "longrope", "factor": 4.0}})
+    )
+    with pytest.raises(
+        ConfigError, match=r"small.yaml: 1 problem\n  model.path: .*config.json: rope_scaling .*'longrope'"
+    ):
         load(check_files=False)
 
 

@@ -45,6 +45,12 @@ def test_other_families_are_refused() -> None:
         llama_settings(ModelSection(**SIZES, architecture="qwen3"), longest_row=8)
 
 
+def test_other_rules_for_stretching_are_refused() -> None:
+    section = ModelSection(**SIZES, rope_scaling={"rope_type": "linear", "factor": 2})
+    with pytest.raises(ConfigError, match="rope_scaling.rope_type: linear is not tested .* legal .*: llama3"):
+        llama_settings(section, longest_row=8)
+
+
 def test_the_absent_package_is_named_with_its_pair_and_its_extra() -> None:
     try:
         importlib.metadata.version("mindformers")

@@ -7,6 +7,7 @@ import pytest
 
 from mindgspo.config import ModelSection
 from mindgspo.config.huggingface_config import read_model_section
+from mindgspo.config.model import RopeScalingSection
 from mindgspo.errors import WeightsError
 from mindgspo.models.names import weight_shapes
 from mindgspo.models.weight_check import check_names, check_weights, require_weights
@@ -88,6 +89,16 @@ def test_frequencies_of_the_rotary_embedding_follow_from_config_json(name: str, 
 def test_frequencies_of_another_model_are_refused(values: np.ndarray, said: str) -> None:
     with pytest.raises(WeightsError, match=said):
         kept(model__rotary_emb__inv_freq=values)
+
+
+@pytest.mark.parametrize("values", [FREQUENCIES, FREQUENCIES / 4])
+def test_frequencies_of_a_stretched_model_are_in_its_file_as_trained_or_stretched(values: np.ndarray) -> None:
+    model = LLAMA.model_copy(update={"rope_scaling": RopeScalingSection(rope_type="linear", factor=4.0)})
+    arrays = {name: np.zeros(shape, np.float32) for name, shape in weight_shapes(model).items()}
+    arrays["model.rotary_emb.inv_freq"] = values
+    assert set(require_weights(model, ArraySource(arrays, path=Path("m")), {name: name for name in arrays})) == set(
+        weight_shapes(model)
+    )
 
 
 def test_frequencies_in_bfloat16(tmp_path: Path) -> None:

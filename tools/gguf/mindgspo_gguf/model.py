@@ -65,6 +65,13 @@ _IN_LAYERS = {
 }
 _EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
 _LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,5})\.(\w+)\.(weight|bias)")
+# {<key> of the entry `<architecture>.rope.scaling.<key>`: name in config.json}.
+_STRETCHING = {
+    "factor": "factor",
+    "original_context_length": "original_max_position_embeddings",
+    "yarn_beta_fast": "beta_fast",
+    "yarn_beta_slow": "beta_slow",
+}
 # How many times slower each pair of features turns: Llama 3.1's and 3.2's rule, worked out.
 _ROPE_FREQUENCIES = "rope_freqs.weight"
 _LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -179,8 +186,17 @@ def _shortest(value: object) -> object:
 
 
 def _rope_scaling(file: OpenGguf, architecture: str, config: Mapping[str, object]) -> dict[str, object] | None:
-    """Llama 3's rule, where the file holds its frequencies. Raises WeightsError: another rule."""
-    kind = file.entries.get(f"{architecture}.rope.scaling.type", "none")
+    """linear and YaRN, which the entries name, or Llama 3's rule, where the file holds its frequencies. Raises
+    WeightsError: another rule."""
+    at = f"{architecture}.rope.scaling."
+    given = {key.removeprefix(at): _shortest(value) for key, value in file.entries.items() if key.startswith(at)}
+    kind = given.pop("type", "none")
+    if kind in ("linear", "yarn"):
+        given.pop("finetuned", None)
+        strange = sorted(given.keys() - _STRETCHING)
+        if strange:
+            raise WeightsError(f"{file.path}: rope.scaling.{listed(strange)} with {kind}; not implemented")
+        return {"rope_type": kind} | {_STRETCHING[key]: value for key, value in given.items()}
     if kind != "none":
         raise WeightsError(f"{file.path}: rope.scaling.type is {shorten(kind)}; not implemented")
     if _ROPE_FREQUENCIES not in file.tensors:

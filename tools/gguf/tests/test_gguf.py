@@ -152,11 +152,29 @@ def test_the_frequencies_of_llama_3(tmp_path: Path) -> None:
     assert (found["rope_type"], found["factor"], found["original_max_position_embeddings"]) == ("llama3", 8.0, 8192)
 
 
+@pytest.mark.parametrize(("more", "expected"), [
+    ({"type": "linear", "factor": 2.5}, {"rope_type": "linear", "factor": 2.5}),
+    ({"type": "yarn", "factor": 4.0, "original_context_length": 16, "finetuned": True},
+     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}),
+    ({"type": "yarn", "factor": 4.0, "original_context_length": 16, "yarn_beta_fast": 8.0, "yarn_beta_slow": 2.0},
+     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 8.0, "beta_slow": 2.0}),
+])  # fmt: skip
+def test_stretched_positions_are_read_from_the_entries(more: dict, expected: dict, tmp_path: Path) -> None:
+    scaling = {f"llama.rope.scaling.{key}": value for key, value in more.items()}
+    write_gguf(tmp_path / "model.gguf", of=entries("llama", **scaling, **{"llama.context_length": 64}))
+    out, _ = converted(tmp_path / "model.gguf")
+    assert json.loads((out / "config.json").read_text())["rope_scaling"] == expected
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
         ({"general.architecture": "gemma3"}, "architecture gemma3; supported: llama, qwen2, qwen3, qwen3moe"),
-        ({"llama.rope.scaling.type": "yarn"}, "rope.scaling.type is yarn; not implemented"),
+        ({"llama.rope.scaling.type": "longrope"}, "rope.scaling.type is longrope; not implemented"),
+        (
+            {"llama.rope.scaling.type": "yarn"} | {"llama.rope.scaling.yarn_log_multiplier": 0.1},
+            "rope.scaling.yarn_log_multiplier with yarn; not implemented",
+        ),
         ({"llama.attention.sliding_window": 4096}, "attention.sliding_window is 4096; not implemented"),
         ({"llama.rope.dimension_count": 4}, "rope.dimension_count is 4, not head_dim 8"),
         ({"llama.attention.head_count": 0}, "no llama.attention.head_count"),

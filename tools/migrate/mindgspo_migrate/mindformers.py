@@ -182,7 +182,7 @@ def extension(value: Any, settings: Settings, row: Row) -> Outcome:
         return not_needed("no extension")
     if str(value).upper() == "LLAMA3":
         return not_needed("scaling_factor has its numbers")
-    return not_implemented("model.rope_scaling is Llama 3.1's rule only")
+    return not_implemented("set model.rope_scaling: rope_type and its numbers")
 
 
 def pet_type(value: Any, settings: Settings, row: Row) -> Outcome:
@@ -192,7 +192,7 @@ def pet_type(value: Any, settings: Settings, row: Row) -> Outcome:
 def bare_scaling(value: Any, settings: Settings, row: Row) -> Outcome:
     if number(value) == 1:
         return not_needed("1: not stretched")
-    return not_implemented("model.rope_scaling is Llama 3.1's rule only")
+    return not_implemented("set model.rope_scaling: rope_type and its numbers")
 
 
 TABLE = load_table("mindformers", globals() | adapters.FUNCTIONS)
