@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mindgspo.checkpoint.adapted import base_digest, base_record
-from mindgspo.config import DataSourceSection, ExperimentConfig, batch_table, notes, planned_steps
+from mindgspo.config import DataSourceSection, ExperimentConfig, batch_table, config_mapping, notes, planned_steps
 from mindgspo.config.profile import check_profile
 from mindgspo.config.rules import data_sources
 from mindgspo.data.account import Account, judge_rows
@@ -55,7 +55,11 @@ def check_experiment(config: ExperimentConfig) -> Iterator[str]:
     _check_writable(config.run_dir.expanduser().absolute())
     tokenizer = load_tokenizer(config.tokenizer, config.model.vocab_size)
     yield f"tokenizer: {tokenizer.name}, {tokenizer.vocab_size} ids, eos {tokenizer.eos_ids}, pad {tokenizer.pad_id}"
-    if config.model.path is not None:
+    named = config_mapping(config)["model"]["path"]
+    is_of_hub = config.model.path is not None and named != str(config.model.path)
+    if is_of_hub and not any(config.model.path.glob("*.safetensors")):
+        yield f"model: {named}: its weights are fetched when the run starts"
+    elif config.model.path is not None:
         check_weights(config.model.base, config.model.path)
         yield f"model: {config.model.path}: weights fit its config.json"
     if config.model.lora is not None and (adapters := config.model.lora.path) is not None:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from mindgspo.checkpoint.run_folder import RunStatus, open_run_folder
-from mindgspo.config import ExperimentConfig, KLSection, load_config
+from mindgspo.config import ExperimentConfig, KLSection, config_mapping, load_config
+from mindgspo.config.hub import hub_revisions
 from mindgspo.errors import ConfigError
 from mindgspo.interrupts import advise
 from mindgspo.launch.launcher import launch
@@ -76,6 +77,7 @@ def start(request: RunRequest, options: ClusterOptions) -> int:
             _check_msrun(request.experiment())
         run_worker(lambda: _work(request, request.experiment()))
     config = request.experiment()
+    worker_process.tell_hub_revisions(hub_revisions(config_mapping(config)))
     if options.node_rank == 0:
         check_installed(config.logging.trackers)
     advise("what was saved stays, go on with --set resume=auto")

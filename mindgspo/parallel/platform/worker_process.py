@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from mindgspo.config.hub import REVISIONS
 from mindgspo.io import read_json, write_json
 
 
@@ -71,6 +72,12 @@ def api_key() -> str | None:
     global _api_key
     _api_key = os.environ.pop(API_KEY, _api_key)
     return _api_key
+
+
+def tell_hub_revisions(revisions: Mapping[str, str]) -> None:
+    """Make the ranks and servers that this process starts use these commits, {repository: commit}, which it has fetched
+    from a hub, so that they do not ask it."""
+    os.environ[REVISIONS] = json.dumps(dict(revisions))
 
 
 def choose_card(number: str) -> None:
