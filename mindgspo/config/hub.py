@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -17,6 +18,8 @@ from functools import cache
 from glob import escape
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from mindgspo.config.messages import config_error
 from mindgspo.config.yaml_dialect import parse_document
@@ -121,7 +124,7 @@ def with_hub_folders(source: str, mapping: Mapping[str, Any], fetch: Fetch) -> d
     room, a package that is missing.
     """
     fetched = json.loads(os.environ.get(REVISIONS, "{}"))
-    pinned = {**_of_earlier_run(mapping), **fetched}
+    pinned, model = {**_of_earlier_run(mapping), **fetched}, mapping.get("model")
 
     def found(key: str, name: HubName) -> str:
         if not name.revision and name.key in pinned:
@@ -129,7 +132,7 @@ def with_hub_folders(source: str, mapping: Mapping[str, Any], fetch: Fetch) -> d
         try:
             known = name.cached()
             is_wanted = fetch >= (Fetch.INPUTS if name.kind == "dataset" else Fetch.SIZES)
-            is_known = fetch is Fetch.SIZES and "vocab_size" in mapping.get("model", {})
+            is_known = fetch is Fetch.SIZES and isinstance(model, Mapping) and "vocab_size" in model
             if is_wanted and not is_known and (name.key not in fetched or known is None):
                 name = _fetched(name, with_weights=fetch is Fetch.ALL and not key.startswith("tokenizer."))
             else:
@@ -205,8 +208,9 @@ def _of_earlier_run(mapping: Mapping[str, Any]) -> dict[str, str]:
     files = (folder / "config.yaml" for folder in (start, *start.parents[:2]))
     saved = next((file for file in files if file.is_file()), None)
     try:
-        return {} if saved is None else hub_revisions(parse_document(decoded(read_bytes(saved, 1 << 20))))
-    except (OSError, ValueError):
+        document = None if saved is None else parse_document(decoded(read_bytes(saved, 1 << 20)))
+        return hub_revisions(document) if isinstance(document, Mapping) else {}
+    except (OSError, ValueError, yaml.YAMLError):
         return {}  # reading the configuration itself says it
 
 
@@ -228,11 +232,11 @@ def _fetched(name: HubName, *, with_weights: bool) -> HubName:
             _cache(at.hub), num_bytes, ConfigError, f"set {hub.cache_variable} to a folder on a larger disk"
         )
         if missing:
-            print(f"fetching {at}: {len(missing)} files, {num_bytes:,} bytes", flush=True)
+            print(f"fetching {at}: {len(missing)} files, {num_bytes:,} bytes", file=sys.stderr, flush=True)
             hub.fetch(at, missing)
     except ConfigError:
         raise
-    except (OSError, hub.error) as error:
+    except (OSError, ValueError, hub.error) as error:  # ValueError: of a name that the library refuses
         status = getattr(getattr(error, "response", None), "status_code", None) or getattr(error, "status_code", None)
         if status is None and (known := name.cached()) is not None:
             return known  # of an earlier time: the hub cannot be asked
