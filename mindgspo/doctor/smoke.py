@@ -150,7 +150,8 @@ def _ranks(path: Path, config: ExperimentConfig, *words: str) -> str:
     """Run one process per rank of the plans; each calls this command again, see `cli.doctor`."""
     command = ["-m", "mindgspo.cli", "doctor", str(path), "--smoke", *words]
     logs = path.parent / ("logs" if path.stem == "smoke" else f"logs_{path.stem}")
-    code = launch(command, num_workers=config.plans.train.world_size, log_dir=logs, watch=config.watch)
+    size, on_cards = config.plans.train.world_size, config.device == "Ascend"
+    code = launch(command, num_workers=size, log_dir=logs, watch=config.watch, on_cards=on_cards)
     return f"see {logs}" if code else ""
 
 

@@ -51,6 +51,7 @@ def launch(
     master_port: int | None = None,
     devices: Sequence[str] | None = None,
     listener: socket.socket | None = None,
+    on_cards: bool = False,
 ) -> int:
     """Run `python <command>` in num_workers / nodes workers here; `command` calls `worker.run_worker` in each.
 
@@ -58,7 +59,8 @@ def launch(
     1 for an exception, 128 + number for a signal; 124 after a stall with watch.on_stall=stop; 130 or 143 after SIGINT
     or SIGTERM to this process. One launcher per
     node; node_rank 0 runs on the machine of master_addr. devices: numbers of the cards here, by default the first ones.
-    listener: a bound socket for rank 0, see `processes.handed_over`. log_dir gets rank_<r>.log, scheduler.log,
+    listener: a bound socket for rank 0, see `processes.handed_over`. on_cards: whether workers have cards, beside which
+    they then run, see `processes.processors_beside_cards`. log_dir gets rank_<r>.log, scheduler.log,
     failure_<r>.json. Called in the main thread. Raises ConfigError for impossible sizes and ports, before anything
     starts.
     """
@@ -66,7 +68,7 @@ def launch(
         num_workers=num_workers, nodes=nodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port
     )
     with _noted_signals() as signals, open_folder(log_dir, plan.members) as folder, _orphans_adopted():
-        return _Launch(command, plan, folder, watch, signals, devices, listener).run()
+        return _Launch(command, plan, folder, watch, signals, devices, listener, on_cards=on_cards).run()
 
 
 class _Launch:
@@ -81,8 +83,10 @@ class _Launch:
         signals: list[signal.Signals],
         devices: Sequence[str] | None,
         listener: socket.socket | None,
+        *,
+        on_cards: bool,
     ) -> None:
-        self._devices, self._listener = devices, listener
+        self._devices, self._listener, self._on_cards = devices, listener, on_cards
         self._command, self._plan, self._folder, self._section, self._signals = command, plan, folder, section, signals
         self._processes = Processes({}, children_now())
         self._follower = standard_output(folder.log(0))
@@ -105,7 +109,7 @@ class _Launch:
             is_terminal=sys.stdout.isatty(),
         )
         self._processes.started = start_processes(
-            self._command, self._plan, self._folder, orders, self._devices, self._listener
+            self._command, self._plan, self._folder, orders, self._devices, self._listener, on_cards=self._on_cards
         )
 
     def _supervise(self) -> int:

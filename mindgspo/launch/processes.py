@@ -132,13 +132,16 @@ def start_processes(
     orders: worker_process.LaunchOrders,
     devices: Sequence[str] | None = None,
     listener: socket.socket | None = None,
+    *,
+    on_cards: bool = False,
 ) -> dict[int, subprocess.Popen]:
     """{rank or SCHEDULER: process} of this node, each with the running interpreter; `command` is what follows it.
 
-    devices, listener: see `launcher.launch`. Each has a session of its own: Ctrl-C reaches the launcher alone, which
-    ends them in order. A worker runs on the processors beside its card, see `processors_beside_cards`.
+    devices, listener, on_cards: see `launcher.launch`. Each has a session of its own: Ctrl-C reaches the launcher
+    alone, which ends them in order.
     """
-    started, beside = {}, dict(enumerate(processors_beside_cards()))
+    started = {}
+    beside = dict(enumerate(processors_beside_cards())) if on_cards and not runtime.is_emulated() else {}
     for member in plan.members:
         environment = worker_process.worker_environment(
             orders,

@@ -59,7 +59,15 @@ def start_serving(
     listener = listener or _bound(host, port, has_key=has_key)
     if size > 1:
         folder = logs or Path("serve") / config.experiment
-        return launch(words, num_workers=size, log_dir=folder, watch=config.watch, devices=devices, listener=listener)
+        return launch(
+            words,
+            num_workers=size,
+            log_dir=folder,
+            watch=config.watch,
+            devices=devices,
+            listener=listener,
+            on_cards=config.device == "Ascend",
+        )
     if devices is not None:
         worker_process.choose_card(devices[0])
     signal.signal(signal.SIGTERM, signal.default_int_handler)

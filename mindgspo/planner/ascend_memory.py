@@ -275,7 +275,7 @@ def _chunk(work: RankWork, width: RankWidths) -> int:
 def _scoring(work: RankWork, width: RankWidths) -> Parts:
     """A graph that scores, of the old policy, the reference or a teacher: the widest layer, or the head after the
     layers, whose chunks are half as long where it finds entropies: log-probs, probabilities and their products."""
-    size = TYPE_BYTES[work.config.model.dtype]
+    size, is_frozen = TYPE_BYTES[work.config.model.dtype], work.config.model.lora is not None  # in the compute type
     layer = {
         Part.CONSTANTS: _constants(work, attentions=1),
         Part.ACTIVATIONS: _forward(work, width, work.tokens(width)) + _rotation(work, width) * size // FLOAT,
@@ -284,7 +284,7 @@ def _scoring(work: RankWork, width: RankWidths) -> Parts:
         return layer
     head = {
         Part.CONSTANTS: _constants(work, attentions=1),
-        Part.COMPUTE_WEIGHTS: _copies(work, width.output_rows * width.hidden),
+        Part.COMPUTE_WEIGHTS: 0 if is_frozen else _copies(work, width.output_rows * width.hidden),
         Part.ACTIVATIONS: work.scored_tokens(width) * width.hidden * size,
         Part.LOGITS: 3 * FLOAT * width.output_rows * _chunk(work, width) // 2,
     }

@@ -25,7 +25,7 @@ from mindgspo.config.cache import (
 from mindgspo.config.generation import generating_model, merges_adapters
 from mindgspo.planner.ascend_memory import GRAPHS, hccl_buffers
 from mindgspo.planner.cache_budget import BARELY, replica_with_cache_budget, with_cache_budget
-from mindgspo.planner.expected import CARD_GB, PHASES, capacity, expected_memory, graph_memory
+from mindgspo.planner.expected import CARD_GB, PHASES, TRAINING_PHASES, capacity, expected_memory, graph_memory
 from mindgspo.planner.measured import MeasuredPeak, stored_peaks
 from mindgspo.planner.memory_plan import GIB, MIB, MemoryPlan, Part, RankMemory, SwapLevel
 from mindgspo.planner.rank_work import RankWork, largest_tensors, trained_bytes, whole_bytes
@@ -238,7 +238,7 @@ def _sides(experiment: ExperimentConfig) -> list[_Side]:
     sides = [
         _Side(
             experiment=trained,
-            plan=expected_memory(trained, phases=(Phase.SCORE, Phase.UPDATE, Phase.SAVE)),
+            plan=expected_memory(trained, phases=TRAINING_PHASES),
             generates=False,
             name="training",
             title=f"training, {plans.train} (data x model x pipeline); other processes generate",

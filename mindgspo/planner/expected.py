@@ -21,6 +21,8 @@ from mindgspo.swap.states import NEEDS, Holding, Phase
 
 PHASES = (Phase.ROLLOUT, Phase.SCORE, Phase.UPDATE, Phase.RESHARD, Phase.SAVE)
 """In the order of a step. Evaluation needs what a rollout does."""
+TRAINING_PHASES = (Phase.SCORE, Phase.UPDATE, Phase.SAVE)
+"""Those of cards that train while servers generate."""
 
 CARD_GB = 64.0
 """Memory of an Atlas 800T A2 card in GiB."""
@@ -83,7 +85,7 @@ def swapped_bytes(config: ExperimentConfig) -> int:
 
 def _own_phases(config: ExperimentConfig) -> tuple[Phase, ...]:
     """Of the ranks that train; others may generate."""
-    return (Phase.SCORE, Phase.UPDATE, Phase.SAVE) if config.has_servers else PHASES
+    return TRAINING_PHASES if config.has_servers else PHASES
 
 
 def graph_memory(config: ExperimentConfig, graph: str, rank: int) -> int:

@@ -25,6 +25,7 @@ from mindgspo.rollout.protocol import Purpose, SamplingFilter
 from mindgspo.rollout.server_apis import ADAPTER_APIS, SERVER_APIS, AnswerReader, Call, Expected, ServerAPI
 from mindgspo.rollout.server_connection import (
     HEALTH_TIMEOUT_S,
+    MORE_BYTES,
     Server,
     ServerLostError,
     ServiceOptions,
@@ -38,7 +39,6 @@ from mindgspo.text import counted, printable
 from mindgspo.tokenization import Tokenizer
 
 CallResult = TypeVar("CallResult")
-_MORE_BYTES = 1 << 16  # of an answer, apart from its tokens
 _STARTS_WITHIN_S = 60.0
 _ABORT_AGAIN_S = 0.2
 _LOOK_S, _RETURN_S = 0.2, 1.0
@@ -395,4 +395,4 @@ def _most_bytes(request: Request, api: ServerAPI, expected: Expected) -> int:
     per_token = api.bytes_per_token
     if expected.routing is not None:  # in base64, up to 4 bytes each
         per_token += 6 * expected.routing.shape[1]
-    return _MORE_BYTES + len(request.samples) * tokens * per_token
+    return MORE_BYTES + len(request.samples) * tokens * per_token

@@ -25,7 +25,8 @@ from mindgspo.rollout.server_apis import SERVER_APIS, Call, ServerAPI
 from mindgspo.rollout.server_key import NONCE, ServerKey
 from mindgspo.text import printable
 
-_MORE_BYTES = 1 << 16  # of an answer without tokens
+MORE_BYTES = 1 << 16
+"""Most bytes of an answer, apart from its tokens."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
 _WATCH_S, HEALTH_TIMEOUT_S = 1.0, 5.0
 _HEALTH = Call(path="/health", method="GET")
@@ -202,7 +203,7 @@ class Server:
                 raise RolloutError(f"{what}: {asked}answers with {_shown(content)}")
 
     async def content(
-        self, call: Call, most_bytes: int = _MORE_BYTES, is_given_up: Callable[[], bool] = lambda: False
+        self, call: Call, most_bytes: int = MORE_BYTES, is_given_up: Callable[[], bool] = lambda: False
     ) -> bytes | None:
         """Return the content of the answer, with retries; None where its status passes, or `is_given_up` before a
         retry. Raises RolloutError, and ServerLostError as soon as the server is lost."""
@@ -249,7 +250,7 @@ class Server:
         raise ServerLostError(f"{what}: {reason}, {tries} times; see the server's log")
 
     async def _once(
-        self, call: Call, most_bytes: int = _MORE_BYTES, *, within_s: float | None = None
+        self, call: Call, most_bytes: int = MORE_BYTES, *, within_s: float | None = None
     ) -> tuple[int, bytes]:
         """Return status and content of the answer to one request. Raises RolloutError for a redirect, ServerLostError
         for an answer that is not signed with the key. within_s: None: the timeout of the options."""

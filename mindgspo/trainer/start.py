@@ -151,7 +151,8 @@ def _is_finished(request: RunRequest, config: ExperimentConfig) -> bool:
 def _launch(request: RunRequest, config: ExperimentConfig, cluster: Mapping[str, Any]) -> int:
     """cluster: the arguments of `plan_cluster`."""
     assert config.run_dir is not None, "config is not resolved"
-    return launch(request.arguments(), log_dir=config.run_dir / "logs", watch=config.watch, **cluster)
+    on_cards, log_dir = config.device == "Ascend", config.run_dir / "logs"
+    return launch(request.arguments(), log_dir=log_dir, watch=config.watch, on_cards=on_cards, **cluster)
 
 
 def _work(request: RunRequest, config: ExperimentConfig) -> int:

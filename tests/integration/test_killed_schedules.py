@@ -32,12 +32,18 @@ eval: {{every: 10}}
 logging: {{groups_per_step: null}}
 """
 RESPONSES = 16
+# An untrained model solves no problem. Vowels it has, more or fewer: each step changes the weights.
+REWARD = """def compute_score(data_source, solution_str, ground_truth, extra_info):
+    return sum(character in "aeiou" for character in solution_str) / 64
+"""
+REWARDED = ("reward.functions=[reward.py:compute_score]",)
 
 
 def start(folder: Path, name: str, *settings: str) -> subprocess.Popen:
     path = folder / "killed.yaml"
     path.write_text(EXPERIMENT, encoding="utf-8")
     (folder / "game.py").write_text(GAME, encoding="utf-8")
+    (folder / "reward.py").write_text(REWARD, encoding="utf-8")
     with (folder / f"{name}.log").open("ab") as log:
         return subprocess.Popen(
             command("run", path, *sets(f"run_dir={folder / name}", "resume=auto", *settings)),
@@ -79,6 +85,12 @@ def check_account(run_dir: Path, *, batches_ahead: int) -> None:
     assert len(trained) == len(set(trained)) == 40 * RESPONSES
 
 
+def check_learnt(run_dir: Path) -> None:
+    """Weights of other steps would show: they change."""
+    norms = [row["actor/grad_norm"] for row in read_lines(run_dir / "metrics.jsonl") if "actor/grad_norm" in row]
+    assert len(norms) == 40 and sum(norm > 0 for norm in norms) > 30, norms
+
+
 def samples_of(run_dir: Path) -> list[dict]:
     """Samples without the time that environments took."""
     rows = read_lines(run_dir / "samples.jsonl")
@@ -90,14 +102,19 @@ def samples_of(run_dir: Path) -> list[dict]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("schedule", "staleness", "kills", "games"),
-    [("bounded", 2, 20, ()), ("one_step_off", 1, 5, ()), ("bounded", 2, 20, GAMES), ("one_step_off", 1, 20, GAMES)],
+    ("schedule", "staleness", "kills", "task"),
+    [
+        ("bounded", 2, 20, REWARDED),
+        ("one_step_off", 1, 5, REWARDED),
+        ("bounded", 2, 20, GAMES),
+        ("one_step_off", 1, 20, GAMES),
+    ],
     ids=["bounded", "one_step_off", "bounded-games", "one_step_off-games"],
 )
 def test_a_run_survives_every_kill(
-    tmp_path: Path, schedule: str, staleness: int, kills: int, games: tuple[str, ...]
+    tmp_path: Path, schedule: str, staleness: int, kills: int, task: tuple[str, ...]
 ) -> None:
-    settings = (f"trainer.schedule={schedule}", f"trainer.max_staleness={staleness}", *games)
+    settings = (f"trainer.schedule={schedule}", f"trainer.max_staleness={staleness}", *task)
     choose, survived = random.Random(7), 0
     while survived < kills:
         run, before = start(tmp_path, "killed", *settings), num_steps(tmp_path / "killed")
@@ -112,6 +129,8 @@ def test_a_run_survives_every_kill(
         survived += 1
     finish(tmp_path, "killed", *settings)
     check_account(tmp_path / "killed", batches_ahead=staleness)
+    if task == REWARDED:
+        check_learnt(tmp_path / "killed")
     if schedule == "one_step_off":  # which weights draw a token does not depend on the clock
         finish(tmp_path, "whole", *settings)
         check_equal(tmp_path / "killed", tmp_path / "whole")
@@ -131,7 +150,7 @@ def check_equal(*runs: Path) -> None:
 # ---- servers that are killed
 
 
-TWO = ("plans.infer.data_parallel=2", "watch.min_seconds=10")
+TWO = ("plans.infer.data_parallel=2", "watch.min_seconds=10", *REWARDED)
 SCHEDULES = {"bounded": 2, "one_step_off": 1}
 
 
@@ -221,6 +240,7 @@ def test_a_run_survives_its_servers(
         assert "error: http://127.0.0.1:" in text and "Traceback" not in text, text[-4000:]
         finish(tmp_path, "attacked", *settings)
     check_account(run.root, batches_ahead=SCHEDULES[schedule])
+    check_learnt(run.root)
     assert not (run.root / "rollout_weights").exists() and not list(Path("/dev/shm").glob("mindgspo-attacked-*"))
     if schedule == "one_step_off":
         check_equal(run.root, request.getfixturevalue("undisturbed"))

@@ -9,6 +9,7 @@ import pytest
 
 from mindgspo.launch.failures import open_folder
 from mindgspo.launch.processes import plan_cluster, processors_beside_cards, start_processes
+from mindgspo.parallel.platform import runtime
 from mindgspo.parallel.platform.worker_process import LaunchOrders
 
 # As on an Atlas 800T A2: the cards' nodes are in another order than the cards.
@@ -66,6 +67,22 @@ def test_processors_that_the_user_has_chosen_are_kept(npu_smi, monkeypatch: pyte
     assert processors_beside_cards() == []
 
 
+def test_without_cards_npu_smi_is_not_asked(npu_smi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as those of a run on the CPU of an Atlas server, and emulated ones."""
+    npu_smi(f"NPU0 X {min(os.sched_getaffinity(0))}")
+    plan = plan_cluster(num_workers=1, nodes=1, node_rank=0, master_addr="127.0.0.1", master_port=None)
+    script = "import os; print(sorted(os.sched_getaffinity(0)))"
+    for on_cards, emulated in ((False, ""), (True, "1")):
+        if emulated:
+            monkeypatch.setenv(runtime.EMULATED, emulated)
+        with open_folder(tmp_path / f"logs{emulated}", plan.members) as folder:
+            orders = LaunchOrders(log_dir=str(folder.log_dir), state_dir=str(folder.state_dir), launcher=os.getpid(),
+                                  is_terminal=False)  # fmt: skip
+            started = start_processes(["-c", script], plan, folder, orders, on_cards=on_cards)
+            assert {process.wait(timeout=60) for process in started.values()} == {0}
+            assert folder.log(0).read_text() == f"{sorted(os.sched_getaffinity(0))}\n"
+
+
 def test_workers_start_beside_their_cards_and_say_so(npu_smi, tmp_path: Path) -> None:
     ours = sorted(os.sched_getaffinity(0))
     if len(ours) < 2:
@@ -76,7 +93,7 @@ def test_workers_start_beside_their_cards_and_say_so(npu_smi, tmp_path: Path) ->
     with open_folder(tmp_path / "logs", plan.members) as folder:
         orders = LaunchOrders(log_dir=str(folder.log_dir), state_dir=str(folder.state_dir), launcher=os.getpid(),
                               is_terminal=False)  # fmt: skip
-        for process in start_processes(["-c", script], plan, folder, orders).values():
+        for process in start_processes(["-c", script], plan, folder, orders, on_cards=True).values():
             assert process.wait(timeout=60) == 0
         told = [folder.log(rank).read_text().splitlines() for rank in range(3)]
     beside = "rank {} runs on 1 processor beside its card"

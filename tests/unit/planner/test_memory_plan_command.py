@@ -143,8 +143,13 @@ def test_the_budget_of_the_cache_counts_for_graphs_with_a_cache(seven_billion: E
 # Most that the plan may be above or below what the dry run's allocator held, as a share of that.
 BANDS = {"train": 0.03, "reference": 0.02, "prefill": 0.04, "decode": 0.01}
 OF_MIXTURES = {"reference": 0.04}
-# Planned too high: the widest layer of a stage that takes no ids is smaller there than the plan has it.
-TOO_HIGH = {("examples/dapo_math/gspo_qwen3_32b.yaml", "reference", 48): 0.18}
+# Planned too high: the widest layer of a stage that takes no ids is smaller there than the plan has it; and beside the
+# cache the plan has the keys and values of all layers, of which the graph holds those of one.
+TOO_HIGH = {
+    ("examples/dapo_math/gspo_qwen3_32b.yaml", "reference", 48): 0.18,
+    ("examples/verl_nightly/gspo_qwen3_8b.yaml", "prefill", 0): 0.065,
+    ("examples/verl_nightly/gspo_qwen3_30b_a3b.yaml", "prefill", 0): 0.055,
+}
 
 
 def test_the_plan_is_near_what_was_measured_of_the_shipped_experiments() -> None:
