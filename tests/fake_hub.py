@@ -19,10 +19,12 @@ class Repository:
     commits: dict[str, dict[str, bytes]]
     status: int = 200
     error: str = ""
+    branches: dict[str, str] = field(default_factory=dict)
+    """Commits of other branches than main."""
 
     def at(self, revision: str) -> tuple[str, dict[str, bytes]] | None:
         """The commit that a revision means, and its files."""
-        name = list(self.commits)[-1] if revision in ("main", "master") else revision
+        name = list(self.commits)[-1] if revision in ("main", "master") else self.branches.get(revision, revision)
         return (name, self.commits[name]) if name in self.commits else None
 
 

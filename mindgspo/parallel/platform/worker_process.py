@@ -19,7 +19,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindgspo.config.hub import REVISIONS
 from mindgspo.io import read_json, write_json
 
 
@@ -77,6 +76,8 @@ def api_key() -> str | None:
 def tell_hub_revisions(revisions: Mapping[str, str]) -> None:
     """Make the ranks and servers that this process starts use these commits, {repository: commit}, which it has fetched
     from a hub, so that they do not ask it."""
+    from mindgspo.config.hub import REVISIONS  # commands that need no configuration import this module, too
+
     os.environ[REVISIONS] = json.dumps(dict(revisions))
 
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import pytest
 from fake_hub import Hub, serve_hub
+from huggingface_folders import write_folder, write_rows
 
-from mindgspo.config import dump_config, load_config
-from mindgspo.config.hub import REVISIONS, Fetch, _fetched, hub_names, hub_revisions, is_hub_name, with_hub_folders
+from mindgspo.cli import main
+from mindgspo.cli.options import model_folder
+from mindgspo.config import config_mapping, dump_config, load_config
+from mindgspo.config.hub import REVISIONS, Fetch, hub_names, hub_revisions, is_hub_name, with_hub_folders
 from mindgspo.errors import ConfigError
+from mindgspo.metrics.environment import record_start
 from mindgspo.trainer.check import check_experiment
+from mindgspo.trainer.start import RunRequest
 
 constants = pytest.importorskip("huggingface_hub.constants")
 
@@ -33,9 +39,7 @@ def hub(monkeypatch, tmp_path):
         )
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        _fetched.cache_clear()
         yield server
-        _fetched.cache_clear()
 
 
 def resolved(text: str, section: str = "model", fetch: Fetch = Fetch.ALL, **more: object) -> Path:
@@ -98,33 +102,59 @@ def test_names_that_try_to_escape_are_not_fetched(hub: Hub, bad, tmp_path):
     hub.add("models/o/m", {**MODEL, bad: b"{}"})
     hub.add("datasets/o/d", {"train.jsonl": ROWS, bad + "l": b"{}"})
     resolved("o/m")
-    resolved("o/d", "data")
+    resolved("o/d/train.jsonl", "data")
+    assert f"{bad}l" not in problem("o/d", "data")
     assert sorted(hub.fetched) == [*TAKEN, "train.jsonl"]
     assert not list(tmp_path.rglob("evil*"))
 
 
-def test_a_data_set_of_several_files_lists_them(hub: Hub):
+def test_a_data_set_without_a_file_lists_them(hub: Hub):
     hub.add("datasets/o/d", {"a/train.parquet": b"1", "b/test.jsonl": ROWS, "load.py": b""})
-    fix = "is a data set of several files; name one of its files, e.g. o/d/a/train.parquet, o/d/b/test.jsonl"
+    fix = "is a data set; name one of its files, e.g. o/d/a/train.parquet, o/d/b/test.jsonl"
     assert problem("o/d", "data").endswith(fix)
     assert "has no c.jsonl; name one" in problem("o/d/c.jsonl", "data")
 
 
 def test_a_resumed_run_uses_its_commit(hub: Hub, tmp_path):
     old = hub.add("models/o/m", MODEL)
+    hub.repositories["models/o/m"].branches["dev"] = old
     run = tmp_path / "run"
     run.mkdir()
     first = resolved("o/m")
+    assert resolved("o/m@dev") == first
     saved = hub_names({"model": {"path": str(first)}})
     assert saved == {"model": {"path": f"o/m@{old}"}}
-    assert hub_revisions(saved) == {"model o/m": old}
-    (run / "config.yaml").write_text(json.dumps(saved))
+    assert hub_revisions(saved) == {"model o/m": old, "model o/m@dev": old}
+    record_start(run, step=0, device="CPU", hub=hub_revisions(saved))
+    new = hub.repositories["models/o/m"].branches["dev"] = hub.add("models/o/m", MODEL)
+    for name in ("o/m", "o/m@dev"):
+        assert resolved(name).name == new
+        assert resolved(name, resume="auto", run_dir=str(run)) == first
+        assert resolved(name, resume=str(run / "checkpoints" / "step_1")) == first
+        assert resolved(name, resume="never", run_dir=str(run)).name == new
+    with (run / "environment.jsonl").open("a") as file:
+        file.write('{"hub": 3\n')
+    with pytest.raises(ConfigError, match="environment.jsonl: cannot be read .* remove the damaged line"):
+        resolved("o/m", resume="auto", run_dir=str(run))
+
+
+def test_sft_finds_the_commit_of_its_own_folder(hub: Hub, tmp_path, monkeypatch):
+    old = hub.add("models/o/m", MODEL)
+    monkeypatch.chdir(tmp_path)
+    request = RunRequest(
+        command="sft",
+        config=ROOT / "examples/arithmetic/gspo.yaml",
+        overrides=("model.path=o/m", "warmup.max_steps=1", "resume=auto"),
+        overwrite=False,
+        complete=lambda config: config,
+    )
+    first = request.experiment()
+    assert first.run_dir == Path("runs/arithmetic-gspo-sft") and first.model.path.name == old
+    first.run_dir.mkdir(parents=True)
+    record_start(first.run_dir, step=0, device="CPU", hub=hub_revisions(config_mapping(first)))
     new = hub.add("models/o/m", MODEL)
-    _fetched.cache_clear()
-    assert resolved("o/m").name == new
-    assert resolved("o/m", resume="auto", run_dir=str(run)) == first
-    assert resolved("o/m", resume=str(run / "checkpoints" / "step_1")) == first
-    assert resolved("o/m", resume="never", run_dir=str(run)).name == new
+    assert request.experiment() == first
+    assert replace(request, command="run").experiment().model.path.name == new
 
 
 def test_processes_of_a_launch_do_not_ask_the_hub(hub: Hub, monkeypatch):
@@ -132,10 +162,18 @@ def test_processes_of_a_launch_do_not_ask_the_hub(hub: Hub, monkeypatch):
     folder = resolved("o/m")
     hub.add("models/o/m", MODEL)
     asked = hub.asked
-    _fetched.cache_clear()
     monkeypatch.setenv(REVISIONS, json.dumps({"model o/m": commit}))
     assert resolved("o/m") == folder
     assert hub.asked == asked
+
+
+def test_a_saved_experiment_is_read_without_the_hub(hub: Hub):
+    """Its sizes are in it, so that reports need neither a connection nor the cache."""
+    commit = hub.add("models/o/m", MODEL)
+    saved = {"model": {"path": f"o/m@{commit}", "vocab_size": 8}}
+    assert with_hub_folders("x.yaml", saved, Fetch.SIZES) == saved and hub.asked == 0
+    folder = resolved("o/m")
+    assert with_hub_folders("x.yaml", saved, Fetch.SIZES)["model"]["path"] == str(folder)
 
 
 def test_missing_private_gated_and_unknown_revisions_are_one_line(hub: Hub):
@@ -156,17 +194,15 @@ def test_missing_private_gated_and_unknown_revisions_are_one_line(hub: Hub):
 def test_offline_takes_what_the_cache_has(hub: Hub, monkeypatch):
     hub.add("models/o/m", MODEL)
     folder = resolved("o/m")
-    _fetched.cache_clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert resolved("o/m") == folder
-    line = problem("o/other")
-    assert "o/other: not in the cache" in line and "HF_HUB_OFFLINE is set" in line
+    assert "cannot be reached" in (line := problem("o/other")) and "offline mode is enabled" in line
 
 
 def test_a_hub_that_cannot_be_reached(hub: Hub, monkeypatch):
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     line = problem("o/m")
-    assert "http://127.0.0.1:9 cannot be reached" in line and "set HF_ENDPOINT to a mirror" in line
+    assert "http://127.0.0.1:9 cannot be reached" in line and "set HF_ENDPOINT to a mirror, or give a folder" in line
 
 
 def test_room_is_checked_before(hub: Hub, monkeypatch):
@@ -180,7 +216,7 @@ def test_room_is_checked_before(hub: Hub, monkeypatch):
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
-    assert "pip install 'mindgspo[huggingface]', or give a folder" in problem("o/m")
+    assert "no such folder here; to fetch it, pip install 'mindgspo[huggingface]'" in problem("o/m")
 
 
 def test_a_whole_experiment(hub: Hub, tmp_path):
@@ -198,17 +234,25 @@ def modelscope(monkeypatch, tmp_path):
     monkeypatch.setenv("MODELSCOPE_CACHE", str(tmp_path / "modelscope"))
     with serve_hub() as server:
         monkeypatch.setenv("MODELSCOPE_ENDPOINT", server.url)
-        _fetched.cache_clear()
         yield server
 
 
-def test_modelscope(modelscope: Hub):
+def test_modelscope(modelscope: Hub, monkeypatch):
     commit = modelscope.add("models/o/m", MODEL)
     folder = resolved("modelscope:o/m")
     assert folder.parts[-4:] == ("models", "o--m", "snapshots", commit)
     assert sorted(set(modelscope.fetched)) == TAKEN
     assert hub_names({"model": {"path": str(folder)}}) == {"model": {"path": f"modelscope:o/m@{commit}"}}
+    modelscope.add("datasets/o/d", {"a/train.jsonl": ROWS, "load.py": b""})
+    assert resolved("modelscope:o/d/a/train.jsonl", "data").read_bytes() == ROWS
     assert "modelscope:o/none: no such folder here, and no such model at" in problem("modelscope:o/none")
+    newer = modelscope.add("models/o/m", MODEL)
+    assert resolved("modelscope:o/m").name == newer
+    assert resolved(f"modelscope:o/m@{commit}") == folder
+    modelscope.repositories.clear()
+    monkeypatch.setenv("MODELSCOPE_ENDPOINT", "http://127.0.0.1:9")
+    assert resolved(f"modelscope:o/m@{commit}") == folder, "without a connection"
+    assert "http://127.0.0.1:9 cannot be reached" in problem("modelscope:o/other")
 
 
 def test_check_does_not_need_weights(hub: Hub, tmp_path):
@@ -218,3 +262,24 @@ def test_check_does_not_need_weights(hub: Hub, tmp_path):
     lines = list(islice(check_experiment(config), 2))
     assert lines[1].startswith("model: o/m@") and lines[1].endswith("its weights are fetched when the run starts")
     assert hub.fetched == ["config.json"]
+
+
+def test_init_takes_names_and_pins_them(hub: Hub, tmp_path, monkeypatch, capsys):
+    write_rows(tmp_path / "pens.jsonl")
+    write_folder(tmp_path / "hf", "Qwen2", tmp_path / "pens.jsonl")
+    model = hub.add("models/o/m", {path.name: path.read_bytes() for path in (tmp_path / "hf").iterdir()})
+    hub.add("datasets/o/d", {"pens.jsonl": (tmp_path / "pens.jsonl").read_bytes()})
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "--model", "o/m", "--data", "o/d/pens.jsonl"]) == 0
+    assert "parameters, o/m; responses end at <eos>" in capsys.readouterr().out
+    text = (tmp_path / "m-pens.yaml").read_text()
+    assert f"path: o/m@{model}" in text and str(tmp_path / "cache") not in text
+    assert not any(name.endswith(".safetensors") for name in hub.fetched)
+
+
+def test_commands_take_names(hub: Hub):
+    hub.add("models/o/m", MODEL)
+    assert sorted(path.name for path in model_folder(Path("o/m")).iterdir()) == TAKEN
+    assert model_folder(ROOT / "examples") == ROOT / "examples"
+    with pytest.raises(ConfigError, match="^o/none: no such folder here, and no such model at http"):
+        model_folder(Path("o/none"))
