@@ -249,7 +249,7 @@ def test_modelscope(modelscope: Hub, monkeypatch):
     newer = modelscope.add("models/o/m", MODEL)
     assert resolved("modelscope:o/m").name == newer
     assert resolved(f"modelscope:o/m@{commit}") == folder
-    modelscope.repositories.clear()
+    monkeypatch.setattr("urllib3.util.retry.Retry.sleep", lambda *_: None)
     monkeypatch.setenv("MODELSCOPE_ENDPOINT", "http://127.0.0.1:9")
     assert resolved(f"modelscope:o/m@{commit}") == folder, "without a connection"
     assert "http://127.0.0.1:9 cannot be reached" in problem("modelscope:o/other")
