@@ -248,26 +248,26 @@ class _HuggingFace:
     def __init__(self) -> None:
         """Raises ImportError."""
         from httpx import HTTPError
-        from huggingface_hub import HfApi, constants
+        from huggingface_hub import HfApi, RepoFile, constants
         from huggingface_hub.errors import RevisionResolutionError
 
-        self._api, self.errors = HfApi(), (HTTPError, RevisionResolutionError)
+        self._api, self._file, self.errors = HfApi(), RepoFile, (HTTPError, RevisionResolutionError)
         self.endpoint, self.cache = self._api.endpoint, Path(constants.HF_HUB_CACHE)
 
     def look(self, name: HubName) -> tuple[HubName, dict[str, int]]:
         """The name at its commit, and {file: bytes}."""
         commit = self._api.resolve_revision(name.repo, repo_type=name.kind, revision=name.revision or None).resolved
         rows = self._api.list_repo_tree(name.repo, repo_type=name.kind, revision=commit, recursive=True)
-        return replace(name, revision=commit), {row.path: row.size for row in rows if hasattr(row, "size")}
+        return replace(name, revision=commit), {row.path: row.size for row in rows if isinstance(row, self._file)}
 
     def fetch(self, name: HubName, patterns: list[str]) -> Path:
         """The folder of the cache, whose name is the commit, with these files."""
-        where = {"repo_type": name.kind, "revision": name.revision}
+        where: dict[str, Any] = {"repo_type": name.kind, "revision": name.revision}
         return Path(self._api.snapshot_download(name.repo, **where, allow_patterns=patterns))
 
     def cached(self, name: HubName) -> Path | None:
         """The folder of the cache at the commit, or the one that a branch was when the hub was last asked."""
-        where = {"repo_type": name.kind, "revision": name.revision or None, "local_files_only": True}
+        where: dict[str, Any] = {"repo_type": name.kind, "revision": name.revision or None, "local_files_only": True}
         try:
             return Path(self._api.snapshot_download(name.repo, **where, allow_patterns=[]))
         except (OSError, ValueError):
@@ -293,7 +293,7 @@ class _ModelScope:
 
     def fetch(self, name: HubName, patterns: list[str]) -> Path:
         """The folder of the cache, whose name is the commit, with these files."""
-        where = {"revision": name.revision, "local_dir": self._snapshots(name) / name.revision}
+        where: dict[str, Any] = {"revision": name.revision, "local_dir": self._snapshots(name) / name.revision}
         return Path(self._api.download_repo(name.repo, name.kind, **where, allow_patterns=patterns))
 
     def cached(self, name: HubName) -> Path | None:
