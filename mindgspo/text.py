@@ -24,14 +24,15 @@ def did_you_mean(
 
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_FOLDERS = {"checkpoints", "data", "export", "model", "models", "runs"}
+LOCAL_FOLDERS = {"checkpoints", "data", "export", "model", "models", "runs"}
+"""Usual names of folders, which no name on a hub begins with."""
 
 
 def hub_hint(path: Path, *, is_data: bool = False) -> str:
     """The end of a message about a folder that is not there and may have been meant as a name on a hub, such as
     Qwen/Qwen2.5-0.5B, or openai/gsm8k of a data set: how to fetch it. Empty for any other path."""
     name = "/".join(path.parts[-2:])
-    if path.exists() or path.parent.exists() or path.parent.name in _FOLDERS or not _HUB_NAME.fullmatch(name):
+    if path.exists() or path.parent.exists() or path.parent.name in LOCAL_FOLDERS or not _HUB_NAME.fullmatch(name):
         return ""
     kind, then = ("--repo-type dataset ", "; then name one of its files") if is_data else ("", "")
     return f"; if {name} is a name on a hub, fetch it first: `hf download {kind}{name} --local-dir {path}`{then}"

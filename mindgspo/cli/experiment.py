@@ -67,12 +67,14 @@ Its run folder is runs/<experiment>-sft unless run_dir is set.
 def check_command(config: ConfigArgument, set_: SetOption = None) -> None:
     """Check an experiment in seconds, without MindSpore.
 
-    Looks at settings, tokenizer, data, prompts and reward, and prints the batch table.
+    Looks at settings, tokenizer, data, prompts and reward, and prints the batch table. Weights that are named on a hub
+    are not fetched.
     """
     from mindgspo.config import load_config
+    from mindgspo.config.hub import Fetch
     from mindgspo.trainer.check import check_experiment
 
-    for line in check_experiment(load_config(config, set_ or [])):
+    for line in check_experiment(load_config(config, set_ or [], fetch=Fetch.INPUTS)):
         print(line)
     print("ok")
 

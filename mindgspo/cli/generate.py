@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from mindgspo.cli.options import EmulateOption, EosTokenOption, TokenizerOption, emulated_overrides
+from mindgspo.cli.options import EmulateOption, EosTokenOption, TokenizerOption, emulated_overrides, model_folder
 
 if TYPE_CHECKING:
     from mindgspo.evaluation.generate import Chat, GenerateOptions
@@ -21,7 +21,11 @@ _COMMANDS = "/reset begins anew, /quit or Ctrl-D ends, Ctrl-C stops an answer"
 def generate_command(
     model: Annotated[
         Path,
-        typer.Argument(metavar="MODEL_OR_RUN", help="Model folder, run folder, or checkpoints/step_XXXXXXXX of a run."),
+        typer.Argument(
+            metavar="MODEL_OR_RUN",
+            help="Model folder, name on a hub, run folder, or checkpoints/step_XXXXXXXX of a run.",
+            callback=model_folder,
+        ),
     ],
     prompt: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Prompt to answer; - reads it from standard input.")

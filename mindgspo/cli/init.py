@@ -11,9 +11,16 @@ from mindgspo.cli.options import EosTokenOption, MemoryOption, TokenizerOption
 
 
 def init_command(
-    model: Annotated[Path, typer.Option(help="Hugging Face folder with config.json and a tokenizer.", metavar="DIR")],
+    model: Annotated[
+        Path,
+        typer.Option(help="Hugging Face folder with config.json and a tokenizer; or a name on a hub.", metavar="DIR"),
+    ],
     data: Annotated[
-        Path, typer.Option(help="Questions with answers: *.jsonl, *.parquet, *.json, *.csv or *.tsv.", metavar="FILE")
+        Path,
+        typer.Option(
+            help="Questions with answers: *.jsonl, *.parquet, *.json, *.csv or *.tsv; or OWNER/NAME/FILE on a hub.",
+            metavar="FILE",
+        ),
     ],
     eval_: Annotated[
         Path | None,

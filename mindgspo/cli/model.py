@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from mindgspo.cli.options import EmulateOption, EosTokenOption, SetOption, TokenizerOption, emulated_overrides
+from mindgspo.cli.options import (
+    EmulateOption,
+    EosTokenOption,
+    ModelArgument,
+    SetOption,
+    TokenizerOption,
+    emulated_overrides,
+)
 
 if TYPE_CHECKING:
     from mindgspo.evaluation.tasks import EvalTask
@@ -18,7 +25,7 @@ reward_app = typer.Typer(no_args_is_help=True, help="Try reward functions on fil
 
 
 def evaluate_command(
-    model_dir: Annotated[Path, typer.Argument(help="Hugging Face folder, e.g. runs/<experiment>/export.")],
+    model_dir: ModelArgument,
     data: Annotated[
         list[str] | None,
         typer.Option(
@@ -155,7 +162,7 @@ def _evaluate_and_print(tasks: list[EvalTask], out: Path | None) -> None:
 
 
 def logprobs_command(
-    model_dir: Annotated[Path, typer.Argument(help="Hugging Face folder, with config.json and *.safetensors.")],
+    model_dir: ModelArgument,
     input: Annotated[
         Path, typer.Option("--input", help='JSON Lines file with rows {"ids": [...]} or {"text": "..."}.')
     ],

@@ -134,6 +134,28 @@ ConfigArgument = Annotated[
         callback=_file_of_experiment,
     ),
 ]
+
+
+def model_folder(path: Path | None) -> Path | None:
+    """The folder that a command line names itself or by a name on a hub."""
+    from mindgspo.config.hub import hub_path
+
+    return path and hub_path(path)
+
+
+def _tokenizer_folder(path: Path | None) -> Path | None:
+    from mindgspo.config.hub import hub_path
+
+    return path and hub_path(path, "tokenizer")
+
+
+ModelArgument = Annotated[
+    Path,
+    typer.Argument(
+        help="Hugging Face folder, e.g. runs/<experiment>/export; or a name on a hub, e.g. Qwen/Qwen3-0.6B.",
+        callback=model_folder,
+    ),
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -170,7 +192,12 @@ MemoryOption = Annotated[
 ]
 TokenizerOption = Annotated[
     Path | None,
-    typer.Option("--tokenizer", metavar="DIR", help="Folder of the tokenizer, if the model's folder has none."),
+    typer.Option(
+        "--tokenizer",
+        metavar="DIR",
+        help="Folder of the tokenizer, if the model's folder has none; or its name on a hub.",
+        callback=_tokenizer_folder,
+    ),
 ]
 EosTokenOption = Annotated[
     list[str] | None,

@@ -57,6 +57,7 @@ def serve_command(
     """
     from mindgspo.checkpoint.adapted import base_digest, base_record
     from mindgspo.config import load_config
+    from mindgspo.config.hub import Fetch
     from mindgspo.launch.serving import start_serving
     from mindgspo.planner import replica_with_cache_budget
     from mindgspo.rollout.server_key import server_key
@@ -65,7 +66,7 @@ def serve_command(
     overrides = emulated_overrides(emulate_ascend, set_)
     if api_key_file is not None:
         overrides = (*overrides, f"rollout.servers.api_key_file={json.dumps(str(api_key_file))}")
-    whole = load_config(config, overrides, check_files=False)
+    whole = load_config(config, overrides, check_files=False, fetch=Fetch.ALL if own_weights else Fetch.INPUTS)
     experiment, key = replica_with_cache_budget(whole), server_key(whole.rollout.servers.api_key_file)
     folders = [*weights_folders(whole), *(weights_dir or ())]
     words = ["-m", "mindgspo.cli", "serve", str(config)]

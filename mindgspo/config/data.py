@@ -59,7 +59,8 @@ class DataSourceSection(Section):
     columns: any rows, see `columns`. mindrlhf: the MindRecord of MindRLHF's rlhf_data.py. arithmetic: generated.
     prepared: a folder made by `mindgspo data prepare`."""
     path: Path | None = None
-    """File (*.jsonl, *.parquet, MindRLHF's MindRecord), or a prepared folder; not set for arithmetic."""
+    """File (*.jsonl, *.parquet, MindRLHF's MindRecord), or a prepared folder, or a file on a hub, such as
+    openai/gsm8k/main/train-00000-of-00001.parquet; not set for arithmetic."""
     columns: ColumnsSection | None = None
     """Which columns hold what; for the format `columns` only."""
     dedup: bool = False
@@ -204,8 +205,8 @@ class TokenizerSection(Section):
 
     path: Path | None = None
     """Folder with vocab.json + merges.txt, or tokenizer.json, or one sentencepiece *.model; with
-    tokenizer_config.json for the chat template. Not set: model.path, if a tokenizer lies there. None: the small
-    byte-level BPE built for the arithmetic task (refused for rows from files)."""
+    tokenizer_config.json for the chat template; or a name on a hub, as in model.path. Not set: model.path, if a
+    tokenizer lies there. None: the small byte-level BPE built for the arithmetic task (refused for rows from files)."""
     eos_tokens: tuple[str, ...] = Field(default=("<|im_end|>", "<|endoftext|>"), min_length=1)
     """Tokens that end a response; the first one is appended to supervised answers."""
     pad_token: str = "<|endoftext|>"

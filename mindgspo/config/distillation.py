@@ -19,8 +19,8 @@ class TeacherSection(Section):
     """A frozen model with the policy's vocabulary, on the cards that train or behind a server."""
 
     path: Path | None = None
-    """Hugging Face folder of a model for the cards that train. Its sizes are its own; its tokens are those of the
-    policy."""
+    """Hugging Face folder, or name on a hub, of a model for the cards that train. Its sizes are its own; its
+    tokens are those of the policy."""
     url: str | None = None
     """Instead of path: address of a server that returns log-probs of given ids, e.g. http://10.0.0.2:8000. Its tokens
     are compared with the policy's when the run starts; rollout.temperature must be 1."""

@@ -22,6 +22,7 @@ from mindgspo.config.algorithm import POLICY_LOSSES, AlgorithmSection, Reference
 from mindgspo.config.algorithm_rules import default_kl_agg_mode
 from mindgspo.config.data import OVERALL, OVERALL_REWARD, ColumnsSection
 from mindgspo.config.deployment_rules import compiler_problems, default_cache_dtype
+from mindgspo.config.hub import Fetch, hub_names, is_hub_name, with_hub_folders
 from mindgspo.config.huggingface_config import with_model_folder, with_tokenizer_folder
 from mindgspo.config.messages import config_error, schema_problems
 from mindgspo.config.model import ModelSection
@@ -217,20 +218,21 @@ def _read_override(override: str) -> dict[str, Any]:
 
 
 def _with_absolute_paths(mapping: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Every key named `path`, at any depth, made absolute; so are the files of `functions`."""
+    """Every key named `path`, at any depth, made absolute unless it is a name on a hub; so are the files of
+    `functions`."""
 
-    def absolute(key: str, value: Any) -> Any:
+    def absolute(key: str, value: Any, section: str) -> Any:
         if isinstance(value, Mapping):
-            return {name: absolute(name, below) for name, below in value.items()}
+            return {name: absolute(name, below, section) for name, below in value.items()}
         if key == "path" and isinstance(value, str):
-            return str(_absolute_path(value, folder))
+            return value if is_hub_name(value, section, folder) else str(_absolute_path(value, folder))
         if key == "functions" and isinstance(value, list):
             return [_absolute_function(text, folder) for text in value]
         if isinstance(value, list):
-            return [absolute("", one) for one in value]
+            return [absolute("", one, section) for one in value]
         return value
 
-    return {key: absolute(key, value) for key, value in mapping.items()}
+    return {key: absolute(key, value, key) for key, value in mapping.items()}
 
 
 def _absolute_function(text: Any, folder: Path) -> Any:
@@ -255,14 +257,22 @@ def _similar_files(path: Path) -> str:
     return did_you_mean(path.name, beside, show=lambda name: str(path.parent / name))
 
 
-def load_config(path: str | PathLike[str], overrides: Iterable[str] = (), check_files: bool = True) -> ExperimentConfig:
+def load_config(
+    path: str | PathLike[str],
+    overrides: Iterable[str] = (),
+    check_files: bool = True,
+    *,
+    fetch: Fetch | None = None,
+) -> ExperimentConfig:
     """The experiment at `path` with `overrides` ("section.key=value", later wins), checked and resolved.
 
     A relative `path` in a file counts from that file's folder, one in an override from the current folder.
     check_files: also reject data, tokenizer and weight paths that do not exist, and settings that this machine cannot
-    compute. Raises ConfigError with every problem found, one per line.
+    compute. fetch: of what is named on a hub; None: all with check_files, else what tells the sizes of models. Raises
+    ConfigError with every problem found, one per line.
     """
-    return _checked(str(path), read_layers(Path(path), overrides), check_files=check_files)
+    mapping = read_layers(Path(path), overrides)
+    return _checked(str(path), mapping, check_files=check_files, fetch=fetch)
 
 
 def load_columns(path: Path) -> ColumnsSection:
@@ -296,8 +306,11 @@ def load_mapping(
     return _checked(source, with_overrides(mapping, overrides), check_files=check_files)
 
 
-def _checked(source: str, mapping: dict[str, Any], *, check_files: bool) -> ExperimentConfig:
-    resolved = resolve(_parse(source, with_tokenizer_folder(with_model_folder(source, mapping))))
+def _checked(
+    source: str, mapping: dict[str, Any], *, check_files: bool, fetch: Fetch | None = None
+) -> ExperimentConfig:
+    found = with_hub_folders(source, mapping, fetch or (Fetch.ALL if check_files else Fetch.SIZES))
+    resolved = resolve(_parse(source, with_tokenizer_folder(with_model_folder(source, found))))
     of_paths = path_problems(resolved) or (file_problems(resolved) if check_files else [])
     of_machine = compiler_problems(resolved) if check_files else ()
     problems = [*joined_problems(resolved), *of_paths, *of_machine]
@@ -346,8 +359,8 @@ def _with_tied_tables(model: ModelSection, plans: PlansSection) -> PlansSection:
 
 def config_mapping(config: ExperimentConfig) -> dict[str, Any]:
     """The config as nested mappings of JSON values (paths as text, tuples as lists), in the schema's
-    order."""
-    return config.model_dump(mode="json")
+    order. What was fetched from a hub has its name there."""
+    return hub_names(config.model_dump(mode="json"))
 
 
 def dotted_items(mapping: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -437,7 +450,8 @@ def load_model_and_plans(path: str | PathLike[str], overrides: Iterable[str] = (
     if _other_keys(read_layers(Path(path), ())):
         config = load_config(path, overrides, check_files=False)
         return ModelAndPlans(config.model, config.plans)
-    mapping = with_model_folder(str(path), read_layers(Path(path), overrides))
+    layers = with_hub_folders(str(path), read_layers(Path(path), overrides), Fetch.SIZES)
+    mapping = with_model_folder(str(path), layers)
     problems = [f"{key}: the file holds model and plans only; leave it out" for key in _other_keys(mapping)]
     if problems:
         raise config_error(str(path), problems)

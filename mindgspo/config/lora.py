@@ -57,8 +57,8 @@ class LoraSection(Section):
     principal parts of the weight, which is trained beside what these leave; exports have plain adapters of twice the
     rank on the base itself."""
     path: Path | None = None
-    """PEFT folder (adapter_config.json + adapter_model.safetensors) to begin with. Its rank, alpha and targets must be
-    those above. None: drawn from `seed`."""
+    """PEFT folder (adapter_config.json + adapter_model.safetensors) to begin with, or its name on a hub. Its rank,
+    alpha and targets must be those above. None: drawn from `seed`."""
 
     @property
     def scale(self) -> float:

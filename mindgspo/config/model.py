@@ -94,8 +94,9 @@ class ModelSection(Section):
         def __hash__(self) -> int: ...
 
     path: Path | None = None
-    """Hugging Face folder (config.json + *.safetensors). Architecture and sizes below are read from its config.json;
-    those that are set must agree with it. None: random weights drawn from `seed`."""
+    """Hugging Face folder (config.json + *.safetensors), or a name on a hub: Qwen/Qwen3-0.6B, Qwen/Qwen3-0.6B@revision,
+    modelscope:Qwen/Qwen3-0.6B. Architecture and sizes below are read from its config.json; those that are set must
+    agree with it. None: random weights drawn from `seed`."""
     backend: Literal["native", "mindformers"] = "native"
     """Whose transformer is trained: ours, or MindFormers' (qwen2 and llama, on CPU in one process; see
     docs/integrations.md). Generation is ours with either."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mindgspo.config.distillation_rules import KEY, teacher_folder_problems
+from mindgspo.config.hub import ROW_SUFFIXES
 from mindgspo.config.huggingface_config import FILE, nearest_model
 from mindgspo.config.reward import file_function, missing_file_problems, reward_file_problems
 from mindgspo.config.rules import data_sources
@@ -18,7 +19,6 @@ from mindgspo.text import hub_hint, shorten
 _NAMED = {Path("quickstart"): Path("examples", "arithmetic", "gspo.yaml")}
 _LONGEST_NAME, _LONGEST_PATH = 255, 4095
 """In bytes, as Linux has them."""
-_ROWS = (".jsonl", ".parquet", ".json", ".csv", ".tsv")
 
 
 def path_problems(config: ExperimentConfig) -> list[str]:
@@ -79,7 +79,7 @@ def _inputs(config: ExperimentConfig) -> list[tuple[str, Path | None]]:
 
 def _missing(key: str, path: Path) -> str:
     is_data = key.startswith("data.")
-    may_be_of_hub = path.suffix not in _ROWS if is_data else key in ("model.path", "tokenizer.path")
+    may_be_of_hub = path.suffix not in ROW_SUFFIXES if is_data else key in ("model.path", "tokenizer.path")
     by_set = "" if "[" in key else f"; set it with --set {key}=..."
     mend = (hub_hint(path, is_data=is_data) if may_be_of_hub else "") or by_set
     return f"{key}: {path} does not exist (nearest existing folder: {_nearest(path.parent)}){mend}"

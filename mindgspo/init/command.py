@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from mindgspo.config import ModelSection, TokenizerSection, load_config
 from mindgspo.config.data import DataSourceSection
+from mindgspo.config.hub import Fetch, hub_names, hub_path
 from mindgspo.config.huggingface_config import read_model_section
 from mindgspo.config.load import MOST_BYTES
 from mindgspo.config.lora import LoraSection, narrowest_target
@@ -103,17 +104,17 @@ def write_new_experiment(request: InitRequest) -> Iterator[str]:
     """
     out = request.out or Path(f"{request.name}.yaml")
     check_is_new(out)
-    machine = request.machine
-    model = read_model_section(request.model.absolute())
+    machine, local = request.machine, _fetched(request)
+    model = read_model_section(local.model.absolute())
     if request.lora:
         model = model.model_copy(update={"lora": _adapters(model)})
-    section = tokenizer_section_of(request.model, request.tokenizer or request.model, request.eos_tokens)
+    section = tokenizer_section_of(local.model, local.tokenizer or local.model, local.eos_tokens)
     tokenizer = load_tokenizer(section, model.vocab_size)
     accounts = [
         account_for_rows(
             path, question=request.question, answer=request.answer, keeps_others=request.reward is not None
         )
-        for path in (request.data.absolute(), *([request.eval.absolute()] if request.eval else []))
+        for path in (local.data.absolute(), *([local.eval.absolute()] if local.eval else []))
     ]
     rewarding = choose_reward(accounts[0], request.reward)
     accounts = [account.without(account.unread.get(rewarding.function, Unread())) for account in accounts]
@@ -128,7 +129,9 @@ def write_new_experiment(request: InitRequest) -> Iterator[str]:
     base = _experiment(request, machine, model, section, data, rewarding, lengths)
     fit = fitting(str(request.model), base, machine)
     lines = _lines(request, machine, model, accounts[0], data, rewarding, lengths, fit)
-    text = commented_document(_title(out, lines), fit.mapping, _comments(machine, model, data, rewarding, lengths))
+    text = commented_document(
+        _title(out, lines), hub_names(fit.mapping), _comments(machine, model, data, rewarding, lengths)
+    )
     if len(text.encode()) > MOST_BYTES:
         raise DataError(
             f"{request.data}: the names of its columns make an experiment of more than {MOST_BYTES:,} bytes; leave "
@@ -137,9 +140,15 @@ def write_new_experiment(request: InitRequest) -> Iterator[str]:
     for account, files in data.to_write:
         write_rows(account, files)
     write_new_file(out, text.encode())
-    load_config(out)  # as a run reads it
+    load_config(out, fetch=Fetch.INPUTS)  # as a run reads it
     yield from (f"{name:<8} {said}" for name, said in lines.items())
     yield f"{'next':<8} mindgspo check {out} && mindgspo run {out}"
+
+
+def _fetched(request: InitRequest) -> InitRequest:
+    """The request with what a hub's cache has of its names, but no weights."""
+    model, data = hub_path(request.model, fetch=Fetch.INPUTS), hub_path(request.data, "data")
+    return replace(request, model=model, data=data, eval=request.eval and hub_path(request.eval, "data"))
 
 
 def _data(accounts: list[RowAccount], out: Path) -> _Data:

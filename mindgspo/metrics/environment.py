@@ -13,6 +13,7 @@ import shlex
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -26,9 +27,11 @@ _CANN_DEFAULT = Path("/usr/local/Ascend/ascend-toolkit/latest")
 _GIT_SECONDS = 10
 
 
-def record_start(run_dir: Path, *, step: int, device: str) -> None:
-    """Append a line. step: training steps done so far. Raises WriteError."""
-    LogFile(run_dir / ENVIRONMENT_FILE).append([{"step": step, "device": device, **environment()}])
+def record_start(run_dir: Path, *, step: int, device: str, hub: Mapping[str, str] | None = None) -> None:
+    """Append a line. step: training steps done so far. hub: {repository: commit} of models and data sets that are named
+    on a hub. Raises WriteError."""
+    named = {"hub": dict(hub)} if hub else {}
+    LogFile(run_dir / ENVIRONMENT_FILE).append([{"step": step, "device": device, **named, **environment()}])
 
 
 def processor_warning(run_dir: Path) -> str | None:

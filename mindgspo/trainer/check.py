@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mindgspo.checkpoint.adapted import base_digest, base_record
-from mindgspo.config import DataSourceSection, ExperimentConfig, batch_table, notes, planned_steps
+from mindgspo.config import DataSourceSection, ExperimentConfig, batch_table, config_mapping, notes, planned_steps
 from mindgspo.config.profile import check_profile
 from mindgspo.config.rules import data_sources
 from mindgspo.data.account import Account, judge_rows
@@ -55,9 +55,13 @@ def check_experiment(config: ExperimentConfig) -> Iterator[str]:
     _check_writable(config.run_dir.expanduser().absolute())
     tokenizer = load_tokenizer(config.tokenizer, config.model.vocab_size)
     yield f"tokenizer: {tokenizer.name}, {tokenizer.vocab_size} ids, eos {tokenizer.eos_ids}, pad {tokenizer.pad_id}"
-    if config.model.path is not None:
-        check_weights(config.model.base, config.model.path)
-        yield f"model: {config.model.path}: weights fit its config.json"
+    if (folder := config.model.path) is not None:
+        named = config_mapping(config)["model"]["path"]
+        if named != str(folder) and not any(folder.glob("*.safetensors")):
+            yield f"model: {named}: its weights are fetched when the run starts"
+        else:
+            check_weights(config.model.base, folder)
+            yield f"model: {named}: weights fit its config.json"
     if config.model.lora is not None and (adapters := config.model.lora.path) is not None:
         with open_tensors(adapters / ADAPTER_WEIGHTS) as stored:
             record = base_record(config.model, config.seed) if BASE_KEY in stored.metadata else None

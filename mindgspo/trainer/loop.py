@@ -22,6 +22,7 @@ from mindgspo.checkpoint.export import export_adapters, export_huggingface
 from mindgspo.checkpoint.origin import Origin
 from mindgspo.checkpoint.run_folder import RunFolder, RunStatus, open_run_folder, seen_run_id
 from mindgspo.config import ExperimentConfig, batch_table, config_mapping, dump_config, notes
+from mindgspo.config.hub import hub_revisions
 from mindgspo.config.huggingface_config import generation_config, huggingface_config
 from mindgspo.config.rules import data_sources
 from mindgspo.errors import TrainingError
@@ -174,7 +175,8 @@ def _begin(config: ExperimentConfig, folder: RunFolder, log: RunLog, progress: P
     write_file(folder.config, log.history.config_text.encode())
     if config.device == "CPU" and (warning := processor_warning(folder.root)):
         log.note(warning)
-    record_start(folder.root, step=0 if progress is None else progress.step, device=config.device)
+    step, hub = 0 if progress is None else progress.step, hub_revisions(config_mapping(config))
+    record_start(folder.root, step=step, device=config.device, hub=hub)
 
 
 def _open_log(config: ExperimentConfig, folder: RunFolder, total_steps: int) -> RunLog:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -12,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from mindgspo.checkpoint.run_folder import RunStatus, open_run_folder
-from mindgspo.config import ExperimentConfig, KLSection, load_config
+from mindgspo.config import ExperimentConfig, KLSection, config_mapping, load_config
+from mindgspo.config.hub import hub_revisions
+from mindgspo.config.load import read_layers
 from mindgspo.errors import ConfigError
 from mindgspo.interrupts import advise
 from mindgspo.launch.launcher import launch
@@ -56,8 +59,12 @@ class RunRequest:
 
     def experiment(self) -> ExperimentConfig:
         """The resolved configuration of the requested run. Raises ConfigError."""
-        config = self.complete(load_config(self.config, self.overrides))
-        return warm_up_alone(config) if self.command == "sft" else config
+        if self.command != "sft":
+            return self.complete(load_config(self.config, self.overrides))
+        overrides, layers = self.overrides, read_layers(self.config, self.overrides)
+        if layers.get("run_dir") is None:
+            overrides = (*overrides, "run_dir=" + json.dumps(f"runs/{layers.get('experiment')}-sft"))
+        return warm_up_alone(self.complete(load_config(self.config, overrides)))
 
     def arguments(self) -> list[str]:
         """Arguments of a worker for the same experiment; an earlier run has been moved aside by then."""
@@ -76,6 +83,7 @@ def start(request: RunRequest, options: ClusterOptions) -> int:
             _check_msrun(request.experiment())
         run_worker(lambda: _work(request, request.experiment()))
     config = request.experiment()
+    worker_process.tell_hub_revisions(hub_revisions(config_mapping(config)))
     if options.node_rank == 0:
         check_installed(config.logging.trackers)
     advise("what was saved stays, go on with --set resume=auto")
@@ -167,18 +175,11 @@ def _work(request: RunRequest, config: ExperimentConfig) -> int:
 def warm_up_alone(config: ExperimentConfig) -> ExperimentConfig:
     """The configuration of `mindgspo sft`: only the warm-up of an experiment, with its export.
 
-    It gets a run folder of its own, runs/<experiment>-sft unless run_dir names another: in the experiment's folder it
-    would block the experiment. Raises ConfigError if no warm-up is configured.
+    Its run folder is runs/<experiment>-sft unless run_dir names another: in the experiment's folder it would block the
+    experiment. Raises ConfigError if no warm-up is configured.
     """
     if config.warmup is None:
         raise ConfigError("warmup: missing; `mindgspo sft` runs only the warm-up (max_steps, batch_size, lr)")
-    name = f"{config.experiment}-sft"
-    is_default = config.run_dir == Path("runs") / config.experiment
     # No step is trained, so no reference policy is needed.
     algorithm = config.algorithm.model_copy(update={"kl": KLSection(agg_mode=config.algorithm.kl.agg_mode)})
-    own = {
-        "experiment": name,
-        "run_dir": Path("runs") / name if is_default else config.run_dir,
-        "algorithm": algorithm,
-    }
-    return config.model_copy(update=own)
+    return config.model_copy(update={"experiment": f"{config.experiment}-sft", "algorithm": algorithm})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,7 +75,8 @@ def test_a_wrong_command_line_exits_with_2(arguments: list[str], said: str, caps
 @pytest.mark.parametrize(("arguments", "said"), [
     (["run", "nowhere.yaml"], "error: nowhere.yaml: no such file"),
     (["generate", "Qwen/Qwen3-8B", "--prompt", "x"],
-     "if Qwen/Qwen3-8B is a name on a hub, fetch it first: `hf download"),
+     "error: Qwen/Qwen3-8B: no such folder here; to fetch it, pip install 'mindgspo[huggingface]'"),
+    (["logprobs", "modelscope:Qwen/Qwen3-8B", "--input", "x"], "to fetch it, pip install 'mindgspo[modelscope]'"),
     (["generate", "runs/none", "--prompt", "x"], "error: runs/none: no such folder; give a Hugging Face model folder"),
     (["generate", QUICKSTART, "--prompt", "x"], "gspo.yaml: is a file; give a Hugging Face model folder"),
     (["check", "."], "error: .: is a folder; give the YAML file of an experiment; `mindgspo init` writes one"),
@@ -94,6 +96,8 @@ def test_a_users_mistake_is_one_message_with_exit_code_1(
     arguments: list[object], said: str, capsys: pytest.CaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    for package in ("huggingface_hub", "modelscope_hub"):
+        monkeypatch.setitem(sys.modules, package, None)  # not installed
     assert main([str(argument) for argument in arguments]) == 1
     printed = capsys.readouterr()
     assert printed.out == "" and printed.err.startswith("error: ") and said in printed.err

@@ -73,6 +73,14 @@ def api_key() -> str | None:
     return _api_key
 
 
+def tell_hub_revisions(revisions: Mapping[str, str]) -> None:
+    """Make the ranks and servers that this process starts use these commits, {repository: commit}, which it has fetched
+    from a hub, so that they do not ask it."""
+    from mindgspo.config.hub import REVISIONS  # commands that need no configuration import this module, too
+
+    os.environ[REVISIONS] = json.dumps(dict(revisions))
+
+
 def choose_card(number: str) -> None:
     """Bind this process to one card of the machine; call it before `set_up_runtime`."""
     os.environ["DEVICE_ID"] = number

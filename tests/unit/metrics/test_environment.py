@@ -17,9 +17,10 @@ def test_every_start_appends_a_line_that_the_report_shows(tmp_path: Path) -> Non
     with RunLog(tmp_path, progress=False, console=Console(quiet=True)) as log:
         log.log_metrics(1, {"critic/score/mean": 0.5})
     record_start(tmp_path, step=0, device="CPU")
-    record_start(tmp_path, step=4, device="CPU")
+    record_start(tmp_path, step=4, device="CPU", hub={"model o/m": "abc"})
     lines = [json.loads(line) for line in (tmp_path / "environment.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 4]
+    assert [line.get("hub") for line in lines] == [None, {"model o/m": "abc"}]
     assert {"time", "host", "machine", "command", "versions", "git", "device", "instructions"} < lines[0].keys()
     assert lines[0]["versions"].keys() >= {"python", "numpy"}
     page = write_report(tmp_path).read_text()
