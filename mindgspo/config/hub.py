@@ -247,9 +247,11 @@ class _HuggingFace:
 
     def __init__(self) -> None:
         """Raises ImportError."""
-        from httpx import HTTPError
         from huggingface_hub import HfApi, RepoFile, constants
-        from huggingface_hub.errors import RevisionResolutionError
+        from huggingface_hub.errors import (
+            HTTPError,  # pyright: ignore[reportPrivateImportUsage] - of httpx or httpx2
+            RevisionResolutionError,
+        )
 
         self._api, self._file, self.errors = HfApi(), RepoFile, (HTTPError, RevisionResolutionError)
         self.endpoint, self.cache = self._api.endpoint, Path(constants.HF_HUB_CACHE)
