@@ -276,22 +276,33 @@ class SwiGLUOp(nn.Cell):
 
 
 class CausalAttentionOp(nn.Cell):
-    """softmax(q k^T / sqrt(D) + mask) v with grouped key/value heads, causal and within segments.
+    """softmax(scale q k^T + mask) v with grouped key/value heads, causal and within segments.
 
-    query: [M, A, D]; key, value: [M, B, D]; mask: from `SegmentMask`. Returns [M, A * D]. Scores and softmax are
-    float32. If context_parallel splits sequences, ranks exchange tokens for heads around attention; if there are fewer
-    key/value heads than ranks, each head is repeated for the ranks that share it.
+    query: [M, A, D]; key: [M, B, D]; value: [M, B, E]; mask: from `SegmentMask`. Returns [M, A * E]. Scores and softmax
+    are float32. If context_parallel splits sequences, ranks exchange tokens for heads around attention; if there are
+    fewer key/value heads than ranks, each head is repeated for the ranks that share it.
 
-    num_heads, num_kv_heads: heads of this rank's model_parallel slice.
+    num_heads, num_kv_heads: heads of this rank's model_parallel slice. value_dim: E, at most D; None: D. scale: None:
+    1 / sqrt(D).
     """
 
-    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, place: Placement = ALONE) -> None:
+    def __init__(
+        self,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        place: Placement = ALONE,
+        *,
+        value_dim: int | None = None,
+        scale: float | None = None,
+    ) -> None:
         super().__init__(auto_prefix=False)
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+        self.value_dim = value_dim or head_dim
         self.group = num_heads // num_kv_heads
-        self.scale = head_dim**-0.5
+        self.scale = scale or head_dim**-0.5
         self.fused = is_fused()
-        self.kernel = AttentionKernel(head_dim) if has_kernels() else None
+        self.kernel = AttentionKernel(self.scale) if has_kernels() else None
         self.keeps_weights = not self.fused and self.kernel is None  # for the backward pass
         self.copies, self.context = 1, place.plan.context_parallel
         if self.context > 1:
@@ -302,6 +313,7 @@ class CausalAttentionOp(nn.Cell):
             self.tile = ops.Tile()
         if self.fused:
             self.flash = flash_attention(self.num_heads, self.scale)
+            self.pad = ops.Pad(((0, 0), (0, 0), (0, head_dim - self.value_dim)))
             self.causal = Tensor(np.triu(np.ones((2048, 2048), np.uint8), k=1))
         self.scores = ops.BatchMatMul(transpose_b=True)
         self.weigh = ops.BatchMatMul()
@@ -314,14 +326,16 @@ class CausalAttentionOp(nn.Cell):
         num_tokens = query.shape[0]
         query, key, value = self.to_heads(query, key, value)
         out = self.attend(query, key, value, mask)
-        return self.to_tokens(out.reshape(-1, self.num_heads, self.head_dim)).reshape(num_tokens, -1)
+        return self.to_tokens(out.reshape(-1, self.num_heads, self.value_dim)).reshape(num_tokens, -1)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         if self.kernel is not None:
             return self.kernel(query, key, value, mask)
         if self.fused:
-            out = self.flash(query, key, value, self.causal, mask)
-            return out.reshape(-1, self.num_heads * self.head_dim)
+            if self.value_dim < self.head_dim:  # the operator takes heads of one width
+                value = self.pad(value)
+            out = self.flash(query, key, value, self.causal, mask)[:, :, : self.value_dim]
+            return out.reshape(-1, self.num_heads * self.value_dim)
         num_rows, num_slots = mask.shape[0], mask.shape[1]
         heads = (num_rows, num_slots, self.num_kv_heads, self.group, self.head_dim)
         queries = (query * self.scale).reshape(heads).transpose(0, 2, 3, 1, 4)
@@ -334,15 +348,15 @@ class CausalAttentionOp(nn.Cell):
         scores = ops.cast(scores, ms.float32) + ops.tile(bias, (1, self.num_kv_heads, self.group, 1, 1))
         weights = ops.cast(ops.softmax(scores, -1), value.dtype)
         weights = weights.reshape(num_rows, self.num_kv_heads, self.group * num_slots, num_slots)
-        out = self.weigh(weights, value.reshape(kv_heads).transpose(0, 2, 1, 3))
-        out = out.reshape(num_rows, self.num_kv_heads, self.group, num_slots, self.head_dim)
-        return out.transpose(0, 3, 1, 2, 4).reshape(-1, self.num_heads * self.head_dim)
+        out = self.weigh(weights, value.reshape(*kv_heads[:3], self.value_dim).transpose(0, 2, 1, 3))
+        out = out.reshape(num_rows, self.num_kv_heads, self.group, num_slots, self.value_dim)
+        return out.transpose(0, 3, 1, 2, 4).reshape(-1, self.num_heads * self.value_dim)
 
     def _repeated(self, x_MBD: Tensor) -> Tensor:
         """Return [M, B * copies, D], each head followed by its copies."""
-        num_kv_heads = x_MBD.shape[1]
-        one = x_MBD.reshape(-1, num_kv_heads, 1, self.head_dim)
-        return self.tile(one, (1, 1, self.copies, 1)).reshape(-1, num_kv_heads * self.copies, self.head_dim)
+        _, num_kv_heads, size = x_MBD.shape
+        one = x_MBD.reshape(-1, num_kv_heads, 1, size)
+        return self.tile(one, (1, 1, self.copies, 1)).reshape(-1, num_kv_heads * self.copies, size)
 
 
 # FlashAttentionScore's sparse mode in which each segment's last query sees all its keys: causal if there are as many.

@@ -265,9 +265,9 @@ class AttentionKernel(nn.Cell):
     that each continues (-1 for none) and its end.
     """
 
-    def __init__(self, head_dim: int) -> None:
+    def __init__(self, scale: float) -> None:
         super().__init__(auto_prefix=False)
-        self.scale = Tensor([head_dim**-0.5], ms.float32)
+        self.scale = Tensor([scale], ms.float32)
         grad = kernel("attention_grad", lambda q, k, v, *rest: (q, k, v))
 
         def gradient(query, key, value, segments, scale, out, dout):
@@ -276,7 +276,7 @@ class AttentionKernel(nn.Cell):
 
         self.attend = kernel(
             "attention",
-            lambda q, k, v, e, s: ([q[0], q[1] * q[2]], q[:2], q[:2]),
+            lambda q, k, v, e, s: ([q[0], q[1] * v[2]], q[:2], q[:2]),
             lambda q, k, v, e, s: (q, ms.float32, ms.float32),
             gradient,
         )
@@ -594,13 +594,13 @@ class StoreKernel(nn.Cell):
 
 
 class PagedAttentionKernel(nn.Cell):
-    """construct(query_SAD, keys, values, table_SP, lengths_S, tokens) -> attended values [S, A * D] of one token per
+    """construct(query_SAD, keys, values, table_SP, lengths_S, tokens) -> attended values [S, A * E] of one token per
     sequence over the cache; see `DecodeAttentionKernel`."""
 
-    def __init__(self, head_dim: int) -> None:
+    def __init__(self, scale: float) -> None:
         super().__init__(auto_prefix=False)
-        self.scale = Tensor([head_dim**-0.5], ms.float32)
-        self.attend = kernel("paged_attention", lambda q, *rest: [q[0], q[1] * q[2]], lambda q, *rest: q)
+        self.scale = Tensor([scale], ms.float32)
+        self.attend = kernel("paged_attention", lambda q, k, v, *rest: [q[0], q[1] * v[3]], lambda q, *rest: q)
 
     def construct(
         self, query_SAD: Tensor, keys: Tensor, values: Tensor, table_SP: Tensor, lengths_S: Tensor, tokens: Tensor

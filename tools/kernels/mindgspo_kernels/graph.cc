@@ -372,22 +372,22 @@ struct Segments {
 Tensor one_entry(const Tensor& x) {
   return x.rank == 3 ? reshaped(x, {1, x.shape[0], x.shape[1], x.shape[2]}) : reshaped(x, {1, x.shape[0], x.shape[1], 1});
 }
-// The same of [M, heads * D], with the heads of q.
-Tensor one_entry(const Tensor& x, const Tensor& q) {
-  REQUIRE(x.shape[1] == row_elements(q) && q.rank == 3, text_of_shape(x) + " does not have the heads of " + text_of_shape(q));
-  return reshaped(x, {1, x.shape[0], q.shape[1], q.shape[2]});
+// The same of [M, heads * E], with the heads of q and the features of v, each with one entry.
+Tensor one_entry(const Tensor& x, const Tensor& q, const Tensor& v) {
+  REQUIRE(x.shape[1] == q.shape[2] * v.shape[3],
+          text_of_shape(x) + " does not have the heads of " + text_of_shape(q) + " and features of " + text_of_shape(v));
+  return reshaped(x, {1, x.shape[0], q.shape[2], v.shape[3]});
 }
 
 }  // namespace
 
-// query, key, value, segments, scale -> out [M, heads * D], highest, total
+// query, key, value, segments, scale -> out [M, heads * E], highest, total
 GRAPH_OPERATOR(attention) {
   const Segments of(in, 3);
   const int64_t used = of.used();
-  const Tensor& query = *in.next(used);
-  const Tensor q = one_entry(query), k = one_entry(*in.next(used)), v = one_entry(*in.next(used));
+  const Tensor q = one_entry(*in.next(used)), k = one_entry(*in.next(used)), v = one_entry(*in.next(used));
   in.skip(2);
-  const Tensor out = one_entry(*in.next(used), query), highest = one_entry(*in.next(used)), total = one_entry(*in.next(used));
+  const Tensor out = one_entry(*in.next(used), q, v), highest = one_entry(*in.next(used)), total = one_entry(*in.next(used));
   check(mindgspo_attention(&q, &k, &v, nullptr, of.ends.data(), of.ends.data(), of.prefixes.data(), of.count(),
                            in.number(4), kCausal, &highest, &total, &out, processors));
 }
@@ -396,11 +396,10 @@ GRAPH_OPERATOR(attention) {
 GRAPH_OPERATOR(attention_grad) {
   const Segments of(in, 3);
   const int64_t used = of.used();
-  const Tensor& query = *in.next(used);
-  const Tensor q = one_entry(query), k = one_entry(*in.next(used)), v = one_entry(*in.next(used));
+  const Tensor q = one_entry(*in.next(used)), k = one_entry(*in.next(used)), v = one_entry(*in.next(used));
   in.skip(2);
-  const Tensor out = one_entry(*in.next(used), query), highest = one_entry(*in.next(used)), total = one_entry(*in.next(used));
-  const Tensor d_out = one_entry(*in.next(used), query), d_q = one_entry(*in.next(used)), d_k = one_entry(*in.next(used));
+  const Tensor out = one_entry(*in.next(used), q, v), highest = one_entry(*in.next(used)), total = one_entry(*in.next(used));
+  const Tensor d_out = one_entry(*in.next(used), q, v), d_q = one_entry(*in.next(used)), d_k = one_entry(*in.next(used));
   const Tensor d_v = one_entry(*in.next(used));
   check(mindgspo_attention_backward(&q, &k, &v, nullptr, of.ends.data(), of.ends.data(), of.prefixes.data(), of.count(),
                                     in.number(4), kCausal, &highest, &total, &out, &d_out, &d_q, &d_k, &d_v, processors));
@@ -649,14 +648,14 @@ Tensor normed_sum(const Tensor& x, const Tensor* delta, const Tensor& weight, fl
 
 }  // namespace
 
-// query [S, heads, D], key cache, value cache, table, lengths, scale, tokens -> out [S, heads * D]
+// query [S, heads, D], key cache, value cache, table, lengths, scale, tokens -> out [S, heads * E]
 GRAPH_OPERATOR(paged_attention) {
   const int64_t used = in.used(6);
   const Tensor *query = in.next(used), keys = by_columns(*in.next()), values = by_rows(*in.next());
   const Tensor *table = in.next(used), *lengths = in.next(used);
   const float scale = in.number(5);
   in.go_to(7);
-  const Tensor out = reshaped(*in.next(used), {used, query->shape[1], query->shape[2]});
+  const Tensor out = reshaped(*in.next(used), {used, query->shape[1], values.shape[3]});
   check(mindgspo_paged_attention(query, &keys, &values, table, lengths, scale, &out, processors));
 }
 

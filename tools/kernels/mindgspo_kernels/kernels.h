@@ -106,8 +106,8 @@ int mindgspo_attention_backward(const mindgspo_tensor* q, const mindgspo_tensor*
                                 const mindgspo_tensor* highest, const mindgspo_tensor* total,
                                 const mindgspo_tensor* out, const mindgspo_tensor* d_out, const mindgspo_tensor* d_q,
                                 const mindgspo_tensor* d_k, const mindgspo_tensor* d_v, int64_t threads);
-// One query per sequence over a cache in blocks. q, out: [S, N, D]; key_cache, value_cache: [blocks, size, K, D];
-// table: int32 [S, most blocks], the blocks of each sequence in order; lengths: int32 or int64 [S]; 0 gives output 0.
+// One query per sequence over a cache in blocks. q: [S, N, D]; out: [S, N, E]; key_cache: [blocks, size, K, D];
+// value_cache: [blocks, size, K, E]; table: int32 [S, most blocks], the blocks of each sequence in order; lengths: int32 or int64 [S]; 0 gives output 0.
 int mindgspo_paged_attention(const mindgspo_tensor* q, const mindgspo_tensor* key_cache,
                              const mindgspo_tensor* value_cache, const mindgspo_tensor* table,
                              const mindgspo_tensor* lengths, double scale, const mindgspo_tensor* out, int64_t threads);
