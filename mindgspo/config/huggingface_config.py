@@ -16,7 +16,16 @@ from typing import Any
 from pydantic import ValidationError
 
 from mindgspo.config.messages import config_error
-from mindgspo.config.model import FAMILIES, ROPE_FIELDS, ModelSection, RopeScalingSection, model_problems
+from mindgspo.config.model import (
+    EXPERT_FIELDS,
+    FAMILIES,
+    ROPE_FIELDS,
+    SHARED_EXPERT_FIELDS,
+    Family,
+    ModelSection,
+    RopeScalingSection,
+    model_problems,
+)
 from mindgspo.errors import ConfigError, WeightsError
 from mindgspo.io import parse_json, read_bytes, unique_keys
 from mindgspo.text import did_you_mean, hub_hint, listed, shorten
@@ -34,7 +43,11 @@ _SHARED = (
     "tie_word_embeddings",
     "initializer_range",
 )
-_EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
+# The number of experts is written under the first name, and read under any.
+_NUMBER_OF_EXPERTS: Mapping[str, tuple[str, ...]] = {
+    "qwen3_moe": ("num_experts", "num_local_experts"),
+    "glm4_moe": ("n_routed_experts", "num_local_experts"),
+}
 # Values that transformers uses if a config.json leaves them out, and that the cells assume for fields they do not read.
 # Qwen2's attention has biases and no switch for them.
 _QWEN: Mapping[str, object] = {"hidden_act": "silu", "use_sliding_window": False, "use_mrope": False}
@@ -43,17 +56,22 @@ _ASSUMED: Mapping[str, Mapping[str, object]] = {
     "qwen3": {**_QWEN, "attention_bias": False},
     "qwen3_moe": {**_QWEN, "attention_bias": False, "decoder_sparse_step": 1, "mlp_only_layers": []},
     "llama": {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
+    "glm4_moe": {"hidden_act": "silu"},
 }
 _DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "qwen2": {},
     "qwen3": {"head_dim": 128},
     "qwen3_moe": {},
     "llama": {"max_position_embeddings": 2048},
+    "glm4_moe": {
+        **{"max_position_embeddings": 131_072, "rms_norm_eps": 1e-5, "norm_topk_prob": True},
+        **{"n_shared_experts": 1, "first_k_dense_replace": 1},
+    },
 }
 _SCALING = tuple(RopeScalingSection.model_fields)
 _ROPE = (*_SCALING, "type", "rope_theta", "partial_rotary_factor")
-# Features that no cell has, whatever the family: quantised weights, experts that every token goes to.
-_FOREIGN = ("quantization_config", "compression_config", "shared_expert_intermediate_size", "n_shared_experts")
+# Features that no cell has, whatever the family: quantised weights, shared experts that are weighted.
+_FOREIGN = ("quantization_config", "compression_config", "shared_expert_intermediate_size")
 FILE = "config.json"
 _MOST_BYTES = 1 << 20
 """Real ones have a few KB."""
@@ -83,8 +101,8 @@ def model_section(raw: Any, path: Path) -> ModelSection:
     values.setdefault("num_key_value_heads", raw.get("num_attention_heads"))
     values.setdefault("tie_word_embeddings", False)
     longest = values.setdefault("max_position_embeddings", 32768)
-    if FAMILIES[architecture].has_experts and "num_experts" not in values:
-        values["num_experts"] = raw.get("num_local_experts")  # as transformers 5 writes it
+    for key in _NUMBER_OF_EXPERTS.get(architecture, ()):
+        values.setdefault("num_experts", raw.get(key)) if key in raw else None
     if values.get("head_dim") is None:
         values.pop("head_dim", None)
     values |= {"architecture": architecture, "rope_theta": _rope_theta(raw), "rope_scaling": _scaling(raw, longest)}
@@ -104,8 +122,9 @@ def huggingface_config(model: ModelSection, *, eos_ids: Sequence[int], pad_id: i
     """The content of config.json for an export (float32 weights)."""
     family = FAMILIES[model.architecture]
     own: dict[str, object] = {"head_dim": model.head_dim} if family.has_own_head_dim else {}
-    if family.has_experts:
-        own |= {key: getattr(model, key) for key in _EXPERTS}
+    own |= {key: getattr(model, key) for key in _chosen_keys(family)}
+    if model.num_experts is not None:
+        own |= {_NUMBER_OF_EXPERTS[model.architecture][0]: model.num_experts}
     scaling = model.rope_scaling
     return {
         "architectures": [family.huggingface_class],
@@ -164,7 +183,16 @@ def _read_keys(architecture: str) -> tuple[str, ...]:
     return (
         *_SHARED,
         *(("head_dim",) if family.has_own_head_dim else ()),
-        *(_EXPERTS if family.has_experts else ()),
+        *_chosen_keys(family),
+    )
+
+
+def _chosen_keys(family: Family) -> tuple[str, ...]:
+    """Fields that config.json has in this family alone."""
+    return (
+        *(EXPERT_FIELDS[1:] if family.has_experts else ()),
+        *(SHARED_EXPERT_FIELDS if family.has_shared_experts else ()),
+        *(("use_qk_norm",) if family.has_head_norms is None else ()),
     )
 
 
@@ -224,7 +252,7 @@ def _unimplemented(raw: Mapping[str, object]) -> Iterator[str]:
     partial = _rope(raw).get("partial_rotary_factor", raw.get("partial_rotary_factor"))
     if partial not in (None, 1):
         yield f"partial_rotary_factor is {partial!r}; only 1 is implemented"
-    for key in _FOREIGN:
+    for key in (*_FOREIGN, *(() if family.has_shared_experts else ("n_shared_experts",))):
         if raw.get(key):
             yield f"{key} is set ({shorten(raw[key])}); not implemented"
     layer_types = raw.get("layer_types") or []

@@ -22,12 +22,15 @@ class Family:
     """Its name in config.json's `architectures`."""
     has_attention_bias: bool = False
     """Whether q, k and v have a bias."""
-    has_head_norms: bool = False
-    """Whether every query and key head has an RMSNorm."""
+    has_head_norms: bool | None = False
+    """Whether every query and key head has an RMSNorm. None: as `model.use_qk_norm` says."""
     has_own_head_dim: bool = True
     """Whether the width of a head may differ from hidden_size / num_attention_heads."""
     has_experts: bool = False
-    """Whether every layer's feed-forward block is a mixture of experts."""
+    """Whether layers' feed-forward blocks are mixtures of experts."""
+    has_shared_experts: bool = False
+    """Whether mixtures are as DeepSeek-V3's (arXiv 2412.19437): after dense layers, beside shared experts, with scores
+    that are sigmoids and a frozen bias for choosing alone."""
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -35,6 +38,9 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3": Family(huggingface_class="Qwen3ForCausalLM", has_head_norms=True),
     "qwen3_moe": Family(huggingface_class="Qwen3MoeForCausalLM", has_head_norms=True, has_experts=True),
     "llama": Family(huggingface_class="LlamaForCausalLM"),
+    "glm4_moe": Family(
+        huggingface_class="Glm4MoeForCausalLM", has_head_norms=None, has_experts=True, has_shared_experts=True
+    ),
 }
 
 
@@ -99,10 +105,11 @@ class ModelSection(Section):
     backend: Literal["native", "mindformers"] = "native"
     """Whose transformer is trained: ours, or MindFormers' (qwen2 and llama, on CPU in one process; see
     docs/integrations.md). Generation is ours with either."""
-    architecture: Literal["qwen2", "qwen3", "qwen3_moe", "llama"] = "qwen2"
+    architecture: Literal["qwen2", "qwen3", "qwen3_moe", "llama", "glm4_moe"] = "qwen2"
     """Model family. qwen2 covers Qwen2 and Qwen2.5: biases on q, k and v. qwen3 covers the dense Qwen3: no biases, but
     an RMSNorm of every query and key head; qwen3_moe is the same with a mixture of experts in every layer. llama covers
-    Llama 2 and 3: neither biases nor norms of heads."""
+    Llama 2 and 3: neither biases nor norms of heads. glm4_moe covers GLM-4.5 and GLM-4.5-Air: dense layers, then
+    mixtures with shared experts."""
     vocab_size: int = Field(ge=2, le=1 << 24)
     """Rows of the embedding table; at least the tokenizer's size (Qwen2.5 pads its 151,665 tokens to
     151,936)."""
@@ -113,8 +120,8 @@ class ModelSection(Section):
     hidden_size: int = Field(ge=1, le=1 << 20)
     """Width of the residual stream; a multiple of num_attention_heads unless head_dim is set."""
     intermediate_size: int = Field(ge=1, le=1 << 22)
-    """Width inside the SwiGLU feed-forward block. Not used if every layer has experts, but Hugging Face's config.json
-    names it."""
+    """Width inside the SwiGLU feed-forward block of dense layers. Not used if every layer has experts, but Hugging
+    Face's config.json names it."""
     num_hidden_layers: int = Field(ge=1, le=1000)
     """Decoder layers."""
     num_attention_heads: int = Field(ge=1, le=65_536)
@@ -124,15 +131,29 @@ class ModelSection(Section):
     head_dim: int | None = Field(default=None, ge=1, le=65_536)
     """Width of one head; even (RoPE). None: hidden_size / num_attention_heads, which is the only legal value for qwen2
     (Qwen3 has 128 whatever its width)."""
+    use_qk_norm: bool | None = None
+    """Whether every query and key head has an RMSNorm; a choice for glm4_moe only (GLM-4.5: true, GLM-4.5-Air: false).
+    None: what the family has; glm4_moe: false."""
     num_experts: int | None = Field(default=None, ge=2, le=1024)
-    """qwen3_moe only: experts of every layer."""
+    """Mixtures only: experts of a layer (config.json: num_experts, n_routed_experts or num_local_experts)."""
     num_experts_per_tok: int | None = Field(default=None, ge=1)
-    """qwen3_moe only: number of experts per token; at most num_experts."""
+    """Mixtures only: number of experts per token; at most num_experts."""
     moe_intermediate_size: int | None = Field(default=None, ge=1, le=1 << 22)
-    """qwen3_moe only: width inside each expert's SwiGLU."""
+    """Mixtures only: width inside each expert's SwiGLU."""
     norm_topk_prob: bool = False
-    """qwen3_moe only: whether the router's weights of a token's experts are scaled to a sum of 1 (Qwen3-30B-A3B:
+    """Mixtures only: whether the router's weights of a token's experts are scaled to a sum of 1 (Qwen3-30B-A3B:
     true)."""
+    n_shared_experts: int = Field(default=0, ge=0, le=1024)
+    """glm4_moe only: one dense block of so many times moe_intermediate_size computes every token beside the experts."""
+    first_k_dense_replace: int = Field(default=0, ge=0)
+    """glm4_moe only: so many layers at the beginning are dense."""
+    n_group: int = Field(default=1, ge=1)
+    """glm4_moe only: equal groups of experts, by their numbers."""
+    topk_group: int = Field(default=1, ge=1)
+    """glm4_moe only: number of groups that a token's experts come from: those with the largest sums of their two
+    largest scores."""
+    routed_scaling_factor: float = Field(default=1.0, gt=0)
+    """glm4_moe only: factor of the router's weights (GLM-4.5: 2.5)."""
     max_position_embeddings: int = Field(default=32768, ge=1)
     """Longest sequence in tokens, prompt and response together."""
     rms_norm_eps: float = Field(default=1e-6, gt=0)
@@ -161,6 +182,24 @@ class ModelSection(Section):
         """Rows of the tables in memory."""
         return self.vocab_size if self.table_rows is None else self.table_rows
 
+    @property
+    def expert_layers(self) -> range:
+        """Numbers of the layers that are mixtures of experts."""
+        return range(self.first_k_dense_replace if self.num_experts else self.num_hidden_layers, self.num_hidden_layers)
+
+    @property
+    def inner_sizes(self) -> dict[str, int]:
+        """Widths inside the feed-forward blocks that the model has, by what they follow from; of shared experts the sum
+        of all."""
+        dense = len(self.expert_layers) < self.num_hidden_layers
+        sizes = {"intermediate_size": self.intermediate_size} if dense else {}
+        if self.moe_intermediate_size and self.expert_layers:
+            sizes["moe_intermediate_size"] = self.moe_intermediate_size
+            if self.n_shared_experts:
+                shared = self.n_shared_experts * self.moe_intermediate_size
+                sizes["n_shared_experts x moe_intermediate_size"] = shared
+        return sizes
+
     @model_validator(mode="after")
     def _has_rows_for_its_tokens(self) -> ModelSection:
         if self.rows < self.vocab_size:
@@ -173,6 +212,12 @@ class ModelSection(Section):
         quotient is not whole, which `config.rules` rejects."""
         if self.head_dim is None and self.hidden_size % self.num_attention_heads == 0:
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
+        return self
+
+    @model_validator(mode="after")
+    def _with_head_norms(self) -> ModelSection:
+        if self.use_qk_norm is None:
+            object.__setattr__(self, "use_qk_norm", bool(FAMILIES[self.architecture].has_head_norms))
         return self
 
 
@@ -213,21 +258,55 @@ def _head_dim_problems(model: ModelSection) -> Iterator[str]:
         )
 
 
+# Fields of mixtures, and those of mixtures with shared experts alone.
+EXPERT_FIELDS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
+SHARED_EXPERT_FIELDS = ("n_shared_experts", "first_k_dense_replace", "n_group", "topk_group", "routed_scaling_factor")
+
+
 def _expert_problems(model: ModelSection) -> Iterator[str]:
-    sizes = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
-    if not FAMILIES[model.architecture].has_experts:
-        for name in (*sizes, "norm_topk_prob"):
-            if getattr(model, name):
-                yield (
-                    f"model.{name}: {model.architecture} has no experts; remove it, or set model.architecture=qwen3_moe"
-                )
+    family, architecture = FAMILIES[model.architecture], model.architecture
+    if family.has_head_norms not in (None, model.use_qk_norm):
+        has = "no norms" if model.use_qk_norm else "norms"
+        yield f"model.use_qk_norm: {architecture} has {has} of queries and keys, and no choice; remove it"
+    foreign = () if family.has_experts else EXPERT_FIELDS
+    foreign += () if family.has_shared_experts else SHARED_EXPERT_FIELDS
+    for name in foreign:
+        if getattr(model, name) != ModelSection.model_fields[name].default:
+            users = [one for one, each in FAMILIES.items() if each.has_experts]
+            what = "no experts"
+            if name in SHARED_EXPERT_FIELDS:
+                users, what = [one for one in users if FAMILIES[one].has_shared_experts], "none"
+            yield f"model.{name}: {architecture} has {what}; remove it, or set model.architecture={either(users)}"
+    if not family.has_experts:
         return
-    missing = [name for name in sizes if getattr(model, name) is None]
+    missing = [name for name in EXPERT_FIELDS[:3] if getattr(model, name) is None]
     for name in missing:
-        yield f"model.{name}: missing; {model.architecture} needs it, and its config.json has it"
-    chosen, every = model.num_experts_per_tok, model.num_experts
-    if not missing and chosen is not None and every is not None and chosen > every:
-        yield f"model.num_experts_per_tok: {chosen} is more than num_experts {every}; largest legal: {every}"
+        yield f"model.{name}: missing; {architecture} needs it, and its config.json has it"
+    if not missing:
+        yield from _choice_problems(model)
+
+
+def _choice_problems(model: ModelSection) -> Iterator[str]:
+    """Rules of the choice of experts, and of the layers that choose."""
+    chosen, every, groups = model.num_experts_per_tok, model.num_experts, model.n_group
+    assert chosen is not None and every is not None
+    size, dense = every // groups, model.first_k_dense_replace
+    if every % groups or (groups > 1 and size < 2):
+        legal = [one for one in divisors(every) if every // one > 1]
+        yield (
+            f"model.n_group: {groups} does not split num_experts {every} into equal groups of 2 or more; nearest "
+            f"legal: {either(nearest(legal, groups))}"
+        )
+    elif model.topk_group > groups:
+        yield f"model.topk_group: {model.topk_group} is more than n_group {groups}; largest legal: {groups}"
+    elif chosen > (most := size * model.topk_group):
+        of_groups = f" in topk_group {model.topk_group} of n_group {groups} groups" if groups > 1 else ""
+        yield f"model.num_experts_per_tok: {chosen} is more than num_experts {every}{of_groups}; largest legal: {most}"
+    if dense >= model.num_hidden_layers:
+        yield (
+            f"model.first_k_dense_replace: {dense} of num_hidden_layers {model.num_hidden_layers} leave no layer with "
+            f"experts; largest legal: {model.num_hidden_layers - 1}"
+        )
 
 
 def _rope_scaling_problems(model: ModelSection) -> Iterator[str]:
