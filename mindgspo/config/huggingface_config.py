@@ -56,16 +56,24 @@ _ASSUMED: Mapping[str, Mapping[str, object]] = {
     "qwen3": {**_QWEN, "attention_bias": False},
     "qwen3_moe": {**_QWEN, "attention_bias": False, "decoder_sparse_step": 1, "mlp_only_layers": []},
     "llama": {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
+    "glm": {"hidden_act": "silu"},
+    "glm4": {"hidden_act": "silu"},
     "glm4_moe": {"hidden_act": "silu"},
+}
+_GLM: Mapping[str, object] = {
+    **{"num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131_072, "rms_norm_eps": 1.5625e-07},
+    **{"attention_bias": True, "partial_rotary_factor": 0.5},
 }
 _DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "qwen2": {},
     "qwen3": {"head_dim": 128},
     "qwen3_moe": {},
     "llama": {"max_position_embeddings": 2048},
+    "glm": _GLM,
+    "glm4": _GLM,
     "glm4_moe": {
         **{"max_position_embeddings": 131_072, "rms_norm_eps": 1e-5, "norm_topk_prob": True},
-        **{"n_shared_experts": 1, "first_k_dense_replace": 1},
+        **{"n_shared_experts": 1, "first_k_dense_replace": 1, "attention_bias": False, "partial_rotary_factor": 0.5},
     },
 }
 _SCALING = tuple(RopeScalingSection.model_fields)
@@ -105,6 +113,8 @@ def model_section(raw: Any, path: Path) -> ModelSection:
         values.setdefault("num_experts", raw.get(key)) if key in raw else None
     if values.get("head_dim") is None:
         values.pop("head_dim", None)
+    if FAMILIES[architecture].has_partial_rotary:
+        values["partial_rotary_factor"] = _rope(raw).get("partial_rotary_factor", values["partial_rotary_factor"])
     values |= {"architecture": architecture, "rope_theta": _rope_theta(raw), "rope_scaling": _scaling(raw, longest)}
     try:
         section = ModelSection.model_validate_json(json.dumps({"path": str(path.parent), **values}), strict=True)
@@ -193,6 +203,8 @@ def _chosen_keys(family: Family) -> tuple[str, ...]:
         *(EXPERT_FIELDS[1:] if family.has_experts else ()),
         *(SHARED_EXPERT_FIELDS if family.has_shared_experts else ()),
         *(("use_qk_norm",) if family.has_head_norms is None else ()),
+        *(("attention_bias",) if family.has_attention_bias is None else ()),
+        *(("partial_rotary_factor",) if family.has_partial_rotary else ()),
     )
 
 
@@ -250,7 +262,7 @@ def _unimplemented(raw: Mapping[str, object]) -> Iterator[str]:
         if name not in _ROPE and value is not None:
             yield f"{key}.{shorten(name)} is {shorten(value)}; not implemented"
     partial = _rope(raw).get("partial_rotary_factor", raw.get("partial_rotary_factor"))
-    if partial not in (None, 1):
+    if partial not in (None, 1) and not family.has_partial_rotary:
         yield f"partial_rotary_factor is {partial!r}; only 1 is implemented"
     for key in (*_FOREIGN, *(() if family.has_shared_experts else ("n_shared_experts",))):
         if raw.get(key):

@@ -9,6 +9,8 @@ import mindspore as ms
 from mindspore import Tensor, nn
 
 from mindgspo.config import ModelSection
+from mindgspo.config.model import FAMILIES
+from mindgspo.parallel.layers.adapters import share_a
 from mindgspo.parallel.layers.linear import ColumnParallelLinear, LinearGroup, RowParallelLinear
 from mindgspo.parallel.layers.model_parallel import enter_model_parallel
 from mindgspo.parallel.ops.device import SwiGLUOp
@@ -27,6 +29,8 @@ class FeedForward(nn.Cell):
         self.enter = enter_model_parallel(place)
         self.gate_proj = ColumnParallelLinear(hidden, inner, name=f"{name}.gate_proj", **column)
         self.up_proj = ColumnParallelLinear(hidden, inner, name=f"{name}.up_proj", **column)
+        if FAMILIES[config.architecture].joins_gate_and_up:
+            share_a(f"{name}.gate_up_proj", self.gate_proj.adapter, self.up_proj.adapter)
         self.projections = LinearGroup(self.gate_proj, self.up_proj, is_frozen=config.lora is not None)
         self.down_proj = RowParallelLinear(
             inner, hidden, dtype=dtype, name=f"{name}.down_proj", place=place, lora=config.lora

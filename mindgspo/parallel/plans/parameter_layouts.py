@@ -64,9 +64,12 @@ _ALL: Mapping[str, Split] = {
     "self_attn.v_proj.weight": Split.KEY_VALUE,
     "self_attn.v_proj.bias": Split.KEY_VALUE,
     "self_attn.o_proj.weight": Split.ROW,
+    "post_self_attn_layernorm.weight": Split.WHOLE,
     "post_attention_layernorm.weight": Split.WHOLE,
+    "post_mlp_layernorm.weight": Split.WHOLE,
     "mlp.gate_proj.weight": Split.COLUMN,
     "mlp.up_proj.weight": Split.COLUMN,
+    "mlp.gate_up_proj.weight": Split.COLUMN,
     "mlp.down_proj.weight": Split.ROW,
     "mlp.gate.weight": Split.WHOLE_FOR_OWN_PART,
     "mlp.gate.e_score_correction_bias": Split.WHOLE,
@@ -86,10 +89,14 @@ def _has(family: Family, name: str) -> bool:
         return family.has_shared_experts
     if "experts" in name or name == "mlp.gate.weight":
         return family.has_experts
+    if name == "mlp.gate_up_proj.weight":  # whose A the adapters of gate and up share
+        return family.joins_gate_and_up
+    if name in ("post_self_attn_layernorm.weight", "post_mlp_layernorm.weight"):
+        return family.has_sandwich_norms
     if name.startswith("mlp."):
         return family.has_shared_experts or not family.has_experts
     if name.endswith(".bias"):
-        return family.has_attention_bias
+        return family.has_attention_bias is not False
     return family.has_head_norms is not False or name not in ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 
 
