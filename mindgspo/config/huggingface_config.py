@@ -16,7 +16,16 @@ from typing import Any
 from pydantic import ValidationError
 
 from mindgspo.config.messages import config_error
-from mindgspo.config.model import FAMILIES, ROPE_FIELDS, Family, ModelSection, RopeScalingSection, model_problems
+from mindgspo.config.model import (
+    EXPERT_FIELDS,
+    FAMILIES,
+    ROPE_FIELDS,
+    SHARED_EXPERT_FIELDS,
+    Family,
+    ModelSection,
+    RopeScalingSection,
+    model_problems,
+)
 from mindgspo.errors import ConfigError, WeightsError
 from mindgspo.io import parse_json, read_bytes, unique_keys
 from mindgspo.text import did_you_mean, hub_hint, listed, shorten
@@ -34,7 +43,11 @@ _SHARED = (
     "tie_word_embeddings",
     "initializer_range",
 )
-_EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
+# The number of experts is written under the first name, and read under any.
+_NUMBER_OF_EXPERTS: Mapping[str, tuple[str, ...]] = {
+    "qwen3_moe": ("num_experts", "num_local_experts"),
+    "glm4_moe": ("n_routed_experts", "num_local_experts"),
+}
 # Values that transformers uses if a config.json leaves them out, and that the cells assume for fields they do not read.
 # Qwen2's attention has biases and no switch for them.
 _QWEN: Mapping[str, object] = {"hidden_act": "silu", "use_sliding_window": False, "use_mrope": False}
@@ -45,6 +58,7 @@ _ASSUMED: Mapping[str, Mapping[str, object]] = {
     "llama": {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
     "glm": {"hidden_act": "silu"},
     "glm4": {"hidden_act": "silu"},
+    "glm4_moe": {"hidden_act": "silu"},
 }
 _GLM: Mapping[str, object] = {
     **{"num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131_072, "rms_norm_eps": 1.5625e-07},
@@ -57,11 +71,15 @@ _DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "llama": {"max_position_embeddings": 2048},
     "glm": _GLM,
     "glm4": _GLM,
+    "glm4_moe": {
+        **{"max_position_embeddings": 131_072, "rms_norm_eps": 1e-5, "norm_topk_prob": True},
+        **{"n_shared_experts": 1, "first_k_dense_replace": 1, "attention_bias": False, "partial_rotary_factor": 0.5},
+    },
 }
 _SCALING = tuple(RopeScalingSection.model_fields)
 _ROPE = (*_SCALING, "type", "rope_theta", "partial_rotary_factor")
-# Features that no cell has, whatever the family: quantised weights, experts that every token goes to.
-_FOREIGN = ("quantization_config", "compression_config", "shared_expert_intermediate_size", "n_shared_experts")
+# Features that no cell has, whatever the family: quantised weights, shared experts that are weighted.
+_FOREIGN = ("quantization_config", "compression_config", "shared_expert_intermediate_size")
 FILE = "config.json"
 _MOST_BYTES = 1 << 20
 """Real ones have a few KB."""
@@ -91,8 +109,8 @@ def model_section(raw: Any, path: Path) -> ModelSection:
     values.setdefault("num_key_value_heads", raw.get("num_attention_heads"))
     values.setdefault("tie_word_embeddings", False)
     longest = values.setdefault("max_position_embeddings", 32768)
-    if FAMILIES[architecture].has_experts and "num_experts" not in values:
-        values["num_experts"] = raw.get("num_local_experts")  # as transformers 5 writes it
+    for key in _NUMBER_OF_EXPERTS.get(architecture, ()):
+        values.setdefault("num_experts", raw.get(key)) if key in raw else None
     if values.get("head_dim") is None:
         values.pop("head_dim", None)
     if FAMILIES[architecture].has_partial_rotary:
@@ -115,6 +133,8 @@ def huggingface_config(model: ModelSection, *, eos_ids: Sequence[int], pad_id: i
     family = FAMILIES[model.architecture]
     own: dict[str, object] = {"head_dim": model.head_dim} if family.has_own_head_dim else {}
     own |= {key: getattr(model, key) for key in _chosen_keys(family)}
+    if model.num_experts is not None:
+        own |= {_NUMBER_OF_EXPERTS[model.architecture][0]: model.num_experts}
     scaling = model.rope_scaling
     return {
         "architectures": [family.huggingface_class],
@@ -180,7 +200,9 @@ def _read_keys(architecture: str) -> tuple[str, ...]:
 def _chosen_keys(family: Family) -> tuple[str, ...]:
     """Fields that config.json has in this family alone."""
     return (
-        *(_EXPERTS if family.has_experts else ()),
+        *(EXPERT_FIELDS[1:] if family.has_experts else ()),
+        *(SHARED_EXPERT_FIELDS if family.has_shared_experts else ()),
+        *(("use_qk_norm",) if family.has_head_norms is None else ()),
         *(("attention_bias",) if family.has_attention_bias is None else ()),
         *(("partial_rotary_factor",) if family.has_partial_rotary else ()),
     )
@@ -242,7 +264,7 @@ def _unimplemented(raw: Mapping[str, object]) -> Iterator[str]:
     partial = _rope(raw).get("partial_rotary_factor", raw.get("partial_rotary_factor"))
     if partial not in (None, 1) and not family.has_partial_rotary:
         yield f"partial_rotary_factor is {partial!r}; only 1 is implemented"
-    for key in _FOREIGN:
+    for key in (*_FOREIGN, *(() if family.has_shared_experts else ("n_shared_experts",))):
         if raw.get(key):
             yield f"{key} is set ({shorten(raw[key])}); not implemented"
     layer_types = raw.get("layer_types") or []

@@ -28,14 +28,17 @@ class Family:
     """Whether files have the rows of gate_proj and up_proj as one matrix, gate_up_proj."""
     is_interleaved: bool = False
     """Whether rotary embedding turns neighbouring features (2 i, 2 i + 1) instead of (i, i + R / 2)."""
-    has_head_norms: bool = False
-    """Whether every query and key head has an RMSNorm."""
+    has_head_norms: bool | None = False
+    """Whether every query and key head has an RMSNorm. None: as `model.use_qk_norm` says."""
     has_sandwich_norms: bool = False
     """Whether the outputs of attention and of the feed-forward block have an RMSNorm before they are added."""
     has_own_head_dim: bool = True
     """Whether the width of a head may differ from hidden_size / num_attention_heads."""
     has_experts: bool = False
-    """Whether every layer's feed-forward block is a mixture of experts."""
+    """Whether layers' feed-forward blocks are mixtures of experts."""
+    has_shared_experts: bool = False
+    """Whether mixtures are as DeepSeek-V3's (arXiv 2412.19437): after dense layers, beside shared experts, with scores
+    that are sigmoids and a frozen bias for choosing alone."""
 
 
 _GLM = Family(
@@ -52,6 +55,14 @@ FAMILIES: Mapping[str, Family] = {
     "llama": Family(huggingface_class="LlamaForCausalLM"),
     "glm": _GLM,
     "glm4": replace(_GLM, huggingface_class="Glm4ForCausalLM", has_sandwich_norms=True),
+    "glm4_moe": Family(
+        huggingface_class="Glm4MoeForCausalLM",
+        has_attention_bias=None,
+        has_partial_rotary=True,
+        has_head_norms=None,
+        has_experts=True,
+        has_shared_experts=True,
+    ),
 }
 
 
@@ -117,12 +128,13 @@ class ModelSection(Section):
     backend: Literal["native", "mindformers"] = "native"
     """Whose transformer is trained: ours, or MindFormers' (qwen2 and llama, on CPU in one process; see
     docs/integrations.md). Generation is ours with either."""
-    architecture: Literal["qwen2", "qwen3", "qwen3_moe", "llama", "glm", "glm4"] = "qwen2"
+    architecture: Literal["qwen2", "qwen3", "qwen3_moe", "llama", "glm", "glm4", "glm4_moe"] = "qwen2"
     """Model family. qwen2 covers Qwen2 and Qwen2.5: biases on q, k and v. qwen3 covers the dense Qwen3: no biases, but
     an RMSNorm of every query and key head; qwen3_moe is the same with a mixture of experts in every layer. llama covers
     Llama 2 and 3: neither biases nor norms of heads. glm covers GLM-4 of 2024 (glm-4-9b-chat-hf): biases or none, and
     rotary embedding of neighbouring features of a part of each head; glm4, of 2025 (GLM-4-0414, GLM-Z1), is the same
-    with an RMSNorm of each block's output."""
+    with an RMSNorm of each block's output. glm4_moe covers GLM-4.5 and GLM-4.5-Air: dense layers, then mixtures with
+    shared experts; rotary embedding of a part of each head."""
     vocab_size: int = Field(ge=2, le=1 << 24)
     """Rows of the embedding table; at least the tokenizer's size (Qwen2.5 pads its 151,665 tokens to
     151,936)."""
@@ -133,8 +145,8 @@ class ModelSection(Section):
     hidden_size: int = Field(ge=1, le=1 << 20)
     """Width of the residual stream; a multiple of num_attention_heads unless head_dim is set."""
     intermediate_size: int = Field(ge=1, le=1 << 22)
-    """Width inside the SwiGLU feed-forward block. Not used if every layer has experts, but Hugging Face's config.json
-    names it."""
+    """Width inside the SwiGLU feed-forward block of dense layers. Not used if every layer has experts, but Hugging
+    Face's config.json names it."""
     num_hidden_layers: int = Field(ge=1, le=1000)
     """Decoder layers."""
     num_attention_heads: int = Field(ge=1, le=65_536)
@@ -145,16 +157,31 @@ class ModelSection(Section):
     """Width of one head; even (RoPE). None: hidden_size / num_attention_heads, which is the only legal value for qwen2
     (Qwen3 has 128 whatever its width)."""
     attention_bias: bool | None = None
-    """Whether q, k and v have a bias; a choice for glm and glm4 only. None: what the family has; of these two, true."""
+    """Whether q, k and v have a bias; a choice for glm, glm4 and glm4_moe only. None: what the family has; of
+    these three, true."""
+    use_qk_norm: bool | None = None
+    """Whether every query and key head has an RMSNorm; a choice for glm4_moe only (GLM-4.5: true, GLM-4.5-Air: false).
+    None: what the family has; glm4_moe: false."""
     num_experts: int | None = Field(default=None, ge=2, le=1024)
-    """qwen3_moe only: experts of every layer."""
+    """Mixtures only: experts of a layer (config.json: num_experts, n_routed_experts or num_local_experts)."""
     num_experts_per_tok: int | None = Field(default=None, ge=1)
-    """qwen3_moe only: number of experts per token; at most num_experts."""
+    """Mixtures only: number of experts per token; at most num_experts."""
     moe_intermediate_size: int | None = Field(default=None, ge=1, le=1 << 22)
-    """qwen3_moe only: width inside each expert's SwiGLU."""
+    """Mixtures only: width inside each expert's SwiGLU."""
     norm_topk_prob: bool = False
-    """qwen3_moe only: whether the router's weights of a token's experts are scaled to a sum of 1 (Qwen3-30B-A3B:
+    """Mixtures only: whether the router's weights of a token's experts are scaled to a sum of 1 (Qwen3-30B-A3B:
     true)."""
+    n_shared_experts: int = Field(default=0, ge=0, le=1024)
+    """glm4_moe only: one dense block of so many times moe_intermediate_size computes every token beside the experts."""
+    first_k_dense_replace: int = Field(default=0, ge=0)
+    """glm4_moe only: so many layers at the beginning are dense."""
+    n_group: int = Field(default=1, ge=1)
+    """glm4_moe only: equal groups of experts, by their numbers."""
+    topk_group: int = Field(default=1, ge=1)
+    """glm4_moe only: number of groups that a token's experts come from: those with the largest sums of their two
+    largest scores."""
+    routed_scaling_factor: float = Field(default=1.0, gt=0)
+    """glm4_moe only: factor of the router's weights (GLM-4.5: 2.5)."""
     max_position_embeddings: int = Field(default=32768, ge=1)
     """Longest sequence in tokens, prompt and response together."""
     rms_norm_eps: float = Field(default=1e-6, gt=0)
@@ -191,6 +218,24 @@ class ModelSection(Section):
         assert self.head_dim is not None, "config.rules refuses a width that its heads do not divide"
         return int(self.head_dim * self.partial_rotary_factor)
 
+    @property
+    def expert_layers(self) -> range:
+        """Numbers of the layers that are mixtures of experts."""
+        return range(self.first_k_dense_replace if self.num_experts else self.num_hidden_layers, self.num_hidden_layers)
+
+    @property
+    def inner_sizes(self) -> dict[str, int]:
+        """Widths inside the feed-forward blocks that the model has, by what they follow from; of shared experts the sum
+        of all."""
+        dense = len(self.expert_layers) < self.num_hidden_layers
+        sizes = {"intermediate_size": self.intermediate_size} if dense else {}
+        if self.moe_intermediate_size and self.expert_layers:
+            sizes["moe_intermediate_size"] = self.moe_intermediate_size
+            if self.n_shared_experts:
+                shared = self.n_shared_experts * self.moe_intermediate_size
+                sizes["n_shared_experts x moe_intermediate_size"] = shared
+        return sizes
+
     @model_validator(mode="after")
     def _has_rows_for_its_tokens(self) -> ModelSection:
         if self.rows < self.vocab_size:
@@ -210,6 +255,12 @@ class ModelSection(Section):
         if self.attention_bias is None:
             own = FAMILIES[self.architecture].has_attention_bias
             object.__setattr__(self, "attention_bias", own is None or own)
+        return self
+
+    @model_validator(mode="after")
+    def _with_head_norms(self) -> ModelSection:
+        if self.use_qk_norm is None:
+            object.__setattr__(self, "use_qk_norm", bool(FAMILIES[self.architecture].has_head_norms))
         return self
 
 
@@ -251,21 +302,55 @@ def _head_dim_problems(model: ModelSection) -> Iterator[str]:
         )
 
 
+# Fields of mixtures, and those of mixtures with shared experts alone.
+EXPERT_FIELDS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
+SHARED_EXPERT_FIELDS = ("n_shared_experts", "first_k_dense_replace", "n_group", "topk_group", "routed_scaling_factor")
+
+
 def _expert_problems(model: ModelSection) -> Iterator[str]:
-    sizes = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
-    if not FAMILIES[model.architecture].has_experts:
-        for name in (*sizes, "norm_topk_prob"):
-            if getattr(model, name):
-                yield (
-                    f"model.{name}: {model.architecture} has no experts; remove it, or set model.architecture=qwen3_moe"
-                )
+    family, architecture = FAMILIES[model.architecture], model.architecture
+    if family.has_head_norms not in (None, model.use_qk_norm):
+        has = "no norms" if model.use_qk_norm else "norms"
+        yield f"model.use_qk_norm: {architecture} has {has} of queries and keys, and no choice; remove it"
+    foreign = () if family.has_experts else EXPERT_FIELDS
+    foreign += () if family.has_shared_experts else SHARED_EXPERT_FIELDS
+    for name in foreign:
+        if getattr(model, name) != ModelSection.model_fields[name].default:
+            users = [one for one, each in FAMILIES.items() if each.has_experts]
+            what = "no experts"
+            if name in SHARED_EXPERT_FIELDS:
+                users, what = [one for one in users if FAMILIES[one].has_shared_experts], "none"
+            yield f"model.{name}: {architecture} has {what}; remove it, or set model.architecture={either(users)}"
+    if not family.has_experts:
         return
-    missing = [name for name in sizes if getattr(model, name) is None]
+    missing = [name for name in EXPERT_FIELDS[:3] if getattr(model, name) is None]
     for name in missing:
-        yield f"model.{name}: missing; {model.architecture} needs it, and its config.json has it"
-    chosen, every = model.num_experts_per_tok, model.num_experts
-    if not missing and chosen is not None and every is not None and chosen > every:
-        yield f"model.num_experts_per_tok: {chosen} is more than num_experts {every}; largest legal: {every}"
+        yield f"model.{name}: missing; {architecture} needs it, and its config.json has it"
+    if not missing:
+        yield from _choice_problems(model)
+
+
+def _choice_problems(model: ModelSection) -> Iterator[str]:
+    """Rules of the choice of experts, and of the layers that choose."""
+    chosen, every, groups = model.num_experts_per_tok, model.num_experts, model.n_group
+    assert chosen is not None and every is not None
+    size, dense = every // groups, model.first_k_dense_replace
+    if every % groups or (groups > 1 and size < 2):
+        legal = [one for one in divisors(every) if every // one > 1]
+        yield (
+            f"model.n_group: {groups} does not split num_experts {every} into equal groups of 2 or more; nearest "
+            f"legal: {either(nearest(legal, groups))}"
+        )
+    elif model.topk_group > groups:
+        yield f"model.topk_group: {model.topk_group} is more than n_group {groups}; largest legal: {groups}"
+    elif chosen > (most := size * model.topk_group):
+        of_groups = f" in topk_group {model.topk_group} of n_group {groups} groups" if groups > 1 else ""
+        yield f"model.num_experts_per_tok: {chosen} is more than num_experts {every}{of_groups}; largest legal: {most}"
+    if dense >= model.num_hidden_layers:
+        yield (
+            f"model.first_k_dense_replace: {dense} of num_hidden_layers {model.num_hidden_layers} leave no layer with "
+            f"experts; largest legal: {model.num_hidden_layers - 1}"
+        )
 
 
 def _rotary_problems(model: ModelSection) -> Iterator[str]:

@@ -31,6 +31,8 @@ class WeightName:
     ours: str
     hugging_face: str
     shape: Callable[[ModelSection], tuple[int, ...]]
+    layers: Callable[[ModelSection], range] = lambda m: range(m.num_hidden_layers)
+    """Numbers of the layers that have it."""
     part: tuple[int, int] = (0, 1)
     """(number, count): the parameter is one of so many equal runs of rows of its tensor."""
 
@@ -58,9 +60,25 @@ def _expert_size(model: ModelSection) -> int:
     return model.moe_intermediate_size
 
 
-def _same(name: str, shape: Callable[[ModelSection], tuple[int, ...]]) -> WeightName:
+def _shared_size(model: ModelSection) -> int:
+    return model.n_shared_experts * _expert_size(model)
+
+
+def _dense_layers(model: ModelSection) -> range:
+    return range(model.expert_layers.start)
+
+
+def _expert_layers(model: ModelSection) -> range:
+    return model.expert_layers
+
+
+def _shared_layers(model: ModelSection) -> range:
+    return model.expert_layers if model.n_shared_experts else range(0)
+
+
+def _same(name: str, shape: Callable[[ModelSection], tuple[int, ...]], **layers: Callable[..., range]) -> WeightName:
     """A weight whose parameter is named as in the file; experts' names without their number."""
-    return WeightName(ours=name.replace(".{e}", ""), hugging_face=name, shape=shape)
+    return WeightName(ours=name.replace(".{e}", ""), hugging_face=name, shape=shape, **layers)
 
 
 _TABLES = (_same("model.embed_tokens.weight", lambda m: (m.vocab_size, m.hidden_size)),)
@@ -75,10 +93,11 @@ _ATTENTION = (
     _same("model.layers.{i}.self_attn.o_proj.weight", lambda m: (m.hidden_size, _query_size(m))),
     _same("model.layers.{i}.post_attention_layernorm.weight", lambda m: (m.hidden_size,)),
 )
+_DENSE = {"layers": _dense_layers}
 _FEED_FORWARD = (
-    _same("model.layers.{i}.mlp.gate_proj.weight", lambda m: (m.intermediate_size, m.hidden_size)),
-    _same("model.layers.{i}.mlp.up_proj.weight", lambda m: (m.intermediate_size, m.hidden_size)),
-    _same("model.layers.{i}.mlp.down_proj.weight", lambda m: (m.hidden_size, m.intermediate_size)),
+    _same("model.layers.{i}.mlp.gate_proj.weight", lambda m: (m.intermediate_size, m.hidden_size), **_DENSE),
+    _same("model.layers.{i}.mlp.up_proj.weight", lambda m: (m.intermediate_size, m.hidden_size), **_DENSE),
+    _same("model.layers.{i}.mlp.down_proj.weight", lambda m: (m.hidden_size, m.intermediate_size), **_DENSE),
 )
 _GATE_UP = "model.layers.{i}.mlp.gate_up_proj.weight"
 _JOINED_FEED_FORWARD = (
@@ -93,11 +112,23 @@ _JOINED_FEED_FORWARD = (
     ),
     _FEED_FORWARD[-1],
 )
+_SPARSE = {"layers": _expert_layers}
 _EXPERTS = (
-    _same("model.layers.{i}.mlp.gate.weight", lambda m: (_num_experts(m), m.hidden_size)),
-    _same("model.layers.{i}.mlp.experts.{e}.gate_proj.weight", lambda m: (_expert_size(m), m.hidden_size)),
-    _same("model.layers.{i}.mlp.experts.{e}.up_proj.weight", lambda m: (_expert_size(m), m.hidden_size)),
-    _same("model.layers.{i}.mlp.experts.{e}.down_proj.weight", lambda m: (m.hidden_size, _expert_size(m))),
+    _same("model.layers.{i}.mlp.gate.weight", lambda m: (_num_experts(m), m.hidden_size), **_SPARSE),
+    _same("model.layers.{i}.mlp.experts.{e}.gate_proj.weight", lambda m: (_expert_size(m), m.hidden_size), **_SPARSE),
+    _same("model.layers.{i}.mlp.experts.{e}.up_proj.weight", lambda m: (_expert_size(m), m.hidden_size), **_SPARSE),
+    _same("model.layers.{i}.mlp.experts.{e}.down_proj.weight", lambda m: (m.hidden_size, _expert_size(m)), **_SPARSE),
+)
+_BLOCK, _SHARED = "model.layers.{i}.mlp.shared_experts", {"layers": _shared_layers}
+_SHARED_EXPERTS = (
+    _same("model.layers.{i}.mlp.gate.e_score_correction_bias", lambda m: (_num_experts(m),), **_SPARSE),
+    _same(
+        "model.layers.{i}.mlp.shared_experts.gate_proj.weight", lambda m: (_shared_size(m), m.hidden_size), **_SHARED
+    ),
+    _same("model.layers.{i}.mlp.shared_experts.up_proj.weight", lambda m: (_shared_size(m), m.hidden_size), **_SHARED),
+    _same(
+        "model.layers.{i}.mlp.shared_experts.down_proj.weight", lambda m: (m.hidden_size, _shared_size(m)), **_SHARED
+    ),
 )
 _OUTPUT = (
     _same("model.norm.weight", lambda m: (m.hidden_size,)),
@@ -115,12 +146,15 @@ _HEAD_NORMS = (
 
 
 def _table(family: Family) -> tuple[WeightName, ...]:
+    feed_forward = _JOINED_FEED_FORWARD if family.joins_gate_and_up else _FEED_FORWARD
     return (
         *_TABLES,
         *(row for row in _ATTENTION if family.has_attention_bias is not False or not row.ours.endswith(".bias")),
-        *(_EXPERTS if family.has_experts else _JOINED_FEED_FORWARD if family.joins_gate_and_up else _FEED_FORWARD),
+        *(() if family.has_experts and not family.has_shared_experts else feed_forward),
+        *(_EXPERTS if family.has_experts else ()),
+        *(_SHARED_EXPERTS if family.has_shared_experts else ()),
         *_OUTPUT,
-        *(_HEAD_NORMS if family.has_head_norms else ()),
+        *(_HEAD_NORMS if family.has_head_norms is not False else ()),
         *(_SANDWICH_NORMS if family.has_sandwich_norms else ()),
     )
 
@@ -129,12 +163,14 @@ WEIGHT_NAMES: Mapping[str, tuple[WeightName, ...]] = {name: _table(family) for n
 
 TABLES = ("model.embed_tokens.weight", "lm_head.weight")
 """Parameters with a row per token."""
+CORRECTION = ".e_score_correction_bias"
+"""How the names of routers' biases for choosing end, which are never trained."""
 
 
 def compute_type(name: str, dtype: str) -> str:
     """The type in which a parameter is read. dtype: the model's compute type. The routers of experts compute in
     float32, and their weights are not rounded; adapters are scaled before they are."""
-    return "float32" if name.endswith(".mlp.gate.weight") or is_adapter(name) else dtype
+    return "float32" if name.endswith((".mlp.gate.weight", CORRECTION)) or is_adapter(name) else dtype
 
 
 def is_adapter(name: str) -> bool:
@@ -206,14 +242,22 @@ def adapter_pairs(model: ModelSection) -> dict[str, tuple[str, str]]:
 
 
 def is_trained(model: ModelSection, name: str) -> bool:
-    """Whether a parameter, or a tensor of a file, is trained: every one, or adapters and perhaps norms."""
+    """Whether a parameter, or a tensor of a file, is trained: every one but routers' biases, or adapters and perhaps
+    norms."""
     lora = model.lora
-    return lora is None or is_adapter(name) or (lora.train_norms and name.endswith("norm.weight"))
+    if lora is None:
+        return not name.endswith(CORRECTION)
+    return is_adapter(name) or (lora.train_norms and name.endswith("norm.weight"))
 
 
 def trained_shapes(model: ModelSection) -> dict[str, tuple[int, ...]]:
     """The part of `parameter_shapes` that is trained."""
     return {name: shape for name, shape in parameter_shapes(model).items() if is_trained(model, name)}
+
+
+def stored_shapes(model: ModelSection) -> dict[str, tuple[int, ...]]:
+    """The part of `parameter_shapes` that a run's checkpoint holds: all of it, or beside a base what is trained."""
+    return parameter_shapes(model) if model.lora is None else trained_shapes(model)
 
 
 def trained_weight_shapes(model: ModelSection) -> dict[str, tuple[int, ...]]:
@@ -256,7 +300,9 @@ def _expand(model: ModelSection) -> list[_Weight]:
         if row.ours.endswith(".bias") and not model.attention_bias:
             continue
         is_stacked = "{e}" in row.hugging_face
-        layers = range(model.num_hidden_layers) if "{i}" in row.ours else (0,)
+        if row in _HEAD_NORMS and not model.use_qk_norm:
+            continue
+        layers = row.layers(model) if "{i}" in row.ours else (0,)
         experts = range(_num_experts(model)) if is_stacked else (0,)
         for i in layers:
             weight = _Weight(

@@ -19,8 +19,9 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from mindgspo.batches.rows import packed_tokens
+from mindgspo.models.feed_forward import FeedForward, Tokens
 from mindgspo.models.policy import PolicyLogProbs
-from mindgspo.models.transformer import DecoderLayer, FeedForward, Tokens, Transformer
+from mindgspo.models.transformer import DecoderLayer, Transformer
 from mindgspo.parallel.ops.device import policy_inputs
 from mindgspo.parallel.platform.runtime import call_compiled, compile_once
 from mindgspo.types import Batch, Float32Array
@@ -170,7 +171,7 @@ class TracedLayers(nn.Cell):
             cells.append(_TracedLayer(layer, *over, _Untouched() if tap is None else tap, adds=self.adds))
         self.layers = nn.CellList(cells, auto_prefix=False)
         if attend is None and model.calls_layers:
-            compile_once(self.layers)
+            compile_once(self.layers, [layer.has_experts for layer in model.layers])
 
     def construct(
         self,

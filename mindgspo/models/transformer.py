@@ -1,5 +1,5 @@
 """Decoder-only transformers with grouped-query attention, RoPE, RMSNorm and SwiGLU: Qwen2 / Qwen2.5, Qwen3, Qwen3-MoE,
-Llama and GLM-4. Their differences are in `config.model`.
+Llama, GLM-4 and GLM-4.5. Their differences are in `config.model`.
 
 Returns final hidden states; heads are separate (`models.log_prob`, `rollout.graphs`). Parameter names and shapes are
 Hugging Face's. Matrices compute in `dtype`, norms' statistics and softmax in float32. A placement says which heads and
@@ -18,11 +18,11 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from mindgspo.config import ModelSection
 from mindgspo.config.model import FAMILIES
+from mindgspo.models.feed_forward import FeedForward, Tokens
 from mindgspo.models.mixture_of_experts import MixtureOfExperts
 from mindgspo.models.model import Model
 from mindgspo.models.names import NO_HEAD_DIM, is_trained
 from mindgspo.models.rope import rope_tables
-from mindgspo.parallel.layers.adapters import share_a
 from mindgspo.parallel.layers.linear import (
     ColumnParallelLinear,
     LinearGroup,
@@ -36,7 +36,6 @@ from mindgspo.parallel.ops.device import (
     RotaryPairOp,
     RotationOp,
     SegmentMask,
-    SwiGLUOp,
     fork_op,
     has_kernels,
     require_bfloat16,
@@ -44,8 +43,6 @@ from mindgspo.parallel.ops.device import (
 from mindgspo.parallel.plans.placement import ALONE, Placement
 from mindgspo.parallel.platform.parameter_memory import zero_parameter
 from mindgspo.parallel.platform.runtime import compile_once
-
-Tokens = tuple[Tensor, Tensor, Tensor]
 
 DTYPES = {"float32": ms.float32, "bfloat16": ms.bfloat16, "float16": ms.float16}
 
@@ -102,7 +99,7 @@ class Attention(nn.Cell):
         self.o_proj = RowParallelLinear(
             heads * self.head_dim, hidden, dtype=dtype, name=f"{name}.o_proj", place=place, lora=config.lora
         )
-        norm, self.has_head_norms = (self.head_dim, config.rms_norm_eps, dtype), family.has_head_norms
+        norm, self.has_head_norms = (self.head_dim, config.rms_norm_eps, dtype), bool(config.use_qk_norm)
         if self.has_head_norms:
             self.q_norm = RMSNorm(*norm, f"{name}.q_norm")
             self.k_norm = RMSNorm(*norm, f"{name}.k_norm")
@@ -130,35 +127,6 @@ class Attention(nn.Cell):
         return (*norms, *self.rotate.cells())
 
 
-class FeedForward(nn.Cell):
-    """down(silu(gate(x)) * up(x))."""
-
-    def __init__(self, config: ModelSection, dtype: ms.Type, name: str, place: Placement) -> None:
-        super().__init__(auto_prefix=False)
-        hidden, inner = config.hidden_size, config.intermediate_size
-        column = {"bias": False, "dtype": dtype, "place": place, "lora": config.lora}
-        self.enter = enter_model_parallel(place)
-        self.gate_proj = ColumnParallelLinear(hidden, inner, name=f"{name}.gate_proj", **column)
-        self.up_proj = ColumnParallelLinear(hidden, inner, name=f"{name}.up_proj", **column)
-        if FAMILIES[config.architecture].joins_gate_and_up:
-            share_a(f"{name}.gate_up_proj", self.gate_proj.adapter, self.up_proj.adapter)
-        self.projections = LinearGroup(self.gate_proj, self.up_proj, is_frozen=config.lora is not None)
-        self.down_proj = RowParallelLinear(
-            inner, hidden, dtype=dtype, name=f"{name}.down_proj", place=place, lora=config.lora
-        )
-        self.swiglu = SwiGLUOp()
-
-    def construct(self, x_MH: Tensor, tokens: Tokens) -> Tensor:
-        """Return the block's output, to be added to x."""
-        own, region, _ = tokens
-        gate, up = self.projections(self.enter(x_MH, own), region)
-        return self.down_proj(self.swiglu(gate, up, region), tokens)
-
-    def cheap_cells(self) -> tuple[nn.Cell, ...]:
-        """Return the cells that `recompute: selective` computes again."""
-        return (self.swiglu,)
-
-
 class DecoderLayer(nn.Cell):
     """Pre-norm attention and feed-forward blocks with residual connections. Some families norm a block's output too."""
 
@@ -168,15 +136,15 @@ class DecoderLayer(nn.Cell):
         self.input_layernorm = RMSNorm(*norm, f"{name}.input_layernorm")
         self.self_attn = Attention(config, dtype, f"{name}.self_attn", place)
         self.post_attention_layernorm = RMSNorm(*norm, f"{name}.post_attention_layernorm")
-        family = FAMILIES[config.architecture]
-        self.has_sandwich_norms, self.has_experts = family.has_sandwich_norms, family.has_experts
+        self.has_experts = number in config.expert_layers
+        self.has_sandwich_norms = FAMILIES[config.architecture].has_sandwich_norms
         if self.has_sandwich_norms:
             self.post_self_attn_layernorm = RMSNorm(*norm, f"{name}.post_self_attn_layernorm")
             self.post_mlp_layernorm = RMSNorm(*norm, f"{name}.post_mlp_layernorm")
         if self.has_experts:
             self.mlp = MixtureOfExperts(config, dtype, f"{name}.mlp", place)
         else:
-            self.mlp = FeedForward(config, dtype, f"{name}.mlp", place)
+            self.mlp = FeedForward(config, config.intermediate_size, dtype, f"{name}.mlp", place)
         self.attend = WholeRows((self.self_attn,))
         self.add = ops.Add()
         self.fork = fork_op()
@@ -315,7 +283,7 @@ class LayerLoop(nn.Cell):
 
     def replayed_of(self, i: int, replayed_MX: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The columns of layer i of this stage among recorded experts, int32 [M, K]; () if none are replayed."""
-        if len(replayed_MX) == 0:
+        if len(replayed_MX) == 0 or not self.layers[i].has_experts:
             return ()
         first = self.first_replayed[i]
         return (ops.cast(replayed_MX[0][:, first : first + self.num_chosen], ms.int32),)
@@ -350,7 +318,7 @@ class Transformer(nn.Cell):
         numbers = place.own_layers(config.num_hidden_layers)
         self.layers = nn.CellList([DecoderLayer(config, dtype, i, place) for i in numbers], auto_prefix=False)
         self.count, self.num_chosen = len(numbers), config.num_experts_per_tok or 0
-        self.first_replayed = tuple(i * self.num_chosen for i in numbers)
+        self.first_replayed = tuple((i - config.expert_layers.start) * self.num_chosen for i in numbers)
         output_rows = place.share(config.rows)
         self.num_tokens, self.is_padded = config.vocab_size, config.rows > config.vocab_size
         if self.is_last:
@@ -372,7 +340,7 @@ class Transformer(nn.Cell):
             layer.set_recompute(place.recompute)
         for parameter in self.get_parameters():
             parameter.requires_grad = is_trained(config, parameter.name)
-        compile_once(self.layers)
+        compile_once(self.layers, [layer.has_experts for layer in self.layers])
         self.loop = LayerLoop(self, WholeRows([layer.self_attn for layer in self.layers]))
 
     def output_weight(self) -> Tensor:

@@ -164,8 +164,7 @@ def load_tensors(
 
 
 def load_trained(model: Model, section: ModelSection, source: TensorSource) -> None:
-    """`load_tensors` for what a run's checkpoint holds: what is trained, which is everything, or adapters beside a
-    base."""
+    """`load_tensors` for what a run's checkpoint holds, see `stored_shapes`."""
     load_tensors(model, section, source, among=None if section.lora is None else trained_shapes(section))
 
 

@@ -16,8 +16,9 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, mint, nn, ops
 
 from mindgspo.batches.routing import expert_dtype
+from mindgspo.models.feed_forward import FeedForward
 from mindgspo.models.lora import merged_weight
-from mindgspo.models.transformer import DecoderLayer, FeedForward, KeptRows, LayerLoop, Transformer
+from mindgspo.models.transformer import DecoderLayer, KeptRows, LayerLoop, Transformer
 from mindgspo.parallel.layers.linear import ColumnParallelLinear, RowParallelLinear
 from mindgspo.parallel.layers.model_parallel import from_first_rank, gather_columns, leave_model_parallel
 from mindgspo.parallel.ops.device import aclnn_on_cards, has_kernels, likeliest_op, takes_packed
@@ -157,10 +158,12 @@ class PackedLayers(nn.Cell):
         assert not model.place.plan.use_seq_parallel, "every rank decodes all sequences"
         self.layers, self.count, self.cache = model.layers, len(model.layers), cache.matrices
         self.leave = leave_model_parallel(model.place)
-        attend, feed = [], []
+        attend, feed, self.dense = [], [], ()
+        """dense: of each layer the number of dense ones before it."""
         for layer, (of_attention, of_block) in zip(model.layers, packed.by_layer, strict=True):
             assert isinstance(layer, DecoderLayer)
             attend.append(_decode_attention(layer, of_attention))
+            self.dense += (len(feed),)
             if of_block:
                 norm = layer.post_attention_layernorm
                 feed.append(DecodeFeedForwardKernel(norm.weight, norm.norm.eps, of_block))
@@ -183,7 +186,7 @@ class PackedLayers(nn.Cell):
                 x_SH, delta_SH, choice = layer.feed_forward(x_SH, delta_SH, tokens)
                 choices += choice
             else:
-                x_SH, delta_SH = self.feed[i](x_SH, layer.of_attention(delta_SH, tokens), rows)
+                x_SH, delta_SH = self.feed[self.dense[i]](x_SH, layer.of_attention(delta_SH, tokens), rows)
                 delta_SH = layer.of_block(self.leave(delta_SH, rows), tokens)
         return x_SH, delta_SH, (), choices
 

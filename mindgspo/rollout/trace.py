@@ -18,6 +18,7 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from mindgspo.config.cache import BLOCK
+from mindgspo.models.feed_forward import Tokens
 from mindgspo.models.trace import (
     EXPERT_OPERATORS,
     HEAD_OPERATORS,
@@ -26,7 +27,7 @@ from mindgspo.models.trace import (
     float32_values,
     modules_of,
 )
-from mindgspo.models.transformer import Tokens, Transformer
+from mindgspo.models.transformer import Transformer
 from mindgspo.parallel.ops.device import attention_segments
 from mindgspo.parallel.ops.kernels import SampleKernel
 from mindgspo.parallel.platform.runtime import CompiledCell, paged_kernels
@@ -131,7 +132,7 @@ class _Halves(nn.Cell):
             if layer.has_experts:
                 x_SH, delta_SH, _ = layer.feed_forward(x_SH, delta_SH, tokens)
             else:
-                x_SH, delta_SH = self.halves.feed[i](x_SH, delta_SH, tokens[0])
+                x_SH, delta_SH = self.halves.feed[self.halves.dense[i]](x_SH, delta_SH, tokens[0])
             taps += (x_SH, delta_SH)
             if layer.has_sandwich_norms:
                 delta_SH = layer.of_block(delta_SH, tokens)

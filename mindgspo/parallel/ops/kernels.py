@@ -400,37 +400,37 @@ class GroupedLinearKernel(nn.Cell):
 class ExpertsKernel(nn.Cell):
     """Contribution of the own experts, or own slices of experts, to each token, [M, H]; see `mixture_of_experts`.
 
-    gate_up, down: cells like `GroupedLinearKernel`, of the projections.
+    rule: of the router, as `graph.cc` lists it. gate_up, down: cells like `GroupedLinearKernel`, of the projections.
     """
 
     def __init__(
-        self, num_experts: int, num_chosen: int, *, is_normed: bool, own: range, gate_up: nn.Cell, down: nn.Cell
+        self, num_experts: int, num_chosen: int, *, rule: Sequence[float], own: range, gate_up: nn.Cell, down: nn.Cell
     ) -> None:
         super().__init__(auto_prefix=False)
         self.gate_up, self.down = gate_up, down
-        self.is_normed, self.own = Tensor([int(is_normed)], ms.int32), Tensor([own.start, num_experts], ms.int32)
+        self.rule, self.own = Tensor(rule, ms.float32), Tensor([own.start, num_experts], ms.int32)
         self.fork, self.rows, self.swiglu = ForkKernel(), RowsKernel(), SwiGLUKernel()
         route_gradient = kernel("route_grad", lambda x, w, *rest: (x, w), lambda x, w, *rest: (x, ms.float32))
 
-        def gradient_of_route(x, weight, is_normed, tokens, out, dout):
-            dx, dweight = route_gradient(x, weight, is_normed, tokens, out[0], out[1], out[2], dout[1])
-            return dx, dweight, zeros_like(is_normed), zeros_like(tokens)
+        def gradient_of_route(x, weight, bias, rule, tokens, out, dout):
+            dx, dweight = route_gradient(x, weight, rule, tokens, out[0], out[1], out[2], dout[1])
+            return dx, dweight, zeros_like(bias), zeros_like(rule), zeros_like(tokens)
 
         self.route = kernel(
             "route",
-            lambda x, w, n, t: ([x[0], num_chosen], [x[0], num_chosen], [x[0], w[0]]),
-            lambda x, w, n, t: (ms.int32, ms.float32, ms.float32),
+            lambda x, w, b, r, t: ([x[0], num_chosen], [x[0], num_chosen], [x[0], w[0]]),
+            lambda x, w, b, r, t: (ms.int32, ms.float32, ms.float32),
             gradient_of_route,
         )
 
-        def gradient_of_route_given(x, weight, given, is_normed, tokens, out, dout):
-            dx, dweight = route_gradient(x, weight, is_normed, tokens, given, out[1], out[2], dout[1])
-            return dx, dweight, zeros_like(given), zeros_like(is_normed), zeros_like(tokens)
+        def gradient_of_route_given(x, weight, bias, given, rule, tokens, out, dout):
+            dx, dweight = route_gradient(x, weight, rule, tokens, given, out[1], out[2], dout[1])
+            return dx, dweight, zeros_like(bias), zeros_like(given), zeros_like(rule), zeros_like(tokens)
 
         self.route_given = kernel(
             "route_given",
-            lambda x, w, g, n, t: (g, g, [x[0], w[0]]),
-            lambda x, w, g, n, t: (ms.int32, ms.float32, ms.float32),
+            lambda x, w, b, g, r, t: (g, g, [x[0], w[0]]),
+            lambda x, w, b, g, r, t: (ms.int32, ms.float32, ms.float32),
             gradient_of_route_given,
         )
 
@@ -455,6 +455,7 @@ class ExpertsKernel(nn.Cell):
         self,
         x_MH: Tensor,
         gate_EH: Tensor,
+        bias_E: Tensor,
         gate_EIH: Tensor,
         up_EIH: Tensor,
         down_EHI: Tensor,
@@ -463,14 +464,14 @@ class ExpertsKernel(nn.Cell):
     ) -> tuple[Tensor, Tensor]:
         """Return the contributions and the experts chosen by the router.
 
-        given_MK: int32, experts used instead of the chosen ones.
+        bias_E: added to the router's scores for choosing. given_MK: int32, experts used instead of the chosen ones.
         """
         x_MH, routed_MH = self.fork(x_MH)
         if given_MK is None:
-            chosen_MK, weights_MK, _ = self.route(routed_MH, gate_EH, self.is_normed, tokens)
+            chosen_MK, weights_MK, _ = self.route(routed_MH, gate_EH, bias_E, self.rule, tokens)
             experts_MK = chosen_MK
         else:
-            chosen_MK, weights_MK, _ = self.route_given(routed_MH, gate_EH, given_MK, self.is_normed, tokens)
+            chosen_MK, weights_MK, _ = self.route_given(routed_MH, gate_EH, bias_E, given_MK, self.rule, tokens)
             experts_MK = given_MK
         slots_MK, token_S, ends_E = self.slots(experts_MK, self.own, tokens)
         x_SH = self.rows(token_S, x_MH, ends_E)

@@ -72,15 +72,21 @@ _ALL: Mapping[str, Split] = {
     "mlp.gate_up_proj.weight": Split.COLUMN,
     "mlp.down_proj.weight": Split.ROW,
     "mlp.gate.weight": Split.WHOLE_FOR_OWN_PART,
+    "mlp.gate.e_score_correction_bias": Split.WHOLE,
     "mlp.experts.gate_proj.weight": Split.EXPERT_COLUMN,
     "mlp.experts.up_proj.weight": Split.EXPERT_COLUMN,
     "mlp.experts.down_proj.weight": Split.EXPERT_ROW,
+    "mlp.shared_experts.gate_proj.weight": Split.COLUMN,
+    "mlp.shared_experts.up_proj.weight": Split.COLUMN,
+    "mlp.shared_experts.down_proj.weight": Split.ROW,
     "model.norm.weight": Split.WHOLE,
     "lm_head.weight": Split.COLUMN,
 }
 
 
 def _has(family: Family, name: str) -> bool:
+    if "shared_experts" in name or name.endswith("correction_bias"):
+        return family.has_shared_experts
     if "experts" in name or name == "mlp.gate.weight":
         return family.has_experts
     if name == "mlp.gate_up_proj.weight":  # whose A the adapters of gate and up share
@@ -88,10 +94,10 @@ def _has(family: Family, name: str) -> bool:
     if name in ("post_self_attn_layernorm.weight", "post_mlp_layernorm.weight"):
         return family.has_sandwich_norms
     if name.startswith("mlp."):
-        return not family.has_experts
+        return family.has_shared_experts or not family.has_experts
     if name.endswith(".bias"):
         return family.has_attention_bias is not False
-    return family.has_head_norms or name not in ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
+    return family.has_head_norms is not False or name not in ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 
 
 SPLITS: Mapping[str, Mapping[str, Split]] = {

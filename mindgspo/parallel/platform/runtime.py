@@ -217,14 +217,16 @@ class CompiledCell:
         return result
 
 
-def compile_once(cells: nn.CellList) -> None:
-    """Have graphs for Ascend compile and differentiate one of these cells, which differ only in their parameters.
+def compile_once(cells: nn.CellList, kinds: Sequence[object]) -> None:
+    """Have graphs for Ascend compile and differentiate one cell of each kind; cells of a kind differ only in their
+    parameters.
 
     `mindspore.lazy_inline` does this for cells whose constructors got equal arguments; it does not exist on CPU.
     """
-    if _device == "Ascend" and len(cells) > 1:
-        for cell in cells:
-            cell.cell_init_args = f"lazy_inline_{type(cell).__name__}_{id(cells[0])}"
+    if _device == "Ascend":
+        for cell, kind in zip(cells, kinds, strict=True):
+            if kinds.count(kind) > 1:
+                cell.cell_init_args = f"lazy_inline_{type(cell).__name__}_{id(cells[0])}_{kind}"
 
 
 def compiled_text(cell: nn.Cell) -> str:

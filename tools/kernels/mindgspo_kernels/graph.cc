@@ -469,33 +469,31 @@ GRAPH_OPERATOR(log_prob_entropy_input_grad) { log_prob_backward(in, true, true);
 GRAPH_ALIAS(log_prob_frozen, log_prob)
 GRAPH_ALIAS(log_prob_entropy_frozen, log_prob_entropy)
 
-// x, weight, is_normed, tokens -> experts, weights, probs
-GRAPH_OPERATOR(route) {
-  const int64_t used = in.used(3);
-  const Tensor *x = in.next(used), *weight = in.next();
+// rule, float32: is_sigmoid, is_normed, groups, best_groups, scale
+static void route(Arguments& in, bool is_given) {
+  const int64_t used = in.used(4 + is_given), rule = 3 + is_given;
+  const Tensor *x = in.next(used), *weight = in.next(), *bias = in.next();
+  const Tensor* given = is_given ? in.next(used) : nullptr;
   in.skip(2);
-  const Tensor *experts = in.next(used), *weights = in.next(used), *probs = in.next(used);
-  check(mindgspo_route(x, weight, nullptr, in.integer(2, 0), probs, experts, weights, processors));
+  const Tensor *experts = in.next(used), *weights = in.next(used), *scores = in.next(used);
+  const auto integer = [&](int64_t i) { return int64_t(in.number(rule, i)); };
+  check(mindgspo_route(x, weight, bias, given, integer(0), integer(1), integer(2), integer(3), in.number(rule, 4), scores,
+                       experts, weights, processors));
 }
+// x, weight, bias, rule, tokens -> experts, weights, scores
+GRAPH_OPERATOR(route) { route(in, false); }
+// x, weight, bias, given experts, rule, tokens -> the experts that it would choose, weights of the given ones, scores
+GRAPH_OPERATOR(route_given) { route(in, true); }
 
-// x, weight, given experts, is_normed, tokens -> the experts that it would choose, weights of the given ones, probs
-GRAPH_OPERATOR(route_given) {
-  const int64_t used = in.used(4);
-  const Tensor *x = in.next(used), *weight = in.next(), *given = in.next(used);
-  in.skip(2);
-  const Tensor *experts = in.next(used), *weights = in.next(used), *probs = in.next(used);
-  check(mindgspo_route(x, weight, given, in.integer(3, 0), probs, experts, weights, processors));
-}
-
-// x, weight, is_normed, tokens, experts, weights, probs, d_weights -> d_x, d_weight
+// x, weight, rule, tokens, experts, weights, scores, d_weights -> d_x, d_weight
 GRAPH_OPERATOR(route_grad) {
   const int64_t used = in.used(3);
   const Tensor *x = in.next(used), *weight = in.next();
   in.skip(2);
-  const Tensor *experts = in.next(used), *weights = in.next(used), *probs = in.next(used), *d_weights = in.next(used);
+  const Tensor *experts = in.next(used), *weights = in.next(used), *scores = in.next(used), *d_weights = in.next(used);
   const Tensor *d_x = in.next(used), *d_weight = in.next();
-  check(mindgspo_route_backward(x, weight, in.integer(2, 0), probs, experts, weights, d_weights, d_x, d_weight,
-                                processors));
+  check(mindgspo_route_backward(x, weight, int64_t(in.number(2, 0)), int64_t(in.number(2, 1)), in.number(2, 4), scores,
+                                experts, weights, d_weights, d_x, d_weight, processors));
 }
 
 // experts, [first of the own ones, number of all], tokens -> slots, token of each slot, ends

@@ -53,15 +53,19 @@ int mindgspo_grouped_linear_backward(const mindgspo_tensor* x, const int64_t* en
                                      const mindgspo_tensor* const* weights, const mindgspo_tensor* const* d_outs,
                                      const mindgspo_tensor* d_x, const mindgspo_tensor* const* d_weights,
                                      int64_t threads);
-// Router of a mixture: probs [M, E] = softmax(x [M, H] @ weight^T), experts int32 [M, K] the likeliest first, weights
-// [M, K] their probs, divided by their sum if `is_normed`; all float32. given: null, or [M, K], the experts that weights
-// are of instead. Gradients of x and weight from those of weights, for the experts that these are of.
-int mindgspo_route(const mindgspo_tensor* x, const mindgspo_tensor* weight, const mindgspo_tensor* given,
-                   int64_t is_normed, const mindgspo_tensor* probs, const mindgspo_tensor* experts,
+// Router of a mixture: scores [M, E] = softmax(x [M, H] @ weight^T), or their sigmoids; experts int32 [M, K], those with
+// the largest scores + bias [E], the largest first; weights [M, K] their scores, divided by their sum if `is_normed`, times
+// scale; all float32. Of equal groups of experts, in order, only the best_groups are chosen from: those with the largest
+// sums of their two largest scores + bias. given: null, or [M, K], the experts that weights are of instead. Gradients of x
+// and weight from those of weights, for the experts that these are of.
+int mindgspo_route(const mindgspo_tensor* x, const mindgspo_tensor* weight, const mindgspo_tensor* bias,
+                   const mindgspo_tensor* given, int64_t is_sigmoid, int64_t is_normed, int64_t groups,
+                   int64_t best_groups, double scale, const mindgspo_tensor* scores, const mindgspo_tensor* experts,
                    const mindgspo_tensor* weights, int64_t threads);
-int mindgspo_route_backward(const mindgspo_tensor* x, const mindgspo_tensor* weight, int64_t is_normed,
-                            const mindgspo_tensor* probs, const mindgspo_tensor* experts,
-                            const mindgspo_tensor* weights, const mindgspo_tensor* d_weights, const mindgspo_tensor* d_x,
+int mindgspo_route_backward(const mindgspo_tensor* x, const mindgspo_tensor* weight, int64_t is_sigmoid,
+                            int64_t is_normed, double scale, const mindgspo_tensor* scores,
+                            const mindgspo_tensor* experts, const mindgspo_tensor* weights,
+                            const mindgspo_tensor* d_weights, const mindgspo_tensor* d_x,
                             const mindgspo_tensor* d_weight, int64_t threads);
 // Assignments experts [M, K], each below `all`, to the E experts from `first` on, sorted by expert, then token: slots
 // int32 [M, K], where each stands, -1 for other experts; tokens int32 [M K], the token in each slot; ends int64 [E], slots up to and
