@@ -19,6 +19,7 @@ from mindgspo.config.messages import config_error
 from mindgspo.config.model import (
     EXPERT_FIELDS,
     FAMILIES,
+    LATENT_FIELDS,
     ROPE_FIELDS,
     SHARED_EXPERT_FIELDS,
     Family,
@@ -47,6 +48,7 @@ _SHARED = (
 _NUMBER_OF_EXPERTS: Mapping[str, tuple[str, ...]] = {
     "qwen3_moe": ("num_experts", "num_local_experts"),
     "glm4_moe": ("n_routed_experts", "num_local_experts"),
+    "deepseek_v3": ("n_routed_experts", "num_local_experts"),
 }
 # Values that transformers uses if a config.json leaves them out, and that the cells assume for fields they do not read.
 # Qwen2's attention has biases and no switch for them.
@@ -59,6 +61,10 @@ _ASSUMED: Mapping[str, Mapping[str, object]] = {
     "glm": {"hidden_act": "silu"},
     "glm4": {"hidden_act": "silu"},
     "glm4_moe": {"hidden_act": "silu"},
+    "deepseek_v3": {
+        **{"hidden_act": "silu", "attention_bias": False, "rope_interleave": True, "moe_layer_freq": 1},
+        **{"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+    },
 }
 _GLM: Mapping[str, object] = {
     **{"num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131_072, "rms_norm_eps": 1.5625e-07},
@@ -74,6 +80,11 @@ _DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "glm4_moe": {
         **{"max_position_embeddings": 131_072, "rms_norm_eps": 1e-5, "norm_topk_prob": True},
         **{"n_shared_experts": 1, "first_k_dense_replace": 1, "attention_bias": False, "partial_rotary_factor": 0.5},
+    },
+    "deepseek_v3": {
+        **{"max_position_embeddings": 4096, "norm_topk_prob": True, "n_shared_experts": 1, "first_k_dense_replace": 3},
+        **{"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5, "q_lora_rank": 1536, "kv_lora_rank": 512},
+        **{"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
     },
 }
 _SCALING = tuple(RopeScalingSection.model_fields)
@@ -131,7 +142,7 @@ def model_section(raw: Any, path: Path) -> ModelSection:
 def huggingface_config(model: ModelSection, *, eos_ids: Sequence[int], pad_id: int) -> dict[str, object]:
     """The content of config.json for an export (float32 weights)."""
     family = FAMILIES[model.architecture]
-    own: dict[str, object] = {"head_dim": model.head_dim} if family.has_own_head_dim else {}
+    own: dict[str, object] = {"head_dim": model.head_dim} if _has_head_dim(family) else {}
     own |= {key: getattr(model, key) for key in _chosen_keys(family)}
     if model.num_experts is not None:
         own |= {_NUMBER_OF_EXPERTS[model.architecture][0]: model.num_experts}
@@ -192,9 +203,14 @@ def _read_keys(architecture: str) -> tuple[str, ...]:
     family = FAMILIES[architecture]
     return (
         *_SHARED,
-        *(("head_dim",) if family.has_own_head_dim else ()),
+        *(("head_dim",) if _has_head_dim(family) else ()),
         *_chosen_keys(family),
     )
+
+
+def _has_head_dim(family: Family) -> bool:
+    """Whether head_dim is read. Where heads have parts, transformers writes the rotated one, and reads it nowhere."""
+    return family.has_own_head_dim and not family.has_latent_attention
 
 
 def _chosen_keys(family: Family) -> tuple[str, ...]:
@@ -202,6 +218,7 @@ def _chosen_keys(family: Family) -> tuple[str, ...]:
     return (
         *(EXPERT_FIELDS[1:] if family.has_experts else ()),
         *(SHARED_EXPERT_FIELDS if family.has_shared_experts else ()),
+        *(LATENT_FIELDS if family.has_latent_attention else ()),
         *(("use_qk_norm",) if family.has_head_norms is None else ()),
         *(("attention_bias",) if family.has_attention_bias is None else ()),
         *(("partial_rotary_factor",) if family.has_partial_rotary else ()),

@@ -34,6 +34,8 @@ class Family:
     """Whether the outputs of attention and of the feed-forward block have an RMSNorm before they are added."""
     has_own_head_dim: bool = True
     """Whether the width of a head may differ from hidden_size / num_attention_heads."""
+    has_latent_attention: bool = False
+    """Whether keys and values are expanded from one latent of each token (arXiv 2405.04434)."""
     has_experts: bool = False
     """Whether layers' feed-forward blocks are mixtures of experts."""
     has_shared_experts: bool = False
@@ -60,6 +62,13 @@ FAMILIES: Mapping[str, Family] = {
         has_attention_bias=None,
         has_partial_rotary=True,
         has_head_norms=None,
+        has_experts=True,
+        has_shared_experts=True,
+    ),
+    "deepseek_v3": Family(
+        huggingface_class="DeepseekV3ForCausalLM",
+        is_interleaved=True,
+        has_latent_attention=True,
         has_experts=True,
         has_shared_experts=True,
     ),
@@ -128,13 +137,14 @@ class ModelSection(Section):
     backend: Literal["native", "mindformers"] = "native"
     """Whose transformer is trained: ours, or MindFormers' (qwen2 and llama, on CPU in one process; see
     docs/integrations.md). Generation is ours with either."""
-    architecture: Literal["qwen2", "qwen3", "qwen3_moe", "llama", "glm", "glm4", "glm4_moe"] = "qwen2"
+    architecture: Literal["qwen2", "qwen3", "qwen3_moe", "llama", "glm", "glm4", "glm4_moe", "deepseek_v3"] = "qwen2"
     """Model family. qwen2 covers Qwen2 and Qwen2.5: biases on q, k and v. qwen3 covers the dense Qwen3: no biases, but
     an RMSNorm of every query and key head; qwen3_moe is the same with a mixture of experts in every layer. llama covers
     Llama 2 and 3: neither biases nor norms of heads. glm covers GLM-4 of 2024 (glm-4-9b-chat-hf): biases or none, and
     rotary embedding of neighbouring features of a part of each head; glm4, of 2025 (GLM-4-0414, GLM-Z1), is the same
     with an RMSNorm of each block's output. glm4_moe covers GLM-4.5 and GLM-4.5-Air: dense layers, then mixtures with
-    shared experts; rotary embedding of a part of each head."""
+    shared experts; rotary embedding of a part of each head. deepseek_v3 covers DeepSeek-V3, DeepSeek-R1 and
+    Moonlight-16B-A3B: the same with multi-head latent attention."""
     vocab_size: int = Field(ge=2, le=1 << 24)
     """Rows of the embedding table; at least the tokenizer's size (Qwen2.5 pads its 151,665 tokens to
     151,936)."""
@@ -156,6 +166,17 @@ class ModelSection(Section):
     head_dim: int | None = Field(default=None, ge=1, le=65_536)
     """Width of one head; even (RoPE). None: hidden_size / num_attention_heads, which is the only legal value for qwen2
     (Qwen3 has 128 whatever its width)."""
+    q_lora_rank: int | None = Field(default=None, ge=1, le=1 << 20)
+    """deepseek_v3 only: width of the latent that queries are made of (DeepSeek-V3: 1536). None: of the hidden states
+    (Moonlight)."""
+    kv_lora_rank: int | None = Field(default=None, ge=1, le=1 << 20)
+    """deepseek_v3 only: width of the latent that keys and values are made of (512)."""
+    qk_nope_head_dim: int | None = Field(default=None, ge=1, le=65_536)
+    """deepseek_v3 only: features of a query and key head without position (128)."""
+    qk_rope_head_dim: int | None = Field(default=None, ge=1, le=65_536)
+    """deepseek_v3 only: features of a query and key head that rotary embedding turns, the last ones (64)."""
+    v_head_dim: int | None = Field(default=None, ge=1, le=65_536)
+    """deepseek_v3 only: features of a value head (128); at most those of a key head."""
     attention_bias: bool | None = None
     """Whether q, k and v have a bias; a choice for glm, glm4 and glm4_moe only. None: what the family has; of
     these three, true."""
@@ -215,8 +236,23 @@ class ModelSection(Section):
     @property
     def rotary_dim(self) -> int:
         """Features of each head that rotary embedding turns."""
+        if self.qk_rope_head_dim is not None:
+            return self.qk_rope_head_dim
         assert self.head_dim is not None, "config.rules refuses a width that its heads do not divide"
         return int(self.head_dim * self.partial_rotary_factor)
+
+    @property
+    def value_dim(self) -> int:
+        """Features of a value head."""
+        size = self.head_dim if self.v_head_dim is None else self.v_head_dim
+        assert size is not None, "config.rules refuses a width that its heads do not divide"
+        return size
+
+    @property
+    def latent_dims(self) -> tuple[int, int]:
+        """Features of a token's latent and of its rotated key, which latent attention caches."""
+        assert self.kv_lora_rank is not None and self.qk_rope_head_dim is not None, "config.rules refuses it"
+        return self.kv_lora_rank, self.qk_rope_head_dim
 
     @property
     def expert_layers(self) -> range:
@@ -246,7 +282,9 @@ class ModelSection(Section):
     def _with_head_dim(self) -> ModelSection:
         """Filled in here and not by `config.load`, because Python code builds sections too. It stays None if the
         quotient is not whole, which `config.rules` rejects."""
-        if self.head_dim is None and self.hidden_size % self.num_attention_heads == 0:
+        if self.qk_nope_head_dim is not None and self.qk_rope_head_dim is not None:
+            object.__setattr__(self, "head_dim", self.qk_nope_head_dim + self.qk_rope_head_dim)
+        elif self.head_dim is None and self.hidden_size % self.num_attention_heads == 0:
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
         return self
 
@@ -267,6 +305,7 @@ class ModelSection(Section):
 def model_problems(model: ModelSection) -> Iterator[str]:
     """Sizes that no model can have."""
     heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
+    yield from _latent_problems(model)
     yield from _head_dim_problems(model)
     yield from _expert_problems(model)
     yield from _rotary_problems(model)
@@ -279,8 +318,40 @@ def model_problems(model: ModelSection) -> Iterator[str]:
         )
 
 
+# Fields of latent attention; q_lora_rank may be left out.
+LATENT_FIELDS = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+
+
+def _latent_problems(model: ModelSection) -> Iterator[str]:
+    architecture = model.architecture
+    if not FAMILIES[architecture].has_latent_attention:
+        users = either([name for name, family in FAMILIES.items() if family.has_latent_attention])
+        for name in LATENT_FIELDS:
+            if getattr(model, name) is not None:
+                yield f"model.{name}: {architecture} has none; remove it, or set model.architecture={users}"
+        return
+    for name in LATENT_FIELDS[1:]:
+        if getattr(model, name) is None:
+            yield f"model.{name}: missing; {architecture} needs it, and its config.json has it"
+    rotated, key, value = model.qk_rope_head_dim, model.head_dim, model.v_head_dim
+    if rotated is not None and rotated % 2:
+        yield (
+            f"model.qk_rope_head_dim: {rotated} must be even (RoPE turns pairs); nearest legal: "
+            f"{either([rotated - 1, rotated + 1] if rotated > 1 else [2])}"
+        )
+    if value is not None and key is not None and value > key:
+        yield f"model.v_head_dim: {value} is more than qk_nope_head_dim + qk_rope_head_dim; largest legal: {key}"
+    if model.num_key_value_heads != model.num_attention_heads:
+        yield (
+            f"model.num_key_value_heads: {model.num_key_value_heads}; every head of {architecture} has its own keys "
+            f"and values: {model.num_attention_heads}"
+        )
+
+
 def _head_dim_problems(model: ModelSection) -> Iterator[str]:
     hidden, heads, head_dim = model.hidden_size, model.num_attention_heads, model.head_dim
+    if model.kv_lora_rank is not None:
+        return
     if head_dim is None or head_dim * heads == hidden:
         if hidden % heads or (hidden // heads) % 2:
             legal = [size for size in divisors(hidden) if (hidden // size) % 2 == 0]

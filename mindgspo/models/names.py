@@ -81,6 +81,18 @@ def _same(name: str, shape: Callable[[ModelSection], tuple[int, ...]], **layers:
     return WeightName(ours=name.replace(".{e}", ""), hugging_face=name, shape=shape, **layers)
 
 
+def _q_lora(model: ModelSection) -> int:
+    assert model.q_lora_rank is not None
+    return model.q_lora_rank
+
+
+def _expanded_size(model: ModelSection) -> int:
+    """Keys without position and values of all heads."""
+    return model.num_attention_heads * (_head_dim(model) - model.latent_dims[1] + model.value_dim)
+
+
+_COMPRESSED = {"layers": lambda m: range(m.num_hidden_layers if m.q_lora_rank is not None else 0)}
+_UNCOMPRESSED = {"layers": lambda m: range(m.num_hidden_layers if m.q_lora_rank is None else 0)}
 _TABLES = (_same("model.embed_tokens.weight", lambda m: (m.vocab_size, m.hidden_size)),)
 _ATTENTION = (
     _same("model.layers.{i}.input_layernorm.weight", lambda m: (m.hidden_size,)),
@@ -92,6 +104,17 @@ _ATTENTION = (
     _same("model.layers.{i}.self_attn.v_proj.bias", lambda m: (_kv_size(m),)),
     _same("model.layers.{i}.self_attn.o_proj.weight", lambda m: (m.hidden_size, _query_size(m))),
     _same("model.layers.{i}.post_attention_layernorm.weight", lambda m: (m.hidden_size,)),
+)
+_LATENT_ATTENTION = (
+    *(row for row in _ATTENTION if "norm" in row.ours),
+    _same("model.layers.{i}.self_attn.q_proj.weight", lambda m: (_query_size(m), m.hidden_size), **_UNCOMPRESSED),
+    _same("model.layers.{i}.self_attn.q_a_proj.weight", lambda m: (_q_lora(m), m.hidden_size), **_COMPRESSED),
+    _same("model.layers.{i}.self_attn.q_a_layernorm.weight", lambda m: (_q_lora(m),), **_COMPRESSED),
+    _same("model.layers.{i}.self_attn.q_b_proj.weight", lambda m: (_query_size(m), _q_lora(m)), **_COMPRESSED),
+    _same("model.layers.{i}.self_attn.kv_a_proj_with_mqa.weight", lambda m: (sum(m.latent_dims), m.hidden_size)),
+    _same("model.layers.{i}.self_attn.kv_a_layernorm.weight", lambda m: (m.latent_dims[0],)),
+    _same("model.layers.{i}.self_attn.kv_b_proj.weight", lambda m: (_expanded_size(m), m.latent_dims[0])),
+    _same("model.layers.{i}.self_attn.o_proj.weight", lambda m: (m.hidden_size, m.num_attention_heads * m.value_dim)),
 )
 _DENSE = {"layers": _dense_layers}
 _FEED_FORWARD = (
@@ -147,9 +170,10 @@ _HEAD_NORMS = (
 
 def _table(family: Family) -> tuple[WeightName, ...]:
     feed_forward = _JOINED_FEED_FORWARD if family.joins_gate_and_up else _FEED_FORWARD
+    attention = _LATENT_ATTENTION if family.has_latent_attention else _ATTENTION
     return (
         *_TABLES,
-        *(row for row in _ATTENTION if family.has_attention_bias is not False or not row.ours.endswith(".bias")),
+        *(row for row in attention if family.has_attention_bias is not False or not row.ours.endswith(".bias")),
         *(() if family.has_experts and not family.has_shared_experts else feed_forward),
         *(_EXPERTS if family.has_experts else ()),
         *(_SHARED_EXPERTS if family.has_shared_experts else ()),

@@ -11,6 +11,7 @@ import numpy as np
 
 from mindgspo.config import ModelSection
 from mindgspo.config.model import FAMILIES, RopeScalingSection
+from mindgspo.models.names import NO_HEAD_DIM
 from mindgspo.types import Float32Array
 
 
@@ -47,6 +48,16 @@ def attention_factor(scaling: RopeScalingSection | None) -> float:
         over, under = 1.0, 0.0
     growth = 0.1 * math.log(scaling.factor)
     return (growth * over + 1) / (growth * under + 1)
+
+
+def softmax_scale(model: ModelSection) -> float:
+    """What products of queries and keys are multiplied by: 1 / sqrt(D). Latent attention has its share of YaRN's growth
+    here, not in cos and sin, which turn only a part of a head (DeepSeek-V3, as in transformers)."""
+    assert model.head_dim is not None, NO_HEAD_DIM
+    scale, scaling = model.head_dim**-0.5, model.rope_scaling
+    if model.kv_lora_rank is not None and scaling is not None and scaling.mscale_all_dim:
+        scale *= (0.1 * scaling.mscale_all_dim * math.log(scaling.factor) + 1) ** 2
+    return scale
 
 
 def _kept(frequencies: Float32Array, theta: float, scaling: RopeScalingSection) -> np.ndarray:

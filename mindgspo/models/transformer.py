@@ -19,9 +19,11 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindgspo.config import ModelSection
 from mindgspo.config.model import FAMILIES
 from mindgspo.models.feed_forward import FeedForward, Tokens
+from mindgspo.models.latent_attention import LatentAttention
 from mindgspo.models.mixture_of_experts import MixtureOfExperts
 from mindgspo.models.model import Model
 from mindgspo.models.names import NO_HEAD_DIM, is_trained
+from mindgspo.models.norm import RMSNorm
 from mindgspo.models.rope import rope_tables
 from mindgspo.parallel.layers.linear import (
     ColumnParallelLinear,
@@ -32,7 +34,6 @@ from mindgspo.parallel.layers.linear import (
 from mindgspo.parallel.layers.model_parallel import TokensInUse, enter_model_parallel
 from mindgspo.parallel.ops.device import (
     CausalAttentionOp,
-    RMSNormOp,
     RotaryPairOp,
     RotationOp,
     SegmentMask,
@@ -45,34 +46,6 @@ from mindgspo.parallel.platform.parameter_memory import zero_parameter
 from mindgspo.parallel.platform.runtime import compile_once
 
 DTYPES = {"float32": ms.float32, "bfloat16": ms.bfloat16, "float16": ms.float16}
-
-
-class RMSNorm(nn.Cell):
-    """Root-mean-square norm over the last axis, with a learned scale."""
-
-    def __init__(self, size: int, eps: float, dtype: ms.Type, name: str) -> None:
-        super().__init__(auto_prefix=False)
-        self.weight = zero_parameter((size,), f"{name}.weight")
-        self.norm = RMSNormOp(eps)
-        self.has_kernel = self.norm.kernel is not None
-        self.dtype = dtype
-        self.is_again = False
-        """Whether it is computed again for gradients. MindSpore lets the weight wait for a gradient then; and of equal
-        types it makes one operator of a norm and the sum that it reads, so that the first pass would wait with it."""
-
-    def construct(self, x: Tensor, tokens: Tensor) -> Tensor:
-        return self.norm(x, self._scale(), tokens)
-
-    def of_sum(self, x: Tensor, delta: Tensor | None, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return norm(x + delta) and x + delta; norm(x) and x without a delta."""
-        return self.norm.of_sum(x, delta, self._scale(), tokens)
-
-    def _scale(self) -> Tensor:
-        """Kernels round the weight themselves, and its gradient stays float32."""
-        if self.has_kernel:
-            return self.weight
-        rounded = ops.cast(self.weight, self.dtype)
-        return ops.cast(rounded, ms.float32) if self.is_again else rounded
 
 
 class Attention(nn.Cell):
@@ -121,6 +94,10 @@ class Attention(nn.Cell):
         query, key = self.rotate(query, key, rotation, region)
         return query, key, value
 
+    def attend(self, query_MAD: Tensor, key_MBD: Tensor, value_MBD: Tensor, tokens: Tokens) -> Tensor:
+        """Attended values [M, A * D] of whole rows."""
+        return self.attention(query_MAD, key_MBD, value_MBD, tokens[2])
+
     def cheap_cells(self) -> tuple[nn.Cell, ...]:
         """Return the cells that `recompute: selective` recomputes, except attention."""
         norms = (self.q_norm, self.k_norm) if self.has_head_norms else ()
@@ -134,7 +111,8 @@ class DecoderLayer(nn.Cell):
         super().__init__(auto_prefix=False)
         name, norm = f"model.layers.{number}", (config.hidden_size, config.rms_norm_eps, dtype)
         self.input_layernorm = RMSNorm(*norm, f"{name}.input_layernorm")
-        self.self_attn = Attention(config, dtype, f"{name}.self_attn", place)
+        attention = LatentAttention if FAMILIES[config.architecture].has_latent_attention else Attention
+        self.self_attn = attention(config, dtype, f"{name}.self_attn", place)
         self.post_attention_layernorm = RMSNorm(*norm, f"{name}.post_attention_layernorm")
         self.has_experts = number in config.expert_layers
         self.has_sandwich_norms = FAMILIES[config.architecture].has_sandwich_norms
@@ -223,24 +201,25 @@ class DecoderLayer(nn.Cell):
 class WholeRows(nn.Cell):
     """Attention over the whole rows of a batch, for training and scoring."""
 
-    def __init__(self, attentions: Sequence[Attention]) -> None:
+    def __init__(self, attentions: Sequence[Attention | LatentAttention]) -> None:
         super().__init__(auto_prefix=False)
-        self.attentions = nn.CellList([one.attention for one in attentions], auto_prefix=False)
+        self.attentions = nn.CellList(list(attentions), auto_prefix=False)
 
     def construct(
         self, i: int, query: Tensor, key: Tensor, value: Tensor, tokens: Tokens, context: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Attended values [M, A, D] of layer i, and nothing to keep. context: not read."""
-        return self.attentions[i](query, key, value, tokens[2]), ()
+        """Attended values [M, A * E] of layer i, and nothing to keep. context: not read."""
+        return self.attentions[i].attend(query, key, value, tokens), ()
 
 
 class KeptRows(WholeRows):
-    """Attention over whole rows that keeps keys and values [M, B, D] of every layer, for prefill."""
+    """Attention over whole rows that keeps what is cached of every layer, for prefill: keys and values [M, B, D], or
+    what `LatentAttention.project` returns in their place."""
 
     def construct(
         self, i: int, query: Tensor, key: Tensor, value: Tensor, tokens: Tokens, context: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        return self.attentions[i](query, key, value, tokens[2]), (key, value)
+        return self.attentions[i].attend(query, key, value, tokens), (key, value)
 
 
 class LayerLoop(nn.Cell):
@@ -330,7 +309,8 @@ class Transformer(nn.Cell):
         self.takes_rows = self.is_last and self.tied and self.embed_tokens.weight.shape[0] > output_rows
         self.first_output, self.last_output = place.at.model * output_rows, (place.at.model + 1) * output_rows
         is_interleaved = FAMILIES[config.architecture].is_interleaved
-        self.rotation = RotationOp(*rope_tables(config), config.head_dim, is_interleaved=is_interleaved)
+        turned = config.head_dim if config.kv_lora_rank is None else config.rotary_dim
+        self.rotation = RotationOp(*rope_tables(config), turned, is_interleaved=is_interleaved)
         self.segment_mask = SegmentMask()
         self.is_packed = has_kernels()
         self.tokens_in_use = TokensInUse(place, has_kernels=self.is_packed)

@@ -7,7 +7,7 @@ Ascend's fused ReshapeAndCache and PagedAttention; our own kernels on CPU, which
 has the type of the query again.
 
 Legend: S rows of the decode batch, P blocks of the longest sequence, C its columns; A query heads, B kv heads, D head
-size, M tokens.
+size, E value features, M tokens; of latent attention L latent features and X with the rotated key.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
-from mindgspo.config.cache import BLOCK
+from mindgspo.config.cache import BLOCK, cached_dims, cached_heads
+from mindgspo.models.rope import softmax_scale
 from mindgspo.models.transformer import DTYPES, Tokens, Transformer
 from mindgspo.parallel.ops.device import MASKED_SCORE, has_kernels, is_fused, require_bfloat16
 from mindgspo.parallel.ops.kernels import CopyBlocksKernel, PagedAttentionKernel, StoreKernel
@@ -25,7 +26,8 @@ from mindgspo.rollout.sequences import num_blocks_for
 
 
 class PagedCache:
-    """Keys and values of all layers, [num_blocks, block, B, D] per layer and kind.
+    """Keys and values of all layers, [num_blocks, block, B, D] and [num_blocks, block, B, E] per layer; see
+    `config.cache.cached_dims`.
 
     num_columns: length of the longest sequence.
     num_blocks: number of blocks, including the scratch block.
@@ -41,14 +43,21 @@ class PagedCache:
         self.most_blocks = num_blocks_for(num_columns, block)
         # This rank's heads, split or shared as in the model's layers.
         self.num_heads = model.place.share(config.num_attention_heads)
-        self.num_kv_heads = model.place.share(config.num_key_value_heads, units=config.num_key_value_heads)
-        self.head_dim = model.head_dim
+        heads = cached_heads(config)
+        self.num_kv_heads = model.place.share(heads, units=heads)
+        self.head_dim, self.value_dim = cached_dims(config)
+        self.scale, self.is_latent = softmax_scale(config), config.kv_lora_rank is not None
         self.dtype = model.dtype if dtype is None else DTYPES[dtype]
         if self.dtype == ms.bfloat16:
             require_bfloat16("rollout.cache_dtype")
-        shape = (num_blocks, block, self.num_kv_heads, self.head_dim)
-        names = [f"cache.{i}.{kind}" for i in range(config.num_hidden_layers) for kind in ("keys", "values")]
-        self.matrices = ParameterTuple([zero_parameter(shape, name, self.dtype, requires_grad=False) for name in names])
+        kinds, tokens = {"keys": self.head_dim, "values": self.value_dim}, (num_blocks, block, self.num_kv_heads)
+        self.matrices = ParameterTuple(
+            [
+                zero_parameter((*tokens, size), f"cache.{i}.{kind}", self.dtype, requires_grad=False)
+                for i in range(config.num_hidden_layers)
+                for kind, size in kinds.items()
+            ]
+        )
 
 
 class StoreOp(nn.Cell):
@@ -61,7 +70,7 @@ class StoreOp(nn.Cell):
 
     def __init__(self, cache: PagedCache) -> None:
         super().__init__(auto_prefix=False)
-        self.fused = is_fused()
+        self.fused = is_fused() and not cache.is_latent  # heads of 576 and 512 features are more than it takes
         self.block = cache.block
         self.kernel = StoreKernel() if has_kernels() else None
         if self.fused:
@@ -94,11 +103,11 @@ class PagedDecodeAttention(nn.Cell):
     def __init__(self, cache: PagedCache) -> None:
         super().__init__(auto_prefix=False)
         self.cache = cache.matrices
-        self.size = cache.num_heads * cache.head_dim
+        self.size = cache.num_heads * cache.value_dim
         self.store = StoreOp(cache)
-        self.kernel = PagedAttentionKernel(cache.head_dim) if has_kernels() else None
+        self.kernel = PagedAttentionKernel(cache.scale) if has_kernels() else None
         if self.kernel is None:
-            self.attend = ops.auto_generate.PagedAttention(cache.num_heads, cache.head_dim**-0.5, cache.num_kv_heads)
+            self.attend = ops.auto_generate.PagedAttention(cache.num_heads, cache.scale, cache.num_kv_heads)
 
     def places(
         self, cache_rows_S: Tensor, table_SP: Tensor, lengths_S: Tensor, num_rows_1: Tensor
@@ -110,7 +119,7 @@ class PagedDecodeAttention(nn.Cell):
     def construct(
         self, i: int, query_SAD: Tensor, key_SBD: Tensor, value_SBD: Tensor, tokens: Tokens, context: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Attended values [S, A * D] of layer i, and nothing to keep. context: from `places`."""
+        """Attended values [S, A * E] of layer i, and nothing to keep. context: from `places`."""
         keys, values = self.cache[2 * i], self.cache[2 * i + 1]
         places, table_SP, lengths_S, num_rows_1 = context
         stored = self.store(keys, values, key_SBD, value_SBD, places, num_rows_1)
@@ -128,7 +137,8 @@ class ComposedDecodeAttention(nn.Cell):
     def __init__(self, cache: PagedCache) -> None:
         super().__init__(auto_prefix=False)
         self.cache = cache.matrices
-        self.num_heads, self.num_kv_heads, self.head_dim = cache.num_heads, cache.num_kv_heads, cache.head_dim
+        self.num_heads, self.num_kv_heads = cache.num_heads, cache.num_kv_heads
+        self.head_dim, self.value_dim, self.scale = cache.head_dim, cache.value_dim, cache.scale
         self.group = cache.num_heads // cache.num_kv_heads
         columns = np.arange(cache.num_columns, dtype=np.int32)
         self.columns_11C = Tensor(columns.reshape(1, 1, -1))
@@ -155,25 +165,58 @@ class ComposedDecodeAttention(nn.Cell):
     def construct(
         self, i: int, query_SAD: Tensor, key_SBD: Tensor, value_SBD: Tensor, tokens: Tokens, context: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Attended values [S, A * D] of layer i, and nothing to keep. context: from `places`."""
+        """Attended values [S, A * E] of layer i, and nothing to keep. context: from `places`."""
         keys, values = self.cache[2 * i], self.cache[2 * i + 1]
         places, columns_SBC3, bias_S1C, num_rows_1 = context
         num_rows, num_columns = columns_SBC3.shape[0], columns_SBC3.shape[2]
         keys, values = self.store(keys, values, key_SBD, value_SBD, places, num_rows_1)
         heads = num_rows * self.num_kv_heads
-        rows = (heads, num_columns, self.head_dim)
-        keys, values = self.gather(keys, columns_SBC3).reshape(rows), self.gather(values, columns_SBC3).reshape(rows)
-        queries = ops.cast(query_SAD * self.head_dim**-0.5, keys.dtype).reshape(heads, self.group, self.head_dim)
+        keys = self.gather(keys, columns_SBC3).reshape(heads, num_columns, self.head_dim)
+        values = self.gather(values, columns_SBC3).reshape(heads, num_columns, self.value_dim)
+        queries = ops.cast(query_SAD * self.scale, keys.dtype).reshape(heads, self.group, self.head_dim)
         scores = ops.cast(self.scores(queries, keys), ms.float32).reshape(num_rows, self.num_heads, -1)
         scores = scores + ops.tile(bias_S1C, (1, self.num_heads, 1))
         weights = ops.cast(ops.softmax(scores, -1), values.dtype).reshape(heads, self.group, -1)
-        out = self.weigh(weights, values).reshape(num_rows, self.num_heads * self.head_dim)
+        out = self.weigh(weights, values).reshape(num_rows, self.num_heads * self.value_dim)
         return ops.cast(out, query_SAD.dtype), ()
 
 
-def decode_attention(cache: PagedCache) -> PagedDecodeAttention | ComposedDecodeAttention:
-    """Return the form of attention for this device."""
-    return PagedDecodeAttention(cache) if is_fused() or has_kernels() else ComposedDecodeAttention(cache)
+class LatentDecodeAttention(nn.Cell):
+    """Latent attention of one token per row over the cache of latents. attend: over keys and values as they are
+    cached."""
+
+    def __init__(self, attend: PagedDecodeAttention | ComposedDecodeAttention, model: Transformer) -> None:
+        super().__init__(auto_prefix=False)
+        self.attend = attend
+        self.attentions = nn.CellList([layer.self_attn for layer in model.layers], auto_prefix=False)
+
+    def places(
+        self, cache_rows_S: Tensor, table_SP: Tensor, lengths_S: Tensor, num_rows_1: Tensor
+    ) -> tuple[Tensor, ...]:
+        return self.attend.places(cache_rows_S, table_SP, lengths_S, num_rows_1)
+
+    def construct(
+        self,
+        i: int,
+        query_SAD: Tensor,
+        key_S1X: Tensor,
+        latent_S1L: Tensor,
+        tokens: Tokens,
+        context: tuple[Tensor, ...],
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """As `PagedDecodeAttention`; the rest as `LatentAttention.project` returns it."""
+        query_SAX = self.attentions[i].absorb(query_SAD)
+        attended, kept = self.attend(i, query_SAX, key_S1X, latent_S1L, tokens, context)
+        return self.attentions[i].release(attended), kept
+
+
+def decode_attention(
+    model: Transformer, cache: PagedCache
+) -> PagedDecodeAttention | ComposedDecodeAttention | LatentDecodeAttention:
+    """Return the form of attention for this device and model."""
+    is_paged = has_kernels() or (is_fused() and not cache.is_latent)
+    attend = PagedDecodeAttention(cache) if is_paged else ComposedDecodeAttention(cache)
+    return LatentDecodeAttention(attend, model) if cache.is_latent else attend
 
 
 class CopyBlocks(nn.Cell):
@@ -183,7 +226,7 @@ class CopyBlocks(nn.Cell):
         super().__init__(auto_prefix=False)
         self.cache = cache.matrices
         self.num_tokens = num_tokens
-        self.rows = (-1, cache.num_kv_heads, cache.head_dim)
+        self.key_rows, self.value_rows = ((-1, cache.num_kv_heads, dim) for dim in (cache.head_dim, cache.value_dim))
         self.within = Tensor(np.arange(num_tokens, dtype=np.int32).reshape(1, -1))
         self.block = cache.block
         self.kernel = CopyBlocksKernel(cache.matrices) if has_kernels() else None
@@ -198,7 +241,7 @@ class CopyBlocks(nn.Cell):
         done = ()
         for i in range(len(self.cache) // 2):
             keys, values = self.cache[2 * i], self.cache[2 * i + 1]
-            key_MBD = self.gather(keys, sources_W, 0)[:, : self.num_tokens].reshape(self.rows)
-            value_MBD = self.gather(values, sources_W, 0)[:, : self.num_tokens].reshape(self.rows)
+            key_MBD = self.gather(keys, sources_W, 0)[:, : self.num_tokens].reshape(self.key_rows)
+            value_MBD = self.gather(values, sources_W, 0)[:, : self.num_tokens].reshape(self.value_rows)
             done += self.store(keys, values, key_MBD, value_MBD, places, sources_W)
         return ops.depend(sources_W, done)

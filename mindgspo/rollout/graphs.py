@@ -93,7 +93,7 @@ class PackedWeights(nn.Cell):
         assert self.has_kernels or not merges, "config.deployment_rules refuses it"
         if not self.has_kernels:
             return
-        self.packs_layers = merges or model.config.lora is None
+        self.packs_layers = model.config.kv_lora_rank is None and (merges or model.config.lora is None)
         by_layer = [_linears(layer) for layer in model.layers] if self.packs_layers else []
         linears = [one for layer in by_layer for group in layer for one in group]
         weights = [one.weight for one in linears]
@@ -212,7 +212,7 @@ class NextLogits(nn.Cell):
         super().__init__(auto_prefix=False)
         self.model = model
         self.recorded = RecordedChoices(model, records_experts=records_experts)
-        self.attend = None if packed.packs_layers else decode_attention(cache)
+        self.attend = None if packed.packs_layers else decode_attention(model, cache)
         self.loop = PackedLayers(model, cache, packed) if self.attend is None else LayerLoop(model, self.attend)
         self.packed = packed
         self.gather_columns = gather_columns(model.place)

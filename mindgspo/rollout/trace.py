@@ -166,7 +166,7 @@ class _Step(nn.Cell):
     ) -> None:
         super().__init__(auto_prefix=False)
         self.model, self.packed = model, packed
-        self.attend = None if by_halves else decode_attention(cache)
+        self.attend = None if by_halves else decode_attention(model, cache)
         self.loop = _Halves(model, cache, packed) if by_halves else TracedLayers(model, self.attend)
         self.modules = _halves_of(model) if by_halves else modules_of(model, "PagedAttention")
         self.inverse_temperature = 1.0 / temperature

@@ -26,6 +26,10 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }  # fmt: skip
 EXPERTS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "moe_intermediate_size": 24}
+LATENTS = {
+    "num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 24, "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8, "v_head_dim": 10, "moe_intermediate_size": 24, "routed_scaling_factor": 2.5,
+}  # fmt: skip
 # By architecture: heads shared by all, some or one; heads wider and narrower than hidden_size / heads, which is 12.
 SHAPES = {
     "qwen2, tied": {"tie_word_embeddings": True, "num_attention_heads": 4, "num_key_value_heads": 2},
@@ -80,8 +84,21 @@ SHAPES = {
     "qwen3_moe, 1 of 4, tied": {
         **EXPERTS, "num_experts": 4, "num_experts_per_tok": 1, "norm_topk_prob": False, "tie_word_embeddings": True,
     },
+    "deepseek_v3, groups": {
+        **LATENTS, "tie_word_embeddings": False, "q_lora_rank": 20, "n_routed_experts": 8, "num_experts_per_tok": 3,
+        "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2,
+    },
+    "deepseek_v3, without query latents, stretched, tied": {
+        **LATENTS, "tie_word_embeddings": True, "q_lora_rank": None, "n_routed_experts": 5, "num_experts_per_tok": 2,
+        "n_shared_experts": 2, "first_k_dense_replace": 2, "n_group": 1, "topk_group": 1, "norm_topk_prob": False,
+        "rope_parameters": {
+            "rope_theta": ROPE_THETA, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64,
+            "mscale": 0.7, "mscale_all_dim": 1.0,
+        },
+    },
 }  # fmt: skip
 CLASSES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "glm": "Glm", "glm4": "Glm4", "qwen3_moe": "Qwen3Moe"}
+CLASSES |= {"deepseek_v3": "DeepseekV3"}
 
 
 @dataclass(frozen=True)
@@ -111,6 +128,9 @@ def make_reference(case: str, seed: int = 0):
                 parameter.add_(torch.randn_like(parameter) * 0.2)
             elif name.endswith("mlp.gate.weight"):  # the router: choices far from a tie in every precision
                 torch.nn.init.normal_(parameter, std=0.5)
+        for name, buffer in reference.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn_like(buffer) * 0.3)
     return reference
 
 

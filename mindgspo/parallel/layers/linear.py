@@ -61,7 +61,8 @@ class ColumnParallelLinear(nn.Cell):
 
 
 class LinearGroup(nn.Cell):
-    """Column-parallel layers that share an input: construct(x_MI, tokens) -> one output per layer.
+    """Column-parallel layers that share an input: construct(x_MI, tokens) -> one output per layer; of a single layer the
+    output itself.
 
     head_dim: D if the outputs are heads, [M, O / D, D]. is_frozen: whether only adapters are trained.
     """
@@ -79,12 +80,12 @@ class LinearGroup(nn.Cell):
         else:
             self.kernel = LinearKernel(len(layers), has_bias=self.has_bias, head_dim=head_dim, is_frozen=is_frozen)
 
-    def construct(self, x_MI: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
+    def construct(self, x_MI: Tensor, tokens: Tensor) -> Tensor | tuple[Tensor, ...]:
         outs = ()
         if self.kernel is None:
             for layer in self.layers:
                 outs += (self._by_head(layer(x_MI)),)
-            return outs
+            return outs if len(outs) > 1 else outs[0]
         weights = ()
         for i in range(len(self.layers)):
             weights += (self.layers[i].weight,)

@@ -63,6 +63,12 @@ _ALL: Mapping[str, Split] = {
     "self_attn.k_norm.weight": Split.WHOLE_FOR_OWN_PART,
     "self_attn.v_proj.weight": Split.KEY_VALUE,
     "self_attn.v_proj.bias": Split.KEY_VALUE,
+    "self_attn.q_a_proj.weight": Split.WHOLE_FOR_OWN_PART,
+    "self_attn.q_a_layernorm.weight": Split.WHOLE_FOR_OWN_PART,
+    "self_attn.q_b_proj.weight": Split.COLUMN,
+    "self_attn.kv_a_proj_with_mqa.weight": Split.WHOLE_FOR_OWN_PART,
+    "self_attn.kv_a_layernorm.weight": Split.WHOLE_FOR_OWN_PART,
+    "self_attn.kv_b_proj.weight": Split.COLUMN,
     "self_attn.o_proj.weight": Split.ROW,
     "post_self_attn_layernorm.weight": Split.WHOLE,
     "post_attention_layernorm.weight": Split.WHOLE,
@@ -84,7 +90,14 @@ _ALL: Mapping[str, Split] = {
 }
 
 
+_LATENT = ("q_a_", "q_b_", "kv_a_", "kv_b_")
+
+
 def _has(family: Family, name: str) -> bool:
+    if name.startswith("self_attn.") and name.split(".")[1] in ("k_proj", "v_proj"):
+        return not family.has_latent_attention and (family.has_attention_bias is not False or not name.endswith("bias"))
+    if name.startswith(tuple(f"self_attn.{one}" for one in _LATENT)):
+        return family.has_latent_attention
     if "shared_experts" in name or name.endswith("correction_bias"):
         return family.has_shared_experts
     if "experts" in name or name == "mlp.gate.weight":
