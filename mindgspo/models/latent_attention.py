@@ -33,6 +33,7 @@ class LatentAttention(nn.Cell):
 
     def __init__(self, config: ModelSection, dtype: ms.Type, name: str, place: Placement) -> None:
         super().__init__(auto_prefix=False)
+        self.is_latent = True
         hidden, heads, lora = config.hidden_size, config.num_attention_heads, config.lora
         assert config.head_dim and config.kv_lora_rank and config.qk_rope_head_dim and config.v_head_dim
         self.head_dim, self.latent_dim, self.rotary_dim = config.head_dim, config.kv_lora_rank, config.qk_rope_head_dim

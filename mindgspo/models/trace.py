@@ -84,7 +84,11 @@ def modules_of(model: Transformer, attention: str = "FlashAttentionScore") -> li
     operator that attends."""
     modules = []
     for i, layer in enumerate(model.layers):
-        head_norms = ("self_attn.q_norm", "self_attn.k_norm") if layer.self_attn.has_head_norms else ()
+        projections = ("q_proj", "k_proj", "v_proj")
+        norms = ("q_norm", "k_norm") if layer.self_attn.has_head_norms else ()
+        rotated = ("rotate (queries)", "rotate (keys)")
+        if layer.self_attn.is_latent:
+            projections, norms, rotated = (), (), ("project (queries)", "project (latents)")
         block = [("mlp", EXPERT_OPERATORS)]
         if not layer.has_experts:
             parts = {"gate_proj": "MatMul", "up_proj": "MatMul", "swiglu": "Swiglu", "down_proj": "MatMul"}
@@ -92,9 +96,9 @@ def modules_of(model: Transformer, attention: str = "FlashAttentionScore") -> li
         of_layer = [
             ("input_layernorm (sum)", "Add"),
             ("input_layernorm", "RmsNorm"),
-            *((f"self_attn.{name}", "MatMul") for name in ("q_proj", "k_proj", "v_proj")),
-            *((name, "RmsNorm") for name in head_norms),
-            *((f"self_attn.rotate ({name})", "RotaryPositionEmbedding") for name in ("queries", "keys")),
+            *((f"self_attn.{name}", "MatMul") for name in projections),
+            *((f"self_attn.{name}", "RmsNorm") for name in norms),
+            *((f"self_attn.{name}", "RotaryPositionEmbedding") for name in rotated),
             ("self_attn.attention", attention),
             ("self_attn.o_proj", "MatMul"),
             *([("post_self_attn_layernorm", "RmsNorm")] if layer.has_sandwich_norms else []),
@@ -217,13 +221,17 @@ class _TracedLayer(nn.Cell):
         attention = layer.self_attn
         normed_MH, x_MH = layer.first_norm(x_MH, delta_MH, tokens)
         x_MH, normed_MH = tap(x_MH), tap(normed_MH)
-        query, key, value = attention.projections(normed_MH, rows)
-        query, key, value = tap(query), tap(key), tap(value)
-        taps = (x_MH, normed_MH, query, key, value)
-        if attention.has_head_norms:
-            query, key = tap(attention.q_norm(query, rows)), tap(attention.k_norm(key, rows))
-            taps += (query, key)
-        query, key = attention.rotate(query, key, rotation, rows)
+        taps = (x_MH, normed_MH)
+        if attention.is_latent:
+            query, key, value = attention.project(normed_MH, rotation, tokens)
+        else:
+            query, key, value = attention.projections(normed_MH, rows)
+            query, key, value = tap(query), tap(key), tap(value)
+            taps += (query, key, value)
+            if attention.has_head_norms:
+                query, key = tap(attention.q_norm(query, rows)), tap(attention.k_norm(key, rows))
+                taps += (query, key)
+            query, key = attention.rotate(query, key, rotation, rows)
         query, key = tap(query), tap(key)
         attended, _ = self.attend(self.number, query, key, value, tokens, context)
         attended = tap(attended)
