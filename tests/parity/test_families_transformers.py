@@ -80,8 +80,21 @@ SHAPES = {
     "qwen3_moe, 1 of 4, tied": {
         **EXPERTS, "num_experts": 4, "num_experts_per_tok": 1, "norm_topk_prob": False, "tie_word_embeddings": True,
     },
+    "glm4_moe, 3 of 8 in 2 of 4 groups, normed": {
+        **EXPERTS, "n_routed_experts": 8, "num_experts_per_tok": 3, "norm_topk_prob": True, "n_group": 4,
+        "topk_group": 2, "n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5,
+        "attention_bias": True, "use_qk_norm": True,
+    },
+    "glm4_moe, 2 of 5, two dense layers, tied": {
+        **EXPERTS, "n_routed_experts": 5, "num_experts_per_tok": 2, "norm_topk_prob": False, "n_shared_experts": 1,
+        "first_k_dense_replace": 2, "routed_scaling_factor": 1.5, "attention_bias": False, "use_qk_norm": False,
+        "tie_word_embeddings": True,
+    },
 }  # fmt: skip
-CLASSES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "glm": "Glm", "glm4": "Glm4", "qwen3_moe": "Qwen3Moe"}
+CLASSES = {
+    **{"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "glm": "Glm", "glm4": "Glm4"},
+    **{"qwen3_moe": "Qwen3Moe", "glm4_moe": "Glm4Moe"},
+}
 
 
 @dataclass(frozen=True)
@@ -111,6 +124,9 @@ def make_reference(case: str, seed: int = 0):
                 parameter.add_(torch.randn_like(parameter) * 0.2)
             elif name.endswith("mlp.gate.weight"):  # the router: choices far from a tie in every precision
                 torch.nn.init.normal_(parameter, std=0.5)
+        for name, buffer in reference.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.add_(torch.randn_like(buffer) * 0.3)
     return reference
 
 
@@ -157,7 +173,7 @@ def test_the_section_is_the_models(pair: Pair) -> None:
     assert section.head_dim == SHAPES[pair.case].get("head_dim", HIDDEN_SIZE // section.num_attention_heads)
     assert section.rope_theta == ROPE_THETA and (section.rope_scaling is not None) == ("stretched" in pair.case)
     assert (section.num_experts, section.norm_topk_prob) == (
-        SHAPES[pair.case].get("num_experts"),
+        SHAPES[pair.case].get("num_experts", SHAPES[pair.case].get("n_routed_experts")),
         SHAPES[pair.case].get("norm_topk_prob", False),
     )
     assert section.tie_word_embeddings == config.tie_word_embeddings

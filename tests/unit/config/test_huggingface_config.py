@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 
 from mindgspo.config import ModelSection
-from mindgspo.config.huggingface_config import generation_config, huggingface_config, read_model_section
+from mindgspo.config.huggingface_config import (
+    check_architecture,
+    generation_config,
+    huggingface_config,
+    read_model_section,
+)
 from mindgspo.config.model import RopeScalingSection
 from mindgspo.errors import WeightsError
 
@@ -297,3 +302,31 @@ def test_generation_samples_as_the_first_weights_folder_says(tmp_path: Path) -> 
         "bos_token_id": 1, "do_sample": True, "temperature": 0.7, "top_k": 20,
         "eos_token_id": [7, 9], "pad_token_id": 0,
     }  # fmt: skip
+
+
+# As published, without fields that are read nowhere.
+GLM_45 = {
+    "model_type": "glm4_moe", "attention_bias": True, "hidden_act": "silu", "head_dim": 128, "hidden_size": 5120,
+    "partial_rotary_factor": 0.5, "initializer_range": 0.02, "intermediate_size": 12_288, "first_k_dense_replace": 3,
+    "max_position_embeddings": 131_072, "moe_intermediate_size": 1536, "norm_topk_prob": True,
+    "num_attention_heads": 96, "n_group": 1, "topk_group": 1, "n_routed_experts": 160, "n_shared_experts": 1,
+    "routed_scaling_factor": 2.5, "num_experts_per_tok": 8, "num_hidden_layers": 92, "num_key_value_heads": 8,
+    "num_nextn_predict_layers": 1, "rms_norm_eps": 1e-5, "rope_scaling": None, "rope_theta": 1_000_000,
+    "tie_word_embeddings": False, "use_qk_norm": True, "vocab_size": 151_552,
+}  # fmt: skip
+
+
+def test_a_mixture_after_dense_layers_is_read_and_written(tmp_path: Path) -> None:
+    section = read_model_section(write(tmp_path, GLM_45))
+    assert (section.num_experts, section.n_shared_experts, section.routed_scaling_factor) == (160, 1, 2.5)
+    assert section.expert_layers == range(3, 92) and section.left_out_layers == range(92, 93)
+    assert section.use_qk_norm and section.attention_bias and section.partial_rotary_factor == 0.5
+    written = huggingface_config(section, eos_ids=(1,), pad_id=0)
+    assert (written["num_nextn_predict_layers"], written["mindgspo_left_out"]) == (0, ["model.layers.92"])
+    again = read_model_section(write(tmp_path, written))
+    assert again == section.model_copy(update={"num_nextn_predict_layers": 0})
+    check_architecture(again, section)
+    other_name = {key: value for key, value in GLM_45.items() if key != "n_routed_experts"} | {"num_local_experts": 160}
+    assert read_model_section(write(tmp_path, other_name)) == section
+    with pytest.raises(WeightsError, match="quantization_config is set"):
+        read_model_section(write(tmp_path, GLM_45 | {"quantization_config": {"quant_method": "compressed-tensors"}}))
