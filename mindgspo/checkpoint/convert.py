@@ -34,7 +34,14 @@ from mindgspo.errors import CheckpointError, WeightsError
 from mindgspo.io import json_bytes, parse_json, read_bytes
 from mindgspo.metrics.files import CONFIG_FILE
 from mindgspo.models.lora import BASE_KEY, merged_weight, peft_names, pet_config, read_pet_config
-from mindgspo.models.names import adapter_name, hugging_face_name, is_adapter, mindformers_name, weight_shapes
+from mindgspo.models.names import (
+    CORRECTION,
+    adapter_name,
+    hugging_face_name,
+    is_adapter,
+    mindformers_name,
+    weight_shapes,
+)
 from mindgspo.models.principal import plain_model
 from mindgspo.models.weight_check import require_weights
 from mindgspo.progress import byte_progress
@@ -315,7 +322,9 @@ def _weights(source: ModelSource, conversion: Conversion) -> list[Weight]:
     def weight(name: str, stored_name: str) -> Weight:
         info = tensors.tensors[stored_name]
         dtype = info.dtype if lora is None else "F32"  # the base may be stored in another type
-        if conversion.dtype is not None and not is_adapter(name):
+        if name.endswith(CORRECTION):
+            dtype = "F32"
+        elif conversion.dtype is not None and not is_adapter(name):
             dtype = FILE_DTYPES[conversion.dtype]
         chunks = partial(tensors.chunks, stored_name, _CHUNK_BYTES)
         if lora is not None and conversion.merges and (of_a := adapter_name(name, "A")) in source.stored_names:

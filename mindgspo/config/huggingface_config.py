@@ -91,6 +91,8 @@ _SCALING = tuple(RopeScalingSection.model_fields)
 _ROPE = (*_SCALING, "type", "rope_theta", "partial_rotary_factor")
 # Features that no cell has, whatever the family: quantised weights, shared experts that are weighted.
 _FOREIGN = ("quantization_config", "compression_config", "shared_expert_intermediate_size")
+_LEFT_OUT = "mindgspo_left_out"
+"""Key in config.json of exports: layers of the model's files that are not in the export; nothing reads it."""
 FILE = "config.json"
 _MOST_BYTES = 1 << 20
 """Real ones have a few KB."""
@@ -146,6 +148,8 @@ def huggingface_config(model: ModelSection, *, eos_ids: Sequence[int], pad_id: i
     own |= {key: getattr(model, key) for key in _chosen_keys(family)}
     if model.num_experts is not None:
         own |= {_NUMBER_OF_EXPERTS[model.architecture][0]: model.num_experts}
+    if model.left_out_layers:
+        own |= {"num_nextn_predict_layers": 0, _LEFT_OUT: [f"model.layers.{i}" for i in model.left_out_layers]}
     scaling = model.rope_scaling
     return {
         "architectures": [family.huggingface_class],
@@ -298,8 +302,8 @@ def _unimplemented(raw: Mapping[str, object]) -> Iterator[str]:
 
 
 # Not part of the architecture: where weights lie, whose cells compute, in which type, how random ones are drawn, how
-# tables are padded, and adapters beside the weights.
-_FREE = {"path", "backend", "dtype", "initializer_range", "table_rows", "lora"}
+# tables are padded, adapters beside the weights, and layers that are left out.
+_FREE = {"path", "backend", "dtype", "initializer_range", "table_rows", "lora", "num_nextn_predict_layers"}
 # What a model's card may tell its users to change in config.json, for longer sequences than the published ones.
 _STRETCHED = ("rope_theta", "rope_scaling", "max_position_embeddings")
 

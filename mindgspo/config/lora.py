@@ -48,8 +48,8 @@ class LoraSection(Section):
     """Only 0 is implemented: the sampler would have to drop the same values as the trainer."""
     targets: tuple[str, ...] = Field(default=("all",), min_length=1)
     """Projections with adapters: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj; or attention, mlp,
-    all. Of a mixture, those of the MLP are every expert's own, also called experts; router is its router, which `all`
-    leaves out."""
+    all. Of a mixture, those of the MLP are every expert's own, also called experts, and those of shared experts and
+    of dense layers; router is its router, which `all` leaves out."""
     train_norms: bool = False
     """Train the vectors of all norms themselves, beside the adapters (PEFT's modules_to_save)."""
     init: Literal["kaiming", "gaussian", "pissa"] = "kaiming"
@@ -154,7 +154,7 @@ def _target_problem(model: ModelSection, target: str) -> str:
 def _sizes(model: ModelSection) -> dict[str, tuple[int, int]]:
     """Input and output features of each projection."""
     hidden, head_dim = model.hidden_size, model.head_dim or 1
-    inner = model.moe_intermediate_size or model.intermediate_size
+    inner = min(model.inner_sizes.values(), default=model.intermediate_size)
     query, key_value = model.num_attention_heads * head_dim, model.num_key_value_heads * head_dim
     outs = dict(zip(_WORDS["all"], (query, key_value, key_value, hidden, inner, inner, hidden), strict=True))
     ins = {"o_proj": query, "down_proj": inner}

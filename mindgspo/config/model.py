@@ -180,9 +180,8 @@ class ModelSection(Section):
     attention_bias: bool | None = None
     """Whether q, k and v have a bias; a choice for glm, glm4 and glm4_moe only. None: what the family has; of
     these three, true."""
-    use_qk_norm: bool | None = None
-    """Whether every query and key head has an RMSNorm; a choice for glm4_moe only (GLM-4.5: true, GLM-4.5-Air: false).
-    None: what the family has; glm4_moe: false."""
+    use_qk_norm: bool = False
+    """glm4_moe only: whether every query and key head has an RMSNorm (GLM-4.5: true, GLM-4.5-Air: false)."""
     num_experts: int | None = Field(default=None, ge=2, le=1024)
     """Mixtures only: experts of a layer (config.json: num_experts, n_routed_experts or num_local_experts)."""
     num_experts_per_tok: int | None = Field(default=None, ge=1)
@@ -203,6 +202,9 @@ class ModelSection(Section):
     largest scores."""
     routed_scaling_factor: float = Field(default=1.0, gt=0)
     """glm4_moe only: factor of the router's weights (GLM-4.5: 2.5)."""
+    num_nextn_predict_layers: int = Field(default=0, ge=0, le=100)
+    """glm4_moe only: so many layers after the last one in files of weights predict further tokens. They are not loaded,
+    not trained and not exported."""
     max_position_embeddings: int = Field(default=32768, ge=1)
     """Longest sequence in tokens, prompt and response together."""
     rms_norm_eps: float = Field(default=1e-6, gt=0)
@@ -210,7 +212,8 @@ class ModelSection(Section):
     rope_theta: float = Field(default=1_000_000.0, gt=1)
     """Base of the rotary position embedding (Qwen2.5: 1e6, Llama 3: 5e5)."""
     partial_rotary_factor: float = Field(default=1.0, gt=0, le=1)
-    """glm and glm4 only: share of each head's features, the first ones, that rotary embedding turns (GLM-4: 0.5)."""
+    """glm, glm4 and glm4_moe only: share of each head's features, the first ones, that rotary embedding turns (GLM-4:
+    0.5)."""
     rope_scaling: RopeScalingSection | None = None
     """Stretched rotary embedding for long contexts. None: as trained."""
     tie_word_embeddings: bool = False
@@ -255,9 +258,20 @@ class ModelSection(Section):
         return self.kv_lora_rank, self.qk_rope_head_dim
 
     @property
+    def has_head_norms(self) -> bool:
+        """Whether every query and key head has an RMSNorm."""
+        own = FAMILIES[self.architecture].has_head_norms
+        return self.use_qk_norm if own is None else own
+
+    @property
     def expert_layers(self) -> range:
         """Numbers of the layers that are mixtures of experts."""
         return range(self.first_k_dense_replace if self.num_experts else self.num_hidden_layers, self.num_hidden_layers)
+
+    @property
+    def left_out_layers(self) -> range:
+        """Numbers of the layers in files of weights that predict further tokens."""
+        return range(self.num_hidden_layers, self.num_hidden_layers + self.num_nextn_predict_layers)
 
     @property
     def inner_sizes(self) -> dict[str, int]:
@@ -293,12 +307,6 @@ class ModelSection(Section):
         if self.attention_bias is None:
             own = FAMILIES[self.architecture].has_attention_bias
             object.__setattr__(self, "attention_bias", own is None or own)
-        return self
-
-    @model_validator(mode="after")
-    def _with_head_norms(self) -> ModelSection:
-        if self.use_qk_norm is None:
-            object.__setattr__(self, "use_qk_norm", bool(FAMILIES[self.architecture].has_head_norms))
         return self
 
 
@@ -375,13 +383,20 @@ def _head_dim_problems(model: ModelSection) -> Iterator[str]:
 
 # Fields of mixtures, and those of mixtures with shared experts alone.
 EXPERT_FIELDS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
-SHARED_EXPERT_FIELDS = ("n_shared_experts", "first_k_dense_replace", "n_group", "topk_group", "routed_scaling_factor")
+SHARED_EXPERT_FIELDS = (
+    "n_shared_experts",
+    "first_k_dense_replace",
+    "n_group",
+    "topk_group",
+    "routed_scaling_factor",
+    "num_nextn_predict_layers",
+)
 
 
 def _expert_problems(model: ModelSection) -> Iterator[str]:
     family, architecture = FAMILIES[model.architecture], model.architecture
-    if family.has_head_norms not in (None, model.use_qk_norm):
-        has = "no norms" if model.use_qk_norm else "norms"
+    if model.use_qk_norm and family.has_head_norms is not None:
+        has = "no norms" if not family.has_head_norms else "norms"
         yield f"model.use_qk_norm: {architecture} has {has} of queries and keys, and no choice; remove it"
     foreign = () if family.has_experts else EXPERT_FIELDS
     foreign += () if family.has_shared_experts else SHARED_EXPERT_FIELDS

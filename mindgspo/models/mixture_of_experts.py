@@ -74,7 +74,13 @@ class Router(nn.Cell):
 
     def __init__(self, num_chosen: int, rule: RoutingRule) -> None:
         super().__init__(auto_prefix=False)
-        self.num_chosen, self.rule = num_chosen, rule
+        self.num_chosen, self.is_sigmoid, self.is_normed, self.scale = (
+            num_chosen,
+            rule.is_sigmoid,
+            rule.is_normed,
+            rule.scale,
+        )
+        self.groups, self.best_groups = rule.groups, rule.best_groups
         self.logits = ops.MatMul(transpose_b=True)
         self.activation = ops.Sigmoid() if rule.is_sigmoid else ops.Softmax(axis=-1)
         self.top_k = aclnn_on_cards(ops.TopK(sorted=True), mint.topk)
@@ -83,9 +89,9 @@ class Router(nn.Cell):
     def construct(self, x_MH: Tensor, weight_EH: Tensor, bias_E: Tensor) -> tuple[Tensor, Tensor]:
         scores_ME = self.scores(x_MH, weight_EH)
         merits_ME = ops.stop_gradient(scores_ME)
-        if self.rule.is_sigmoid:
+        if self.is_sigmoid:
             merits_ME = merits_ME + bias_E
-        if self.rule.best_groups < self.rule.groups:
+        if self.best_groups < self.groups:
             merits_ME = self._in_best_groups(merits_ME)
         _, experts_MK = self.top_k(merits_ME, self.num_chosen)
         experts_MK = ops.cast(experts_MK, ms.int32)
@@ -96,17 +102,17 @@ class Router(nn.Cell):
 
     def weigh(self, scores_ME: Tensor, experts_MK: Tensor) -> Tensor:
         weights_MK = ops.gather_elements(scores_ME, 1, experts_MK)
-        if self.rule.is_normed:
+        if self.is_normed:
             total_M1 = weights_MK.sum(-1, keepdims=True)
-            weights_MK = weights_MK / (total_M1 + 1e-20 if self.rule.is_sigmoid else total_M1)
-        return weights_MK if self.rule.scale == 1.0 else weights_MK * self.rule.scale
+            weights_MK = weights_MK / (total_M1 + 1e-20 if self.is_sigmoid else total_M1)
+        return weights_MK if self.scale == 1.0 else weights_MK * self.scale
 
     def _in_best_groups(self, merits_ME: Tensor) -> Tensor:
         """Minus infinity outside of the best groups."""
-        by_group = merits_ME.reshape(merits_ME.shape[0], self.rule.groups, -1)
+        by_group = merits_ME.reshape(merits_ME.shape[0], self.groups, -1)
         largest, _ = self.top_k(by_group, 2)
-        _, best_MB = self.top_k(largest.sum(-1), self.rule.best_groups)
-        numbers = ops.cast(ops.arange(self.rule.groups), ms.int32).reshape(1, 1, -1)
+        _, best_MB = self.top_k(largest.sum(-1), self.best_groups)
+        numbers = ops.cast(ops.arange(self.groups), ms.int32).reshape(1, 1, -1)
         is_best = ops.cast(ops.equal(ops.cast(best_MB, ms.int32).expand_dims(2), numbers), ms.float32)
         is_out = ops.equal(is_best.sum(1), 0.0).expand_dims(2)
         return self.fill(by_group, is_out, float("-inf")).reshape(merits_ME.shape)

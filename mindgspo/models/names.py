@@ -324,7 +324,7 @@ def _expand(model: ModelSection) -> list[_Weight]:
         if row.ours.endswith(".bias") and not model.attention_bias:
             continue
         is_stacked = "{e}" in row.hugging_face
-        if row in _HEAD_NORMS and not model.use_qk_norm:
+        if row in _HEAD_NORMS and not model.has_head_norms:
             continue
         layers = row.layers(model) if "{i}" in row.ours else (0,)
         experts = range(_num_experts(model)) if is_stacked else (0,)

@@ -73,7 +73,7 @@ class Attention(nn.Cell):
         self.o_proj = RowParallelLinear(
             heads * self.head_dim, hidden, dtype=dtype, name=f"{name}.o_proj", place=place, lora=config.lora
         )
-        norm, self.has_head_norms = (self.head_dim, config.rms_norm_eps, dtype), bool(config.use_qk_norm)
+        norm, self.has_head_norms = (self.head_dim, config.rms_norm_eps, dtype), config.has_head_norms
         if self.has_head_norms:
             self.q_norm = RMSNorm(*norm, f"{name}.q_norm")
             self.k_norm = RMSNorm(*norm, f"{name}.k_norm")

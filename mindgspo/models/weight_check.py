@@ -32,10 +32,16 @@ def require_weights(model: ModelSection, source: TensorSource, names: Mapping[st
     """{Hugging Face name: name in the source} of exactly the weights of this model, in the table's order.
 
     names: the same for all tensors of the source. A tied model may have a copy of its embedding table as
-    `lm_head.weight`, which is left out, like the frequencies of the rotary embedding. Raises WeightsError as
+    `lm_head.weight`, which is left out, like the frequencies of the rotary embedding and layers that predict further
+    tokens. Raises WeightsError as
     `check_names`, where that copy is none, and where the frequencies are those of another model.
     """
-    stored = {name: theirs for name, theirs in names.items() if not _are_frequencies(model, source, name, theirs)}
+    left_out = tuple(f"model.layers.{i}." for i in model.left_out_layers)
+    stored = {
+        name: theirs
+        for name, theirs in names.items()
+        if not name.startswith(left_out) and not _are_frequencies(model, source, name, theirs)
+    }
     if model.tie_word_embeddings and {_HEAD, _TABLE} <= stored.keys():
         if not _are_equal(source, stored[_HEAD], stored[_TABLE]):
             raise WeightsError(

@@ -33,6 +33,7 @@ from collections.abc import Iterator, Mapping
 
 from mindgspo.config.distillation_rules import local_teachers
 from mindgspo.config.generation import reads_trained_weights
+from mindgspo.parallel.plans.placement import Placement
 from mindgspo.planner.memory_plan import MIB, Part, Parts
 from mindgspo.planner.rank_work import (
     FLOAT,
@@ -145,26 +146,23 @@ def _moments_of_gradients(work: RankWork) -> Iterator[Parts]:
     plan, width, size = work.plan, work.train, TYPE_BYTES[work.config.model.dtype]
     weights = weight_sizes(work.config.model, plan, work.rank)
     in_layers = sum(_matrices(weights).values())
-    gradients = sum(_matrices(trained_sizes(work.config.model, plan, work.rank)).values())
+    trained = _matrices(trained_sizes(work.config.model, plan, work.rank))
+    gradients = sum(trained.values())
     trains_tables = work.config.model.lora is None
     table = width.output_rows * width.hidden if width.is_last else 0
     trained_table = table if trains_tables else 0
     tokens = work.tokens(width)
 
-    everything, per_layer = _layer_bytes(work, "none"), _layer_bytes(work, plan.recompute)
+    layers = Placement(plan=plan, rank=work.rank).own_layers(work.config.model.num_hidden_layers)
+    last_is_dense, first_is_dense = width.dense_layers == width.layers, width.dense_layers > 0
     states = tokens * _hidden(work) * size
     # Of one micro-batch; of the others in flight what came in, and of this one the gradient of what went.
-    kept = width.layers * per_layer + _rotation(work, width)
+    kept = width.dense_layers * _layer_bytes(work, plan.recompute, dense=True) + _rotation(work, width)
+    kept += (width.layers - width.dense_layers) * _layer_bytes(work, plan.recompute)
     passed = (0 if width.is_first else (work.in_flight - 1) * states) + (0 if width.is_last else states)
-    block = width.feed_forward(tokens)
-    # What is computed again of one layer, and gradients on their way through it: of its output, and the widest of
-    # activations, those of SwiGLU, by when the product of gate and up is gone; with experts those of what they
-    # returned, by token and by expert.
-    again = 0 if plan.recompute == "none" else everything - per_layer
-    passing = again + states + size * (2 * block.routed if block.routed else 2 * block.inner)
-    passing += _routing(work) if block.routed else 0
-    # The same layer's attention, a little later.
-    attending, workspace = again + states, FLOAT * tokens * (width.query + 2 * _own_or_shared_key_values(width))
+    workspace = FLOAT * tokens * (width.query + 2 * _own_or_shared_key_values(width))
+    last_passing, last_attending = _passing(work, dense=last_is_dense)
+    first_passing, first_attending = _passing(work, dense=first_is_dense)
 
     # Layers that are computed again cast their matrices again. Those that are held in the compute type are copied.
     casts = 0 if plan.recompute == "full" else in_layers
@@ -188,25 +186,49 @@ def _moments_of_gradients(work: RankWork) -> Iterator[Parts]:
     is_shared = work.config.model.tie_word_embeddings and width.is_first
     waiting = FLOAT * trained_table if is_shared else 0
     last_layer = fixed | {
-        Part.COMPUTE_WEIGHTS: _copies(work, casts or in_layers // width.layers),
+        Part.COMPUTE_WEIGHTS: _copies(work, casts or _of_layer(weights, layers[-1])),
         Part.NEW_GRADIENTS: waiting,
     }
-    yield last_layer | {Part.ACTIVATIONS: kept + passed + passing}
-    yield last_layer | {Part.ACTIVATIONS: kept + passed + attending, Part.WORKSPACE: workspace}
+    yield last_layer | {Part.ACTIVATIONS: kept + passed + last_passing}
+    yield last_layer | {Part.ACTIVATIONS: kept + passed + last_attending, Part.WORKSPACE: workspace}
     # All gradients wait for the last one, the input table's unless only adapters are trained. Where hidden states came
     # in, the first layer's product of gate and up is kept a little longer.
     waiting += FLOAT * gradients
+    per_layer, block = (
+        _layer_bytes(work, plan.recompute, dense=first_is_dense),
+        width.feed_forward(tokens, dense=first_is_dense),
+    )
     kept_longer = 0 if width.is_first else size * block.inner
+    later = gradients - _of_layer(trained, layers[0])
     first_layer = fixed | {
-        Part.COMPUTE_WEIGHTS: _copies(work, in_layers // width.layers),
-        Part.NEW_GRADIENTS: waiting * (width.layers - 1) // width.layers,
+        Part.COMPUTE_WEIGHTS: _copies(work, _of_layer(weights, layers[0])),
+        Part.NEW_GRADIENTS: waiting * later // max(gradients, 1),
     }
-    yield first_layer | {Part.ACTIVATIONS: per_layer + passed + passing + kept_longer}
-    yield first_layer | {Part.ACTIVATIONS: per_layer + passed + attending, Part.WORKSPACE: workspace}
+    yield first_layer | {Part.ACTIVATIONS: per_layer + passed + first_passing + kept_longer}
+    yield first_layer | {Part.ACTIVATIONS: per_layer + passed + first_attending, Part.WORKSPACE: workspace}
     # Of a whole table whose rows are the output table's, those by both uses.
     inputs = FLOAT * width.input_rows * width.hidden if width.is_first and trains_tables else 0
     inputs *= 2 if is_shared and width.input_rows > width.output_rows else 1
     yield fixed | {Part.NEW_GRADIENTS: waiting + inputs}
+
+
+def _passing(work: RankWork, *, dense: bool) -> tuple[int, int]:
+    """What is computed again of one layer, and gradients on their way through it: of its output, and the widest of
+    activations, those of SwiGLU, by when the product of gate and up is gone; with experts those of what they returned,
+    by token and by expert. And a little later, in the same layer's attention."""
+    width, size, recompute = work.train, TYPE_BYTES[work.config.model.dtype], work.plan.recompute
+    tokens = work.tokens(width)
+    block = width.feed_forward(tokens, dense=dense)
+    again = 0
+    if recompute != "none":
+        again = _layer_bytes(work, "none", dense=dense) - _layer_bytes(work, recompute, dense=dense)
+    attending = again + tokens * _hidden(work) * size
+    passing = attending + size * (2 * block.routed if block.routed else 2 * block.inner)
+    return passing + (_routing(work) if block.routed else 0), attending
+
+
+def _of_layer(sizes: Mapping[str, int], number: int) -> int:
+    return sum(size for name, size in sizes.items() if name.startswith(f"model.layers.{number}."))
 
 
 def _sum(work: RankWork) -> int:
@@ -222,15 +244,15 @@ def _step(work: RankWork) -> int:
     return FLOAT * max(moment_sizes(work.config.model, work.plan, work.rank).values())
 
 
-def _layer_bytes(work: RankWork, recompute: str) -> int:
-    """Bytes that one layer keeps of one micro-batch."""
+def _layer_bytes(work: RankWork, recompute: str, *, dense: bool = False) -> int:
+    """Bytes that one layer keeps of one micro-batch. dense: see `RankWidths.feed_forward`."""
     width, size = work.train, TYPE_BYTES[work.config.model.dtype]
     hidden, tokens = _hidden(work), work.tokens(width)
     if recompute == "full":
         return tokens * size * hidden
     is_cut = width.context > 1
     heads = (3 if is_cut else 2) * width.query + 2 * _own_or_shared_key_values(width)
-    wide, block = (2 + width.block_norms) * hidden + heads, width.feed_forward(tokens)
+    wide, block = (2 + width.block_norms) * hidden + heads, width.feed_forward(tokens, dense=dense)
     inner = 2 * block.inner + 2 * block.routed
     if recompute == "none":
         # Results of norms are kept as the matrices read them: of all tokens.
@@ -329,7 +351,8 @@ def _forward(work: RankWork, width: RankWidths, tokens: int) -> int:
     queries, keys and values."""
     size = TYPE_BYTES[work.config.model.dtype]
     block = width.feed_forward(tokens)
-    inner, routed = max(4 * block.inner, 2 * block.inner + block.routed), 2 * block.routed
+    dense = 4 * tokens * width.dense_inner if width.dense_layers else 0
+    inner, routed = max(4 * block.widest, 2 * block.widest + block.routed, dense), 2 * block.routed
     attention = tokens * (width.hidden + 3 * width.query + 3 * width.key_value)
     return size * (max(inner, routed, attention, 3 * tokens * width.hidden) + tokens * width.hidden)
 
@@ -337,7 +360,8 @@ def _forward(work: RankWork, width: RankWidths, tokens: int) -> int:
 def _expert_copies(work: RankWork) -> int:
     """Bytes in generation of the three stacked matrices of a layer's experts, transposed, and of one cast before."""
     sizes = weight_sizes(work.config.model, work.config.plans.infer, work.rank)
-    matrices = [size for name, size in sizes.items() if name.startswith("model.layers.0.") and ".experts." in name]
+    layer = f"model.layers.{work.config.model.expert_layers.start}."
+    matrices = [size for name, size in sizes.items() if name.startswith(layer) and ".experts." in name]
     return _copies(work, sum(matrices)) + _casts(work, max(matrices, default=0))
 
 

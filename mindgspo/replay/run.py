@@ -156,8 +156,9 @@ _PASS = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2}
 # Backwards through a layer: a wrong gradient shows first in the last weights of the layer.
 _BACKWARD = (
     "post_mlp_layernorm", "mlp.down_proj", "mlp.experts.down_proj", "mlp.up_proj", "mlp.gate_proj", "mlp.experts",
-    "mlp.gate", "post_attention_layernorm", "post_self_attn_layernorm", "self_attn.o_proj", "self_attn.q_norm",
-    "self_attn.k_norm", "self_attn.v_proj", "self_attn.k_proj", "self_attn.q_proj", "input_layernorm",
+    "mlp.shared_experts", "mlp.gate", "post_attention_layernorm", "post_self_attn_layernorm", "self_attn.o_proj",
+    "self_attn.q_norm", "self_attn.k_norm", "self_attn.v_proj", "self_attn.k_proj", "self_attn.q_proj",
+    "input_layernorm",
 )  # fmt: skip
 
 

@@ -361,9 +361,13 @@ def open_service(config: ExperimentConfig, tokenizer: Tokenizer) -> HTTPService:
         )
     routing = None
     if config.rollout.record_experts:
-        routing = no_routing(model.num_hidden_layers, model.num_experts_per_tok, model.num_experts)
+        routing = no_routing(len(model.expert_layers), model.num_experts_per_tok, model.num_experts)
     expected = Expected(
-        vocab_size=model.vocab_size, eos_ids=tokenizer.eos_ids, routing=routing, num_experts=model.num_experts or 0
+        vocab_size=model.vocab_size,
+        eos_ids=tokenizer.eos_ids,
+        routing=routing,
+        num_experts=model.num_experts or 0,
+        dense_columns=model.expert_layers.start * (model.num_experts_per_tok or 0),
     )
     options = ServiceOptions(
         most_running=2 * -(-config.rollout.slots // len(urls)),  # twice its slots, so that none ever waits for requests

@@ -273,6 +273,7 @@ def build_experiment(
             scores_old=old_log_probs == "recompute",
             transfer=generation.transfer,
             curriculum=curriculum,
+            first_router=config.model.expert_layers.start,
         ),
         dumps_dir=failures_dir.with_name("dumps"),
         timers=timers,

@@ -27,12 +27,12 @@ def packed(model: str, train: Mapping) -> dict:
     return {"model": model, "train": dict(train), "is_packed": True}
 
 
-def replayed(train: Mapping, **packing: bool) -> dict:
-    return {"model": "experts", "train": dict(train), "replays": True, **packing}
+def replayed(train: Mapping, model: str = "experts", **packing: bool) -> dict:
+    return {"model": model, "train": dict(train), "replays": True, **packing}
 
 
-def told(train: Mapping) -> dict:
-    return {"model": "experts", "train": dict(train), "tells": True}
+def told(train: Mapping, model: str = "experts") -> dict:
+    return {"model": model, "train": dict(train), "tells": True}
 
 
 def in_bfloat16(train: Mapping, model: str = "dense") -> dict:
@@ -52,6 +52,7 @@ ONE = {
     "one card": case("dense", {}, {}),
     "one card, tied": case("tied", {}, {}),
     "one card of experts": case("experts", {}, {}),
+    "one card of shared experts": case("shared experts", {}, {}),
     "one card, packed": packed("dense", {}),
     "one card of adapters": case("adapters", {}, {}),
     "one card of adapters, in bfloat16": in_bfloat16({}, "adapters"),
@@ -76,6 +77,15 @@ TWO = {
     "1x2x1, whole experts, split sequence": case("experts", MODEL | TWO_PARTS | SPLIT_SEQUENCE, MODEL),
     "1x2x1, all experts on every rank": case("experts", MODEL | WHOLE_EXPERTS, DATA),
     "1x2x1, features of experts, split sequence": case("experts", MODEL | SPLIT_SEQUENCE, MODEL | TWO_PARTS),
+    "1x2x1 of shared experts": case("shared experts", MODEL, DATA),
+    "1x2x1 of shared experts, whole, split sequence": case("shared experts", MODEL | TWO_PARTS | SPLIT_SEQUENCE, MODEL),
+    "1x1x2 of shared experts": case("shared experts", STAGES, MODEL),
+    "1x1x2 of shared experts, told": told(STAGES, "shared experts"),
+    "1x1x2 of shared experts, replayed": replayed(STAGES, "shared experts"),
+    "context 2 of shared experts, split": case("shared experts", CONTEXT | {"expert_parallel": 2}, DATA),
+    "2x1x1 of shared experts, split, sharded moments": case(
+        "shared experts", DATA | SHARDED | {"expert_parallel": 2}, MODEL | TWO_PARTS
+    ),
     "2x1x1, packed": packed("dense", DATA),
     "context 2": case("dense", CONTEXT, DATA),
     "context 2, packed": packed("dense", CONTEXT),
@@ -120,6 +130,7 @@ FOUR = {
         "experts", DATA | MODEL | FOUR_PARTS | SPLIT_SEQUENCE, DATA | MODEL | TWO_PARTS
     ),
     "2x2x1, whole experts, sharded moments": case("experts", DATA | MODEL | TWO_PARTS | SHARDED, DATA_4),
+    "2x2x1 of shared experts, whole over all": case("shared experts", DATA | MODEL | FOUR_PARTS, DATA_4),
     "1x4x1, two blocks of whole experts": case("experts", MODEL_4 | TWO_PARTS, DATA | MODEL),
     "1x4x1, two blocks of whole experts, split sequence": case(
         "experts", MODEL_4 | TWO_PARTS | SPLIT_SEQUENCE | {"recompute": "full"}, DATA | MODEL | TWO_PARTS

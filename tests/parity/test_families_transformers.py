@@ -84,9 +84,19 @@ SHAPES = {
     "qwen3_moe, 1 of 4, tied": {
         **EXPERTS, "num_experts": 4, "num_experts_per_tok": 1, "norm_topk_prob": False, "tie_word_embeddings": True,
     },
+    "glm4_moe, 3 of 8 in 2 of 4 groups, normed": {
+        **EXPERTS, "n_routed_experts": 8, "num_experts_per_tok": 3, "norm_topk_prob": True, "n_group": 4,
+        "topk_group": 2, "n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5,
+        "attention_bias": True, "use_qk_norm": True,
+    },
+    "glm4_moe, 2 of 5, two dense layers, tied": {
+        **EXPERTS, "n_routed_experts": 5, "num_experts_per_tok": 2, "norm_topk_prob": False, "n_shared_experts": 1,
+        "first_k_dense_replace": 2, "routed_scaling_factor": 1.5, "attention_bias": False, "use_qk_norm": False,
+        "tie_word_embeddings": True,
+    },
     "deepseek_v3, groups": {
         **LATENTS, "tie_word_embeddings": False, "q_lora_rank": 20, "n_routed_experts": 8, "num_experts_per_tok": 3,
-        "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2,
+        "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, "norm_topk_prob": True,
     },
     "deepseek_v3, without query latents, stretched, tied": {
         **LATENTS, "tie_word_embeddings": True, "q_lora_rank": None, "n_routed_experts": 5, "num_experts_per_tok": 2,
@@ -97,8 +107,10 @@ SHAPES = {
         },
     },
 }  # fmt: skip
-CLASSES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "glm": "Glm", "glm4": "Glm4", "qwen3_moe": "Qwen3Moe"}
-CLASSES |= {"deepseek_v3": "DeepseekV3"}
+CLASSES = {
+    **{"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "glm": "Glm", "glm4": "Glm4"},
+    **{"qwen3_moe": "Qwen3Moe", "glm4_moe": "Glm4Moe", "deepseek_v3": "DeepseekV3"},
+}
 
 
 @dataclass(frozen=True)
@@ -130,7 +142,7 @@ def make_reference(case: str, seed: int = 0):
                 torch.nn.init.normal_(parameter, std=0.5)
         for name, buffer in reference.named_buffers():
             if name.endswith("e_score_correction_bias"):
-                buffer.copy_(torch.randn_like(buffer) * 0.3)
+                buffer.add_(torch.randn_like(buffer) * 0.3)
     return reference
 
 
@@ -174,10 +186,11 @@ def their_logits(reference) -> np.ndarray:
 def test_the_section_is_the_models(pair: Pair) -> None:
     section, config = pair.section, pair.reference.config
     assert section.architecture == pair.case.split(",")[0]
-    assert section.head_dim == SHAPES[pair.case].get("head_dim", HIDDEN_SIZE // section.num_attention_heads)
+    by_width = SHAPES[pair.case].get("head_dim", HIDDEN_SIZE // section.num_attention_heads)
+    assert section.head_dim == getattr(config, "qk_head_dim", by_width)
     assert section.rope_theta == ROPE_THETA and (section.rope_scaling is not None) == ("stretched" in pair.case)
     assert (section.num_experts, section.norm_topk_prob) == (
-        SHAPES[pair.case].get("num_experts"),
+        SHAPES[pair.case].get("num_experts", SHAPES[pair.case].get("n_routed_experts")),
         SHAPES[pair.case].get("norm_topk_prob", False),
     )
     assert section.tie_word_embeddings == config.tie_word_embeddings
@@ -251,7 +264,7 @@ def torch_gspo_loss(reference, batch, *, temperature: float, clip_low: float, cl
 def test_gradients_of_the_gspo_loss(pair: Pair) -> None:
     from mindgspo.algorithms.losses.registry import build_policy_loss
     from mindgspo.batches.rows import TrainingSample, lay_out, scattered
-    from mindgspo.models.names import parameter_shapes, to_hugging_face
+    from mindgspo.models.names import to_hugging_face, trained_shapes
     from mindgspo.models.policy import PolicyLogProbs
     from mindgspo.models.weights import load_huggingface
 
@@ -300,7 +313,7 @@ def test_gradients_of_the_gspo_loss(pair: Pair) -> None:
         load_huggingface(pair.model, pair.section, pair.folder)  # the other tests use this model too
     state = updater.state()
     gradients = to_hugging_face(
-        pair.section, {name: state[f"adamw.m.{name}"] for name in parameter_shapes(pair.section)}
+        pair.section, {name: state[f"adamw.m.{name}"] for name in trained_shapes(pair.section)}
     )
     assert result.loss == pytest.approx(total, rel=1e-4)
     assert result.metrics["pg_clipfrac_seq"] == pytest.approx(clipped / len(samples))

@@ -124,10 +124,10 @@ class Updater:
         further = (*getattr(loss, "further_inputs", ()), *getattr(policy, "further_inputs", ()))
         further = further if self._stage.is_last else ()
         self._form = {"is_packed": takes_packed(policy), "replays": replays, "further": further, "place": place}
-        self._num_layers = getattr(policy, "num_layers", 0)
+        self._num_routers = getattr(policy, "num_routers", 0)
         divided, self._no_routing = None if shared is None else shared.config, None
         if divided and replays:
-            self._no_routing = no_routing(divided.num_hidden_layers, divided.num_experts_per_tok, divided.num_experts)
+            self._no_routing = no_routing(len(divided.expert_layers), divided.num_experts_per_tok, divided.num_experts)
         self.over_ranks = StepOverRanks(
             self.weights, self.gradients, section, place, divided, masters, bucket_bytes=bucket_bytes
         )
@@ -281,7 +281,7 @@ class Updater:
         if not chosen:
             return measured
         each = zip(measured, routed, batches, chosen, strict=True)
-        return [(*result, of.differing(batch, chose, self._num_layers).array) for result, of, batch, chose in each]
+        return [(*result, of.differing(batch, chose, self._num_routers).array) for result, of, batch, chose in each]
 
     def _collected(
         self, measured: Sequence[Arrays], batches: Sequence[Batch], *, num_rounds: int

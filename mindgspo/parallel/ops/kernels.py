@@ -408,7 +408,7 @@ class ExpertsKernel(nn.Cell):
     ) -> None:
         super().__init__(auto_prefix=False)
         self.gate_up, self.down = gate_up, down
-        self.rule, self.own = Tensor(rule, ms.float32), Tensor([own.start, num_experts], ms.int32)
+        self.rule, self.own = Tensor(np.array(rule, np.float32)), Tensor([own.start, num_experts], ms.int32)
         self.fork, self.rows, self.swiglu = ForkKernel(), RowsKernel(), SwiGLUKernel()
         route_gradient = kernel("route_grad", lambda x, w, *rest: (x, w), lambda x, w, *rest: (x, ms.float32))
 

@@ -75,7 +75,6 @@ _ALL: Mapping[str, Split] = {
     "post_mlp_layernorm.weight": Split.WHOLE,
     "mlp.gate_proj.weight": Split.COLUMN,
     "mlp.up_proj.weight": Split.COLUMN,
-    "mlp.gate_up_proj.weight": Split.COLUMN,
     "mlp.down_proj.weight": Split.ROW,
     "mlp.gate.weight": Split.WHOLE_FOR_OWN_PART,
     "mlp.gate.e_score_correction_bias": Split.WHOLE,
@@ -102,8 +101,6 @@ def _has(family: Family, name: str) -> bool:
         return family.has_shared_experts
     if "experts" in name or name == "mlp.gate.weight":
         return family.has_experts
-    if name == "mlp.gate_up_proj.weight":  # whose A the adapters of gate and up share
-        return family.joins_gate_and_up
     if name in ("post_self_attn_layernorm.weight", "post_mlp_layernorm.weight"):
         return family.has_sandwich_norms
     if name.startswith("mlp."):
@@ -190,6 +187,7 @@ def _split(name: str, model: ModelSection) -> Split:
     key = in_layer.group(2) if in_layer else name
     table = SPLITS[model.architecture]
     layer, _, ending = key.rpartition(".lora_")
+    layer = layer.replace("gate_up_proj", "gate_proj")  # whose A both have
     if ending in ("A.weight", "B.weight") and f"{layer}.weight" in table:
         split = table[f"{layer}.weight"]
         whole = Split.EXPERT_WHOLE if split in _EXPERTS else Split.WHOLE_FOR_OWN_PART

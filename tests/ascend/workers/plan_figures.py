@@ -41,6 +41,11 @@ MODELS = {
     },
 }  # fmt: skip
 MODELS["six experts"] = MODELS["experts"] | {"num_experts": 6}
+MODELS["shared experts"] = MODELS["experts"] | {
+    "architecture": "glm4_moe", "num_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 1,
+    "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5, "use_qk_norm": True,
+    "partial_rotary_factor": 0.5,
+}  # fmt: skip
 MODELS["taught"] = DENSE
 MODELS["adapters"] = DENSE | {"lora": {"rank": 4, "alpha": 6.0}}
 MODELS["adapted experts"] = MODELS["experts"] | {
