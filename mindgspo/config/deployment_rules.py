@@ -62,7 +62,7 @@ def compiler_problems(config: ExperimentConfig) -> Iterator[str]:
 def head_dim_problems(model: ModelSection) -> Iterator[str]:
     """Heads that a card's fused attention does not take."""
     head_dim, heads = model.head_dim, model.num_attention_heads
-    if head_dim is not None and head_dim > _WIDEST_HEAD:
+    if head_dim is not None and head_dim > _WIDEST_HEAD and model.kv_lora_rank is None:  # latents have other operators
         yield (
             f"model.head_dim: {head_dim}; with blocks of {BLOCK} tokens PagedAttention takes heads of at most "
             f"{_WIDEST_HEAD}; device=CPU has no such limit"

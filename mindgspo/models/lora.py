@@ -16,7 +16,6 @@ from yaml import YAMLError
 
 from mindgspo.config import ModelSection
 from mindgspo.config.lora import LoraSection
-from mindgspo.config.model import FAMILIES
 from mindgspo.config.yaml_dialect import parse_document, write_document
 from mindgspo.errors import WeightsError
 from mindgspo.io import parse_json, read_bytes, unique_keys
@@ -68,7 +67,9 @@ def peft_names(model: ModelSection) -> dict[str, str]:
 
 
 def _target_modules(model: ModelSection, lora: LoraSection) -> tuple[str, ...]:
-    return lora.modules(joins_gate_and_up=FAMILIES[model.architecture].joins_gate_and_up)
+    """The layers with adapters by their names in files, which may join several."""
+    present = {name.split(".")[-3] for name in trained_weight_shapes(model) if is_adapter(name)}
+    return *(name for name in lora.projections if name in present), *(present - {*lora.projections})
 
 
 def _saved_modules(model: ModelSection) -> list[str]:
@@ -111,7 +112,7 @@ def pet_config(lora: LoraSection) -> bytes:
         "lora_rank": lora.rank,
         "lora_alpha": lora.scale * lora.rank,
         "lora_dropout": 0.0,
-        "target_modules": "|".join(f".*{_PET_TARGETS[name]}" for name in lora.projections),
+        "target_modules": "|".join(f".*{_PET_TARGETS[name]}" for name in lora.projections if name in _PET_TARGETS),
     }
     return write_document({"pet_config": section}).encode()
 

@@ -258,7 +258,7 @@ def _layer_bytes(work: RankWork, recompute: str, *, dense: bool = False) -> int:
         # Results of norms are kept as the matrices read them: of all tokens.
         wide += 2 * width.hidden + (width.query + width.key_value if width.has_head_norms else 0)
         inner += block.inner
-    return size * inner + tokens * (size * (wide + width.low) + FLOAT * _FLASH_STATISTICS * width.heads)
+    return size * inner + tokens * (size * (wide + width.latents + width.low) + FLOAT * _FLASH_STATISTICS * width.heads)
 
 
 def _own_or_shared_key_values(width: RankWidths) -> int:

@@ -44,6 +44,8 @@ class RankWidths:
     query: int
     key_value: int
     """Features of the rank's heads."""
+    latents: int
+    """Features of latents, before and after their norms, and of keys that are rotated beside them; on every rank."""
     dense_layers: int
     """The layers among them that have no experts; they come first."""
     dense_inner: int
@@ -93,6 +95,7 @@ class RankWidths:
             hidden=model.hidden_size,
             query=heads * model.head_dim,
             key_value=kv_heads * model.head_dim,
+            latents=0 if model.kv_lora_rank is None else 2 * (sum(model.latent_dims) + (model.q_lora_rank or 0)),
             dense_inner=model.intermediate_size // place.model_parallel,
             inner=inner // place.plan.expert_slices,
             shared_inner=model.n_shared_experts * inner // place.model_parallel,

@@ -61,8 +61,8 @@ class ColumnParallelLinear(nn.Cell):
 
 
 class LinearGroup(nn.Cell):
-    """Column-parallel layers that share an input: construct(x_MI, tokens) -> one output per layer; of a single layer the
-    output itself.
+    """Column-parallel layers that share an input: construct(x_MI, tokens) -> one output per layer; of one layer its
+    output alone.
 
     head_dim: D if the outputs are heads, [M, O / D, D]. is_frozen: whether only adapters are trained.
     """

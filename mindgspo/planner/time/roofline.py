@@ -314,7 +314,8 @@ def _exchanged(experiment: ExperimentConfig, plan: ParallelPlan, card: CardRates
     tokens = work.tokens / plan.data_parallel / plan.context_parallel
     hidden = tokens * model.hidden_size * _BFLOAT16
     reduced = 2 * _reduced(hidden, plan.model_parallel) / _rate(card, plan.model_parallel)
-    heads = 2 * (model.num_attention_heads + model.num_key_value_heads) * model.head_dim / plan.model_parallel
+    heads = (model.num_attention_heads + model.num_key_value_heads) * (model.head_dim + model.value_dim)
+    heads /= plan.model_parallel
     context = plan.context_parallel
     turned = tokens * heads * _BFLOAT16 * (1 - 1 / context) / _rate(card, context * plan.model_parallel)
     routed = 0.0
