@@ -56,6 +56,7 @@ ONE = {
     "one card, packed": packed("dense", {}),
     "one card of adapters": case("adapters", {}, {}),
     "one card of adapters, in bfloat16": in_bfloat16({}, "adapters"),
+    "one card of latents": case("latents", {}, {}),
     "one card, replayed": replayed({}),
     "one card, taught": packed("taught", {}),
 }
@@ -91,6 +92,10 @@ TWO = {
     "context 2, packed": packed("dense", CONTEXT),
     "context 2, tied, sharded moments": case("tied", CONTEXT | SHARDED, DATA),
     "context 2, recomputed": case("dense", CONTEXT | {"recompute": "full"}, DATA),
+    "2x1x1 of latents, sharded moments": case("latents", DATA | SHARDED, MODEL),
+    "1x2x1 of latents, whole experts, split sequence": case("latents", MODEL | TWO_PARTS | SPLIT_SEQUENCE, MODEL),
+    "1x1x2 of latents, recomputed": case("latents", STAGES | {"recompute": "selective"}, DATA),
+    "context 2 of latents": case("latents", CONTEXT, DATA),
     "context 2, split experts": case("experts", CONTEXT | {"expert_parallel": 2}, DATA),
     "2x1x1, split experts, replayed": replayed(DATA | {"expert_parallel": 2}),
     "1x2x1, whole experts, split sequence, replayed": replayed(MODEL | TWO_PARTS | SPLIT_SEQUENCE),
@@ -124,6 +129,7 @@ FOUR = {
     "2x2x1, tied, sharded moments": case("tied", DATA | MODEL | SHARDED | SPLIT_TABLE, DATA_4),
     "1x4x1": case("dense", MODEL_4, DATA | MODEL),
     "1x2x2": case("dense", MODEL | STAGES, MODEL_4),
+    "2x2x1 of latents, whole experts over all": case("latents", DATA | MODEL | FOUR_PARTS, MODEL_4 | FOUR_PARTS),
     "2x2x1 of experts": case("experts", DATA | MODEL | {"expert_parallel": 2}, DATA_4),
     "2x2x1, whole experts over all": case("experts", DATA | MODEL | FOUR_PARTS, MODEL_4 | FOUR_PARTS),
     "2x2x1, whole experts over all, split sequence": case(

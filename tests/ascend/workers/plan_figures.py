@@ -46,6 +46,11 @@ MODELS["shared experts"] = MODELS["experts"] | {
     "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5, "use_qk_norm": True,
     "partial_rotary_factor": 0.5,
 }  # fmt: skip
+MODELS["latents"] = MODELS["shared experts"] | {
+    "architecture": "deepseek_v3", "num_key_value_heads": 4, "head_dim": None, "q_lora_rank": 24, "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16, "use_qk_norm": None,
+    "partial_rotary_factor": 1.0,
+}  # fmt: skip
 MODELS["taught"] = DENSE
 MODELS["adapters"] = DENSE | {"lora": {"rank": 4, "alpha": 6.0}}
 MODELS["adapted experts"] = MODELS["experts"] | {
