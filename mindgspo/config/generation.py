@@ -53,8 +53,8 @@ def log_prob_differences(config: ExperimentConfig) -> Iterator[str]:
         yield f"model.backend {model.backend}, whose operators train while ours sample; set model.backend=native"
     if model.kv_lora_rank is not None:
         yield (
-            f"model.architecture {model.architecture}, whose generation multiplies the expansion of latents into queries "
-            "instead; remove the setting"
+            f"model.architecture {model.architecture}, whose generation multiplies the expansion of latents into "
+            "queries instead; remove the setting"
         )
     if config.device == "CPU" and not has_compiler():
         yield "MindSpore's own operators, for want of g++; apt-get install g++, which compiles our kernels"
