@@ -253,6 +253,7 @@ def shipped_in_miniature() -> dict[str, Mapping]:
                 continue
             experiment = Path(scratch) / "experiment.yaml"
             base = (PROJECT / "examples/gsm8k/gspo_qwen2_5_7b.yaml").read_text("utf-8")
+            base = base.replace("max_new_tokens: 8192", "max_new_tokens: 4096")  # Moonlight has 8,192 positions
             experiment.write_text(base.replace("../../model_configs/qwen2_5_7b.yaml", str(path)), "utf-8")
             config = load_config(experiment, check_files=False)
             train = _on_eight_cards(config.plans.train)
@@ -290,4 +291,7 @@ def _small(model: ModelSection, train: ParallelPlan) -> dict:
     }
     if model.num_experts:
         sizes |= {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    if model.kv_lora_rank:
+        sizes |= {"num_key_value_heads": heads, "head_dim": None, "kv_lora_rank": 32}
+        sizes |= dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 16)
     return model.model_dump(mode="json", exclude={"dtype", "backend"}) | sizes

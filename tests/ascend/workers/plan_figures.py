@@ -48,7 +48,7 @@ MODELS["shared experts"] = MODELS["experts"] | {
 }  # fmt: skip
 MODELS["latents"] = MODELS["shared experts"] | {
     "architecture": "deepseek_v3", "num_key_value_heads": 4, "head_dim": None, "q_lora_rank": 24, "kv_lora_rank": 32,
-    "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16, "use_qk_norm": None,
+    "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16, "use_qk_norm": False,
     "partial_rotary_factor": 1.0,
 }  # fmt: skip
 MODELS["taught"] = DENSE
