@@ -10,6 +10,7 @@ import pytest
 from small_plans import drawn_model, small_model
 
 from mindgspo.config import ParallelPlan
+from mindgspo.config.lora import LoraSection, narrowest_target
 from mindgspo.models.names import (
     hugging_face_names,
     parameter_shapes,
@@ -171,6 +172,20 @@ def test_operations_of_a_token_by_hand() -> None:
     attention = 2 * 32 * 12 * (4 + 2)
     dense, mixture = 3 * 32 * 48, 32 * (3 * (CHOSEN + 2) * 16 + EXPERTS)
     assert Operations.of(SECTION).trunk == 2 * (3 * attention + dense + 2 * mixture)
+
+
+def test_adapters_are_those_of_experts_shared_experts_dense_layers_and_the_router(cpu_runtime: None) -> None:
+    section = SECTION.model_copy(update={"lora": LoraSection(rank=4, targets=("mlp", "router"))})
+    shapes = trained_shapes(section)
+    for name, shape in {
+        "0.mlp.down_proj.lora_A": (4, 48), "1.mlp.shared_experts.down_proj.lora_A": (4, 32),
+        "1.mlp.experts.down_proj.lora_A": (8, 4, 16), "1.mlp.gate.lora_B": (8, 4),
+    }.items():  # fmt: skip
+        assert shapes[f"model.layers.{name}.weight"] == shape
+    assert len(shapes) == 2 * (3 + 2 * (3 + 3 + 1)) and narrowest_target(section, section.lora) == 8
+    model = drawn_model(section, seed=1)
+    assert {one.name for one in model.get_parameters()} == parameter_shapes(section).keys()
+    assert {one.name for one in model.trainable_params()} == shapes.keys()
 
 
 def test_the_sampler_records_layers_with_routers_alone(cpu_runtime: None) -> None:
