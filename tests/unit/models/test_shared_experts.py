@@ -154,17 +154,17 @@ def test_layers_that_predict_further_tokens_are_left_out() -> None:
 
 
 def test_plans_split_shared_experts_as_dense_blocks_and_the_bias_not_at_all() -> None:
-    shapes = parameter_shapes(SECTION)
+    section = SECTION.model_copy(update={"vocab_size": 64})
+    shapes, trained = parameter_shapes(section), trained_shapes(section)
     plan = ParallelPlan(data_parallel=2, model_parallel=2, expert_parallel=4, expert_tensor_parallel=1)
-    layouts, mlp = parameter_layouts(shapes, SECTION, plan), "model.layers.1.mlp."
+    layouts, mlp = parameter_layouts(shapes, section, plan), "model.layers.1.mlp."
     assert layouts[f"{mlp}shared_experts.up_proj.weight"].slice_of(3) == TensorSlice((16, 0), (32, 32))
     assert layouts[f"{mlp}shared_experts.down_proj.weight"].slice_of(3) == TensorSlice((0, 16), (32, 32))
     assert layouts[f"{mlp}experts.up_proj.weight"].slice_of(3) == TensorSlice((6, 0, 0), (8, 16, 32))
     assert layouts[f"{mlp}gate.e_score_correction_bias"].slice_of(3) == TensorSlice((0,), (8,))
-    trained = trained_shapes(SECTION)
-    found = gradient_ranks(parameter_layouts(trained, SECTION, plan), SECTION, plan, 3)
+    found = gradient_ranks(parameter_layouts(trained, section, plan), section, plan, 3)
     assert found[f"{mlp}shared_experts.up_proj.weight"] == (1, 3) and found[f"{mlp}experts.up_proj.weight"] == (3,)
-    sharded = moment_layouts(trained, SECTION, plan.model_copy(update={"optimizer_shard": True}))
+    sharded = moment_layouts(trained, section, plan.model_copy(update={"optimizer_shard": True}))
     assert sharded[f"{mlp}shared_experts.up_proj.weight"].slice_of(3).shape == (8, 32)
 
 
