@@ -31,7 +31,7 @@ class WeightName:
     ours: str
     hugging_face: str
     shape: Callable[[ModelSection], tuple[int, ...]]
-    layers: Callable[[ModelSection], range] = lambda m: range(m.num_hidden_layers)
+    layers: Callable[[ModelSection], range]
     """Numbers of the layers that have it."""
     part: tuple[int, int] = (0, 1)
     """(number, count): the parameter is one of so many equal runs of rows of its tensor."""
@@ -64,11 +64,15 @@ def _shared_size(model: ModelSection) -> int:
     return model.n_shared_experts * _expert_size(model)
 
 
+def _every_layer(model: ModelSection) -> range:
+    return range(model.num_hidden_layers)
+
+
 def _dense_layers(model: ModelSection) -> range:
     return range(model.expert_layers.start)
 
 
-def _expert_layers(model: ModelSection) -> range:
+def _mixtures(model: ModelSection) -> range:
     return model.expert_layers
 
 
@@ -76,9 +80,11 @@ def _shared_layers(model: ModelSection) -> range:
     return model.expert_layers if model.n_shared_experts else range(0)
 
 
-def _same(name: str, shape: Callable[[ModelSection], tuple[int, ...]], **layers: Callable[..., range]) -> WeightName:
+def _same(
+    name: str, shape: Callable[[ModelSection], tuple[int, ...]], layers: Callable[[ModelSection], range] = _every_layer
+) -> WeightName:
     """A weight whose parameter is named as in the file; experts' names without their number."""
-    return WeightName(ours=name.replace(".{e}", ""), hugging_face=name, shape=shape, **layers)
+    return WeightName(ours=name.replace(".{e}", ""), hugging_face=name, shape=shape, layers=layers)
 
 
 def _q_lora(model: ModelSection) -> int:
@@ -91,8 +97,15 @@ def _expanded_size(model: ModelSection) -> int:
     return model.num_attention_heads * (_head_dim(model) - model.latent_dims[1] + model.value_dim)
 
 
-_COMPRESSED = {"layers": lambda m: range(m.num_hidden_layers if m.q_lora_rank is not None else 0)}
-_UNCOMPRESSED = {"layers": lambda m: range(m.num_hidden_layers if m.q_lora_rank is None else 0)}
+def _compressed_layers(model: ModelSection) -> range:
+    """The layers whose queries have a latent."""
+    return range(0 if model.q_lora_rank is None else model.num_hidden_layers)
+
+
+def _direct_layers(model: ModelSection) -> range:
+    return range(model.num_hidden_layers if model.q_lora_rank is None else 0)
+
+
 _TABLES = (_same("model.embed_tokens.weight", lambda m: (m.vocab_size, m.hidden_size)),)
 _ATTENTION = (
     _same("model.layers.{i}.input_layernorm.weight", lambda m: (m.hidden_size,)),
@@ -107,20 +120,19 @@ _ATTENTION = (
 )
 _LATENT_ATTENTION = (
     *(row for row in _ATTENTION if "norm" in row.ours),
-    _same("model.layers.{i}.self_attn.q_proj.weight", lambda m: (_query_size(m), m.hidden_size), **_UNCOMPRESSED),
-    _same("model.layers.{i}.self_attn.q_a_proj.weight", lambda m: (_q_lora(m), m.hidden_size), **_COMPRESSED),
-    _same("model.layers.{i}.self_attn.q_a_layernorm.weight", lambda m: (_q_lora(m),), **_COMPRESSED),
-    _same("model.layers.{i}.self_attn.q_b_proj.weight", lambda m: (_query_size(m), _q_lora(m)), **_COMPRESSED),
+    _same("model.layers.{i}.self_attn.q_proj.weight", lambda m: (_query_size(m), m.hidden_size), _direct_layers),
+    _same("model.layers.{i}.self_attn.q_a_proj.weight", lambda m: (_q_lora(m), m.hidden_size), _compressed_layers),
+    _same("model.layers.{i}.self_attn.q_a_layernorm.weight", lambda m: (_q_lora(m),), _compressed_layers),
+    _same("model.layers.{i}.self_attn.q_b_proj.weight", lambda m: (_query_size(m), _q_lora(m)), _compressed_layers),
     _same("model.layers.{i}.self_attn.kv_a_proj_with_mqa.weight", lambda m: (sum(m.latent_dims), m.hidden_size)),
     _same("model.layers.{i}.self_attn.kv_a_layernorm.weight", lambda m: (m.latent_dims[0],)),
     _same("model.layers.{i}.self_attn.kv_b_proj.weight", lambda m: (_expanded_size(m), m.latent_dims[0])),
     _same("model.layers.{i}.self_attn.o_proj.weight", lambda m: (m.hidden_size, m.num_attention_heads * m.value_dim)),
 )
-_DENSE = {"layers": _dense_layers}
 _FEED_FORWARD = (
-    _same("model.layers.{i}.mlp.gate_proj.weight", lambda m: (m.intermediate_size, m.hidden_size), **_DENSE),
-    _same("model.layers.{i}.mlp.up_proj.weight", lambda m: (m.intermediate_size, m.hidden_size), **_DENSE),
-    _same("model.layers.{i}.mlp.down_proj.weight", lambda m: (m.hidden_size, m.intermediate_size), **_DENSE),
+    _same("model.layers.{i}.mlp.gate_proj.weight", lambda m: (m.intermediate_size, m.hidden_size), _dense_layers),
+    _same("model.layers.{i}.mlp.up_proj.weight", lambda m: (m.intermediate_size, m.hidden_size), _dense_layers),
+    _same("model.layers.{i}.mlp.down_proj.weight", lambda m: (m.hidden_size, m.intermediate_size), _dense_layers),
 )
 _GATE_UP = "model.layers.{i}.mlp.gate_up_proj.weight"
 _JOINED_FEED_FORWARD = (
@@ -129,29 +141,25 @@ _JOINED_FEED_FORWARD = (
             ours=f"model.layers.{{i}}.mlp.{name}_proj.weight",
             hugging_face=_GATE_UP,
             shape=lambda m: (2 * m.intermediate_size, m.hidden_size),
+            layers=_dense_layers,
             part=(number, 2),
         )
         for number, name in enumerate(("gate", "up"))
     ),
     _FEED_FORWARD[-1],
 )
-_SPARSE = {"layers": _expert_layers}
 _EXPERTS = (
-    _same("model.layers.{i}.mlp.gate.weight", lambda m: (_num_experts(m), m.hidden_size), **_SPARSE),
-    _same("model.layers.{i}.mlp.experts.{e}.gate_proj.weight", lambda m: (_expert_size(m), m.hidden_size), **_SPARSE),
-    _same("model.layers.{i}.mlp.experts.{e}.up_proj.weight", lambda m: (_expert_size(m), m.hidden_size), **_SPARSE),
-    _same("model.layers.{i}.mlp.experts.{e}.down_proj.weight", lambda m: (m.hidden_size, _expert_size(m)), **_SPARSE),
+    _same("model.layers.{i}.mlp.gate.weight", lambda m: (_num_experts(m), m.hidden_size), _mixtures),
+    _same("model.layers.{i}.mlp.experts.{e}.gate_proj.weight", lambda m: (_expert_size(m), m.hidden_size), _mixtures),
+    _same("model.layers.{i}.mlp.experts.{e}.up_proj.weight", lambda m: (_expert_size(m), m.hidden_size), _mixtures),
+    _same("model.layers.{i}.mlp.experts.{e}.down_proj.weight", lambda m: (m.hidden_size, _expert_size(m)), _mixtures),
 )
-_BLOCK, _SHARED = "model.layers.{i}.mlp.shared_experts", {"layers": _shared_layers}
+_BLOCK = "model.layers.{i}.mlp.shared_experts"
 _SHARED_EXPERTS = (
-    _same("model.layers.{i}.mlp.gate.e_score_correction_bias", lambda m: (_num_experts(m),), **_SPARSE),
-    _same(
-        "model.layers.{i}.mlp.shared_experts.gate_proj.weight", lambda m: (_shared_size(m), m.hidden_size), **_SHARED
-    ),
-    _same("model.layers.{i}.mlp.shared_experts.up_proj.weight", lambda m: (_shared_size(m), m.hidden_size), **_SHARED),
-    _same(
-        "model.layers.{i}.mlp.shared_experts.down_proj.weight", lambda m: (m.hidden_size, _shared_size(m)), **_SHARED
-    ),
+    _same("model.layers.{i}.mlp.gate.e_score_correction_bias", lambda m: (_num_experts(m),), _mixtures),
+    _same(f"{_BLOCK}.gate_proj.weight", lambda m: (_shared_size(m), m.hidden_size), _shared_layers),
+    _same(f"{_BLOCK}.up_proj.weight", lambda m: (_shared_size(m), m.hidden_size), _shared_layers),
+    _same(f"{_BLOCK}.down_proj.weight", lambda m: (m.hidden_size, _shared_size(m)), _shared_layers),
 )
 _OUTPUT = (
     _same("model.norm.weight", lambda m: (m.hidden_size,)),

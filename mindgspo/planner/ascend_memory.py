@@ -154,15 +154,13 @@ def _moments_of_gradients(work: RankWork) -> Iterator[Parts]:
     tokens = work.tokens(width)
 
     layers = Placement(plan=plan, rank=work.rank).own_layers(work.config.model.num_hidden_layers)
-    last_is_dense, first_is_dense = width.dense_layers == width.layers, width.dense_layers > 0
     states = tokens * _hidden(work) * size
     # Of one micro-batch; of the others in flight what came in, and of this one the gradient of what went.
     kept = width.dense_layers * _layer_bytes(work, plan.recompute, dense=True) + _rotation(work, width)
     kept += (width.layers - width.dense_layers) * _layer_bytes(work, plan.recompute)
     passed = (0 if width.is_first else (work.in_flight - 1) * states) + (0 if width.is_last else states)
     workspace = FLOAT * tokens * (width.query + 2 * _own_or_shared_key_values(width))
-    last_passing, last_attending = _passing(work, dense=last_is_dense)
-    first_passing, first_attending = _passing(work, dense=first_is_dense)
+    passing, attending = _passing(work, dense=width.dense_layers == width.layers)
 
     # Layers that are computed again cast their matrices again. Those that are held in the compute type are copied.
     casts = 0 if plan.recompute == "full" else in_layers
@@ -189,23 +187,28 @@ def _moments_of_gradients(work: RankWork) -> Iterator[Parts]:
         Part.COMPUTE_WEIGHTS: _copies(work, casts or _of_layer(weights, layers[-1])),
         Part.NEW_GRADIENTS: waiting,
     }
-    yield last_layer | {Part.ACTIVATIONS: kept + passed + last_passing}
-    yield last_layer | {Part.ACTIVATIONS: kept + passed + last_attending, Part.WORKSPACE: workspace}
+    yield last_layer | {Part.ACTIVATIONS: kept + passed + passing}
+    yield last_layer | {Part.ACTIVATIONS: kept + passed + attending, Part.WORKSPACE: workspace}
     # All gradients wait for the last one, the input table's unless only adapters are trained. Where hidden states came
-    # in, the first layer's product of gate and up is kept a little longer.
+    # in, the first layer's product of gate and up is kept a little longer. Of experts after dense layers the gradients
+    # are nearly all there before the first layer's.
     waiting += FLOAT * gradients
-    per_layer, block = (
-        _layer_bytes(work, plan.recompute, dense=first_is_dense),
-        width.feed_forward(tokens, dense=first_is_dense),
-    )
-    kept_longer = 0 if width.is_first else size * block.inner
-    later = gradients - _of_layer(trained, layers[0])
-    first_layer = fixed | {
-        Part.COMPUTE_WEIGHTS: _copies(work, _of_layer(weights, layers[0])),
-        Part.NEW_GRADIENTS: waiting * later // max(gradients, 1),
-    }
-    yield first_layer | {Part.ACTIVATIONS: per_layer + passed + first_passing + kept_longer}
-    yield first_layer | {Part.ACTIVATIONS: per_layer + passed + first_attending, Part.WORKSPACE: workspace}
+    first_mixture, later = layers[0] + width.dense_layers, gradients
+    for number in layers[: width.dense_layers + 1]:
+        dense = number < first_mixture
+        later -= _of_layer(trained, number)
+        if number not in (layers[0], first_mixture):
+            continue
+        before = (number - layers[0]) * _layer_bytes(work, plan.recompute, dense=True)
+        per_layer = before + _layer_bytes(work, plan.recompute, dense=dense)
+        passing, attending = _passing(work, dense=dense)
+        kept_longer = 0 if width.is_first else size * width.feed_forward(tokens, dense=dense).inner
+        first_layer = fixed | {
+            Part.COMPUTE_WEIGHTS: _copies(work, _of_layer(weights, number)),
+            Part.NEW_GRADIENTS: waiting * later // max(gradients, 1),
+        }
+        yield first_layer | {Part.ACTIVATIONS: per_layer + passed + passing + kept_longer}
+        yield first_layer | {Part.ACTIVATIONS: per_layer + passed + attending, Part.WORKSPACE: workspace}
     # Of a whole table whose rows are the output table's, those by both uses.
     inputs = FLOAT * width.input_rows * width.hidden if width.is_first and trains_tables else 0
     inputs *= 2 if is_shared and width.input_rows > width.output_rows else 1

@@ -298,6 +298,8 @@ def _teacher_bytes(config: ExperimentConfig, *, rank: int) -> Iterator[int]:
 def frozen_bytes(work: RankWork) -> int:
     """The part of the trained policy's weights on the rank that only adapters change; 0 without adapters."""
     model, plan = work.config.model, work.plan
+    if model.lora is None:
+        return 0
     trained = moment_sizes(model, plan, work.rank)
     held = _trained_bytes(model, plan, work.rank, work.config.device)
     return sum(size for name, size in held.items() if name not in trained)

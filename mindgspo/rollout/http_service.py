@@ -398,5 +398,5 @@ def _most_bytes(request: Request, api: ServerAPI, expected: Expected) -> int:
     tokens = request.prompt.ids.size + request.settings.max_new_tokens
     per_token = api.bytes_per_token
     if expected.routing is not None:  # in base64, up to 4 bytes each
-        per_token += 6 * expected.routing.shape[1]
+        per_token += 6 * (expected.dense_columns + expected.routing.shape[1])
     return MORE_BYTES + len(request.samples) * tokens * per_token

@@ -88,18 +88,8 @@ REFERENCES = {"1x4x1": {"data_parallel": 4}, "2x2x1": {"data_parallel": 4}, "4x2
 
 
 def model_of(name: str) -> str:
-    known = (
-        "adapted experts",
-        "shared experts",
-        "experts",
-        "adapted glm4",
-        "glm4",
-        "padded",
-        "deep",
-        "adapters",
-        "taught",
-    )
-    return next((model for model in known if model in name), "dense")
+    mixtures, others = ("adapted experts", "shared experts", "experts"), ("padded", "deep", "adapters", "taught")
+    return next((model for model in (*mixtures, "adapted glm4", "glm4", *others) if model in name), "dense")
 
 
 # The others repeat on more ranks what these show.

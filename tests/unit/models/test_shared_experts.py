@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from small_plans import drawn_model, small_model
 
-from mindgspo.config import ModelSection, ParallelPlan
+from mindgspo.config import ParallelPlan
+from mindgspo.config.lora import LoraSection, narrowest_target
 from mindgspo.models.names import (
     hugging_face_names,
     parameter_shapes,
@@ -153,17 +154,17 @@ def test_layers_that_predict_further_tokens_are_left_out() -> None:
 
 
 def test_plans_split_shared_experts_as_dense_blocks_and_the_bias_not_at_all() -> None:
-    shapes = parameter_shapes(SECTION)
+    section = SECTION.model_copy(update={"vocab_size": 64})
+    shapes, trained = parameter_shapes(section), trained_shapes(section)
     plan = ParallelPlan(data_parallel=2, model_parallel=2, expert_parallel=4, expert_tensor_parallel=1)
-    layouts, mlp = parameter_layouts(shapes, SECTION, plan), "model.layers.1.mlp."
+    layouts, mlp = parameter_layouts(shapes, section, plan), "model.layers.1.mlp."
     assert layouts[f"{mlp}shared_experts.up_proj.weight"].slice_of(3) == TensorSlice((16, 0), (32, 32))
     assert layouts[f"{mlp}shared_experts.down_proj.weight"].slice_of(3) == TensorSlice((0, 16), (32, 32))
     assert layouts[f"{mlp}experts.up_proj.weight"].slice_of(3) == TensorSlice((6, 0, 0), (8, 16, 32))
     assert layouts[f"{mlp}gate.e_score_correction_bias"].slice_of(3) == TensorSlice((0,), (8,))
-    trained = trained_shapes(SECTION)
-    found = gradient_ranks(parameter_layouts(trained, SECTION, plan), SECTION, plan, 3)
+    found = gradient_ranks(parameter_layouts(trained, section, plan), section, plan, 3)
     assert found[f"{mlp}shared_experts.up_proj.weight"] == (1, 3) and found[f"{mlp}experts.up_proj.weight"] == (3,)
-    sharded = moment_layouts(trained, SECTION, plan.model_copy(update={"optimizer_shard": True}))
+    sharded = moment_layouts(trained, section, plan.model_copy(update={"optimizer_shard": True}))
     assert sharded[f"{mlp}shared_experts.up_proj.weight"].slice_of(3).shape == (8, 32)
 
 
@@ -173,20 +174,18 @@ def test_operations_of_a_token_by_hand() -> None:
     assert Operations.of(SECTION).trunk == 2 * (3 * attention + dense + 2 * mixture)
 
 
-# Numbers of the published config.json files.
-AIR = ModelSection(
-    architecture="glm4_moe", vocab_size=151_552, hidden_size=4096, intermediate_size=10_944, num_hidden_layers=46,
-    num_attention_heads=96, num_key_value_heads=8, head_dim=128, attention_bias=True, partial_rotary_factor=0.5,
-    num_experts=128, num_experts_per_tok=8, moe_intermediate_size=1408, norm_topk_prob=True, n_shared_experts=1,
-    first_k_dense_replace=1, num_nextn_predict_layers=1,
-)  # fmt: skip
-
-
-def test_the_published_number_of_parameters() -> None:
-    """GLM-4.5-Air: 106 billion, of which 12 billion compute a token (arXiv 2508.06471)."""
-    number = sum(int(np.prod(shape)) for shape in parameter_shapes(AIR).values())
-    assert number == pytest.approx(106.85e9, rel=1e-3)
-    assert Operations.of(AIR).trunk / 2 == pytest.approx(12e9, rel=0.03)
+def test_adapters_are_those_of_experts_shared_experts_dense_layers_and_the_router(cpu_runtime: None) -> None:
+    section = SECTION.model_copy(update={"lora": LoraSection(rank=4, targets=("mlp", "router"))})
+    shapes = trained_shapes(section)
+    for name, shape in {
+        "0.mlp.down_proj.lora_A": (4, 48), "1.mlp.shared_experts.down_proj.lora_A": (4, 32),
+        "1.mlp.experts.down_proj.lora_A": (8, 4, 16), "1.mlp.gate.lora_B": (8, 4),
+    }.items():  # fmt: skip
+        assert shapes[f"model.layers.{name}.weight"] == shape
+    assert len(shapes) == 2 * (3 + 2 * (3 + 3 + 1)) and narrowest_target(section, section.lora) == 8
+    model = drawn_model(section, seed=1)
+    assert {one.name for one in model.get_parameters()} == parameter_shapes(section).keys()
+    assert {one.name for one in model.trainable_params()} == shapes.keys()
 
 
 def test_the_sampler_records_layers_with_routers_alone(cpu_runtime: None) -> None:
