@@ -192,19 +192,20 @@ class ModelSection(Section):
     """Mixtures only: whether the router's weights of a token's experts are scaled to a sum of 1 (Qwen3-30B-A3B:
     true)."""
     n_shared_experts: int = Field(default=0, ge=0, le=1024)
-    """glm4_moe only: one dense block of so many times moe_intermediate_size computes every token beside the experts."""
+    """glm4_moe and deepseek_v3 only: one dense block of so many times moe_intermediate_size computes every token beside
+    the experts."""
     first_k_dense_replace: int = Field(default=0, ge=0)
-    """glm4_moe only: so many layers at the beginning are dense."""
+    """glm4_moe and deepseek_v3 only: so many layers at the beginning are dense."""
     n_group: int = Field(default=1, ge=1)
-    """glm4_moe only: equal groups of experts, by their numbers."""
+    """glm4_moe and deepseek_v3 only: equal groups of experts, by their numbers."""
     topk_group: int = Field(default=1, ge=1)
-    """glm4_moe only: number of groups that a token's experts come from: those with the largest sums of their two
-    largest scores."""
+    """glm4_moe and deepseek_v3 only: number of groups that a token's experts come from: those with the largest sums of
+    their two largest scores."""
     routed_scaling_factor: float = Field(default=1.0, gt=0)
-    """glm4_moe only: factor of the router's weights (GLM-4.5: 2.5)."""
+    """glm4_moe and deepseek_v3 only: factor of the router's weights (GLM-4.5 and DeepSeek-V3: 2.5)."""
     num_nextn_predict_layers: int = Field(default=0, ge=0, le=100)
-    """glm4_moe only: so many layers after the last one in files of weights predict further tokens. They are not loaded,
-    not trained and not exported."""
+    """glm4_moe and deepseek_v3 only: so many layers after the last one in files of weights predict further tokens. They
+    are not loaded, not trained and not exported."""
     max_position_embeddings: int = Field(default=32768, ge=1)
     """Longest sequence in tokens, prompt and response together."""
     rms_norm_eps: float = Field(default=1e-6, gt=0)
