@@ -247,7 +247,7 @@ def torch_gspo_loss(reference, batch, *, temperature: float, clip_low: float, cl
 def test_gradients_of_the_gspo_loss(pair: Pair) -> None:
     from mindgspo.algorithms.losses.registry import build_policy_loss
     from mindgspo.batches.rows import TrainingSample, lay_out, scattered
-    from mindgspo.models.names import parameter_shapes, to_hugging_face
+    from mindgspo.models.names import to_hugging_face, trained_shapes
     from mindgspo.models.policy import PolicyLogProbs
     from mindgspo.models.weights import load_huggingface
 
@@ -296,7 +296,7 @@ def test_gradients_of_the_gspo_loss(pair: Pair) -> None:
         load_huggingface(pair.model, pair.section, pair.folder)  # the other tests use this model too
     state = updater.state()
     gradients = to_hugging_face(
-        pair.section, {name: state[f"adamw.m.{name}"] for name in parameter_shapes(pair.section)}
+        pair.section, {name: state[f"adamw.m.{name}"] for name in trained_shapes(pair.section)}
     )
     assert result.loss == pytest.approx(total, rel=1e-4)
     assert result.metrics["pg_clipfrac_seq"] == pytest.approx(clipped / len(samples))
