@@ -103,8 +103,7 @@ class Attention(nn.Cell):
         if self.has_head_norms:
             self.q_norm = RMSNorm(*norm, f"{name}.q_norm")
             self.k_norm = RMSNorm(*norm, f"{name}.k_norm")
-        rotary = {"rotary_dim": config.rotary_dim, "is_interleaved": family.is_interleaved}
-        self.rotate = RotaryPairOp(self.head_dim, **rotary)
+        self.rotate = RotaryPairOp(self.head_dim, rotary_dim=config.rotary_dim, is_interleaved=family.is_interleaved)
         self.attention = CausalAttentionOp(self.num_heads, self.num_kv_heads, self.head_dim, place)
 
     def project(
@@ -153,7 +152,10 @@ class DecoderLayer(nn.Cell):
 
     def set_recompute(self, extent: str) -> None:
         """Have the backward pass recompute what `ParallelPlan.recompute` says."""
-        for norm in (self.input_layernorm, self.post_attention_layernorm):
+        norms = (self.input_layernorm, self.post_attention_layernorm)
+        if self.has_sandwich_norms and extent == "full":  # nothing keeps their results, which selective need not drop
+            norms += (self.post_self_attn_layernorm, self.post_mlp_layernorm)
+        for norm in norms:
             norm.is_again = extent != "none" and norm.norm.fused
         if extent == "full":
             self.recompute()

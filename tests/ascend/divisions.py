@@ -105,6 +105,8 @@ TWO = {
     ),
     "2x1x1 of adapters, sharded moments, in bfloat16": in_bfloat16(DATA | SHARDED, "adapters"),
     "1x2x1, taught": packed("taught", MODEL),
+    "1x2x1, norms of outputs": case("glm4", MODEL, MODEL),
+    "1x1x2, norms of outputs, recomputed": case("glm4", STAGES | {"recompute": "full"}, DATA),
     "1x2x1 of adapters, merged": case("adapters", MODEL, DATA) | {"merges": True},
     "context 2 of adapters": case("adapters", CONTEXT, DATA),
 }

@@ -47,6 +47,7 @@ MODELS["shared experts"] = MODELS["experts"] | {
     "partial_rotary_factor": 0.5,
 }  # fmt: skip
 MODELS["taught"] = DENSE
+MODELS["glm4"] = DENSE | {"architecture": "glm4", "partial_rotary_factor": 0.5}
 MODELS["adapters"] = DENSE | {"lora": {"rank": 4, "alpha": 6.0}}
 MODELS["adapted experts"] = MODELS["experts"] | {
     "lora": {"rank": 4, "alpha": 6.0, "targets": ("all", "router"), "train_norms": True}
