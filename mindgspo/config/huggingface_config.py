@@ -123,7 +123,8 @@ def model_section(raw: Any, path: Path) -> ModelSection:
     values.setdefault("tie_word_embeddings", False)
     longest = values.setdefault("max_position_embeddings", 32768)
     for key in _NUMBER_OF_EXPERTS.get(architecture, ()):
-        values.setdefault("num_experts", raw.get(key)) if key in raw else None
+        if key in raw:
+            values.setdefault("num_experts", raw[key])
     if values.get("head_dim") is None:
         values.pop("head_dim", None)
     if FAMILIES[architecture].has_partial_rotary:

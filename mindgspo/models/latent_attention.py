@@ -33,34 +33,30 @@ class LatentAttention(nn.Cell):
 
     def __init__(self, config: ModelSection, dtype: ms.Type, name: str, place: Placement) -> None:
         super().__init__(auto_prefix=False)
-        self.is_latent = True
+        self.has_head_norms = False
         hidden, heads, lora = config.hidden_size, config.num_attention_heads, config.lora
         assert config.head_dim and config.kv_lora_rank and config.qk_rope_head_dim and config.v_head_dim
         self.head_dim, self.latent_dim, self.rotary_dim = config.head_dim, config.kv_lora_rank, config.qk_rope_head_dim
         self.nope_dim, self.value_dim = self.head_dim - self.rotary_dim, config.v_head_dim
         self.num_heads = place.share(heads)
-        whole = {"bias": False, "dtype": dtype, "place": ALONE, "lora": lora}
-        split, is_frozen = whole | {"place": place}, lora is not None
+        layer, is_frozen = {"bias": False, "dtype": dtype, "lora": lora}, lora is not None
         self.enter = enter_model_parallel(place)
         self.kv_a_proj_with_mqa = ColumnParallelLinear(
-            hidden, self.latent_dim + self.rotary_dim, name=f"{name}.kv_a_proj_with_mqa", **whole
+            hidden, self.latent_dim + self.rotary_dim, name=f"{name}.kv_a_proj_with_mqa", place=ALONE, **layer
         )
-        self.has_query_latent = config.q_lora_rank is not None
+        self.has_query_latent, query = config.q_lora_rank is not None, heads * self.head_dim
         if config.q_lora_rank is not None:
-            self.q_a_proj = ColumnParallelLinear(hidden, config.q_lora_rank, name=f"{name}.q_a_proj", **whole)
-            self.q_a_layernorm = RMSNorm(config.q_lora_rank, NORM_EPS, dtype, f"{name}.q_a_layernorm")
-            first, last = (
-                self.q_a_proj,
-                ColumnParallelLinear(config.q_lora_rank, heads * self.head_dim, name=f"{name}.q_b_proj", **split),
-            )
-            self.q_b_proj = last
-            self.of_query_latent = LinearGroup(last, is_frozen=is_frozen)
+            rank = config.q_lora_rank
+            self.q_a_proj = first = ColumnParallelLinear(hidden, rank, name=f"{name}.q_a_proj", place=ALONE, **layer)
+            self.q_a_layernorm = RMSNorm(rank, NORM_EPS, dtype, f"{name}.q_a_layernorm")
+            self.q_b_proj = ColumnParallelLinear(rank, query, name=f"{name}.q_b_proj", place=place, **layer)
+            self.of_query_latent = LinearGroup(self.q_b_proj, is_frozen=is_frozen)
         else:
-            self.q_proj = first = ColumnParallelLinear(hidden, heads * self.head_dim, name=f"{name}.q_proj", **split)
+            self.q_proj = first = ColumnParallelLinear(hidden, query, name=f"{name}.q_proj", place=place, **layer)
         self.projections = LinearGroup(first, self.kv_a_proj_with_mqa, is_frozen=is_frozen)
         self.kv_a_layernorm = RMSNorm(self.latent_dim, NORM_EPS, dtype, f"{name}.kv_a_layernorm")
         self.kv_b_proj = ColumnParallelLinear(
-            self.latent_dim, heads * (self.nope_dim + self.value_dim), name=f"{name}.kv_b_proj", **split
+            self.latent_dim, heads * (self.nope_dim + self.value_dim), name=f"{name}.kv_b_proj", place=place, **layer
         )
         self.expansion = LinearGroup(self.kv_b_proj, is_frozen=is_frozen)
         self.o_proj = RowParallelLinear(

@@ -20,6 +20,7 @@ from mindspore import Tensor, nn, ops
 
 from mindgspo.batches.rows import packed_tokens
 from mindgspo.models.feed_forward import FeedForward, Tokens
+from mindgspo.models.latent_attention import LatentAttention
 from mindgspo.models.policy import PolicyLogProbs
 from mindgspo.models.transformer import DecoderLayer, Transformer
 from mindgspo.parallel.ops.device import policy_inputs
@@ -87,7 +88,7 @@ def modules_of(model: Transformer, attention: str = "FlashAttentionScore") -> li
         projections = ("q_proj", "k_proj", "v_proj")
         norms = ("q_norm", "k_norm") if layer.self_attn.has_head_norms else ()
         rotated = ("rotate (queries)", "rotate (keys)")
-        if layer.self_attn.is_latent:
+        if isinstance(layer.self_attn, LatentAttention):
             projections, norms, rotated = (), (), ("project (queries)", "project (latents)")
         block = [("mlp", EXPERT_OPERATORS)]
         if not layer.has_experts:
@@ -222,7 +223,7 @@ class _TracedLayer(nn.Cell):
         normed_MH, x_MH = layer.first_norm(x_MH, delta_MH, tokens)
         x_MH, normed_MH = tap(x_MH), tap(normed_MH)
         taps = (x_MH, normed_MH)
-        if attention.is_latent:
+        if isinstance(attention, LatentAttention):
             query, key, value = attention.project(normed_MH, rotation, tokens)
         else:
             query, key, value = attention.projections(normed_MH, rows)

@@ -54,7 +54,6 @@ class Attention(nn.Cell):
 
     def __init__(self, config: ModelSection, dtype: ms.Type, name: str, place: Placement) -> None:
         super().__init__(auto_prefix=False)
-        self.is_latent = False
         hidden, heads, kv_heads = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
         assert config.head_dim is not None, NO_HEAD_DIM
         self.head_dim = config.head_dim

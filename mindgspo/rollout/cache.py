@@ -17,6 +17,7 @@ import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
 from mindgspo.config.cache import BLOCK, cached_dims, cached_heads
+from mindgspo.models.latent_attention import LatentAttention
 from mindgspo.models.rope import softmax_scale
 from mindgspo.models.transformer import DTYPES, Tokens, Transformer
 from mindgspo.parallel.ops.device import MASKED_SCORE, has_kernels, is_fused, require_bfloat16
@@ -188,7 +189,8 @@ class LatentDecodeAttention(nn.Cell):
     def __init__(self, attend: PagedDecodeAttention | ComposedDecodeAttention, model: Transformer) -> None:
         super().__init__(auto_prefix=False)
         self.attend = attend
-        self.attentions = nn.CellList([layer.self_attn for layer in model.layers], auto_prefix=False)
+        latent = [one for one in (layer.self_attn for layer in model.layers) if isinstance(one, LatentAttention)]
+        self.attentions = nn.CellList(latent, auto_prefix=False)
 
     def places(
         self, cache_rows_S: Tensor, table_SP: Tensor, lengths_S: Tensor, num_rows_1: Tensor

@@ -18,7 +18,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, mint, nn, ops
 from mindgspo.batches.routing import expert_dtype
 from mindgspo.models.feed_forward import FeedForward
 from mindgspo.models.lora import merged_weight
-from mindgspo.models.transformer import DecoderLayer, KeptRows, LayerLoop, Transformer
+from mindgspo.models.transformer import Attention, DecoderLayer, KeptRows, LayerLoop, Transformer
 from mindgspo.parallel.layers.linear import ColumnParallelLinear, RowParallelLinear
 from mindgspo.parallel.layers.model_parallel import from_first_rank, gather_columns, leave_model_parallel
 from mindgspo.parallel.ops.device import aclnn_on_cards, has_kernels, likeliest_op, takes_packed
@@ -146,6 +146,7 @@ def _linears(layer: DecoderLayer) -> tuple[Linears, Linears]:
     """Return a layer's projections of attention's output, query, key and value, and a dense block's gate, up and
     down."""
     attention, block = layer.self_attn, layer.mlp
+    assert isinstance(attention, Attention), "PackedWeights leaves latent attention out"
     of_block = (block.gate_proj, block.up_proj, block.down_proj) if isinstance(block, FeedForward) else ()
     return (attention.o_proj, attention.q_proj, attention.k_proj, attention.v_proj), of_block
 
@@ -194,6 +195,7 @@ class PackedLayers(nn.Cell):
 def _decode_attention(layer: DecoderLayer, packed: tuple[Parameter, ...]) -> DecodeAttentionKernel:
     """packed: weights of the output, query, key and value."""
     attention, norm = layer.self_attn, layer.input_layernorm
+    assert isinstance(attention, Attention), "PackedWeights leaves latent attention out"
     biases = [one.bias for one in (attention.q_proj, attention.k_proj, attention.v_proj) if one.has_bias]
     head_norms = [attention.q_norm.weight, attention.k_norm.weight] if attention.has_head_norms else []
     return DecodeAttentionKernel(

@@ -81,10 +81,10 @@ class LinearGroup(nn.Cell):
             self.kernel = LinearKernel(len(layers), has_bias=self.has_bias, head_dim=head_dim, is_frozen=is_frozen)
 
     def construct(self, x_MI: Tensor, tokens: Tensor) -> Tensor | tuple[Tensor, ...]:
-        outs = ()
         if self.kernel is None:
-            for layer in self.layers:
-                outs += (self._by_head(layer(x_MI)),)
+            outs = (self._by_head(self.layers[0](x_MI)),)
+            for i in range(1, len(self.layers)):
+                outs += (self._by_head(self.layers[i](x_MI)),)
             return outs if len(outs) > 1 else outs[0]
         weights = ()
         for i in range(len(self.layers)):

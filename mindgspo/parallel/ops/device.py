@@ -313,7 +313,7 @@ class CausalAttentionOp(nn.Cell):
             self.tile = ops.Tile()
         if self.fused:
             self.flash = flash_attention(self.num_heads, self.scale)
-            self.pad = ops.Pad(((0, 0), (0, 0), (0, head_dim - self.value_dim)))
+            self.join, self.zeros_like = ops.Concat(-1), ops.ZerosLike()
             self.causal = Tensor(np.triu(np.ones((2048, 2048), np.uint8), k=1))
         self.scores = ops.BatchMatMul(transpose_b=True)
         self.weigh = ops.BatchMatMul()
@@ -333,7 +333,7 @@ class CausalAttentionOp(nn.Cell):
             return self.kernel(query, key, value, mask)
         if self.fused:
             if self.value_dim < self.head_dim:  # the operator takes heads of one width
-                value = self.pad(value)
+                value = self.join((value, self.zeros_like(key[:, :, self.value_dim :])))
             out = self.flash(query, key, value, self.causal, mask)[:, :, : self.value_dim]
             return out.reshape(-1, self.num_heads * self.value_dim)
         num_rows, num_slots = mask.shape[0], mask.shape[1]

@@ -422,7 +422,11 @@ PACKAGE = Path(__file__).resolve().parents[3] / "mindgspo"
 # Fields whose whole effect is inside the configuration room, each with its reason.
 READ_BY_CONFIG_ALONE = {"AlgorithmSection.allow_wide_clip": "lifts a rule of config.rules",
                         "AlgorithmSection.allow_token_weighting": "lifts a rule of config.rules",
-                        "LoraSection.dropout": "must be 0", "ModelSection.table_rows": "`rows` is read"}  # fmt: skip
+                        "LoraSection.dropout": "must be 0", "ModelSection.table_rows": "`rows` is read",
+                        "ModelSection.partial_rotary_factor": "`rotary_dim` is read",
+                        "ModelSection.use_qk_norm": "`has_head_norms` is read",
+                        "ModelSection.first_k_dense_replace": "`expert_layers` is read",
+                        "ModelSection.num_nextn_predict_layers": "`left_out_layers` is read"}  # fmt: skip
 
 
 def _fields(section: type[Section] = ExperimentConfig) -> set[tuple[str, str]]:
