@@ -295,9 +295,7 @@ def test_gradients_of_the_gspo_loss(pair: Pair) -> None:
     finally:
         load_huggingface(pair.model, pair.section, pair.folder)  # the other tests use this model too
     state = updater.state()
-    gradients = to_hugging_face(
-        pair.section, {name: state[f"adamw.m.{name}"] for name in trained_shapes(pair.section)}
-    )
+    gradients = to_hugging_face(pair.section, {name: state[f"adamw.m.{name}"] for name in trained_shapes(pair.section)})
     assert result.loss == pytest.approx(total, rel=1e-4)
     assert result.metrics["pg_clipfrac_seq"] == pytest.approx(clipped / len(samples))
     expected = by_file_name({name: parameter.grad.numpy() for name, parameter in twin.named_parameters()})
