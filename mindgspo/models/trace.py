@@ -236,28 +236,28 @@ class _TracedLayer(nn.Cell):
         query, key = tap(query), tap(key)
         attended, _ = self.attend(self.number, query, key, value, tokens, context)
         attended = tap(attended)
-        delta_MH = tap(attention.o_proj(attended, tokens))
-        taps += (query, key, attended, delta_MH)
+        out_MH = tap(attention.o_proj(attended, tokens))
+        taps += (query, key, attended, out_MH)
         if layer.has_sandwich_norms:
-            delta_MH = tap(layer.of_attention(delta_MH, tokens))
-            taps += (delta_MH,)
-        normed_MH, x_MH = layer.post_attention_layernorm.of_sum(x_MH, delta_MH, rows)
+            out_MH = tap(layer.of_attention(out_MH, tokens))
+            taps += (out_MH,)
+        normed_MH, x_MH = layer.post_attention_layernorm.of_sum(x_MH, out_MH, rows)
         x_MH, normed_MH = tap(x_MH), tap(normed_MH)
         taps += (x_MH, normed_MH)
         if self.dense is None:
-            delta_MH, _ = layer.mlp(normed_MH, tokens, *replayed_MK)
+            out_MH, _ = layer.mlp(normed_MH, tokens, *replayed_MK)
         else:
             gate, up = self.dense.projections(normed_MH, rows)
             gate, up = tap(gate), tap(up)
             inner = tap(self.dense.swiglu(gate, up, rows))
-            delta_MH = self.dense.down_proj(inner, tokens)
+            out_MH = self.dense.down_proj(inner, tokens)
             taps += (gate, up, inner)
-        delta_MH = tap(delta_MH)
-        taps += (delta_MH,)
+        out_MH = tap(out_MH)
+        taps += (out_MH,)
         if layer.has_sandwich_norms:
-            delta_MH = tap(layer.of_block(delta_MH, tokens))
-            taps += (delta_MH,)
-        return (self.add(x_MH, delta_MH), taps) if self.adds else (x_MH, delta_MH, taps)
+            out_MH = tap(layer.of_block(out_MH, tokens))
+            taps += (out_MH,)
+        return (self.add(x_MH, out_MH), taps) if self.adds else (x_MH, out_MH, taps)
 
 
 class _TracedPolicy(nn.Cell):

@@ -82,10 +82,10 @@ class LinearGroup(nn.Cell):
 
     def construct(self, x_MI: Tensor, tokens: Tensor) -> Tensor | tuple[Tensor, ...]:
         if self.kernel is None:
-            outs = (self._by_head(self.layers[0](x_MI)),)
+            first, others = self._by_head(self.layers[0](x_MI)), ()
             for i in range(1, len(self.layers)):
-                outs += (self._by_head(self.layers[i](x_MI)),)
-            return outs if len(outs) > 1 else outs[0]
+                others += (self._by_head(self.layers[i](x_MI)),)
+            return (first, *others) if len(self.layers) > 1 else first
         weights = ()
         for i in range(len(self.layers)):
             weights += (self.layers[i].weight,)
