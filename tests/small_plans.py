@@ -31,6 +31,9 @@ QWEN_7B = ModelSection(
 )  # fmt: skip
 
 
+GLM4 = {"architecture": "glm4", "head_dim": 12, "partial_rotary_factor": 0.5}
+
+
 def small_model(**changes: Any) -> ModelSection:
     """Of a vocabulary, a width and a number of positions that differ."""
     sizes = {

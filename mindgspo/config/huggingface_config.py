@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from mindgspo.config.messages import config_error
-from mindgspo.config.model import FAMILIES, ROPE_FIELDS, ModelSection, RopeScalingSection, model_problems
+from mindgspo.config.model import FAMILIES, ROPE_FIELDS, Family, ModelSection, RopeScalingSection, model_problems
 from mindgspo.errors import ConfigError, WeightsError
 from mindgspo.io import parse_json, read_bytes, unique_keys
 from mindgspo.text import did_you_mean, hub_hint, listed, shorten
@@ -43,12 +43,20 @@ _ASSUMED: Mapping[str, Mapping[str, object]] = {
     "qwen3": {**_QWEN, "attention_bias": False},
     "qwen3_moe": {**_QWEN, "attention_bias": False, "decoder_sparse_step": 1, "mlp_only_layers": []},
     "llama": {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
+    "glm": {"hidden_act": "silu"},
+    "glm4": {"hidden_act": "silu"},
+}
+_GLM: Mapping[str, object] = {
+    **{"num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131_072, "rms_norm_eps": 1.5625e-07},
+    **{"attention_bias": True, "partial_rotary_factor": 0.5},
 }
 _DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "qwen2": {},
     "qwen3": {"head_dim": 128},
     "qwen3_moe": {},
     "llama": {"max_position_embeddings": 2048},
+    "glm": _GLM,
+    "glm4": _GLM,
 }
 _SCALING = tuple(RopeScalingSection.model_fields)
 _ROPE = (*_SCALING, "type", "rope_theta", "partial_rotary_factor")
@@ -87,6 +95,8 @@ def model_section(raw: Any, path: Path) -> ModelSection:
         values["num_experts"] = raw.get("num_local_experts")  # as transformers 5 writes it
     if values.get("head_dim") is None:
         values.pop("head_dim", None)
+    if FAMILIES[architecture].has_partial_rotary:
+        values["partial_rotary_factor"] = _rope(raw).get("partial_rotary_factor", values["partial_rotary_factor"])
     values |= {"architecture": architecture, "rope_theta": _rope_theta(raw), "rope_scaling": _scaling(raw, longest)}
     try:
         section = ModelSection.model_validate_json(json.dumps({"path": str(path.parent), **values}), strict=True)
@@ -104,8 +114,7 @@ def huggingface_config(model: ModelSection, *, eos_ids: Sequence[int], pad_id: i
     """The content of config.json for an export (float32 weights)."""
     family = FAMILIES[model.architecture]
     own: dict[str, object] = {"head_dim": model.head_dim} if family.has_own_head_dim else {}
-    if family.has_experts:
-        own |= {key: getattr(model, key) for key in _EXPERTS}
+    own |= {key: getattr(model, key) for key in _chosen_keys(family)}
     scaling = model.rope_scaling
     return {
         "architectures": [family.huggingface_class],
@@ -164,7 +173,16 @@ def _read_keys(architecture: str) -> tuple[str, ...]:
     return (
         *_SHARED,
         *(("head_dim",) if family.has_own_head_dim else ()),
+        *_chosen_keys(family),
+    )
+
+
+def _chosen_keys(family: Family) -> tuple[str, ...]:
+    """Fields that config.json has in this family alone."""
+    return (
         *(_EXPERTS if family.has_experts else ()),
+        *(("attention_bias",) if family.has_attention_bias is None else ()),
+        *(("partial_rotary_factor",) if family.has_partial_rotary else ()),
     )
 
 
@@ -222,7 +240,7 @@ def _unimplemented(raw: Mapping[str, object]) -> Iterator[str]:
         if name not in _ROPE and value is not None:
             yield f"{key}.{shorten(name)} is {shorten(value)}; not implemented"
     partial = _rope(raw).get("partial_rotary_factor", raw.get("partial_rotary_factor"))
-    if partial not in (None, 1):
+    if partial not in (None, 1) and not family.has_partial_rotary:
         yield f"partial_rotary_factor is {partial!r}; only 1 is implemented"
     for key in _FOREIGN:
         if raw.get(key):

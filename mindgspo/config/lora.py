@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP = ("gate_proj", "up_proj", "down_proj")
+_JOINED = frozenset({"gate_proj", "up_proj"})
 _ROUTER = "gate"
 _OF_EXPERTS: Mapping[str, tuple[str, ...]] = {"experts": _MLP, "router": (_ROUTER,)}
 _WORDS: Mapping[str, tuple[str, ...]] = {
@@ -71,6 +72,12 @@ class LoraSection(Section):
         named = {one for target in self.targets for one in _WORDS.get(target, (target,))}
         return tuple(one for one in (*_WORDS["all"], _ROUTER) if one in named)
 
+    def modules(self, *, joins_gate_and_up: bool) -> tuple[str, ...]:
+        """`projections` by their names in files: those of gate and up are one where files join them."""
+        if not joins_gate_and_up or not _JOINED & set(self.projections):
+            return self.projections
+        return *(one for one in self.projections if one not in _JOINED), "gate_up_proj"
+
 
 def rollout_lora_problems(config: ExperimentConfig) -> Iterator[str]:
     """What generation cannot do with the adapters."""
@@ -91,8 +98,8 @@ def rollout_lora_problems(config: ExperimentConfig) -> Iterator[str]:
             )
 
 
-def lora_problems(model: ModelSection) -> Iterator[str]:
-    """Adapters that the model cannot have."""
+def lora_problems(model: ModelSection, *, joins_gate_and_up: bool = False) -> Iterator[str]:
+    """Adapters that the model cannot have. joins_gate_and_up: of its family."""
     lora = model.lora
     if lora is None:
         return
@@ -109,6 +116,17 @@ def lora_problems(model: ModelSection) -> Iterator[str]:
             "them"
         )
     yield from (_target_problem(model, target) for target in lora.targets if target not in _TARGETS)
+    if joins_gate_and_up and (joined := _JOINED & set(lora.projections)):
+        if joined != _JOINED:
+            yield (
+                f"model.lora.targets: {', '.join(joined)} alone; files of {model.architecture} have one gate_up_proj, "
+                "whose adapter is that of both; name gate_proj and up_proj, or neither"
+            )
+        if lora.init == "pissa":
+            yield (
+                f"model.lora.init: pissa has no parts of {model.architecture}'s gate_up_proj; set "
+                "model.lora.targets=[attention,down_proj], or init=kaiming"
+            )
     if model.num_experts is None and (of_experts := sorted(_OF_EXPERTS.keys() & set(lora.targets))):
         yield f"model.lora.targets: {', '.join(of_experts)}; {model.architecture} has no experts; set mlp or attention"
     narrowest = narrowest_target(model, lora)

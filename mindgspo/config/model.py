@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -20,21 +20,38 @@ class Family:
 
     huggingface_class: str
     """Its name in config.json's `architectures`."""
-    has_attention_bias: bool = False
-    """Whether q, k and v have a bias."""
+    has_attention_bias: bool | None = False
+    """Whether q, k and v have a bias. None: as `model.attention_bias` says."""
+    has_partial_rotary: bool = False
+    """Whether `model.partial_rotary_factor` may be less than 1."""
+    joins_gate_and_up: bool = False
+    """Whether files have the rows of gate_proj and up_proj as one matrix, gate_up_proj."""
+    is_interleaved: bool = False
+    """Whether rotary embedding turns neighbouring features (2 i, 2 i + 1) instead of (i, i + R / 2)."""
     has_head_norms: bool = False
     """Whether every query and key head has an RMSNorm."""
+    has_sandwich_norms: bool = False
+    """Whether the outputs of attention and of the feed-forward block have an RMSNorm before they are added."""
     has_own_head_dim: bool = True
     """Whether the width of a head may differ from hidden_size / num_attention_heads."""
     has_experts: bool = False
     """Whether every layer's feed-forward block is a mixture of experts."""
 
 
+_GLM = Family(
+    huggingface_class="GlmForCausalLM",
+    has_attention_bias=None,
+    has_partial_rotary=True,
+    is_interleaved=True,
+    joins_gate_and_up=True,
+)
 FAMILIES: Mapping[str, Family] = {
     "qwen2": Family(huggingface_class="Qwen2ForCausalLM", has_attention_bias=True, has_own_head_dim=False),
     "qwen3": Family(huggingface_class="Qwen3ForCausalLM", has_head_norms=True),
     "qwen3_moe": Family(huggingface_class="Qwen3MoeForCausalLM", has_head_norms=True, has_experts=True),
     "llama": Family(huggingface_class="LlamaForCausalLM"),
+    "glm": _GLM,
+    "glm4": replace(_GLM, huggingface_class="Glm4ForCausalLM", has_sandwich_norms=True),
 }
 
 
@@ -49,7 +66,7 @@ class RopeScalingSection(Section):
     transformers computes it in one forward pass of up to max_position_embeddings tokens; longer sequences are refused,
     because every length has a base of its own and cached keys would keep that of a shorter one. For sequences of up to
     M tokens set max_position_embeddings to M instead of N, and multiply rope_theta by
-    (factor M / N - factor + 1)^(D / (D - 2)), with head_dim D.
+    (factor M / N - factor + 1)^(R / (R - 2)), where R features of a head turn.
     """
 
     rope_type: Literal["linear", "dynamic", "yarn", "llama3"] = "llama3"
@@ -100,10 +117,12 @@ class ModelSection(Section):
     backend: Literal["native", "mindformers"] = "native"
     """Whose transformer is trained: ours, or MindFormers' (qwen2 and llama, on CPU in one process; see
     docs/integrations.md). Generation is ours with either."""
-    architecture: Literal["qwen2", "qwen3", "qwen3_moe", "llama"] = "qwen2"
+    architecture: Literal["qwen2", "qwen3", "qwen3_moe", "llama", "glm", "glm4"] = "qwen2"
     """Model family. qwen2 covers Qwen2 and Qwen2.5: biases on q, k and v. qwen3 covers the dense Qwen3: no biases, but
     an RMSNorm of every query and key head; qwen3_moe is the same with a mixture of experts in every layer. llama covers
-    Llama 2 and 3: neither biases nor norms of heads."""
+    Llama 2 and 3: neither biases nor norms of heads. glm covers GLM-4 of 2024 (glm-4-9b-chat-hf): biases or none, and
+    rotary embedding of neighbouring features of a part of each head; glm4, of 2025 (GLM-4-0414, GLM-Z1), is the same
+    with an RMSNorm of each block's output."""
     vocab_size: int = Field(ge=2, le=1 << 24)
     """Rows of the embedding table; at least the tokenizer's size (Qwen2.5 pads its 151,665 tokens to
     151,936)."""
@@ -125,6 +144,8 @@ class ModelSection(Section):
     head_dim: int | None = Field(default=None, ge=1, le=65_536)
     """Width of one head; even (RoPE). None: hidden_size / num_attention_heads, which is the only legal value for qwen2
     (Qwen3 has 128 whatever its width)."""
+    attention_bias: bool | None = None
+    """Whether q, k and v have a bias; a choice for glm and glm4 only. None: what the family has; of these two, true."""
     num_experts: int | None = Field(default=None, ge=2, le=1024)
     """qwen3_moe only: experts of every layer."""
     num_experts_per_tok: int | None = Field(default=None, ge=1)
@@ -140,6 +161,8 @@ class ModelSection(Section):
     """Added to the mean square in RMSNorm."""
     rope_theta: float = Field(default=1_000_000.0, gt=1)
     """Base of the rotary position embedding (Qwen2.5: 1e6, Llama 3: 5e5)."""
+    partial_rotary_factor: float = Field(default=1.0, gt=0, le=1)
+    """glm and glm4 only: share of each head's features, the first ones, that rotary embedding turns (GLM-4: 0.5)."""
     rope_scaling: RopeScalingSection | None = None
     """Stretched rotary embedding for long contexts. None: as trained."""
     tie_word_embeddings: bool = False
@@ -162,6 +185,12 @@ class ModelSection(Section):
         """Rows of the tables in memory."""
         return self.vocab_size if self.table_rows is None else self.table_rows
 
+    @property
+    def rotary_dim(self) -> int:
+        """Features of each head that rotary embedding turns."""
+        assert self.head_dim is not None, "config.rules refuses a width that its heads do not divide"
+        return int(self.head_dim * self.partial_rotary_factor)
+
     @model_validator(mode="after")
     def _has_rows_for_its_tokens(self) -> ModelSection:
         if self.rows < self.vocab_size:
@@ -176,14 +205,22 @@ class ModelSection(Section):
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
         return self
 
+    @model_validator(mode="after")
+    def _with_attention_bias(self) -> ModelSection:
+        if self.attention_bias is None:
+            own = FAMILIES[self.architecture].has_attention_bias
+            object.__setattr__(self, "attention_bias", own is None or own)
+        return self
+
 
 def model_problems(model: ModelSection) -> Iterator[str]:
     """Sizes that no model can have."""
     heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
     yield from _head_dim_problems(model)
     yield from _expert_problems(model)
+    yield from _rotary_problems(model)
     yield from _rope_scaling_problems(model)
-    yield from lora_problems(model)
+    yield from lora_problems(model, joins_gate_and_up=FAMILIES[model.architecture].joins_gate_and_up)
     if heads % kv_heads:
         yield (
             f"model.num_key_value_heads: {kv_heads} does not divide num_attention_heads {heads}; "
@@ -229,6 +266,24 @@ def _expert_problems(model: ModelSection) -> Iterator[str]:
     chosen, every = model.num_experts_per_tok, model.num_experts
     if not missing and chosen is not None and every is not None and chosen > every:
         yield f"model.num_experts_per_tok: {chosen} is more than num_experts {every}; largest legal: {every}"
+
+
+def _rotary_problems(model: ModelSection) -> Iterator[str]:
+    architecture, factor, head_dim = model.architecture, model.partial_rotary_factor, model.head_dim
+    family = FAMILIES[architecture]
+    if family.has_attention_bias not in (None, model.attention_bias):
+        has = "no biases" if model.attention_bias else "biases"
+        yield f"model.attention_bias: {architecture} has {has} of q, k and v, and no choice; remove it"
+    if factor == 1 or head_dim is None:
+        return
+    if not family.has_partial_rotary:
+        yield f"model.partial_rotary_factor: {factor:g}; {architecture} turns all features of a head; remove it"
+    elif (turned := model.rotary_dim) % 2 or not turned:
+        legal = [f"{size / head_dim:g}" for size in (turned - 1, turned + 1 + (not turned)) if size > 0]
+        yield (
+            f"model.partial_rotary_factor: {factor:g} of head_dim {head_dim} are {turned} features, which must be an "
+            f"even number from 2 on (RoPE turns pairs); nearest legal: {either(legal)}"
+        )
 
 
 def _rope_scaling_problems(model: ModelSection) -> Iterator[str]:

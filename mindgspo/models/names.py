@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from mindgspo.config import ModelSection
 from mindgspo.config.model import FAMILIES, Family
@@ -31,6 +31,8 @@ class WeightName:
     ours: str
     hugging_face: str
     shape: Callable[[ModelSection], tuple[int, ...]]
+    part: tuple[int, int] = (0, 1)
+    """(number, count): the parameter is one of so many equal runs of rows of its tensor."""
 
 
 def _head_dim(model: ModelSection) -> int:
@@ -78,6 +80,19 @@ _FEED_FORWARD = (
     _same("model.layers.{i}.mlp.up_proj.weight", lambda m: (m.intermediate_size, m.hidden_size)),
     _same("model.layers.{i}.mlp.down_proj.weight", lambda m: (m.hidden_size, m.intermediate_size)),
 )
+_GATE_UP = "model.layers.{i}.mlp.gate_up_proj.weight"
+_JOINED_FEED_FORWARD = (
+    *(
+        WeightName(
+            ours=f"model.layers.{{i}}.mlp.{name}_proj.weight",
+            hugging_face=_GATE_UP,
+            shape=lambda m: (2 * m.intermediate_size, m.hidden_size),
+            part=(number, 2),
+        )
+        for number, name in enumerate(("gate", "up"))
+    ),
+    _FEED_FORWARD[-1],
+)
 _EXPERTS = (
     _same("model.layers.{i}.mlp.gate.weight", lambda m: (_num_experts(m), m.hidden_size)),
     _same("model.layers.{i}.mlp.experts.{e}.gate_proj.weight", lambda m: (_expert_size(m), m.hidden_size)),
@@ -87,6 +102,10 @@ _EXPERTS = (
 _OUTPUT = (
     _same("model.norm.weight", lambda m: (m.hidden_size,)),
     _same("lm_head.weight", lambda m: (m.vocab_size, m.hidden_size)),
+)
+_SANDWICH_NORMS = tuple(
+    _same(f"model.layers.{{i}}.{name}_layernorm.weight", lambda m: (m.hidden_size,))
+    for name in ("post_self_attn", "post_mlp")
 )
 # One weight norms every query head, another every key head.
 _HEAD_NORMS = (
@@ -98,10 +117,11 @@ _HEAD_NORMS = (
 def _table(family: Family) -> tuple[WeightName, ...]:
     return (
         *_TABLES,
-        *(row for row in _ATTENTION if family.has_attention_bias or not row.ours.endswith(".bias")),
-        *(_EXPERTS if family.has_experts else _FEED_FORWARD),
+        *(row for row in _ATTENTION if family.has_attention_bias is not False or not row.ours.endswith(".bias")),
+        *(_EXPERTS if family.has_experts else _JOINED_FEED_FORWARD if family.joins_gate_and_up else _FEED_FORWARD),
         *_OUTPUT,
         *(_HEAD_NORMS if family.has_head_norms else ()),
+        *(_SANDWICH_NORMS if family.has_sandwich_norms else ()),
     )
 
 
@@ -132,10 +152,23 @@ def trained_type(name: str, shape: tuple[int, ...], dtype: str) -> str:
 _UNTIED_ONLY = "lm_head.weight"
 
 
-def hugging_face_names(model: ModelSection) -> dict[str, tuple[str, ...]]:
-    """{our parameter name: its name in a Hugging Face file} for every weight of this model, in table order; for
-    experts' matrices, the names of all experts, whose tensors the parameter stacks."""
-    return {weight.ours: weight.theirs for weight in _expand(model)}
+class InFile(NamedTuple):
+    """Where a parameter is in a Hugging Face file."""
+
+    names: tuple[str, ...]
+    """Of its tensor; of experts' matrices those of all experts, which the parameter stacks."""
+    part: tuple[int, int] = (0, 1)
+    """See `WeightName.part`."""
+
+    def rows_of(self, tensor: tuple[int, ...]) -> slice:
+        """The parameter's rows of a tensor of this shape."""
+        number, count = self.part
+        return slice(tensor[0] // count * number, tensor[0] // count * (number + 1))
+
+
+def hugging_face_names(model: ModelSection) -> dict[str, InFile]:
+    """{our parameter name: its place in a Hugging Face file} for every weight of this model, in table order."""
+    return {weight.ours: InFile(weight.theirs, weight.part) for weight in _expand(model)}
 
 
 def weight_shapes(model: ModelSection) -> dict[str, tuple[int, ...]]:
@@ -151,7 +184,7 @@ def parameter_shapes(model: ModelSection) -> dict[str, tuple[int, ...]]:
         if weight.ours in TABLES
         else (len(weight.theirs), *weight.shape)
         if weight.is_stacked
-        else weight.shape
+        else (weight.shape[0] // weight.part[1], *weight.shape[1:])
         for weight in _expand(model)
     }
 
@@ -159,6 +192,17 @@ def parameter_shapes(model: ModelSection) -> dict[str, tuple[int, ...]]:
 def adapter_name(weight: str, matrix: str) -> str:
     """Name of matrix A or B of a weight's adapter."""
     return f"{weight.removesuffix('.weight')}.lora_{matrix}.weight"
+
+
+def adapter_pairs(model: ModelSection) -> dict[str, tuple[str, str]]:
+    """{our name of a weight: those of A and B} of every weight that has an adapter."""
+    pairs, a = {}, ""
+    for weight in _expand(model):
+        if weight.ours.endswith(".lora_A.weight"):
+            a = weight.ours
+        elif weight.ours.endswith(".lora_B.weight"):
+            pairs[f"{weight.ours.removesuffix('.lora_B.weight')}.weight"] = (a, weight.ours)
+    return pairs
 
 
 def is_trained(model: ModelSection, name: str) -> bool:
@@ -179,29 +223,37 @@ def trained_weight_shapes(model: ModelSection) -> dict[str, tuple[int, ...]]:
 
 def to_hugging_face(model: ModelSection, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """{Hugging Face name: tensor} of whole arrays under our names, tables without their padding; a view where experts
-    are taken apart. Parameters that `arrays` lacks are left out."""
-    return {
-        name: arrays[weight.ours][number] if weight.is_stacked else arrays[weight.ours][: weight.shape[0]]
-        for weight in _expand(model)
-        if weight.ours in arrays
-        for number, name in enumerate(weight.theirs)
-    }
+    are taken apart. Parameters that `arrays` lacks are left out; of one tensor it has all or none."""
+    import numpy as np  # the tables above need none
+
+    found: dict[str, list[np.ndarray]] = {}
+    for weight in _expand(model):
+        if (array := arrays.get(weight.ours)) is not None:
+            for number, name in enumerate(weight.theirs):
+                parts = found.setdefault(name, [])
+                assert len(parts) == weight.part[0], f"{weight.ours} is there without the rows before it"
+                parts.append(array[number] if weight.is_stacked else array[: weight.shape[0]])
+    return {name: parts[0] if len(parts) == 1 else np.concatenate(parts) for name, parts in found.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Weight:
-    """One parameter of one layer. theirs: names of its tensors in a file. shape: of each of them."""
+    """One parameter of one layer. theirs: names of its tensors in a file. shape: of each of them. part: see
+    `WeightName`."""
 
     ours: str
     theirs: tuple[str, ...]
     shape: tuple[int, ...]
     is_stacked: bool
+    part: tuple[int, int]
 
 
 def _expand(model: ModelSection) -> list[_Weight]:
     expanded = []
     for row in WEIGHT_NAMES[model.architecture]:
         if row.ours == _UNTIED_ONLY and model.tie_word_embeddings:
+            continue
+        if row.ours.endswith(".bias") and not model.attention_bias:
             continue
         is_stacked = "{e}" in row.hugging_face
         layers = range(model.num_hidden_layers) if "{i}" in row.ours else (0,)
@@ -212,26 +264,31 @@ def _expand(model: ModelSection) -> list[_Weight]:
                 theirs=tuple(row.hugging_face.format(i=i, e=e) for e in experts),
                 shape=row.shape(model),
                 is_stacked=is_stacked,
+                part=row.part,
             )
             expanded += [weight, *_adapter(model, weight)]
     return expanded
 
 
 def _adapter(model: ModelSection, weight: _Weight) -> list[_Weight]:
-    """The adapter of a weight, where it has one; experts' matrices are stacked as their weights are."""
+    """The adapter of a weight, where it has one; experts' matrices are stacked as their weights are. Rows of one tensor
+    of a file share its A, and B is divided as they are."""
     layer, _, kind = weight.ours.rpartition(".")
     if model.lora is None or kind != "weight" or layer.rpartition(".")[2] not in model.lora.projections:
         return []
-    shapes = {"A": (model.lora.rank, weight.shape[1]), "B": (weight.shape[0], model.lora.rank)}
-    return [
-        _Weight(
-            ours=adapter_name(weight.ours, matrix),
-            theirs=tuple(adapter_name(name, matrix) for name in weight.theirs),
-            shape=shape,
-            is_stacked=weight.is_stacked,
-        )
-        for matrix, shape in shapes.items()
-    ]
+    a, b = (tuple(adapter_name(name, matrix) for name in weight.theirs) for matrix in "AB")
+    is_joined, own = weight.part[1] > 1, {"is_stacked": weight.is_stacked}
+    of_a = _Weight(
+        ours=a[0] if is_joined else adapter_name(weight.ours, "A"),
+        theirs=a,
+        shape=(model.lora.rank, weight.shape[1]),
+        part=(0, 1),
+        **own,
+    )
+    of_b = _Weight(
+        ours=adapter_name(weight.ours, "B"), theirs=b, shape=(weight.shape[0], model.lora.rank), part=weight.part, **own
+    )
+    return [of_b] if weight.part[0] else [of_a, of_b]
 
 
 # Hugging Face on the left, MindFormers on the right.

@@ -96,9 +96,11 @@ def modules_of(model: Transformer, attention: str = "FlashAttentionScore") -> li
             *((f"self_attn.rotate ({name})", "RotaryPositionEmbedding") for name in ("queries", "keys")),
             ("self_attn.attention", attention),
             ("self_attn.o_proj", "MatMul"),
+            *([("post_self_attn_layernorm", "RmsNorm")] if layer.has_sandwich_norms else []),
             ("post_attention_layernorm (sum)", "Add"),
             ("post_attention_layernorm", "RmsNorm"),
             *block,
+            *([("post_mlp_layernorm", "RmsNorm")] if layer.has_sandwich_norms else []),
         ]
         modules += [(f"layers.{i}.{name}", operator) for name, operator in of_layer]
     # Nothing is added before the first norm.
@@ -226,6 +228,9 @@ class _TracedLayer(nn.Cell):
         attended = tap(attended)
         delta_MH = tap(attention.o_proj(attended, tokens))
         taps += (query, key, attended, delta_MH)
+        if layer.has_sandwich_norms:
+            delta_MH = tap(layer.of_attention(delta_MH, tokens))
+            taps += (delta_MH,)
         normed_MH, x_MH = layer.post_attention_layernorm.of_sum(x_MH, delta_MH, rows)
         x_MH, normed_MH = tap(x_MH), tap(normed_MH)
         taps += (x_MH, normed_MH)
@@ -239,6 +244,9 @@ class _TracedLayer(nn.Cell):
             taps += (gate, up, inner)
         delta_MH = tap(delta_MH)
         taps += (delta_MH,)
+        if layer.has_sandwich_norms:
+            delta_MH = tap(layer.of_block(delta_MH, tokens))
+            taps += (delta_MH,)
         return (self.add(x_MH, delta_MH), taps) if self.adds else (x_MH, delta_MH, taps)
 
 

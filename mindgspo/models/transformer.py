@@ -1,5 +1,5 @@
-"""Decoder-only transformers with grouped-query attention, RoPE, RMSNorm and SwiGLU: Qwen2 / Qwen2.5, Qwen3, Qwen3-MoE
-and Llama. Their differences are in `config.model`.
+"""Decoder-only transformers with grouped-query attention, RoPE, RMSNorm and SwiGLU: Qwen2 / Qwen2.5, Qwen3, Qwen3-MoE,
+Llama and GLM-4. Their differences are in `config.model`.
 
 Returns final hidden states; heads are separate (`models.log_prob`, `rollout.graphs`). Parameter names and shapes are
 Hugging Face's. Matrices compute in `dtype`, norms' statistics and softmax in float32. A placement says which heads and
@@ -22,6 +22,7 @@ from mindgspo.models.mixture_of_experts import MixtureOfExperts
 from mindgspo.models.model import Model
 from mindgspo.models.names import NO_HEAD_DIM, is_trained
 from mindgspo.models.rope import rope_tables
+from mindgspo.parallel.layers.adapters import share_a
 from mindgspo.parallel.layers.linear import (
     ColumnParallelLinear,
     LinearGroup,
@@ -90,7 +91,7 @@ class Attention(nn.Cell):
         self.num_heads = place.share(heads)
         self.num_kv_heads = place.share(kv_heads, units=kv_heads)
         family = FAMILIES[config.architecture]
-        column = {"bias": family.has_attention_bias, "dtype": dtype, "place": place, "lora": config.lora}
+        column = {"bias": bool(config.attention_bias), "dtype": dtype, "place": place, "lora": config.lora}
         self.enter = enter_model_parallel(place)
         self.q_proj = ColumnParallelLinear(hidden, heads * self.head_dim, name=f"{name}.q_proj", **column)
         self.k_proj = ColumnParallelLinear(hidden, kv_size, units=kv_heads, name=f"{name}.k_proj", **column)
@@ -105,7 +106,8 @@ class Attention(nn.Cell):
         if self.has_head_norms:
             self.q_norm = RMSNorm(*norm, f"{name}.q_norm")
             self.k_norm = RMSNorm(*norm, f"{name}.k_norm")
-        self.rotate = RotaryPairOp(self.head_dim)
+        rotary = {"rotary_dim": config.rotary_dim, "is_interleaved": family.is_interleaved}
+        self.rotate = RotaryPairOp(self.head_dim, **rotary)
         self.attention = CausalAttentionOp(self.num_heads, self.num_kv_heads, self.head_dim, place)
 
     def project(
@@ -138,6 +140,8 @@ class FeedForward(nn.Cell):
         self.enter = enter_model_parallel(place)
         self.gate_proj = ColumnParallelLinear(hidden, inner, name=f"{name}.gate_proj", **column)
         self.up_proj = ColumnParallelLinear(hidden, inner, name=f"{name}.up_proj", **column)
+        if FAMILIES[config.architecture].joins_gate_and_up:
+            share_a(f"{name}.gate_up_proj", self.gate_proj.adapter, self.up_proj.adapter)
         self.projections = LinearGroup(self.gate_proj, self.up_proj, is_frozen=config.lora is not None)
         self.down_proj = RowParallelLinear(
             inner, hidden, dtype=dtype, name=f"{name}.down_proj", place=place, lora=config.lora
@@ -156,7 +160,7 @@ class FeedForward(nn.Cell):
 
 
 class DecoderLayer(nn.Cell):
-    """Pre-norm attention and feed-forward blocks with residual connections."""
+    """Pre-norm attention and feed-forward blocks with residual connections. Some families norm a block's output too."""
 
     def __init__(self, config: ModelSection, dtype: ms.Type, number: int, place: Placement) -> None:
         super().__init__(auto_prefix=False)
@@ -164,7 +168,11 @@ class DecoderLayer(nn.Cell):
         self.input_layernorm = RMSNorm(*norm, f"{name}.input_layernorm")
         self.self_attn = Attention(config, dtype, f"{name}.self_attn", place)
         self.post_attention_layernorm = RMSNorm(*norm, f"{name}.post_attention_layernorm")
-        self.has_experts = FAMILIES[config.architecture].has_experts
+        family = FAMILIES[config.architecture]
+        self.has_sandwich_norms, self.has_experts = family.has_sandwich_norms, family.has_experts
+        if self.has_sandwich_norms:
+            self.post_self_attn_layernorm = RMSNorm(*norm, f"{name}.post_self_attn_layernorm")
+            self.post_mlp_layernorm = RMSNorm(*norm, f"{name}.post_mlp_layernorm")
         if self.has_experts:
             self.mlp = MixtureOfExperts(config, dtype, f"{name}.mlp", place)
         else:
@@ -223,7 +231,8 @@ class DecoderLayer(nn.Cell):
         *replayed_MK: Tensor,
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         """Post-attention block: return x, the output to be added to it, and the experts [M, K] that a mixture's router
-        chooses."""
+        chooses. attended_MH: the output of attention."""
+        attended_MH = self.of_attention(attended_MH, tokens)
         if self.norms_again:
             x_MH, again_MH = self.fork(self.add(x_MH, attended_MH))
             normed_MH = self.post_attention_layernorm(again_MH, tokens[0])
@@ -231,8 +240,16 @@ class DecoderLayer(nn.Cell):
             normed_MH, x_MH = self.post_attention_layernorm.of_sum(x_MH, attended_MH, tokens[0])
         if self.has_experts:
             delta_MH, chosen_MK = self.mlp(normed_MH, tokens, *replayed_MK)
-            return x_MH, delta_MH, (chosen_MK,)
-        return x_MH, self.mlp(normed_MH, tokens), ()
+            return x_MH, self.of_block(delta_MH, tokens), (chosen_MK,)
+        return x_MH, self.of_block(self.mlp(normed_MH, tokens), tokens), ()
+
+    def of_attention(self, attended_MH: Tensor, tokens: Tokens) -> Tensor:
+        """Return what is added to the hidden states, of the output of attention."""
+        return self.post_self_attn_layernorm(attended_MH, tokens[0]) if self.has_sandwich_norms else attended_MH
+
+    def of_block(self, out_MH: Tensor, tokens: Tokens) -> Tensor:
+        """Return what is added to the hidden states, of the output of the feed-forward block."""
+        return self.post_mlp_layernorm(out_MH, tokens[0]) if self.has_sandwich_norms else out_MH
 
 
 class WholeRows(nn.Cell):
@@ -344,7 +361,8 @@ class Transformer(nn.Cell):
         # As the output table, a whole table uses only this rank's rows.
         self.takes_rows = self.is_last and self.tied and self.embed_tokens.weight.shape[0] > output_rows
         self.first_output, self.last_output = place.at.model * output_rows, (place.at.model + 1) * output_rows
-        self.rotation = RotationOp(*rope_tables(config))
+        is_interleaved = FAMILIES[config.architecture].is_interleaved
+        self.rotation = RotationOp(*rope_tables(config), config.head_dim, is_interleaved=is_interleaved)
         self.segment_mask = SegmentMask()
         self.is_packed = has_kernels()
         self.tokens_in_use = TokensInUse(place, has_kernels=self.is_packed)

@@ -8,6 +8,7 @@ model_parallel, and `hidden` too where use_seq_parallel splits the tokens, but f
     recompute none        4 hidden + 2 query + 2 key_value + 3 inner: inputs and results of two norms; queries, keys,
                           values and the attention's output; gate and up side by side; their product; with head norms
                           queries and keys before these, too
+    both                  2 hidden where blocks' outputs are normed: these outputs
     recompute selective   2 hidden + 2 query + 2 key_value + 2 inner: without norms' results and the product
     recompute full        hidden: the layer's input; and once all of the above, for the layer that is computed again
 with context_parallel attention's output twice, by heads and by tokens, and keys and values as often as ranks share
@@ -229,7 +230,7 @@ def _layer_bytes(work: RankWork, recompute: str) -> int:
         return tokens * size * hidden
     is_cut = width.context > 1
     heads = (3 if is_cut else 2) * width.query + 2 * _own_or_shared_key_values(width)
-    wide, block = 2 * hidden + heads, width.feed_forward(tokens)
+    wide, block = (2 + width.block_norms) * hidden + heads, width.feed_forward(tokens)
     inner = 2 * block.inner + 2 * block.routed
     if recompute == "none":
         # Results of norms are kept as the matrices read them: of all tokens.

@@ -86,7 +86,7 @@ def _score(work: RankWork, width: RankWidths) -> Parts:
 def _kept(width: RankWidths, tokens: int) -> int:
     """Elements that a layer keeps for its backward pass. recompute=selective saves nothing of kernels'."""
     block, heads = width.feed_forward(tokens), width.query + width.key_value
-    token = 4 * width.hidden + (2 + width.has_head_norms) * heads + width.low
+    token = (4 + width.block_norms) * width.hidden + (2 + width.has_head_norms) * heads + width.low
     return tokens * token + 3 * block.inner + 2 * block.routed
 
 

@@ -65,6 +65,8 @@ class RankWidths:
     """Whether q, k and v have biases."""
     has_head_norms: bool
     """Whether queries and keys are normed per head."""
+    block_norms: int
+    """Norms of blocks' outputs in a layer."""
     low: int
     """Features between A and B of all adapters of a layer; 0 without adapters. Every slice of a layer has all."""
 
@@ -94,6 +96,7 @@ class RankWidths:
             is_last=place.is_last_stage,
             has_biases="model.layers.0.self_attn.q_proj.bias" in names,
             has_head_norms="model.layers.0.self_attn.q_norm.weight" in names,
+            block_norms=2 * ("model.layers.0.post_mlp_layernorm.weight" in names),
             low=sum(
                 shape[-2]
                 for name, shape in names.items()

@@ -183,8 +183,8 @@ class PackedLayers(nn.Cell):
                 x_SH, delta_SH, choice = layer.feed_forward(x_SH, delta_SH, tokens)
                 choices += choice
             else:
-                x_SH, delta_SH = self.feed[i](x_SH, delta_SH, rows)
-                delta_SH = self.leave(delta_SH, rows)
+                x_SH, delta_SH = self.feed[i](x_SH, layer.of_attention(delta_SH, tokens), rows)
+                delta_SH = layer.of_block(self.leave(delta_SH, rows), tokens)
         return x_SH, delta_SH, (), choices
 
 
@@ -193,7 +193,10 @@ def _decode_attention(layer: DecoderLayer, packed: tuple[Parameter, ...]) -> Dec
     attention, norm = layer.self_attn, layer.input_layernorm
     biases = [one.bias for one in (attention.q_proj, attention.k_proj, attention.v_proj) if one.has_bias]
     head_norms = [attention.q_norm.weight, attention.k_norm.weight] if attention.has_head_norms else []
-    return DecodeAttentionKernel(norm.weight, norm.norm.eps, attention.head_dim, packed, biases, head_norms)
+    return DecodeAttentionKernel(
+        norm.weight, norm.norm.eps, attention.head_dim, packed, biases, head_norms,
+        is_interleaved=attention.rotate.is_interleaved,
+    )  # fmt: skip
 
 
 class NextLogits(nn.Cell):

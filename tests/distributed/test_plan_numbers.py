@@ -41,6 +41,10 @@ PLANS = {
             {"data_parallel": 2, "expert_parallel": 2}, {"data_parallel": 2}),
         ("1x2x1 split sequence with all experts on every rank",
             MODEL | SEQUENCE | {"expert_tensor_parallel": 1}, {"data_parallel": 2}),
+        ("1x2x1 of glm4", MODEL, {"model_parallel": 2}),
+        ("1x2x1 of glm4, split sequence, small operators", MODEL | SEQUENCE, {"data_parallel": 2}),
+        ("1x1x2 of glm4, recomputed", STAGES | {"recompute": "full"}, {"data_parallel": 2}),
+        ("1x2x1 of adapted glm4, split sequence", MODEL | SEQUENCE, {"data_parallel": 2}),
         ("1x2x1 of adapters", MODEL, {"data_parallel": 2}),
         ("1x2x1 of adapters, split sequence, small operators", MODEL | SEQUENCE, {"model_parallel": 2}),
         ("2x1x1 of adapters, sharded", {"data_parallel": 2} | SHARDED, {"model_parallel": 2}),
@@ -78,7 +82,11 @@ REFERENCES = {"1x4x1": {"data_parallel": 4}, "2x2x1": {"data_parallel": 4}, "4x2
 
 def model_of(name: str) -> str:
     return next(
-        (model for model in ("adapted experts", "experts", "padded", "deep", "adapters", "taught") if model in name),
+        (
+            model
+            for model in ("adapted experts", "experts", "adapted glm4", "glm4", "padded", "deep", "adapters", "taught")
+            if model in name
+        ),
         "dense",
     )
 

@@ -54,13 +54,34 @@ SHAPES = {
     "llama, tied, narrow heads": {
         "tie_word_embeddings": True, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8,
     },
+    "glm, untied": {
+        "tie_word_embeddings": False, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12,
+    },
+    "glm, tied, without biases": {
+        "tie_word_embeddings": True, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 16,
+        "attention_bias": False,
+        "rope_parameters": {"rope_theta": ROPE_THETA, "rope_type": "default", "partial_rotary_factor": 0.25},
+    },
+    "glm, stretched by YaRN": {
+        "tie_word_embeddings": False, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 20,
+        "rope_parameters": {
+            "rope_theta": ROPE_THETA, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64,
+        },
+    },
+    "glm4, untied, all heads": {
+        "tie_word_embeddings": False, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 16,
+    },
+    "glm4, tied, without biases": {
+        "tie_word_embeddings": True, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 20,
+        "attention_bias": False,
+    },
     "qwen3_moe, 2 of 8, normed": {**EXPERTS, "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True},
     "qwen3_moe, 3 of 5": {**EXPERTS, "num_experts": 5, "num_experts_per_tok": 3, "norm_topk_prob": False},
     "qwen3_moe, 1 of 4, tied": {
         **EXPERTS, "num_experts": 4, "num_experts_per_tok": 1, "norm_topk_prob": False, "tie_word_embeddings": True,
     },
 }  # fmt: skip
-CLASSES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "qwen3_moe": "Qwen3Moe"}
+CLASSES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "glm": "Glm", "glm4": "Glm4", "qwen3_moe": "Qwen3Moe"}
 
 
 @dataclass(frozen=True)
@@ -81,7 +102,7 @@ def make_reference(case: str, seed: int = 0):
     sizes = {"rope_parameters": {"rope_theta": ROPE_THETA, "rope_type": "default"}} | SHAPES[case]
     config = getattr(transformers, f"{kind}Config")(
         vocab_size=VOCAB_SIZE, hidden_size=HIDDEN_SIZE, intermediate_size=80, num_hidden_layers=3,
-        max_position_embeddings=256, initializer_range=0.2, eos_token_id=None, **sizes,
+        max_position_embeddings=256, initializer_range=0.2, eos_token_id=None, pad_token_id=None, **sizes,
     )  # fmt: skip
     reference = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     with torch.no_grad():  # biases and norm weights start as constants: give them values that can be told apart

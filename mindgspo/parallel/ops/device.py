@@ -8,7 +8,7 @@ Every operator on rows takes `tokens`: for kernels the number of rows in use, se
 all rows.
 
 Legend: R rows, T token slots, M = R * T flattened tokens, H hidden units, I inner features, A query heads, B key/value
-heads, D head size, E segment ends.
+heads, D head size, E segment ends; of rotary embedding, R features of a head.
 """
 
 from __future__ import annotations
@@ -155,42 +155,55 @@ class RMSNormOp(nn.Cell):
 
 
 class RotaryOp(nn.Cell):
-    """Rotary position embedding in the rotate-half form: x * cos + rotate_half(x) * sin (arXiv 2104.09864).
+    """Rotary position embedding x * cos + rotated(x) * sin of the first `rotary_dim` features of each head, R
+    (arXiv 2104.09864); the others pass. A pair that turns is (i, i + R / 2), or, if `is_interleaved`, (2 i, 2 i + 1).
 
-    Composed or fused. x: [M, heads, D]; cos, sin: float32 [M, 1, D].
+    Composed or fused. x: [M, heads, D]; cos, sin: from `RotationOp`.
     """
 
-    def __init__(self, head_dim: int) -> None:
+    def __init__(self, head_dim: int, *, rotary_dim: int | None = None, is_interleaved: bool = False) -> None:
         super().__init__(auto_prefix=False)
         self.fused = is_fused()
-        self.head_dim = head_dim
+        self.head_dim, self.rotary_dim = head_dim, rotary_dim or head_dim
+        self.mode = int(is_interleaved)
         if self.fused:
             self.rotate, self.cast = ops.auto_generate.RotaryPositionEmbedding(), ops.Cast()
+            self.split, self.join = mint.split, ops.Concat(axis=-1)
         else:
-            self.rotate_half = Tensor(rotate_half_matrix(head_dim))
+            self.rotated = Tensor(rotation_matrix(head_dim, self.rotary_dim, is_interleaved=is_interleaved))
             self.matmul = ops.MatMul()
 
     def construct(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if self.fused:
-            # All tokens as one sequence, because the op takes four axes; cos and sin hold each token's position.
-            one = (1, x.shape[0], 1, self.head_dim)
-            cos, sin = self.cast(cos.reshape(one), x.dtype), self.cast(sin.reshape(one), x.dtype)
-            return self.rotate(x.reshape((1, *x.shape)), cos, sin, 0).reshape(x.shape)
+            if cos.shape[-1] == self.head_dim:
+                return self._fused(x, cos, sin)
+            turning, passing = self.split(x, [self.rotary_dim, self.head_dim - self.rotary_dim], -1)
+            return self.join((self._fused(turning, cos, sin), passing))
         # On CPU a small matmul is faster than slicing and joining, and equal shapes are faster than broadcasting; the
         # tiled tables are equal in all layers, so the compiler keeps one copy.
         spread = (1, x.shape[1], 1)
-        rotated = self.matmul(x.reshape(-1, self.head_dim), ops.cast(self.rotate_half, x.dtype)).reshape(x.shape)
+        rotated = self.matmul(x.reshape(-1, self.head_dim), ops.cast(self.rotated, x.dtype)).reshape(x.shape)
         return ops.cast(x * ops.tile(cos, spread) + rotated * ops.tile(sin, spread), x.dtype)
+
+    def _fused(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        # All tokens as one sequence, because the op takes four axes; cos and sin hold each token's position.
+        one = (1, x.shape[0], 1, x.shape[-1])
+        cos, sin = self.cast(cos.reshape(one), x.dtype), self.cast(sin.reshape(one), x.dtype)
+        return self.rotate(x.reshape((1, *x.shape)), cos, sin, self.mode).reshape(x.shape)
 
 
 class RotaryPairOp(nn.Cell):
-    """Rotary embedding of queries [M, A, D] and keys [M, B, D]; rotation: from `RotationOp`, once per graph."""
+    """Rotary embedding of queries [M, A, D] and keys [M, B, D]; rotation: from `RotationOp`, once per graph. For the
+    rest see `RotaryOp`."""
 
-    def __init__(self, head_dim: int) -> None:
+    def __init__(self, head_dim: int, *, rotary_dim: int | None = None, is_interleaved: bool = False) -> None:
         super().__init__(auto_prefix=False)
-        self.kernel = RotaryKernel() if has_kernels() else None
+        self.is_interleaved = is_interleaved
+        self.kernel = RotaryKernel(is_interleaved=is_interleaved) if has_kernels() else None
         if self.kernel is None:
-            self.query, self.key = RotaryOp(head_dim), RotaryOp(head_dim)
+            self.query, self.key = (
+                RotaryOp(head_dim, rotary_dim=rotary_dim, is_interleaved=is_interleaved) for _ in range(2)
+            )
 
     def construct(
         self, query: Tensor, key: Tensor, rotation: tuple[Tensor, Tensor, Tensor], tokens: Tensor
@@ -208,13 +221,18 @@ class RotaryPairOp(nn.Cell):
 class RotationOp(nn.Cell):
     """construct(positions_M) -> positions, cos and sin as `RotaryPairOp` takes them.
 
-    cos, sin: float32 tables [positions, D] whose two halves of D are equal.
+    cos, sin: float32 tables [positions, R], in which both features of a pair have the same number. head_dim: D; the
+    composed form has tables of all its features, and so has the fused one of neighbours, which saves it the division
+    of heads; features that do not turn have cos 1 and sin 0.
     """
 
-    def __init__(self, cos: np.ndarray, sin: np.ndarray) -> None:
+    def __init__(self, cos: np.ndarray, sin: np.ndarray, head_dim: int, *, is_interleaved: bool = False) -> None:
         super().__init__(auto_prefix=False)
-        self.cos, self.sin = Tensor(cos), Tensor(sin)
         self.has_kernel = has_kernels()
+        if not self.has_kernel and (is_interleaved or not is_fused()):
+            passing = ((0, 0), (0, head_dim - cos.shape[1]))
+            cos, sin = np.pad(cos, passing, constant_values=1), np.pad(sin, passing)
+        self.cos, self.sin = Tensor(cos), Tensor(sin)
         self.gather = ops.Gather()
 
     def construct(self, positions_M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -225,12 +243,14 @@ class RotationOp(nn.Cell):
         return positions_M, cos_MD.reshape(table), sin_MD.reshape(table)
 
 
-def rotate_half_matrix(head_dim: int) -> np.ndarray:
-    """Return float32 [D, D], the matrix R with x @ R = (-second half of x, first half of x)."""
-    half = head_dim // 2
+def rotation_matrix(head_dim: int, rotary_dim: int, *, is_interleaved: bool) -> np.ndarray:
+    """Return float32 [D, D], the matrix with which x becomes -b and a in the place of each pair a and b that turns, and
+    0 elsewhere."""
+    half = np.arange(rotary_dim // 2)
+    first, second = (2 * half, 2 * half + 1) if is_interleaved else (half, half + rotary_dim // 2)
     matrix = np.zeros((head_dim, head_dim), dtype=np.float32)
-    matrix[np.arange(half) + half, np.arange(half)] = -1.0
-    matrix[np.arange(half), np.arange(half) + half] = 1.0
+    matrix[second, first] = -1.0
+    matrix[first, second] = 1.0
     return matrix
 
 

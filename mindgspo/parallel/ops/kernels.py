@@ -5,7 +5,7 @@ integer tensor whose last element is the number of leading rows in use in the ot
 other rows are undefined. Weights stay float32 and are rounded to the type of their other factor.
 
 Legend: M tokens, H hidden units, A query heads, B key/value heads, D head size, I inner features, V vocabulary entries,
-P predictions, E experts, K experts per token, S slots.
+P predictions, E experts, K experts per token, S slots, R rotated features of a head.
 """
 
 from __future__ import annotations
@@ -239,17 +239,18 @@ class AdaptedLinearKernel(nn.Cell):
 
 
 class RotaryKernel(nn.Cell):
-    """Queries [M, A, D] and keys [M, B, D], rotated as by `device.RotaryOp`; cos, sin: tables [positions, D]."""
+    """Queries [M, A, D] and keys [M, B, D], rotated as by `device.RotaryOp`; cos, sin: tables [positions, R]."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_interleaved: bool = False) -> None:
         super().__init__(auto_prefix=False)
-        grad = kernel("rotary_grad", lambda q, k, *rest: (q, k))
+        name = f"rotary{'_interleaved' * is_interleaved}"
+        grad = kernel(f"{name}_grad", lambda q, k, *rest: (q, k))
 
         def gradient(query, key, positions, cos, sin, tokens, out, dout):
             dquery, dkey = grad(dout[0], dout[1], positions, cos, sin, tokens)
             return dquery, dkey, zeros_like(positions), zeros_like(cos), zeros_like(sin), zeros_like(tokens)
 
-        self.rotate = kernel("rotary", lambda q, k, *rest: (q, k), gradient=gradient)
+        self.rotate = kernel(name, lambda q, k, *rest: (q, k), gradient=gradient)
 
     def construct(
         self, query: Tensor, key: Tensor, positions_M: Tensor, cos: Tensor, sin: Tensor, tokens: Tensor
@@ -612,16 +613,25 @@ class DecodeAttentionKernel(nn.Cell):
     same numbers as by the kernels of each.
 
     norm, epsilon: of the input. panels: packed weights of the output, query, key and value. biases: of the last three,
-    if they have any. head_norms: weights of the norms of query and key, if there are any.
+    if they have any. head_norms: weights of the norms of query and key, if there are any. is_interleaved: as of
+    `device.RotaryOp`.
     """
 
     def __init__(
-        self, norm: Parameter, epsilon: float, head_dim: int, panels: Weights, biases: Weights, head_norms: Weights
+        self,
+        norm: Parameter,
+        epsilon: float,
+        head_dim: int,
+        panels: Weights,
+        biases: Weights,
+        head_norms: Weights,
+        *,
+        is_interleaved: bool,
     ) -> None:
         super().__init__(auto_prefix=False)
         self.norm, self.weights = norm, ParameterTuple([*panels, *biases, *head_norms])
         self.epsilon, self.scale = Tensor([epsilon], ms.float32), Tensor([head_dim**-0.5], ms.float32)
-        form = (bool(biases), bool(head_norms))
+        form = (bool(biases), bool(head_norms), is_interleaved)
         self.first, self.later = (Tensor([has_delta, *form], ms.int32) for has_delta in (False, True))
         self.attend = kernel("decode_attention", lambda x, *rest: (x, x))
 

@@ -64,7 +64,9 @@ _ALL: Mapping[str, Split] = {
     "self_attn.v_proj.weight": Split.KEY_VALUE,
     "self_attn.v_proj.bias": Split.KEY_VALUE,
     "self_attn.o_proj.weight": Split.ROW,
+    "post_self_attn_layernorm.weight": Split.WHOLE,
     "post_attention_layernorm.weight": Split.WHOLE,
+    "post_mlp_layernorm.weight": Split.WHOLE,
     "mlp.gate_proj.weight": Split.COLUMN,
     "mlp.up_proj.weight": Split.COLUMN,
     "mlp.down_proj.weight": Split.ROW,
@@ -80,10 +82,12 @@ _ALL: Mapping[str, Split] = {
 def _has(family: Family, name: str) -> bool:
     if "experts" in name or name == "mlp.gate.weight":
         return family.has_experts
+    if name in ("post_self_attn_layernorm.weight", "post_mlp_layernorm.weight"):
+        return family.has_sandwich_norms
     if name.startswith("mlp."):
         return not family.has_experts
     if name.endswith(".bias"):
-        return family.has_attention_bias
+        return family.has_attention_bias is not False
     return family.has_head_norms or name not in ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 
 
@@ -164,6 +168,7 @@ def _split(name: str, model: ModelSection) -> Split:
     key = in_layer.group(2) if in_layer else name
     table = SPLITS[model.architecture]
     layer, _, ending = key.rpartition(".lora_")
+    layer = layer.replace("gate_up_proj", "gate_proj")  # whose A both have
     if ending in ("A.weight", "B.weight") and f"{layer}.weight" in table:
         split = table[f"{layer}.weight"]
         whole = Split.EXPERT_WHOLE if split in _EXPERTS else Split.WHOLE_FOR_OWN_PART

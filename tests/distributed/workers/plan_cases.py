@@ -19,11 +19,14 @@ MODEL = {
 }  # fmt: skip
 
 TOP_K = 40  # likeliest tokens of a teacher, more than the rows of a rank
+GLM4 = MODEL | {"architecture": "glm4", "head_dim": 12, "partial_rotary_factor": 0.5}
 # By the name of a model; of the experts' features model_parallel splits 24.
 MODELS = {
     "dense": MODEL,
     "deep": MODEL | {"num_hidden_layers": 4},
     "adapters": MODEL | {"lora": {"rank": 4, "alpha": 6.0}},
+    "glm4": GLM4,
+    "adapted glm4": GLM4 | {"lora": {"rank": 4, "alpha": 6.0}},
     "padded": MODEL | {"vocab_size": 63, "table_rows": 66, "tie_word_embeddings": False},
     "taught": MODEL | {"vocab_size": 63, "table_rows": 66, "tie_word_embeddings": False},
     "experts": MODEL | {"architecture": "qwen3_moe", "head_dim": 12, "num_experts": 6, "num_experts_per_tok": 2,

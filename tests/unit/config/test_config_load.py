@@ -279,7 +279,8 @@ PUBLISHED = {"qwen2_5_0_5b.yaml": 494_032_768, "qwen2_5_1_5b.yaml": 1_543_714_30
              "qwen2_5_7b.yaml": 7_615_616_512, "qwen2_5_32b.yaml": 32_763_876_352,
              "qwen2_5_32b_64.yaml": 32_763_876_352, "qwen3_0_6b.yaml": 596_049_920, "qwen3_4b.yaml": 4_022_468_096,
              "qwen3_8b.yaml": 8_190_735_360, "qwen3_32b.yaml": 32_762_123_264, "qwen3_32b_64.yaml": 32_762_123_264,
-             "qwen3_30b_a3b.yaml": 30_532_122_624, "llama3_1_8b.yaml": 8_030_261_248}  # fmt: skip
+             "qwen3_30b_a3b.yaml": 30_532_122_624, "llama3_1_8b.yaml": 8_030_261_248,
+             "glm4_9b.yaml": 9_400_279_040}  # fmt: skip
 TINY = """
 model: {vocab_size: 64, hidden_size: 32, intermediate_size: 48, num_hidden_layers: 4, num_attention_heads: 8,
   num_key_value_heads: 2}

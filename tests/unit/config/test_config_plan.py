@@ -214,7 +214,7 @@ MIXTURE = ModelSection(architecture="qwen3_moe", vocab_size=64, hidden_size=32, 
 
 
 def test_a_family_differs_in_what_the_table_says() -> None:
-    assert list(FAMILIES) == ["qwen2", "qwen3", "qwen3_moe", "llama"]
+    assert list(FAMILIES) == ["qwen2", "qwen3", "qwen3_moe", "llama", "glm", "glm4"]
     assert [name for name, family in FAMILIES.items() if family.has_attention_bias] == ["qwen2"]
     assert [name for name, family in FAMILIES.items() if family.has_head_norms] == ["qwen3", "qwen3_moe"]
     assert {name: family.huggingface_class for name, family in FAMILIES.items()} == {
@@ -222,7 +222,28 @@ def test_a_family_differs_in_what_the_table_says() -> None:
         "qwen3": "Qwen3ForCausalLM",
         "qwen3_moe": "Qwen3MoeForCausalLM",
         "llama": "LlamaForCausalLM",
+        "glm": "GlmForCausalLM",
+        "glm4": "Glm4ForCausalLM",
     }
+
+
+@pytest.mark.parametrize(("overrides", "message"), [
+    (("model.attention_bias=false",), "model.attention_bias: qwen2 has biases of q, k and v, and no choice; remove"),
+    (("model.architecture=llama", "model.attention_bias=true"), "attention_bias: llama has no biases of q, k and v"),
+    (("model.partial_rotary_factor=0.5",), "model.partial_rotary_factor: 0.5; qwen2 turns all features of a head"),
+    (("model.architecture=glm", "model.head_dim=6", "model.partial_rotary_factor=0.5"),
+     "0.5 of head_dim 6 are 3 features, .*; nearest legal: 0.333333 or 0.666667"),
+])  # fmt: skip
+def test_what_only_some_families_choose_is_refused_elsewhere(load, overrides, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(*overrides)
+
+
+def test_a_family_fills_in_its_biases_and_a_glm_chooses(load) -> None:
+    found = [load(*(f"model.architecture={one}",)).model.attention_bias for one in ("qwen2", "llama", "glm4")]
+    assert found == [True, False, True]
+    chosen = load("model.architecture=glm4", "model.attention_bias=false", "model.partial_rotary_factor=0.5").model
+    assert not chosen.attention_bias and chosen.rotary_dim == chosen.head_dim // 2
 
 
 def test_settings_of_families_are_written_down_and_read_back(load, tmp_path) -> None:

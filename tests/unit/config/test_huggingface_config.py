@@ -57,6 +57,19 @@ LLAMA31 = {
     "rope_theta": 500000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True,
     "vocab_size": 128256,
 }  # fmt: skip
+# As glm-4-9b-chat-hf ships it; GLM-4-0414 has the same fields.
+GLM = {
+    "architectures": ["GlmForCausalLM"], "attention_bias": True, "attention_dropout": 0.0,
+    "eos_token_id": [151329, 151336, 151338], "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096,
+    "initializer_range": 0.02, "intermediate_size": 13696, "max_position_embeddings": 131072, "model_type": "glm",
+    "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 2, "pad_token_id": 151329,
+    "partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-07, "rope_theta": 10000.0, "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16", "use_cache": True, "vocab_size": 151552,
+}  # fmt: skip
+GLM4 = GLM | {
+    "architectures": ["Glm4ForCausalLM"], "attention_bias": False, "max_position_embeddings": 32768,
+    "model_type": "glm4", "rms_norm_eps": 1e-05,
+}  # fmt: skip
 
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 
@@ -107,7 +120,7 @@ def test_fields_left_out_take_the_family_s_defaults(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("config", "changes", "message"), [
-    (OLD_STYLE, {"model_type": "gpt2"}, "model_type is 'gpt2'; supported: qwen2, qwen3, qwen3_moe, llama"),
+    (OLD_STYLE, {"model_type": "gpt2"}, "model_type is 'gpt2'; supported: qwen2, qwen3, qwen3_moe, llama, glm, glm4"),
     (OLD_STYLE, {"model_type": None}, "model_type is None"),
     (OLD_STYLE, {"use_sliding_window": True}, "use_sliding_window is True"),
     (OLD_STYLE, {"use_mrope": True}, "use_mrope is True"),
@@ -161,6 +174,10 @@ def test_fields_left_out_take_the_family_s_defaults(tmp_path: Path) -> None:
     (LLAMA31, {"rope_scaling": LLAMA31["rope_scaling"] | {"low_freq_factor": 4.0}},
      "high_freq_factor: 4 must be more than low_freq_factor 4"),
     (LLAMA31, {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; only 1 is implemented"),
+    (GLM, {"partial_rotary_factor": 0.51}, "0.51 of head_dim 128 are 65 features, .*; nearest legal: 0.5 or 0.515625"),
+    (GLM, {"partial_rotary_factor": 0.001}, "0.001 of head_dim 128 are 0 features, .*; nearest legal: 0.015625"),
+    (GLM4, {"partial_rotary_factor": 1.5}, "partial_rotary_factor: .*less than or equal to 1"),
+    (GLM4, {"attention_bias": "no"}, "attention_bias: .*valid boolean"),
     (LLAMA31, {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"rope_type": "longrope", "factor": 4.0}},
      "'longrope' is not implemented"),
 ])  # fmt: skip
@@ -183,6 +200,19 @@ def test_a_qwen3_keeps_its_own_head_width(tmp_path: Path) -> None:
     assert (section.architecture, section.head_dim, section.hidden_size) == ("qwen3", 128, 4096)
     left_out = {key: value for key, value in QWEN3.items() if key != "head_dim"}
     assert read_model_section(write(tmp_path, left_out | {"hidden_size": 2048})).head_dim == 128
+
+
+def test_a_glm_says_whether_it_has_biases_and_which_features_turn(tmp_path: Path) -> None:
+    found = [read_model_section(write(tmp_path, one)) for one in (GLM, GLM4)]
+    assert [(one.architecture, one.attention_bias, one.rotary_dim) for one in found] == [
+        ("glm", True, 64), ("glm4", False, 64)
+    ]  # fmt: skip
+    nested = {key: value for key, value in GLM4.items() if key not in ("rope_theta", "partial_rotary_factor")}
+    nested["rope_parameters"] = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
+    assert read_model_section(write(tmp_path, nested)).rotary_dim == 32
+    left_out = ("num_key_value_heads", "head_dim", "partial_rotary_factor", "rms_norm_eps", "attention_bias")
+    few = {key: value for key, value in GLM.items() if key not in left_out}
+    assert read_model_section(write(tmp_path, few)) == found[0]  # the families' own defaults
 
 
 def test_a_mixture_of_experts_keeps_its_sizes(tmp_path: Path) -> None:
@@ -243,7 +273,9 @@ def test_what_yarn_leaves_out_is_completed_as_by_transformers(
 
 
 @pytest.mark.parametrize(
-    "config", [OLD_STYLE, QWEN3 | {"num_attention_heads": 64}, QWEN3_MOE, LLAMA31], ids=lambda one: one["model_type"]
+    "config",
+    [OLD_STYLE, QWEN3 | {"num_attention_heads": 64}, QWEN3_MOE, LLAMA31, GLM, GLM4],
+    ids=lambda one: one["model_type"],
 )
 def test_exported_families_read_back(config: dict, tmp_path: Path) -> None:
     section = read_model_section(write(tmp_path, config))

@@ -333,18 +333,20 @@ GRAPH_OPERATOR(adapted_linear_grad) {
 }
 
 // query, key, positions, cos, sin, tokens -> rotated query, rotated key
-static void rotate(Arguments& in, bool is_backward) {
+static void rotate(Arguments& in, bool is_interleaved, bool is_backward) {
   const int64_t used = in.used(5);
   const Tensor *query = in.next(used), *key = in.next(used), *positions = in.next(used), *cos = in.next();
   const Tensor* sin = in.next();
   in.skip(1);
   const Tensor *rotated_query = in.next(used), *rotated_key = in.next(used);
-  check(mindgspo_rotate_heads(query, positions, cos, sin, is_backward, rotated_query, processors));
-  check(mindgspo_rotate_heads(key, positions, cos, sin, is_backward, rotated_key, processors));
+  check(mindgspo_rotate_heads(query, positions, cos, sin, is_interleaved, is_backward, rotated_query, processors));
+  check(mindgspo_rotate_heads(key, positions, cos, sin, is_interleaved, is_backward, rotated_key, processors));
 }
-GRAPH_OPERATOR(rotary) { rotate(in, false); }
+GRAPH_OPERATOR(rotary) { rotate(in, false, false); }
+GRAPH_OPERATOR(rotary_interleaved) { rotate(in, true, false); }
 // d_query, d_key, positions, cos, sin, tokens -> gradients of query and key
-GRAPH_OPERATOR(rotary_grad) { rotate(in, true); }
+GRAPH_OPERATOR(rotary_grad) { rotate(in, false, true); }
+GRAPH_OPERATOR(rotary_interleaved_grad) { rotate(in, true, true); }
 
 namespace {
 
@@ -661,8 +663,8 @@ GRAPH_OPERATOR(paged_attention) {
 // A decoder layer's attention of one token per sequence, in one operator: `add_rms_norm`, `packed_linear`, norms of heads,
 // `rotary`, `store_tokens`, `paged_attention` and `packed_linear` again.
 // x [S, H], delta, norm's weight, epsilon, positions, cos, sin, tokens, key cache, value cache, which are written, slots,
-// table, lengths, scale, [has delta, has biases, has norms of heads], panels of output, query, key and value, biases of
-// the last three, weights of the norms of query and key -> x + delta, out
+// table, lengths, scale, [has delta, has biases, has norms of heads, is interleaved], panels of output, query, key and
+// value, biases of the last three, weights of the norms of query and key -> x + delta, out
 GRAPH_OPERATOR(decode_attention) {
   const int64_t used = in.used(7);
   const Tensor *x = in.next(used), *delta = in.next(used), *weight = in.next();
@@ -701,7 +703,7 @@ GRAPH_OPERATOR(decode_attention) {
       of_heads = normed;
     }
     const Tensor rotated = between.make(x->dtype, {used, of_heads.shape[1], size});
-    check(mindgspo_rotate_heads(&of_heads, positions, cos, sin, false, &rotated, processors));
+    check(mindgspo_rotate_heads(&of_heads, positions, cos, sin, in.integer(14, 3), false, &rotated, processors));
     of_heads = rotated;
   }
   check(mindgspo_store_tokens(&projected[1], slots, &keys, processors));

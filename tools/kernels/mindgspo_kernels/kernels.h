@@ -171,10 +171,12 @@ int mindgspo_embedding(const mindgspo_tensor* ids, const mindgspo_tensor* table,
                        int64_t threads);
 int mindgspo_embedding_backward(const mindgspo_tensor* ids, const mindgspo_tensor* d_out,
                                 const mindgspo_tensor* d_table, int64_t threads);
-// out = x * cos + rotate_half(x) * sin, or its transpose for gradients; x: [M, heads, D], cos, sin: float32 tables
-// [positions, D], whose rows the positions [M] name.
+// out = x * cos + rotated(x) * sin of the first R features of each head, or its transpose for gradients, and x of the
+// others; x: [M, heads, D], cos, sin: float32 tables [positions, R], whose rows the positions [M] name. rotated: as of
+// `mindgspo_rotary`.
 int mindgspo_rotate_heads(const mindgspo_tensor* x, const mindgspo_tensor* positions, const mindgspo_tensor* cos,
-                          const mindgspo_tensor* sin, int64_t is_backward, const mindgspo_tensor* out, int64_t threads);
+                          const mindgspo_tensor* sin, int64_t is_interleaved, int64_t is_backward,
+                          const mindgspo_tensor* out, int64_t threads);
 // out = silu(gate) * up, all [M, I], and its gradients.
 int mindgspo_gated(const mindgspo_tensor* gate, const mindgspo_tensor* up, const mindgspo_tensor* out, int64_t threads);
 int mindgspo_gated_backward(const mindgspo_tensor* d_out, const mindgspo_tensor* gate, const mindgspo_tensor* up,

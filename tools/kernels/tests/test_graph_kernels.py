@@ -344,12 +344,23 @@ def test_embedding_rotary_and_gate_with_their_gradients(tokens: int, size: int, 
     heads, turned, back = floats(rng, tokens, 3, size), empty(tokens, 3, size), empty(tokens, 3, size)
     angle = np.outer(np.arange(9), np.linspace(1, 0.1, size // 2))
     cos, sin = (of(np.tile(f(angle), (1, 2)).astype(np.float32)) for f in (np.cos, np.sin))
-    binding.call("rotate_heads", heads, ids, cos, sin, False, turned, threads)
+    binding.call("rotate_heads", heads, ids, cos, sin, False, False, turned, threads)
     first, second = np.split(wide(heads), 2, axis=2)
     rotated = np.concatenate([-second, first], axis=2)
     at = ids.bits
     np.testing.assert_allclose(turned.bits, wide(heads) * wide(cos)[at, None] + rotated * wide(sin)[at, None], **CLOSE)
-    binding.call("rotate_heads", turned, ids, cos, sin, True, back, threads)  # its transpose is its inverse
+    binding.call("rotate_heads", turned, ids, cos, sin, False, True, back, threads)  # its transpose is its inverse
+    np.testing.assert_allclose(back.bits, heads.bits, **CLOSE)
+    part = 2 * ((size // 2 + 1) // 2)  # of each head, by neighbours
+    cos, sin = (of(np.repeat(f(angle[:, : part // 2]), 2, 1).astype(np.float32)) for f in (np.cos, np.sin))
+    binding.call("rotate_heads", heads, ids, cos, sin, True, False, turned, threads)
+    pairs = wide(heads)[..., :part]
+    rotated = np.stack([-pairs[..., 1::2], pairs[..., ::2]], -1).reshape(pairs.shape)
+    np.testing.assert_allclose(
+        turned.bits[..., :part], pairs * wide(cos)[at, None] + rotated * wide(sin)[at, None], **CLOSE
+    )
+    np.testing.assert_array_equal(turned.bits[..., part:], heads.bits[..., part:])
+    binding.call("rotate_heads", turned, ids, cos, sin, True, True, back, threads)
     np.testing.assert_allclose(back.bits, heads.bits, **CLOSE)
 
     gate, up, out = floats(rng, tokens, size), floats(rng, tokens, size), empty(tokens, size)
