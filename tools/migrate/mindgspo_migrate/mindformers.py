@@ -43,6 +43,8 @@ from mindgspo_migrate.tables import (
 _PLAN, _SCHEDULE, _CONFIG, _TOKENIZER = "parallel_config", "lr_schedule", "model.model_config", "processor.tokenizer"
 _FAMILY_KEYS = ("type", "model_type", "architectures", "qkv_has_bias", "attention_bias", "add_qkv_bias", "qk_layernorm")
 _LAYERS_TELL = "LlamaConfig"
+_GLM = {"ChatGLM2Config": "glm", "ChatGLM2ForConditionalGeneration": "glm"}
+"""Legacy classes of GLM-4 of 2024, whose rotary embedding turns half of each head."""
 _CLASSES = re.compile(r"(Parallel|Inference|Training)?(Llama|Qwen2|Qwen2_5|Qwen3|Qwen3Moe)ForCausalLM(_MF)?")
 _TYPES = ("float32", "bfloat16", "float16")
 _GROUP, _UPDATES, _PROMPTS_PER_UPDATE = 16, 4, 32
@@ -130,6 +132,24 @@ def selective(value: Any, settings: Settings, row: Row) -> Outcome:
     return mapped({row.target: "selective"})
 
 
+def recompute_mode(value: Any, settings: Settings, row: Row) -> Outcome:
+    if value in ("full", "select"):
+        return mapped({row.target: "full" if value == "full" else "selective"})
+    return not_needed("no layer is computed again")
+
+
+def replicas(value: Any, settings: Settings, row: Row) -> Outcome:
+    if whole(value) < 1:
+        return not_implemented("as many as cards are left, which the file does not say; set plans.train.data_parallel")
+    return mapped({row.target: whole(value)})
+
+
+def sharded(value: Any, settings: Settings, row: Row) -> Outcome:
+    if text(value) == "optim":
+        return mapped({row.target: True})
+    return adjusted({row.target: True}, "the optimizer state is split; gradients and weights stay whole")
+
+
 def device(value: Any, settings: Settings, row: Row) -> Any:
     """Also of MindRLHF."""
     return value if value in ("Ascend", "CPU") else adjusted({"device": "Ascend"}, "runs on Ascend or CPU only")
@@ -144,11 +164,18 @@ def tokenizer_file(value: Any, settings: Settings, row: Row) -> Outcome:
 
 
 def config_class(value: Any, settings: Settings, row: Row) -> Outcome:
+    if value in _GLM:
+        return mapped({"model.partial_rotary_factor": 0.5})
     return mapped({}, "the layers tell the family") if value == _LAYERS_TELL else _another_family()
 
 
+def rope_ratio(value: Any, settings: Settings, row: Row) -> Outcome:
+    return mapped({row.target: 10_000.0 * number(value)}, "times 10,000")
+
+
 def model_class(value: Any, settings: Settings, row: Row) -> Outcome:
-    return mapped({}, "the layers tell the family") if _CLASSES.fullmatch(str(value)) else _another_family()
+    is_known = str(value) in _GLM or _CLASSES.fullmatch(str(value))
+    return mapped({}, "the layers tell the family") if is_known else _another_family()
 
 
 def model_type(value: Any, settings: Settings, row: Row) -> Outcome:
@@ -270,11 +297,13 @@ def _architecture(settings: Settings) -> str | None:
     named, kind = settings[f"{_CONFIG}.model_type"], settings[f"{_CONFIG}.type"]
     built = settings["model.arch.type"]
     if built is not None and not _CLASSES.fullmatch(str(built)):
-        return str(built)  # whatever the configuration's class says: Baichuan2 has LlamaConfig, too
+        return _GLM.get(
+            str(built), str(built)
+        )  # whatever the configuration's class says: Baichuan2 has LlamaConfig, too
     if named is not None:
         return str(named)
     if kind not in (None, _LAYERS_TELL):
-        return str(kind)
+        return _GLM.get(str(kind), str(kind))
     if settings.first(f"{_CONFIG}.num_layers", f"{_CONFIG}.num_hidden_layers") is None:
         return None
     if f"{_CONFIG}.num_experts" in settings:
