@@ -82,7 +82,7 @@ def convert_weights_command(
         out=out,
         model_folder=model_folder,
         layout=layout,
-        contiguous=tuple(one for one, is_set in (("qkv", contiguous_qkv), ("fc1", contiguous_fc1)) if is_set),
+        contiguous=(*(("qkv",) if contiguous_qkv else ()), *(("fc1",) if contiguous_fc1 else ())),
         dtype=None if dtype == "keep" else dtype,
         file_format=format_,
         max_shard_bytes=None if max_shard_size is None else _num_bytes(max_shard_size),
