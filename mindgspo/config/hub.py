@@ -12,7 +12,9 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import cache
 from glob import escape
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -114,14 +116,15 @@ def with_hub_folders(source: str, mapping: Mapping[str, Any], fetch: Fetch) -> d
     not reachable, not in the cache, no room, a package that is missing.
     """
     launched = parse_json(os.environ.get(REVISIONS, "{}"))
-    pinned, model = {**_of_earlier_run(mapping), **launched}, mapping.get("model")
+    pinned = cache(lambda: {**_of_earlier_run(mapping), **launched})  # read if there is a name
+    model = mapping.get("model")
     has_sizes = isinstance(model, Mapping) and "vocab_size" in model
 
     def found(key: str, kind: str, text: str) -> str:
         name = parse_name(text, kind)
         if name is None:
             return text
-        at = replace(name, revision=pinned.get(name.key, name.revision))
+        at = replace(name, revision=pinned().get(name.key, name.revision))
         is_wanted = fetch >= (Fetch.INPUTS if kind == "dataset" or has_sizes else Fetch.SIZES)
         try:
             hub = _hub(name)
@@ -260,7 +263,8 @@ class _HuggingFace:
         """The name at its commit, and {file: bytes}."""
         commit = self._api.resolve_revision(name.repo, repo_type=name.kind, revision=name.revision or None).resolved
         rows = self._api.list_repo_tree(name.repo, repo_type=name.kind, revision=commit, recursive=True)
-        return replace(name, revision=commit), {row.path: row.size for row in rows if isinstance(row, self._file)}
+        files = islice((row for row in rows if isinstance(row, self._file)), _MOST_FILES + 1)
+        return replace(name, revision=commit), {file.path: file.size for file in files}
 
     def fetch(self, name: HubName, patterns: list[str]) -> Path:
         """The folder of the cache, whose name is the commit, with these files."""

@@ -136,6 +136,7 @@ def test_a_resumed_run_uses_its_commit(hub: Hub, tmp_path):
         file.write('{"hub": 3\n')
     with pytest.raises(ConfigError, match="environment.jsonl: cannot be read .* remove the damaged line"):
         resolved("o/m", resume="auto", run_dir=str(run))
+    assert resolved(str(first), resume="auto", run_dir=str(run)) == first, "without a name nothing is read"
 
 
 def test_sft_finds_the_commit_of_its_own_folder(hub: Hub, tmp_path, monkeypatch):
@@ -211,6 +212,13 @@ def test_room_is_checked_before(hub: Hub, monkeypatch):
     assert "1,000 bytes are free" in (line := problem("o/m")) and line.endswith(
         "set HF_HOME to a folder on a larger disk"
     )
+    assert hub.fetched == []
+
+
+def test_repositories_of_very_many_files_are_refused(hub: Hub, monkeypatch):
+    monkeypatch.setattr("mindgspo.config.hub._MOST_FILES", 5)
+    hub.add("models/o/m", MODEL)
+    assert "6 files; a commit of 1 to 5 can be used, or a folder" in problem("o/m")
     assert hub.fetched == []
 
 
