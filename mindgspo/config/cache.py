@@ -43,7 +43,8 @@ def block_bytes(config: ExperimentConfig) -> int:
     rank has one head."""
     model = config.model
     assert config.rollout.cache_dtype is not None, "config.resolve fills it in"
-    features = sum(cached_dims(model)) * max(1, cached_heads(model) // config.plans.infer.model_parallel)
+    dims = cached_dims(model, is_fused=config.device == "Ascend")
+    features = sum(dims) * max(1, cached_heads(model) // config.plans.infer.model_parallel)
     return BLOCK * features * model.num_hidden_layers * _TYPE_BYTES[config.rollout.cache_dtype]
 
 
@@ -52,11 +53,11 @@ def cached_heads(model: ModelSection) -> int:
     return model.num_key_value_heads if model.kv_lora_rank is None else 1
 
 
-def cached_dims(model: ModelSection) -> tuple[int, int]:
-    """Features of a cached key and of a cached value. Latent attention caches latents with rotated keys, and, as rows
-    that are summed, the latents again."""
+def cached_dims(model: ModelSection, *, is_fused: bool) -> tuple[int, ...]:
+    """Features of what is cached of a token and head: a key and a value. Latent attention caches a latent with the
+    rotated key, and, where no fused operator finds the one in the other, the latent again."""
     if model.kv_lora_rank is not None:
-        return sum(model.latent_dims), model.kv_lora_rank
+        return (sum(model.latent_dims),) if is_fused else (sum(model.latent_dims), model.kv_lora_rank)
     assert model.head_dim is not None, "config.resolve fills it in"
     return model.head_dim, model.head_dim
 

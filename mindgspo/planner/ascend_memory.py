@@ -58,6 +58,7 @@ _FLASH_STATISTICS = 2 * 8  # float32 per token and head: maximum and sum of the 
 _MASK_BYTES = 2048 * 2048  # parallel.ops.device.SegmentMask
 _CORES = 25  # of a die of Atlas A3, the most; a 910B3 has 20
 _PAGED_BASE, _PAGED_COLUMNS = 16.25 * MIB, 16_384  # per core; columns that count at most
+_LATENT_WORKSPACE = 1.125 * MIB  # of PagedAttention over latents, per core
 GRAPHS: Mapping[Phase, tuple[str, ...]] = {
     Phase.ROLLOUT: ("prefill", "decode"),
     Phase.SCORE: ("reference", "old_policy"),
@@ -339,7 +340,9 @@ def _moments_of_decode(work: RankWork) -> Iterator[Parts]:
     }
     yield fixed | {Part.LOGITS: (4 if is_cut else 3) * FLOAT * work.slots * model.rows}
     yield fixed | {Part.COMPUTE_WEIGHTS: _expert_copies(work)}
-    yield fixed | {Part.WORKSPACE: paged_workspace(work.columns, work.cache_dtype)}
+    is_latent = model.kv_lora_rank is not None
+    workspace = _CORES * _LATENT_WORKSPACE if is_latent else paged_workspace(work.columns, work.cache_dtype)
+    yield fixed | {Part.WORKSPACE: int(workspace)}
 
 
 def paged_workspace(columns: int, cache_dtype: str, *, cores: int = _CORES) -> int:

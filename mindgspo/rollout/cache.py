@@ -27,8 +27,8 @@ from mindgspo.rollout.sequences import num_blocks_for
 
 
 class PagedCache:
-    """Keys and values of all layers, [num_blocks, block, B, D] and [num_blocks, block, B, E] per layer; see
-    `config.cache.cached_dims`.
+    """Keys and values of all layers, [num_blocks, block, B, D] and [num_blocks, block, B, E] per layer, or only keys,
+    whose first E features are the values; see `config.cache.cached_dims`.
 
     num_columns: length of the longest sequence.
     num_blocks: number of blocks, including the scratch block.
@@ -46,12 +46,13 @@ class PagedCache:
         self.num_heads = model.place.share(config.num_attention_heads)
         heads = cached_heads(config)
         self.num_kv_heads = model.place.share(heads, units=heads)
-        self.head_dim, self.value_dim = cached_dims(config)
+        dims = cached_dims(config, is_fused=is_fused())
+        self.per_layer, self.head_dim, self.value_dim = len(dims), dims[0], config.kv_lora_rank or dims[-1]
         self.scale, self.is_latent = softmax_scale(config), config.kv_lora_rank is not None
         self.dtype = model.dtype if dtype is None else DTYPES[dtype]
         if self.dtype == ms.bfloat16:
             require_bfloat16("rollout.cache_dtype")
-        kinds, tokens = {"keys": self.head_dim, "values": self.value_dim}, (num_blocks, block, self.num_kv_heads)
+        kinds, tokens = dict(zip(("keys", "values"), dims, strict=False)), (num_blocks, block, self.num_kv_heads)
         self.matrices = ParameterTuple(
             [
                 zero_parameter((*tokens, size), f"cache.{i}.{kind}", self.dtype, requires_grad=False)
@@ -64,15 +65,14 @@ class PagedCache:
 class StoreOp(nn.Cell):
     """Writes M keys and values of a layer into its cache.
 
-    construct(keys, values, key_MBD, value_MBD, places, tokens): keys and values of the cache; those to write; `places`
-    of cache_rows_M, int32: block * tokens per block + place within the block; tokens: see `ops.kernels`. Returns
-    tensors to depend on.
+    construct(i, key_MBD, value_MBD, places, tokens): number of the layer; what to write; `places` of cache_rows_M,
+    int32: block * tokens per block + place within the block; tokens: see `ops.kernels`. Returns tensors to depend on.
     """
 
     def __init__(self, cache: PagedCache) -> None:
         super().__init__(auto_prefix=False)
-        self.fused = is_fused() and not cache.is_latent  # heads of 576 and 512 features are more than it takes
-        self.block = cache.block
+        self.cache, self.per_layer, self.block = cache.matrices, cache.per_layer, cache.block
+        self.fused = is_fused()
         self.kernel = StoreKernel() if has_kernels() else None
         if self.fused:
             self.store = ops.auto_generate.ReshapeAndCache()
@@ -86,13 +86,17 @@ class StoreOp(nn.Cell):
         return ops.stack((cache_rows_M // self.block, cache_rows_M % self.block), -1)
 
     def construct(
-        self, keys: Tensor, values: Tensor, key_MBD: Tensor, value_MBD: Tensor, places: Tensor, tokens: Tensor
+        self, i: int, key_MBD: Tensor, value_MBD: Tensor, places: Tensor, tokens: Tensor
     ) -> tuple[Tensor, ...]:
+        keys, values = self.cache[self.per_layer * i], self.cache[self.per_layer * (i + 1) - 1]
         if self.kernel is not None:
             return (self.kernel(key_MBD, value_MBD, keys, values, places, tokens),)
-        key_MBD, value_MBD = ops.cast(key_MBD, keys.dtype), ops.cast(value_MBD, values.dtype)
+        rows = (key_MBD.shape[0], -1)  # the op takes three axes for batch, sequence and features
+        key_MBD = ops.cast(key_MBD, keys.dtype)
+        if self.per_layer == 1:
+            return (self.store(key_MBD.reshape(rows), None, keys, None, places),)
+        value_MBD = ops.cast(value_MBD, values.dtype)
         if self.fused:
-            rows = (key_MBD.shape[0], -1)  # the op takes three axes for batch, sequence and features
             return (self.store(key_MBD.reshape(rows), value_MBD.reshape(rows), keys, values, places),)
         return (self.scatter(keys, places, key_MBD), self.scatter(values, places, value_MBD))
 
@@ -103,12 +107,14 @@ class PagedDecodeAttention(nn.Cell):
 
     def __init__(self, cache: PagedCache) -> None:
         super().__init__(auto_prefix=False)
-        self.cache = cache.matrices
+        self.cache, self.per_layer = cache.matrices, cache.per_layer
         self.size = cache.num_heads * cache.value_dim
+        self.query = (-1, cache.num_heads * cache.head_dim) if cache.is_latent else (-1, cache.num_heads, cache.head_dim)
         self.store = StoreOp(cache)
         self.kernel = PagedAttentionKernel(cache.scale) if has_kernels() else None
         if self.kernel is None:
-            self.attend = ops.auto_generate.PagedAttention(cache.num_heads, cache.scale, cache.num_kv_heads)
+            latent = {"mla_v_dim": cache.value_dim} if cache.is_latent else {}  # the first features of keys are values
+            self.attend = ops.auto_generate.PagedAttention(cache.num_heads, cache.scale, cache.num_kv_heads, **latent)
 
     def places(
         self, cache_rows_S: Tensor, table_SP: Tensor, lengths_S: Tensor, num_rows_1: Tensor
@@ -121,12 +127,12 @@ class PagedDecodeAttention(nn.Cell):
         self, i: int, query_SAD: Tensor, key_SBD: Tensor, value_SBD: Tensor, tokens: Tokens, context: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Attended values [S, A * E] of layer i, and nothing to keep. context: from `places`."""
-        keys, values = self.cache[2 * i], self.cache[2 * i + 1]
+        keys, values = self.cache[self.per_layer * i], self.cache[self.per_layer * (i + 1) - 1]
         places, table_SP, lengths_S, num_rows_1 = context
-        stored = self.store(keys, values, key_SBD, value_SBD, places, num_rows_1)
+        stored = self.store(i, key_SBD, value_SBD, places, num_rows_1)
         if self.kernel is not None:
             return self.kernel(ops.depend(query_SAD, stored), keys, values, table_SP, lengths_S, num_rows_1), ()
-        queries = ops.depend(ops.cast(query_SAD, keys.dtype), stored)
+        queries = ops.depend(ops.cast(query_SAD.reshape(self.query), keys.dtype), stored)
         out = self.attend(queries, keys, values, table_SP, lengths_S)
         return ops.cast(out.reshape(-1, self.size), query_SAD.dtype), ()
 
@@ -137,7 +143,6 @@ class ComposedDecodeAttention(nn.Cell):
 
     def __init__(self, cache: PagedCache) -> None:
         super().__init__(auto_prefix=False)
-        self.cache = cache.matrices
         self.num_heads, self.num_kv_heads = cache.num_heads, cache.num_kv_heads
         self.head_dim, self.value_dim, self.scale = cache.head_dim, cache.value_dim, cache.scale
         self.group = cache.num_heads // cache.num_kv_heads
@@ -167,10 +172,9 @@ class ComposedDecodeAttention(nn.Cell):
         self, i: int, query_SAD: Tensor, key_SBD: Tensor, value_SBD: Tensor, tokens: Tokens, context: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Attended values [S, A * E] of layer i, and nothing to keep. context: from `places`."""
-        keys, values = self.cache[2 * i], self.cache[2 * i + 1]
         places, columns_SBC3, bias_S1C, num_rows_1 = context
         num_rows, num_columns = columns_SBC3.shape[0], columns_SBC3.shape[2]
-        keys, values = self.store(keys, values, key_SBD, value_SBD, places, num_rows_1)
+        keys, values = self.store(i, key_SBD, value_SBD, places, num_rows_1)
         heads = num_rows * self.num_kv_heads
         keys = self.gather(keys, columns_SBC3).reshape(heads, num_columns, self.head_dim)
         values = self.gather(values, columns_SBC3).reshape(heads, num_columns, self.value_dim)
@@ -216,8 +220,7 @@ def decode_attention(
     model: Transformer, cache: PagedCache
 ) -> PagedDecodeAttention | ComposedDecodeAttention | LatentDecodeAttention:
     """Return the form of attention for this device and model."""
-    is_paged = has_kernels() or (is_fused() and not cache.is_latent)
-    attend = PagedDecodeAttention(cache) if is_paged else ComposedDecodeAttention(cache)
+    attend = PagedDecodeAttention(cache) if has_kernels() or is_fused() else ComposedDecodeAttention(cache)
     return LatentDecodeAttention(attend, model) if cache.is_latent else attend
 
 
@@ -226,9 +229,8 @@ class CopyBlocks(nn.Cell):
 
     def __init__(self, cache: PagedCache, num_tokens: int) -> None:
         super().__init__(auto_prefix=False)
-        self.cache = cache.matrices
+        self.cache, self.per_layer = cache.matrices, cache.per_layer
         self.num_tokens = num_tokens
-        self.key_rows, self.value_rows = ((-1, cache.num_kv_heads, dim) for dim in (cache.head_dim, cache.value_dim))
         self.within = Tensor(np.arange(num_tokens, dtype=np.int32).reshape(1, -1))
         self.block = cache.block
         self.kernel = CopyBlocksKernel(cache.matrices) if has_kernels() else None
@@ -241,9 +243,10 @@ class CopyBlocks(nn.Cell):
             return self.kernel(sources_W, targets_W)
         places = self.store.places((targets_W.reshape(-1, 1) * self.block + self.within).reshape(-1))
         done = ()
-        for i in range(len(self.cache) // 2):
-            keys, values = self.cache[2 * i], self.cache[2 * i + 1]
-            key_MBD = self.gather(keys, sources_W, 0)[:, : self.num_tokens].reshape(self.key_rows)
-            value_MBD = self.gather(values, sources_W, 0)[:, : self.num_tokens].reshape(self.value_rows)
-            done += self.store(keys, values, key_MBD, value_MBD, places, sources_W)
+        for i in range(len(self.cache) // self.per_layer):
+            copied = ()
+            for cached in self.cache[self.per_layer * i : self.per_layer * (i + 1)]:
+                tokens = self.gather(cached, sources_W, 0)[:, : self.num_tokens]
+                copied += (tokens.reshape((-1, *tokens.shape[2:])),)
+            done += self.store(i, copied[0], copied[-1], places, sources_W)
         return ops.depend(sources_W, done)

@@ -59,7 +59,6 @@ class Prefill(nn.Cell):
         self.model = model
         self.loop = LayerLoop(model, KeptRows([layer.self_attn for layer in model.layers]))
         self.recorded = RecordedChoices(model, records_experts=records_experts)
-        self.cache = cache.matrices
         self.store = StoreOp(cache)
 
     def construct(
@@ -73,8 +72,7 @@ class Prefill(nn.Cell):
         places = self.store.places(cache_rows_M)
         done = ()
         for i in range(len(cached) // 2):
-            keys, values = self.cache[2 * i], self.cache[2 * i + 1]
-            done += self.store(keys, values, cached[2 * i], cached[2 * i + 1], places, segments)
+            done += self.store(i, cached[2 * i], cached[2 * i + 1], places, segments)
         return ops.depend(cache_rows_M, done), *self.recorded(choices)
 
 

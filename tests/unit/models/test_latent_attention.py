@@ -136,7 +136,9 @@ def test_plans_split_heads_and_leave_latents_whole() -> None:
 
 
 def test_one_head_of_latents_is_cached() -> None:
-    assert (cached_heads(SECTION), cached_dims(SECTION)) == (1, (LATENT + ROTATED, LATENT))
+    assert cached_heads(SECTION) == 1
+    assert cached_dims(SECTION, is_fused=False) == (LATENT + ROTATED, LATENT)
+    assert cached_dims(SECTION, is_fused=True) == (LATENT + ROTATED,)
 
 
 def test_yarn_scales_the_softmax_by_the_square_of_its_growth() -> None:
