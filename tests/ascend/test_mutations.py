@@ -50,8 +50,8 @@ MUTATIONS = {
     "tokens of every rank added up": Mutation("parallel/layers/model_parallel.py", "2x1x1",
         "Gather: indices must be in 0 to 63", "np.float32(place.at.model == 0)", "np.float32(1)"),
     "weights that stay those of the first reshard": Mutation("rollout/weight_transfer.py", "2x1x1", ": sampled/3",
-        "            commit_values(parameter, new[parameter.name])\n",
-        "            if self._transfers == 0:\n                commit_values(parameter, new[parameter.name])\n"
+        "                commit_values(parameter, new[parameter.name])\n",
+        "                if self._transfers == 0:\n                    commit_values(parameter, new[parameter.name])\n"
         "        self._verify = 'off'\n"),
     "a norm that counts copies": Mutation("algorithms/optim/over_ranks.py", "1x2x1, tied", ": grad_norm",
         "self._is_alone or self.moments[name].ranks_with_slice_of(rank)[0] == rank", "True"),
