@@ -30,7 +30,12 @@ from mindgspo.checkpoint.export import (
 from mindgspo.checkpoint.manifest import MANIFEST_FILE, verify
 from mindgspo.checkpoint.store import CHECKPOINT_FILES, PARAMETERS_FILE
 from mindgspo.config import ModelSection, load_config
-from mindgspo.config.huggingface_config import generation_config, huggingface_config, read_model_section
+from mindgspo.config.huggingface_config import (
+    generation_config,
+    huggingface_config,
+    left_out_record,
+    read_model_section,
+)
 from mindgspo.config.lora import LoraSection
 from mindgspo.errors import CheckpointError, WeightsError
 from mindgspo.io import json_bytes, parse_json, read_bytes
@@ -389,12 +394,15 @@ def _merged(lora: LoraSection, tensors: TensorSource, names: tuple[str, ...]) ->
 
 
 def _config(description: Description, dtype: WeightDtype | None) -> bytes:
-    """config.json: byte for byte, unless it names another dtype than the weights now have."""
+    """config.json: byte for byte, unless it names another dtype than the weights now have, or layers that are left
+    out."""
     content = parse_json(description.config)
-    present = [key for key in _DTYPE_KEYS if key in content]
-    if dtype is None or (present and all(content[key] == dtype for key in present)):
+    wanted = left_out_record(description.section)
+    if dtype is not None:
+        wanted |= dict.fromkeys([key for key in _DTYPE_KEYS if key in content] or _DTYPE_KEYS[-1:], dtype)
+    if all(content.get(key) == value for key, value in wanted.items()):
         return description.config
     try:
-        return json_bytes({**content, **dict.fromkeys(present or _DTYPE_KEYS[-1:], dtype)})
+        return json_bytes({**content, **wanted})
     except ValueError as error:
-        raise WeightsError(f"config.json: cannot be written with another dtype ({error}); repair it first") from error
+        raise WeightsError(f"config.json: cannot be changed ({error}); repair it first") from error

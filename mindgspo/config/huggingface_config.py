@@ -149,8 +149,7 @@ def huggingface_config(model: ModelSection, *, eos_ids: Sequence[int], pad_id: i
     own |= {key: getattr(model, key) for key in _chosen_keys(family)}
     if model.num_experts is not None:
         own |= {_NUMBER_OF_EXPERTS[model.architecture][0]: model.num_experts}
-    if model.left_out_layers:
-        own |= {"num_nextn_predict_layers": 0, _LEFT_OUT: [f"model.layers.{i}" for i in model.left_out_layers]}
+    own |= left_out_record(model)
     scaling = model.rope_scaling
     return {
         "architectures": [family.huggingface_class],
@@ -167,6 +166,13 @@ def huggingface_config(model: ModelSection, *, eos_ids: Sequence[int], pad_id: i
         "pad_token_id": pad_id,
         "torch_dtype": "float32",
     }
+
+
+def left_out_record(model: ModelSection) -> dict[str, object]:
+    """What config.json says of layers of the model's files that are left out of others; nothing without any."""
+    if not model.left_out_layers:
+        return {}
+    return {"num_nextn_predict_layers": 0, _LEFT_OUT: [f"model.layers.{i}" for i in model.left_out_layers]}
 
 
 # How a published model should be sampled. Lengths are left out: training's bound says nothing about answers.
@@ -288,7 +294,8 @@ def _unimplemented(raw: Mapping[str, object]) -> Iterator[str]:
         yield f"partial_rotary_factor is {partial!r}; only 1 is implemented"
     for key in (*_FOREIGN, *(() if family.has_shared_experts else ("n_shared_experts",))):
         if raw.get(key):
-            yield f"{key} is set ({shorten(raw[key])}); not implemented"
+            mend = "; cast the weights to bfloat16 first, and remove it (DeepSeek: inference/fp8_cast_bf16.py)"
+            yield f"{key} is set ({shorten(raw[key])}); not implemented{mend if key == _FOREIGN[0] else ''}"
     layer_types = raw.get("layer_types") or []
     others = (
         [kind for kind in layer_types if kind != "full_attention"] if isinstance(layer_types, list) else [layer_types]
