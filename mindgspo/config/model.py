@@ -141,14 +141,14 @@ class ModelSection(Section):
     architecture: Literal[
         "qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "glm", "glm4", "glm4_moe", "deepseek_v3"
     ] = "qwen2"
-    """Model family. qwen2 covers Qwen2, Qwen2.5 and Qwen2.5-Math: biases on q, k and v. qwen3 covers the dense Qwen3: no
-    biases, but an RMSNorm of every query and key head; qwen3_moe is the same with a mixture of experts in every layer. llama covers
-    Llama 2 and 3: neither biases nor norms of heads; mistral is the same without a sliding window (Mistral-7B from
-    v0.2 on). glm covers GLM-4 of 2024 (glm-4-9b-chat-hf): biases or none, and
-    rotary embedding of neighbouring features of a part of each head; glm4, of 2025 (GLM-4-0414, GLM-Z1), is the same
-    with an RMSNorm of each block's output. glm4_moe covers GLM-4.5 and GLM-4.5-Air: dense layers, then mixtures with
-    shared experts; rotary embedding of a part of each head. deepseek_v3 covers DeepSeek-V3, DeepSeek-R1 and
-    Moonlight-16B-A3B: the same with multi-head latent attention."""
+    """Model family. qwen2 covers Qwen2, Qwen2.5 and Qwen2.5-Math: biases on q, k and v. qwen3 covers the dense Qwen3:
+    no biases, but an RMSNorm of every query and key head; qwen3_moe is the same with a mixture of experts in every
+    layer. llama covers Llama 2 and 3: neither biases nor norms of heads; mistral is the same without a sliding window
+    (Mistral-7B from v0.2 on). glm covers GLM-4 of 2024 (glm-4-9b-chat-hf): biases or none, and rotary embedding of
+    neighbouring features of a part of each head; glm4, of 2025 (GLM-4-0414, GLM-Z1), is the same with an RMSNorm of
+    each block's output. glm4_moe covers GLM-4.5 and GLM-4.5-Air: dense layers, then mixtures with shared experts;
+    rotary embedding of a part of each head. deepseek_v3 covers DeepSeek-V3, DeepSeek-R1 and Moonlight-16B-A3B: the same
+    with multi-head latent attention."""
     vocab_size: int = Field(ge=2, le=1 << 24)
     """Rows of the embedding table; at least the tokenizer's size (Qwen2.5 pads its 151,665 tokens to
     151,936)."""
