@@ -58,6 +58,7 @@ _ASSUMED: Mapping[str, Mapping[str, object]] = {
     "qwen3": {**_QWEN, "attention_bias": False},
     "qwen3_moe": {**_QWEN, "attention_bias": False, "decoder_sparse_step": 1, "mlp_only_layers": []},
     "llama": {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
+    "mistral": {"hidden_act": "silu"},
     "glm": {"hidden_act": "silu"},
     "glm4": {"hidden_act": "silu"},
     "glm4_moe": {"hidden_act": "silu"},
@@ -75,6 +76,7 @@ _DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "qwen3": {"head_dim": 128},
     "qwen3_moe": {},
     "llama": {"max_position_embeddings": 2048},
+    "mistral": {"max_position_embeddings": 131_072, "num_key_value_heads": 8},
     "glm": _GLM,
     "glm4": _GLM,
     "glm4_moe": {
@@ -150,6 +152,8 @@ def huggingface_config(model: ModelSection, *, eos_ids: Sequence[int], pad_id: i
     if model.num_experts is not None:
         own |= {_NUMBER_OF_EXPERTS[model.architecture][0]: model.num_experts}
     own |= left_out_record(model)
+    if model.architecture == "mistral":
+        own["sliding_window"] = None  # transformers would take 4096
     scaling = model.rope_scaling
     return {
         "architectures": [family.huggingface_class],
@@ -279,6 +283,14 @@ def _unimplemented(raw: Mapping[str, object]) -> Iterator[str]:
     for key, assumed in _ASSUMED[architecture].items():
         if (raw.get(key, assumed) or None) != (assumed or None):  # null is the same as false and as an empty list
             yield f"{key} is {raw[key]!r}; only {assumed!r} is implemented"
+    if architecture == "mistral":
+        window = raw.get("sliding_window", 4096)  # transformers' own default
+        longest = raw.get("max_position_embeddings", _DEFAULTS[architecture]["max_position_embeddings"])
+        if window is not None and not (isinstance(window, int) and isinstance(longest, int) and window >= longest):
+            yield (
+                f"sliding_window {shorten(window)} is less than max_position_embeddings {shorten(longest)}; not "
+                "implemented. Sequences that a window holds need none: set the latter to the former"
+            )
     slices = raw.get("pretraining_tp")  # products cut into so many and summed up, which changes rounding alone
     if slices is not None and (type(slices) is not int or slices < 1):
         yield f"pretraining_tp is {slices!r}; it is a whole number from 1 on, and changes nothing here"

@@ -55,6 +55,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3": Family(huggingface_class="Qwen3ForCausalLM", has_head_norms=True),
     "qwen3_moe": Family(huggingface_class="Qwen3MoeForCausalLM", has_head_norms=True, has_experts=True),
     "llama": Family(huggingface_class="LlamaForCausalLM"),
+    "mistral": Family(huggingface_class="MistralForCausalLM"),
     "glm": _GLM,
     "glm4": replace(_GLM, huggingface_class="Glm4ForCausalLM", has_sandwich_norms=True),
     "glm4_moe": Family(
@@ -137,14 +138,17 @@ class ModelSection(Section):
     backend: Literal["native", "mindformers"] = "native"
     """Whose transformer is trained: ours, or MindFormers' (qwen2 and llama, on CPU in one process; see
     docs/integrations.md). Generation is ours with either."""
-    architecture: Literal["qwen2", "qwen3", "qwen3_moe", "llama", "glm", "glm4", "glm4_moe", "deepseek_v3"] = "qwen2"
-    """Model family. qwen2 covers Qwen2 and Qwen2.5: biases on q, k and v. qwen3 covers the dense Qwen3: no biases, but
-    an RMSNorm of every query and key head; qwen3_moe is the same with a mixture of experts in every layer. llama covers
-    Llama 2 and 3: neither biases nor norms of heads. glm covers GLM-4 of 2024 (glm-4-9b-chat-hf): biases or none, and
-    rotary embedding of neighbouring features of a part of each head; glm4, of 2025 (GLM-4-0414, GLM-Z1), is the same
-    with an RMSNorm of each block's output. glm4_moe covers GLM-4.5 and GLM-4.5-Air: dense layers, then mixtures with
-    shared experts; rotary embedding of a part of each head. deepseek_v3 covers DeepSeek-V3, DeepSeek-R1 and
-    Moonlight-16B-A3B: the same with multi-head latent attention."""
+    architecture: Literal[
+        "qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "glm", "glm4", "glm4_moe", "deepseek_v3"
+    ] = "qwen2"
+    """Model family. qwen2 covers Qwen2, Qwen2.5 and Qwen2.5-Math: biases on q, k and v. qwen3 covers the dense Qwen3:
+    no biases, but an RMSNorm of every query and key head; qwen3_moe is the same with a mixture of experts in every
+    layer. llama covers Llama 2 and 3: neither biases nor norms of heads; mistral is the same without a sliding window
+    (Mistral-7B from v0.2 on). glm covers GLM-4 of 2024 (glm-4-9b-chat-hf): biases or none, and rotary embedding of
+    neighbouring features of a part of each head; glm4, of 2025 (GLM-4-0414, GLM-Z1), is the same with an RMSNorm of
+    each block's output. glm4_moe covers GLM-4.5 and GLM-4.5-Air: dense layers, then mixtures with shared experts;
+    rotary embedding of a part of each head. deepseek_v3 covers DeepSeek-V3, DeepSeek-R1 and Moonlight-16B-A3B: the same
+    with multi-head latent attention."""
     vocab_size: int = Field(ge=2, le=1 << 24)
     """Rows of the embedding table; at least the tokenizer's size (Qwen2.5 pads its 151,665 tokens to
     151,936)."""

@@ -58,6 +58,13 @@ SHAPES = {
     "llama, tied, narrow heads": {
         "tie_word_embeddings": True, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8,
     },
+    "mistral, untied": {
+        "tie_word_embeddings": False, "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": None,
+    },
+    "mistral, tied, wide heads": {
+        "tie_word_embeddings": True, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 16,
+        "sliding_window": 256,
+    },
     "glm, untied": {
         "tie_word_embeddings": False, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12,
     },
@@ -108,7 +115,7 @@ SHAPES = {
     },
 }  # fmt: skip
 CLASSES = {
-    **{"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "glm": "Glm", "glm4": "Glm4"},
+    **{"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "mistral": "Mistral", "glm": "Glm", "glm4": "Glm4"},
     **{"qwen3_moe": "Qwen3Moe", "glm4_moe": "Glm4Moe", "deepseek_v3": "DeepseekV3"},
 }
 

@@ -215,7 +215,8 @@ MIXTURE = ModelSection(architecture="qwen3_moe", vocab_size=64, hidden_size=32, 
 
 
 def test_a_family_differs_in_what_the_table_says() -> None:
-    assert list(FAMILIES) == ["qwen2", "qwen3", "qwen3_moe", "llama", "glm", "glm4", "glm4_moe"]
+    assert list(FAMILIES) == ["qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "glm", "glm4", "glm4_moe",
+                              "deepseek_v3"]  # fmt: skip
     assert [name for name, family in FAMILIES.items() if family.has_attention_bias] == ["qwen2"]
     assert [name for name, family in FAMILIES.items() if family.has_head_norms] == ["qwen3", "qwen3_moe"]
     assert {name: family.huggingface_class for name, family in FAMILIES.items()} == {
@@ -223,9 +224,11 @@ def test_a_family_differs_in_what_the_table_says() -> None:
         "qwen3": "Qwen3ForCausalLM",
         "qwen3_moe": "Qwen3MoeForCausalLM",
         "llama": "LlamaForCausalLM",
+        "mistral": "MistralForCausalLM",
         "glm": "GlmForCausalLM",
         "glm4": "Glm4ForCausalLM",
         "glm4_moe": "Glm4MoeForCausalLM",
+        "deepseek_v3": "DeepseekV3ForCausalLM",
     }
 
 

@@ -62,6 +62,14 @@ LLAMA31 = {
     "rope_theta": 500000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True,
     "vocab_size": 128256,
 }  # fmt: skip
+# As Mistral-7B-v0.2 ships it; v0.3 has 32,768 tokens.
+MISTRAL = {
+    "architectures": ["MistralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
+    "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
+    "max_position_embeddings": 32768, "model_type": "mistral", "num_attention_heads": 32, "num_hidden_layers": 32,
+    "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 1000000.0, "sliding_window": None,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True, "vocab_size": 32000,
+}  # fmt: skip
 # As glm-4-9b-chat-hf ships it; GLM-4-0414 has the same fields.
 GLM = {
     "architectures": ["GlmForCausalLM"], "attention_bias": True, "attention_dropout": 0.0,
@@ -125,7 +133,8 @@ def test_fields_left_out_take_the_family_s_defaults(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("config", "changes", "message"), [
-    (OLD_STYLE, {"model_type": "gpt2"}, "model_type is 'gpt2'; supported: qwen2, qwen3, qwen3_moe, llama, glm, glm4"),
+    (OLD_STYLE, {"model_type": "gpt2"},
+     "model_type is 'gpt2'; supported: qwen2, qwen3, qwen3_moe, llama, mistral, glm, glm4"),
     (OLD_STYLE, {"model_type": None}, "model_type is None"),
     (OLD_STYLE, {"use_sliding_window": True}, "use_sliding_window is True"),
     (OLD_STYLE, {"use_mrope": True}, "use_mrope is True"),
@@ -179,6 +188,9 @@ def test_fields_left_out_take_the_family_s_defaults(tmp_path: Path) -> None:
     (LLAMA31, {"rope_scaling": LLAMA31["rope_scaling"] | {"low_freq_factor": 4.0}},
      "high_freq_factor: 4 must be more than low_freq_factor 4"),
     (LLAMA31, {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; only 1 is implemented"),
+    (MISTRAL, {"sliding_window": 4096}, "sliding_window 4096 is less than max_position_embeddings 32768; not impl"),
+    ({key: MISTRAL[key] for key in MISTRAL if key != "sliding_window"}, {}, "sliding_window 4096 is less"),
+    (MISTRAL, {"sliding_window": "4096"}, "sliding_window '4096' is less"),
     (GLM, {"partial_rotary_factor": 0.51}, "0.51 of head_dim 128 are 65 features, .*; nearest legal: 0.5 or 0.515625"),
     (GLM, {"partial_rotary_factor": 0.001}, "0.001 of head_dim 128 are 0 features, .*; nearest legal: 0.015625"),
     (GLM4, {"partial_rotary_factor": 1.5}, "partial_rotary_factor: .*less than or equal to 1"),
@@ -227,6 +239,23 @@ def test_a_mixture_of_experts_keeps_its_sizes(tmp_path: Path) -> None:
     renamed = {key: value for key, value in QWEN3_MOE.items() if key != "num_experts"}  # transformers 5 writes this
     assert read_model_section(write(tmp_path, renamed | {"num_local_experts": 128})) == section
     assert read_model_section(write(tmp_path, QWEN3_MOE | {"mlp_only_layers": None})) == section
+
+
+def test_a_mistral_is_a_llama_whose_window_holds_its_sequences(tmp_path: Path) -> None:
+    section = read_model_section(write(tmp_path, MISTRAL))
+    assert (section.architecture, section.head_dim, section.rope_theta) == ("mistral", 128, 1_000_000)
+    bounded = MISTRAL | {"sliding_window": 4096, "max_position_embeddings": 4096}  # v0.1, shortened
+    assert read_model_section(write(tmp_path, bounded)).max_position_embeddings == 4096
+    exported = huggingface_config(section, eos_ids=(2,), pad_id=0)
+    assert exported["sliding_window"] is None
+    assert read_model_section(write(tmp_path, exported)) == section
+
+
+def test_a_qwen2_5_math_is_a_qwen2_of_short_sequences(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12}
+    math = {"max_position_embeddings": 4096, "rope_theta": 10000, "sliding_window": 4096, "max_window_layers": 21}
+    section = read_model_section(write(tmp_path, OLD_STYLE | sizes | math))
+    assert (section.architecture, section.max_position_embeddings, section.rope_theta) == ("qwen2", 4096, 10_000)
 
 
 def test_a_llama_keeps_its_stretched_positions(tmp_path: Path) -> None:
