@@ -109,7 +109,8 @@ class PagedDecodeAttention(nn.Cell):
         super().__init__(auto_prefix=False)
         self.cache, self.per_layer = cache.matrices, cache.per_layer
         self.size = cache.num_heads * cache.value_dim
-        self.query = (-1, cache.num_heads * cache.head_dim) if cache.is_latent else (-1, cache.num_heads, cache.head_dim)
+        heads = (cache.num_heads, cache.head_dim)
+        self.query = (-1, heads[0] * heads[1]) if cache.is_latent else (-1, *heads)
         self.store = StoreOp(cache)
         self.kernel = PagedAttentionKernel(cache.scale) if has_kernels() else None
         if self.kernel is None:
