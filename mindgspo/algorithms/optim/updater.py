@@ -227,7 +227,7 @@ class Updater:
             self._require_finite([float(micro.loss) for micro in micros], grad_norm)
             self.over_ranks.step(self._updates + 1, lr, grad_norm)
             if self._biases is not None:
-                loads = np.sum([micro.loads for micro in micros], axis=0)
+                loads = np.sum([micro.loads for micro in micros if micro.loads is not None], axis=0)
                 self._biases.step(loads.reshape(self._biases.shape))
             self._updates += 1
         return self._result(batches, micros, grad_norm)
@@ -299,7 +299,10 @@ class Updater:
         if chosen_MX is not None and batch.experts_RTX is not None:
             drift = routed.differing(batch, chosen_MX, self._num_routers).array
         if self._biases is not None:
-            used_MX = routed.given(batch).reshape(-1, batch.experts_RTX.shape[2]) if self._replays else chosen_MX
+            used_MX = chosen_MX
+            if self._replays:
+                used_MX = (given := routed.given(batch)).reshape(-1, given.shape[2])
+            assert used_MX is not None, "a policy that returns its routing"
             loads = expert_loads(used_MX[np.unique(routed.place_J)], *self._biases.shape).reshape(-1)
         return drift, loads
 
