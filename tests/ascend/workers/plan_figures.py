@@ -69,7 +69,7 @@ def figures(case: Mapping, device: str) -> Arrays:
     from plan_cases import batches_of, definition, draw_adapters, routed, taught
     from plan_sampling import PlanSampler
 
-    from mindgspo.algorithms.losses.clipped import GSPOLoss
+    from mindgspo.algorithms.losses.registry import policy_loss_cell
     from mindgspo.algorithms.optim.updater import Updater
     from mindgspo.batches.rows import gathered
     from mindgspo.config import ModelSection, OptimizerSection, ParallelPlan
@@ -93,7 +93,7 @@ def figures(case: Mapping, device: str) -> Arrays:
     is_taught = case["model"] == "taught"
     policy = PolicyLogProbs(model, temperature=1.0, with_entropy=False, replays_experts=replays, scores_ids=is_taught)
     optimizer = OptimizerSection(lr=LEARNING_RATE, eps=EPS, max_grad_norm=case.get("max_grad_norm", 1.0))
-    updater = Updater(policy, GSPOLoss(definition(is_taught=is_taught)), optimizer, place)
+    updater = Updater(policy, policy_loss_cell(definition(is_taught=is_taught)), optimizer, place)
     packed_for = plan.data_parallel if case.get("is_packed") else None
     layout = {"in_one_row": device == "Ascend", "in_rounds": plan.couples_replicas, "round_size": plan.micro_batch_num}
     batches = batches_of(section, packed_for=packed_for, **layout if packed_for else {})
