@@ -245,9 +245,14 @@ class CopyBlocks(nn.Cell):
         places = self.store.places((targets_W.reshape(-1, 1) * self.block + self.within).reshape(-1))
         done = ()
         for i in range(len(self.cache) // self.per_layer):
-            copied = ()
-            for cached in self.cache[self.per_layer * i : self.per_layer * (i + 1)]:
-                tokens = self.gather(cached, sources_W, 0)[:, : self.num_tokens]
-                copied += (tokens.reshape((-1, *tokens.shape[2:])),)
-            done += self.store(i, copied[0], copied[-1], places, sources_W)
+            key_MBD = self._tokens(self.cache[self.per_layer * i], sources_W)
+            value_MBD = key_MBD
+            if self.per_layer == 2:
+                value_MBD = self._tokens(self.cache[2 * i + 1], sources_W)
+            done += self.store(i, key_MBD, value_MBD, places, sources_W)
         return ops.depend(sources_W, done)
+
+    def _tokens(self, cached: Tensor, blocks_W: Tensor) -> Tensor:
+        """The first tokens of blocks of a matrix of the cache, [M, B, D or E]."""
+        tokens = self.gather(cached, blocks_W, 0)[:, : self.num_tokens]
+        return tokens.reshape((-1, *tokens.shape[2:]))
