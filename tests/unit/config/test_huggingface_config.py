@@ -190,7 +190,7 @@ def test_fields_left_out_take_the_family_s_defaults(tmp_path: Path) -> None:
     (LLAMA31, {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; only 1 is implemented"),
     (MISTRAL, {"sliding_window": 4096}, "sliding_window 4096 is less than max_position_embeddings 32768; not impl"),
     ({key: MISTRAL[key] for key in MISTRAL if key != "sliding_window"}, {}, "sliding_window 4096 is less"),
-    (MISTRAL, {"sliding_window": "4096"}, "sliding_window '4096' is less"),
+    (MISTRAL, {"sliding_window": "4096"}, "sliding_window 4096 is less"),
     (GLM, {"partial_rotary_factor": 0.51}, "0.51 of head_dim 128 are 65 features, .*; nearest legal: 0.5 or 0.515625"),
     (GLM, {"partial_rotary_factor": 0.001}, "0.001 of head_dim 128 are 0 features, .*; nearest legal: 0.015625"),
     (GLM4, {"partial_rotary_factor": 1.5}, "partial_rotary_factor: .*less than or equal to 1"),
