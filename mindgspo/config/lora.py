@@ -109,7 +109,7 @@ def lora_problems(model: ModelSection, *, joins_gate_and_up: bool = False) -> It
             "model.lora.init: pissa begins with parts of the base, and model.lora.path with an adapter; remove one of "
             "them"
         )
-    known = (*_WORDS, *_sizes(model))
+    known = (*_WORDS, *(name for name in _sizes(model) if name != _ROUTER))
     yield from (_target_problem(model, target, known) for target in lora.targets if target not in known)
     if joins_gate_and_up and (joined := _JOINED & set(lora.projections)):
         if joined != _JOINED:

@@ -35,9 +35,10 @@ class LatentAttention(nn.Cell):
         super().__init__(auto_prefix=False)
         self.has_head_norms = False
         hidden, heads, lora = config.hidden_size, config.num_attention_heads, config.lora
-        assert config.head_dim and config.kv_lora_rank and config.qk_rope_head_dim and config.v_head_dim
+        assert config.head_dim and config.kv_lora_rank and config.v_head_dim
+        assert config.qk_nope_head_dim and config.qk_rope_head_dim
         self.head_dim, self.latent_dim, self.rotary_dim = config.head_dim, config.kv_lora_rank, config.qk_rope_head_dim
-        self.nope_dim, self.value_dim = self.head_dim - self.rotary_dim, config.v_head_dim
+        self.nope_dim, self.value_dim = config.qk_nope_head_dim, config.v_head_dim
         self.num_heads = place.share(heads)
         layer, is_frozen = {"bias": False, "dtype": dtype, "lora": lora}, lora is not None
         self.enter = enter_model_parallel(place)

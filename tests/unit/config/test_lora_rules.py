@@ -16,17 +16,18 @@ EXPERTS = ("model.architecture=qwen3_moe", "model.num_experts=8", "model.num_exp
 TO_SERVERS = ("rollout.lora=separate", "rollout.servers.urls=[http://127.0.0.1:8000]")
 
 
+# In the order of `LoraSection.projections`; a model has some of them.
+ATTENTION = ("q_proj", "k_proj", "v_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
+
+
 def test_scale_and_targets() -> None:
     assert LoraSection(rank=4, alpha=10).scale == 2.5
     assert LoraSection(rank=4, alpha=10, use_rslora=True).scale == 5
     assert LoraSection(targets=("down_proj", "attention")).projections == (
-        "q_proj", "k_proj", "v_proj", "o_proj", "down_proj",
+        *ATTENTION, "down_proj",
     )  # fmt: skip
     assert LoraSection(targets=("router", "experts")).projections == ("gate_proj", "up_proj", "down_proj", "gate")
-    joined = LoraSection(targets=("q_proj", "mlp"))
-    assert joined.modules(joins_gate_and_up=True) == ("q_proj", "down_proj", "gate_up_proj")
-    assert joined.modules(joins_gate_and_up=False) == joined.projections
-    assert len(LoraSection().projections) == 7 and math.isclose(LoraSection().scale, 2)
+    assert len(LoraSection().projections) == 11 and math.isclose(LoraSection().scale, 2)
 
 
 def test_one_setting_makes_the_section_and_it_is_read_back(load, tmp_path) -> None:
