@@ -79,9 +79,11 @@ class Pair:
 
 
 def peft_adapters(base, lora: LoraSection):
+    modules = {name.rpartition(".")[2] for name, _ in base.named_modules()}
+    wanted = {*lora.projections, *({"gate_up_proj"} if "gate_proj" in lora.projections else ())}
     return peft.get_peft_model(base, peft.LoraConfig(
         r=lora.rank, lora_alpha=lora.alpha, task_type="CAUSAL_LM",
-        target_modules=list(lora.modules(joins_gate_and_up=base.config.model_type == "glm4")),
+        target_modules=sorted(modules & wanted),
         use_rslora=lora.use_rslora, init_lora_weights=lora.init if lora.init == "pissa" else True,
         modules_to_save=["input_layernorm", "post_attention_layernorm", "norm", "q_norm", "k_norm"]
         if lora.train_norms else None,

@@ -306,7 +306,7 @@ def test_attention(half: Half) -> None:
     query, d = half.rounded(numbers(rng, TOKENS, 4, size)), half.rounded(numbers(rng, TOKENS, 4 * size))
     key, value = (half.rounded(numbers(rng, TOKENS, 2, size)) for _ in range(2))
     inputs = [half.tensor(query), half.tensor(key), half.tensor(value), ms.Tensor(ends, ms.int32)]
-    out, (d_query, d_key, d_value, _) = vjp(cells.AttentionKernel(size), inputs, [half.tensor(d)])
+    out, (d_query, d_key, d_value, _) = vjp(cells.AttentionKernel(size**-0.5), inputs, [half.tensor(d)])
     assert out.shape == (TOKENS, 4 * size)
     out, d = wide(out).reshape(TOKENS, 4, size), d.reshape(TOKENS, 4, size)
     q, k, v, g = (x.transpose(1, 0, 2) for x in (query, np.repeat(key, 2, 1), np.repeat(value, 2, 1), d))

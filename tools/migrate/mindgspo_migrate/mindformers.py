@@ -190,7 +190,7 @@ def tokenizer_file(value: Any, settings: Settings, row: Row) -> Outcome:
 
 
 def config_class(value: Any, settings: Settings, row: Row) -> Outcome:
-    if value in _GLM:
+    if isinstance(value, str) and value in _GLM:
         return mapped({"model.partial_rotary_factor": 0.5})
     return mapped({}, "the layers tell the family") if value == _LAYERS_TELL else _another_family()
 
