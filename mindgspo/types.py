@@ -87,7 +87,7 @@ class Prompt:
 class Routing:
     """The experts that the sampler's routers chose for each token they were fed.
 
-    The X columns are the K choices of each layer, layer after layer, the likeliest first.
+    The X columns are the K choices of each layer with a router, layer after layer, the likeliest first.
 
     Example: a prompt of 3 tokens and a response of 2, in a model of 4 layers that chooses 2 experts per token, have
     prompt_LX [2, 8] and response_LX [2, 8].

@@ -31,6 +31,17 @@ QWEN_7B = ModelSection(
 )  # fmt: skip
 
 
+GLM4 = {"architecture": "glm4", "head_dim": 12, "partial_rotary_factor": 0.5}
+SHARED_EXPERTS = MIXTURE | {
+    "architecture": "glm4_moe", "partial_rotary_factor": 0.5, "n_shared_experts": 1, "first_k_dense_replace": 1,
+}  # fmt: skip
+LATENTS = {
+    "architecture": "deepseek_v3", "num_key_value_heads": 4, "q_lora_rank": 20, "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10, "num_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16, "norm_topk_prob": True, "n_shared_experts": 1, "first_k_dense_replace": 1,
+}  # fmt: skip
+
+
 def small_model(**changes: Any) -> ModelSection:
     """Of a vocabulary, a width and a number of positions that differ."""
     sizes = {

@@ -30,7 +30,7 @@ from pathlib import Path
 
 import psutil
 
-from mindgspo.config import ExperimentConfig, load_config
+from mindgspo.config import ExperimentConfig, load_config, load_model_and_plans
 from mindgspo.parallel.plans.placement import RankGrid
 from mindgspo.planner import GIB, graph_memory, plan_json, set_options, with_cache_budget
 from mindgspo.planner.measured import fingerprint, stored_peaks
@@ -139,11 +139,15 @@ def _includes(path: Path) -> list[str]:
 
 
 def experiment(name: str, scratch: Path) -> Path:
-    """The experiment's file; for a model configuration a copy of BASE that includes it."""
+    """The experiment's file; for a model configuration a copy of BASE that includes it, with responses as long as its
+    positions allow."""
     if name.startswith("examples/"):
         return PROJECT / name
     path = scratch / Path(name).name
     text = (PROJECT / BASE).read_text("utf-8")
+    model, _ = load_model_and_plans(PROJECT / name)
+    longest = min(8192, model.max_position_embeddings - 2048)
+    text = text.replace("max_new_tokens: 8192", f"max_new_tokens: {longest}")
     path.write_text(re.sub(r"(?m)^include: .*$", f"include: {PROJECT / name}", text), "utf-8")
     return path
 

@@ -84,13 +84,9 @@ def correction_weights(
     return np.where(mask_NK, bounded, 1.0).astype(np.float32)
 
 
-def correction_metrics(
-    section: RolloutCorrectionSection,
-    old_logp_NK: NDArray[np.floating],
-    rollout_logp_NK: NDArray[np.floating],
-    mask_NK: BoolArray,
-) -> dict[str, float]:
-    """METRIC_NAMES of the weights, counted in their own units: tokens for level token, else responses.
+def step_correction_metrics(section: RolloutCorrectionSection, batches: Sequence[Batch]) -> dict[str, float]:
+    """METRIC_NAMES of the weights of all micro-batches of a step, counted in their own units: tokens for level token,
+    else responses.
 
     weight_mean, weight_max, weight_min: of the weights in use, bounds applied.
     ess: effective sample size as a share, (sum w)^2 / (U sum w^2): 1 if all weights are equal, 1 / U if one outweighs
@@ -99,13 +95,21 @@ def correction_metrics(
 
     With level none they are 1, 1, 1, 1, 0.
     """
-    return _metrics(section, _unit_log_weights(section, old_logp_NK, rollout_logp_NK, mask_NK))
-
-
-def step_correction_metrics(section: RolloutCorrectionSection, batches: Sequence[Batch]) -> dict[str, float]:
-    """`correction_metrics` over all micro-batches of a step."""
-    parts = [_unit_log_weights(section, batch.old_logp_NK, batch.rollout_logp_NK, batch.mask_NK) for batch in batches]
-    return _metrics(section, np.concatenate(parts))
+    log_weights_U = np.concatenate([_unit_log_weights(section, batch) for batch in batches])
+    assert log_weights_U.size > 0, "a batch without a single response token"
+    weights_U, outside_U = _bounded(section, log_weights_U)
+    # Shares of the largest weight: squares of the weights themselves may leave the range of float64.
+    largest = float(weights_U.max())
+    shares_U = weights_U / largest if largest > 0 else weights_U
+    squares = float((shares_U**2).sum())
+    values = (
+        float(weights_U.mean()),
+        largest,
+        float(weights_U.min()),
+        float(shares_U.sum()) ** 2 / (weights_U.size * squares) if squares > 0 else 0.0,
+        float(outside_U.mean()),
+    )
+    return dict(zip(METRIC_NAMES, values, strict=True))
 
 
 def smallest_kept(section: RolloutCorrectionSection) -> float:
@@ -153,31 +157,10 @@ def _bounded(
     return np.where(outside, 0.0, weights), outside
 
 
-def _unit_log_weights(
-    section: RolloutCorrectionSection,
-    old_logp_NK: NDArray[np.floating],
-    rollout_logp_NK: NDArray[np.floating],
-    mask_NK: BoolArray,
-) -> NDArray[np.float64]:
+def _unit_log_weights(section: RolloutCorrectionSection, batch: Batch) -> NDArray[np.float64]:
     """[U]: one entry per real token, or per response that has a token."""
+    mask_NK = batch.mask_NK
     if section.level == "none":
         return np.zeros(int(mask_NK.any(axis=1).sum()))
-    log_weights = _log_weights(section, old_logp_NK, rollout_logp_NK, mask_NK)
+    log_weights = _log_weights(section, batch.old_logp_NK, batch.rollout_logp_NK, mask_NK)
     return log_weights[mask_NK] if section.level == "token" else log_weights[mask_NK.any(axis=1), 0]
-
-
-def _metrics(section: RolloutCorrectionSection, log_weights_U: NDArray[np.float64]) -> dict[str, float]:
-    assert log_weights_U.size > 0, "a batch without a single response token"
-    weights_U, outside_U = _bounded(section, log_weights_U)
-    # Shares of the largest weight: squares of the weights themselves may leave the range of float64.
-    largest = float(weights_U.max())
-    shares_U = weights_U / largest if largest > 0 else weights_U
-    squares = float((shares_U**2).sum())
-    values = (
-        float(weights_U.mean()),
-        largest,
-        float(weights_U.min()),
-        float(shares_U.sum()) ** 2 / (weights_U.size * squares) if squares > 0 else 0.0,
-        float(outside_U.mean()),
-    )
-    return dict(zip(METRIC_NAMES, values, strict=True))

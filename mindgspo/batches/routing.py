@@ -1,8 +1,8 @@
 """The experts that a mixture's routers chose, in numpy: where recorded routing belongs among the tokens of a graph, how
 much two routings differ, and how evenly experts are used.
 
-Legend: R rows, T token slots, M tokens of a graph, J tokens whose routing is recorded, L layers, K experts per token,
-X = L * K, E experts.
+Legend: R rows, T token slots, M tokens of a graph, J tokens whose routing is recorded, L layers with a router,
+K experts per token, X = L * K, E experts.
 
 Metrics:
   Routing of a mixture of experts:
@@ -168,8 +168,9 @@ def expert_loads(experts_JX: np.ndarray, num_layers: int, num_experts: int) -> n
     return np.array([np.bincount(of_layer.reshape(-1), minlength=num_experts) for of_layer in layers], np.int64)
 
 
-def load_metrics(loads_LE: np.ndarray) -> dict[str, float]:
-    """Metrics of how evenly experts are used; none without a token.
+def load_metrics(loads_LE: np.ndarray, *, first_layer: int = 0) -> dict[str, float]:
+    """Metrics of how evenly experts are used; none without a token. first_layer: number of the first layer with a
+    router.
 
     By layer: load_max_over_mean, tokens of the busiest expert in multiples of the mean; load_entropy, entropy of the
     experts' shares divided by log E, 1 where they are equal; dead_experts, those without a token. Over all layers: the
@@ -191,6 +192,6 @@ def load_metrics(loads_LE: np.ndarray) -> dict[str, float]:
         **{
             f"router/layer_{layer}/{name}": float(value)
             for name, values_L in by_layer.items()
-            for layer, value in enumerate(values_L)
+            for layer, value in enumerate(values_L, first_layer)
         },
     }

@@ -1,10 +1,12 @@
 """Convert a model's weights to another layout, dtype or number of files. Needs no MindSpore.
 
-Only one chunk of a weight is in memory at a time, whatever the size of the model.
+Only one chunk of a weight is in memory at a time, whatever the size of the model; of MindFormers' mcore models one
+matrix.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -28,13 +30,26 @@ from mindgspo.checkpoint.export import (
 from mindgspo.checkpoint.manifest import MANIFEST_FILE, verify
 from mindgspo.checkpoint.store import CHECKPOINT_FILES, PARAMETERS_FILE
 from mindgspo.config import ModelSection, load_config
-from mindgspo.config.huggingface_config import generation_config, huggingface_config, read_model_section
+from mindgspo.config.huggingface_config import (
+    generation_config,
+    huggingface_config,
+    left_out_record,
+    read_model_section,
+)
 from mindgspo.config.lora import LoraSection
 from mindgspo.errors import CheckpointError, WeightsError
 from mindgspo.io import json_bytes, parse_json, read_bytes
 from mindgspo.metrics.files import CONFIG_FILE
+from mindgspo.models import mcore
 from mindgspo.models.lora import BASE_KEY, merged_weight, peft_names, pet_config, read_pet_config
-from mindgspo.models.names import adapter_name, hugging_face_name, is_adapter, mindformers_name, weight_shapes
+from mindgspo.models.names import (
+    CORRECTION,
+    adapter_name,
+    hugging_face_name,
+    is_adapter,
+    mindformers_name,
+    weight_shapes,
+)
 from mindgspo.models.principal import plain_model
 from mindgspo.models.weight_check import require_weights
 from mindgspo.progress import byte_progress
@@ -49,17 +64,25 @@ from mindgspo.tokenization.files import read_files
 CKPT_FILE = "model.ckpt"
 GENERATION_CONFIG = "generation_config.json"
 _MARK_OF_MINDFORMERS = "model.tok_embeddings.embedding_weight"
-WeightNaming = Literal["huggingface", "mindformers"]
+WeightNaming = Literal["huggingface", "mindformers", "mindformers-mcore"]
 # A chunk becomes several arrays of its size while it is rounded.
 _CHUNK_BYTES = 4 << 20
 _ADAPTER = "adapter"
 PET_CONFIG = "pet_config.yaml"
 """What MindFormers' configuration must say of the adapters among its weights."""
-_METADATA: Mapping[WeightNaming, Mapping[str, str]] = {"huggingface": METADATA, "mindformers": {"format": "ms"}}
+_METADATA: Mapping[WeightNaming, Mapping[str, str]] = {
+    "huggingface": METADATA,
+    "mindformers": {"format": "ms"},
+    "mindformers-mcore": {"format": "ms"},
+}
 _INDEX_NAMES: Mapping[WeightNaming, tuple[str, ...]] = {
     "huggingface": (INDEX_FILE,),
     "mindformers": (INDEX_FILE, MINDSPORE_INDEX_FILE),
+    "mindformers-mcore": (),
 }
+_MCORE_STEM = "model-0000000-0000001"
+"""Of the one file of one card. MindFormers takes a folder with model.safetensors, or an index, for Hugging Face's."""
+_MCORE_FILE = re.compile(r"(?:.+-)?model-\d{7}-\d{7}\.safetensors")
 _DTYPE_KEYS = ("dtype", "torch_dtype")
 
 
@@ -87,13 +110,15 @@ class ModelSource:
 
 
 @contextmanager
-def open_model_source(source: Path, *, model_folder: Path | None) -> Iterator[ModelSource]:
+def open_model_source(
+    source: Path, *, model_folder: Path | None, contiguous: mcore.Contiguous = ()
+) -> Iterator[ModelSource]:
     """Open a model for conversion.
 
     source: a Hugging Face folder; a folder with MindFormers' weights and config.json; a file of either; or the folder
-    `step_XXXXXXXX` of a run. model_folder: where config.json and the tokenizer are, if elsewhere. Raises WeightsError,
-    CheckpointError, TokenizerError: something is missing or damaged, the architecture is unknown, names or shapes do
-    not fit it.
+    `step_XXXXXXXX` of a run. model_folder: where config.json and the tokenizer are, if elsewhere. contiguous: of files
+    of an mcore model. Raises WeightsError, CheckpointError, TokenizerError: something is missing or damaged, the
+    architecture is unknown, names or shapes do not fit it.
     """
     try:
         is_checkpoint = (source / MANIFEST_FILE).is_file()
@@ -112,18 +137,28 @@ def open_model_source(source: Path, *, model_folder: Path | None) -> Iterator[Mo
         if holds_adapters
         else open_tensors(_weights_path(source, is_checkpoint=is_checkpoint))
     ) as tensors:
+        found: TensorSource = tensors
         if holds_adapters:
             stored_names = {name: name for name in weight_shapes(description.section)}
         else:
-            stored_names = _stored_names(tensors, section, where=source)
-        yield ModelSource(tensors=tensors, stored_names=stored_names, description=description)
+            if mcore.MARK in tensors.tensors:
+                found = mcore.UnfusedTensors(tensors, section, contiguous)
+            stored_names = _stored_names(found, section, where=source)
+        yield ModelSource(tensors=found, stored_names=stored_names, description=description)
 
 
 def _weights_path(source: Path, *, is_checkpoint: bool) -> Path:
     if is_checkpoint:
         return source / PARAMETERS_FILE
-    has_safetensors = any((source / name).is_file() for name in (SINGLE_FILE, INDEX_FILE))
-    return source / CKPT_FILE if (source / CKPT_FILE).is_file() and not has_safetensors else source
+    if any((source / name).is_file() for name in (SINGLE_FILE, INDEX_FILE)):
+        return source
+    of_ranks = sorted(path for path in source.glob("*.safetensors") if _MCORE_FILE.fullmatch(path.name))
+    if len(of_ranks) > 1:
+        raise WeightsError(
+            f"{source}: {len(of_ranks)} files of MindFormers' ranks, {of_ranks[0].name} and so on; each holds slices, "
+            "which are not put together here: load them in MindFormers and save from one card"
+        )
+    return next(iter(of_ranks), source / CKPT_FILE if (source / CKPT_FILE).is_file() else source)
 
 
 def _read_description(folder: Path) -> Description:
@@ -210,6 +245,8 @@ class Conversion:
     model_folder: Path | None = None
     """A source that `open_model_source` reads."""
     layout: WeightNaming = "huggingface"
+    contiguous: mcore.Contiguous = ()
+    """Of an mcore model, read or written: see `models.mcore`."""
     dtype: WeightDtype | None = None
     """Type of all weights; None keeps each as it is."""
     file_format: WeightFormat = "safetensors"
@@ -249,7 +286,10 @@ def convert_model(conversion: Conversion, *, shows_progress: bool = False) -> Co
     assert conversion.file_format == "safetensors" or (
         conversion.layout == "mindformers" and conversion.max_shard_bytes is None
     ), f"{conversion}: the command line refuses this"
-    with open_model_source(conversion.source, model_folder=conversion.model_folder) as source:
+    opened = open_model_source(
+        conversion.source, model_folder=conversion.model_folder, contiguous=conversion.contiguous
+    )
+    with opened as source:
         return write_model(source, conversion, shows_progress=shows_progress)
 
 
@@ -279,6 +319,7 @@ def write_model(source: ModelSource, conversion: Conversion, *, shows_progress: 
             max_shard_bytes=conversion.max_shard_bytes,
             metadata=_METADATA[conversion.layout] if conversion.file_format == "safetensors" else None,
             index_names=_INDEX_NAMES[conversion.layout],
+            stem=_MCORE_STEM if conversion.layout == "mindformers-mcore" else "model",
             written=written,
         )
         for name, content in files.items():
@@ -301,6 +342,8 @@ def write_model(source: ModelSource, conversion: Conversion, *, shows_progress: 
 
 def _weights(source: ModelSource, conversion: Conversion) -> list[Weight]:
     """Every weight under its new name, with its new dtype; adapters among them where MindFormers has them."""
+    if conversion.layout == "mindformers-mcore":
+        return _fused_weights(source, conversion)
     is_theirs = conversion.layout == "mindformers"
     rename: Callable[[str], str] = mindformers_name if is_theirs else str
     tensors, lora = source.tensors, source.description.section.lora
@@ -315,7 +358,9 @@ def _weights(source: ModelSource, conversion: Conversion) -> list[Weight]:
     def weight(name: str, stored_name: str) -> Weight:
         info = tensors.tensors[stored_name]
         dtype = info.dtype if lora is None else "F32"  # the base may be stored in another type
-        if conversion.dtype is not None and not is_adapter(name):
+        if name.endswith(CORRECTION):
+            dtype = "F32"
+        elif conversion.dtype is not None and not is_adapter(name):
             dtype = FILE_DTYPES[conversion.dtype]
         chunks = partial(tensors.chunks, stored_name, _CHUNK_BYTES)
         if lora is not None and conversion.merges and (of_a := adapter_name(name, "A")) in source.stored_names:
@@ -327,18 +372,37 @@ def _weights(source: ModelSource, conversion: Conversion) -> list[Weight]:
     return [weight(name, stored_name) for name, stored_name in stored_names.items()]
 
 
+def _fused_weights(source: ModelSource, conversion: Conversion) -> list[Weight]:
+    """Every tensor of an mcore model's file."""
+    tensors, stored_names = source.tensors, source.stored_names
+    weights = []
+    for fused in mcore.fused_tensors(source.description.section, conversion.contiguous):
+        names = {stored_names[part.names[0]] for block in fused.blocks for part in block}
+        dtypes = sorted({tensors.tensors[name].dtype for name in names})
+        if len(dtypes) > 1:
+            raise WeightsError(f"{conversion.source}: {fused.name} joins weights of the types {', '.join(dtypes)}")
+        info = TensorInfo(dtype=dtypes[0], shape=fused.shape)
+        dtype = dtypes[0] if conversion.dtype is None else FILE_DTYPES[conversion.dtype]
+        chunks = partial(fused.fused, tensors, stored_names)
+        weights.append(Weight(name=fused.name, stored=info, dtype=dtype, chunks=chunks))
+    return weights
+
+
 def _merged(lora: LoraSection, tensors: TensorSource, names: tuple[str, ...]) -> Iterator[np.ndarray]:
     """A weight with its adapter, flat. names: of W, A and B."""
     yield merged_weight(lora, *(float32_of(tensors, name) for name in names)).reshape(-1)
 
 
 def _config(description: Description, dtype: WeightDtype | None) -> bytes:
-    """config.json: byte for byte, unless it names another dtype than the weights now have."""
+    """config.json: byte for byte, unless it names another dtype than the weights now have, or layers that are left
+    out."""
     content = parse_json(description.config)
-    present = [key for key in _DTYPE_KEYS if key in content]
-    if dtype is None or (present and all(content[key] == dtype for key in present)):
+    wanted = left_out_record(description.section)
+    if dtype is not None:
+        wanted |= dict.fromkeys([key for key in _DTYPE_KEYS if key in content] or _DTYPE_KEYS[-1:], dtype)
+    if all(content.get(key) == value for key, value in wanted.items()):
         return description.config
     try:
-        return json_bytes({**content, **dict.fromkeys(present or _DTYPE_KEYS[-1:], dtype)})
+        return json_bytes({**content, **wanted})
     except ValueError as error:
-        raise WeightsError(f"config.json: cannot be written with another dtype ({error}); repair it first") from error
+        raise WeightsError(f"config.json: cannot be changed ({error}); repair it first") from error

@@ -86,9 +86,10 @@ def write_model_files(
     max_shard_bytes: int | None = None,
     metadata: Mapping[str, str] | None = None,
     index_names: Sequence[str] = (INDEX_FILE,),
+    stem: str = "model",
     written: Callable[[int], None] = lambda num_bytes: None,
 ) -> list[Path]:
-    """Write `model.<format>`, or `model-00001-of-00003.<format>` and so on with an index; returns the files.
+    """Write `<stem>.<format>`, or `model-00001-of-00003.<format>` and so on with an index; returns the files.
 
     Shards take the weights in the order given, as many as go into max_shard_bytes (None: all); a larger weight has a
     shard of its own. written: called with the bytes just done. Raises OSError, WeightsError.
@@ -97,7 +98,7 @@ def write_model_files(
     assert file_format == "safetensors" or len(shards) == 1, "nothing reads shards of ckpt"
     suffix = f".{file_format}"
     names = [f"model-{number:05d}-of-{len(shards):05d}{suffix}" for number in range(1, len(shards) + 1)]
-    paths = [folder / name for name in (names if len(shards) > 1 else [f"model{suffix}"])]
+    paths = [folder / name for name in (names if len(shards) > 1 else [f"{stem}{suffix}"])]
     for path, shard in zip(paths, shards, strict=True):
         _write_file(path, shard, metadata, written)
     if len(shards) > 1:

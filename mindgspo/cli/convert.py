@@ -34,8 +34,19 @@ def convert_weights_command(
     ],
     out: Annotated[Path, typer.Argument(help="New folder; one that holds something is never touched.")],
     layout: Annotated[
-        Literal["huggingface", "mindformers"], typer.Option(help="Whose names the weights get.")
+        Literal["huggingface", "mindformers", "mindformers-mcore"],
+        typer.Option(
+            help="Whose names the weights get. mindformers: its legacy Qwen2 and Llama; mindformers-mcore: its Qwen3, "
+            "Qwen3-MoE and GLM-4 of 2.x, with fused matrices."
+        ),
     ] = "huggingface",
+    contiguous_qkv: Annotated[
+        bool,
+        typer.Option("--contiguous-qkv", help="Of an mcore model with use_contiguous_weight_layout_attention: true."),
+    ] = False,
+    contiguous_fc1: Annotated[
+        bool, typer.Option("--contiguous-fc1", help="Of an mcore model with use_interleaved_weight_layout_mlp: false.")
+    ] = False,
     dtype: DtypeOption = "keep",
     format_: Annotated[
         Literal["safetensors", "ckpt"],
@@ -60,6 +71,10 @@ def convert_weights_command(
 
     if format_ == "ckpt" and layout != "mindformers":
         raise typer.BadParameter("Hugging Face reads safetensors; ckpt goes with --layout mindformers")
+    if layout == "mindformers-mcore" and max_shard_size is not None:
+        raise typer.BadParameter(
+            "with an index MindFormers takes a folder for Hugging Face's; leave --max-shard-size out"
+        )
     if format_ == "ckpt" and max_shard_size is not None:
         raise typer.BadParameter("nothing reads shards of ckpt; leave --max-shard-size out, or take safetensors")
     conversion = Conversion(
@@ -67,6 +82,7 @@ def convert_weights_command(
         out=out,
         model_folder=model_folder,
         layout=layout,
+        contiguous=(*(("qkv",) if contiguous_qkv else ()), *(("fc1",) if contiguous_fc1 else ())),
         dtype=None if dtype == "keep" else dtype,
         file_format=format_,
         max_shard_bytes=None if max_shard_size is None else _num_bytes(max_shard_size),

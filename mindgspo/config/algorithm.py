@@ -45,8 +45,6 @@ EstimatorName = Literal[
 class LossRecipe:
     """One policy loss and the defaults that come with it."""
 
-    cell: str
-    """"module:class" below mindgspo.algorithms.losses."""
     source: str
     """Where the loss was published."""
     ratio_level: RatioLevel
@@ -66,72 +64,66 @@ class LossRecipe:
 POLICY_LOSSES: Mapping[str, LossRecipe] = {
     # Both clip ranges of arXiv 2507.18071: section 5.1 gives GSPO's, and that of its GRPO baseline.
     "gspo": LossRecipe(
-        cell="clipped:GSPOLoss", source="arXiv 2507.18071, eq. 5", ratio_level="sequence", surrogate="clip",
+        source="arXiv 2507.18071, eq. 5", ratio_level="sequence", surrogate="clip",
         clip=(3e-4, 4e-4), agg_mode="seq-mean-token-mean",
     ),
     "gspo_token": LossRecipe(
-        cell="clipped:GSPOTokenLoss", source="arXiv 2507.18071, eq. 13", ratio_level="sequence_token",
+        source="arXiv 2507.18071, eq. 13", ratio_level="sequence_token",
         surrogate="clip", clip=(3e-4, 4e-4), agg_mode="seq-mean-token-mean",
     ),
     "grpo": LossRecipe(
-        cell="clipped:GRPOLoss", source="arXiv 2402.03300, eq. 3", ratio_level="token", surrogate="clip",
+        source="arXiv 2402.03300, eq. 3", ratio_level="token", surrogate="clip",
         clip=(0.2, 0.27), agg_mode="seq-mean-token-mean",
     ),
     "ppo": LossRecipe(
-        cell="clipped:PPOLoss", source="arXiv 1707.06347, eq. 7; dual clip arXiv 1912.09729, eq. 5",
+        source="arXiv 1707.06347, eq. 7; dual clip arXiv 1912.09729, eq. 5",
         ratio_level="token", surrogate="clip", clip=(0.2, 0.2), clip_ratio_c=3.0, agg_mode="token-mean",
     ),
     "dapo": LossRecipe(
-        cell="clipped:DAPOLoss", source="arXiv 2503.14476, eq. 8", ratio_level="token", surrogate="clip",
+        source="arXiv 2503.14476, eq. 8", ratio_level="token", surrogate="clip",
         clip=(0.2, 0.28), agg_mode="token-mean",
     ),
     "dr_grpo": LossRecipe(
-        cell="clipped:DrGRPOLoss", source="arXiv 2503.20783, section 3", ratio_level="token", surrogate="clip",
+        source="arXiv 2503.20783, section 3", ratio_level="token", surrogate="clip",
         clip=(0.2, 0.2), agg_mode="seq-mean-token-sum-norm", advantage="dr_grpo",
     ),
     "gmpo": LossRecipe(
-        cell="surrogates:GMPOLoss", source="arXiv 2507.20673", ratio_level="token", surrogate="gmpo",
-        clip=(0.4, 0.4), agg_mode="batch-mean",
+        source="arXiv 2507.20673", ratio_level="token", surrogate="gmpo", clip=(0.4, 0.4), agg_mode="batch-mean",
     ),
     "cispo": LossRecipe(
-        cell="surrogates:CISPOLoss", source="arXiv 2506.13585, eq. 4", ratio_level="token", surrogate="cispo",
+        source="arXiv 2506.13585, eq. 4", ratio_level="token", surrogate="cispo",
         clip=(1.0, 4.0), agg_mode="token-mean",
     ),
     "sapo": LossRecipe(
-        cell="surrogates:SAPOLoss", source="arXiv 2511.20347", ratio_level="token", surrogate="sapo",
-        agg_mode="seq-mean-token-mean",
+        source="arXiv 2511.20347", ratio_level="token", surrogate="sapo", agg_mode="seq-mean-token-mean",
     ),
     "gpg": LossRecipe(
-        cell="surrogates:GPGLoss", source="arXiv 2504.02546", ratio_level="none", surrogate="gpg",
-        agg_mode="token-mean", advantage="gpg",
+        source="arXiv 2504.02546", ratio_level="none", surrogate="gpg", agg_mode="token-mean", advantage="gpg",
     ),
     "luspo": LossRecipe(
-        cell="clipped:LUSPOLoss", source="arXiv 2602.05261", ratio_level="sequence", surrogate="clip",
+        source="arXiv 2602.05261", ratio_level="sequence", surrogate="clip",
         clip=(2e-3, 2.5e-3), agg_mode="seq-mean-token-sum",
     ),
     "dppo_tv": LossRecipe(
-        cell="off_policy:DPPOTVLoss", source="arXiv 2602.04879", ratio_level="token", surrogate="dppo_tv",
+        source="arXiv 2602.04879", ratio_level="token", surrogate="dppo_tv",
         clip=(0.15, 0.15), clip_ratio_c=20.0, agg_mode="token-mean",
     ),
     "dppo_kl": LossRecipe(
-        cell="off_policy:DPPOKLLoss", source="arXiv 2602.04879", ratio_level="token", surrogate="dppo_kl",
+        source="arXiv 2602.04879", ratio_level="token", surrogate="dppo_kl",
         clip=(0.05, 0.05), clip_ratio_c=20.0, agg_mode="token-mean",
     ),
     "vespo": LossRecipe(
-        cell="off_policy:VESPOLoss", source="arXiv 2602.10693", ratio_level="token", surrogate="vespo",
-        agg_mode="token-mean",
+        source="arXiv 2602.10693", ratio_level="token", surrogate="vespo", agg_mode="token-mean",
     ),
     "fipo": LossRecipe(
-        cell="future:FIPOLoss", source="arXiv 2603.19835", ratio_level="token", surrogate="fipo",
+        source="arXiv 2603.19835", ratio_level="token", surrogate="fipo",
         clip=(0.2, 0.28), clip_ratio_c=10.0, agg_mode="token-mean",
     ),
     "clip_cov": LossRecipe(
-        cell="covariance:ClipCovLoss", source="arXiv 2505.22617", ratio_level="token", surrogate="clip_cov",
-        clip=(1.0, 1.0), agg_mode="token-mean",
+        source="arXiv 2505.22617", ratio_level="token", surrogate="clip_cov", clip=(1.0, 1.0), agg_mode="token-mean",
     ),
     "kl_cov": LossRecipe(
-        cell="covariance:KLCovLoss", source="arXiv 2505.22617", ratio_level="token", surrogate="kl_cov",
-        agg_mode="token-mean",
+        source="arXiv 2505.22617", ratio_level="token", surrogate="kl_cov", agg_mode="token-mean",
     ),
 }  # fmt: skip
 

@@ -12,6 +12,7 @@ from mindgspo.config.algorithm import (
     KLSection,
     LossRecipe,
 )
+from mindgspo.config.model import FAMILIES
 from mindgspo.config.schema import ExperimentConfig
 from mindgspo.config.section import is_changed
 from mindgspo.text import did_you_mean
@@ -391,6 +392,23 @@ def router_problems(config: ExperimentConfig) -> Iterator[str]:
         yield (
             f"{key}: old takes the experts of the scoring pass, which algorithm.old_log_probs=sampler leaves out; set "
             f"{key}=rollout, or algorithm.old_log_probs=recompute"
+        )
+
+
+def router_bias_problems(config: ExperimentConfig) -> Iterator[str]:
+    """Violated rules of correction biases that are moved by load."""
+    rate, model, recompute = config.optimizer.router_bias_update_rate, config.model, config.plans.train.recompute
+    key = f"optimizer.router_bias_update_rate: {rate:g}"
+    if not rate:
+        return
+    if model.num_experts is None or not FAMILIES[model.architecture].has_shared_experts:
+        yield f"{key}, but routers of {model.architecture} have no correction bias; remove it"
+    elif model.lora is not None:
+        yield f"{key} would change the base, which model.lora freezes; remove one of the two"
+    elif recompute != "none" and config.algorithm.router_replay == "none":
+        yield (
+            f"{key}: with plans.train.recompute={recompute} the updates do not say which experts they use; set "
+            "algorithm.router_replay=rollout, or plans.train.recompute=none"
         )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import ceil
 
+from mindgspo.config.model import ModelSection
 from mindgspo.config.plan import ParallelPlan
 from mindgspo.config.schema import ExperimentConfig, PlansSection, ServersSection
 
@@ -41,9 +42,24 @@ def block_bytes(config: ExperimentConfig) -> int:
     """Keys and values of one block on one rank of the infer plan; if there are more ranks than key/value heads, each
     rank has one head."""
     model = config.model
-    assert model.head_dim is not None and config.rollout.cache_dtype is not None, "config.resolve fills them in"
-    heads = max(1, model.num_key_value_heads // config.plans.infer.model_parallel)
-    return BLOCK * heads * model.head_dim * 2 * model.num_hidden_layers * _TYPE_BYTES[config.rollout.cache_dtype]
+    assert config.rollout.cache_dtype is not None, "config.resolve fills it in"
+    dims = cached_dims(model, is_fused=config.device == "Ascend")
+    features = sum(dims) * max(1, cached_heads(model) // config.plans.infer.model_parallel)
+    return BLOCK * features * model.num_hidden_layers * _TYPE_BYTES[config.rollout.cache_dtype]
+
+
+def cached_heads(model: ModelSection) -> int:
+    """Heads of a token's cached keys and values. Latent attention has one, which every rank holds."""
+    return model.num_key_value_heads if model.kv_lora_rank is None else 1
+
+
+def cached_dims(model: ModelSection, *, is_fused: bool) -> tuple[int, ...]:
+    """Features of what is cached of a token and head: a key and a value. Latent attention caches a latent with the
+    rotated key, and, where no fused operator finds the one in the other, the latent again."""
+    if model.kv_lora_rank is not None:
+        return (sum(model.latent_dims),) if is_fused else (sum(model.latent_dims), model.kv_lora_rank)
+    assert model.head_dim is not None, "config.resolve fills it in"
+    return model.head_dim, model.head_dim
 
 
 def whole_cache_blocks(config: ExperimentConfig) -> int:

@@ -18,6 +18,7 @@ from mindgspo.text import either
 from mindgspo_kernels.build import has_compiler
 
 _HEAD_STEP = 16  # FlashAttentionScore takes heads of a multiple of this width
+_WIDEST_LATENT = 576  # as MindSpore's own PagedAttention with mla_v_dim
 _WIDEST_HEAD = 16_384 // BLOCK  # PagedAttention takes at most 16,384 numbers of a block and head
 _ARCHITECTURES = ("qwen2", "llama")
 
@@ -62,7 +63,12 @@ def compiler_problems(config: ExperimentConfig) -> Iterator[str]:
 def head_dim_problems(model: ModelSection) -> Iterator[str]:
     """Heads that a card's fused attention does not take."""
     head_dim, heads = model.head_dim, model.num_attention_heads
-    if head_dim is not None and head_dim > _WIDEST_HEAD:
+    if model.kv_lora_rank is not None and sum(model.latent_dims) > _WIDEST_LATENT:
+        yield (
+            f"model.kv_lora_rank: {model.kv_lora_rank}; PagedAttention takes latents with their rotated key of at most "
+            f"{_WIDEST_LATENT} features; nearest legal: {_WIDEST_LATENT - model.latent_dims[1]}"
+        )
+    elif model.kv_lora_rank is None and head_dim is not None and head_dim > _WIDEST_HEAD:
         yield (
             f"model.head_dim: {head_dim}; with blocks of {BLOCK} tokens PagedAttention takes heads of at most "
             f"{_WIDEST_HEAD}; device=CPU has no such limit"

@@ -51,6 +51,11 @@ def log_prob_differences(config: ExperimentConfig) -> Iterator[str]:
     model, rollout, plans = config.model, config.rollout, config.plans
     if model.backend != "native":
         yield f"model.backend {model.backend}, whose operators train while ours sample; set model.backend=native"
+    if model.kv_lora_rank is not None:
+        yield (
+            f"model.architecture {model.architecture}, whose generation multiplies the expansion of latents into "
+            "queries instead; remove the setting"
+        )
     if config.device == "CPU" and not has_compiler():
         yield "MindSpore's own operators, for want of g++; apt-get install g++, which compiles our kernels"
     if rollout.servers.api != "mindgspo":

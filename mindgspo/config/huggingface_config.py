@@ -16,7 +16,17 @@ from typing import Any
 from pydantic import ValidationError
 
 from mindgspo.config.messages import config_error
-from mindgspo.config.model import FAMILIES, ROPE_FIELDS, ModelSection, RopeScalingSection, model_problems
+from mindgspo.config.model import (
+    EXPERT_FIELDS,
+    FAMILIES,
+    LATENT_FIELDS,
+    ROPE_FIELDS,
+    SHARED_EXPERT_FIELDS,
+    Family,
+    ModelSection,
+    RopeScalingSection,
+    model_problems,
+)
 from mindgspo.errors import ConfigError, WeightsError
 from mindgspo.io import parse_json, read_bytes, unique_keys
 from mindgspo.text import did_you_mean, hub_hint, listed, shorten
@@ -34,7 +44,12 @@ _SHARED = (
     "tie_word_embeddings",
     "initializer_range",
 )
-_EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
+# The number of experts is written under the first name, and read under any.
+_NUMBER_OF_EXPERTS: Mapping[str, tuple[str, ...]] = {
+    "qwen3_moe": ("num_experts", "num_local_experts"),
+    "glm4_moe": ("n_routed_experts", "num_local_experts"),
+    "deepseek_v3": ("n_routed_experts", "num_local_experts"),
+}
 # Values that transformers uses if a config.json leaves them out, and that the cells assume for fields they do not read.
 # Qwen2's attention has biases and no switch for them.
 _QWEN: Mapping[str, object] = {"hidden_act": "silu", "use_sliding_window": False, "use_mrope": False}
@@ -43,17 +58,43 @@ _ASSUMED: Mapping[str, Mapping[str, object]] = {
     "qwen3": {**_QWEN, "attention_bias": False},
     "qwen3_moe": {**_QWEN, "attention_bias": False, "decoder_sparse_step": 1, "mlp_only_layers": []},
     "llama": {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
+    "mistral": {"hidden_act": "silu"},
+    "glm": {"hidden_act": "silu"},
+    "glm4": {"hidden_act": "silu"},
+    "glm4_moe": {"hidden_act": "silu"},
+    "deepseek_v3": {
+        **{"hidden_act": "silu", "attention_bias": False, "rope_interleave": True, "moe_layer_freq": 1},
+        **{"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+    },
+}
+_GLM: Mapping[str, object] = {
+    **{"num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131_072, "rms_norm_eps": 1.5625e-07},
+    **{"attention_bias": True, "partial_rotary_factor": 0.5},
 }
 _DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "qwen2": {},
     "qwen3": {"head_dim": 128},
     "qwen3_moe": {},
     "llama": {"max_position_embeddings": 2048},
+    "mistral": {"max_position_embeddings": 131_072, "num_key_value_heads": 8},
+    "glm": _GLM,
+    "glm4": _GLM,
+    "glm4_moe": {
+        **{"max_position_embeddings": 131_072, "rms_norm_eps": 1e-5, "norm_topk_prob": True},
+        **{"n_shared_experts": 1, "first_k_dense_replace": 1, "attention_bias": False, "partial_rotary_factor": 0.5},
+    },
+    "deepseek_v3": {
+        **{"max_position_embeddings": 4096, "norm_topk_prob": True, "n_shared_experts": 1, "first_k_dense_replace": 3},
+        **{"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5, "q_lora_rank": 1536, "kv_lora_rank": 512},
+        **{"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
+    },
 }
 _SCALING = tuple(RopeScalingSection.model_fields)
 _ROPE = (*_SCALING, "type", "rope_theta", "partial_rotary_factor")
-# Features that no cell has, whatever the family: quantised weights, experts that every token goes to.
-_FOREIGN = ("quantization_config", "compression_config", "shared_expert_intermediate_size", "n_shared_experts")
+# Features that no cell has, whatever the family: quantised weights, shared experts that are weighted.
+_FOREIGN = ("quantization_config", "compression_config", "shared_expert_intermediate_size")
+_LEFT_OUT = "mindgspo_left_out"
+"""Key in config.json of exports: layers of the model's files that are not in the export; nothing reads it."""
 FILE = "config.json"
 _MOST_BYTES = 1 << 20
 """Real ones have a few KB."""
@@ -83,10 +124,13 @@ def model_section(raw: Any, path: Path) -> ModelSection:
     values.setdefault("num_key_value_heads", raw.get("num_attention_heads"))
     values.setdefault("tie_word_embeddings", False)
     longest = values.setdefault("max_position_embeddings", 32768)
-    if FAMILIES[architecture].has_experts and "num_experts" not in values:
-        values["num_experts"] = raw.get("num_local_experts")  # as transformers 5 writes it
+    for key in _NUMBER_OF_EXPERTS.get(architecture, ()):
+        if key in raw:
+            values.setdefault("num_experts", raw[key])
     if values.get("head_dim") is None:
         values.pop("head_dim", None)
+    if FAMILIES[architecture].has_partial_rotary:
+        values["partial_rotary_factor"] = _rope(raw).get("partial_rotary_factor", values["partial_rotary_factor"])
     values |= {"architecture": architecture, "rope_theta": _rope_theta(raw), "rope_scaling": _scaling(raw, longest)}
     try:
         section = ModelSection.model_validate_json(json.dumps({"path": str(path.parent), **values}), strict=True)
@@ -103,9 +147,13 @@ def model_section(raw: Any, path: Path) -> ModelSection:
 def huggingface_config(model: ModelSection, *, eos_ids: Sequence[int], pad_id: int) -> dict[str, object]:
     """The content of config.json for an export (float32 weights)."""
     family = FAMILIES[model.architecture]
-    own: dict[str, object] = {"head_dim": model.head_dim} if family.has_own_head_dim else {}
-    if family.has_experts:
-        own |= {key: getattr(model, key) for key in _EXPERTS}
+    own: dict[str, object] = {"head_dim": model.head_dim} if _has_head_dim(family) else {}
+    own |= {key: getattr(model, key) for key in _chosen_keys(family)}
+    if model.num_experts is not None:
+        own |= {_NUMBER_OF_EXPERTS[model.architecture][0]: model.num_experts}
+    own |= left_out_record(model)
+    if model.architecture == "mistral":
+        own["sliding_window"] = None  # transformers would take 4096
     scaling = model.rope_scaling
     return {
         "architectures": [family.huggingface_class],
@@ -122,6 +170,13 @@ def huggingface_config(model: ModelSection, *, eos_ids: Sequence[int], pad_id: i
         "pad_token_id": pad_id,
         "torch_dtype": "float32",
     }
+
+
+def left_out_record(model: ModelSection) -> dict[str, object]:
+    """What config.json says of layers of the model's files that are left out of others; nothing without any."""
+    if not model.left_out_layers:
+        return {}
+    return {"num_nextn_predict_layers": 0, _LEFT_OUT: [f"model.layers.{i}" for i in model.left_out_layers]}
 
 
 # How a published model should be sampled. Lengths are left out: training's bound says nothing about answers.
@@ -163,8 +218,25 @@ def _read_keys(architecture: str) -> tuple[str, ...]:
     family = FAMILIES[architecture]
     return (
         *_SHARED,
-        *(("head_dim",) if family.has_own_head_dim else ()),
-        *(_EXPERTS if family.has_experts else ()),
+        *(("head_dim",) if _has_head_dim(family) else ()),
+        *_chosen_keys(family),
+    )
+
+
+def _has_head_dim(family: Family) -> bool:
+    """Whether head_dim is read. Where heads have parts, transformers writes the rotated one, and reads it nowhere."""
+    return family.has_own_head_dim and not family.has_latent_attention
+
+
+def _chosen_keys(family: Family) -> tuple[str, ...]:
+    """Fields that config.json has in this family alone."""
+    return (
+        *(EXPERT_FIELDS[1:] if family.has_experts else ()),
+        *(SHARED_EXPERT_FIELDS if family.has_shared_experts else ()),
+        *(LATENT_FIELDS if family.has_latent_attention else ()),
+        *(("use_qk_norm",) if family.has_head_norms is None else ()),
+        *(("attention_bias",) if family.has_attention_bias is None else ()),
+        *(("partial_rotary_factor",) if family.has_partial_rotary else ()),
     )
 
 
@@ -211,6 +283,14 @@ def _unimplemented(raw: Mapping[str, object]) -> Iterator[str]:
     for key, assumed in _ASSUMED[architecture].items():
         if (raw.get(key, assumed) or None) != (assumed or None):  # null is the same as false and as an empty list
             yield f"{key} is {raw[key]!r}; only {assumed!r} is implemented"
+    if architecture == "mistral":
+        window = raw.get("sliding_window", 4096)  # transformers' own default
+        longest = raw.get("max_position_embeddings", _DEFAULTS[architecture]["max_position_embeddings"])
+        if window is not None and not (isinstance(window, int) and isinstance(longest, int) and window >= longest):
+            yield (
+                f"sliding_window {shorten(window)} is less than max_position_embeddings {shorten(longest)}; not "
+                "implemented. Sequences that a window holds need none: set the latter to the former"
+            )
     slices = raw.get("pretraining_tp")  # products cut into so many and summed up, which changes rounding alone
     if slices is not None and (type(slices) is not int or slices < 1):
         yield f"pretraining_tp is {slices!r}; it is a whole number from 1 on, and changes nothing here"
@@ -222,11 +302,12 @@ def _unimplemented(raw: Mapping[str, object]) -> Iterator[str]:
         if name not in _ROPE and value is not None:
             yield f"{key}.{shorten(name)} is {shorten(value)}; not implemented"
     partial = _rope(raw).get("partial_rotary_factor", raw.get("partial_rotary_factor"))
-    if partial not in (None, 1):
+    if partial not in (None, 1) and not family.has_partial_rotary:
         yield f"partial_rotary_factor is {partial!r}; only 1 is implemented"
-    for key in _FOREIGN:
+    for key in (*_FOREIGN, *(() if family.has_shared_experts else ("n_shared_experts",))):
         if raw.get(key):
-            yield f"{key} is set ({shorten(raw[key])}); not implemented"
+            mend = "; cast the weights to bfloat16 first, and remove it (DeepSeek: inference/fp8_cast_bf16.py)"
+            yield f"{key} is set ({shorten(raw[key])}); not implemented{mend if key == _FOREIGN[0] else ''}"
     layer_types = raw.get("layer_types") or []
     others = (
         [kind for kind in layer_types if kind != "full_attention"] if isinstance(layer_types, list) else [layer_types]
@@ -241,8 +322,8 @@ def _unimplemented(raw: Mapping[str, object]) -> Iterator[str]:
 
 
 # Not part of the architecture: where weights lie, whose cells compute, in which type, how random ones are drawn, how
-# tables are padded, and adapters beside the weights.
-_FREE = {"path", "backend", "dtype", "initializer_range", "table_rows", "lora"}
+# tables are padded, adapters beside the weights, and layers that are left out.
+_FREE = {"path", "backend", "dtype", "initializer_range", "table_rows", "lora", "num_nextn_predict_layers"}
 # What a model's card may tell its users to change in config.json, for longer sequences than the published ones.
 _STRETCHED = ("rope_theta", "rope_scaling", "max_position_embeddings")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from mindgspo.config.model import ModelSection
     from mindgspo.config.schema import ExperimentConfig
 
-_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
 _MLP = ("gate_proj", "up_proj", "down_proj")
+_JOINED = frozenset({"gate_proj", "up_proj"})
 _ROUTER = "gate"
 _OF_EXPERTS: Mapping[str, tuple[str, ...]] = {"experts": _MLP, "router": (_ROUTER,)}
 _WORDS: Mapping[str, tuple[str, ...]] = {
@@ -26,7 +27,6 @@ _WORDS: Mapping[str, tuple[str, ...]] = {
     "all": _ATTENTION + _MLP,
     **_OF_EXPERTS,
 }
-_TARGETS = (*_WORDS, *_ATTENTION, *_MLP)
 _TABLES = ("embed_tokens", "lm_head", "embeddings", "head")
 
 
@@ -46,9 +46,10 @@ class LoraSection(Section):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Only 0 is implemented: the sampler would have to drop the same values as the trainer."""
     targets: tuple[str, ...] = Field(default=("all",), min_length=1)
-    """Projections with adapters: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj; or attention, mlp,
-    all. Of a mixture, those of the MLP are every expert's own, also called experts; router is its router, which `all`
-    leaves out."""
+    """Projections with adapters: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, of latent attention
+    q_a_proj, q_b_proj, kv_a_proj_with_mqa and kv_b_proj; or attention, mlp, all. Of a mixture, those of the MLP are
+    every expert's own, also called experts, and those of shared experts and of dense layers; router is its router,
+    which `all` leaves out."""
     train_norms: bool = False
     """Train the vectors of all norms themselves, beside the adapters (PEFT's modules_to_save)."""
     init: Literal["kaiming", "gaussian", "pissa"] = "kaiming"
@@ -67,7 +68,7 @@ class LoraSection(Section):
 
     @property
     def projections(self) -> tuple[str, ...]:
-        """Names of the projections that have adapters."""
+        """Names of the projections that have adapters, as far as a model has them."""
         named = {one for target in self.targets for one in _WORDS.get(target, (target,))}
         return tuple(one for one in (*_WORDS["all"], _ROUTER) if one in named)
 
@@ -91,8 +92,8 @@ def rollout_lora_problems(config: ExperimentConfig) -> Iterator[str]:
             )
 
 
-def lora_problems(model: ModelSection) -> Iterator[str]:
-    """Adapters that the model cannot have."""
+def lora_problems(model: ModelSection, *, joins_gate_and_up: bool = False) -> Iterator[str]:
+    """Adapters that the model cannot have. joins_gate_and_up: of its family."""
     lora = model.lora
     if lora is None:
         return
@@ -108,7 +109,19 @@ def lora_problems(model: ModelSection) -> Iterator[str]:
             "model.lora.init: pissa begins with parts of the base, and model.lora.path with an adapter; remove one of "
             "them"
         )
-    yield from (_target_problem(model, target) for target in lora.targets if target not in _TARGETS)
+    known = (*_WORDS, *(name for name in _sizes(model) if name != _ROUTER))
+    yield from (_target_problem(model, target, known) for target in lora.targets if target not in known)
+    if joins_gate_and_up and (joined := _JOINED & set(lora.projections)):
+        if joined != _JOINED:
+            yield (
+                f"model.lora.targets: {', '.join(joined)} alone; files of {model.architecture} have one gate_up_proj, "
+                "whose adapter is that of both; name gate_proj and up_proj, or neither"
+            )
+        if lora.init == "pissa":
+            yield (
+                f"model.lora.init: pissa has no parts of {model.architecture}'s gate_up_proj; set "
+                "model.lora.targets=[attention,down_proj], or init=kaiming"
+            )
     if model.num_experts is None and (of_experts := sorted(_OF_EXPERTS.keys() & set(lora.targets))):
         yield f"model.lora.targets: {', '.join(of_experts)}; {model.architecture} has no experts; set mlp or attention"
     narrowest = narrowest_target(model, lora)
@@ -122,22 +135,40 @@ def narrowest_target(model: ModelSection, lora: LoraSection) -> int:
     return min((min(sizes) for name, sizes in _sizes(model).items() if name in lora.projections), default=0)
 
 
-def _target_problem(model: ModelSection, target: str) -> str:
+def _target_problem(model: ModelSection, target: str, known: Sequence[str]) -> str:
     if target in _TABLES:
         return (
             f"model.lora.targets: {target}; tables are no targets: a tied one is input and output at once, and a row "
             "per token is no projection; leave it out"
         )
     meant = "router" if target == _ROUTER and model.num_experts else target
-    fix = did_you_mean(meant, _TARGETS, otherwise=f"; known: {', '.join(_TARGETS)}")
+    fix = did_you_mean(meant, known, otherwise=f"; known: {', '.join(known)}")
     return f"model.lora.targets: no projection {target!r}{fix}"
 
 
 def _sizes(model: ModelSection) -> dict[str, tuple[int, int]]:
     """Input and output features of each projection."""
-    hidden, head_dim = model.hidden_size, model.head_dim or 1
-    inner = model.moe_intermediate_size or model.intermediate_size
-    query, key_value = model.num_attention_heads * head_dim, model.num_key_value_heads * head_dim
-    outs = dict(zip(_WORDS["all"], (query, key_value, key_value, hidden, inner, inner, hidden), strict=True))
-    ins = {"o_proj": query, "down_proj": inner}
-    return {name: (ins.get(name, hidden), out) for name, out in (outs | {_ROUTER: model.num_experts or 0}).items()}
+    hidden, inner = model.hidden_size, min(model.inner_sizes.values(), default=model.intermediate_size)
+    return {
+        **_attention_sizes(model),
+        **{"gate_proj": (hidden, inner), "up_proj": (hidden, inner), "down_proj": (inner, hidden)},
+        **({_ROUTER: (hidden, model.num_experts)} if model.num_experts else {}),
+    }
+
+
+def _attention_sizes(model: ModelSection) -> dict[str, tuple[int, int]]:
+    hidden, heads, head_dim = model.hidden_size, model.num_attention_heads, model.head_dim or 1
+    query, key_value = heads * head_dim, model.num_key_value_heads * head_dim
+    if model.kv_lora_rank is None or model.qk_rope_head_dim is None:
+        outs = {"q_proj": query, "k_proj": key_value, "v_proj": key_value}
+        return {**{name: (hidden, out) for name, out in outs.items()}, "o_proj": (query, hidden)}
+    latent, rotated = model.latent_dims
+    queries = {"q_proj": (hidden, query)}
+    if model.q_lora_rank is not None:
+        queries = {"q_a_proj": (hidden, model.q_lora_rank), "q_b_proj": (model.q_lora_rank, query)}
+    return {
+        **queries,
+        "kv_a_proj_with_mqa": (hidden, latent + rotated),
+        "kv_b_proj": (latent, heads * (head_dim - rotated + model.value_dim)),
+        "o_proj": (heads * model.value_dim, hidden),
+    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -20,21 +20,59 @@ class Family:
 
     huggingface_class: str
     """Its name in config.json's `architectures`."""
-    has_attention_bias: bool = False
-    """Whether q, k and v have a bias."""
-    has_head_norms: bool = False
-    """Whether every query and key head has an RMSNorm."""
+    has_attention_bias: bool | None = False
+    """Whether q, k and v have a bias. None: as `model.attention_bias` says."""
+    has_partial_rotary: bool = False
+    """Whether `model.partial_rotary_factor` may be less than 1."""
+    joins_gate_and_up: bool = False
+    """Whether files have the rows of gate_proj and up_proj as one matrix, gate_up_proj."""
+    is_interleaved: bool = False
+    """Whether rotary embedding turns neighbouring features (2 i, 2 i + 1) instead of (i, i + R / 2)."""
+    has_head_norms: bool | None = False
+    """Whether every query and key head has an RMSNorm. None: as `model.use_qk_norm` says."""
+    has_sandwich_norms: bool = False
+    """Whether the outputs of attention and of the feed-forward block have an RMSNorm before they are added."""
     has_own_head_dim: bool = True
     """Whether the width of a head may differ from hidden_size / num_attention_heads."""
+    has_latent_attention: bool = False
+    """Whether keys and values are expanded from one latent of each token (arXiv 2405.04434)."""
     has_experts: bool = False
-    """Whether every layer's feed-forward block is a mixture of experts."""
+    """Whether layers' feed-forward blocks are mixtures of experts."""
+    has_shared_experts: bool = False
+    """Whether mixtures are as DeepSeek-V3's (arXiv 2412.19437): after dense layers, beside shared experts, with scores
+    that are sigmoids and a frozen bias for choosing alone."""
 
 
+_GLM = Family(
+    huggingface_class="GlmForCausalLM",
+    has_attention_bias=None,
+    has_partial_rotary=True,
+    is_interleaved=True,
+    joins_gate_and_up=True,
+)
 FAMILIES: Mapping[str, Family] = {
     "qwen2": Family(huggingface_class="Qwen2ForCausalLM", has_attention_bias=True, has_own_head_dim=False),
     "qwen3": Family(huggingface_class="Qwen3ForCausalLM", has_head_norms=True),
     "qwen3_moe": Family(huggingface_class="Qwen3MoeForCausalLM", has_head_norms=True, has_experts=True),
     "llama": Family(huggingface_class="LlamaForCausalLM"),
+    "mistral": Family(huggingface_class="MistralForCausalLM"),
+    "glm": _GLM,
+    "glm4": replace(_GLM, huggingface_class="Glm4ForCausalLM", has_sandwich_norms=True),
+    "glm4_moe": Family(
+        huggingface_class="Glm4MoeForCausalLM",
+        has_attention_bias=None,
+        has_partial_rotary=True,
+        has_head_norms=None,
+        has_experts=True,
+        has_shared_experts=True,
+    ),
+    "deepseek_v3": Family(
+        huggingface_class="DeepseekV3ForCausalLM",
+        is_interleaved=True,
+        has_latent_attention=True,
+        has_experts=True,
+        has_shared_experts=True,
+    ),
 }
 
 
@@ -49,7 +87,7 @@ class RopeScalingSection(Section):
     transformers computes it in one forward pass of up to max_position_embeddings tokens; longer sequences are refused,
     because every length has a base of its own and cached keys would keep that of a shorter one. For sequences of up to
     M tokens set max_position_embeddings to M instead of N, and multiply rope_theta by
-    (factor M / N - factor + 1)^(D / (D - 2)), with head_dim D.
+    (factor M / N - factor + 1)^(R / (R - 2)), where R features of a head turn.
     """
 
     rope_type: Literal["linear", "dynamic", "yarn", "llama3"] = "llama3"
@@ -100,10 +138,17 @@ class ModelSection(Section):
     backend: Literal["native", "mindformers"] = "native"
     """Whose transformer is trained: ours, or MindFormers' (qwen2 and llama, on CPU in one process; see
     docs/integrations.md). Generation is ours with either."""
-    architecture: Literal["qwen2", "qwen3", "qwen3_moe", "llama"] = "qwen2"
-    """Model family. qwen2 covers Qwen2 and Qwen2.5: biases on q, k and v. qwen3 covers the dense Qwen3: no biases, but
-    an RMSNorm of every query and key head; qwen3_moe is the same with a mixture of experts in every layer. llama covers
-    Llama 2 and 3: neither biases nor norms of heads."""
+    architecture: Literal[
+        "qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "glm", "glm4", "glm4_moe", "deepseek_v3"
+    ] = "qwen2"
+    """Model family. qwen2 covers Qwen2, Qwen2.5 and Qwen2.5-Math: biases on q, k and v. qwen3 covers the dense Qwen3:
+    no biases, but an RMSNorm of every query and key head; qwen3_moe is the same with a mixture of experts in every
+    layer. llama covers Llama 2 and 3: neither biases nor norms of heads; mistral is the same without a sliding window
+    (Mistral-7B from v0.2 on). glm covers GLM-4 of 2024 (glm-4-9b-chat-hf): biases or none, and rotary embedding of
+    neighbouring features of a part of each head; glm4, of 2025 (GLM-4-0414, GLM-Z1), is the same with an RMSNorm of
+    each block's output. glm4_moe covers GLM-4.5 and GLM-4.5-Air: dense layers, then mixtures with shared experts;
+    rotary embedding of a part of each head. deepseek_v3 covers DeepSeek-V3, DeepSeek-R1 and Moonlight-16B-A3B: the same
+    with multi-head latent attention."""
     vocab_size: int = Field(ge=2, le=1 << 24)
     """Rows of the embedding table; at least the tokenizer's size (Qwen2.5 pads its 151,665 tokens to
     151,936)."""
@@ -114,8 +159,8 @@ class ModelSection(Section):
     hidden_size: int = Field(ge=1, le=1 << 20)
     """Width of the residual stream; a multiple of num_attention_heads unless head_dim is set."""
     intermediate_size: int = Field(ge=1, le=1 << 22)
-    """Width inside the SwiGLU feed-forward block. Not used if every layer has experts, but Hugging Face's config.json
-    names it."""
+    """Width inside the SwiGLU feed-forward block of dense layers. Not used if every layer has experts, but Hugging
+    Face's config.json names it."""
     num_hidden_layers: int = Field(ge=1, le=1000)
     """Decoder layers."""
     num_attention_heads: int = Field(ge=1, le=65_536)
@@ -125,21 +170,55 @@ class ModelSection(Section):
     head_dim: int | None = Field(default=None, ge=1, le=65_536)
     """Width of one head; even (RoPE). None: hidden_size / num_attention_heads, which is the only legal value for qwen2
     (Qwen3 has 128 whatever its width)."""
+    q_lora_rank: int | None = Field(default=None, ge=1, le=1 << 20)
+    """deepseek_v3 only: width of the latent that queries are made of (DeepSeek-V3: 1536). None: of the hidden states
+    (Moonlight)."""
+    kv_lora_rank: int | None = Field(default=None, ge=1, le=1 << 20)
+    """deepseek_v3 only: width of the latent that keys and values are made of (512)."""
+    qk_nope_head_dim: int | None = Field(default=None, ge=1, le=65_536)
+    """deepseek_v3 only: features of a query and key head without position (128)."""
+    qk_rope_head_dim: int | None = Field(default=None, ge=1, le=65_536)
+    """deepseek_v3 only: features of a query and key head that rotary embedding turns, the last ones (64)."""
+    v_head_dim: int | None = Field(default=None, ge=1, le=65_536)
+    """deepseek_v3 only: features of a value head (128); at most those of a key head."""
+    attention_bias: bool | None = None
+    """Whether q, k and v have a bias; a choice for glm, glm4 and glm4_moe only. None: what the family has; of
+    these three, true."""
+    use_qk_norm: bool = False
+    """glm4_moe only: whether every query and key head has an RMSNorm (GLM-4.5: true, GLM-4.5-Air: false)."""
     num_experts: int | None = Field(default=None, ge=2, le=1024)
-    """qwen3_moe only: experts of every layer."""
+    """Mixtures only: experts of a layer (config.json: num_experts, n_routed_experts or num_local_experts)."""
     num_experts_per_tok: int | None = Field(default=None, ge=1)
-    """qwen3_moe only: number of experts per token; at most num_experts."""
+    """Mixtures only: number of experts per token; at most num_experts."""
     moe_intermediate_size: int | None = Field(default=None, ge=1, le=1 << 22)
-    """qwen3_moe only: width inside each expert's SwiGLU."""
+    """Mixtures only: width inside each expert's SwiGLU."""
     norm_topk_prob: bool = False
-    """qwen3_moe only: whether the router's weights of a token's experts are scaled to a sum of 1 (Qwen3-30B-A3B:
+    """Mixtures only: whether the router's weights of a token's experts are scaled to a sum of 1 (Qwen3-30B-A3B:
     true)."""
+    n_shared_experts: int = Field(default=0, ge=0, le=1024)
+    """glm4_moe and deepseek_v3 only: one dense block of so many times moe_intermediate_size computes every token beside
+    the experts."""
+    first_k_dense_replace: int = Field(default=0, ge=0)
+    """glm4_moe and deepseek_v3 only: so many layers at the beginning are dense."""
+    n_group: int = Field(default=1, ge=1)
+    """glm4_moe and deepseek_v3 only: equal groups of experts, by their numbers."""
+    topk_group: int = Field(default=1, ge=1)
+    """glm4_moe and deepseek_v3 only: number of groups that a token's experts come from: those with the largest sums of
+    their two largest scores."""
+    routed_scaling_factor: float = Field(default=1.0, gt=0)
+    """glm4_moe and deepseek_v3 only: factor of the router's weights (GLM-4.5 and DeepSeek-V3: 2.5)."""
+    num_nextn_predict_layers: int = Field(default=0, ge=0, le=100)
+    """glm4_moe and deepseek_v3 only: so many layers after the last one in files of weights predict further tokens. They
+    are not loaded, not trained and not exported."""
     max_position_embeddings: int = Field(default=32768, ge=1)
     """Longest sequence in tokens, prompt and response together."""
     rms_norm_eps: float = Field(default=1e-6, gt=0)
     """Added to the mean square in RMSNorm."""
     rope_theta: float = Field(default=1_000_000.0, gt=1)
     """Base of the rotary position embedding (Qwen2.5: 1e6, Llama 3: 5e5)."""
+    partial_rotary_factor: float = Field(default=1.0, gt=0, le=1)
+    """glm, glm4 and glm4_moe only: share of each head's features, the first ones, that rotary embedding turns (GLM-4:
+    0.5)."""
     rope_scaling: RopeScalingSection | None = None
     """Stretched rotary embedding for long contexts. None: as trained."""
     tie_word_embeddings: bool = False
@@ -162,6 +241,56 @@ class ModelSection(Section):
         """Rows of the tables in memory."""
         return self.vocab_size if self.table_rows is None else self.table_rows
 
+    @property
+    def rotary_dim(self) -> int:
+        """Features of each head that rotary embedding turns."""
+        if self.qk_rope_head_dim is not None:
+            return self.qk_rope_head_dim
+        assert self.head_dim is not None, "config.rules refuses a width that its heads do not divide"
+        return int(self.head_dim * self.partial_rotary_factor)
+
+    @property
+    def value_dim(self) -> int:
+        """Features of a value head."""
+        size = self.head_dim if self.v_head_dim is None else self.v_head_dim
+        assert size is not None, "config.rules refuses a width that its heads do not divide"
+        return size
+
+    @property
+    def latent_dims(self) -> tuple[int, int]:
+        """Features of a token's latent and of its rotated key, which latent attention caches."""
+        assert self.kv_lora_rank is not None and self.qk_rope_head_dim is not None, "config.rules refuses it"
+        return self.kv_lora_rank, self.qk_rope_head_dim
+
+    @property
+    def has_head_norms(self) -> bool:
+        """Whether every query and key head has an RMSNorm."""
+        own = FAMILIES[self.architecture].has_head_norms
+        return self.use_qk_norm if own is None else own
+
+    @property
+    def expert_layers(self) -> range:
+        """Numbers of the layers that are mixtures of experts."""
+        return range(self.first_k_dense_replace if self.num_experts else self.num_hidden_layers, self.num_hidden_layers)
+
+    @property
+    def left_out_layers(self) -> range:
+        """Numbers of the layers in files of weights that predict further tokens."""
+        return range(self.num_hidden_layers, self.num_hidden_layers + self.num_nextn_predict_layers)
+
+    @property
+    def inner_sizes(self) -> dict[str, int]:
+        """Widths inside the feed-forward blocks that the model has, by what they follow from; of shared experts the sum
+        of all."""
+        dense = len(self.expert_layers) < self.num_hidden_layers
+        sizes = {"intermediate_size": self.intermediate_size} if dense else {}
+        if self.moe_intermediate_size and self.expert_layers:
+            sizes["moe_intermediate_size"] = self.moe_intermediate_size
+            if self.n_shared_experts:
+                shared = self.n_shared_experts * self.moe_intermediate_size
+                sizes["n_shared_experts x moe_intermediate_size"] = shared
+        return sizes
+
     @model_validator(mode="after")
     def _has_rows_for_its_tokens(self) -> ModelSection:
         if self.rows < self.vocab_size:
@@ -172,18 +301,29 @@ class ModelSection(Section):
     def _with_head_dim(self) -> ModelSection:
         """Filled in here and not by `config.load`, because Python code builds sections too. It stays None if the
         quotient is not whole, which `config.rules` rejects."""
-        if self.head_dim is None and self.hidden_size % self.num_attention_heads == 0:
+        if self.qk_nope_head_dim is not None and self.qk_rope_head_dim is not None:
+            object.__setattr__(self, "head_dim", self.qk_nope_head_dim + self.qk_rope_head_dim)
+        elif self.head_dim is None and self.hidden_size % self.num_attention_heads == 0:
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
+        return self
+
+    @model_validator(mode="after")
+    def _with_attention_bias(self) -> ModelSection:
+        if self.attention_bias is None:
+            own = FAMILIES[self.architecture].has_attention_bias
+            object.__setattr__(self, "attention_bias", own is None or own)
         return self
 
 
 def model_problems(model: ModelSection) -> Iterator[str]:
     """Sizes that no model can have."""
     heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
+    yield from _latent_problems(model)
     yield from _head_dim_problems(model)
     yield from _expert_problems(model)
+    yield from _rotary_problems(model)
     yield from _rope_scaling_problems(model)
-    yield from lora_problems(model)
+    yield from lora_problems(model, joins_gate_and_up=FAMILIES[model.architecture].joins_gate_and_up)
     if heads % kv_heads:
         yield (
             f"model.num_key_value_heads: {kv_heads} does not divide num_attention_heads {heads}; "
@@ -191,8 +331,40 @@ def model_problems(model: ModelSection) -> Iterator[str]:
         )
 
 
+# Fields of latent attention; q_lora_rank may be left out.
+LATENT_FIELDS = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+
+
+def _latent_problems(model: ModelSection) -> Iterator[str]:
+    architecture = model.architecture
+    if not FAMILIES[architecture].has_latent_attention:
+        users = either([name for name, family in FAMILIES.items() if family.has_latent_attention])
+        for name in LATENT_FIELDS:
+            if getattr(model, name) is not None:
+                yield f"model.{name}: {architecture} has none; remove it, or set model.architecture={users}"
+        return
+    for name in LATENT_FIELDS[1:]:
+        if getattr(model, name) is None:
+            yield f"model.{name}: missing; {architecture} needs it, and its config.json has it"
+    rotated, key, value = model.qk_rope_head_dim, model.head_dim, model.v_head_dim
+    if rotated is not None and rotated % 2:
+        yield (
+            f"model.qk_rope_head_dim: {rotated} must be even (RoPE turns pairs); nearest legal: "
+            f"{either([rotated - 1, rotated + 1] if rotated > 1 else [2])}"
+        )
+    if value is not None and key is not None and value > key:
+        yield f"model.v_head_dim: {value} is more than qk_nope_head_dim + qk_rope_head_dim; largest legal: {key}"
+    if model.num_key_value_heads != model.num_attention_heads:
+        yield (
+            f"model.num_key_value_heads: {model.num_key_value_heads}; every head of {architecture} has its own keys "
+            f"and values: {model.num_attention_heads}"
+        )
+
+
 def _head_dim_problems(model: ModelSection) -> Iterator[str]:
     hidden, heads, head_dim = model.hidden_size, model.num_attention_heads, model.head_dim
+    if model.kv_lora_rank is not None:
+        return
     if head_dim is None or head_dim * heads == hidden:
         if hidden % heads or (hidden // heads) % 2:
             legal = [size for size in divisors(hidden) if (hidden // size) % 2 == 0]
@@ -214,21 +386,80 @@ def _head_dim_problems(model: ModelSection) -> Iterator[str]:
         )
 
 
+# Fields of mixtures, and those of mixtures with shared experts alone.
+EXPERT_FIELDS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
+SHARED_EXPERT_FIELDS = (
+    "n_shared_experts",
+    "first_k_dense_replace",
+    "n_group",
+    "topk_group",
+    "routed_scaling_factor",
+    "num_nextn_predict_layers",
+)
+
+
 def _expert_problems(model: ModelSection) -> Iterator[str]:
-    sizes = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
-    if not FAMILIES[model.architecture].has_experts:
-        for name in (*sizes, "norm_topk_prob"):
-            if getattr(model, name):
-                yield (
-                    f"model.{name}: {model.architecture} has no experts; remove it, or set model.architecture=qwen3_moe"
-                )
+    family, architecture = FAMILIES[model.architecture], model.architecture
+    if model.use_qk_norm and family.has_head_norms is not None:
+        has = "no norms" if not family.has_head_norms else "norms"
+        yield f"model.use_qk_norm: {architecture} has {has} of queries and keys, and no choice; remove it"
+    foreign = () if family.has_experts else EXPERT_FIELDS
+    foreign += () if family.has_shared_experts else SHARED_EXPERT_FIELDS
+    for name in foreign:
+        if getattr(model, name) != ModelSection.model_fields[name].default:
+            users = [one for one, each in FAMILIES.items() if each.has_experts]
+            what = "no experts"
+            if name in SHARED_EXPERT_FIELDS:
+                users, what = [one for one in users if FAMILIES[one].has_shared_experts], "none"
+            yield f"model.{name}: {architecture} has {what}; remove it, or set model.architecture={either(users)}"
+    if not family.has_experts:
         return
-    missing = [name for name in sizes if getattr(model, name) is None]
+    missing = [name for name in EXPERT_FIELDS[:3] if getattr(model, name) is None]
     for name in missing:
-        yield f"model.{name}: missing; {model.architecture} needs it, and its config.json has it"
-    chosen, every = model.num_experts_per_tok, model.num_experts
-    if not missing and chosen is not None and every is not None and chosen > every:
-        yield f"model.num_experts_per_tok: {chosen} is more than num_experts {every}; largest legal: {every}"
+        yield f"model.{name}: missing; {architecture} needs it, and its config.json has it"
+    if not missing:
+        yield from _choice_problems(model)
+
+
+def _choice_problems(model: ModelSection) -> Iterator[str]:
+    """Rules of the choice of experts, and of the layers that choose."""
+    chosen, every, groups = model.num_experts_per_tok, model.num_experts, model.n_group
+    assert chosen is not None and every is not None
+    size, dense = every // groups, model.first_k_dense_replace
+    if every % groups or (groups > 1 and size < 2):
+        legal = [one for one in divisors(every) if every // one > 1]
+        yield (
+            f"model.n_group: {groups} does not split num_experts {every} into equal groups of 2 or more; nearest "
+            f"legal: {either(nearest(legal, groups))}"
+        )
+    elif model.topk_group > groups:
+        yield f"model.topk_group: {model.topk_group} is more than n_group {groups}; largest legal: {groups}"
+    elif chosen > (most := size * model.topk_group):
+        of_groups = f" in topk_group {model.topk_group} of n_group {groups} groups" if groups > 1 else ""
+        yield f"model.num_experts_per_tok: {chosen} is more than num_experts {every}{of_groups}; largest legal: {most}"
+    if dense >= model.num_hidden_layers:
+        yield (
+            f"model.first_k_dense_replace: {dense} of num_hidden_layers {model.num_hidden_layers} leave no layer with "
+            f"experts; largest legal: {model.num_hidden_layers - 1}"
+        )
+
+
+def _rotary_problems(model: ModelSection) -> Iterator[str]:
+    architecture, factor, head_dim = model.architecture, model.partial_rotary_factor, model.head_dim
+    family = FAMILIES[architecture]
+    if family.has_attention_bias not in (None, model.attention_bias):
+        has = "no biases" if model.attention_bias else "biases"
+        yield f"model.attention_bias: {architecture} has {has} of q, k and v, and no choice; remove it"
+    if factor == 1 or head_dim is None:
+        return
+    if not family.has_partial_rotary:
+        yield f"model.partial_rotary_factor: {factor:g}; {architecture} turns all features of a head; remove it"
+    elif (turned := model.rotary_dim) % 2 or not turned:
+        legal = [f"{size / head_dim:g}" for size in (turned - 1, turned + 1 + (not turned)) if size > 0]
+        yield (
+            f"model.partial_rotary_factor: {factor:g} of head_dim {head_dim} are {turned} features, which must be an "
+            f"even number from 2 on (RoPE turns pairs); nearest legal: {either(legal)}"
+        )
 
 
 def _rope_scaling_problems(model: ModelSection) -> Iterator[str]:

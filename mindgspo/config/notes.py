@@ -247,6 +247,7 @@ def notes(config: ExperimentConfig) -> list[str]:
         _exactness_notes,
         _float16_notes,
         _lora_notes,
+        _left_out_notes,
         _sampling_notes,
         _unread_notes,
         _packing_notes,
@@ -303,6 +304,15 @@ def _lora_notes(config: ExperimentConfig) -> Iterator[str]:
     if config.has_servers and not config.sends_adapters:
         fix = "" if config.model.lora.init == "pissa" else "; with rollout.lora=separate only adapters travel"
         yield f"rollout.lora: {config.rollout.lora}; servers get whole merged weights at every hand-over{fix}"
+
+
+def _left_out_notes(config: ExperimentConfig) -> Iterator[str]:
+    if left_out := config.model.left_out_layers:
+        layers = f"model.layers.{left_out[0]}" + (f" to {left_out[-1]}" if len(left_out) > 1 else "")
+        yield (
+            f"model.num_nextn_predict_layers: {len(left_out)}; {layers} of the model's files predict further tokens; "
+            "they are neither loaded nor trained, and exports have none"
+        )
 
 
 def _sampling_notes(config: ExperimentConfig) -> Iterator[str]:

@@ -188,9 +188,7 @@ def _model_parallel_problems(name: str, plan: ParallelPlan, model: ModelSection)
     if size in legal:
         return []
     sizes = f"{model.num_attention_heads} attention heads, {model.num_key_value_heads} key/value heads, "
-    if not _has_whole_experts(plan, model):
-        inner = "moe_intermediate_size" if model.moe_intermediate_size else "intermediate_size"
-        sizes += f"{inner} {inner_size(model)}, "
+    sizes += "".join(f"{inner} {width}, " for inner, width in _cut_inner_sizes(plan, model).items())
     padded = model.model_copy(update={"table_rows": -(-model.vocab_size // size) * size})
     mend = f", or model.table_rows={padded.rows}" if size in legal_model_parallel(plan, padded) else ""
     table = f"vocab_size {model.vocab_size}" if model.table_rows is None else f"table_rows {model.rows}"
@@ -200,9 +198,10 @@ def _model_parallel_problems(name: str, plan: ParallelPlan, model: ModelSection)
     ]
 
 
-def _has_whole_experts(plan: ParallelPlan, model: ModelSection) -> bool:
-    """Whether model_parallel leaves the features of experts, which are then the only feed-forward blocks, alone."""
-    return model.num_experts is not None and plan.expert_tensor_parallel == 1
+def _cut_inner_sizes(plan: ParallelPlan, model: ModelSection) -> dict[str, int]:
+    """The part of `ModelSection.inner_sizes` that model_parallel cuts: whole experts are left alone."""
+    is_left = model.num_experts is not None and plan.expert_tensor_parallel == 1
+    return {name: size for name, size in model.inner_sizes.items() if not (is_left and name == "moe_intermediate_size")}
 
 
 def _context_problems(name: str, plan: ParallelPlan, model: ModelSection) -> list[str]:
@@ -226,15 +225,10 @@ def legal_context_parallel(plan: ParallelPlan, model: ModelSection) -> list[int]
     return [size for size in divisors(heads) if kv_heads % size == 0 or size % kv_heads == 0]
 
 
-def inner_size(model: ModelSection) -> int:
-    """Width inside a feed-forward block: of each expert where there are experts."""
-    return model.moe_intermediate_size or model.intermediate_size
-
-
 def legal_model_parallel(plan: ParallelPlan, model: ModelSection) -> list[int]:
     """Into how many slices a plan of these other sizes can cut the model's matrices, ascending."""
-    inner = 0 if _has_whole_experts(plan, model) else inner_size(model)
-    return [size for size in divisors(model.num_attention_heads) if inner % size == 0 and _fits(size, model)]
+    sizes = [size for size in divisors(model.num_attention_heads) if _fits(size, model)]
+    return [size for size in sizes if not any(inner % size for inner in _cut_inner_sizes(plan, model).values())]
 
 
 def _fits(model_parallel: int, model: ModelSection) -> bool:

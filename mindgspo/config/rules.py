@@ -16,6 +16,7 @@ from mindgspo.config.algorithm_rules import (
     kl_problems,
     loss_problems,
     old_log_prob_problems,
+    router_bias_problems,
     router_problems,
 )
 from mindgspo.config.cache import cache_budget_problems
@@ -208,6 +209,7 @@ def joined_problems(config: ExperimentConfig) -> list[str]:
         *kl_problems(config),
         *old_log_prob_problems(config),
         *router_problems(config),
+        *router_bias_problems(config),
         *correction_problems(config),
         *advantage_problems(config),
         *filter_problems(config),

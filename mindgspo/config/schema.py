@@ -52,6 +52,11 @@ class OptimizerSection(Section):
     schedule_steps: int | None = Field(default=None, ge=1)
     """Training steps that the schedule takes; later ones keep its last learning rate. It also sets the rates of a run
     that is extended beyond it. None: the whole run (Megatron: lr_decay_iters)."""
+    router_bias_update_rate: float = Field(default=0.0, ge=0, lt=1)
+    """glm4_moe and deepseek_v3 only: after each update every router's correction bias rises by this much for experts
+    with less than the mean load of its layer, and falls for those with more. Loads are the update's tokens by expert,
+    over all ranks. 0: the biases are frozen; DeepSeek-V3 was pre-trained with 0.001 (Megatron:
+    moe_router_bias_update_rate)."""
 
 
 class ReshardSection(Section):

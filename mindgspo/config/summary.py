@@ -376,10 +376,11 @@ def recorded_experts(config: ExperimentConfig) -> str:
     model, rollout = config.model, config.rollout
     assert model.num_experts is not None and model.num_experts_per_tok is not None, "config.rules refuses it"
     size = 1 if model.num_experts <= 256 else 2
-    per_token = model.num_hidden_layers * model.num_experts_per_tok * size
+    layers = len(model.expert_layers)
+    per_token = layers * model.num_experts_per_tok * size
     responses = rollout.prompts_per_step * rollout.num_generations
     most = per_token * (responses * rollout.max_new_tokens + rollout.prompts_per_step * config.data.max_prompt_length)
-    choices = f"{model.num_hidden_layers} layers x {model.num_experts_per_tok} experts x {size} byte{'s' * (size > 1)}"
+    choices = f"{layers} layers x {model.num_experts_per_tok} experts x {size} byte{'s' * (size > 1)}"
     used = {"none": "compared, not replayed", "old": "compared; updates replay those of scoring", "rollout": "replayed"}
     return (
         f"{per_token:,} bytes per token = {choices}, at most {most / 2**20:,.1f} MB per step in all; "

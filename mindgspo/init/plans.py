@@ -169,7 +169,7 @@ def _train_plans(
     """
     experts = 0
     if model.num_experts is not None and model.moe_intermediate_size is not None:
-        experts = model.num_hidden_layers * model.num_experts * 3 * model.hidden_size * model.moe_intermediate_size
+        experts = len(model.expert_layers) * model.num_experts * 3 * model.hidden_size * model.moe_intermediate_size
     others = whole_bytes(model) // FLOAT - experts
     slices, cards = _slices(model, machine), machine.cards
     rollout = 0 if is_swapped else _BYTES_GENERATING * (others + experts) // infer_slices

@@ -25,7 +25,7 @@ from math import prod, sqrt
 import numpy as np
 
 from mindgspo.models.model import Model
-from mindgspo.models.names import adapter_name, is_adapter, parameter_shapes
+from mindgspo.models.names import adapter_pairs, is_adapter, parameter_shapes
 from mindgspo.models.weights import weight_layouts, weight_views
 from mindgspo.parallel.collectives.host import sum_over_world
 from mindgspo.types import Float32Array
@@ -41,7 +41,7 @@ class AdapterNorms:
         self._model, self._scale = model, section.lora.scale
         self._layouts = weight_layouts(section, model)
         shapes = parameter_shapes(section)
-        self._targets = [name for name in shapes if adapter_name(name, "A") in shapes]
+        self._targets = adapter_pairs(model.config)
         rank = section.lora.rank
         self._shapes = {name: (*shapes[name][:-2], rank, rank) for name in shapes if is_adapter(name)}
         self._base_square: float | None = None
@@ -60,11 +60,11 @@ class AdapterNorms:
         products = self._products(views)
         squares = dict.fromkeys("AB", 0.0)
         change = 0.0
-        for name in self._targets:
-            a, b = (products[adapter_name(name, matrix)] for matrix in "AB")
-            squares["A"] += float(np.trace(a, axis1=-2, axis2=-1).sum())
-            squares["B"] += float(np.trace(b, axis1=-2, axis2=-1).sum())
-            change += float((a * b).sum(dtype=np.float64))
+        for name, product in products.items():
+            matrix = "A" if name.endswith("A.weight") else "B"
+            squares[matrix] += float(np.trace(product, axis1=-2, axis2=-1).sum())
+        for a, b in self._targets.values():
+            change += float((products[a] * products[b]).sum(dtype=np.float64))
         return {
             "lora/norm_a": sqrt(squares["A"]),
             "lora/norm_b": sqrt(squares["B"]),

@@ -50,11 +50,13 @@ class DrawnTensors:
         self.metadata: Mapping[str, str] = {}
         self.tensors = {name: TensorInfo(dtype="F32", shape=shape) for name, shape in weight_shapes(section).items()}
         shapes = parameter_shapes(section)
-        ours = {theirs: name for name, names in hugging_face_names(section).items() for theirs in names}
+        ours: dict[str, tuple[str, ...]] = {}
+        for name, place in hugging_face_names(section).items():
+            ours |= {theirs: (*ours.get(theirs, ()), name) for theirs in place.names}
 
         @lru_cache(maxsize=1)  # experts are drawn together and read one by one
-        def drawn(name: str) -> dict[str, np.ndarray]:
-            return to_hugging_face(section, {name: initial_values(name, shapes[name], section, seed)})
+        def drawn(names: tuple[str, ...]) -> dict[str, np.ndarray]:
+            return to_hugging_face(section, {name: initial_values(name, shapes[name], section, seed) for name in names})
 
         self._read = lambda theirs: drawn(ours[theirs])[theirs]
 

@@ -19,7 +19,7 @@ from mindgspo.config.lora import LoraSection
 from mindgspo.config.yaml_dialect import parse_document, write_document
 from mindgspo.errors import WeightsError
 from mindgspo.io import parse_json, read_bytes, unique_keys
-from mindgspo.models.names import adapter_name, is_adapter, trained_weight_shapes
+from mindgspo.models.names import adapter_name, adapter_pairs, is_adapter, trained_weight_shapes
 from mindgspo.models.weight_check import check_names
 from mindgspo.tensor_files.tensors import TensorSource
 from mindgspo.text import listed, shorten
@@ -49,12 +49,14 @@ def merged_weight(lora: LoraSection, weight: np.ndarray, a: np.ndarray, b: np.nd
 
 
 def merged_weights(model: ModelSection, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The weights of the model without adapters that computes what this one does. tensors: whole, float32."""
+    """The weights of the model without adapters that computes what this one does. tensors: whole, float32, by our names
+    or those in a file."""
     assert model.lora is not None
-    weights = {name: array for name, array in tensors.items() if not is_adapter(name)}
+    weights, pairs = {name: array for name, array in tensors.items() if not is_adapter(name)}, adapter_pairs(model)
     for name in weights:
-        if (a := tensors.get(adapter_name(name, "A"))) is not None:
-            weights[name] = merged_weight(model.lora, weights[name], a, tensors[adapter_name(name, "B")])
+        a, b = pairs.get(name) or (adapter_name(name, matrix) for matrix in "AB")
+        if a in tensors:
+            weights[name] = merged_weight(model.lora, weights[name], tensors[a], tensors[b])
     return weights
 
 
@@ -62,6 +64,12 @@ def peft_names(model: ModelSection) -> dict[str, str]:
     """{name in a checkpoint: PEFT's} of everything that is trained. Experts have matrices of their own, as where each
     is an nn.Linear; PEFT stacks these for versions of transformers that stack the experts."""
     return {name: f"base_model.model.{name}" for name in trained_weight_shapes(model)}
+
+
+def _target_modules(model: ModelSection, lora: LoraSection) -> tuple[str, ...]:
+    """The layers with adapters by their names in files, which may join several."""
+    present = {name.split(".")[-3] for name in trained_weight_shapes(model) if is_adapter(name)}
+    return *(name for name in lora.projections if name in present), *(present - {*lora.projections})
 
 
 def _saved_modules(model: ModelSection) -> list[str]:
@@ -81,7 +89,7 @@ def peft_config(model: ModelSection) -> dict[str, object]:
         "lora_alpha": int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,
         "use_rslora": lora.use_rslora,
         "lora_dropout": 0.0,
-        "target_modules": list(lora.projections),
+        "target_modules": list(_target_modules(model, lora)),
         "init_lora_weights": True if lora.init == "kaiming" else lora.init,
         "bias": "none",
         "fan_in_fan_out": False,
@@ -104,7 +112,7 @@ def pet_config(lora: LoraSection) -> bytes:
         "lora_rank": lora.rank,
         "lora_alpha": lora.scale * lora.rank,
         "lora_dropout": 0.0,
-        "target_modules": "|".join(f".*{_PET_TARGETS[name]}" for name in lora.projections),
+        "target_modules": "|".join(f".*{_PET_TARGETS[name]}" for name in lora.projections if name in _PET_TARGETS),
     }
     return write_document({"pet_config": section}).encode()
 
@@ -180,8 +188,8 @@ def _problems(model: ModelSection, raw: Mapping[str, Any]) -> Iterator[str]:
     targets = raw.get("target_modules")
     if not isinstance(targets, list) or not all(isinstance(one, str) for one in targets):
         yield f"target_modules is {shorten(repr(targets))}; a list of names is read"
-    elif (given := {one.rpartition(".")[2] for one in targets}) != set(lora.projections):
+    elif (given := {one.rpartition(".")[2] for one in targets}) != (ours := set(_target_modules(model, lora))):
         yield (
             f"target_modules is {shorten(listed(sorted(given)))}, and model.lora.targets means "
-            f"{listed(sorted(lora.projections))}; set them alike"
+            f"{listed(sorted(ours))}; set them alike"
         )

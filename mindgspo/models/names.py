@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from mindgspo.config import ModelSection
 from mindgspo.config.model import FAMILIES, Family
@@ -31,6 +31,10 @@ class WeightName:
     ours: str
     hugging_face: str
     shape: Callable[[ModelSection], tuple[int, ...]]
+    layers: Callable[[ModelSection], range]
+    """Numbers of the layers that have it."""
+    part: tuple[int, int] = (0, 1)
+    """(number, count): the parameter is one of so many equal runs of rows of its tensor."""
 
 
 def _head_dim(model: ModelSection) -> int:
@@ -56,9 +60,50 @@ def _expert_size(model: ModelSection) -> int:
     return model.moe_intermediate_size
 
 
-def _same(name: str, shape: Callable[[ModelSection], tuple[int, ...]]) -> WeightName:
+def _shared_size(model: ModelSection) -> int:
+    return model.n_shared_experts * _expert_size(model)
+
+
+def _every_layer(model: ModelSection) -> range:
+    return range(model.num_hidden_layers)
+
+
+def _dense_layers(model: ModelSection) -> range:
+    return range(model.expert_layers.start)
+
+
+def _mixtures(model: ModelSection) -> range:
+    return model.expert_layers
+
+
+def _shared_layers(model: ModelSection) -> range:
+    return model.expert_layers if model.n_shared_experts else range(0)
+
+
+def _same(
+    name: str, shape: Callable[[ModelSection], tuple[int, ...]], layers: Callable[[ModelSection], range] = _every_layer
+) -> WeightName:
     """A weight whose parameter is named as in the file; experts' names without their number."""
-    return WeightName(ours=name.replace(".{e}", ""), hugging_face=name, shape=shape)
+    return WeightName(ours=name.replace(".{e}", ""), hugging_face=name, shape=shape, layers=layers)
+
+
+def _q_lora(model: ModelSection) -> int:
+    assert model.q_lora_rank is not None
+    return model.q_lora_rank
+
+
+def _expanded_size(model: ModelSection) -> int:
+    """Keys without position and values of all heads."""
+    return model.num_attention_heads * (_head_dim(model) - model.latent_dims[1] + model.value_dim)
+
+
+def _compressed_layers(model: ModelSection) -> range:
+    """The layers whose queries have a latent."""
+    return range(0 if model.q_lora_rank is None else model.num_hidden_layers)
+
+
+def _direct_layers(model: ModelSection) -> range:
+    return range(model.num_hidden_layers if model.q_lora_rank is None else 0)
 
 
 _TABLES = (_same("model.embed_tokens.weight", lambda m: (m.vocab_size, m.hidden_size)),)
@@ -73,20 +118,56 @@ _ATTENTION = (
     _same("model.layers.{i}.self_attn.o_proj.weight", lambda m: (m.hidden_size, _query_size(m))),
     _same("model.layers.{i}.post_attention_layernorm.weight", lambda m: (m.hidden_size,)),
 )
+_LATENT_ATTENTION = (
+    *(row for row in _ATTENTION if "norm" in row.ours),
+    _same("model.layers.{i}.self_attn.q_proj.weight", lambda m: (_query_size(m), m.hidden_size), _direct_layers),
+    _same("model.layers.{i}.self_attn.q_a_proj.weight", lambda m: (_q_lora(m), m.hidden_size), _compressed_layers),
+    _same("model.layers.{i}.self_attn.q_a_layernorm.weight", lambda m: (_q_lora(m),), _compressed_layers),
+    _same("model.layers.{i}.self_attn.q_b_proj.weight", lambda m: (_query_size(m), _q_lora(m)), _compressed_layers),
+    _same("model.layers.{i}.self_attn.kv_a_proj_with_mqa.weight", lambda m: (sum(m.latent_dims), m.hidden_size)),
+    _same("model.layers.{i}.self_attn.kv_a_layernorm.weight", lambda m: (m.latent_dims[0],)),
+    _same("model.layers.{i}.self_attn.kv_b_proj.weight", lambda m: (_expanded_size(m), m.latent_dims[0])),
+    _same("model.layers.{i}.self_attn.o_proj.weight", lambda m: (m.hidden_size, m.num_attention_heads * m.value_dim)),
+)
 _FEED_FORWARD = (
-    _same("model.layers.{i}.mlp.gate_proj.weight", lambda m: (m.intermediate_size, m.hidden_size)),
-    _same("model.layers.{i}.mlp.up_proj.weight", lambda m: (m.intermediate_size, m.hidden_size)),
-    _same("model.layers.{i}.mlp.down_proj.weight", lambda m: (m.hidden_size, m.intermediate_size)),
+    _same("model.layers.{i}.mlp.gate_proj.weight", lambda m: (m.intermediate_size, m.hidden_size), _dense_layers),
+    _same("model.layers.{i}.mlp.up_proj.weight", lambda m: (m.intermediate_size, m.hidden_size), _dense_layers),
+    _same("model.layers.{i}.mlp.down_proj.weight", lambda m: (m.hidden_size, m.intermediate_size), _dense_layers),
+)
+_GATE_UP = "model.layers.{i}.mlp.gate_up_proj.weight"
+_JOINED_FEED_FORWARD = (
+    *(
+        WeightName(
+            ours=f"model.layers.{{i}}.mlp.{name}_proj.weight",
+            hugging_face=_GATE_UP,
+            shape=lambda m: (2 * m.intermediate_size, m.hidden_size),
+            layers=_dense_layers,
+            part=(number, 2),
+        )
+        for number, name in enumerate(("gate", "up"))
+    ),
+    _FEED_FORWARD[-1],
 )
 _EXPERTS = (
-    _same("model.layers.{i}.mlp.gate.weight", lambda m: (_num_experts(m), m.hidden_size)),
-    _same("model.layers.{i}.mlp.experts.{e}.gate_proj.weight", lambda m: (_expert_size(m), m.hidden_size)),
-    _same("model.layers.{i}.mlp.experts.{e}.up_proj.weight", lambda m: (_expert_size(m), m.hidden_size)),
-    _same("model.layers.{i}.mlp.experts.{e}.down_proj.weight", lambda m: (m.hidden_size, _expert_size(m))),
+    _same("model.layers.{i}.mlp.gate.weight", lambda m: (_num_experts(m), m.hidden_size), _mixtures),
+    _same("model.layers.{i}.mlp.experts.{e}.gate_proj.weight", lambda m: (_expert_size(m), m.hidden_size), _mixtures),
+    _same("model.layers.{i}.mlp.experts.{e}.up_proj.weight", lambda m: (_expert_size(m), m.hidden_size), _mixtures),
+    _same("model.layers.{i}.mlp.experts.{e}.down_proj.weight", lambda m: (m.hidden_size, _expert_size(m)), _mixtures),
+)
+_BLOCK = "model.layers.{i}.mlp.shared_experts"
+_SHARED_EXPERTS = (
+    _same("model.layers.{i}.mlp.gate.e_score_correction_bias", lambda m: (_num_experts(m),), _mixtures),
+    _same(f"{_BLOCK}.gate_proj.weight", lambda m: (_shared_size(m), m.hidden_size), _shared_layers),
+    _same(f"{_BLOCK}.up_proj.weight", lambda m: (_shared_size(m), m.hidden_size), _shared_layers),
+    _same(f"{_BLOCK}.down_proj.weight", lambda m: (m.hidden_size, _shared_size(m)), _shared_layers),
 )
 _OUTPUT = (
     _same("model.norm.weight", lambda m: (m.hidden_size,)),
     _same("lm_head.weight", lambda m: (m.vocab_size, m.hidden_size)),
+)
+_SANDWICH_NORMS = tuple(
+    _same(f"model.layers.{{i}}.{name}_layernorm.weight", lambda m: (m.hidden_size,))
+    for name in ("post_self_attn", "post_mlp")
 )
 # One weight norms every query head, another every key head.
 _HEAD_NORMS = (
@@ -96,12 +177,17 @@ _HEAD_NORMS = (
 
 
 def _table(family: Family) -> tuple[WeightName, ...]:
+    feed_forward = _JOINED_FEED_FORWARD if family.joins_gate_and_up else _FEED_FORWARD
+    attention = _LATENT_ATTENTION if family.has_latent_attention else _ATTENTION
     return (
         *_TABLES,
-        *(row for row in _ATTENTION if family.has_attention_bias or not row.ours.endswith(".bias")),
-        *(_EXPERTS if family.has_experts else _FEED_FORWARD),
+        *(row for row in attention if family.has_attention_bias is not False or not row.ours.endswith(".bias")),
+        *(() if family.has_experts and not family.has_shared_experts else feed_forward),
+        *(_EXPERTS if family.has_experts else ()),
+        *(_SHARED_EXPERTS if family.has_shared_experts else ()),
         *_OUTPUT,
-        *(_HEAD_NORMS if family.has_head_norms else ()),
+        *(_HEAD_NORMS if family.has_head_norms is not False else ()),
+        *(_SANDWICH_NORMS if family.has_sandwich_norms else ()),
     )
 
 
@@ -109,12 +195,14 @@ WEIGHT_NAMES: Mapping[str, tuple[WeightName, ...]] = {name: _table(family) for n
 
 TABLES = ("model.embed_tokens.weight", "lm_head.weight")
 """Parameters with a row per token."""
+CORRECTION = ".e_score_correction_bias"
+"""How the names of routers' biases for choosing end, which are never trained."""
 
 
 def compute_type(name: str, dtype: str) -> str:
     """The type in which a parameter is read. dtype: the model's compute type. The routers of experts compute in
     float32, and their weights are not rounded; adapters are scaled before they are."""
-    return "float32" if name.endswith(".mlp.gate.weight") or is_adapter(name) else dtype
+    return "float32" if name.endswith((".mlp.gate.weight", CORRECTION)) or is_adapter(name) else dtype
 
 
 def is_adapter(name: str) -> bool:
@@ -132,10 +220,23 @@ def trained_type(name: str, shape: tuple[int, ...], dtype: str) -> str:
 _UNTIED_ONLY = "lm_head.weight"
 
 
-def hugging_face_names(model: ModelSection) -> dict[str, tuple[str, ...]]:
-    """{our parameter name: its name in a Hugging Face file} for every weight of this model, in table order; for
-    experts' matrices, the names of all experts, whose tensors the parameter stacks."""
-    return {weight.ours: weight.theirs for weight in _expand(model)}
+class InFile(NamedTuple):
+    """Where a parameter is in a Hugging Face file."""
+
+    names: tuple[str, ...]
+    """Of its tensor; of experts' matrices those of all experts, which the parameter stacks."""
+    part: tuple[int, int] = (0, 1)
+    """See `WeightName.part`."""
+
+    def rows_of(self, tensor: tuple[int, ...]) -> slice:
+        """The parameter's rows of a tensor of this shape."""
+        number, count = self.part
+        return slice(tensor[0] // count * number, tensor[0] // count * (number + 1))
+
+
+def hugging_face_names(model: ModelSection) -> dict[str, InFile]:
+    """{our parameter name: its place in a Hugging Face file} for every weight of this model, in table order."""
+    return {weight.ours: InFile(weight.theirs, weight.part) for weight in _expand(model)}
 
 
 def weight_shapes(model: ModelSection) -> dict[str, tuple[int, ...]]:
@@ -151,7 +252,7 @@ def parameter_shapes(model: ModelSection) -> dict[str, tuple[int, ...]]:
         if weight.ours in TABLES
         else (len(weight.theirs), *weight.shape)
         if weight.is_stacked
-        else weight.shape
+        else (weight.shape[0] // weight.part[1], *weight.shape[1:])
         for weight in _expand(model)
     }
 
@@ -161,15 +262,34 @@ def adapter_name(weight: str, matrix: str) -> str:
     return f"{weight.removesuffix('.weight')}.lora_{matrix}.weight"
 
 
+def adapter_pairs(model: ModelSection) -> dict[str, tuple[str, str]]:
+    """{our name of a weight: those of A and B} of every weight that has an adapter."""
+    pairs, a = {}, ""
+    for weight in _expand(model):
+        if weight.ours.endswith(".lora_A.weight"):
+            a = weight.ours
+        elif weight.ours.endswith(".lora_B.weight"):
+            pairs[f"{weight.ours.removesuffix('.lora_B.weight')}.weight"] = (a, weight.ours)
+    return pairs
+
+
 def is_trained(model: ModelSection, name: str) -> bool:
-    """Whether a parameter, or a tensor of a file, is trained: every one, or adapters and perhaps norms."""
+    """Whether a parameter, or a tensor of a file, is trained: every one but routers' biases, or adapters and perhaps
+    norms."""
     lora = model.lora
-    return lora is None or is_adapter(name) or (lora.train_norms and name.endswith("norm.weight"))
+    if lora is None:
+        return not name.endswith(CORRECTION)
+    return is_adapter(name) or (lora.train_norms and name.endswith("norm.weight"))
 
 
 def trained_shapes(model: ModelSection) -> dict[str, tuple[int, ...]]:
     """The part of `parameter_shapes` that is trained."""
     return {name: shape for name, shape in parameter_shapes(model).items() if is_trained(model, name)}
+
+
+def stored_shapes(model: ModelSection) -> dict[str, tuple[int, ...]]:
+    """The part of `parameter_shapes` that a run's checkpoint holds: all of it, or beside a base what is trained."""
+    return parameter_shapes(model) if model.lora is None else trained_shapes(model)
 
 
 def trained_weight_shapes(model: ModelSection) -> dict[str, tuple[int, ...]]:
@@ -179,23 +299,29 @@ def trained_weight_shapes(model: ModelSection) -> dict[str, tuple[int, ...]]:
 
 def to_hugging_face(model: ModelSection, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """{Hugging Face name: tensor} of whole arrays under our names, tables without their padding; a view where experts
-    are taken apart. Parameters that `arrays` lacks are left out."""
-    return {
-        name: arrays[weight.ours][number] if weight.is_stacked else arrays[weight.ours][: weight.shape[0]]
-        for weight in _expand(model)
-        if weight.ours in arrays
-        for number, name in enumerate(weight.theirs)
-    }
+    are taken apart. Parameters that `arrays` lacks are left out; of one tensor it has all or none."""
+    import numpy as np  # the tables above need none
+
+    found: dict[str, list[np.ndarray]] = {}
+    for weight in _expand(model):
+        if (array := arrays.get(weight.ours)) is not None:
+            for number, name in enumerate(weight.theirs):
+                parts = found.setdefault(name, [])
+                assert len(parts) == weight.part[0], f"{weight.ours} is there without the rows before it"
+                parts.append(array[number] if weight.is_stacked else array[: weight.shape[0]])
+    return {name: parts[0] if len(parts) == 1 else np.concatenate(parts) for name, parts in found.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Weight:
-    """One parameter of one layer. theirs: names of its tensors in a file. shape: of each of them."""
+    """One parameter of one layer. theirs: names of its tensors in a file. shape: of each of them. part: see
+    `WeightName`."""
 
     ours: str
     theirs: tuple[str, ...]
     shape: tuple[int, ...]
     is_stacked: bool
+    part: tuple[int, int]
 
 
 def _expand(model: ModelSection) -> list[_Weight]:
@@ -203,8 +329,12 @@ def _expand(model: ModelSection) -> list[_Weight]:
     for row in WEIGHT_NAMES[model.architecture]:
         if row.ours == _UNTIED_ONLY and model.tie_word_embeddings:
             continue
+        if row.ours.endswith(".bias") and not model.attention_bias:
+            continue
         is_stacked = "{e}" in row.hugging_face
-        layers = range(model.num_hidden_layers) if "{i}" in row.ours else (0,)
+        if row in _HEAD_NORMS and not model.has_head_norms:
+            continue
+        layers = row.layers(model) if "{i}" in row.ours else (0,)
         experts = range(_num_experts(model)) if is_stacked else (0,)
         for i in layers:
             weight = _Weight(
@@ -212,26 +342,31 @@ def _expand(model: ModelSection) -> list[_Weight]:
                 theirs=tuple(row.hugging_face.format(i=i, e=e) for e in experts),
                 shape=row.shape(model),
                 is_stacked=is_stacked,
+                part=row.part,
             )
             expanded += [weight, *_adapter(model, weight)]
     return expanded
 
 
 def _adapter(model: ModelSection, weight: _Weight) -> list[_Weight]:
-    """The adapter of a weight, where it has one; experts' matrices are stacked as their weights are."""
+    """The adapter of a weight, where it has one; experts' matrices are stacked as their weights are. Rows of one tensor
+    of a file share its A, and B is divided as they are."""
     layer, _, kind = weight.ours.rpartition(".")
     if model.lora is None or kind != "weight" or layer.rpartition(".")[2] not in model.lora.projections:
         return []
-    shapes = {"A": (model.lora.rank, weight.shape[1]), "B": (weight.shape[0], model.lora.rank)}
-    return [
-        _Weight(
-            ours=adapter_name(weight.ours, matrix),
-            theirs=tuple(adapter_name(name, matrix) for name in weight.theirs),
-            shape=shape,
-            is_stacked=weight.is_stacked,
-        )
-        for matrix, shape in shapes.items()
-    ]
+    a, b = (tuple(adapter_name(name, matrix) for name in weight.theirs) for matrix in "AB")
+    is_joined, own = weight.part[1] > 1, {"is_stacked": weight.is_stacked}
+    of_a = _Weight(
+        ours=a[0] if is_joined else adapter_name(weight.ours, "A"),
+        theirs=a,
+        shape=(model.lora.rank, weight.shape[1]),
+        part=(0, 1),
+        **own,
+    )
+    of_b = _Weight(
+        ours=adapter_name(weight.ours, "B"), theirs=b, shape=(weight.shape[0], model.lora.rank), part=weight.part, **own
+    )
+    return [of_b] if weight.part[0] else [of_a, of_b]
 
 
 # Hugging Face on the left, MindFormers on the right.

@@ -36,25 +36,20 @@ class Operations:
     @staticmethod
     @lru_cache(maxsize=64)
     def of(model: ModelSection) -> Operations:
-        """Count the operations of a model; of its experts, those that one token goes to, and the router."""
-        hidden, heads, head_dim = model.hidden_size, model.num_attention_heads, model.head_dim
-        assert head_dim is not None, "the section is not checked"
-        attention = 2 * hidden * head_dim * (heads + model.num_key_value_heads)
-        block = 3 * hidden * model.intermediate_size
-        if model.num_experts is not None:
-            assert model.num_experts_per_tok is not None and model.moe_intermediate_size is not None
-            block = hidden * (3 * model.num_experts_per_tok * model.moe_intermediate_size + model.num_experts)
-        base = 2 * model.num_hidden_layers * (attention + block)
-        chosen = model.num_experts_per_tok or 1
-        adapters = 2 * sum(
-            prod(shape[-2:]) * (chosen if len(shape) == 3 else 1)
-            for name, shape in parameter_shapes(model).items()
-            if is_adapter(name)
-        )
+        """Count the operations of a model; of its experts, those that one token goes to, shared ones and the router."""
+        assert model.head_dim is not None, "the section is not checked"
+        matrices = {name: shape for name, shape in parameter_shapes(model).items() if ".layers." in name and shape[1:]}
+        passed = {
+            name: 2 * prod(shape[-2:]) * ((model.num_experts_per_tok or 1) if len(shape) == 3 else 1)
+            for name, shape in matrices.items()
+        }
+        adapters = sum(number for name, number in passed.items() if is_adapter(name))
+        base = sum(passed.values()) - adapters
+        head = 2 * model.vocab_size * model.hidden_size
         return Operations(
             trunk=base + adapters,
-            head=2 * model.vocab_size * hidden,
-            pair=4 * model.num_hidden_layers * heads * head_dim,
+            head=head,
+            pair=2 * model.num_hidden_layers * model.num_attention_heads * (model.head_dim + model.value_dim),
             frozen_trunk=0 if model.lora is None else base,
-            frozen_head=0 if model.lora is None else 2 * model.vocab_size * hidden,
+            frozen_head=0 if model.lora is None else head,
         )

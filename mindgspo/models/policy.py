@@ -68,7 +68,7 @@ class PolicyLogProbs(nn.Cell):
         likeliest: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(auto_prefix=False)
-        self.model, self.num_layers = model, model.config.num_hidden_layers
+        self.model, self.num_routers = model, len(model.config.expert_layers)
         self.is_last = model.place.is_last_stage
         self.with_entropy = with_entropy
         self.replays_experts, self.returns_routing = replays_experts, returns_routing
@@ -130,6 +130,8 @@ class PolicyLogProbs(nn.Cell):
         if self.returns_routing:
             hidden_MH, choices = self.model.with_choices(ids_RT, positions_RT, segments_RT, *replayed_MX)
             found = self._log_probs(hidden_MH, (own, region), predict_P, targets_P, place_NK, *ids_PA)
+            if len(choices) == 0:  # of a stage of dense layers, see `Stage.choices_of_all`
+                choices = (ops.zeros((positions_RT.size, 1), ms.int32),)
             return *found, self.join(ops.depend(ops.concat(choices, 1), found[-1]), region)
         hidden_MH = self.model(ids_RT, positions_RT, segments_RT, *replayed_MX)
         return self._log_probs(hidden_MH, (own, region), predict_P, targets_P, place_NK, *ids_PA)

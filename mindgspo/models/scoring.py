@@ -86,10 +86,10 @@ class PolicyScorer:
         self._num_arrays = 2 if likeliest is None else 4
         self._policy, self._is_packed = GraphOfRanks(policy, model.place.graph_ranks), policy.is_packed
         self._replays_experts, self._returns_routing = replays_experts, returns_routing
-        self._num_layers, self._expert_dtype = policy.num_layers, expert_dtype(model.config.num_experts or 0)
+        self._num_routers, self._expert_dtype = policy.num_routers, expert_dtype(model.config.num_experts or 0)
         section, self._no_routing = model.config, None
         if replays_experts:
-            self._no_routing = no_routing(section.num_hidden_layers, section.num_experts_per_tok, section.num_experts)
+            self._no_routing = no_routing(len(section.expert_layers), section.num_experts_per_tok, section.num_experts)
         self._place, self._replicas, self._stage = model.place, Replicas(model.place), Stage(model.place, model)
 
     @property
@@ -122,7 +122,7 @@ class PolicyScorer:
             batch, routed = own[index], inputs[index].routed
             chosen[numbers[index]] = routed.in_rows(batch, chosen_MX.astype(self._expert_dtype))
             if self._stage.is_last and batch.experts_RTX is not None:
-                found[index] += (routed.differing(batch, chosen_MX, self._num_layers).array,)
+                found[index] += (routed.differing(batch, chosen_MX, self._num_routers).array,)
         collected = self._replicas.collect(found, num_items=len(given))
         scores = []
         for batch, arrays, experts_RTX in zip(batches, collected, chosen, strict=False):

@@ -19,8 +19,10 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from mindgspo.batches.rows import packed_tokens
+from mindgspo.models.feed_forward import FeedForward, Tokens
+from mindgspo.models.latent_attention import LatentAttention
 from mindgspo.models.policy import PolicyLogProbs
-from mindgspo.models.transformer import DecoderLayer, FeedForward, Tokens, Transformer
+from mindgspo.models.transformer import DecoderLayer, Transformer
 from mindgspo.parallel.ops.device import policy_inputs
 from mindgspo.parallel.platform.runtime import call_compiled, compile_once
 from mindgspo.types import Batch, Float32Array
@@ -83,7 +85,11 @@ def modules_of(model: Transformer, attention: str = "FlashAttentionScore") -> li
     operator that attends."""
     modules = []
     for i, layer in enumerate(model.layers):
-        head_norms = ("self_attn.q_norm", "self_attn.k_norm") if layer.self_attn.has_head_norms else ()
+        projections = ("q_proj", "k_proj", "v_proj")
+        norms = ("q_norm", "k_norm") if layer.self_attn.has_head_norms else ()
+        rotated = ("rotate (queries)", "rotate (keys)")
+        if isinstance(layer.self_attn, LatentAttention):
+            projections, norms, rotated = (), (), ("project (queries)", "project (latents)")
         block = [("mlp", EXPERT_OPERATORS)]
         if not layer.has_experts:
             parts = {"gate_proj": "MatMul", "up_proj": "MatMul", "swiglu": "Swiglu", "down_proj": "MatMul"}
@@ -91,14 +97,16 @@ def modules_of(model: Transformer, attention: str = "FlashAttentionScore") -> li
         of_layer = [
             ("input_layernorm (sum)", "Add"),
             ("input_layernorm", "RmsNorm"),
-            *((f"self_attn.{name}", "MatMul") for name in ("q_proj", "k_proj", "v_proj")),
-            *((name, "RmsNorm") for name in head_norms),
-            *((f"self_attn.rotate ({name})", "RotaryPositionEmbedding") for name in ("queries", "keys")),
+            *((f"self_attn.{name}", "MatMul") for name in projections),
+            *((f"self_attn.{name}", "RmsNorm") for name in norms),
+            *((f"self_attn.{name}", "RotaryPositionEmbedding") for name in rotated),
             ("self_attn.attention", attention),
             ("self_attn.o_proj", "MatMul"),
+            *([("post_self_attn_layernorm", "RmsNorm")] if layer.has_sandwich_norms else []),
             ("post_attention_layernorm (sum)", "Add"),
             ("post_attention_layernorm", "RmsNorm"),
             *block,
+            *([("post_mlp_layernorm", "RmsNorm")] if layer.has_sandwich_norms else []),
         ]
         modules += [(f"layers.{i}.{name}", operator) for name, operator in of_layer]
     # Nothing is added before the first norm.
@@ -168,7 +176,7 @@ class TracedLayers(nn.Cell):
             cells.append(_TracedLayer(layer, *over, _Untouched() if tap is None else tap, adds=self.adds))
         self.layers = nn.CellList(cells, auto_prefix=False)
         if attend is None and model.calls_layers:
-            compile_once(self.layers)
+            compile_once(self.layers, [layer.has_experts for layer in model.layers])
 
     def construct(
         self,
@@ -214,32 +222,42 @@ class _TracedLayer(nn.Cell):
         attention = layer.self_attn
         normed_MH, x_MH = layer.first_norm(x_MH, delta_MH, tokens)
         x_MH, normed_MH = tap(x_MH), tap(normed_MH)
-        query, key, value = attention.projections(normed_MH, rows)
-        query, key, value = tap(query), tap(key), tap(value)
-        taps = (x_MH, normed_MH, query, key, value)
-        if attention.has_head_norms:
-            query, key = tap(attention.q_norm(query, rows)), tap(attention.k_norm(key, rows))
-            taps += (query, key)
-        query, key = attention.rotate(query, key, rotation, rows)
+        taps = (x_MH, normed_MH)
+        if isinstance(attention, LatentAttention):
+            query, key, value = attention.project(normed_MH, rotation, tokens)
+        else:
+            query, key, value = attention.projections(normed_MH, rows)
+            query, key, value = tap(query), tap(key), tap(value)
+            taps += (query, key, value)
+            if attention.has_head_norms:
+                query, key = tap(attention.q_norm(query, rows)), tap(attention.k_norm(key, rows))
+                taps += (query, key)
+            query, key = attention.rotate(query, key, rotation, rows)
         query, key = tap(query), tap(key)
         attended, _ = self.attend(self.number, query, key, value, tokens, context)
         attended = tap(attended)
-        delta_MH = tap(attention.o_proj(attended, tokens))
-        taps += (query, key, attended, delta_MH)
-        normed_MH, x_MH = layer.post_attention_layernorm.of_sum(x_MH, delta_MH, rows)
+        out_MH = tap(attention.o_proj(attended, tokens))
+        taps += (query, key, attended, out_MH)
+        if layer.has_sandwich_norms:
+            out_MH = tap(layer.of_attention(out_MH, tokens))
+            taps += (out_MH,)
+        normed_MH, x_MH = layer.post_attention_layernorm.of_sum(x_MH, out_MH, rows)
         x_MH, normed_MH = tap(x_MH), tap(normed_MH)
         taps += (x_MH, normed_MH)
         if self.dense is None:
-            delta_MH, _ = layer.mlp(normed_MH, tokens, *replayed_MK)
+            out_MH, _ = layer.mlp(normed_MH, tokens, *replayed_MK)
         else:
             gate, up = self.dense.projections(normed_MH, rows)
             gate, up = tap(gate), tap(up)
             inner = tap(self.dense.swiglu(gate, up, rows))
-            delta_MH = self.dense.down_proj(inner, tokens)
+            out_MH = self.dense.down_proj(inner, tokens)
             taps += (gate, up, inner)
-        delta_MH = tap(delta_MH)
-        taps += (delta_MH,)
-        return (self.add(x_MH, delta_MH), taps) if self.adds else (x_MH, delta_MH, taps)
+        out_MH = tap(out_MH)
+        taps += (out_MH,)
+        if layer.has_sandwich_norms:
+            out_MH = tap(layer.of_block(out_MH, tokens))
+            taps += (out_MH,)
+        return (self.add(x_MH, out_MH), taps) if self.adds else (x_MH, out_MH, taps)
 
 
 class _TracedPolicy(nn.Cell):

@@ -1,5 +1,5 @@
-"""Decoder-only transformers with grouped-query attention, RoPE, RMSNorm and SwiGLU: Qwen2 / Qwen2.5, Qwen3, Qwen3-MoE
-and Llama. Their differences are in `config.model`.
+"""Decoder-only transformers with grouped-query attention, RoPE, RMSNorm and SwiGLU: Qwen2 / Qwen2.5, Qwen3, Qwen3-MoE,
+Llama, GLM-4 and GLM-4.5. Their differences are in `config.model`.
 
 Returns final hidden states; heads are separate (`models.log_prob`, `rollout.graphs`). Parameter names and shapes are
 Hugging Face's. Matrices compute in `dtype`, norms' statistics and softmax in float32. A placement says which heads and
@@ -18,9 +18,12 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from mindgspo.config import ModelSection
 from mindgspo.config.model import FAMILIES
+from mindgspo.models.feed_forward import FeedForward, Tokens
+from mindgspo.models.latent_attention import LatentAttention
 from mindgspo.models.mixture_of_experts import MixtureOfExperts
 from mindgspo.models.model import Model
 from mindgspo.models.names import NO_HEAD_DIM, is_trained
+from mindgspo.models.norm import RMSNorm
 from mindgspo.models.rope import rope_tables
 from mindgspo.parallel.layers.linear import (
     ColumnParallelLinear,
@@ -31,11 +34,9 @@ from mindgspo.parallel.layers.linear import (
 from mindgspo.parallel.layers.model_parallel import TokensInUse, enter_model_parallel
 from mindgspo.parallel.ops.device import (
     CausalAttentionOp,
-    RMSNormOp,
     RotaryPairOp,
     RotationOp,
     SegmentMask,
-    SwiGLUOp,
     fork_op,
     has_kernels,
     require_bfloat16,
@@ -44,37 +45,7 @@ from mindgspo.parallel.plans.placement import ALONE, Placement
 from mindgspo.parallel.platform.parameter_memory import zero_parameter
 from mindgspo.parallel.platform.runtime import compile_once
 
-Tokens = tuple[Tensor, Tensor, Tensor]
-
 DTYPES = {"float32": ms.float32, "bfloat16": ms.bfloat16, "float16": ms.float16}
-
-
-class RMSNorm(nn.Cell):
-    """Root-mean-square norm over the last axis, with a learned scale."""
-
-    def __init__(self, size: int, eps: float, dtype: ms.Type, name: str) -> None:
-        super().__init__(auto_prefix=False)
-        self.weight = zero_parameter((size,), f"{name}.weight")
-        self.norm = RMSNormOp(eps)
-        self.has_kernel = self.norm.kernel is not None
-        self.dtype = dtype
-        self.is_again = False
-        """Whether it is computed again for gradients. MindSpore lets the weight wait for a gradient then; and of equal
-        types it makes one operator of a norm and the sum that it reads, so that the first pass would wait with it."""
-
-    def construct(self, x: Tensor, tokens: Tensor) -> Tensor:
-        return self.norm(x, self._scale(), tokens)
-
-    def of_sum(self, x: Tensor, delta: Tensor | None, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return norm(x + delta) and x + delta; norm(x) and x without a delta."""
-        return self.norm.of_sum(x, delta, self._scale(), tokens)
-
-    def _scale(self) -> Tensor:
-        """Kernels round the weight themselves, and its gradient stays float32."""
-        if self.has_kernel:
-            return self.weight
-        rounded = ops.cast(self.weight, self.dtype)
-        return ops.cast(rounded, ms.float32) if self.is_again else rounded
 
 
 class Attention(nn.Cell):
@@ -90,7 +61,7 @@ class Attention(nn.Cell):
         self.num_heads = place.share(heads)
         self.num_kv_heads = place.share(kv_heads, units=kv_heads)
         family = FAMILIES[config.architecture]
-        column = {"bias": family.has_attention_bias, "dtype": dtype, "place": place, "lora": config.lora}
+        column = {"bias": bool(config.attention_bias), "dtype": dtype, "place": place, "lora": config.lora}
         self.enter = enter_model_parallel(place)
         self.q_proj = ColumnParallelLinear(hidden, heads * self.head_dim, name=f"{name}.q_proj", **column)
         self.k_proj = ColumnParallelLinear(hidden, kv_size, units=kv_heads, name=f"{name}.k_proj", **column)
@@ -101,11 +72,11 @@ class Attention(nn.Cell):
         self.o_proj = RowParallelLinear(
             heads * self.head_dim, hidden, dtype=dtype, name=f"{name}.o_proj", place=place, lora=config.lora
         )
-        norm, self.has_head_norms = (self.head_dim, config.rms_norm_eps, dtype), family.has_head_norms
+        norm, self.has_head_norms = (self.head_dim, config.rms_norm_eps, dtype), config.has_head_norms
         if self.has_head_norms:
             self.q_norm = RMSNorm(*norm, f"{name}.q_norm")
             self.k_norm = RMSNorm(*norm, f"{name}.k_norm")
-        self.rotate = RotaryPairOp(self.head_dim)
+        self.rotate = RotaryPairOp(self.head_dim, rotary_dim=config.rotary_dim, is_interleaved=family.is_interleaved)
         self.attention = CausalAttentionOp(self.num_heads, self.num_kv_heads, self.head_dim, place)
 
     def project(
@@ -122,53 +93,35 @@ class Attention(nn.Cell):
         query, key = self.rotate(query, key, rotation, region)
         return query, key, value
 
+    def attend(self, query_MAD: Tensor, key_MBD: Tensor, value_MBD: Tensor, tokens: Tokens) -> Tensor:
+        """Attended values [M, A * D] of whole rows."""
+        return self.attention(query_MAD, key_MBD, value_MBD, tokens[2])
+
     def cheap_cells(self) -> tuple[nn.Cell, ...]:
         """Return the cells that `recompute: selective` recomputes, except attention."""
         norms = (self.q_norm, self.k_norm) if self.has_head_norms else ()
         return (*norms, *self.rotate.cells())
 
 
-class FeedForward(nn.Cell):
-    """down(silu(gate(x)) * up(x))."""
-
-    def __init__(self, config: ModelSection, dtype: ms.Type, name: str, place: Placement) -> None:
-        super().__init__(auto_prefix=False)
-        hidden, inner = config.hidden_size, config.intermediate_size
-        column = {"bias": False, "dtype": dtype, "place": place, "lora": config.lora}
-        self.enter = enter_model_parallel(place)
-        self.gate_proj = ColumnParallelLinear(hidden, inner, name=f"{name}.gate_proj", **column)
-        self.up_proj = ColumnParallelLinear(hidden, inner, name=f"{name}.up_proj", **column)
-        self.projections = LinearGroup(self.gate_proj, self.up_proj, is_frozen=config.lora is not None)
-        self.down_proj = RowParallelLinear(
-            inner, hidden, dtype=dtype, name=f"{name}.down_proj", place=place, lora=config.lora
-        )
-        self.swiglu = SwiGLUOp()
-
-    def construct(self, x_MH: Tensor, tokens: Tokens) -> Tensor:
-        """Return the block's output, to be added to x."""
-        own, region, _ = tokens
-        gate, up = self.projections(self.enter(x_MH, own), region)
-        return self.down_proj(self.swiglu(gate, up, region), tokens)
-
-    def cheap_cells(self) -> tuple[nn.Cell, ...]:
-        """Return the cells that `recompute: selective` computes again."""
-        return (self.swiglu,)
-
-
 class DecoderLayer(nn.Cell):
-    """Pre-norm attention and feed-forward blocks with residual connections."""
+    """Pre-norm attention and feed-forward blocks with residual connections. Some families norm a block's output too."""
 
     def __init__(self, config: ModelSection, dtype: ms.Type, number: int, place: Placement) -> None:
         super().__init__(auto_prefix=False)
         name, norm = f"model.layers.{number}", (config.hidden_size, config.rms_norm_eps, dtype)
         self.input_layernorm = RMSNorm(*norm, f"{name}.input_layernorm")
-        self.self_attn = Attention(config, dtype, f"{name}.self_attn", place)
+        attention = LatentAttention if FAMILIES[config.architecture].has_latent_attention else Attention
+        self.self_attn = attention(config, dtype, f"{name}.self_attn", place)
         self.post_attention_layernorm = RMSNorm(*norm, f"{name}.post_attention_layernorm")
-        self.has_experts = FAMILIES[config.architecture].has_experts
+        self.has_experts = number in config.expert_layers
+        self.has_sandwich_norms = FAMILIES[config.architecture].has_sandwich_norms
+        if self.has_sandwich_norms:
+            self.post_self_attn_layernorm = RMSNorm(*norm, f"{name}.post_self_attn_layernorm")
+            self.post_mlp_layernorm = RMSNorm(*norm, f"{name}.post_mlp_layernorm")
         if self.has_experts:
             self.mlp = MixtureOfExperts(config, dtype, f"{name}.mlp", place)
         else:
-            self.mlp = FeedForward(config, dtype, f"{name}.mlp", place)
+            self.mlp = FeedForward(config, config.intermediate_size, dtype, f"{name}.mlp", place)
         self.attend = WholeRows((self.self_attn,))
         self.add = ops.Add()
         self.fork = fork_op()
@@ -177,7 +130,10 @@ class DecoderLayer(nn.Cell):
 
     def set_recompute(self, extent: str) -> None:
         """Have the backward pass recompute what `ParallelPlan.recompute` says."""
-        for norm in (self.input_layernorm, self.post_attention_layernorm):
+        norms = (self.input_layernorm, self.post_attention_layernorm)
+        if self.has_sandwich_norms and extent == "full":  # nothing keeps their results, which selective need not drop
+            norms += (self.post_self_attn_layernorm, self.post_mlp_layernorm)
+        for norm in norms:
             norm.is_again = extent != "none" and norm.norm.fused
         if extent == "full":
             self.recompute()
@@ -223,7 +179,8 @@ class DecoderLayer(nn.Cell):
         *replayed_MK: Tensor,
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         """Post-attention block: return x, the output to be added to it, and the experts [M, K] that a mixture's router
-        chooses."""
+        chooses. attended_MH: the output of attention."""
+        attended_MH = self.of_attention(attended_MH, tokens)
         if self.norms_again:
             x_MH, again_MH = self.fork(self.add(x_MH, attended_MH))
             normed_MH = self.post_attention_layernorm(again_MH, tokens[0])
@@ -231,31 +188,40 @@ class DecoderLayer(nn.Cell):
             normed_MH, x_MH = self.post_attention_layernorm.of_sum(x_MH, attended_MH, tokens[0])
         if self.has_experts:
             delta_MH, chosen_MK = self.mlp(normed_MH, tokens, *replayed_MK)
-            return x_MH, delta_MH, (chosen_MK,)
-        return x_MH, self.mlp(normed_MH, tokens), ()
+            return x_MH, self.of_block(delta_MH, tokens), (chosen_MK,)
+        return x_MH, self.of_block(self.mlp(normed_MH, tokens), tokens), ()
+
+    def of_attention(self, attended_MH: Tensor, tokens: Tokens) -> Tensor:
+        """Return what is added to the hidden states, of the output of attention."""
+        return self.post_self_attn_layernorm(attended_MH, tokens[0]) if self.has_sandwich_norms else attended_MH
+
+    def of_block(self, out_MH: Tensor, tokens: Tokens) -> Tensor:
+        """Return what is added to the hidden states, of the output of the feed-forward block."""
+        return self.post_mlp_layernorm(out_MH, tokens[0]) if self.has_sandwich_norms else out_MH
 
 
 class WholeRows(nn.Cell):
     """Attention over the whole rows of a batch, for training and scoring."""
 
-    def __init__(self, attentions: Sequence[Attention]) -> None:
+    def __init__(self, attentions: Sequence[Attention | LatentAttention]) -> None:
         super().__init__(auto_prefix=False)
-        self.attentions = nn.CellList([one.attention for one in attentions], auto_prefix=False)
+        self.attentions = nn.CellList(list(attentions), auto_prefix=False)
 
     def construct(
         self, i: int, query: Tensor, key: Tensor, value: Tensor, tokens: Tokens, context: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Attended values [M, A, D] of layer i, and nothing to keep. context: not read."""
-        return self.attentions[i](query, key, value, tokens[2]), ()
+        """Attended values [M, A * E] of layer i, and nothing to keep. context: not read."""
+        return self.attentions[i].attend(query, key, value, tokens), ()
 
 
 class KeptRows(WholeRows):
-    """Attention over whole rows that keeps keys and values [M, B, D] of every layer, for prefill."""
+    """Attention over whole rows that keeps what is cached of every layer, for prefill: keys and values [M, B, D], or
+    what `LatentAttention.project` returns in their place."""
 
     def construct(
         self, i: int, query: Tensor, key: Tensor, value: Tensor, tokens: Tokens, context: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        return self.attentions[i](query, key, value, tokens[2]), (key, value)
+        return self.attentions[i].attend(query, key, value, tokens), (key, value)
 
 
 class LayerLoop(nn.Cell):
@@ -298,7 +264,7 @@ class LayerLoop(nn.Cell):
 
     def replayed_of(self, i: int, replayed_MX: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The columns of layer i of this stage among recorded experts, int32 [M, K]; () if none are replayed."""
-        if len(replayed_MX) == 0:
+        if len(replayed_MX) == 0 or not self.layers[i].has_experts:
             return ()
         first = self.first_replayed[i]
         return (ops.cast(replayed_MX[0][:, first : first + self.num_chosen], ms.int32),)
@@ -333,7 +299,7 @@ class Transformer(nn.Cell):
         numbers = place.own_layers(config.num_hidden_layers)
         self.layers = nn.CellList([DecoderLayer(config, dtype, i, place) for i in numbers], auto_prefix=False)
         self.count, self.num_chosen = len(numbers), config.num_experts_per_tok or 0
-        self.first_replayed = tuple(i * self.num_chosen for i in numbers)
+        self.first_replayed = tuple((i - config.expert_layers.start) * self.num_chosen for i in numbers)
         output_rows = place.share(config.rows)
         self.num_tokens, self.is_padded = config.vocab_size, config.rows > config.vocab_size
         if self.is_last:
@@ -344,7 +310,9 @@ class Transformer(nn.Cell):
         # As the output table, a whole table uses only this rank's rows.
         self.takes_rows = self.is_last and self.tied and self.embed_tokens.weight.shape[0] > output_rows
         self.first_output, self.last_output = place.at.model * output_rows, (place.at.model + 1) * output_rows
-        self.rotation = RotationOp(*rope_tables(config))
+        is_interleaved = FAMILIES[config.architecture].is_interleaved
+        turned = config.head_dim if config.kv_lora_rank is None else config.rotary_dim
+        self.rotation = RotationOp(*rope_tables(config), turned, is_interleaved=is_interleaved)
         self.segment_mask = SegmentMask()
         self.is_packed = has_kernels()
         self.tokens_in_use = TokensInUse(place, has_kernels=self.is_packed)
@@ -354,7 +322,7 @@ class Transformer(nn.Cell):
             layer.set_recompute(place.recompute)
         for parameter in self.get_parameters():
             parameter.requires_grad = is_trained(config, parameter.name)
-        compile_once(self.layers)
+        compile_once(self.layers, [layer.has_experts for layer in self.layers])
         self.loop = LayerLoop(self, WholeRows([layer.self_attn for layer in self.layers]))
 
     def output_weight(self) -> Tensor:

@@ -13,7 +13,7 @@ import numpy as np
 
 from mindgspo.config import ModelSection
 from mindgspo.errors import WeightsError
-from mindgspo.models.names import NO_HEAD_DIM, weight_shapes
+from mindgspo.models.names import weight_shapes
 from mindgspo.models.rope import rope_frequencies
 from mindgspo.tensor_files.formats import titled_names
 from mindgspo.tensor_files.reader import open_tensors
@@ -32,10 +32,16 @@ def require_weights(model: ModelSection, source: TensorSource, names: Mapping[st
     """{Hugging Face name: name in the source} of exactly the weights of this model, in the table's order.
 
     names: the same for all tensors of the source. A tied model may have a copy of its embedding table as
-    `lm_head.weight`, which is left out, like the frequencies of the rotary embedding. Raises WeightsError as
+    `lm_head.weight`, which is left out, like the frequencies of the rotary embedding and layers that predict further
+    tokens. Raises WeightsError as
     `check_names`, where that copy is none, and where the frequencies are those of another model.
     """
-    stored = {name: theirs for name, theirs in names.items() if not _are_frequencies(model, source, name, theirs)}
+    left_out = tuple(f"model.layers.{i}." for i in model.left_out_layers)
+    stored = {
+        name: theirs
+        for name, theirs in names.items()
+        if not name.startswith(left_out) and not _are_frequencies(model, source, name, theirs)
+    }
     if model.tie_word_embeddings and {_HEAD, _TABLE} <= stored.keys():
         if not _are_equal(source, stored[_HEAD], stored[_TABLE]):
             raise WeightsError(
@@ -52,14 +58,14 @@ def _are_frequencies(model: ModelSection, source: TensorSource, name: str, store
     """Whether a tensor holds the frequencies of the rotary embedding: unstretched, as older files have them even where
     positions are, or stretched."""
     info = source.tensors[stored]
-    assert model.head_dim is not None, NO_HEAD_DIM
-    if not _FREQUENCIES.fullmatch(name) or info.dtype not in FLOAT_DTYPES or info.shape != (model.head_dim // 2,):
+    size = model.rotary_dim
+    if not _FREQUENCIES.fullmatch(name) or info.dtype not in FLOAT_DTYPES or info.shape != (size // 2,):
         return False
     found = widen_bfloat16(source.read(stored)) if info.dtype == "BF16" else source.read(stored)
-    expected = [rope_frequencies(model.head_dim, model.rope_theta, one) for one in (None, model.rope_scaling)]
+    expected = [rope_frequencies(size, model.rope_theta, one) for one in (None, model.rope_scaling)]
     # As exact as bfloat16 and float16 have them.
     if not any(np.allclose(found, one, rtol=1e-2, atol=1e-7) for one in expected):
-        theta = float(found[-1]) ** (-model.head_dim / (model.head_dim - 2)) if found[-1] > 0 and found.size > 1 else 0
+        theta = float(found[-1]) ** (-size / (size - 2)) if found[-1] > 0 and found.size > 1 else 0
         raise WeightsError(
             f"{source.path}: {name} is not the frequencies of rope_theta {model.rope_theta:g} but about those of "
             f"{theta:.4g}; correct rope_theta in config.json, or leave these tensors out of the file"

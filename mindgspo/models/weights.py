@@ -20,7 +20,8 @@ from mindgspo.models.initial_values import initial_values
 from mindgspo.models.lora import ADAPTER_WEIGHTS, check_peft_folder, merged_weight, peft_names
 from mindgspo.models.model import Model
 from mindgspo.models.names import (
-    adapter_name,
+    InFile,
+    adapter_pairs,
     compute_type,
     hugging_face_names,
     is_adapter,
@@ -157,14 +158,13 @@ def load_tensors(
         require_weights(section, source, {name: name for name in source.tensors})
     else:
         shapes = weight_shapes(section)
-        expected = {one: shapes[one] for name, theirs in names.items() if name in among for one in theirs}
+        expected = {one: shapes[one] for name, theirs in names.items() if name in among for one in theirs.names}
         check_names(expected, source.tensors, where=source.path)
     _set_among(model, section, source, names, among)
 
 
 def load_trained(model: Model, section: ModelSection, source: TensorSource) -> None:
-    """`load_tensors` for what a run's checkpoint holds: what is trained, which is everything, or adapters beside a
-    base."""
+    """`load_tensors` for what a run's checkpoint holds, see `stored_shapes`."""
     load_tensors(model, section, source, among=None if section.lora is None else trained_shapes(section))
 
 
@@ -186,22 +186,25 @@ def load_adapters(
     """
     lora, theirs, of_base = section.lora, peft_names(section), hugging_face_names(section)
     assert lora is not None
-    names = {ours: tuple(theirs[name] for name in names) for ours, names in of_base.items() if names[0] in theirs}
+    pairs, names = adapter_pairs(section), {}
+    for ours, one in of_base.items():
+        if one.names[0] in theirs:
+            names[ours] = one._replace(names=tuple(theirs[name] for name in one.names))
     with open_tensors(folder / ADAPTER_WEIGHTS) as stored:
         check_peft_folder(section, folder, stored, base=base)
         for own in own_slices(model, model.config):
-            a, b = (adapter_name(own.name, matrix) for matrix in "AB")
-            is_merged = a in names and model.config.lora is None
+            pair = pairs.get(own.name)
+            is_merged = pair is not None and model.config.lora is None
             if own.name in names:
                 values = _part(stored, names[own.name], own.index)
             elif weights is not None and (whole or is_merged):
                 values = _part(weights, of_base[own.name], own.index)
             else:
                 continue
-            if is_merged:
+            if is_merged and pair is not None:
                 *experts, rows, columns = own.index
                 ranks = slice(0, lora.rank)
-                parts = (names[a], (*experts, ranks, columns)), (names[b], (*experts, rows, ranks))
+                parts = (names[pair[0]], (*experts, ranks, columns)), (names[pair[1]], (*experts, rows, ranks))
                 values = merged_weight(lora, values, *(_part(stored, *part) for part in parts))
             set_values(own.parameter, values)
 
@@ -210,22 +213,23 @@ def _set_among(
     model: Model,
     section: ModelSection,
     source: TensorSource,
-    names: Mapping[str, tuple[str, ...]],
+    names: Mapping[str, InFile],
     among: Container[str] | None,
 ) -> None:
-    """names: {our parameter name: names in the source}."""
+    """names: {our parameter name: its place in the source}."""
     for own in own_slices(model, section):
         if among is None or own.name in among:
             set_values(own.parameter, _part(source, names[own.name], own.index))
 
 
-def _part(source: TensorSource, names: tuple[str, ...], index: tuple[slice, ...]) -> np.ndarray:
+def _part(source: TensorSource, place: InFile, index: tuple[slice, ...]) -> np.ndarray:
     """A part of a parameter, float32, from its tensor or from the tensors that it stacks."""
-    if len(index) > len(source.tensors[names[0]].shape):
-        return np.stack([_part(source, (name,), index[1:]) for name in names[index[0]]])
-    info, rows = source.tensors[names[0]], index[0]
-    there = [min(row, info.shape[0]) for row in (rows.start, rows.stop)]
-    bits = source.read_slice(names[0], (slice(*there), *index[1:]))
+    name, info = place.names[0], source.tensors[place.names[0]]
+    if len(index) > len(info.shape):
+        return np.stack([_part(source, InFile((name,)), index[1:]) for name in place.names[index[0]]])
+    rows, held = index[0], place.rows_of(info.shape)
+    there = [min(held.start + row, held.stop) for row in (rows.start, rows.stop)]
+    bits = source.read_slice(name, (slice(*there), *index[1:]))
     values = widen_bfloat16(bits) if info.dtype == "BF16" else bits.astype(np.float32, copy=False)
     missing = rows.stop - rows.start - values.shape[0]  # of a table with padding
     return np.pad(values, ((0, missing), (0, 0))) if missing else values

@@ -194,22 +194,26 @@ class Stage:
     def choices_of_all(self, own: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return the routers' choices of all stages, int32 [M, X] of each micro-batch, on every stage.
 
-        own: the columns of this stage's layers.
+        own: the columns of this stage's layers; one that means nothing where none of them has a router.
         """
         if self._count == 1:
             return list(own)
-        num_layers = self._part.config.num_hidden_layers
-        layers = [
-            len(layers_of_stage(stage, stages=self._count, num_layers=num_layers)) for stage in range(self._count)
+        section = self._part.config
+        stages = [
+            layers_of_stage(stage, stages=self._count, num_layers=section.num_hidden_layers)
+            for stage in range(self._count)
         ]
+        routers = [sum(layer in section.expert_layers for layer in layers) for layers in stages]
+        chosen = section.num_experts_per_tok or 0
         whole = []
         for part in own:
             columns = []
             for stage, sender in enumerate(self._ranks):
-                width = part.shape[1] // layers[self._number] * layers[stage]
-                is_own = stage == self._number
-                columns.append(np.ascontiguousarray(part) if is_own else np.empty((len(part), width), part.dtype))
-                broadcast(columns[stage], sender=sender, ranks=self._ranks)
+                if not routers[stage]:
+                    continue
+                is_own, shape = stage == self._number, (len(part), routers[stage] * chosen)
+                columns.append(np.ascontiguousarray(part) if is_own else np.empty(shape, part.dtype))
+                broadcast(columns[-1], sender=sender, ranks=self._ranks)
             whole.append(np.concatenate(columns, axis=1))
         return whole
 

@@ -8,6 +8,7 @@ model_parallel, and `hidden` too where use_seq_parallel splits the tokens, but f
     recompute none        4 hidden + 2 query + 2 key_value + 3 inner: inputs and results of two norms; queries, keys,
                           values and the attention's output; gate and up side by side; their product; with head norms
                           queries and keys before these, too
+    both                  2 hidden where blocks' outputs are normed: these outputs
     recompute selective   2 hidden + 2 query + 2 key_value + 2 inner: without norms' results and the product
     recompute full        hidden: the layer's input; and once all of the above, for the layer that is computed again
 with context_parallel attention's output twice, by heads and by tokens, and keys and values as often as ranks share
@@ -32,6 +33,7 @@ from collections.abc import Iterator, Mapping
 
 from mindgspo.config.distillation_rules import local_teachers
 from mindgspo.config.generation import reads_trained_weights
+from mindgspo.parallel.plans.placement import Placement
 from mindgspo.planner.memory_plan import MIB, Part, Parts
 from mindgspo.planner.rank_work import (
     FLOAT,
@@ -56,6 +58,7 @@ _FLASH_STATISTICS = 2 * 8  # float32 per token and head: maximum and sum of the 
 _MASK_BYTES = 2048 * 2048  # parallel.ops.device.SegmentMask
 _CORES = 25  # of a die of Atlas A3, the most; a 910B3 has 20
 _PAGED_BASE, _PAGED_COLUMNS = 16.25 * MIB, 16_384  # per core; columns that count at most
+_LATENT_WORKSPACE = 1.125 * MIB  # of PagedAttention over latents, per core
 GRAPHS: Mapping[Phase, tuple[str, ...]] = {
     Phase.ROLLOUT: ("prefill", "decode"),
     Phase.SCORE: ("reference", "old_policy"),
@@ -144,26 +147,21 @@ def _moments_of_gradients(work: RankWork) -> Iterator[Parts]:
     plan, width, size = work.plan, work.train, TYPE_BYTES[work.config.model.dtype]
     weights = weight_sizes(work.config.model, plan, work.rank)
     in_layers = sum(_matrices(weights).values())
-    gradients = sum(_matrices(trained_sizes(work.config.model, plan, work.rank)).values())
+    trained = _matrices(trained_sizes(work.config.model, plan, work.rank))
+    gradients = sum(trained.values())
     trains_tables = work.config.model.lora is None
     table = width.output_rows * width.hidden if width.is_last else 0
     trained_table = table if trains_tables else 0
     tokens = work.tokens(width)
 
-    everything, per_layer = _layer_bytes(work, "none"), _layer_bytes(work, plan.recompute)
+    layers = Placement(plan=plan, rank=work.rank).own_layers(work.config.model.num_hidden_layers)
     states = tokens * _hidden(work) * size
     # Of one micro-batch; of the others in flight what came in, and of this one the gradient of what went.
-    kept = width.layers * per_layer + _rotation(work, width)
+    kept = width.dense_layers * _layer_bytes(work, plan.recompute, dense=True) + _rotation(work, width)
+    kept += (width.layers - width.dense_layers) * _layer_bytes(work, plan.recompute)
     passed = (0 if width.is_first else (work.in_flight - 1) * states) + (0 if width.is_last else states)
-    block = width.feed_forward(tokens)
-    # What is computed again of one layer, and gradients on their way through it: of its output, and the widest of
-    # activations, those of SwiGLU, by when the product of gate and up is gone; with experts those of what they
-    # returned, by token and by expert.
-    again = 0 if plan.recompute == "none" else everything - per_layer
-    passing = again + states + size * (2 * block.routed if block.routed else 2 * block.inner)
-    passing += _routing(work) if block.routed else 0
-    # The same layer's attention, a little later.
-    attending, workspace = again + states, FLOAT * tokens * (width.query + 2 * _own_or_shared_key_values(width))
+    workspace = FLOAT * tokens * (width.query + 2 * _own_or_shared_key_values(width))
+    passing, attending = _passing(work, dense=width.dense_layers == width.layers)
 
     # Layers that are computed again cast their matrices again. Those that are held in the compute type are copied.
     casts = 0 if plan.recompute == "full" else in_layers
@@ -187,25 +185,54 @@ def _moments_of_gradients(work: RankWork) -> Iterator[Parts]:
     is_shared = work.config.model.tie_word_embeddings and width.is_first
     waiting = FLOAT * trained_table if is_shared else 0
     last_layer = fixed | {
-        Part.COMPUTE_WEIGHTS: _copies(work, casts or in_layers // width.layers),
+        Part.COMPUTE_WEIGHTS: _copies(work, casts or _of_layer(weights, layers[-1])),
         Part.NEW_GRADIENTS: waiting,
     }
     yield last_layer | {Part.ACTIVATIONS: kept + passed + passing}
     yield last_layer | {Part.ACTIVATIONS: kept + passed + attending, Part.WORKSPACE: workspace}
     # All gradients wait for the last one, the input table's unless only adapters are trained. Where hidden states came
-    # in, the first layer's product of gate and up is kept a little longer.
+    # in, the first layer's product of gate and up is kept a little longer. Of experts after dense layers the gradients
+    # are nearly all there before the first layer's.
     waiting += FLOAT * gradients
-    kept_longer = 0 if width.is_first else size * block.inner
-    first_layer = fixed | {
-        Part.COMPUTE_WEIGHTS: _copies(work, in_layers // width.layers),
-        Part.NEW_GRADIENTS: waiting * (width.layers - 1) // width.layers,
-    }
-    yield first_layer | {Part.ACTIVATIONS: per_layer + passed + passing + kept_longer}
-    yield first_layer | {Part.ACTIVATIONS: per_layer + passed + attending, Part.WORKSPACE: workspace}
+    first_mixture, later = layers[0] + width.dense_layers, gradients
+    for number in layers[: width.dense_layers + 1]:
+        dense = number < first_mixture
+        later -= _of_layer(trained, number)
+        if number not in (layers[0], first_mixture):
+            continue
+        before = (number - layers[0]) * _layer_bytes(work, plan.recompute, dense=True)
+        per_layer = before + _layer_bytes(work, plan.recompute, dense=dense)
+        passing, attending = _passing(work, dense=dense)
+        kept_longer = 0 if width.is_first else size * width.feed_forward(tokens, dense=dense).inner
+        first_layer = fixed | {
+            Part.COMPUTE_WEIGHTS: _copies(work, _of_layer(weights, number)),
+            Part.NEW_GRADIENTS: waiting * later // max(gradients, 1),
+        }
+        yield first_layer | {Part.ACTIVATIONS: per_layer + passed + passing + kept_longer}
+        yield first_layer | {Part.ACTIVATIONS: per_layer + passed + attending, Part.WORKSPACE: workspace}
     # Of a whole table whose rows are the output table's, those by both uses.
     inputs = FLOAT * width.input_rows * width.hidden if width.is_first and trains_tables else 0
     inputs *= 2 if is_shared and width.input_rows > width.output_rows else 1
     yield fixed | {Part.NEW_GRADIENTS: waiting + inputs}
+
+
+def _passing(work: RankWork, *, dense: bool) -> tuple[int, int]:
+    """What is computed again of one layer, and gradients on their way through it: of its output, and the widest of
+    activations, those of SwiGLU, by when the product of gate and up is gone; with experts those of what they returned,
+    by token and by expert. And a little later, in the same layer's attention."""
+    width, size, recompute = work.train, TYPE_BYTES[work.config.model.dtype], work.plan.recompute
+    tokens = work.tokens(width)
+    block = width.feed_forward(tokens, dense=dense)
+    again = 0
+    if recompute != "none":
+        again = _layer_bytes(work, "none", dense=dense) - _layer_bytes(work, recompute, dense=dense)
+    attending = again + tokens * _hidden(work) * size
+    passing = attending + size * (2 * block.routed if block.routed else 2 * block.inner)
+    return passing + (_routing(work) if block.routed else 0), attending
+
+
+def _of_layer(sizes: Mapping[str, int], number: int) -> int:
+    return sum(size for name, size in sizes.items() if name.startswith(f"model.layers.{number}."))
 
 
 def _sum(work: RankWork) -> int:
@@ -221,21 +248,21 @@ def _step(work: RankWork) -> int:
     return FLOAT * max(moment_sizes(work.config.model, work.plan, work.rank).values())
 
 
-def _layer_bytes(work: RankWork, recompute: str) -> int:
-    """Bytes that one layer keeps of one micro-batch."""
+def _layer_bytes(work: RankWork, recompute: str, *, dense: bool = False) -> int:
+    """Bytes that one layer keeps of one micro-batch. dense: see `RankWidths.feed_forward`."""
     width, size = work.train, TYPE_BYTES[work.config.model.dtype]
     hidden, tokens = _hidden(work), work.tokens(width)
     if recompute == "full":
         return tokens * size * hidden
     is_cut = width.context > 1
     heads = (3 if is_cut else 2) * width.query + 2 * _own_or_shared_key_values(width)
-    wide, block = 2 * hidden + heads, width.feed_forward(tokens)
+    wide, block = (2 + width.block_norms) * hidden + heads, width.feed_forward(tokens, dense=dense)
     inner = 2 * block.inner + 2 * block.routed
     if recompute == "none":
         # Results of norms are kept as the matrices read them: of all tokens.
         wide += 2 * width.hidden + (width.query + width.key_value if width.has_head_norms else 0)
         inner += block.inner
-    return size * inner + tokens * (size * (wide + width.low) + FLOAT * _FLASH_STATISTICS * width.heads)
+    return size * inner + tokens * (size * (wide + width.latents + width.low) + FLOAT * _FLASH_STATISTICS * width.heads)
 
 
 def _own_or_shared_key_values(width: RankWidths) -> int:
@@ -313,7 +340,9 @@ def _moments_of_decode(work: RankWork) -> Iterator[Parts]:
     }
     yield fixed | {Part.LOGITS: (4 if is_cut else 3) * FLOAT * work.slots * model.rows}
     yield fixed | {Part.COMPUTE_WEIGHTS: _expert_copies(work)}
-    yield fixed | {Part.WORKSPACE: paged_workspace(work.columns, work.cache_dtype)}
+    is_latent = model.kv_lora_rank is not None
+    workspace = _CORES * _LATENT_WORKSPACE if is_latent else paged_workspace(work.columns, work.cache_dtype)
+    yield fixed | {Part.WORKSPACE: int(workspace)}
 
 
 def paged_workspace(columns: int, cache_dtype: str, *, cores: int = _CORES) -> int:
@@ -328,7 +357,8 @@ def _forward(work: RankWork, width: RankWidths, tokens: int) -> int:
     queries, keys and values."""
     size = TYPE_BYTES[work.config.model.dtype]
     block = width.feed_forward(tokens)
-    inner, routed = max(4 * block.inner, 2 * block.inner + block.routed), 2 * block.routed
+    dense = 4 * tokens * width.dense_inner if width.dense_layers else 0
+    inner, routed = max(4 * block.widest, 2 * block.widest + block.routed, dense), 2 * block.routed
     attention = tokens * (width.hidden + 3 * width.query + 3 * width.key_value)
     return size * (max(inner, routed, attention, 3 * tokens * width.hidden) + tokens * width.hidden)
 
@@ -336,7 +366,8 @@ def _forward(work: RankWork, width: RankWidths, tokens: int) -> int:
 def _expert_copies(work: RankWork) -> int:
     """Bytes in generation of the three stacked matrices of a layer's experts, transposed, and of one cast before."""
     sizes = weight_sizes(work.config.model, work.config.plans.infer, work.rank)
-    matrices = [size for name, size in sizes.items() if name.startswith("model.layers.0.") and ".experts." in name]
+    layer = f"model.layers.{work.config.model.expert_layers.start}."
+    matrices = [size for name, size in sizes.items() if name.startswith(layer) and ".experts." in name]
     return _copies(work, sum(matrices)) + _casts(work, max(matrices, default=0))
 
 

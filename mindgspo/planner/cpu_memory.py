@@ -64,7 +64,10 @@ def _update(work: RankWork) -> Parts:
     """The backward pass starts with everything kept and the output table's gradient, where it is trained, and ends with
     all gradients; those of both uses of a tied table exist together with their sum."""
     width, tokens = work.train, work.tokens(work.train)
-    kept = width.layers * (tokens * width.hidden if work.plan.recompute == "full" else _kept(width, tokens))
+    kept = width.layers * tokens * width.hidden
+    if work.plan.recompute != "full":
+        sparse = width.layers - width.dense_layers
+        kept = width.dense_layers * _kept(width, tokens, dense=True) + sparse * _kept(width, tokens)
     table = width.output_rows * width.hidden if width.is_last and work.config.model.lora is None else 0
     gradients = sum(trained_sizes(work.config.model, work.plan, work.rank).values())
     if work.config.model.tie_word_embeddings and width.is_first:
@@ -83,17 +86,17 @@ def _score(work: RankWork, width: RankWidths) -> Parts:
     return {Part.ACTIVATIONS: FLOAT * _at_work(width, work.tokens(width)), Part.LOGITS: FLOAT * _head(work, width)}
 
 
-def _kept(width: RankWidths, tokens: int) -> int:
+def _kept(width: RankWidths, tokens: int, *, dense: bool = False) -> int:
     """Elements that a layer keeps for its backward pass. recompute=selective saves nothing of kernels'."""
-    block, heads = width.feed_forward(tokens), width.query + width.key_value
-    token = 4 * width.hidden + (2 + width.has_head_norms) * heads + width.low
+    block, heads = width.feed_forward(tokens, dense=dense), width.query + width.key_value
+    token = (4 + width.block_norms) * width.hidden + (2 + width.has_head_norms) * heads + width.latents + width.low
     return tokens * token + 3 * block.inner + 2 * block.routed
 
 
 def _at_work(width: RankWidths, tokens: int) -> int:
     """Elements of one layer's tensors, or their gradients, and of what its widest product packs: weights and input."""
-    widest = max(2 * width.inner, width.query + 2 * width.key_value)
-    packed = width.hidden * widest + max(tokens * width.hidden, width.feed_forward(tokens).inner)
+    widest = max(2 * width.widest_inner, width.query + 2 * width.key_value)
+    packed = width.hidden * widest + max(tokens * width.hidden, width.feed_forward(tokens).widest)
     return _kept(width, tokens) + packed
 
 
@@ -112,7 +115,7 @@ def _packed(work: RankWork) -> int:
     width, model = work.infer, work.config.model
     is_packed = model.lora is None or merges_adapters(work.config)
     sizes = weight_sizes(model.base, work.config.plans.infer, work.rank) if is_packed else {}
-    layers = sum(size for name, size in sizes.items() if name.endswith("_proj.weight") and ".experts." not in name)
+    layers = sum(size for name, size in sizes.items() if name.endswith("_proj.weight") and "experts." not in name)
     takes_rows = model.tie_word_embeddings and width.input_rows > width.output_rows
     return layers + (0 if takes_rows else width.output_rows * width.hidden)
 

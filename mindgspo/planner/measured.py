@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mindgspo.config import ExperimentConfig
+from mindgspo.config.model import FAMILIES
 from mindgspo.config.section import Section
 from mindgspo.io import read_json, write_json
 
@@ -49,6 +50,8 @@ def fingerprint(config: ExperimentConfig, graph: str) -> str:
     if graph not in ("prefill", "decode"):
         content["rollout"].pop("cache_gb", None)
     content["model"].pop("path", None)
+    if FAMILIES[config.model.architecture].has_attention_bias is not None:  # filled in from the family
+        content["model"].pop("attention_bias", None)
     if "tokens_per_sync" in content["rollout"]:  # the name that stored fingerprints have
         content["rollout"]["tokens_per_look"] = content["rollout"].pop("tokens_per_sync")
     for section, keys in _KEYS.items():

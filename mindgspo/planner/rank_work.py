@@ -17,7 +17,6 @@ from mindgspo.config.cache import BLOCK, block_bytes, whole_cache_blocks
 from mindgspo.config.distillation import TeacherSection
 from mindgspo.config.distillation_rules import local_teachers, teacher_model, teacher_plan
 from mindgspo.config.generation import generating_model, reads_trained_weights
-from mindgspo.config.plan import inner_size
 from mindgspo.models.names import compute_type, parameter_shapes, trained_shapes, trained_type
 from mindgspo.parallel.plans.layout import Layout
 from mindgspo.parallel.plans.parameter_layouts import moment_layouts, parameter_layouts
@@ -45,8 +44,16 @@ class RankWidths:
     query: int
     key_value: int
     """Features of the rank's heads."""
+    latents: int
+    """Features of latents, before and after their norms, and of keys that are rotated beside them; on every rank."""
+    dense_layers: int
+    """The layers among them that have no experts; they come first."""
+    dense_inner: int
+    """Features of SwiGLU in dense layers."""
     inner: int
-    """Features of SwiGLU, or of each expert's."""
+    """Features of each expert's SwiGLU; 0 if there are none."""
+    shared_inner: int
+    """Features of that of the shared experts."""
     experts: int
     """Experts on the rank; 0 if there are none."""
     chosen: int
@@ -65,6 +72,8 @@ class RankWidths:
     """Whether q, k and v have biases."""
     has_head_norms: bool
     """Whether queries and keys are normed per head."""
+    block_norms: int
+    """Norms of blocks' outputs in a layer."""
     low: int
     """Features between A and B of all adapters of a layer; 0 without adapters. Every slice of a layer has all."""
 
@@ -75,15 +84,22 @@ class RankWidths:
         kv_heads = place.share(model.num_key_value_heads, units=model.num_key_value_heads)
         heads = place.share(model.num_attention_heads)
         output_rows = place.share(model.rows)
-        names = parameter_shapes(model)
+        names, layers = parameter_shapes(model), place.own_layers(model.num_hidden_layers)
+        dense = len(range(layers.start, min(layers.stop, model.expert_layers.start)))
+        inner = (model.moe_intermediate_size or 0) if dense < len(layers) else 0
+        last = f"model.layers.{model.num_hidden_layers - 1}."
         return cls(
-            layers=len(place.own_layers(model.num_hidden_layers)),
+            layers=len(layers),
+            dense_layers=dense,
             context=place.plan.context_parallel,
             hidden=model.hidden_size,
             query=heads * model.head_dim,
             key_value=kv_heads * model.head_dim,
-            inner=inner_size(model) // (place.plan.expert_slices if model.num_experts else place.model_parallel),
-            experts=len(place.own_experts(model.num_experts or 0)),
+            latents=0 if model.kv_lora_rank is None else 2 * (sum(model.latent_dims) + (model.q_lora_rank or 0)),
+            dense_inner=model.intermediate_size // place.model_parallel,
+            inner=inner // place.plan.expert_slices,
+            shared_inner=model.n_shared_experts * inner // place.model_parallel,
+            experts=len(place.own_experts(model.num_experts or 0)) if inner else 0,
             chosen=model.num_experts_per_tok or 0,
             sees=Fraction(place.plan.expert_block, place.model_parallel),
             heads=heads,
@@ -94,19 +110,25 @@ class RankWidths:
             is_last=place.is_last_stage,
             has_biases="model.layers.0.self_attn.q_proj.bias" in names,
             has_head_norms="model.layers.0.self_attn.q_norm.weight" in names,
+            block_norms=2 * ("model.layers.0.post_mlp_layernorm.weight" in names),
             low=sum(
-                shape[-2]
-                for name, shape in names.items()
-                if name.startswith("model.layers.0.") and name.endswith(".lora_A.weight")
+                shape[-2] for name, shape in names.items() if name.startswith(last) and name.endswith(".lora_A.weight")
             ),
         )
 
-    def feed_forward(self, tokens: int) -> FeedForwardSizes:
-        """Sizes of one feed-forward block for so many tokens."""
-        if not self.experts:
-            return FeedForwardSizes(inner=tokens * self.inner, routed=0)
+    def feed_forward(self, tokens: int, *, dense: bool = False) -> FeedForwardSizes:
+        """Sizes of one feed-forward block for so many tokens, of those with experts if there are any. dense: of a layer
+        without."""
+        if dense or not self.experts:
+            return FeedForwardSizes(inner=tokens * self.dense_inner, widest=tokens * self.dense_inner, routed=0)
         slots = round(tokens * self.sees) * self.chosen
-        return FeedForwardSizes(inner=slots * self.inner, routed=slots * self.hidden)
+        routed, shared = slots * self.inner, tokens * self.shared_inner
+        return FeedForwardSizes(inner=routed + shared, widest=max(routed, shared), routed=slots * self.hidden)
+
+    @property
+    def widest_inner(self) -> int:
+        """Most features of one SwiGLU on the rank."""
+        return max(self.inner, self.shared_inner, self.dense_inner if self.dense_layers else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +136,9 @@ class FeedForwardSizes:
     """Elements of tensors."""
 
     inner: int
-    """One tensor of inner features."""
+    """Inner features: of the experts and, in a tensor of their own, of shared ones."""
+    widest: int
+    """The larger one of these tensors."""
     routed: int
     """One tensor of hidden states before or after the experts; 0 if there are none."""
 
@@ -223,9 +247,9 @@ def largest_tensors(work: RankWork) -> dict[str, int]:
     trained = work.train.feed_forward(tokens)
     prefilled = work.infer.feed_forward(max(rows * length for rows, length in work.prefills))
     return {
-        "gate and up of a micro-batch": 2 * trained.inner,
+        "gate and up of a micro-batch": 2 * trained.widest,
         "hidden states of a micro-batch": max(trained.routed, tokens * work.train.hidden),
-        "gate and up of a prefill": 2 * prefilled.inner,
+        "gate and up of a prefill": 2 * prefilled.widest,
         "a layer's keys in the cache": work.blocks * BLOCK * work.infer.key_value,
         "logits of a decode step": work.slots * work.config.model.rows,
     }
@@ -274,6 +298,8 @@ def _teacher_bytes(config: ExperimentConfig, *, rank: int) -> Iterator[int]:
 def frozen_bytes(work: RankWork) -> int:
     """The part of the trained policy's weights on the rank that only adapters change; 0 without adapters."""
     model, plan = work.config.model, work.plan
+    if model.lora is None:
+        return 0
     trained = moment_sizes(model, plan, work.rank)
     held = _trained_bytes(model, plan, work.rank, work.config.device)
     return sum(size for name, size in held.items() if name not in trained)

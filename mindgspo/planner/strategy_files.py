@@ -12,7 +12,7 @@ from pathlib import Path
 from mindgspo.config import ModelSection, ParallelPlan, load_model_and_plans
 from mindgspo.config.schema import PlansSection
 from mindgspo.errors import CheckpointError, ConfigError
-from mindgspo.models.names import mindformers_names, parameter_shapes
+from mindgspo.models.names import is_trained, mindformers_names, parameter_shapes
 from mindgspo.parallel.plans.layout import Layout
 from mindgspo.parallel.plans.parameter_layouts import parameter_layouts
 from mindgspo.parallel.plans.placement import RankGrid
@@ -67,7 +67,8 @@ def graph_layouts(model: ModelSection, plans: PlansSection, graph: str) -> tuple
     weights = parameter_layouts(parameter_shapes(model), model, plan)
     if graph != "train":
         return plan, weights
-    moments = {f"{prefix}{name}": layout for prefix in _MOMENTS for name, layout in weights.items()}
+    trained = {name: layout for name, layout in weights.items() if is_trained(model.base, name)}
+    moments = {f"{prefix}{name}": layout for prefix in _MOMENTS for name, layout in trained.items()}
     return plan, {**weights, **moments}
 
 

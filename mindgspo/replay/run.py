@@ -155,9 +155,10 @@ _MODULE = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 5e-3}
 _PASS = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2}
 # Backwards through a layer: a wrong gradient shows first in the last weights of the layer.
 _BACKWARD = (
-    "mlp.down_proj", "mlp.experts.down_proj", "mlp.up_proj", "mlp.gate_proj", "mlp.experts", "mlp.gate",
-    "post_attention_layernorm", "self_attn.o_proj", "self_attn.q_norm", "self_attn.k_norm", "self_attn.v_proj",
-    "self_attn.k_proj", "self_attn.q_proj", "input_layernorm",
+    "post_mlp_layernorm", "mlp.down_proj", "mlp.experts.down_proj", "mlp.up_proj", "mlp.gate_proj", "mlp.experts",
+    "mlp.shared_experts", "mlp.gate", "post_attention_layernorm", "post_self_attn_layernorm", "self_attn.o_proj",
+    "self_attn.q_norm", "self_attn.k_norm", "self_attn.v_proj", "self_attn.k_proj", "self_attn.q_proj",
+    "input_layernorm",
 )  # fmt: skip
 
 

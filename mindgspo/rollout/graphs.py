@@ -16,8 +16,9 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, mint, nn, ops
 
 from mindgspo.batches.routing import expert_dtype
+from mindgspo.models.feed_forward import FeedForward
 from mindgspo.models.lora import merged_weight
-from mindgspo.models.transformer import DecoderLayer, FeedForward, KeptRows, LayerLoop, Transformer
+from mindgspo.models.transformer import Attention, DecoderLayer, KeptRows, LayerLoop, Transformer
 from mindgspo.parallel.layers.linear import ColumnParallelLinear, RowParallelLinear
 from mindgspo.parallel.layers.model_parallel import from_first_rank, gather_columns, leave_model_parallel
 from mindgspo.parallel.ops.device import aclnn_on_cards, has_kernels, likeliest_op, takes_packed
@@ -58,7 +59,6 @@ class Prefill(nn.Cell):
         self.model = model
         self.loop = LayerLoop(model, KeptRows([layer.self_attn for layer in model.layers]))
         self.recorded = RecordedChoices(model, records_experts=records_experts)
-        self.cache = cache.matrices
         self.store = StoreOp(cache)
 
     def construct(
@@ -72,8 +72,7 @@ class Prefill(nn.Cell):
         places = self.store.places(cache_rows_M)
         done = ()
         for i in range(len(cached) // 2):
-            keys, values = self.cache[2 * i], self.cache[2 * i + 1]
-            done += self.store(keys, values, cached[2 * i], cached[2 * i + 1], places, segments)
+            done += self.store(i, cached[2 * i], cached[2 * i + 1], places, segments)
         return ops.depend(cache_rows_M, done), *self.recorded(choices)
 
 
@@ -92,7 +91,7 @@ class PackedWeights(nn.Cell):
         assert self.has_kernels or not merges, "config.deployment_rules refuses it"
         if not self.has_kernels:
             return
-        self.packs_layers = merges or model.config.lora is None
+        self.packs_layers = model.config.kv_lora_rank is None and (merges or model.config.lora is None)
         by_layer = [_linears(layer) for layer in model.layers] if self.packs_layers else []
         linears = [one for layer in by_layer for group in layer for one in group]
         weights = [one.weight for one in linears]
@@ -145,6 +144,7 @@ def _linears(layer: DecoderLayer) -> tuple[Linears, Linears]:
     """Return a layer's projections of attention's output, query, key and value, and a dense block's gate, up and
     down."""
     attention, block = layer.self_attn, layer.mlp
+    assert isinstance(attention, Attention), "PackedWeights leaves latent attention out"
     of_block = (block.gate_proj, block.up_proj, block.down_proj) if isinstance(block, FeedForward) else ()
     return (attention.o_proj, attention.q_proj, attention.k_proj, attention.v_proj), of_block
 
@@ -157,10 +157,12 @@ class PackedLayers(nn.Cell):
         assert not model.place.plan.use_seq_parallel, "every rank decodes all sequences"
         self.layers, self.count, self.cache = model.layers, len(model.layers), cache.matrices
         self.leave = leave_model_parallel(model.place)
-        attend, feed = [], []
+        attend, feed, self.dense = [], [], ()
+        """dense: of each layer the number of dense ones before it."""
         for layer, (of_attention, of_block) in zip(model.layers, packed.by_layer, strict=True):
             assert isinstance(layer, DecoderLayer)
             attend.append(_decode_attention(layer, of_attention))
+            self.dense += (len(feed),)
             if of_block:
                 norm = layer.post_attention_layernorm
                 feed.append(DecodeFeedForwardKernel(norm.weight, norm.norm.eps, of_block))
@@ -183,17 +185,21 @@ class PackedLayers(nn.Cell):
                 x_SH, delta_SH, choice = layer.feed_forward(x_SH, delta_SH, tokens)
                 choices += choice
             else:
-                x_SH, delta_SH = self.feed[i](x_SH, delta_SH, rows)
-                delta_SH = self.leave(delta_SH, rows)
+                x_SH, delta_SH = self.feed[self.dense[i]](x_SH, layer.of_attention(delta_SH, tokens), rows)
+                delta_SH = layer.of_block(self.leave(delta_SH, rows), tokens)
         return x_SH, delta_SH, (), choices
 
 
 def _decode_attention(layer: DecoderLayer, packed: tuple[Parameter, ...]) -> DecodeAttentionKernel:
     """packed: weights of the output, query, key and value."""
     attention, norm = layer.self_attn, layer.input_layernorm
+    assert isinstance(attention, Attention), "PackedWeights leaves latent attention out"
     biases = [one.bias for one in (attention.q_proj, attention.k_proj, attention.v_proj) if one.has_bias]
     head_norms = [attention.q_norm.weight, attention.k_norm.weight] if attention.has_head_norms else []
-    return DecodeAttentionKernel(norm.weight, norm.norm.eps, attention.head_dim, packed, biases, head_norms)
+    return DecodeAttentionKernel(
+        norm.weight, norm.norm.eps, attention.head_dim, packed, biases, head_norms,
+        is_interleaved=attention.rotate.is_interleaved,
+    )  # fmt: skip
 
 
 class NextLogits(nn.Cell):
@@ -206,7 +212,7 @@ class NextLogits(nn.Cell):
         super().__init__(auto_prefix=False)
         self.model = model
         self.recorded = RecordedChoices(model, records_experts=records_experts)
-        self.attend = None if packed.packs_layers else decode_attention(cache)
+        self.attend = None if packed.packs_layers else decode_attention(model, cache)
         self.loop = PackedLayers(model, cache, packed) if self.attend is None else LayerLoop(model, self.attend)
         self.packed = packed
         self.gather_columns = gather_columns(model.place)

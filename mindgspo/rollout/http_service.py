@@ -361,9 +361,13 @@ def open_service(config: ExperimentConfig, tokenizer: Tokenizer) -> HTTPService:
         )
     routing = None
     if config.rollout.record_experts:
-        routing = no_routing(model.num_hidden_layers, model.num_experts_per_tok, model.num_experts)
+        routing = no_routing(len(model.expert_layers), model.num_experts_per_tok, model.num_experts)
     expected = Expected(
-        vocab_size=model.vocab_size, eos_ids=tokenizer.eos_ids, routing=routing, num_experts=model.num_experts or 0
+        vocab_size=model.vocab_size,
+        eos_ids=tokenizer.eos_ids,
+        routing=routing,
+        num_experts=model.num_experts or 0,
+        dense_columns=model.expert_layers.start * (model.num_experts_per_tok or 0),
     )
     options = ServiceOptions(
         most_running=2 * -(-config.rollout.slots // len(urls)),  # twice its slots, so that none ever waits for requests
@@ -394,5 +398,5 @@ def _most_bytes(request: Request, api: ServerAPI, expected: Expected) -> int:
     tokens = request.prompt.ids.size + request.settings.max_new_tokens
     per_token = api.bytes_per_token
     if expected.routing is not None:  # in base64, up to 4 bytes each
-        per_token += 6 * expected.routing.shape[1]
+        per_token += 6 * (expected.dense_columns + expected.routing.shape[1])
     return MORE_BYTES + len(request.samples) * tokens * per_token

@@ -37,6 +37,8 @@ class Expected:
     routing: np.ndarray | None = None
     """Empty array [0, X] of the integer type that stores expert numbers; None if experts are not recorded."""
     num_experts: int = 0
+    dense_columns: int = 0
+    """Columns that vLLM and SGLang put before those of `routing`, for dense layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +245,7 @@ def _read_mindgspo(found: Any, request: Request, expected: Expected) -> Any:
         for choice in found["choices"]:
             if parts := choice["routed_experts"]:
                 content = b"".join(base64.b64decode(parts[name], validate=True) for name in ("prompt", "response"))
-                choice["routed_experts"] = _rows(content, expected.routing.dtype, expected)
+                choice["routed_experts"] = _rows(content, expected.routing.dtype, expected.routing.shape[1])
     return found
 
 
@@ -375,12 +377,11 @@ def _experts(found: Any, expected: Expected) -> np.ndarray | None:
         return None
     content = base64.b64decode(found or "", validate=True)
     dtype, content = _npy(content) if content.startswith(_NPY_MAGIC) else (np.dtype(np.int32), content)
-    return _rows(content, dtype, expected)
+    return _rows(content, dtype, expected.dense_columns + expected.routing.shape[1])[:, expected.dense_columns :]
 
 
-def _rows(content: bytes, dtype: np.dtype, expected: Expected) -> np.ndarray:
-    assert expected.routing is not None
-    return np.frombuffer(content, dtype).reshape(-1, expected.routing.shape[1])
+def _rows(content: bytes, dtype: np.dtype, width: int) -> np.ndarray:
+    return np.frombuffer(content, dtype).reshape(-1, width)
 
 
 _NPY_MAGIC = b"\x93NUMPY"

@@ -18,6 +18,7 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from mindgspo.config.cache import BLOCK
+from mindgspo.models.feed_forward import Tokens
 from mindgspo.models.trace import (
     EXPERT_OPERATORS,
     HEAD_OPERATORS,
@@ -26,7 +27,7 @@ from mindgspo.models.trace import (
     float32_values,
     modules_of,
 )
-from mindgspo.models.transformer import Tokens, Transformer
+from mindgspo.models.transformer import Transformer
 from mindgspo.parallel.ops.device import attention_segments
 from mindgspo.parallel.ops.kernels import SampleKernel
 from mindgspo.parallel.platform.runtime import CompiledCell, paged_kernels
@@ -124,11 +125,18 @@ class _Halves(nn.Cell):
             cached = (self.halves.cache[2 * i], self.halves.cache[2 * i + 1])
             x_SH, delta_SH = self.halves.attend[i](x_SH, delta_SH, rotation, cached, context)
             taps += (x_SH, delta_SH)
-            if self.layers[i].has_experts:
-                x_SH, delta_SH, _ = self.layers[i].feed_forward(x_SH, delta_SH, tokens)
+            layer = self.layers[i]
+            if layer.has_sandwich_norms:
+                delta_SH = layer.of_attention(delta_SH, tokens)
+                taps += (delta_SH,)
+            if layer.has_experts:
+                x_SH, delta_SH, _ = layer.feed_forward(x_SH, delta_SH, tokens)
             else:
-                x_SH, delta_SH = self.halves.feed[i](x_SH, delta_SH, tokens[0])
+                x_SH, delta_SH = self.halves.feed[self.halves.dense[i]](x_SH, delta_SH, tokens[0])
             taps += (x_SH, delta_SH)
+            if layer.has_sandwich_norms:
+                delta_SH = layer.of_block(delta_SH, tokens)
+                taps += (delta_SH,)
         return x_SH, delta_SH, taps
 
 
@@ -140,8 +148,10 @@ def _halves_of(model: Transformer) -> list[tuple[str, str]]:
         of_layer = {
             "input_layernorm (sum)": "DecodeAttention",
             "self_attn.o_proj": "DecodeAttention",
+            **({"post_self_attn_layernorm": "RmsNorm"} if layer.has_sandwich_norms else {}),
             "post_attention_layernorm (sum)": "Add" if layer.has_experts else operator,
             block: operator,
+            **({"post_mlp_layernorm": "RmsNorm"} if layer.has_sandwich_norms else {}),
         }
         modules += [(f"layers.{i}.{name}", by) for name, by in of_layer.items()]
     return [("embed_tokens", "Gather"), *modules[1:], ("norm (sum)", "Add"), ("norm", "RmsNorm")]
@@ -156,7 +166,7 @@ class _Step(nn.Cell):
     ) -> None:
         super().__init__(auto_prefix=False)
         self.model, self.packed = model, packed
-        self.attend = None if by_halves else decode_attention(cache)
+        self.attend = None if by_halves else decode_attention(model, cache)
         self.loop = _Halves(model, cache, packed) if by_halves else TracedLayers(model, self.attend)
         self.modules = _halves_of(model) if by_halves else modules_of(model, "PagedAttention")
         self.inverse_temperature = 1.0 / temperature

@@ -126,11 +126,11 @@ class ArraySource:
 
     def read_slice(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
         """A view into the array."""
-        return self._arrays[name][index]
+        return self.read(name)[index]
 
     def chunks(self, name: str, chunk_bytes: int = CHUNK_BYTES) -> Iterator[NDArray]:
         """The array, flat, in pieces."""
-        flat = self._arrays[name].reshape(-1)
+        flat = self.read(name).reshape(-1)
         step = max(chunk_bytes // flat.itemsize, 1)
         for first in range(0, flat.size, step):
             yield flat[first : first + step]

@@ -1,4 +1,5 @@
-"""Encoders: byte-level BPE (Qwen2's two files or any tokenizer.json) by `tokenizers`, *.model by `sentencepiece`.
+"""Encoders: byte-level BPE (Qwen2's two files, Moonlight's tiktoken.model or any tokenizer.json) by `tokenizers`, other
+*.model by `sentencepiece`.
 
 Qwen2's form: NFC, then its own splitting pattern (every digit stands alone), then bytes; tokens of
 `added_tokens_decoder` are cut out of the text before all that.
@@ -21,6 +22,7 @@ from mindgspo.tokenization.files import (
     ADDED_TOKENS,
     CONFIG,
     MERGES,
+    TIKTOKEN,
     TOKENIZER_JSON,
     VOCAB,
     TokenizerFiles,
@@ -29,6 +31,7 @@ from mindgspo.tokenization.files import (
     special_tokens,
     unnamed_special_tokens,
 )
+from mindgspo.tokenization.tiktoken_ranks import PATTERN, ranked_bpe
 
 # Contractions, letters with one leading mark or space, one digit, punctuation, line breaks, spaces.
 QWEN2_PATTERN = (
@@ -36,6 +39,7 @@ QWEN2_PATTERN = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 BLANK = "\u2581"  # how sentencepiece writes the space
+_MOST_RESERVED = 4096
 QWEN2_CLASSES = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
 
 Span = tuple[int, int]
@@ -49,6 +53,8 @@ def load_here(files: TokenizerFiles) -> AnyBackend:
         return load_tokenizer_json(files)
     if VOCAB in files or MERGES in files:
         return load_qwen2(files)
+    if TIKTOKEN in files:
+        return load_tiktoken(files)
     if files.sentencepiece_names():
         return load_sentencepiece(files)
     raise TokenizerError(
@@ -139,6 +145,23 @@ def load_qwen2(files: TokenizerFiles) -> BpeBackend:
     inner.normalizer = normalizers.NFC()
     inner.pre_tokenizer = splitting_into_bytes(QWEN2_PATTERN)
     inner.decoder = decoders.ByteLevel()
+    _add_tokens(inner, files)
+    return BpeBackend(inner)
+
+
+def load_tiktoken(files: TokenizerFiles) -> BpeBackend:
+    """The tokenizer of Moonlight and Kimi; see `ranked_bpe`. Ids between those that tokenizer_config.json names are
+    reserved, by the names that their code gives them. Raises TokenizerError."""
+    inner = tokenizers.Tokenizer(ranked_bpe(files))
+    inner.pre_tokenizer, inner.decoder = splitting_into_bytes(PATTERN), decoders.ByteLevel()
+    named, first = read_added_tokens(files), inner.get_vocab_size()
+    last = max(named, default=first)
+    if last - first > _MOST_RESERVED:
+        raise TokenizerError(
+            f"{files.where(CONFIG)}: added_tokens_decoder: {last} is far beyond {TIKTOKEN}'s {first} ids"
+        )
+    reserved = {id: tokenizers.AddedToken(f"<|reserved_token_{id}|>", normalized=False) for id in range(first, last)}
+    inner.add_tokens([token for _, token in sorted((reserved | named).items())])
     _add_tokens(inner, files)
     return BpeBackend(inner)
 

@@ -27,6 +27,7 @@ SPECIAL_TOKENS_MAP = "special_tokens_map.json"
 ADDED_TOKENS = "added_tokens.json"
 NAMES = (VOCAB, MERGES, TOKENIZER_JSON, CONFIG, CHAT_TEMPLATE, SPECIAL_TOKENS_MAP, ADDED_TOKENS)
 SENTENCEPIECE_SUFFIX = ".model"
+TIKTOKEN = "tiktoken.model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,7 +118,7 @@ def longest_batch(config: ExperimentConfig) -> Batch:
     batch = micro_batches(samples, layout)[0]
     model = config.model
     if config.algorithm.router_replay != "none":
-        like = no_routing(model.num_hidden_layers, model.num_experts_per_tok, model.num_experts)
+        like = no_routing(len(model.expert_layers), model.num_experts_per_tok, model.num_experts)
         batch = replace(batch, experts_RTX=np.zeros((*batch.ids_RT.shape, like.shape[1]), like.dtype))
     if config.algorithm.name in ("clip_cov", "kl_cov"):
         batch = replace(batch, selected_NK=np.zeros_like(batch.mask_NK))

@@ -273,6 +273,7 @@ def build_experiment(
             scores_old=old_log_probs == "recompute",
             transfer=generation.transfer,
             curriculum=curriculum,
+            first_router=config.model.expert_layers.start,
         ),
         dumps_dir=failures_dir.with_name("dumps"),
         timers=timers,
@@ -325,7 +326,7 @@ def prompt_order(config: ExperimentConfig, num_rows: Sequence[int], curriculum: 
 
 def build_updater(config: ExperimentConfig, model: Model) -> Updater:
     """Build the updater of an experiment's model."""
-    place, replay = model.place, config.algorithm.router_replay
+    place, replay, rate = model.place, config.algorithm.router_replay, config.optimizer.router_bias_update_rate
     # If nothing is scored, the updates report the entropy, provided that it costs next to nothing.
     is_free = resolved_old_log_probs(config, model) == "sampler" and takes_packed(model)
     return Updater(
@@ -335,7 +336,8 @@ def build_updater(config: ExperimentConfig, model: Model) -> Updater:
             with_entropy=config.algorithm.entropy_coef > 0 or is_free,
             replays_experts=replay != "none",
             # Only a cell with one output can be recomputed in the backward pass.
-            returns_routing=(bool(config.rollout.record_experts) or replay == "old") and place.recompute == "none",
+            returns_routing=(bool(config.rollout.record_experts) or replay == "old" or (rate > 0 and replay == "none"))
+            and place.recompute == "none",
             scores_ids=config.algorithm.teacher_top_k > 0,
         ),
         build_policy_loss(config.algorithm),

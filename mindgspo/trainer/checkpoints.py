@@ -35,7 +35,7 @@ from mindgspo.errors import CheckpointError, MindGSPOError, TrainingError
 from mindgspo.io import fsync_tree, publish_folder, temporary_path, write_file
 from mindgspo.metrics import RunLog
 from mindgspo.metrics.files import LOGS, split_records
-from mindgspo.models.names import trained_shapes
+from mindgspo.models.names import stored_shapes
 from mindgspo.models.weights import load_trained
 from mindgspo.parallel.platform.cluster import first_rank_first, is_first, path_for_all
 from mindgspo.rollout.weight_transfer import weights_as_numpy
@@ -151,7 +151,7 @@ class Saver:
         trainer, settings = self._trainer, self._trainer.settings
         with trainer.swap.phase(Phase.SAVE):
             section = trainer.model.config
-            parameters = weights_as_numpy(trainer.model, section, among=trained_shapes(section))
+            parameters = weights_as_numpy(trainer.model, section, among=stored_shapes(section))
             optimizer = trainer.updater.state()
         state = {
             "progress": progress.state(time.perf_counter()),

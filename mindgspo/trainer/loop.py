@@ -36,7 +36,7 @@ from mindgspo.metrics.run_folder import exact_tokens, read_run
 from mindgspo.metrics.tracking import TrackedRun, open_trackers
 from mindgspo.models.initial_values import open_base
 from mindgspo.models.lora import merged_weights
-from mindgspo.models.names import trained_shapes
+from mindgspo.models.names import stored_shapes
 from mindgspo.models.principal import plain_adapters, plain_model
 from mindgspo.parallel.collectives.host import exchange, require_agreement
 from mindgspo.parallel.platform import heartbeat, runtime, worker_process
@@ -287,7 +287,7 @@ def _finish(config: ExperimentConfig, experiment: Experiment, folder: RunFolder,
     faults.reach("finish.before")
     trainer = experiment.trainer
     with trainer.swap.phase(Phase.SAVE):
-        tensors = weights_as_numpy(trainer.model, config.model, among=trained_shapes(config.model))
+        tensors = weights_as_numpy(trainer.model, config.model, among=stored_shapes(config.model))
     parts = experiment.stateful[PARTS].arrays() if PARTS in experiment.stateful else {}
     first_rank_first(lambda: _write_results(config, experiment, folder, progress, tensors, parts))
 

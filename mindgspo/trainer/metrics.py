@@ -294,6 +294,8 @@ class StepReport:
     transfer: WeightTransfer | ServedWeights | None = None
     """Brings the engine its weights, where it has its own."""
     curriculum: Curriculum | None = None
+    first_router: int = 0
+    """Number of the first layer with a router."""
 
     def metrics(self, record: StepRecord) -> dict[str, float]:
         """Return all metrics of the step by name; empties the timers."""
@@ -305,7 +307,13 @@ class StepReport:
             **reward_metrics(record.estimated, section.kl, record.kl_coef),
             **record.estimated.distillation,
             **scored,
-            **router_metrics(record.results, section.router_replay, scored, record.expert_loads),
+            **router_metrics(
+                record.results,
+                section.router_replay,
+                scored,
+                record.expert_loads,
+                first_layer=self.first_router,
+            ),
             **record.adapter_norms,
             **({} if self.curriculum is None else self.curriculum.metrics()),
             "actor/lr": record.learning_rate,
@@ -394,13 +402,15 @@ def router_metrics(
     replay: str,
     score_metrics: Mapping[str, float],
     loads_LE: np.ndarray | None,
+    *,
+    first_layer: int = 0,
 ) -> dict[str, float]:
     """Changes of the routing between sampling and the updates, and how evenly experts were used while sampling.
 
     results: of the updates, None if one was skipped. replay: `algorithm.router_replay`. loads_LE: see
-    `expert_loads`; None if no routing was recorded.
+    `expert_loads`; None if no routing was recorded. first_layer: number of the first layer with a router.
     """
-    metrics = {} if loads_LE is None else load_metrics(loads_LE)
+    metrics = {} if loads_LE is None else load_metrics(loads_LE, first_layer=first_layer)
     drifts = [result.drift for result in results if result is not None and result.drift is not None]
     if drifts:
         metrics["router/drift"] = RoutingDifference.sum(drifts).share

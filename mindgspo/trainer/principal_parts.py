@@ -11,7 +11,14 @@ import numpy as np
 from mindgspo.config import ModelSection
 from mindgspo.models.initial_values import open_base
 from mindgspo.models.model import Model
-from mindgspo.models.names import adapter_name, hugging_face_names, is_adapter, to_hugging_face, weight_shapes
+from mindgspo.models.names import (
+    InFile,
+    adapter_name,
+    hugging_face_names,
+    is_adapter,
+    to_hugging_face,
+    weight_shapes,
+)
 from mindgspo.models.principal import principal_parts, without_parts
 from mindgspo.models.weight_check import check_names
 from mindgspo.models.weights import OwnSlice, own_slices, weight_layouts
@@ -74,7 +81,7 @@ def _set(slices: list[OwnSlice], whole: np.ndarray) -> None:
         set_values(one.parameter, np.ascontiguousarray(whole[one.index]))
 
 
-def _whole(source: TensorSource, names: tuple[str, ...]) -> np.ndarray:
-    """A parameter; of experts, which are several, their stack."""
-    arrays = [float32_of(source, name) for name in names]
+def _whole(source: TensorSource, place: InFile) -> np.ndarray:
+    """A parameter; of experts, which are several, their stack. One of joined rows has no parts (`lora_problems`)."""
+    arrays = [float32_of(source, name)[place.rows_of(source.tensors[name].shape)] for name in place.names]
     return arrays[0] if len(arrays) == 1 else np.stack(arrays)

@@ -39,8 +39,8 @@ class RoutingTransfer:
     def __init__(self, train: Placement, model: ModelSection) -> None:
         self._rank, self._world_size = train.rank, train.plan.world_size
         assert model.num_experts is not None, "routing of a dense model"
-        self._num_layers, self._num_experts = model.num_hidden_layers, model.num_experts
-        self._no_rows = no_routing(model.num_hidden_layers, model.num_experts_per_tok, model.num_experts)
+        self._num_layers, self._num_experts = len(model.expert_layers), model.num_experts
+        self._no_rows = no_routing(len(model.expert_layers), model.num_experts_per_tok, model.num_experts)
         replicas = [train.grid.coordinates(rank).data for rank in range(self._world_size)]
         self._own = replicas[self._rank]
         self._trainers: list[Ranks] = [

@@ -27,12 +27,12 @@ def packed(model: str, train: Mapping) -> dict:
     return {"model": model, "train": dict(train), "is_packed": True}
 
 
-def replayed(train: Mapping, **packing: bool) -> dict:
-    return {"model": "experts", "train": dict(train), "replays": True, **packing}
+def replayed(train: Mapping, model: str = "experts", **packing: bool) -> dict:
+    return {"model": model, "train": dict(train), "replays": True, **packing}
 
 
-def told(train: Mapping) -> dict:
-    return {"model": "experts", "train": dict(train), "tells": True}
+def told(train: Mapping, model: str = "experts") -> dict:
+    return {"model": model, "train": dict(train), "tells": True}
 
 
 def in_bfloat16(train: Mapping, model: str = "dense") -> dict:
@@ -52,9 +52,11 @@ ONE = {
     "one card": case("dense", {}, {}),
     "one card, tied": case("tied", {}, {}),
     "one card of experts": case("experts", {}, {}),
+    "one card of shared experts": case("shared experts", {}, {}),
     "one card, packed": packed("dense", {}),
     "one card of adapters": case("adapters", {}, {}),
     "one card of adapters, in bfloat16": in_bfloat16({}, "adapters"),
+    "one card of latents": case("latents", {}, {}),
     "one card, replayed": replayed({}),
     "one card, taught": packed("taught", {}),
 }
@@ -76,11 +78,24 @@ TWO = {
     "1x2x1, whole experts, split sequence": case("experts", MODEL | TWO_PARTS | SPLIT_SEQUENCE, MODEL),
     "1x2x1, all experts on every rank": case("experts", MODEL | WHOLE_EXPERTS, DATA),
     "1x2x1, features of experts, split sequence": case("experts", MODEL | SPLIT_SEQUENCE, MODEL | TWO_PARTS),
+    "1x2x1 of shared experts": case("shared experts", MODEL, DATA),
+    "1x2x1 of shared experts, whole, split sequence": case("shared experts", MODEL | TWO_PARTS | SPLIT_SEQUENCE, MODEL),
+    "1x1x2 of shared experts": case("shared experts", STAGES, MODEL),
+    "1x1x2 of shared experts, told": told(STAGES, "shared experts"),
+    "1x1x2 of shared experts, replayed": replayed(STAGES, "shared experts"),
+    "context 2 of shared experts, split": case("shared experts", CONTEXT | {"expert_parallel": 2}, DATA),
+    "2x1x1 of shared experts, split, sharded moments": case(
+        "shared experts", DATA | SHARDED | {"expert_parallel": 2}, MODEL | TWO_PARTS
+    ),
     "2x1x1, packed": packed("dense", DATA),
     "context 2": case("dense", CONTEXT, DATA),
     "context 2, packed": packed("dense", CONTEXT),
     "context 2, tied, sharded moments": case("tied", CONTEXT | SHARDED, DATA),
     "context 2, recomputed": case("dense", CONTEXT | {"recompute": "full"}, DATA),
+    "2x1x1 of latents, sharded moments": case("latents", DATA | SHARDED, MODEL),
+    "1x2x1 of latents, whole experts, split sequence": case("latents", MODEL | TWO_PARTS | SPLIT_SEQUENCE, MODEL),
+    "1x1x2 of latents, recomputed": case("latents", STAGES | {"recompute": "selective"}, DATA),
+    "context 2 of latents": case("latents", CONTEXT, DATA),
     "context 2, split experts": case("experts", CONTEXT | {"expert_parallel": 2}, DATA),
     "2x1x1, split experts, replayed": replayed(DATA | {"expert_parallel": 2}),
     "1x2x1, whole experts, split sequence, replayed": replayed(MODEL | TWO_PARTS | SPLIT_SEQUENCE),
@@ -95,6 +110,8 @@ TWO = {
     ),
     "2x1x1 of adapters, sharded moments, in bfloat16": in_bfloat16(DATA | SHARDED, "adapters"),
     "1x2x1, taught": packed("taught", MODEL),
+    "1x2x1, norms of outputs": case("glm4", MODEL, MODEL),
+    "1x1x2, norms of outputs, recomputed": case("glm4", STAGES | {"recompute": "full"}, DATA),
     "1x2x1 of adapters, merged": case("adapters", MODEL, DATA) | {"merges": True},
     "context 2 of adapters": case("adapters", CONTEXT, DATA),
 }
@@ -114,12 +131,14 @@ FOUR = {
     "2x2x1, tied, sharded moments": case("tied", DATA | MODEL | SHARDED | SPLIT_TABLE, DATA_4),
     "1x4x1": case("dense", MODEL_4, DATA | MODEL),
     "1x2x2": case("dense", MODEL | STAGES, MODEL_4),
+    "2x2x1 of latents, whole experts over all": case("latents", DATA | MODEL | FOUR_PARTS, MODEL_4 | FOUR_PARTS),
     "2x2x1 of experts": case("experts", DATA | MODEL | {"expert_parallel": 2}, DATA_4),
     "2x2x1, whole experts over all": case("experts", DATA | MODEL | FOUR_PARTS, MODEL_4 | FOUR_PARTS),
     "2x2x1, whole experts over all, split sequence": case(
         "experts", DATA | MODEL | FOUR_PARTS | SPLIT_SEQUENCE, DATA | MODEL | TWO_PARTS
     ),
     "2x2x1, whole experts, sharded moments": case("experts", DATA | MODEL | TWO_PARTS | SHARDED, DATA_4),
+    "2x2x1 of shared experts, whole over all": case("shared experts", DATA | MODEL | FOUR_PARTS, DATA_4),
     "1x4x1, two blocks of whole experts": case("experts", MODEL_4 | TWO_PARTS, DATA | MODEL),
     "1x4x1, two blocks of whole experts, split sequence": case(
         "experts", MODEL_4 | TWO_PARTS | SPLIT_SEQUENCE | {"recompute": "full"}, DATA | MODEL | TWO_PARTS
@@ -236,6 +255,7 @@ def shipped_in_miniature() -> dict[str, Mapping]:
                 continue
             experiment = Path(scratch) / "experiment.yaml"
             base = (PROJECT / "examples/gsm8k/gspo_qwen2_5_7b.yaml").read_text("utf-8")
+            base = base.replace("max_new_tokens: 8192", "max_new_tokens: 4096")  # Moonlight has 8,192 positions
             experiment.write_text(base.replace("../../model_configs/qwen2_5_7b.yaml", str(path)), "utf-8")
             config = load_config(experiment, check_files=False)
             train = _on_eight_cards(config.plans.train)
@@ -273,4 +293,7 @@ def _small(model: ModelSection, train: ParallelPlan) -> dict:
     }
     if model.num_experts:
         sizes |= {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    if model.kv_lora_rank:
+        sizes |= {"num_key_value_heads": heads, "head_dim": None, "kv_lora_rank": 32}
+        sizes |= dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 16)
     return model.model_dump(mode="json", exclude={"dtype", "backend"}) | sizes

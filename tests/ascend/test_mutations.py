@@ -30,7 +30,7 @@ MUTATIONS = {
     "segments that end a token early": Mutation("parallel/ops/device.py", "one card", "the last number is equal to T",
         "return np.flatnonzero(is_last.reshape(-1)) + 1", "return np.maximum(np.flatnonzero(is_last.reshape(-1)), 1)"),
     "cos and sin swapped": Mutation("parallel/ops/device.py", "one card", ": loss",
-        "cos, sin, 0).reshape(x.shape)", "sin, cos, 0).reshape(x.shape)"),
+        "cos, sin, self.mode).reshape(x.shape)", "sin, cos, self.mode).reshape(x.shape)"),
     "gate and up swapped": Mutation("parallel/ops/device.py", "one card", ": loss",
         "join((gate, up))", "join((up, gate))"),
     "keys stored as values": Mutation("rollout/cache.py", "one card", ": sampled/0",

@@ -35,7 +35,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import mint, ops
 from mindgspo.algorithms.optim.gradients import GradientNorm
-from mindgspo.models.mixture_of_experts import Router
+from mindgspo.models.mixture_of_experts import Router, RoutingRule
 from mindgspo.parallel.ops.device import aclnn_on_cards, likeliest_op
 from mindgspo.rollout.graphs import Collect
 assert ms.get_context("deterministic") == "ON" and os.environ["HCCL_DETERMINISTIC"] == "true"
@@ -61,10 +61,21 @@ both = call_compiled(Collect(), *map(ms.Tensor, (*drawn, *log_probs))).asnumpy()
 np.testing.assert_array_equal(both, np.stack([np.stack(drawn).astype(np.float32), np.stack(log_probs)]))
 
 hidden, weight = rng.normal(size=(6, 8)).astype(np.float32), rng.normal(size=(16, 8)).astype(np.float32)
-experts, weights = call_compiled(Router(4, True), ms.Tensor(hidden), ms.Tensor(weight))
+bias = rng.normal(size=16).astype(np.float32)
+experts, weights = call_compiled(
+    Router(4, RoutingRule(is_normed=True)), ms.Tensor(hidden), ms.Tensor(weight), ms.Tensor(bias)
+)
 wanted = np.argsort(-(hidden @ weight.T), axis=-1)[:, :4]
 assert experts.dtype == ms.int32 and experts.asnumpy().tolist() == wanted.tolist()
 np.testing.assert_allclose(weights.asnumpy().sum(-1), 1, rtol=1e-5)
+
+rule = RoutingRule(is_sigmoid=True, is_normed=True, groups=4, best_groups=2, scale=2.5)
+experts, weights = call_compiled(Router(4, rule), ms.Tensor(hidden), ms.Tensor(weight), ms.Tensor(bias))
+merits = (1 / (1 + np.exp(-hidden @ weight.T)) + bias).reshape(6, 4, 4)
+worst = np.argsort(-np.sort(merits, axis=2)[:, :, 2:].sum(2), axis=1)[:, 2:]
+np.put_along_axis(merits, worst[:, :, None], -np.inf, axis=1)
+assert experts.asnumpy().tolist() == np.argsort(-merits.reshape(6, 16), axis=-1)[:, :4].tolist()
+np.testing.assert_allclose(weights.asnumpy().sum(-1), 2.5, rtol=1e-5)
 
 arrays = [rng.normal(size=(3, 4)).astype(np.float32) for _ in range(70)]
 gradients = [ms.Parameter(ms.Tensor(array), name=f"g{i}") for i, array in enumerate(arrays)]

@@ -41,6 +41,10 @@ PLANS = {
             {"data_parallel": 2, "expert_parallel": 2}, {"data_parallel": 2}),
         ("1x2x1 split sequence with all experts on every rank",
             MODEL | SEQUENCE | {"expert_tensor_parallel": 1}, {"data_parallel": 2}),
+        ("1x2x1 of glm4", MODEL, {"model_parallel": 2}),
+        ("1x2x1 of glm4, split sequence, small operators", MODEL | SEQUENCE, {"data_parallel": 2}),
+        ("1x1x2 of glm4, recomputed", STAGES | {"recompute": "full"}, {"data_parallel": 2}),
+        ("1x2x1 of adapted glm4, split sequence", MODEL | SEQUENCE, {"data_parallel": 2}),
         ("1x2x1 of adapters", MODEL, {"data_parallel": 2}),
         ("1x2x1 of adapters, split sequence, small operators", MODEL | SEQUENCE, {"model_parallel": 2}),
         ("2x1x1 of adapters, sharded", {"data_parallel": 2} | SHARDED, {"model_parallel": 2}),
@@ -49,6 +53,11 @@ PLANS = {
         ("2x1x1 of adapted experts, sampled with whole ones", {"data_parallel": 2} | SHARDED, WHOLE),
         ("2x1x1 of adapted experts over replicas, small operators",
             {"data_parallel": 2, "expert_parallel": 2}, {"data_parallel": 2}),
+        ("1x2x1 of shared experts", MODEL, {"data_parallel": 2}),
+        ("1x1x2 of shared experts", STAGES, {"data_parallel": 2}),
+        ("1x2x1 of shared experts, whole, split sequence", WHOLE | SEQUENCE, WHOLE),
+        ("2x1x1 of shared experts over replicas, small operators",
+            {"data_parallel": 2, "expert_parallel": 2}, {"model_parallel": 2}),
         ("context 2 padded", {"context_parallel": 2}, {"data_parallel": 2}),
         ("1x2x1 taught", MODEL, {"data_parallel": 2}), ("1x1x2 taught", STAGES, {"data_parallel": 2}),
         ("2x1x1 taught, packed", {"data_parallel": 2}, {"data_parallel": 2}),
@@ -58,6 +67,8 @@ PLANS = {
     4: [("1x4x1", {"model_parallel": 4}, {"model_parallel": 2, "data_parallel": 2}),
         ("2x2x1", {"data_parallel": 2, "model_parallel": 2, "vocab_emb_dp": False}, {"data_parallel": 4}),
         ("2x2x1 of whole experts", {"data_parallel": 2} | WHOLE, {"data_parallel": 2} | WHOLE),
+        ("2x2x1 of shared experts, whole over all, sharded",
+            {"data_parallel": 2} | WHOLE | SHARDED | {"expert_parallel": 4}, {"data_parallel": 2} | WHOLE),
         ("2x2x1 packed", {"data_parallel": 2, "model_parallel": 2}, {"data_parallel": 4}),
         ("2x1x2", {"data_parallel": 2} | STAGES, {"data_parallel": 4}),
         ("2x1x2 sharded", {"data_parallel": 2} | STAGES | SHARDED, {"data_parallel": 4}),
@@ -77,10 +88,8 @@ REFERENCES = {"1x4x1": {"data_parallel": 4}, "2x2x1": {"data_parallel": 4}, "4x2
 
 
 def model_of(name: str) -> str:
-    return next(
-        (model for model in ("adapted experts", "experts", "padded", "deep", "adapters", "taught") if model in name),
-        "dense",
-    )
+    mixtures, others = ("adapted experts", "shared experts", "experts"), ("padded", "deep", "adapters", "taught")
+    return next((model for model in (*mixtures, "adapted glm4", "glm4", *others) if model in name), "dense")
 
 
 # The others repeat on more ranks what these show.

@@ -22,7 +22,7 @@ model:
   num_key_value_heads: 2
   head_dim: {head_dim}
   tie_word_embeddings: false
-  {experts}
+  {more}
   dtype: bfloat16
 plans:
   train: {{{train}}}
@@ -31,12 +31,15 @@ plans:
 rollout: {{slots: 16}}
 trainer: {{samples_per_micro_batch: 2}}
 """
-HEAD_DIM = {"qwen2": 16, "qwen3": 32, "qwen3_moe": 32, "llama": 16}
+HEAD_DIM = {"qwen2": 16, "qwen3": 32, "qwen3_moe": 32, "llama": 16, "glm4": 32}
 # 16 x 64 x 128 numbers of each of an expert layer's three matrices.
-_EXPERTS = """num_experts: 16
+_MORE = {
+    "qwen3_moe": """num_experts: 16
   num_experts_per_tok: 2
   moe_intermediate_size: 64
-  norm_topk_prob: true"""
+  norm_topk_prob: true""",
+    "glm4": "partial_rotary_factor: 0.5",
+}
 
 
 def write_experiment(path: Path, *, architecture: str, train: str, infer: str, reference: str = "") -> Path:
@@ -45,7 +48,7 @@ def write_experiment(path: Path, *, architecture: str, train: str, infer: str, r
         include=ARITHMETIC,
         architecture=architecture,
         head_dim=HEAD_DIM[architecture],
-        experts=_EXPERTS if architecture == "qwen3_moe" else "",
+        more=_MORE.get(architecture, ""),
         train=train,
         infer=infer,
         reference=f"reference: {{{reference}}}" if reference else "",

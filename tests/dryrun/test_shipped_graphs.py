@@ -73,6 +73,8 @@ CASES = {
         "data_parallel: 4, model_parallel: 2"),
     "1x4x2, llama": Case("llama", "model_parallel: 4, pipeline_stage: 2, micro_batch_num: 2",
         "data_parallel: 2, model_parallel: 4"),
+    "1x4x2, glm4": Case("glm4", "model_parallel: 4, pipeline_stage: 2, micro_batch_num: 2",
+        "data_parallel: 2, model_parallel: 4"),
 }  # fmt: skip
 OWN = "8x1x1 with a reference of 2x4x1"
 CASES[OWN] = Case("qwen2", "data_parallel: 8", "data_parallel: 8", "data_parallel: 2, model_parallel: 4")
@@ -306,6 +308,9 @@ def test_collectives_are_those_of_the_plan(
     ("1x4x2", "reference", 4, {"FlashAttentionScore": (1, 0), "RmsNorm": (3, 0), "Swiglu": (1, 0)}),
     ("1x4x2", "prefill", 0, {"FlashAttentionScore": (1, 0), "PagedAttention": (0, 0), "ReshapeAndCache": (2, 0)}),
     ("1x4x2", "decode", 0, {"PagedAttention": (2, 0), "ReshapeAndCache": (2, 0), "RmsNorm": (5, 0)}),
+    # Two more norms per layer.
+    ("1x4x2, glm4", "train", 7, {"RmsNorm": (5, 5), "RotaryPositionEmbedding": (2, 2)}),
+    ("1x4x2, glm4", "decode", 7, {"RmsNorm": (9, 0), "RotaryPositionEmbedding": (4, 0)}),
     # The layer again in the backward pass.
     ("2x2x2, optimizer sharded", "train", 6,
         {"FlashAttentionScore": (2, 1), "Swiglu": (2, 1), "RmsNorm": (5, 3), "RotaryPositionEmbedding": (4, 2)}),

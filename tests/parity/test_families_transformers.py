@@ -26,6 +26,10 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }  # fmt: skip
 EXPERTS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "moe_intermediate_size": 24}
+LATENTS = {
+    "num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 24, "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8, "v_head_dim": 10, "moe_intermediate_size": 24, "routed_scaling_factor": 2.5,
+}  # fmt: skip
 # By architecture: heads shared by all, some or one; heads wider and narrower than hidden_size / heads, which is 12.
 SHAPES = {
     "qwen2, tied": {"tie_word_embeddings": True, "num_attention_heads": 4, "num_key_value_heads": 2},
@@ -54,13 +58,66 @@ SHAPES = {
     "llama, tied, narrow heads": {
         "tie_word_embeddings": True, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8,
     },
+    "mistral, untied": {
+        "tie_word_embeddings": False, "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": None,
+    },
+    "mistral, tied, wide heads": {
+        "tie_word_embeddings": True, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 16,
+        "sliding_window": 256,
+    },
+    "glm, untied": {
+        "tie_word_embeddings": False, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12,
+    },
+    "glm, tied, without biases": {
+        "tie_word_embeddings": True, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 16,
+        "attention_bias": False,
+        "rope_parameters": {"rope_theta": ROPE_THETA, "rope_type": "default", "partial_rotary_factor": 0.25},
+    },
+    "glm, stretched by YaRN": {
+        "tie_word_embeddings": False, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 20,
+        "rope_parameters": {
+            "rope_theta": ROPE_THETA, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64,
+        },
+    },
+    "glm4, untied, all heads": {
+        "tie_word_embeddings": False, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 16,
+    },
+    "glm4, tied, without biases": {
+        "tie_word_embeddings": True, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 20,
+        "attention_bias": False,
+    },
     "qwen3_moe, 2 of 8, normed": {**EXPERTS, "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True},
     "qwen3_moe, 3 of 5": {**EXPERTS, "num_experts": 5, "num_experts_per_tok": 3, "norm_topk_prob": False},
     "qwen3_moe, 1 of 4, tied": {
         **EXPERTS, "num_experts": 4, "num_experts_per_tok": 1, "norm_topk_prob": False, "tie_word_embeddings": True,
     },
+    "glm4_moe, 3 of 8 in 2 of 4 groups, normed": {
+        **EXPERTS, "n_routed_experts": 8, "num_experts_per_tok": 3, "norm_topk_prob": True, "n_group": 4,
+        "topk_group": 2, "n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5,
+        "attention_bias": True, "use_qk_norm": True,
+    },
+    "glm4_moe, 2 of 5, two dense layers, tied": {
+        **EXPERTS, "n_routed_experts": 5, "num_experts_per_tok": 2, "norm_topk_prob": False, "n_shared_experts": 1,
+        "first_k_dense_replace": 2, "routed_scaling_factor": 1.5, "attention_bias": False, "use_qk_norm": False,
+        "tie_word_embeddings": True,
+    },
+    "deepseek_v3, groups": {
+        **LATENTS, "tie_word_embeddings": False, "q_lora_rank": 20, "n_routed_experts": 8, "num_experts_per_tok": 3,
+        "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, "norm_topk_prob": True,
+    },
+    "deepseek_v3, without query latents, stretched, tied": {
+        **LATENTS, "tie_word_embeddings": True, "q_lora_rank": None, "n_routed_experts": 5, "num_experts_per_tok": 2,
+        "n_shared_experts": 2, "first_k_dense_replace": 2, "n_group": 1, "topk_group": 1, "norm_topk_prob": False,
+        "rope_parameters": {
+            "rope_theta": ROPE_THETA, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64,
+            "mscale": 0.7, "mscale_all_dim": 1.0,
+        },
+    },
 }  # fmt: skip
-CLASSES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "qwen3_moe": "Qwen3Moe"}
+CLASSES = {
+    **{"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "mistral": "Mistral", "glm": "Glm", "glm4": "Glm4"},
+    **{"qwen3_moe": "Qwen3Moe", "glm4_moe": "Glm4Moe", "deepseek_v3": "DeepseekV3"},
+}
 
 
 @dataclass(frozen=True)
@@ -81,7 +138,7 @@ def make_reference(case: str, seed: int = 0):
     sizes = {"rope_parameters": {"rope_theta": ROPE_THETA, "rope_type": "default"}} | SHAPES[case]
     config = getattr(transformers, f"{kind}Config")(
         vocab_size=VOCAB_SIZE, hidden_size=HIDDEN_SIZE, intermediate_size=80, num_hidden_layers=3,
-        max_position_embeddings=256, initializer_range=0.2, eos_token_id=None, **sizes,
+        max_position_embeddings=256, initializer_range=0.2, eos_token_id=None, pad_token_id=None, **sizes,
     )  # fmt: skip
     reference = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     with torch.no_grad():  # biases and norm weights start as constants: give them values that can be told apart
@@ -90,6 +147,9 @@ def make_reference(case: str, seed: int = 0):
                 parameter.add_(torch.randn_like(parameter) * 0.2)
             elif name.endswith("mlp.gate.weight"):  # the router: choices far from a tie in every precision
                 torch.nn.init.normal_(parameter, std=0.5)
+        for name, buffer in reference.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.add_(torch.randn_like(buffer) * 0.3)
     return reference
 
 
@@ -133,10 +193,11 @@ def their_logits(reference) -> np.ndarray:
 def test_the_section_is_the_models(pair: Pair) -> None:
     section, config = pair.section, pair.reference.config
     assert section.architecture == pair.case.split(",")[0]
-    assert section.head_dim == SHAPES[pair.case].get("head_dim", HIDDEN_SIZE // section.num_attention_heads)
+    by_width = SHAPES[pair.case].get("head_dim", HIDDEN_SIZE // section.num_attention_heads)
+    assert section.head_dim == getattr(config, "qk_head_dim", by_width)
     assert section.rope_theta == ROPE_THETA and (section.rope_scaling is not None) == ("stretched" in pair.case)
     assert (section.num_experts, section.norm_topk_prob) == (
-        SHAPES[pair.case].get("num_experts"),
+        SHAPES[pair.case].get("num_experts", SHAPES[pair.case].get("n_routed_experts")),
         SHAPES[pair.case].get("norm_topk_prob", False),
     )
     assert section.tie_word_embeddings == config.tie_word_embeddings
@@ -210,7 +271,7 @@ def torch_gspo_loss(reference, batch, *, temperature: float, clip_low: float, cl
 def test_gradients_of_the_gspo_loss(pair: Pair) -> None:
     from mindgspo.algorithms.losses.registry import build_policy_loss
     from mindgspo.batches.rows import TrainingSample, lay_out, scattered
-    from mindgspo.models.names import parameter_shapes, to_hugging_face
+    from mindgspo.models.names import to_hugging_face, trained_shapes
     from mindgspo.models.policy import PolicyLogProbs
     from mindgspo.models.weights import load_huggingface
 
@@ -258,9 +319,7 @@ def test_gradients_of_the_gspo_loss(pair: Pair) -> None:
     finally:
         load_huggingface(pair.model, pair.section, pair.folder)  # the other tests use this model too
     state = updater.state()
-    gradients = to_hugging_face(
-        pair.section, {name: state[f"adamw.m.{name}"] for name in parameter_shapes(pair.section)}
-    )
+    gradients = to_hugging_face(pair.section, {name: state[f"adamw.m.{name}"] for name in trained_shapes(pair.section)})
     assert result.loss == pytest.approx(total, rel=1e-4)
     assert result.metrics["pg_clipfrac_seq"] == pytest.approx(clipped / len(samples))
     expected = by_file_name({name: parameter.grad.numpy() for name, parameter in twin.named_parameters()})

@@ -4,6 +4,7 @@ transformers stacks the experts of a mixture in two parameters, gate and up in o
 what it makes of our adapters, it makes when it loads our folder (peft.utils.transformers_weight_conversion).
 """
 
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -55,12 +56,13 @@ CASES = {
     "qwen2": ("Qwen2", SIZES | {"tie_word_embeddings": True}, {"targets": ALL, "rank": 6, "alpha": 9.0}),
     "qwen3": ("Qwen3", WIDE, {"targets": ("q_proj", "v_proj", "down_proj"), "rank": 4, "alpha": 8.0}),
     "llama": ("Llama", WIDE, {"targets": ALL, "rank": 5, "alpha": 4.0, "use_rslora": True}),
+    "glm4": ("Glm4", WIDE, {"targets": ALL, "rank": 5, "alpha": 7.0}),
     "norms": ("Qwen3Moe", EXPERTS, {"targets": ("attention",), "rank": 4, "alpha": 8.0, "train_norms": True}),
     "router": ("Qwen3Moe", EXPERTS, {"targets": (*ALL, "router"), "rank": 3, "alpha": 6.0, "train_norms": True}),
     "experts": ("Qwen3Moe", EXPERTS, {"targets": ALL, "rank": 4, "alpha": 6.0}),
     "pissa": ("Qwen3", WIDE, {"targets": ALL, "rank": 4, "alpha": 10.0, "init": "pissa"}),
 }
-SLOW = ("qwen3", "llama", "norms", "experts", "pissa")
+SLOW = ("qwen3", "llama", "glm4", "norms", "experts", "pissa")
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,11 @@ class Pair:
 
 
 def peft_adapters(base, lora: LoraSection):
+    modules = {name.rpartition(".")[2] for name, _ in base.named_modules()}
+    wanted = {*lora.projections, *({"gate_up_proj"} if "gate_proj" in lora.projections else ())}
     return peft.get_peft_model(base, peft.LoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.projections), task_type="CAUSAL_LM",
+        r=lora.rank, lora_alpha=lora.alpha, task_type="CAUSAL_LM",
+        target_modules=sorted(modules & wanted),
         use_rslora=lora.use_rslora, init_lora_weights=lora.init if lora.init == "pissa" else True,
         modules_to_save=["input_layernorm", "post_attention_layernorm", "norm", "q_norm", "k_norm"]
         if lora.train_norms else None,
@@ -94,7 +99,7 @@ def pair(request, tmp_path_factory, cpu_runtime) -> Pair:
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(
         vocab_size=VOCAB_SIZE, hidden_size=48, intermediate_size=80, num_hidden_layers=2, max_position_embeddings=64,
-        initializer_range=0.1, eos_token_id=None, **sizes,
+        initializer_range=0.1, eos_token_id=None, pad_token_id=None, **sizes,
     )  # fmt: skip
     folder = tmp_path_factory.mktemp("lora")
     base = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
@@ -245,8 +250,14 @@ def trained_by_peft(pair: Pair) -> dict[str, Trained]:
     }
     shapes, found = trained_shapes(pair.section), {}
     for name in shapes:
-        if ".experts." not in name:
+        half = ("gate_proj" in name, "up_proj.lora_B" in name and "gate_up" not in name)
+        if pair.section.architecture == "glm4" and any(half):  # rows of B of both
+            whole = theirs[re.sub("gate_proj|up_proj", "gate_up_proj", name)]
+            number = half.index(True)
+            found[name] = Trained(whole, lambda tensor, number=number: tensor.chunk(2)[number])
+        elif ".experts." not in name:
             found[name] = Trained(theirs.pop(name))
+    theirs = {name: one for name, one in theirs.items() if not name.endswith("mlp.gate_up_proj.lora_B.weight")}
     for name in (name for name in list(theirs) if ".experts." in name):
         layer, matrix = name.split(".experts.")[0] + ".experts.", name[-len("lora_A.weight") :]
         projections = ("gate_proj", "up_proj") if "base_layer" in name else ("down_proj",)

@@ -50,7 +50,7 @@ class KLCovLoss(PolicyLoss):
 
     reads_selection = True
 
-    def __init__(self, definition: LossDefinition, ratio: type[Ratio] | None = None) -> None:
+    def __init__(self, definition: LossDefinition, ratio: type[Ratio]) -> None:
         super().__init__(definition, ratio)
         self.kl_coef = definition.kl_cov_coef
 

@@ -16,7 +16,7 @@ from mindspore.ops import constexpr
 from mindgspo.algorithms.losses.clipped import ClippedLoss
 from mindgspo.algorithms.losses.definition import LossDefinition
 from mindgspo.algorithms.losses.policy_loss import bounded, log_bound
-from mindgspo.algorithms.losses.ratios import Ratio, TokenRatio
+from mindgspo.algorithms.losses.ratios import Ratio
 
 _BLOCK = 128
 # Weight of a token whose advantage is negative and whose ratio is beyond `safety_ratio`.
@@ -64,9 +64,7 @@ class FIPOLoss(ClippedLoss):
     clip is left out; unlike in the repository it still counts in the denominators, which are global.
     """
 
-    ratio = TokenRatio
-
-    def __init__(self, definition: LossDefinition, ratio: type[Ratio] | None = None) -> None:
+    def __init__(self, definition: LossDefinition, ratio: type[Ratio]) -> None:
         super().__init__(definition, ratio)
         assert definition.clip_ratio_c is not None, "FIPO without a dual clip"
         self.future = FutureSum(definition.future_half_life)

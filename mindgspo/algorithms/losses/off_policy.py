@@ -32,7 +32,7 @@ class DPPOLoss(PolicyLoss):
 
     reads_old_logp = True
 
-    def __init__(self, definition: LossDefinition, ratio: type[Ratio] | None = None) -> None:
+    def __init__(self, definition: LossDefinition, ratio: type[Ratio]) -> None:
         super().__init__(definition, ratio)
         # The range is one of divergences, and the ratio is not clipped.
         self.log_low, self.log_high = None, log_bound(definition.clip_ratio_c)
@@ -86,7 +86,7 @@ class VESPOLoss(PolicyLoss):
 
     reads_correction = True
 
-    def __init__(self, definition: LossDefinition, ratio: type[Ratio] | None = None) -> None:
+    def __init__(self, definition: LossDefinition, ratio: type[Ratio]) -> None:
         super().__init__(definition, ratio)
         self.k_pos, self.lambda_pos = definition.k_pos, definition.lambda_pos
         self.k_neg, self.lambda_neg = definition.k_neg, definition.lambda_neg

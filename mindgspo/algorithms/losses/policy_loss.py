@@ -1,7 +1,7 @@
 """The body every policy loss shares, on one page, `PolicyLoss.construct`: log-probs -> ratio -> clip -> surrogate ->
 aggregation, KL and entropy, metrics.
 
-A loss is a subclass with its surrogate (`clipped`, `surrogates`); `registry` finds it by name. Tests compare it with
+A surrogate is a subclass (`clipped`, `surrogates`); `registry` pairs it with a ratio. Tests compare it with
 the float64 twins in numpy of `tools/conformance`.
 
     N  responses    K  response-token slots    1  an axis kept for broadcasting
@@ -18,7 +18,7 @@ from mindspore.ops import constexpr
 from mindgspo.algorithms.loss_metrics import OPSM_METRIC, POLICY_METRICS
 from mindgspo.algorithms.losses.definition import Aggregation, KLTerm, LossDefinition
 from mindgspo.algorithms.losses.distillation import DISTILLATION_METRIC, TopKKL
-from mindgspo.algorithms.losses.ratios import Ratio, TokenRatio
+from mindgspo.algorithms.losses.ratios import Ratio
 
 # Beyond every log-ratio. Not inf: where inf and -inf are both constants of a graph, MindSpore 2.10's compiler
 # puts, in about one compilation of a hundred, one in the other's place, or fails.
@@ -168,12 +168,11 @@ def exp_minus_linear(exponent: Tensor) -> Tensor:
 
 
 class PolicyLoss(nn.Cell):
-    """Body of all policy losses. Subclasses name the `ratio` they are made for, and define their `surrogate`.
+    """Body of all policy losses. Subclasses define their `surrogate`.
 
-    ratio: another ratio than the loss's own, for definitions that pair them freely.
+    ratio: the cell of `definition.ratio_level`.
     """
 
-    ratio: type[Ratio] = TokenRatio
     reads_old_logp = False
     """Whether the surrogate takes old_logp_NK as well, 0 where masked."""
     reads_correction = False
@@ -181,12 +180,12 @@ class PolicyLoss(nn.Cell):
     reads_selection = False
     """Whether the surrogate takes selected_NK as well, bool, False where masked."""
 
-    def __init__(self, definition: LossDefinition, ratio: type[Ratio] | None = None) -> None:
+    def __init__(self, definition: LossDefinition, ratio: type[Ratio]) -> None:
         super().__init__()
         self.log_ratio_min = definition.log_ratio_min
         self.log_ratio_max = definition.log_ratio_max
         self.log_low, self.log_high = log_clip_range(definition.clip_low, definition.clip_high)
-        self.log_ratio = (ratio or self.ratio)(definition.ratio_len_eps)
+        self.log_ratio = ratio(definition.ratio_len_eps)
         self.is_per_response = self.log_ratio.is_per_response
         self.reads_turns = definition.ratio_level == "turn"
         self.opsm_threshold = definition.opsm_threshold

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-
 from mindgspo.algorithms.losses.clipped import ClippedLoss
 from mindgspo.algorithms.losses.covariance import ClipCovLoss, KLCovLoss
 from mindgspo.algorithms.losses.definition import Aggregation, KLTerm, LossDefinition
@@ -38,11 +36,8 @@ _SURROGATES: dict[str, type[PolicyLoss]] = {
 
 
 def build_policy_loss(section: AlgorithmSection) -> PolicyLoss:
-    """The cell named by the section of a resolved config."""
-    module, _, name = POLICY_LOSSES[section.name].cell.partition(":")
-    cell = getattr(importlib.import_module(f"mindgspo.algorithms.losses.{module}"), name)
-    definition = loss_definition(section)
-    return cell(definition, _RATIOS[definition.ratio_level])
+    """The cell of the loss that a resolved config describes."""
+    return policy_loss_cell(loss_definition(section))
 
 
 def policy_loss_cell(definition: LossDefinition) -> PolicyLoss:

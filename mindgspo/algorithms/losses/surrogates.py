@@ -36,7 +36,7 @@ class SAPOLoss(PolicyLoss):
     off smoothly to both sides.
     """
 
-    def __init__(self, definition: LossDefinition, ratio: type[Ratio] | None = None) -> None:
+    def __init__(self, definition: LossDefinition, ratio: type[Ratio]) -> None:
         super().__init__(definition, ratio)
         self.tau_pos = definition.tau_pos
         self.tau_neg = definition.tau_neg
@@ -72,7 +72,7 @@ class GMPOLoss(PolicyLoss):
     adds -A_i to the sum, as in TRL.
     """
 
-    def __init__(self, definition: LossDefinition, ratio: type[Ratio] | None = None) -> None:
+    def __init__(self, definition: LossDefinition, ratio: type[Ratio]) -> None:
         super().__init__(definition, ratio)
         self.log_low = None if definition.clip_low is None else -definition.clip_low
         self.log_high = definition.clip_high

@@ -34,7 +34,8 @@ from mindgspo.algorithms.optim.gradients import (
     tensors_of,
 )
 from mindgspo.algorithms.optim.over_ranks import BUCKET_BYTES, StepOverRanks
-from mindgspo.batches.routing import RoutedTokens, RoutingDifference, no_routing
+from mindgspo.algorithms.optim.router_bias import RouterBiases
+from mindgspo.batches.routing import RoutedTokens, RoutingDifference, expert_loads, no_routing
 from mindgspo.batches.rows import in_rounds
 from mindgspo.config.schema import OptimizerSection
 from mindgspo.errors import CheckpointError, NonFiniteError
@@ -53,7 +54,7 @@ from mindgspo.types import Batch, Float32Array
 
 UPDATES_KEY = "adamw.updates"
 _NUM_RESULTS = 6
-"""Fields of `MicroBatchResult` without the drift."""
+"""Fields of `MicroBatchResult` before the drift."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,8 @@ class UpdateResult:
 
 
 class MicroBatchResult(NamedTuple):
-    """Output of the graph of one micro-batch; drift is `RoutingDifference.array`."""
+    """Output of the graph of one micro-batch; drift is `RoutingDifference.array`, empty without recorded routing, and
+    loads are the experts' [L * E], empty unless biases are moved by them."""
 
     loss: np.ndarray
     metrics: np.ndarray
@@ -86,6 +88,7 @@ class MicroBatchResult(NamedTuple):
     logp_NK: np.ndarray
     grad_logp_NK: np.ndarray
     drift: np.ndarray | None = None
+    loads: np.ndarray | None = None
 
 
 class Updater:
@@ -124,10 +127,14 @@ class Updater:
         further = (*getattr(loss, "further_inputs", ()), *getattr(policy, "further_inputs", ()))
         further = further if self._stage.is_last else ()
         self._form = {"is_packed": takes_packed(policy), "replays": replays, "further": further, "place": place}
-        self._num_layers = getattr(policy, "num_layers", 0)
+        self._num_routers = getattr(policy, "num_routers", 0)
+        self._replays, self._biases = replays, None
+        if section.router_bias_update_rate and (replays or getattr(policy, "returns_routing", False)):
+            assert model is not None, "a policy without a model"
+            self._biases = RouterBiases(model, section.router_bias_update_rate)
         divided, self._no_routing = None if shared is None else shared.config, None
         if divided and replays:
-            self._no_routing = no_routing(divided.num_hidden_layers, divided.num_experts_per_tok, divided.num_experts)
+            self._no_routing = no_routing(len(divided.expert_layers), divided.num_experts_per_tok, divided.num_experts)
         self.over_ranks = StepOverRanks(
             self.weights, self.gradients, section, place, divided, masters, bucket_bytes=bucket_bytes
         )
@@ -219,6 +226,9 @@ class Updater:
             grad_norm = self._grad_norm(has_summed=self._overlaps and bool(inputs))
             self._require_finite([float(micro.loss) for micro in micros], grad_norm)
             self.over_ranks.step(self._updates + 1, lr, grad_norm)
+            if self._biases is not None:
+                loads = np.sum([micro.loads for micro in micros if micro.loads is not None], axis=0)
+                self._biases.step(loads.reshape(self._biases.shape))
             self._updates += 1
         return self._result(batches, micros, grad_norm)
 
@@ -278,10 +288,23 @@ class Updater:
             self._squares = found[-1][_NUM_RESULTS]
         measured = [result[:_NUM_RESULTS] for result in found]
         chosen = self._stage.choices_of_all([result[-1] for result in found if len(result) > _NUM_RESULTS + 1])
-        if not chosen:
+        if not chosen and self._biases is None:
             return measured
-        each = zip(measured, routed, batches, chosen, strict=True)
-        return [(*result, of.differing(batch, chose, self._num_layers).array) for result, of, batch, chose in each]
+        each = zip(measured, routed, batches, chosen or [None] * len(measured), strict=True)
+        return [(*result, *self._routing(of, batch, chose)) for result, of, batch, chose in each]
+
+    def _routing(self, routed: RoutedTokens, batch: Batch, chosen_MX: np.ndarray | None) -> Arrays:
+        """Drift and loads of a micro-batch. chosen_MX: None if the policy does not return it."""
+        drift = loads = np.zeros(0, np.int64)
+        if chosen_MX is not None and batch.experts_RTX is not None:
+            drift = routed.differing(batch, chosen_MX, self._num_routers).array
+        if self._biases is not None:
+            used_MX = chosen_MX
+            if self._replays:
+                used_MX = (given := routed.given(batch)).reshape(-1, given.shape[2])
+            assert used_MX is not None, "a policy that returns its routing"
+            loads = expert_loads(used_MX[np.unique(routed.place_J)], *self._biases.shape).reshape(-1)
+        return drift, loads
 
     def _collected(
         self, measured: Sequence[Arrays], batches: Sequence[Batch], *, num_rounds: int
@@ -310,7 +333,7 @@ class Updater:
 
     def _result(self, batches: Sequence[Batch], micros: Sequence[MicroBatchResult], grad_norm: float) -> UpdateResult:
         num_sequences, num_tokens = batches[0].num_sequences, batches[0].num_tokens
-        drifts = [RoutingDifference.of(micro.drift) for micro in micros if micro.drift is not None]
+        drifts = [RoutingDifference.of(micro.drift) for micro in micros if micro.drift is not None and micro.drift.size]
         return UpdateResult(
             loss=sum(float(micro.loss) for micro in micros),
             grad_norm=grad_norm,

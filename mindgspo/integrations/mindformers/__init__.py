@@ -22,7 +22,6 @@ import numpy as np
 
 from mindgspo.config import ModelSection
 from mindgspo.config.deployment_rules import mindformers_problems
-from mindgspo.config.model import FAMILIES
 from mindgspo.errors import ConfigError
 from mindgspo.types import Float32Array, Int32Array
 
@@ -124,7 +123,7 @@ def llama_settings(model: ModelSection, *, longest_row: int) -> dict[str, object
         "num_heads": model.num_attention_heads,
         "n_kv_heads": model.num_key_value_heads,
         "rms_norm_eps": model.rms_norm_eps,
-        "qkv_has_bias": FAMILIES[model.architecture].has_attention_bias,
+        "qkv_has_bias": bool(model.attention_bias),
         "tie_word_embeddings": model.tie_word_embeddings,
         "pad_token_id": _NO_TOKEN,
     }

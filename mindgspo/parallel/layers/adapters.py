@@ -49,6 +49,15 @@ def adapter(
     return Adapter(in_features, out_features, scale=lora.scale, rank=lora.rank, dtype=dtype, name=name)
 
 
+def share_a(name: str, *adapters: Adapter | None) -> None:
+    """Give the adapters of layers that are one matrix `name` in files the A that they have there."""
+    present = [one for one in adapters if one is not None]
+    if present:
+        shared = zero_parameter(tuple(present[0].lora_A.shape), f"{name}.lora_A.weight")
+        for one in present:
+            one.lora_A = shared
+
+
 class AdaptedLinears(nn.Cell):
     """Layers that share an input, with their adapters, as one kernel: construct(x_MI, tokens, weight_OI, [bias_O,] ...)
     -> their outputs.

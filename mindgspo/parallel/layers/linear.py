@@ -61,7 +61,8 @@ class ColumnParallelLinear(nn.Cell):
 
 
 class LinearGroup(nn.Cell):
-    """Column-parallel layers that share an input: construct(x_MI, tokens) -> one output per layer.
+    """Column-parallel layers that share an input: construct(x_MI, tokens) -> one output per layer; of one layer its
+    output alone.
 
     head_dim: D if the outputs are heads, [M, O / D, D]. is_frozen: whether only adapters are trained.
     """
@@ -79,12 +80,12 @@ class LinearGroup(nn.Cell):
         else:
             self.kernel = LinearKernel(len(layers), has_bias=self.has_bias, head_dim=head_dim, is_frozen=is_frozen)
 
-    def construct(self, x_MI: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
-        outs = ()
+    def construct(self, x_MI: Tensor, tokens: Tensor) -> Tensor | tuple[Tensor, ...]:
         if self.kernel is None:
-            for layer in self.layers:
-                outs += (self._by_head(layer(x_MI)),)
-            return outs
+            first, others = self._by_head(self.layers[0](x_MI)), ()
+            for i in range(1, len(self.layers)):
+                others += (self._by_head(self.layers[i](x_MI)),)
+            return (first, *others) if len(self.layers) > 1 else first
         weights = ()
         for i in range(len(self.layers)):
             weights += (self.layers[i].weight,)

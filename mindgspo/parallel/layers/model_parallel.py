@@ -129,6 +129,17 @@ class EnterOwnRun(OwnRun):
         return self.sum(self.pad(parts)) * 1.0, zeros_like(tokens)
 
 
+class InTurn(nn.Cell):
+    """construct(x, out) -> (x, out), where out comes from a block, and x goes into another one with the same input:
+    that one's collectives run after the first one's, and before them in a backward pass."""
+
+    def construct(self, x: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+        return ops.depend(x, out), out
+
+    def bprop(self, x, out, result, dresult):
+        return dresult[0], ops.depend(dresult[1], dresult[0])
+
+
 class HeadsOfAllTokens(nn.Cell):
     """Exchange this rank's tokens of all heads for all ranks' tokens of its own heads (Ulysses, arXiv 2309.14509).
 

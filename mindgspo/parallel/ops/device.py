@@ -8,7 +8,7 @@ Every operator on rows takes `tokens`: for kernels the number of rows in use, se
 all rows.
 
 Legend: R rows, T token slots, M = R * T flattened tokens, H hidden units, I inner features, A query heads, B key/value
-heads, D head size, E segment ends.
+heads, D head size, E segment ends; of rotary embedding, R features of a head.
 """
 
 from __future__ import annotations
@@ -155,42 +155,55 @@ class RMSNormOp(nn.Cell):
 
 
 class RotaryOp(nn.Cell):
-    """Rotary position embedding in the rotate-half form: x * cos + rotate_half(x) * sin (arXiv 2104.09864).
+    """Rotary position embedding x * cos + rotated(x) * sin of the first `rotary_dim` features of each head, R
+    (arXiv 2104.09864); the others pass. A pair that turns is (i, i + R / 2), or, if `is_interleaved`, (2 i, 2 i + 1).
 
-    Composed or fused. x: [M, heads, D]; cos, sin: float32 [M, 1, D].
+    Composed or fused. x: [M, heads, D]; cos, sin: from `RotationOp`.
     """
 
-    def __init__(self, head_dim: int) -> None:
+    def __init__(self, head_dim: int, *, rotary_dim: int | None = None, is_interleaved: bool = False) -> None:
         super().__init__(auto_prefix=False)
         self.fused = is_fused()
-        self.head_dim = head_dim
+        self.head_dim, self.rotary_dim = head_dim, rotary_dim or head_dim
+        self.mode = int(is_interleaved)
         if self.fused:
             self.rotate, self.cast = ops.auto_generate.RotaryPositionEmbedding(), ops.Cast()
+            self.split, self.join = mint.split, ops.Concat(axis=-1)
         else:
-            self.rotate_half = Tensor(rotate_half_matrix(head_dim))
+            self.rotated = Tensor(rotation_matrix(head_dim, self.rotary_dim, is_interleaved=is_interleaved))
             self.matmul = ops.MatMul()
 
     def construct(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if self.fused:
-            # All tokens as one sequence, because the op takes four axes; cos and sin hold each token's position.
-            one = (1, x.shape[0], 1, self.head_dim)
-            cos, sin = self.cast(cos.reshape(one), x.dtype), self.cast(sin.reshape(one), x.dtype)
-            return self.rotate(x.reshape((1, *x.shape)), cos, sin, 0).reshape(x.shape)
+            if cos.shape[-1] == self.head_dim:
+                return self._fused(x, cos, sin)
+            turning, passing = self.split(x, [self.rotary_dim, self.head_dim - self.rotary_dim], -1)
+            return self.join((self._fused(turning, cos, sin), passing))
         # On CPU a small matmul is faster than slicing and joining, and equal shapes are faster than broadcasting; the
         # tiled tables are equal in all layers, so the compiler keeps one copy.
         spread = (1, x.shape[1], 1)
-        rotated = self.matmul(x.reshape(-1, self.head_dim), ops.cast(self.rotate_half, x.dtype)).reshape(x.shape)
+        rotated = self.matmul(x.reshape(-1, self.head_dim), ops.cast(self.rotated, x.dtype)).reshape(x.shape)
         return ops.cast(x * ops.tile(cos, spread) + rotated * ops.tile(sin, spread), x.dtype)
+
+    def _fused(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        # All tokens as one sequence, because the op takes four axes; cos and sin hold each token's position.
+        one = (1, x.shape[0], 1, x.shape[-1])
+        cos, sin = self.cast(cos.reshape(one), x.dtype), self.cast(sin.reshape(one), x.dtype)
+        return self.rotate(x.reshape((1, *x.shape)), cos, sin, self.mode).reshape(x.shape)
 
 
 class RotaryPairOp(nn.Cell):
-    """Rotary embedding of queries [M, A, D] and keys [M, B, D]; rotation: from `RotationOp`, once per graph."""
+    """Rotary embedding of queries [M, A, D] and keys [M, B, D]; rotation: from `RotationOp`, once per graph. For the
+    rest see `RotaryOp`."""
 
-    def __init__(self, head_dim: int) -> None:
+    def __init__(self, head_dim: int, *, rotary_dim: int | None = None, is_interleaved: bool = False) -> None:
         super().__init__(auto_prefix=False)
-        self.kernel = RotaryKernel() if has_kernels() else None
+        self.is_interleaved = is_interleaved
+        self.kernel = RotaryKernel(is_interleaved=is_interleaved) if has_kernels() else None
         if self.kernel is None:
-            self.query, self.key = RotaryOp(head_dim), RotaryOp(head_dim)
+            self.query, self.key = (
+                RotaryOp(head_dim, rotary_dim=rotary_dim, is_interleaved=is_interleaved) for _ in range(2)
+            )
 
     def construct(
         self, query: Tensor, key: Tensor, rotation: tuple[Tensor, Tensor, Tensor], tokens: Tensor
@@ -208,13 +221,18 @@ class RotaryPairOp(nn.Cell):
 class RotationOp(nn.Cell):
     """construct(positions_M) -> positions, cos and sin as `RotaryPairOp` takes them.
 
-    cos, sin: float32 tables [positions, D] whose two halves of D are equal.
+    cos, sin: float32 tables [positions, R], in which both features of a pair have the same number. head_dim: D; the
+    composed form has tables of all its features, and so has the fused one of neighbours, which saves it the division
+    of heads; features that do not turn have cos 1 and sin 0.
     """
 
-    def __init__(self, cos: np.ndarray, sin: np.ndarray) -> None:
+    def __init__(self, cos: np.ndarray, sin: np.ndarray, head_dim: int, *, is_interleaved: bool = False) -> None:
         super().__init__(auto_prefix=False)
-        self.cos, self.sin = Tensor(cos), Tensor(sin)
         self.has_kernel = has_kernels()
+        if not self.has_kernel and (is_interleaved or not is_fused()):
+            passing = ((0, 0), (0, head_dim - cos.shape[1]))
+            cos, sin = np.pad(cos, passing, constant_values=1), np.pad(sin, passing)
+        self.cos, self.sin = Tensor(cos), Tensor(sin)
         self.gather = ops.Gather()
 
     def construct(self, positions_M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -225,12 +243,14 @@ class RotationOp(nn.Cell):
         return positions_M, cos_MD.reshape(table), sin_MD.reshape(table)
 
 
-def rotate_half_matrix(head_dim: int) -> np.ndarray:
-    """Return float32 [D, D], the matrix R with x @ R = (-second half of x, first half of x)."""
-    half = head_dim // 2
+def rotation_matrix(head_dim: int, rotary_dim: int, *, is_interleaved: bool) -> np.ndarray:
+    """Return float32 [D, D], the matrix with which x becomes -b and a in the place of each pair a and b that turns, and
+    0 elsewhere."""
+    half = np.arange(rotary_dim // 2)
+    first, second = (2 * half, 2 * half + 1) if is_interleaved else (half, half + rotary_dim // 2)
     matrix = np.zeros((head_dim, head_dim), dtype=np.float32)
-    matrix[np.arange(half) + half, np.arange(half)] = -1.0
-    matrix[np.arange(half), np.arange(half) + half] = 1.0
+    matrix[second, first] = -1.0
+    matrix[first, second] = 1.0
     return matrix
 
 
@@ -256,22 +276,33 @@ class SwiGLUOp(nn.Cell):
 
 
 class CausalAttentionOp(nn.Cell):
-    """softmax(q k^T / sqrt(D) + mask) v with grouped key/value heads, causal and within segments.
+    """softmax(scale q k^T + mask) v with grouped key/value heads, causal and within segments.
 
-    query: [M, A, D]; key, value: [M, B, D]; mask: from `SegmentMask`. Returns [M, A * D]. Scores and softmax are
-    float32. If context_parallel splits sequences, ranks exchange tokens for heads around attention; if there are fewer
-    key/value heads than ranks, each head is repeated for the ranks that share it.
+    query: [M, A, D]; key: [M, B, D]; value: [M, B, E]; mask: from `SegmentMask`. Returns [M, A * E]. Scores and softmax
+    are float32. If context_parallel splits sequences, ranks exchange tokens for heads around attention; if there are
+    fewer key/value heads than ranks, each head is repeated for the ranks that share it.
 
-    num_heads, num_kv_heads: heads of this rank's model_parallel slice.
+    num_heads, num_kv_heads: heads of this rank's model_parallel slice. value_dim: E, at most D; None: D. scale: None:
+    1 / sqrt(D).
     """
 
-    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, place: Placement = ALONE) -> None:
+    def __init__(
+        self,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        place: Placement = ALONE,
+        *,
+        value_dim: int | None = None,
+        scale: float | None = None,
+    ) -> None:
         super().__init__(auto_prefix=False)
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+        self.value_dim = value_dim or head_dim
         self.group = num_heads // num_kv_heads
-        self.scale = head_dim**-0.5
+        self.scale = scale or head_dim**-0.5
         self.fused = is_fused()
-        self.kernel = AttentionKernel(head_dim) if has_kernels() else None
+        self.kernel = AttentionKernel(self.scale) if has_kernels() else None
         self.keeps_weights = not self.fused and self.kernel is None  # for the backward pass
         self.copies, self.context = 1, place.plan.context_parallel
         if self.context > 1:
@@ -282,6 +313,7 @@ class CausalAttentionOp(nn.Cell):
             self.tile = ops.Tile()
         if self.fused:
             self.flash = flash_attention(self.num_heads, self.scale)
+            self.join, self.zeros_like = ops.Concat(-1), ops.ZerosLike()
             self.causal = Tensor(np.triu(np.ones((2048, 2048), np.uint8), k=1))
         self.scores = ops.BatchMatMul(transpose_b=True)
         self.weigh = ops.BatchMatMul()
@@ -294,14 +326,16 @@ class CausalAttentionOp(nn.Cell):
         num_tokens = query.shape[0]
         query, key, value = self.to_heads(query, key, value)
         out = self.attend(query, key, value, mask)
-        return self.to_tokens(out.reshape(-1, self.num_heads, self.head_dim)).reshape(num_tokens, -1)
+        return self.to_tokens(out.reshape(-1, self.num_heads, self.value_dim)).reshape(num_tokens, -1)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         if self.kernel is not None:
             return self.kernel(query, key, value, mask)
         if self.fused:
-            out = self.flash(query, key, value, self.causal, mask)
-            return out.reshape(-1, self.num_heads * self.head_dim)
+            if self.value_dim < self.head_dim:  # the operator takes heads of one width
+                value = self.join((value, self.zeros_like(key[:, :, self.value_dim :])))
+            out = self.flash(query, key, value, self.causal, mask)[:, :, : self.value_dim]
+            return out.reshape(-1, self.num_heads * self.value_dim)
         num_rows, num_slots = mask.shape[0], mask.shape[1]
         heads = (num_rows, num_slots, self.num_kv_heads, self.group, self.head_dim)
         queries = (query * self.scale).reshape(heads).transpose(0, 2, 3, 1, 4)
@@ -314,15 +348,15 @@ class CausalAttentionOp(nn.Cell):
         scores = ops.cast(scores, ms.float32) + ops.tile(bias, (1, self.num_kv_heads, self.group, 1, 1))
         weights = ops.cast(ops.softmax(scores, -1), value.dtype)
         weights = weights.reshape(num_rows, self.num_kv_heads, self.group * num_slots, num_slots)
-        out = self.weigh(weights, value.reshape(kv_heads).transpose(0, 2, 1, 3))
-        out = out.reshape(num_rows, self.num_kv_heads, self.group, num_slots, self.head_dim)
-        return out.transpose(0, 3, 1, 2, 4).reshape(-1, self.num_heads * self.head_dim)
+        out = self.weigh(weights, value.reshape(*kv_heads[:3], self.value_dim).transpose(0, 2, 1, 3))
+        out = out.reshape(num_rows, self.num_kv_heads, self.group, num_slots, self.value_dim)
+        return out.transpose(0, 3, 1, 2, 4).reshape(-1, self.num_heads * self.value_dim)
 
     def _repeated(self, x_MBD: Tensor) -> Tensor:
         """Return [M, B * copies, D], each head followed by its copies."""
-        num_kv_heads = x_MBD.shape[1]
-        one = x_MBD.reshape(-1, num_kv_heads, 1, self.head_dim)
-        return self.tile(one, (1, 1, self.copies, 1)).reshape(-1, num_kv_heads * self.copies, self.head_dim)
+        _, num_kv_heads, size = x_MBD.shape
+        one = x_MBD.reshape(-1, num_kv_heads, 1, size)
+        return self.tile(one, (1, 1, self.copies, 1)).reshape(-1, num_kv_heads * self.copies, size)
 
 
 # FlashAttentionScore's sparse mode in which each segment's last query sees all its keys: causal if there are as many.

@@ -5,7 +5,7 @@ integer tensor whose last element is the number of leading rows in use in the ot
 other rows are undefined. Weights stay float32 and are rounded to the type of their other factor.
 
 Legend: M tokens, H hidden units, A query heads, B key/value heads, D head size, I inner features, V vocabulary entries,
-P predictions, E experts, K experts per token, S slots.
+P predictions, E experts, K experts per token, S slots, R rotated features of a head.
 """
 
 from __future__ import annotations
@@ -239,17 +239,18 @@ class AdaptedLinearKernel(nn.Cell):
 
 
 class RotaryKernel(nn.Cell):
-    """Queries [M, A, D] and keys [M, B, D], rotated as by `device.RotaryOp`; cos, sin: tables [positions, D]."""
+    """Queries [M, A, D] and keys [M, B, D], rotated as by `device.RotaryOp`; cos, sin: tables [positions, R]."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_interleaved: bool = False) -> None:
         super().__init__(auto_prefix=False)
-        grad = kernel("rotary_grad", lambda q, k, *rest: (q, k))
+        name = f"rotary{'_interleaved' * is_interleaved}"
+        grad = kernel(f"{name}_grad", lambda q, k, *rest: (q, k))
 
         def gradient(query, key, positions, cos, sin, tokens, out, dout):
             dquery, dkey = grad(dout[0], dout[1], positions, cos, sin, tokens)
             return dquery, dkey, zeros_like(positions), zeros_like(cos), zeros_like(sin), zeros_like(tokens)
 
-        self.rotate = kernel("rotary", lambda q, k, *rest: (q, k), gradient=gradient)
+        self.rotate = kernel(name, lambda q, k, *rest: (q, k), gradient=gradient)
 
     def construct(
         self, query: Tensor, key: Tensor, positions_M: Tensor, cos: Tensor, sin: Tensor, tokens: Tensor
@@ -264,9 +265,9 @@ class AttentionKernel(nn.Cell):
     that each continues (-1 for none) and its end.
     """
 
-    def __init__(self, head_dim: int) -> None:
+    def __init__(self, scale: float) -> None:
         super().__init__(auto_prefix=False)
-        self.scale = Tensor([head_dim**-0.5], ms.float32)
+        self.scale = Tensor([scale], ms.float32)
         grad = kernel("attention_grad", lambda q, k, v, *rest: (q, k, v))
 
         def gradient(query, key, value, segments, scale, out, dout):
@@ -275,7 +276,7 @@ class AttentionKernel(nn.Cell):
 
         self.attend = kernel(
             "attention",
-            lambda q, k, v, e, s: ([q[0], q[1] * q[2]], q[:2], q[:2]),
+            lambda q, k, v, e, s: ([q[0], q[1] * v[2]], q[:2], q[:2]),
             lambda q, k, v, e, s: (q, ms.float32, ms.float32),
             gradient,
         )
@@ -399,37 +400,37 @@ class GroupedLinearKernel(nn.Cell):
 class ExpertsKernel(nn.Cell):
     """Contribution of the own experts, or own slices of experts, to each token, [M, H]; see `mixture_of_experts`.
 
-    gate_up, down: cells like `GroupedLinearKernel`, of the projections.
+    rule: of the router, as `graph.cc` lists it. gate_up, down: cells like `GroupedLinearKernel`, of the projections.
     """
 
     def __init__(
-        self, num_experts: int, num_chosen: int, *, is_normed: bool, own: range, gate_up: nn.Cell, down: nn.Cell
+        self, num_experts: int, num_chosen: int, *, rule: Sequence[float], own: range, gate_up: nn.Cell, down: nn.Cell
     ) -> None:
         super().__init__(auto_prefix=False)
         self.gate_up, self.down = gate_up, down
-        self.is_normed, self.own = Tensor([int(is_normed)], ms.int32), Tensor([own.start, num_experts], ms.int32)
+        self.rule, self.own = Tensor(np.array(rule, np.float32)), Tensor([own.start, num_experts], ms.int32)
         self.fork, self.rows, self.swiglu = ForkKernel(), RowsKernel(), SwiGLUKernel()
         route_gradient = kernel("route_grad", lambda x, w, *rest: (x, w), lambda x, w, *rest: (x, ms.float32))
 
-        def gradient_of_route(x, weight, is_normed, tokens, out, dout):
-            dx, dweight = route_gradient(x, weight, is_normed, tokens, out[0], out[1], out[2], dout[1])
-            return dx, dweight, zeros_like(is_normed), zeros_like(tokens)
+        def gradient_of_route(x, weight, bias, rule, tokens, out, dout):
+            dx, dweight = route_gradient(x, weight, rule, tokens, out[0], out[1], out[2], dout[1])
+            return dx, dweight, zeros_like(bias), zeros_like(rule), zeros_like(tokens)
 
         self.route = kernel(
             "route",
-            lambda x, w, n, t: ([x[0], num_chosen], [x[0], num_chosen], [x[0], w[0]]),
-            lambda x, w, n, t: (ms.int32, ms.float32, ms.float32),
+            lambda x, w, b, r, t: ([x[0], num_chosen], [x[0], num_chosen], [x[0], w[0]]),
+            lambda x, w, b, r, t: (ms.int32, ms.float32, ms.float32),
             gradient_of_route,
         )
 
-        def gradient_of_route_given(x, weight, given, is_normed, tokens, out, dout):
-            dx, dweight = route_gradient(x, weight, is_normed, tokens, given, out[1], out[2], dout[1])
-            return dx, dweight, zeros_like(given), zeros_like(is_normed), zeros_like(tokens)
+        def gradient_of_route_given(x, weight, bias, given, rule, tokens, out, dout):
+            dx, dweight = route_gradient(x, weight, rule, tokens, given, out[1], out[2], dout[1])
+            return dx, dweight, zeros_like(bias), zeros_like(given), zeros_like(rule), zeros_like(tokens)
 
         self.route_given = kernel(
             "route_given",
-            lambda x, w, g, n, t: (g, g, [x[0], w[0]]),
-            lambda x, w, g, n, t: (ms.int32, ms.float32, ms.float32),
+            lambda x, w, b, g, r, t: (g, g, [x[0], w[0]]),
+            lambda x, w, b, g, r, t: (ms.int32, ms.float32, ms.float32),
             gradient_of_route_given,
         )
 
@@ -454,6 +455,7 @@ class ExpertsKernel(nn.Cell):
         self,
         x_MH: Tensor,
         gate_EH: Tensor,
+        bias_E: Tensor,
         gate_EIH: Tensor,
         up_EIH: Tensor,
         down_EHI: Tensor,
@@ -462,14 +464,14 @@ class ExpertsKernel(nn.Cell):
     ) -> tuple[Tensor, Tensor]:
         """Return the contributions and the experts chosen by the router.
 
-        given_MK: int32, experts used instead of the chosen ones.
+        bias_E: added to the router's scores for choosing. given_MK: int32, experts used instead of the chosen ones.
         """
         x_MH, routed_MH = self.fork(x_MH)
         if given_MK is None:
-            chosen_MK, weights_MK, _ = self.route(routed_MH, gate_EH, self.is_normed, tokens)
+            chosen_MK, weights_MK, _ = self.route(routed_MH, gate_EH, bias_E, self.rule, tokens)
             experts_MK = chosen_MK
         else:
-            chosen_MK, weights_MK, _ = self.route_given(routed_MH, gate_EH, given_MK, self.is_normed, tokens)
+            chosen_MK, weights_MK, _ = self.route_given(routed_MH, gate_EH, bias_E, given_MK, self.rule, tokens)
             experts_MK = given_MK
         slots_MK, token_S, ends_E = self.slots(experts_MK, self.own, tokens)
         x_SH = self.rows(token_S, x_MH, ends_E)
@@ -593,13 +595,13 @@ class StoreKernel(nn.Cell):
 
 
 class PagedAttentionKernel(nn.Cell):
-    """construct(query_SAD, keys, values, table_SP, lengths_S, tokens) -> attended values [S, A * D] of one token per
+    """construct(query_SAD, keys, values, table_SP, lengths_S, tokens) -> attended values [S, A * E] of one token per
     sequence over the cache; see `DecodeAttentionKernel`."""
 
-    def __init__(self, head_dim: int) -> None:
+    def __init__(self, scale: float) -> None:
         super().__init__(auto_prefix=False)
-        self.scale = Tensor([head_dim**-0.5], ms.float32)
-        self.attend = kernel("paged_attention", lambda q, *rest: [q[0], q[1] * q[2]], lambda q, *rest: q)
+        self.scale = Tensor([scale], ms.float32)
+        self.attend = kernel("paged_attention", lambda q, k, v, *rest: [q[0], q[1] * v[3]], lambda q, *rest: q)
 
     def construct(
         self, query_SAD: Tensor, keys: Tensor, values: Tensor, table_SP: Tensor, lengths_S: Tensor, tokens: Tensor
@@ -612,16 +614,25 @@ class DecodeAttentionKernel(nn.Cell):
     same numbers as by the kernels of each.
 
     norm, epsilon: of the input. panels: packed weights of the output, query, key and value. biases: of the last three,
-    if they have any. head_norms: weights of the norms of query and key, if there are any.
+    if they have any. head_norms: weights of the norms of query and key, if there are any. is_interleaved: as of
+    `device.RotaryOp`.
     """
 
     def __init__(
-        self, norm: Parameter, epsilon: float, head_dim: int, panels: Weights, biases: Weights, head_norms: Weights
+        self,
+        norm: Parameter,
+        epsilon: float,
+        head_dim: int,
+        panels: Weights,
+        biases: Weights,
+        head_norms: Weights,
+        *,
+        is_interleaved: bool,
     ) -> None:
         super().__init__(auto_prefix=False)
         self.norm, self.weights = norm, ParameterTuple([*panels, *biases, *head_norms])
         self.epsilon, self.scale = Tensor([epsilon], ms.float32), Tensor([head_dim**-0.5], ms.float32)
-        form = (bool(biases), bool(head_norms))
+        form = (bool(biases), bool(head_norms), is_interleaved)
         self.first, self.later = (Tensor([has_delta, *form], ms.int32) for has_delta in (False, True))
         self.attend = kernel("decode_attention", lambda x, *rest: (x, x))
 

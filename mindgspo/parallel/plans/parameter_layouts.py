@@ -63,28 +63,51 @@ _ALL: Mapping[str, Split] = {
     "self_attn.k_norm.weight": Split.WHOLE_FOR_OWN_PART,
     "self_attn.v_proj.weight": Split.KEY_VALUE,
     "self_attn.v_proj.bias": Split.KEY_VALUE,
+    "self_attn.q_a_proj.weight": Split.WHOLE_FOR_OWN_PART,
+    "self_attn.q_a_layernorm.weight": Split.WHOLE_FOR_OWN_PART,
+    "self_attn.q_b_proj.weight": Split.COLUMN,
+    "self_attn.kv_a_proj_with_mqa.weight": Split.WHOLE_FOR_OWN_PART,
+    "self_attn.kv_a_layernorm.weight": Split.WHOLE_FOR_OWN_PART,
+    "self_attn.kv_b_proj.weight": Split.COLUMN,
     "self_attn.o_proj.weight": Split.ROW,
+    "post_self_attn_layernorm.weight": Split.WHOLE,
     "post_attention_layernorm.weight": Split.WHOLE,
+    "post_mlp_layernorm.weight": Split.WHOLE,
     "mlp.gate_proj.weight": Split.COLUMN,
     "mlp.up_proj.weight": Split.COLUMN,
     "mlp.down_proj.weight": Split.ROW,
     "mlp.gate.weight": Split.WHOLE_FOR_OWN_PART,
+    "mlp.gate.e_score_correction_bias": Split.WHOLE,
     "mlp.experts.gate_proj.weight": Split.EXPERT_COLUMN,
     "mlp.experts.up_proj.weight": Split.EXPERT_COLUMN,
     "mlp.experts.down_proj.weight": Split.EXPERT_ROW,
+    "mlp.shared_experts.gate_proj.weight": Split.COLUMN,
+    "mlp.shared_experts.up_proj.weight": Split.COLUMN,
+    "mlp.shared_experts.down_proj.weight": Split.ROW,
     "model.norm.weight": Split.WHOLE,
     "lm_head.weight": Split.COLUMN,
 }
 
 
+_LATENT = ("q_a_", "q_b_", "kv_a_", "kv_b_")
+
+
 def _has(family: Family, name: str) -> bool:
+    if name.startswith("self_attn.") and name.split(".")[1] in ("k_proj", "v_proj"):
+        return not family.has_latent_attention and (family.has_attention_bias is not False or not name.endswith("bias"))
+    if name.startswith(tuple(f"self_attn.{one}" for one in _LATENT)):
+        return family.has_latent_attention
+    if "shared_experts" in name or name.endswith("correction_bias"):
+        return family.has_shared_experts
     if "experts" in name or name == "mlp.gate.weight":
         return family.has_experts
+    if name in ("post_self_attn_layernorm.weight", "post_mlp_layernorm.weight"):
+        return family.has_sandwich_norms
     if name.startswith("mlp."):
-        return not family.has_experts
+        return family.has_shared_experts or not family.has_experts
     if name.endswith(".bias"):
-        return family.has_attention_bias
-    return family.has_head_norms or name not in ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
+        return family.has_attention_bias is not False
+    return family.has_head_norms is not False or name not in ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 
 
 SPLITS: Mapping[str, Mapping[str, Split]] = {
@@ -164,6 +187,7 @@ def _split(name: str, model: ModelSection) -> Split:
     key = in_layer.group(2) if in_layer else name
     table = SPLITS[model.architecture]
     layer, _, ending = key.rpartition(".lora_")
+    layer = layer.replace("gate_up_proj", "gate_proj")  # whose A both have
     if ending in ("A.weight", "B.weight") and f"{layer}.weight" in table:
         split = table[f"{layer}.weight"]
         whole = Split.EXPERT_WHOLE if split in _EXPERTS else Split.WHOLE_FOR_OWN_PART

@@ -27,6 +27,8 @@ os.environ.setdefault("MS_OM_PATH", os.path.join(tempfile.gettempdir(), f"mindgs
 # Inside `paged_kernels` MindSpore 2.10 would use its internal kernels for these as well: Swiglu's fails for want of a
 # fusion mode, and attention's is not given the sequence lengths.
 os.environ.setdefault("MS_DISABLE_INTERNAL_KERNELS_LIST", "Swiglu,FlashAttentionScore")
+# It would also fuse transposes with batched products to a kernel that takes no float32.
+os.environ.setdefault("MS_INTERNAL_DISABLE_CUSTOM_KERNEL_LIST", "TransposeBatchMatmulTranspose")
 # Ranks compile graphs for minutes, and some for much longer than others: within HCCL's default of 120 s they would not
 # connect. The launcher's watch names a rank that hangs.
 os.environ.setdefault("HCCL_CONNECT_TIMEOUT", "7200")
@@ -217,14 +219,16 @@ class CompiledCell:
         return result
 
 
-def compile_once(cells: nn.CellList) -> None:
-    """Have graphs for Ascend compile and differentiate one of these cells, which differ only in their parameters.
+def compile_once(cells: nn.CellList, kinds: Sequence[object]) -> None:
+    """Have graphs for Ascend compile and differentiate one cell of each kind; cells of a kind differ only in their
+    parameters.
 
     `mindspore.lazy_inline` does this for cells whose constructors got equal arguments; it does not exist on CPU.
     """
-    if _device == "Ascend" and len(cells) > 1:
-        for cell in cells:
-            cell.cell_init_args = f"lazy_inline_{type(cell).__name__}_{id(cells[0])}"
+    if _device == "Ascend":
+        for cell, kind in zip(cells, kinds, strict=True):
+            if kinds.count(kind) > 1:
+                cell.cell_init_args = f"lazy_inline_{type(cell).__name__}_{id(cells[0])}_{kind}"
 
 
 def compiled_text(cell: nn.Cell) -> str:

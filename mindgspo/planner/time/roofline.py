@@ -190,6 +190,7 @@ def _generation(
     takes, or where responses wait for slots until those are through and the last one ends."""
     model, parts = experiment.model, experiment.plans.infer.model_parallel
     operations, layers = Operations.of(model), model.num_hidden_layers
+    sums = 2 * layers + (len(model.expert_layers) if model.n_shared_experts else 0)
     # Servers have their cards to themselves; elsewhere the cache gets what training leaves.
     bounded = experiment if experiment.has_servers else with_cache_budget(experiment)
     mean, longest = float(lengths_N.mean()), float(lengths_N.max())
@@ -201,7 +202,7 @@ def _generation(
 
     memory, peak = card.memory * MEMORY_SHARE, parts * card.peak
     read = sum(size for name, size in generating_bytes(experiment, 0).items() if not _is_looked_up(experiment, name))
-    reduced = 2 * layers * _reduced(model.hidden_size * _BFLOAT16, parts) / _rate(card, parts)
+    reduced = sums * _reduced(model.hidden_size * _BFLOAT16, parts) / _rate(card, parts)
     cache = responses * contexts * block_bytes(experiment) / BLOCK
     return Load(
         operations=(responses * mean * (operations.trunk + operations.head) + prompts * operations.trunk) / peak,
@@ -305,15 +306,16 @@ def _forward(experiment: ExperimentConfig, work: _Work) -> float:
 
 
 def _exchanged(experiment: ExperimentConfig, plan: ParallelPlan, card: CardRates, work: _Work) -> float:
-    """Seconds in which a card sends activations in one pass: sums over model_parallel twice per layer, tokens against
-    heads around attention over context_parallel, tokens to experts and back."""
+    """Seconds in which a card sends activations in one pass: sums over model_parallel twice per layer, and once more
+    beside shared experts, tokens against heads around attention over context_parallel, tokens to experts and back."""
     model = experiment.model
     assert model.head_dim is not None
-    layers = model.num_hidden_layers / plan.pipeline_stage
+    layers, sparse = (number / plan.pipeline_stage for number in (model.num_hidden_layers, len(model.expert_layers)))
     tokens = work.tokens / plan.data_parallel / plan.context_parallel
     hidden = tokens * model.hidden_size * _BFLOAT16
     reduced = 2 * _reduced(hidden, plan.model_parallel) / _rate(card, plan.model_parallel)
-    heads = 2 * (model.num_attention_heads + model.num_key_value_heads) * model.head_dim / plan.model_parallel
+    heads = (model.num_attention_heads + model.num_key_value_heads) * (model.head_dim + model.value_dim)
+    heads /= plan.model_parallel
     context = plan.context_parallel
     turned = tokens * heads * _BFLOAT16 * (1 - 1 / context) / _rate(card, context * plan.model_parallel)
     routed = 0.0
@@ -321,7 +323,8 @@ def _exchanged(experiment: ExperimentConfig, plan: ParallelPlan, card: CardRates
         chosen = model.num_experts_per_tok or 0
         share = 1 - 1 / plan.expert_parallel
         routed = 2 * chosen * hidden / plan.model_parallel * share / _rate(card, plan.expert_block)
-    return layers * (reduced + turned + routed)
+    shared = reduced / 2 if model.n_shared_experts else 0.0
+    return layers * (reduced + turned) + sparse * (routed + shared)
 
 
 def _optimizer(experiment: ExperimentConfig, card: CardRates) -> Load:

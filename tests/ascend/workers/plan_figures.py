@@ -41,7 +41,18 @@ MODELS = {
     },
 }  # fmt: skip
 MODELS["six experts"] = MODELS["experts"] | {"num_experts": 6}
+MODELS["shared experts"] = MODELS["experts"] | {
+    "architecture": "glm4_moe", "num_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 1,
+    "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5, "use_qk_norm": True,
+    "partial_rotary_factor": 0.5,
+}  # fmt: skip
+MODELS["latents"] = MODELS["shared experts"] | {
+    "architecture": "deepseek_v3", "num_key_value_heads": 4, "head_dim": None, "q_lora_rank": 24, "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16, "use_qk_norm": False,
+    "partial_rotary_factor": 1.0,
+}  # fmt: skip
 MODELS["taught"] = DENSE
+MODELS["glm4"] = DENSE | {"architecture": "glm4", "partial_rotary_factor": 0.5}
 MODELS["adapters"] = DENSE | {"lora": {"rank": 4, "alpha": 6.0}}
 MODELS["adapted experts"] = MODELS["experts"] | {
     "lora": {"rank": 4, "alpha": 6.0, "targets": ("all", "router"), "train_norms": True}
@@ -58,7 +69,7 @@ def figures(case: Mapping, device: str) -> Arrays:
     from plan_cases import batches_of, definition, draw_adapters, routed, taught
     from plan_sampling import PlanSampler
 
-    from mindgspo.algorithms.losses.clipped import GSPOLoss
+    from mindgspo.algorithms.losses.registry import policy_loss_cell
     from mindgspo.algorithms.optim.updater import Updater
     from mindgspo.batches.rows import gathered
     from mindgspo.config import ModelSection, OptimizerSection, ParallelPlan
@@ -82,7 +93,7 @@ def figures(case: Mapping, device: str) -> Arrays:
     is_taught = case["model"] == "taught"
     policy = PolicyLogProbs(model, temperature=1.0, with_entropy=False, replays_experts=replays, scores_ids=is_taught)
     optimizer = OptimizerSection(lr=LEARNING_RATE, eps=EPS, max_grad_norm=case.get("max_grad_norm", 1.0))
-    updater = Updater(policy, GSPOLoss(definition(is_taught=is_taught)), optimizer, place)
+    updater = Updater(policy, policy_loss_cell(definition(is_taught=is_taught)), optimizer, place)
     packed_for = plan.data_parallel if case.get("is_packed") else None
     layout = {"in_one_row": device == "Ascend", "in_rounds": plan.couples_replicas, "round_size": plan.micro_batch_num}
     batches = batches_of(section, packed_for=packed_for, **layout if packed_for else {})

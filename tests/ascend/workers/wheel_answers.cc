@@ -73,6 +73,7 @@ int main() {
       paged.head_num = read<int>();
       paged.kv_head_num = read<int>();
       paged.tor = read<float>();
+      paged.mla_v_dim = read<int>();
       paged.kv_seq_len = read_list<int32_t>();
       paged.q_seq_len = read_list<int32_t>();
       op = CreatePagedAttentionOp(inputs, outputs, paged, kernel);

@@ -27,7 +27,7 @@ PARAMETERS = {
     "RmsNorm": ("epsilon",),
     "Softmax": ("axes",),
     "Gather": ("batch_dims", "axes"),
-    "PagedAttention": ("num_heads", "num_kv_heads", "scale", "kv_seq_len", "q_seq_len"),
+    "PagedAttention": ("num_heads", "num_kv_heads", "scale", "mla_v_dim", "kv_seq_len", "q_seq_len"),
     "ReshapeAndCache": (),
 }
 

@@ -19,15 +19,21 @@ MODEL = {
 }  # fmt: skip
 
 TOP_K = 40  # likeliest tokens of a teacher, more than the rows of a rank
+GLM4 = MODEL | {"architecture": "glm4", "head_dim": 12, "partial_rotary_factor": 0.5}
 # By the name of a model; of the experts' features model_parallel splits 24.
 MODELS = {
     "dense": MODEL,
     "deep": MODEL | {"num_hidden_layers": 4},
     "adapters": MODEL | {"lora": {"rank": 4, "alpha": 6.0}},
+    "glm4": GLM4,
+    "adapted glm4": GLM4 | {"lora": {"rank": 4, "alpha": 6.0}},
     "padded": MODEL | {"vocab_size": 63, "table_rows": 66, "tie_word_embeddings": False},
     "taught": MODEL | {"vocab_size": 63, "table_rows": 66, "tie_word_embeddings": False},
     "experts": MODEL | {"architecture": "qwen3_moe", "head_dim": 12, "num_experts": 6, "num_experts_per_tok": 2,
         "moe_intermediate_size": 24, "norm_topk_prob": True},
+    "shared experts": MODEL | {"architecture": "glm4_moe", "head_dim": 12, "num_experts": 8, "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24, "norm_topk_prob": True, "n_shared_experts": 1, "first_k_dense_replace": 1,
+        "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5, "partial_rotary_factor": 0.5},
     "adapted experts": MODEL | {"architecture": "qwen3_moe", "head_dim": 12, "num_experts": 6, "num_experts_per_tok": 2,
         "moe_intermediate_size": 24, "norm_topk_prob": True,
         "lora": {"rank": 4, "alpha": 6.0, "targets": ("all", "router"), "train_norms": True}},
@@ -93,12 +99,13 @@ def taught(batches: list[Batch], section, place) -> list[Batch]:
 def routed(batches: list[Batch], section, *, held: Callable[[int], bool] = lambda number: True) -> list[Batch]:
     """The batches with experts drawn at random for every token, the same whatever the layout; without, where this
     process does not hold the batch of a number."""
-    width = section.num_hidden_layers * section.num_experts_per_tok
+    layers = len(section.expert_layers)
+    width = layers * section.num_experts_per_tok
 
     def routing(number: int, num_prompt: int, length: int) -> Routing:
         random = np.random.default_rng([14, number])
         tokens = num_prompt - 1 + length
-        drawn = random.permuted(np.tile(np.arange(section.num_experts), (tokens, section.num_hidden_layers, 1)), axis=2)
+        drawn = random.permuted(np.tile(np.arange(section.num_experts), (tokens, layers, 1)), axis=2)
         experts = drawn[:, :, : section.num_experts_per_tok].reshape(tokens, width).astype(np.uint8)
         return Routing(prompt_LX=experts[: num_prompt - 1], response_LX=experts[num_prompt - 1 :])
 
@@ -122,13 +129,13 @@ def prompts_of(section) -> list[Prompt]:
 
 
 def draw_adapters(model, section) -> None:
-    """Set A and B of every adapter: B begins with zeros, and with it the gradient of A."""
-    from mindgspo.models.names import is_adapter, parameter_shapes
+    """Set A and B of every adapter: B begins with zeros, and with it the gradient of A. Also routers' biases."""
+    from mindgspo.models.names import CORRECTION, is_adapter, parameter_shapes
     from mindgspo.models.weights import own_slices
     from mindgspo.parallel.platform.parameter_memory import set_values
 
     random = np.random.default_rng(15)
     drawn = {name: 0.1 * random.standard_normal(shape, np.float32) for name, shape in parameter_shapes(section).items()}
     for own in own_slices(model, section):
-        if is_adapter(own.name):
+        if is_adapter(own.name) or own.name.endswith(CORRECTION):
             set_values(own.parameter, drawn[own.name][own.index])

@@ -15,7 +15,7 @@ from plan_cases import MODELS, batches_of, definition, draw_adapters, routed, ta
 from plan_sampling import PlanSampler
 
 from mindgspo.algorithms.kl_control import reward_penalty
-from mindgspo.algorithms.losses.clipped import GSPOLoss
+from mindgspo.algorithms.losses.registry import policy_loss_cell
 from mindgspo.algorithms.optim.updater import Updater
 from mindgspo.batches.rows import gathered
 from mindgspo.config import ModelSection, OptimizerSection, ParallelPlan
@@ -62,8 +62,11 @@ def results_of_plan(
     initialize_weights(policy_model, section, seed=3)
     draw_adapters(policy_model, section)
     is_taught = model == "taught"
-    policy = PolicyLogProbs(policy_model, temperature=1.0, with_entropy=False, scores_ids=is_taught)
-    updater = Updater(policy, GSPOLoss(definition(is_taught=is_taught)), OptimizerSection(lr=LEARNING_RATE), place)
+    kinds = {"scores_ids": is_taught, "returns_routing": model == "shared experts"}
+    policy = PolicyLogProbs(policy_model, temperature=1.0, with_entropy=False, **kinds)
+    # Read where the policy returns routing: biases are parameters of which every rank has its own copy.
+    optimizer = OptimizerSection(lr=LEARNING_RATE, router_bias_update_rate=1e-3)
+    updater = Updater(policy, policy_loss_cell(definition(is_taught=is_taught)), optimizer, place)
     scorer = PolicyScorer(policy_model, temperature=1.0)
     gradients = _first_gradients(updater)
     batches = batches_of(section, packed_for=place.plan.data_parallel if is_packed else None)

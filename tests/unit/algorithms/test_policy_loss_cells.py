@@ -372,29 +372,15 @@ def test_one_compilation_serves_all_batches_of_one_shape(cpu_runtime):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_name_of_the_registry_has_its_own_cell_with_the_papers_settings(cpu_runtime, name):
-    from mindgspo.algorithms.losses.policy_loss import PolicyLoss
+def test_every_name_of_the_registry_has_a_cell_with_the_papers_settings(cpu_runtime, name):
     from mindgspo.algorithms.losses.registry import build_policy_loss, loss_definition
 
     section = section_of(name)
     cell, definition, recipe = build_policy_loss(section), loss_definition(section), POLICY_LOSSES[name]
-    assert isinstance(cell, PolicyLoss) and type(cell).__name__ == recipe.cell.partition(":")[2]
     paper = recipe.source.partition(",")[0]
     assert paper in type(cell).__doc__ + sys.modules[type(cell).__module__].__doc__, "the paper stands in the docstring"
     assert (definition.clip_low, definition.clip_high) == (recipe.clip or (None, None))
     assert definition.aggregation.mode == recipe.agg_mode
-
-
-def test_a_named_cell_is_its_definition(cpu_runtime, run):
-    """build_policy_loss takes the named class, the fixture pairs ratio and surrogate freely: one result."""
-    from mindgspo.algorithms.losses.registry import build_policy_loss
-
-    for name in NAMES:
-        definition = definition_of(name)
-        inputs = random_inputs(definition, seed=11)
-        cell = build_policy_loss(section_of(name))
-        loss, _, _ = cell(*tensors_of(inputs, further=cell.further_inputs))
-        assert float(loss.asnumpy()) == pytest.approx(run(definition, inputs).loss, rel=1e-6), name
 
 
 @pytest.mark.parametrize(("kl", "expected"), [

@@ -10,7 +10,6 @@ from hypothesis.extra import numpy as npst
 
 from mindgspo.algorithms.rollout_correction import (
     METRIC_NAMES,
-    correction_metrics,
     correction_weights,
     smallest_kept,
     step_correction_metrics,
@@ -25,6 +24,10 @@ LEVELS = ["token", "sequence", "geometric"]
 MASK = np.array([[True, True, True], [True, False, False], [False, False, False]])
 OLD = np.array([[-1.0, -3.0, -2.0], [-1.0, 7.0, 7.0], [7.0, 7.0, 7.0]]) * math.log(2)
 SAMPLER = np.array([[-3.0, -2.0, -2.5], [-4.0, 9.0, 9.0], [9.0, 9.0, 9.0]]) * math.log(2)
+
+
+def correction_metrics(section: Section, old: np.ndarray, sampler: np.ndarray, mask: np.ndarray) -> dict[str, float]:
+    return step_correction_metrics(section, [_batch(old, sampler, mask)])
 
 
 def weights(**settings: object) -> np.ndarray:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from damage import flip_bit
 from planned_checkpoints import save_small
+from small_plans import LATENTS, small_model
 from weight_files import write_safetensors
 
 from mindgspo.checkpoint.adapted import base_digest, base_record
@@ -210,6 +211,50 @@ def test_a_copy_of_the_tied_table_is_left_out_if_it_is_one(tmp_path: Path) -> No
     write_safetensors(source / "model.safetensors", {**weights, "lm_head.weight": table + 1})
     with pytest.raises(WeightsError, match="lm_head.weight differs from model.embed_tokens.weight; set tie"):
         convert_model(Conversion(source=source, out=tmp_path / "other"))
+
+
+# ---- layers that predict further tokens, and FP8
+def predicting(folder: Path) -> Path:
+    """A DeepSeek-V3 of two layers in a real file, with tensors of a third one that predicts a second token."""
+    model = small_model(**LATENTS)
+    exported(folder, model)
+    weights = some_weights(model)
+    of_third = {name.replace(".1.", ".2.", 1): array for name, array in weights.items() if "layers.1." in name}
+    more = {f"model.layers.2.{name}.weight": np.ones((4, 4), np.float32) for name in ("eh_proj", "shared_head.head")}
+    write_safetensors(folder / "model.safetensors", weights | of_third | more)
+    content = json.loads((folder / "config.json").read_text()) | {"num_nextn_predict_layers": 1}
+    (folder / "config.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_layers_that_are_left_out_are_named_by_config_json(tmp_path: Path) -> None:
+    source = predicting(tmp_path / "source")
+    convert_model(Conversion(source=source, out=tmp_path / "out"))
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (written["num_nextn_predict_layers"], written["mindgspo_left_out"]) == (0, ["model.layers.2"])
+    names = read_safetensors(tmp_path / "out" / "model.safetensors").keys()
+    assert "model.layers.1.mlp.gate.weight" in names and not any("layers.2." in name for name in names)
+    convert_model(Conversion(source=tmp_path / "out", out=tmp_path / "again"))
+    assert files(tmp_path / "again") == files(tmp_path / "out")
+
+
+def test_weights_in_fp8_are_refused_by_name(tmp_path: Path) -> None:
+    source = predicting(tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    fp8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+    (source / "config.json").write_text(json.dumps(config | {"quantization_config": fp8}))
+    with pytest.raises(WeightsError, match=r"config.json: quantization_config is set .*fp8.*; cast the weights to bf"):
+        convert_model(Conversion(source=source, out=tmp_path / "out"))
+    # Without the key: the tensors say it.
+    (source / "config.json").write_text(json.dumps(config))
+    name = "model.layers.1.self_attn.o_proj.weight"
+    header = {name: {"dtype": "F8_E4M3", "shape": [2, 2], "data_offsets": [0, 4]},
+              f"{name}_scale_inv": {"dtype": "F32", "shape": [1, 1], "data_offsets": [4, 8]}}  # fmt: skip
+    text = json.dumps(header).encode()
+    (source / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
+    with pytest.raises(WeightsError, match=rf"(?s)cannot be read here \(use float32, .*{name}.*F8_E4M3"):
+        convert_model(Conversion(source=source, out=tmp_path / "out"))
+    assert_nothing_is_left(tmp_path, "source")
 
 
 # ---- what cannot be converted

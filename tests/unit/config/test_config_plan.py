@@ -17,7 +17,7 @@ from mindgspo.config import (
     notes,
 )
 from mindgspo.config.model import FAMILIES
-from mindgspo.config.plan import check_reference_plan, check_same_world, inner_size, legal_model_parallel
+from mindgspo.config.plan import check_reference_plan, check_same_world, legal_model_parallel
 from mindgspo.errors import ConfigError
 from mindgspo.text import divisors, nearest
 
@@ -206,6 +206,7 @@ def test_ratios_against_the_sampler_are_not_called_one(load) -> None:
 # ----- What the model families may set, beside each other; experts' plans too
 EXPERTS = ("model.architecture=qwen3_moe", "model.num_experts=8", "model.num_experts_per_tok=2",
            "model.moe_intermediate_size=48")  # fmt: skip
+DEEP = ("model.architecture=glm4_moe", *EXPERTS[1:], "model.first_k_dense_replace=1")
 SCALING = ("model.rope_scaling={factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, "
            "original_max_position_embeddings: 64}")  # fmt: skip
 MIXTURE = ModelSection(architecture="qwen3_moe", vocab_size=64, hidden_size=32, intermediate_size=100,
@@ -214,7 +215,8 @@ MIXTURE = ModelSection(architecture="qwen3_moe", vocab_size=64, hidden_size=32, 
 
 
 def test_a_family_differs_in_what_the_table_says() -> None:
-    assert list(FAMILIES) == ["qwen2", "qwen3", "qwen3_moe", "llama"]
+    assert list(FAMILIES) == ["qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "glm", "glm4", "glm4_moe",
+                              "deepseek_v3"]  # fmt: skip
     assert [name for name, family in FAMILIES.items() if family.has_attention_bias] == ["qwen2"]
     assert [name for name, family in FAMILIES.items() if family.has_head_norms] == ["qwen3", "qwen3_moe"]
     assert {name: family.huggingface_class for name, family in FAMILIES.items()} == {
@@ -222,7 +224,31 @@ def test_a_family_differs_in_what_the_table_says() -> None:
         "qwen3": "Qwen3ForCausalLM",
         "qwen3_moe": "Qwen3MoeForCausalLM",
         "llama": "LlamaForCausalLM",
+        "mistral": "MistralForCausalLM",
+        "glm": "GlmForCausalLM",
+        "glm4": "Glm4ForCausalLM",
+        "glm4_moe": "Glm4MoeForCausalLM",
+        "deepseek_v3": "DeepseekV3ForCausalLM",
     }
+
+
+@pytest.mark.parametrize(("overrides", "message"), [
+    (("model.attention_bias=false",), "model.attention_bias: qwen2 has biases of q, k and v, and no choice; remove"),
+    (("model.architecture=llama", "model.attention_bias=true"), "attention_bias: llama has no biases of q, k and v"),
+    (("model.partial_rotary_factor=0.5",), "model.partial_rotary_factor: 0.5; qwen2 turns all features of a head"),
+    (("model.architecture=glm", "model.head_dim=6", "model.partial_rotary_factor=0.5"),
+     "0.5 of head_dim 6 are 3 features, .*; nearest legal: 0.333333 or 0.666667"),
+])  # fmt: skip
+def test_what_only_some_families_choose_is_refused_elsewhere(load, overrides, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(*overrides)
+
+
+def test_a_family_fills_in_its_biases_and_a_glm_chooses(load) -> None:
+    found = [load(*(f"model.architecture={one}",)).model.attention_bias for one in ("qwen2", "llama", "glm4")]
+    assert found == [True, False, True]
+    chosen = load("model.architecture=glm4", "model.attention_bias=false", "model.partial_rotary_factor=0.5").model
+    assert not chosen.attention_bias and chosen.rotary_dim == chosen.head_dim // 2
 
 
 def test_settings_of_families_are_written_down_and_read_back(load, tmp_path) -> None:
@@ -230,13 +256,22 @@ def test_settings_of_families_are_written_down_and_read_back(load, tmp_path) -> 
     assert (mixture.model.num_experts, mixture.model.norm_topk_prob) == (8, True)
     stretched = load("model.architecture=llama", SCALING)
     assert (stretched.model.rope_scaling.factor, stretched.model.rope_scaling.rope_type) == (8.0, "llama3")
-    for config in (mixture, stretched, load("model.architecture=qwen3", "model.head_dim=64")):
+    deep = load(*DEEP, "model.num_hidden_layers=3", "model.n_group=4", "model.routed_scaling_factor=2.5")
+    for config in (mixture, stretched, deep, load("model.architecture=qwen3", "model.head_dim=64")):
         (tmp_path / "dumped.yaml").write_text(dump_config(config), encoding="utf-8")
         assert load_config(tmp_path / "dumped.yaml") == config
 
 
 @pytest.mark.parametrize(("overrides", "message"), [
     (EXPERTS[:1], "model.num_experts: missing; qwen3_moe needs it"),
+    (("model.use_qk_norm=true",), "model.use_qk_norm: qwen2 has no norms of queries and keys, and no choice; remove"),
+    ((*EXPERTS, "model.n_group=2"), "model.n_group: qwen3_moe has none; remove it, or set model.architecture=glm4_moe"),
+    ((*DEEP, "model.n_group=3"), "n_group: 3 does not split num_experts 8 into equal groups of 2 or more; nearest"),
+    ((*DEEP, "model.n_group=8"), "n_group: 8 does not split num_experts 8 into .*; nearest legal: 4"),
+    ((*DEEP, "model.topk_group=2"), "topk_group: 2 is more than n_group 1; largest legal: 1"),
+    ((*DEEP, "model.n_group=4", "model.num_experts_per_tok=3"),
+     "3 is more than num_experts 8 in topk_group 1 of n_group 4 groups; largest legal: 2"),
+    ((*DEEP, "model.first_k_dense_replace=99"), "first_k_dense_replace: 99 of num_hidden_layers .* leave no layer"),
     (EXPERTS[:3], "model.moe_intermediate_size: missing; qwen3_moe needs it"),
     (EXPERTS[1:2], "model.num_experts: qwen2 has no experts; remove it, or set model.architecture=qwen3_moe"),
     (("model.norm_topk_prob=true",), "model.norm_topk_prob: qwen2 has no experts"),
@@ -260,9 +295,23 @@ def test_a_rule_for_stretching_that_is_not_implemented_is_refused(load) -> None:
 
 def test_model_parallel_divides_the_features_of_an_expert() -> None:
     # 12 features of each expert divide over 4 ranks, not over 8; the dense width of 100 does not matter.
-    assert inner_size(MIXTURE) == 12 and legal_model_parallel(ParallelPlan(), MIXTURE) == [1, 2, 4]
+    assert MIXTURE.inner_sizes == {"moe_intermediate_size": 12}
+    assert legal_model_parallel(ParallelPlan(), MIXTURE) == [1, 2, 4]
     (line,) = check_train_plan("p", ParallelPlan(model_parallel=8), MIXTURE)
     assert "moe_intermediate_size 12" in line and line.endswith("nearest legal: 4")
+
+
+def test_model_parallel_divides_dense_layers_and_shared_experts_whatever_the_experts_do() -> None:
+    deep = MIXTURE.model_copy(update={
+        "architecture": "glm4_moe", "first_k_dense_replace": 1, "n_shared_experts": 2, "intermediate_size": 96,
+    })  # fmt: skip
+    assert list(deep.inner_sizes.values()) == [96, 12, 24]
+    whole = ParallelPlan(expert_parallel=4, expert_tensor_parallel=1)
+    assert (legal_model_parallel(ParallelPlan(), deep), legal_model_parallel(whole, deep)) == ([1, 2, 4], [1, 2, 4, 8])
+    odd = deep.model_copy(update={"intermediate_size": 90})
+    assert legal_model_parallel(whole, odd) == [1, 2]
+    (line,) = check_train_plan("p", ParallelPlan(model_parallel=8), deep)
+    assert "intermediate_size 96, moe_intermediate_size 12, n_shared_experts x moe_intermediate_size 24, " in line
 
 
 def test_model_parallel_leaves_whole_experts_alone() -> None:

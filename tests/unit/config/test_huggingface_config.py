@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 
 from mindgspo.config import ModelSection
-from mindgspo.config.huggingface_config import generation_config, huggingface_config, read_model_section
+from mindgspo.config.huggingface_config import (
+    check_architecture,
+    generation_config,
+    huggingface_config,
+    read_model_section,
+)
 from mindgspo.config.model import RopeScalingSection
 from mindgspo.errors import WeightsError
 
@@ -56,6 +61,27 @@ LLAMA31 = {
     },
     "rope_theta": 500000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True,
     "vocab_size": 128256,
+}  # fmt: skip
+# As Mistral-7B-v0.2 ships it; v0.3 has 32,768 tokens.
+MISTRAL = {
+    "architectures": ["MistralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
+    "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
+    "max_position_embeddings": 32768, "model_type": "mistral", "num_attention_heads": 32, "num_hidden_layers": 32,
+    "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 1000000.0, "sliding_window": None,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True, "vocab_size": 32000,
+}  # fmt: skip
+# As glm-4-9b-chat-hf ships it; GLM-4-0414 has the same fields.
+GLM = {
+    "architectures": ["GlmForCausalLM"], "attention_bias": True, "attention_dropout": 0.0,
+    "eos_token_id": [151329, 151336, 151338], "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096,
+    "initializer_range": 0.02, "intermediate_size": 13696, "max_position_embeddings": 131072, "model_type": "glm",
+    "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 2, "pad_token_id": 151329,
+    "partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-07, "rope_theta": 10000.0, "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16", "use_cache": True, "vocab_size": 151552,
+}  # fmt: skip
+GLM4 = GLM | {
+    "architectures": ["Glm4ForCausalLM"], "attention_bias": False, "max_position_embeddings": 32768,
+    "model_type": "glm4", "rms_norm_eps": 1e-05,
 }  # fmt: skip
 
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
@@ -107,7 +133,8 @@ def test_fields_left_out_take_the_family_s_defaults(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("config", "changes", "message"), [
-    (OLD_STYLE, {"model_type": "gpt2"}, "model_type is 'gpt2'; supported: qwen2, qwen3, qwen3_moe, llama"),
+    (OLD_STYLE, {"model_type": "gpt2"},
+     "model_type is 'gpt2'; supported: qwen2, qwen3, qwen3_moe, llama, mistral, glm, glm4"),
     (OLD_STYLE, {"model_type": None}, "model_type is None"),
     (OLD_STYLE, {"use_sliding_window": True}, "use_sliding_window is True"),
     (OLD_STYLE, {"use_mrope": True}, "use_mrope is True"),
@@ -161,6 +188,13 @@ def test_fields_left_out_take_the_family_s_defaults(tmp_path: Path) -> None:
     (LLAMA31, {"rope_scaling": LLAMA31["rope_scaling"] | {"low_freq_factor": 4.0}},
      "high_freq_factor: 4 must be more than low_freq_factor 4"),
     (LLAMA31, {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; only 1 is implemented"),
+    (MISTRAL, {"sliding_window": 4096}, "sliding_window 4096 is less than max_position_embeddings 32768; not impl"),
+    ({key: MISTRAL[key] for key in MISTRAL if key != "sliding_window"}, {}, "sliding_window 4096 is less"),
+    (MISTRAL, {"sliding_window": "4096"}, "sliding_window 4096 is less"),
+    (GLM, {"partial_rotary_factor": 0.51}, "0.51 of head_dim 128 are 65 features, .*; nearest legal: 0.5 or 0.515625"),
+    (GLM, {"partial_rotary_factor": 0.001}, "0.001 of head_dim 128 are 0 features, .*; nearest legal: 0.015625"),
+    (GLM4, {"partial_rotary_factor": 1.5}, "partial_rotary_factor: .*less than or equal to 1"),
+    (GLM4, {"attention_bias": "no"}, "attention_bias: .*valid boolean"),
     (LLAMA31, {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"rope_type": "longrope", "factor": 4.0}},
      "'longrope' is not implemented"),
 ])  # fmt: skip
@@ -185,6 +219,19 @@ def test_a_qwen3_keeps_its_own_head_width(tmp_path: Path) -> None:
     assert read_model_section(write(tmp_path, left_out | {"hidden_size": 2048})).head_dim == 128
 
 
+def test_a_glm_says_whether_it_has_biases_and_which_features_turn(tmp_path: Path) -> None:
+    found = [read_model_section(write(tmp_path, one)) for one in (GLM, GLM4)]
+    assert [(one.architecture, one.attention_bias, one.rotary_dim) for one in found] == [
+        ("glm", True, 64), ("glm4", False, 64)
+    ]  # fmt: skip
+    nested = {key: value for key, value in GLM4.items() if key not in ("rope_theta", "partial_rotary_factor")}
+    nested["rope_parameters"] = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
+    assert read_model_section(write(tmp_path, nested)).rotary_dim == 32
+    left_out = ("num_key_value_heads", "head_dim", "partial_rotary_factor", "rms_norm_eps", "attention_bias")
+    few = {key: value for key, value in GLM.items() if key not in left_out}
+    assert read_model_section(write(tmp_path, few)) == found[0]  # the families' own defaults
+
+
 def test_a_mixture_of_experts_keeps_its_sizes(tmp_path: Path) -> None:
     section = read_model_section(write(tmp_path, QWEN3_MOE))
     sizes = (section.num_experts, section.num_experts_per_tok, section.moe_intermediate_size, section.norm_topk_prob)
@@ -192,6 +239,23 @@ def test_a_mixture_of_experts_keeps_its_sizes(tmp_path: Path) -> None:
     renamed = {key: value for key, value in QWEN3_MOE.items() if key != "num_experts"}  # transformers 5 writes this
     assert read_model_section(write(tmp_path, renamed | {"num_local_experts": 128})) == section
     assert read_model_section(write(tmp_path, QWEN3_MOE | {"mlp_only_layers": None})) == section
+
+
+def test_a_mistral_is_a_llama_whose_window_holds_its_sequences(tmp_path: Path) -> None:
+    section = read_model_section(write(tmp_path, MISTRAL))
+    assert (section.architecture, section.head_dim, section.rope_theta) == ("mistral", 128, 1_000_000)
+    bounded = MISTRAL | {"sliding_window": 4096, "max_position_embeddings": 4096}  # v0.1, shortened
+    assert read_model_section(write(tmp_path, bounded)).max_position_embeddings == 4096
+    exported = huggingface_config(section, eos_ids=(2,), pad_id=0)
+    assert exported["sliding_window"] is None
+    assert read_model_section(write(tmp_path, exported)) == section
+
+
+def test_a_qwen2_5_math_is_a_qwen2_of_short_sequences(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12}
+    math = {"max_position_embeddings": 4096, "rope_theta": 10000, "sliding_window": 4096, "max_window_layers": 21}
+    section = read_model_section(write(tmp_path, OLD_STYLE | sizes | math))
+    assert (section.architecture, section.max_position_embeddings, section.rope_theta) == ("qwen2", 4096, 10_000)
 
 
 def test_a_llama_keeps_its_stretched_positions(tmp_path: Path) -> None:
@@ -243,7 +307,9 @@ def test_what_yarn_leaves_out_is_completed_as_by_transformers(
 
 
 @pytest.mark.parametrize(
-    "config", [OLD_STYLE, QWEN3 | {"num_attention_heads": 64}, QWEN3_MOE, LLAMA31], ids=lambda one: one["model_type"]
+    "config",
+    [OLD_STYLE, QWEN3 | {"num_attention_heads": 64}, QWEN3_MOE, LLAMA31, GLM, GLM4],
+    ids=lambda one: one["model_type"],
 )
 def test_exported_families_read_back(config: dict, tmp_path: Path) -> None:
     section = read_model_section(write(tmp_path, config))
@@ -297,3 +363,31 @@ def test_generation_samples_as_the_first_weights_folder_says(tmp_path: Path) -> 
         "bos_token_id": 1, "do_sample": True, "temperature": 0.7, "top_k": 20,
         "eos_token_id": [7, 9], "pad_token_id": 0,
     }  # fmt: skip
+
+
+# As published, without fields that are read nowhere.
+GLM_45 = {
+    "model_type": "glm4_moe", "attention_bias": True, "hidden_act": "silu", "head_dim": 128, "hidden_size": 5120,
+    "partial_rotary_factor": 0.5, "initializer_range": 0.02, "intermediate_size": 12_288, "first_k_dense_replace": 3,
+    "max_position_embeddings": 131_072, "moe_intermediate_size": 1536, "norm_topk_prob": True,
+    "num_attention_heads": 96, "n_group": 1, "topk_group": 1, "n_routed_experts": 160, "n_shared_experts": 1,
+    "routed_scaling_factor": 2.5, "num_experts_per_tok": 8, "num_hidden_layers": 92, "num_key_value_heads": 8,
+    "num_nextn_predict_layers": 1, "rms_norm_eps": 1e-5, "rope_scaling": None, "rope_theta": 1_000_000,
+    "tie_word_embeddings": False, "use_qk_norm": True, "vocab_size": 151_552,
+}  # fmt: skip
+
+
+def test_a_mixture_after_dense_layers_is_read_and_written(tmp_path: Path) -> None:
+    section = read_model_section(write(tmp_path, GLM_45))
+    assert (section.num_experts, section.n_shared_experts, section.routed_scaling_factor) == (160, 1, 2.5)
+    assert section.expert_layers == range(3, 92) and section.left_out_layers == range(92, 93)
+    assert section.use_qk_norm and section.attention_bias and section.partial_rotary_factor == 0.5
+    written = huggingface_config(section, eos_ids=(1,), pad_id=0)
+    assert (written["num_nextn_predict_layers"], written["mindgspo_left_out"]) == (0, ["model.layers.92"])
+    again = read_model_section(write(tmp_path, written))
+    assert again == section.model_copy(update={"num_nextn_predict_layers": 0})
+    check_architecture(again, section)
+    other_name = {key: value for key, value in GLM_45.items() if key != "n_routed_experts"} | {"num_local_experts": 160}
+    assert read_model_section(write(tmp_path, other_name)) == section
+    with pytest.raises(WeightsError, match="quantization_config is set"):
+        read_model_section(write(tmp_path, GLM_45 | {"quantization_config": {"quant_method": "compressed-tensors"}}))

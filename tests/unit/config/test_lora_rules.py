@@ -16,14 +16,18 @@ EXPERTS = ("model.architecture=qwen3_moe", "model.num_experts=8", "model.num_exp
 TO_SERVERS = ("rollout.lora=separate", "rollout.servers.urls=[http://127.0.0.1:8000]")
 
 
+# In the order of `LoraSection.projections`; a model has some of them.
+ATTENTION = ("q_proj", "k_proj", "v_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
+
+
 def test_scale_and_targets() -> None:
     assert LoraSection(rank=4, alpha=10).scale == 2.5
     assert LoraSection(rank=4, alpha=10, use_rslora=True).scale == 5
     assert LoraSection(targets=("down_proj", "attention")).projections == (
-        "q_proj", "k_proj", "v_proj", "o_proj", "down_proj",
+        *ATTENTION, "down_proj",
     )  # fmt: skip
     assert LoraSection(targets=("router", "experts")).projections == ("gate_proj", "up_proj", "down_proj", "gate")
-    assert len(LoraSection().projections) == 7 and math.isclose(LoraSection().scale, 2)
+    assert len(LoraSection().projections) == 11 and math.isclose(LoraSection().scale, 2)
 
 
 def test_one_setting_makes_the_section_and_it_is_read_back(load, tmp_path) -> None:
@@ -40,6 +44,10 @@ def test_one_setting_makes_the_section_and_it_is_read_back(load, tmp_path) -> No
     (("model.lora.targets=[router,experts]",), "experts, router; qwen2 has no experts; set mlp or attention"),
     ((*EXPERTS, "model.lora.rank=9", "model.lora.targets=[router]"), "rank: 9; legal: 1 to 8, the width of the narrow"),
     ((*EXPERTS, "model.lora.rank=49", "model.lora.targets=[experts]"), "rank: 49; legal: 1 to 48, the width of the na"),
+    (("model.architecture=glm4", "model.lora.targets=[up_proj]"),
+     "targets: up_proj alone; files of glm4 have one gate_up_proj, whose adapter is that of both; name gate_proj and"),
+    (("model.architecture=glm", "model.lora.init=pissa"),
+     "init: pissa has no parts of glm.s gate_up_proj; set model.lora.targets=.attention,down_proj., or init=kai"),
     (("model.lora.rank=0",), "model.lora.rank: 0; legal: 1 to "),
     (("model.lora.dropout=0.1",), "model.lora.dropout: 0.1; with dropout .* only legal: 0"),
     (("model.lora.path=/no/adapter",), "model.lora.path: /no/adapter does not exist"),

@@ -39,6 +39,15 @@ def test_each_mistake_is_one_line_with_its_fix() -> None:
     assert nothing.startswith("algorithm.router_replay: rollout replays") and "router_replay=old" in nothing
     skipped = problems(MOE, "algorithm.router_replay=old", "algorithm.old_log_probs=sampler")
     assert "leaves out; set algorithm.router_replay=rollout, or algorithm.old_log_probs=recompute" in skipped
+    assert problems(MOE, "optimizer.router_bias_update_rate=0.001") == (
+        "optimizer.router_bias_update_rate: 0.001, but routers of qwen3_moe have no correction bias; remove it"
+    )
+    biased = ["model.architecture=glm4_moe", "optimizer.router_bias_update_rate=0.001"]
+    assert load_config(MOE, biased).optimizer.router_bias_update_rate == 0.001
+    assert "would change the base, which model.lora freezes" in problems(MOE, *biased, "model.lora={rank: 2}")
+    again = [*biased, "plans.train.recompute=full"]
+    assert problems(MOE, *again).endswith("set algorithm.router_replay=rollout, or plans.train.recompute=none")
+    assert load_config(MOE, [*again, "algorithm.router_replay=rollout"])
 
 
 def test_check_says_what_recording_costs() -> None:

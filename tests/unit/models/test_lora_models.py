@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_plans import MIXTURE, drawn_model, plan, small_model
+from small_plans import GLM4, MIXTURE, drawn_model, plan, small_model
 
 from mindgspo.algorithms.losses.registry import build_policy_loss
 from mindgspo.algorithms.optim.updater import Updater
@@ -18,7 +18,14 @@ from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection, wi
 from mindgspo.config.lora import LoraSection
 from mindgspo.errors import WeightsError
 from mindgspo.models.lora import BASE_KEY, check_peft_folder, merged_weights, peft_config, peft_names
-from mindgspo.models.names import adapter_name, parameter_shapes, trained_shapes, trained_weight_shapes, weight_shapes
+from mindgspo.models.names import (
+    adapter_name,
+    parameter_shapes,
+    to_hugging_face,
+    trained_shapes,
+    trained_weight_shapes,
+    weight_shapes,
+)
 from mindgspo.models.policy import PolicyLogProbs
 from mindgspo.models.scoring import PolicyScorer
 from mindgspo.models.weights import load_adapters, load_weights
@@ -71,6 +78,38 @@ def test_experts_and_routers_have_adapters_as_their_weights_are_stacked() -> Non
     name = "model.layers.1.mlp.experts.5.down_proj.lora_B.weight"
     assert peft_names(section)[name] == f"base_model.model.{name}" and weight_shapes(section)[name] == (32, 4)
     assert len(peft_names(section)) == 2 * (2 + 6 * 6)
+
+
+def test_gate_and_up_of_one_matrix_share_its_adapter() -> None:
+    section = small_model(**GLM4, vocab_size=64, lora=LoraSection(rank=4, targets=("mlp",)))
+    block, two = f"{LAYER}mlp.", plan(2, 2)
+    shapes = {name.removeprefix(block): one for name, one in trained_shapes(section).items() if name.startswith(block)}
+    assert shapes == {
+        "gate_up_proj.lora_A.weight": (4, 32), "gate_proj.lora_B.weight": (48, 4), "up_proj.lora_B.weight": (48, 4),
+        "down_proj.lora_A.weight": (4, 48), "down_proj.lora_B.weight": (32, 4),
+    }  # fmt: skip
+    assert trained_weight_shapes(section)[f"{block}gate_up_proj.lora_B.weight"] == (96, 4)
+    assert set(peft_config(section)["target_modules"]) == {"gate_up_proj", "down_proj"}
+    layouts = parameter_layouts(parameter_shapes(section), section, two)
+    assert layouts[f"{block}gate_up_proj.lora_A.weight"].slice_shape == (4, 32)
+    assert layouts[f"{block}up_proj.lora_B.weight"].slice_shape == (24, 4)
+    assert gradient_ranks(layouts, section, two, 1)[f"{block}gate_up_proj.lora_A.weight"] == (0, 1, 2, 3)
+    model = drawn_model(section, 1)
+    held = {one.name: one for one in model.get_parameters()}
+    assert held.keys() == parameter_shapes(section).keys()
+    # By our names, as where the sampler gets merged weights, and by those in files.
+    random = np.random.default_rng(0)
+    ours = {name: random.standard_normal(shape, np.float32) for name, shape in parameter_shapes(section).items()}
+    merged = to_hugging_face(section.base, merged_weights(section, ours))
+    found = merged_weights(section, to_hugging_face(section, ours))
+    assert merged.keys() == found.keys() == weight_shapes(section.base).keys()
+    a, joined = ours[f"{block}gate_up_proj.lora_A.weight"].astype(float), f"{block}gate_up_proj.weight"
+    expected = np.concatenate([
+        ours[f"{block}{name}_proj.weight"] + 8.0 * (ours[f"{block}{name}_proj.lora_B.weight"] @ a)
+        for name in ("gate", "up")
+    ])  # fmt: skip
+    for each in (merged, found):
+        np.testing.assert_allclose(each[joined], expected, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize(("changes", "a_of_gate", "b_of_gate", "a_of_down", "b_of_down"), [

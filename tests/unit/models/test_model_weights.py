@@ -4,11 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_plans import drawn_model
+from small_plans import drawn_model, plan
 
 from mindgspo.config import ModelSection
 from mindgspo.errors import WeightsError
+from mindgspo.models.initial_values import DrawnTensors
 from mindgspo.models.names import hugging_face_names, parameter_shapes, weight_shapes
+from mindgspo.parallel.plans.placement import Placement
 
 pytestmark = pytest.mark.usefixtures("cpu_runtime")
 
@@ -61,7 +63,7 @@ def test_the_table_names_every_trainable_parameter_and_no_other(tied: bool) -> N
     model = make_model(section)
     parameters = {parameter.name: tuple(parameter.shape) for parameter in model.trainable_params()}
     shapes = weight_shapes(section)
-    assert parameters == {ours: shapes[theirs] for ours, (theirs,) in hugging_face_names(section).items()}
+    assert parameters == {ours: shapes[one.names[0]] for ours, one in hugging_face_names(section).items()}
     assert parameters == parameter_shapes(section)
     # Two tables, two layers with twelve weights each, one norm.
     assert len(shapes) == (2 if tied else 3) + 2 * 12
@@ -82,6 +84,43 @@ def test_qwen3_has_norms_of_heads_instead_of_biases() -> None:
     assert shapes[f"{attention}q_norm.weight"] == shapes[f"{attention}k_norm.weight"] == (6,)
     assert shapes[f"{attention}q_proj.weight"] == (24, 8) and shapes[f"{attention}o_proj.weight"] == (8, 24)
     assert not [name for name in shapes if name.endswith("bias")] and len(shapes) == 3 + 2 * 11
+
+
+@pytest.mark.parametrize("has_biases", [True, False])
+def test_glm4_has_norms_of_outputs_and_files_that_join_gate_and_up(has_biases: bool) -> None:
+    section = make_section(architecture="glm4", attention_bias=has_biases, head_dim=6, partial_rotary_factor=0.34)
+    shapes, layer = weight_shapes(section), "model.layers.1."
+    assert shapes[f"{layer}mlp.gate_up_proj.weight"] == (24, 8) and f"{layer}mlp.up_proj.weight" not in shapes
+    assert shapes[f"{layer}post_self_attn_layernorm.weight"] == shapes[f"{layer}post_mlp_layernorm.weight"] == (8,)
+    assert len(shapes) == 3 + 2 * (10 + 3 * has_biases)
+    model, arrays = make_model(section), random_arrays(section)
+    assert {one.name: tuple(one.shape) for one in model.trainable_params()} == parameter_shapes(section)
+    found = read(loaded(section, arrays, model), section)
+    assert found.keys() == arrays.keys()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+    up = next(one for one in model.get_parameters() if one.name == f"{layer}mlp.up_proj.weight")
+    np.testing.assert_array_equal(up.asnumpy(), arrays[f"{layer}mlp.gate_up_proj.weight"][12:])
+    initial = initial_weights(section, seed=3)
+    drawn = DrawnTensors(section, 3, path=WHERE)
+    assert drawn.tensors.keys() == initial.keys()
+    for name, array in initial.items():
+        np.testing.assert_array_equal(drawn.read(name), array, err_msg=name)
+    missing = {name: array for name, array in arrays.items() if "layers.1.mlp.gate_up" not in name}
+    with pytest.raises(WeightsError, match=r"missing \(1\)[^,]*layers.1.mlp.gate_up_proj.weight"):
+        loaded(section, missing, model)
+
+
+def test_a_rank_reads_its_rows_of_gate_and_of_up() -> None:
+    section = make_section(vocab_size=14, architecture="glm4")
+    arrays, two = random_arrays(section), plan(1, 2)
+    joined = arrays["model.layers.0.mlp.gate_up_proj.weight"]
+    for rank in (0, 1):
+        model = loaded(section, arrays, drawn_model(section, 0, Placement(plan=two, rank=rank)))
+        held = {one.name: one.asnumpy() for one in model.get_parameters()}
+        for number, name in enumerate(("gate", "up")):
+            rows = slice(12 * number + 6 * rank, 12 * number + 6 * rank + 6)
+            np.testing.assert_array_equal(held[f"model.layers.0.mlp.{name}_proj.weight"], joined[rows])
 
 
 def initial_weights(section: ModelSection, seed: int) -> dict[str, np.ndarray]:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from small_plans import MIXTURE, drawn_model, small_model
+from small_plans import GLM4, MIXTURE, drawn_model, small_model
 
 from mindgspo.batches.micro_batches import BatchLayout, micro_batches
 from mindgspo.batches.rows import TrainingSample, gathered, scattered
@@ -18,6 +18,8 @@ FAMILIES = {
     "qwen3": {"architecture": "qwen3", "head_dim": 12, "tie_word_embeddings": True},
     "qwen3_moe": MIXTURE,
     "llama": {"architecture": "llama"},
+    "glm": {"architecture": "glm", "attention_bias": False, "partial_rotary_factor": 0.25},
+    "glm4": GLM4 | {"tie_word_embeddings": True},
 }
 PLAIN = BatchLayout(samples_per_micro_batch=12, length_multiple=8, pad_id=0)
 PACKED = BatchLayout(max_tokens_per_micro_batch=64, packing=True, length_multiple=8, pad_id=0)
@@ -129,7 +131,7 @@ def test_a_sample_does_not_see_its_neighbours_in_the_row(scorer) -> None:
     np.testing.assert_array_equal(before[~in_segment], after[~in_segment])
 
 
-SLOW = [("llama", "gspo"), ("qwen3", "dapo"), ("qwen3_moe", "gspo")]
+SLOW = [("llama", "gspo"), ("glm4", "gspo"), ("qwen3", "dapo"), ("qwen3_moe", "gspo")]
 CASES = [("qwen2", "gspo"), ("qwen3_moe", "dapo"), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
 
 

@@ -6,7 +6,7 @@ import mindspore
 import numpy as np
 import pytest
 from mindspore import Tensor
-from small_plans import MIXTURE, drawn_model, small_model
+from small_plans import GLM4, LATENTS, MIXTURE, SHARED_EXPERTS, drawn_model, small_model
 
 from mindgspo.batches.micro_batches import BatchLayout, micro_batches
 from mindgspo.batches.rows import TrainingSample
@@ -42,7 +42,10 @@ def pynative(cpu_runtime) -> Iterator[None]:
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
 
 
-@pytest.mark.parametrize(("model", "dtype"), [({}, "float32"), ({}, "bfloat16"), (MIXTURE, "float32")])
+@pytest.mark.parametrize(
+    ("model", "dtype"),
+    [({}, "float32"), ({}, "bfloat16")] + [(one, "float32") for one in (GLM4, MIXTURE, SHARED_EXPERTS, LATENTS)],
+)
 def test_traces_end_in_the_log_probs_of_the_graph(pynative, model: dict, dtype: str) -> None:
     policy = policy_of(**model, dtype=dtype)
     batch = batch_of_four()

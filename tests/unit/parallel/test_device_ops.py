@@ -70,11 +70,37 @@ def test_rotary_is_that_of_the_fused_op(num_heads: int) -> None:
     np.testing.assert_allclose(found, rotate_half(x[None], cos[None], sin[None])[0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("rotary_dim", "is_interleaved"), [(4, False), (6, True), (2, True)])
+def test_pairs_of_the_first_features_turn_and_the_others_pass(rotary_dim: int, is_interleaved: bool) -> None:
+    class Rotated(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.rotation = RotationOp(cos, sin, 6, is_interleaved=is_interleaved)
+            self.rotate = RotaryPairOp(6, rotary_dim=rotary_dim, is_interleaved=is_interleaved)
+
+        def construct(self, query, key, positions, tokens):
+            return self.rotate(query, key, self.rotation(positions), tokens)
+
+    query, key, positions = normal(0, 9, 4, 6), normal(1, 9, 1, 6), np.array([0, 1, 2, 7, 3, 3, 0, 1, 6], np.int32)
+    pairs = np.arange(rotary_dim).reshape((-1, 2) if is_interleaved else (2, -1))
+    first, second = pairs.T if is_interleaved else pairs
+    angles = np.outer(np.arange(8), 1.5 ** -np.arange(first.size))
+    cos, sin = np.zeros((2, 8, rotary_dim), np.float32)
+    for which in (first, second):
+        cos[:, which], sin[:, which] = np.cos(angles), np.sin(angles)
+    for x, found in zip((query, key), Rotated()(*map(Tensor, (query, key, positions, all_of(query)))), strict=True):
+        # A pair is a complex number, and turns by its angle.
+        turned = (x[..., first] + 1j * x[..., second]) * np.exp(1j * angles[positions])[:, None]
+        np.testing.assert_allclose(found.asnumpy()[..., first], turned.real, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(found.asnumpy()[..., second], turned.imag, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(found.asnumpy()[..., rotary_dim:], x[..., rotary_dim:])
+
+
 def test_queries_and_keys_are_rotated_by_their_positions() -> None:
     class Rotated(nn.Cell):
         def __init__(self):
             super().__init__()
-            self.rotation, self.rotate = RotationOp(cos, sin), RotaryPairOp(6)
+            self.rotation, self.rotate = RotationOp(cos, sin, 6), RotaryPairOp(6)
 
         def construct(self, query, key, positions, tokens):
             return self.rotate(query, key, self.rotation(positions), tokens)

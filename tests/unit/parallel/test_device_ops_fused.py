@@ -72,9 +72,30 @@ def test_rotary(fused, num_heads: int) -> None:
         assert mode == 0
         return rotate_half(x, cos, sin)
 
-    arrays = normal(16, num_heads, HEAD_DIM), normal(16, 1, HEAD_DIM), normal(16, 1, HEAD_DIM) * 2
-    found = fused(lambda: RotaryOp(HEAD_DIM), *arrays, rotate=documented, cast=lambda x, dtype: x)
-    np.testing.assert_allclose(composed(lambda: RotaryOp(HEAD_DIM), *arrays), found, rtol=1e-5, atol=1e-6)
+    x, cos, sin = normal(16, num_heads, HEAD_DIM), normal(16, 1, HEAD_DIM), normal(16, 1, HEAD_DIM) * 2
+    stand_ins = {"rotate": documented, "cast": lambda x, dtype: x}
+    found = fused(lambda: RotaryOp(HEAD_DIM), x, cos, sin, **stand_ins)
+    np.testing.assert_allclose(composed(lambda: RotaryOp(HEAD_DIM), x, cos, sin), found, rtol=1e-5, atol=1e-6)
+    # Of a part of each head, the composed form has tables with 1 and 0 for the others.
+    part = HEAD_DIM - 2
+    found = fused(
+        lambda: RotaryOp(HEAD_DIM, rotary_dim=part), x, cos[..., :part], sin[..., :part],
+        split=lambda x, sizes, axis: np.split(x, sizes[:1], axis), join=lambda x: np.concatenate(x, -1), **stand_ins,
+    )  # fmt: skip
+    cos[..., part:], sin[..., part:] = 1, 0
+    expected = composed(lambda: RotaryOp(HEAD_DIM, rotary_dim=part), x, cos, sin)
+    np.testing.assert_allclose(expected, found, rtol=1e-5, atol=1e-6)
+
+
+def test_rotary_of_neighbours(fused) -> None:
+    def documented(x, cos, sin, mode):
+        assert mode == 1
+        return x * cos + np.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape) * sin
+
+    arrays = normal(16, 3, HEAD_DIM), normal(16, 1, HEAD_DIM), normal(16, 1, HEAD_DIM) * 2
+    found = fused(lambda: RotaryOp(HEAD_DIM, is_interleaved=True), *arrays, rotate=documented, cast=lambda x, dtype: x)
+    expected = composed(lambda: RotaryOp(HEAD_DIM, is_interleaved=True), *arrays)
+    np.testing.assert_allclose(expected, found, rtol=1e-5, atol=1e-6)
 
 
 def test_swiglu(fused) -> None:

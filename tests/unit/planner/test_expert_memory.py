@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mindgspo.config import ExperimentConfig, load_config
-from mindgspo.planner.rank_work import RankWork, held_bytes
+from mindgspo.config import ExperimentConfig, ModelSection, ParallelPlan, load_config
+from mindgspo.parallel.plans.placement import Placement
+from mindgspo.planner.rank_work import RankWidths, RankWork, held_bytes
 from mindgspo.planner.smallest_change import changed
 from mindgspo.swap.states import Holding
 
@@ -53,3 +54,24 @@ def test_weights_of_a_stage_by_hand(published: ExperimentConfig) -> None:
     held = held_bytes(RankWork.of(published, 8))
     moments = held[Holding.MOMENTS] // 8
     assert experts + (attention + routers + norms) // 2 == moments
+
+
+DEEP = ModelSection(
+    architecture="glm4_moe", vocab_size=64, hidden_size=32, intermediate_size=96, num_hidden_layers=4,
+    num_attention_heads=4, num_key_value_heads=2, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=16,
+    n_shared_experts=3, first_k_dense_replace=3,
+)  # fmt: skip
+
+
+def test_stages_of_dense_layers_have_no_experts() -> None:
+    """Two layers per stage: the first stage is dense, the second half dense."""
+    plan = ParallelPlan(
+        model_parallel=2, pipeline_stage=2, micro_batch_num=2, expert_parallel=2, expert_tensor_parallel=1
+    )
+    first, last = (RankWidths.of(DEEP, Placement(plan=plan, rank=rank)) for rank in (0, 3))
+    assert (first.layers, first.dense_layers, first.experts, first.inner, first.shared_inner) == (2, 2, 0, 0, 0)
+    assert (last.layers, last.dense_layers, last.experts, last.inner, last.shared_inner) == (2, 1, 4, 16, 24)
+    dense, mixture = last.feed_forward(10, dense=True), last.feed_forward(10)
+    assert first.feed_forward(10) == dense and (dense.inner, dense.routed) == (480, 0)
+    # 20 slots of 16 features, and 10 tokens of 24.
+    assert (mixture.inner, mixture.widest, mixture.routed) == (320 + 240, 320, 20 * 32)

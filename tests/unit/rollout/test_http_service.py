@@ -23,7 +23,7 @@ from aiohttp import web
 from fake_completion_server import EOS, EXPERTS_PER_TOKEN, LOGPROB, NUM_EXPERTS, VOCAB, FakeServer, experts, script
 
 from mindgspo.errors import RolloutError
-from mindgspo.rollout import server_connection
+from mindgspo.rollout import server_apis, server_connection
 from mindgspo.rollout.http_service import HTTPService
 from mindgspo.rollout.protocol import Purpose, RandomStream, SamplingFilter, SamplingSettings
 from mindgspo.rollout.server_apis import ADAPTER_APIS, SERVER_APIS, Expected
@@ -432,6 +432,17 @@ def test_a_vllm_whose_weights_changed_meanwhile() -> None:
     spans = [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 4}]
     said = refusal(FakeServer("vllm", spoil=change(weight_versions=spans)))
     assert said.startswith(": the answer to request 7 was generated with weights of version '3, 4', but")
+
+
+@pytest.mark.parametrize("api", ["vllm", "sglang"])
+def test_columns_of_dense_layers_are_left_out(api: str) -> None:
+    """One expert per token; three layers, of which the first is dense."""
+    whole = np.array([[0, 3, 1], [0, 2, 2]], np.int32)
+    file = io.BytesIO()
+    np.save(file, whole)
+    encoded = _base64(whole if api == "sglang" else np.frombuffer(file.getvalue(), np.uint8))
+    expected = Expected(vocab_size=8, eos_ids=(), routing=np.zeros((0, 2), np.uint8), num_experts=4, dense_columns=1)
+    assert server_apis._experts(encoded, expected).tolist() == [[3, 1], [2, 2]]
 
 
 def test_a_file_of_pickled_experts_is_not_read() -> None:

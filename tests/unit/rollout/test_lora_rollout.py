@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from small_plans import MIXTURE, drawn_model, small_model
+from small_plans import LATENTS, MIXTURE, drawn_model, small_model
 
+from mindgspo.algorithms.losses.registry import build_policy_loss
+from mindgspo.algorithms.optim.updater import Updater
 from mindgspo.batches.rows import TrainingSample, lay_out
-from mindgspo.config import ModelSection
+from mindgspo.config import AlgorithmSection, ModelSection, OptimizerSection, with_recipe
 from mindgspo.config.lora import LoraSection
 from mindgspo.config.schema import ReshardSection
 from mindgspo.errors import WeightsError
 from mindgspo.models.lora import ADAPTER_WEIGHTS, merged_weight, merged_weights
 from mindgspo.models.names import is_adapter, trained_shapes, trained_weight_shapes
+from mindgspo.models.policy import PolicyLogProbs
 from mindgspo.models.scoring import PolicyScorer
 from mindgspo.models.weights import hold_in_compute_type, load_weights, weight_views
 from mindgspo.parallel.ops.device import has_kernels
@@ -101,6 +105,33 @@ def test_sampler_and_trainer_agree_bit_for_bit_beside_the_base_and_nearly_with_m
     assert trainer_gap(model, engine_of(model, merges=False)) == 0.0
     gap = trainer_gap(model, engine_of(model, merges=True))
     assert 0.0 < gap < (1e-5 if dtype == "float32" else 0.1)
+
+
+def test_latents_with_adapters_everywhere_train_adapters_alone_and_sample_as_they_are_scored() -> None:
+    lora = LoraSection(rank=4, alpha=6.0, targets=("all", "router"))
+    section = small_model(**LATENTS, initializer_range=0.2, lora=lora)
+    model = trained(section)
+    before = weights_as_numpy(model, section)
+    samples = [
+        TrainingSample(
+            prompt_ids=one.ids, response_ids=one.ids[::-1].copy(), rollout_logp=np.full(one.ids.size, -4, np.float32),
+            number=number,
+        ) for number, one in enumerate(prompts(6))
+    ]  # fmt: skip
+    batches = [
+        replace(batch, old_logp_NK=batch.rollout_logp_NK, advantages_NK=batch.mask_NK.astype(np.float32))
+        for batch in lay_out(samples, samples_per_micro_batch=6, length_multiple=16, pad_id=0)
+    ]
+    wide = AlgorithmSection(name="gspo", clip_low=0.9, clip_high=9.0, allow_wide_clip=True)
+    loss = build_policy_loss(with_recipe(wide, max_new_tokens=MAX_NEW))
+    policy = PolicyLogProbs(model, temperature=1.0, with_entropy=False)
+    assert Updater(policy, loss, OptimizerSection(lr=1e-3)).step(batches, lr=1e-3).grad_norm > 0
+    after = weights_as_numpy(model, section)
+    assert {name for name in after if (after[name] != before[name]).any()} == trained_weight_shapes(section).keys()
+    targets = {name.split(".")[-3] for name in trained_weight_shapes(section)}
+    assert {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "down_proj", "gate"} <= targets
+    for merges in (False, True):
+        assert trainer_gap(model, engine_of(model, merges=merges)) < 1e-4
 
 
 def test_greedy_tokens_are_the_same_but_where_two_are_nearly_as_likely() -> None:

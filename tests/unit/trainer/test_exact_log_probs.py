@@ -9,7 +9,7 @@ import mindspore
 import numpy as np
 import pytest
 from exact_cases import PACKED, make_case
-from small_plans import MIXTURE
+from small_plans import GLM4, MIXTURE
 
 from mindgspo.errors import TrainingError
 
@@ -27,6 +27,7 @@ EQUAL: dict[str, dict[str, Any]] = {
     "mixture, float16": {**MIXTURE, "dtype": "float16"},
     "norms of heads": {"architecture": "qwen3", "head_dim": 12, "dtype": "bfloat16"},
     "without biases, untied": {"architecture": "llama", "tie_word_embeddings": False},
+    "norms of outputs, half of each head": {**GLM4, "dtype": "bfloat16"},
     "temperature and filter": {"temperature": 0.7, "sampler": {"top_k": 9, "top_p": 0.8}},
     "continued": {"prefixes": 7},
     "continued, mixture, bfloat16": {**MIXTURE, "dtype": "bfloat16", "prefixes": 7},

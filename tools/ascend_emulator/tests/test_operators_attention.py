@@ -262,7 +262,7 @@ def paged(dtype: str = "bfloat16", **changed: object) -> tuple[str, list, list, 
     inputs = [given["query"], given["keys"], given["values"], of(tables, "int32")]
     inputs += [of(given["lengths"], "int32"), None, None, None, None]
     parameters = {"num_heads": given["heads"], "num_kv_heads": 2, "scale": given["scale"], "q_seq_len": []}
-    parameters["kv_seq_len"] = given["on_host"]
+    parameters |= {"kv_seq_len": given["on_host"], "mla_v_dim": 0}
     return "internal:PagedAttention", inputs, [zeros_like(given["query"])], parameters
 
 
@@ -278,6 +278,39 @@ def test_paged_attention_reads_what_reshape_and_cache_has_written(dtype: str) ->
         launch(name, inputs, outputs, parameters)
         out, _, _ = attend(exact(query)[row][None], *expected, np.zeros((1, 1, length), bool), 0.2)
         assert is_close(DeviceTensor(dtype, (4, 32), outputs[0].bits[row]), out[0])
+
+
+def paged_latents(*, features: int = 48, **changed: object) -> tuple[str, list, list, dict]:
+    """Two sequences of three heads over latents of 32 features with rotated keys of 16."""
+    lengths = of([5, 20], "int32")
+    cache = draw(4, 16, 1, features, dtype="bfloat16", seed=1)
+    inputs = [draw(2, 3 * features, dtype="bfloat16"), cache, cache, of([[3, 0], [2, 1]], "int32"), lengths]
+    parameters = {"num_heads": 3, "num_kv_heads": 1, "scale": 0.2, "q_seq_len": [], "kv_seq_len": [5, 20]}
+    parameters |= {"mla_v_dim": 32} | changed
+    return "internal:PagedAttention", [*inputs, None, None, None, None], [zeros((2, 96), "bfloat16")], parameters
+
+
+def test_paged_attention_over_latents_that_reshape_and_cache_has_written() -> None:
+    name, inputs, outputs, parameters = paged_latents()
+    query, cache, _, tables, lengths = inputs[:5]
+    for row, (table, length) in enumerate(zip(tables.bits, lengths.bits, strict=True)):
+        new = draw(length, 48, dtype="bfloat16", seed=10 + row)
+        slots = of([table[at // 16] * 16 + at % 16 for at in range(length)], "int32")
+        launch("internal:ReshapeAndCache", [new, None, cache, None, slots], [new], {})
+        launch(name, inputs, outputs, parameters)
+        scores = exact(query)[row].reshape(3, 48) @ exact(new).T * 0.2
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        out = weights / weights.sum(-1, keepdims=True) @ exact(new)[:, :32]
+        assert is_close(DeviceTensor("bfloat16", (96,), outputs[0].bits[row]), out.reshape(96))
+
+
+@pytest.mark.parametrize(("call", "reason"), [
+    (paged_latents(features=592), "mla_v_dim 32 takes one head of 32 to 576 features, not [4, 16, 1, 592]"),
+    (paged_latents(mla_v_dim=64), "mla_v_dim 64 takes one head of 64 to 576 features"),
+    (paged_latents(num_heads=2), "query and out must be [2, 2 x 48] and [2, 2 x 32], not [2, 144] and [2, 96]"),
+])  # fmt: skip
+def test_refused_latents(call: tuple[str, list, list, dict], reason: str) -> None:
+    assert reason in refusal(*call)
 
 
 def test_a_negative_slot_is_not_stored() -> None:
@@ -310,6 +343,9 @@ def test_refused_slots() -> None:
     )
     assert "key and value must be 3 rows of 32" in refusal(
         "internal:ReshapeAndCache", [draw(3, 16, dtype="float16")] * 2 + [cache, cache, slots], [], {}
+    )
+    assert "value and value_cache must both be given or both be absent" in refusal(
+        "internal:ReshapeAndCache", [new, None, cache, cache, slots], [], {}
     )
     many = draw(9, 32, dtype="float16"), of(range(9), "int32")
     assert "9 tokens must be no more than 2 blocks of 4" in refusal(

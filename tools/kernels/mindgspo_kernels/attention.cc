@@ -392,10 +392,10 @@ struct Pages {
 
 // Sequence `s` and key/value head `kv_head` of paged attention.
 void paged_of(const Pages& p, const Tensor& out, int64_t s, int64_t kv_head) {
-  const int64_t d = p.q.shape[2], group = p.q.shape[1] / p.keys.shape[2], stride = rounded_up(d);
+  const int64_t d = p.q.shape[2], e = out.shape[2], group = p.q.shape[1] / p.keys.shape[2], stride = rounded_up(e);
   const auto heads = [&](const Tensor& x) {
-    return Matrix{element(x, s * x.strides[0] + kv_head * group * x.strides[1]), x.dtype, group, d, x.strides[1],
-                  x.strides[2]};
+    return Matrix{element(x, s * x.strides[0] + kv_head * group * x.strides[1]), x.dtype, group, x.shape[2],
+                  x.strides[1], x.strides[2]};
   };
   float* scores = scratch(kWork2, group * kKeys);
   float* sums = scratch(kWork3, group * stride);
@@ -408,12 +408,12 @@ void paged_of(const Pages& p, const Tensor& out, int64_t s, int64_t kv_head) {
     for (int64_t i = 0; i < group; ++i) {
       float* row = scores + i * kKeys;
       for (int64_t j = 0; j < n; ++j) row[j] *= p.scale;
-      rows[i].add(row, n, sums + i * stride, d);
+      rows[i].add(row, n, sums + i * stride, e);
     }
-    const Matrix values = part(p.tokens(p.values, kWork1, s, kv_head, key0, n), 0, n, 0, d);
+    const Matrix values = part(p.tokens(p.values, kWork1, s, kv_head, key0, n), 0, n, 0, e);
     multiply(matrix_of(scores, group, n, kKeys), values, sums, stride, true);
   }
-  for (int64_t i = 0; i < group; ++i) rows[i].finish(sums + i * stride, d);
+  for (int64_t i = 0; i < group; ++i) rows[i].finish(sums + i * stride, e);
   write_matrix(heads(out), sums, stride);
 }
 
@@ -473,8 +473,9 @@ extern "C" int mindgspo_paged_attention(const mindgspo_tensor* q, const mindgspo
     const int64_t sequences = q->shape[0], kv_heads = key_cache->shape[2], size = key_cache->shape[1];
     REQUIRE(kv_heads > 0 && q->shape[1] % kv_heads == 0 && key_cache->shape[3] == q->shape[2],
             "q " + text_of_shape(*q) + " and key_cache " + text_of_shape(*key_cache) + " do not fit");
-    require_shape("value_cache", floats("value_cache", value_cache), {key_cache->shape, key_cache->shape + 4});
-    require_shape("out", *out, {q->shape, q->shape + 3});
+    require_shape("value_cache", floats("value_cache", value_cache, 4),
+                  {key_cache->shape[0], size, kv_heads, value_cache->shape[3]});
+    require_shape("out", *out, {sequences, q->shape[1], value_cache->shape[3]});
     require_shape("lengths", *lengths, {sequences});
     require_shape("table", *table, {sequences, table->shape[1]});
     Pages pages{*q, *key_cache, *value_cache, *table, {}, float(scale)};

@@ -1,6 +1,8 @@
 // A mixture of experts around its products: router, slots by expert, and the sum of what the experts returned.
 //
 // Legend: M tokens, K experts per token, E experts, H hidden units, S slots.
+#include <numeric>
+
 #include "common.h"
 
 using namespace mindgspo;
@@ -10,6 +12,8 @@ namespace {
 float& number(const Tensor& x, int64_t row, int64_t column) {
   return *reinterpret_cast<float*>(element(x, row * x.strides[0] + column * x.strides[1]));
 }
+
+float number_at(const Tensor& x, int64_t at) { return *reinterpret_cast<float*>(element(x, at * x.strides[0])); }
 
 int64_t index(const Tensor& x, int64_t row, int64_t column) {
   return integer_at(x, row * x.strides[0] + column * x.strides[1]);
@@ -33,17 +37,43 @@ int64_t expert_of(const Tensor& experts, int64_t token, int64_t k, int64_t count
 
 constexpr int64_t kTaskRows = 112;
 
+// What experts are chosen by, scores [E] + bias, if there are groups: -infinity outside of the `best` of them, those with
+// the largest sums of their two largest numbers. order: scratch, one per group.
+void keep_best_groups(float* merits, int64_t count, int64_t groups, int64_t best, std::vector<int64_t>& order) {
+  const int64_t size = count / groups;
+  std::vector<float> sums(groups);
+  for (int64_t g = 0; g < groups; ++g) {
+    float first = -INFINITY, second = -INFINITY;
+    for (int64_t e = g * size; e < (g + 1) * size; ++e) {
+      second = std::max(second, std::min(first, merits[e])), first = std::max(first, merits[e]);
+    }
+    sums[g] = first + second, order[g] = g;
+  }
+  std::partial_sort(order.begin(), order.begin() + best, order.begin() + groups,
+                    [&](int64_t a, int64_t b) { return sums[a] > sums[b] || (sums[a] == sums[b] && a < b); });
+  for (int64_t i = best; i < groups; ++i)
+    std::fill(merits + order[i] * size, merits + (order[i] + 1) * size, -INFINITY);
+}
+
+constexpr float kTiny = 1e-20f;  // what DeepSeek adds to the sum of a token's scores
+
 }  // namespace
 
-extern "C" int mindgspo_route(const mindgspo_tensor* x, const mindgspo_tensor* weight, const mindgspo_tensor* given,
-                              int64_t is_normed, const mindgspo_tensor* probs, const mindgspo_tensor* experts,
-                              const mindgspo_tensor* weights, int64_t threads) {
+extern "C" int mindgspo_route(const mindgspo_tensor* x, const mindgspo_tensor* weight, const mindgspo_tensor* bias,
+                              const mindgspo_tensor* given, int64_t is_sigmoid, int64_t is_normed, int64_t groups,
+                              int64_t best_groups, double scale, const mindgspo_tensor* scores,
+                              const mindgspo_tensor* experts, const mindgspo_tensor* weights, int64_t threads) {
   return guarded([&] {
     const int64_t tokens = floats("x", x, 2).shape[0], size = x->shape[1], count = floats("weight", weight, 2).shape[0];
     require_shape("weight", *weight, {count, size});
-    plain("probs", probs, {tokens, count});
+    plain("scores", scores, {tokens, count});
     const int64_t chosen = integers("experts", experts, 2).shape[1];
-    REQUIRE(experts->dtype == kInt32 && chosen <= count, "experts must be int32, at most " + std::to_string(count));
+    REQUIRE(groups >= 1 && count % groups == 0 && best_groups >= 1 && best_groups <= groups,
+            std::to_string(best_groups) + " of " + std::to_string(groups) + " groups of " + std::to_string(count));
+    const int64_t most = count / groups * best_groups;
+    REQUIRE(experts->dtype == kInt32 && chosen <= most, "experts must be int32, at most " + std::to_string(most));
+    REQUIRE(floats("bias", bias, 1).dtype == kFloat32, "bias must be float32");
+    require_shape("bias", *bias, {count});
     require_shape("experts", *experts, {tokens, chosen});
     plain("weights", weights, {tokens, chosen});
     if (given != nullptr) require_shape("given", integers("given", given, 2), {tokens, chosen});
@@ -51,55 +81,68 @@ extern "C" int mindgspo_route(const mindgspo_tensor* x, const mindgspo_tensor* w
     pack(transposed(matrix_of(*weight)), panels, kFloat32, threads);
     parallel((tokens + kTaskRows - 1) / kTaskRows, threads, [&](int64_t task) {
       const int64_t first = task * kTaskRows, rows = std::min(kTaskRows, tokens - first);
-      float* logits = scratch(kWork0, rows * count);
+      float *logits = scratch(kWork0, rows * count), *merits = scratch(kRow1, count);
       std::vector<int64_t> order(count);
       multiply_packed(part(matrix_of(*x), first, rows, 0, size), panels, count, logits, count, false);
       for (int64_t i = 0; i < rows; ++i) {
         float* row = logits + i * count;
-        const float top = max_of(row, count);
-        for (int64_t e = 0; e < count; ++e) row[e] = exp_of(row[e] - top);
-        const float factor = 1.0f / sum_of(count, [&](int64_t e) { return row[e]; });
-        for (int64_t e = 0; e < count; ++e) row[e] *= factor, order[e] = e;
-        write_row(*probs, first + i, row);
-        std::partial_sort(order.begin(), order.begin() + chosen, order.end(),
-                          [&](int64_t a, int64_t b) { return row[a] > row[b] || (row[a] == row[b] && a < b); });
+        if (is_sigmoid) {
+          for (int64_t e = 0; e < count; ++e) row[e] = sigmoid(row[e]);
+        } else {
+          const float top = max_of(row, count);
+          for (int64_t e = 0; e < count; ++e) row[e] = exp_of(row[e] - top);
+          const float factor = 1.0f / sum_of(count, [&](int64_t e) { return row[e]; });
+          for (int64_t e = 0; e < count; ++e) row[e] *= factor;
+        }
+        write_row(*scores, first + i, row);
+        for (int64_t e = 0; e < count; ++e) merits[e] = row[e] + number_at(*bias, e);
+        if (best_groups < groups) keep_best_groups(merits, count, groups, best_groups, order);
+        std::iota(order.begin(), order.end(), 0);
+        std::partial_sort(order.begin(), order.begin() + chosen, order.end(), [&](int64_t a, int64_t b) {
+          return merits[a] > merits[b] || (merits[a] == merits[b] && a < b);
+        });
         for (int64_t k = 0; k < chosen; ++k)
           index_in(*experts, (first + i) * experts->strides[0] + k * experts->strides[1]) = int32_t(order[k]);
         if (given != nullptr)
           for (int64_t k = 0; k < chosen; ++k) order[k] = expert_of(*given, first + i, k, count);
-        float sum = 0.0f;
+        float sum = kTiny;
         for (int64_t k = 0; k < chosen; ++k) sum += row[order[k]];
         for (int64_t k = 0; k < chosen; ++k)
-          number(*weights, first + i, k) = is_normed ? row[order[k]] / sum : row[order[k]];
+          number(*weights, first + i, k) = float(scale) * (is_normed ? row[order[k]] / sum : row[order[k]]);
       }
     });
   });
 }
 
-extern "C" int mindgspo_route_backward(const mindgspo_tensor* x, const mindgspo_tensor* weight, int64_t is_normed,
-                                       const mindgspo_tensor* probs, const mindgspo_tensor* experts,
-                                       const mindgspo_tensor* weights, const mindgspo_tensor* d_weights,
-                                       const mindgspo_tensor* d_x, const mindgspo_tensor* d_weight, int64_t threads) {
+extern "C" int mindgspo_route_backward(const mindgspo_tensor* x, const mindgspo_tensor* weight, int64_t is_sigmoid,
+                                       int64_t is_normed, double scale, const mindgspo_tensor* scores,
+                                       const mindgspo_tensor* experts, const mindgspo_tensor* weights,
+                                       const mindgspo_tensor* d_weights, const mindgspo_tensor* d_x,
+                                       const mindgspo_tensor* d_weight, int64_t threads) {
   return guarded([&] {
     const int64_t tokens = floats("x", x, 2).shape[0], count = floats("weight", weight, 2).shape[0];
-    plain("probs", probs, {tokens, count});
+    plain("scores", scores, {tokens, count});
     const int64_t chosen = integers("experts", experts, 2).shape[1];
     plain("weights", weights, {tokens, chosen}), plain("d_weights", d_weights, {tokens, chosen});
-    Tensor d_logits = *probs;
+    Tensor d_logits = *scores;
     d_logits.data = scratch(kShared3, tokens * count);
     d_logits.strides[0] = count, d_logits.strides[1] = 1;
     for_rows(tokens, threads, [&](int64_t token) {
-      const float* p = read_row(*probs, token, kRow0);
-      float* d = static_cast<float*>(d_logits.data) + token * count;  // first of the probabilities
+      const float* p = read_row(*scores, token, kRow0);
+      float* d = static_cast<float*>(d_logits.data) + token * count;  // first of the scores
       std::fill(d, d + count, 0.0f);
-      float sum = 0.0f, weighted = 0.0f;
+      float sum = kTiny, weighted = 0.0f;
       for (int64_t k = 0; k < chosen; ++k) {
         sum += p[index(*experts, token, k)];
         weighted += number(*d_weights, token, k) * number(*weights, token, k);
       }
       for (int64_t k = 0; k < chosen; ++k) {
-        const float own = number(*d_weights, token, k);
+        const float own = float(scale) * number(*d_weights, token, k);
         d[index(*experts, token, k)] = is_normed ? (own - weighted) / sum : own;
+      }
+      if (is_sigmoid) {
+        for (int64_t e = 0; e < count; ++e) d[e] *= p[e] * (1.0f - p[e]);
+        return;
       }
       const float mean = sum_of(count, [&](int64_t e) { return d[e] * p[e]; });
       for (int64_t e = 0; e < count; ++e) d[e] = p[e] * (d[e] - mean);

@@ -333,18 +333,20 @@ GRAPH_OPERATOR(adapted_linear_grad) {
 }
 
 // query, key, positions, cos, sin, tokens -> rotated query, rotated key
-static void rotate(Arguments& in, bool is_backward) {
+static void rotate(Arguments& in, bool is_interleaved, bool is_backward) {
   const int64_t used = in.used(5);
   const Tensor *query = in.next(used), *key = in.next(used), *positions = in.next(used), *cos = in.next();
   const Tensor* sin = in.next();
   in.skip(1);
   const Tensor *rotated_query = in.next(used), *rotated_key = in.next(used);
-  check(mindgspo_rotate_heads(query, positions, cos, sin, is_backward, rotated_query, processors));
-  check(mindgspo_rotate_heads(key, positions, cos, sin, is_backward, rotated_key, processors));
+  check(mindgspo_rotate_heads(query, positions, cos, sin, is_interleaved, is_backward, rotated_query, processors));
+  check(mindgspo_rotate_heads(key, positions, cos, sin, is_interleaved, is_backward, rotated_key, processors));
 }
-GRAPH_OPERATOR(rotary) { rotate(in, false); }
+GRAPH_OPERATOR(rotary) { rotate(in, false, false); }
+GRAPH_OPERATOR(rotary_interleaved) { rotate(in, true, false); }
 // d_query, d_key, positions, cos, sin, tokens -> gradients of query and key
-GRAPH_OPERATOR(rotary_grad) { rotate(in, true); }
+GRAPH_OPERATOR(rotary_grad) { rotate(in, false, true); }
+GRAPH_OPERATOR(rotary_interleaved_grad) { rotate(in, true, true); }
 
 namespace {
 
@@ -370,22 +372,22 @@ struct Segments {
 Tensor one_entry(const Tensor& x) {
   return x.rank == 3 ? reshaped(x, {1, x.shape[0], x.shape[1], x.shape[2]}) : reshaped(x, {1, x.shape[0], x.shape[1], 1});
 }
-// The same of [M, heads * D], with the heads of q.
-Tensor one_entry(const Tensor& x, const Tensor& q) {
-  REQUIRE(x.shape[1] == row_elements(q) && q.rank == 3, text_of_shape(x) + " does not have the heads of " + text_of_shape(q));
-  return reshaped(x, {1, x.shape[0], q.shape[1], q.shape[2]});
+// The same of [M, heads * E], with the heads of q and the features of v, each with one entry.
+Tensor one_entry(const Tensor& x, const Tensor& q, const Tensor& v) {
+  REQUIRE(x.shape[1] == q.shape[2] * v.shape[3],
+          text_of_shape(x) + " does not have the heads of " + text_of_shape(q) + " and features of " + text_of_shape(v));
+  return reshaped(x, {1, x.shape[0], q.shape[2], v.shape[3]});
 }
 
 }  // namespace
 
-// query, key, value, segments, scale -> out [M, heads * D], highest, total
+// query, key, value, segments, scale -> out [M, heads * E], highest, total
 GRAPH_OPERATOR(attention) {
   const Segments of(in, 3);
   const int64_t used = of.used();
-  const Tensor& query = *in.next(used);
-  const Tensor q = one_entry(query), k = one_entry(*in.next(used)), v = one_entry(*in.next(used));
+  const Tensor q = one_entry(*in.next(used)), k = one_entry(*in.next(used)), v = one_entry(*in.next(used));
   in.skip(2);
-  const Tensor out = one_entry(*in.next(used), query), highest = one_entry(*in.next(used)), total = one_entry(*in.next(used));
+  const Tensor out = one_entry(*in.next(used), q, v), highest = one_entry(*in.next(used)), total = one_entry(*in.next(used));
   check(mindgspo_attention(&q, &k, &v, nullptr, of.ends.data(), of.ends.data(), of.prefixes.data(), of.count(),
                            in.number(4), kCausal, &highest, &total, &out, processors));
 }
@@ -394,11 +396,10 @@ GRAPH_OPERATOR(attention) {
 GRAPH_OPERATOR(attention_grad) {
   const Segments of(in, 3);
   const int64_t used = of.used();
-  const Tensor& query = *in.next(used);
-  const Tensor q = one_entry(query), k = one_entry(*in.next(used)), v = one_entry(*in.next(used));
+  const Tensor q = one_entry(*in.next(used)), k = one_entry(*in.next(used)), v = one_entry(*in.next(used));
   in.skip(2);
-  const Tensor out = one_entry(*in.next(used), query), highest = one_entry(*in.next(used)), total = one_entry(*in.next(used));
-  const Tensor d_out = one_entry(*in.next(used), query), d_q = one_entry(*in.next(used)), d_k = one_entry(*in.next(used));
+  const Tensor out = one_entry(*in.next(used), q, v), highest = one_entry(*in.next(used)), total = one_entry(*in.next(used));
+  const Tensor d_out = one_entry(*in.next(used), q, v), d_q = one_entry(*in.next(used)), d_k = one_entry(*in.next(used));
   const Tensor d_v = one_entry(*in.next(used));
   check(mindgspo_attention_backward(&q, &k, &v, nullptr, of.ends.data(), of.ends.data(), of.prefixes.data(), of.count(),
                                     in.number(4), kCausal, &highest, &total, &out, &d_out, &d_q, &d_k, &d_v, processors));
@@ -468,33 +469,31 @@ GRAPH_OPERATOR(log_prob_entropy_input_grad) { log_prob_backward(in, true, true);
 GRAPH_ALIAS(log_prob_frozen, log_prob)
 GRAPH_ALIAS(log_prob_entropy_frozen, log_prob_entropy)
 
-// x, weight, is_normed, tokens -> experts, weights, probs
-GRAPH_OPERATOR(route) {
-  const int64_t used = in.used(3);
-  const Tensor *x = in.next(used), *weight = in.next();
+// rule, float32: is_sigmoid, is_normed, groups, best_groups, scale
+static void route(Arguments& in, bool is_given) {
+  const int64_t used = in.used(4 + is_given), rule = 3 + is_given;
+  const Tensor *x = in.next(used), *weight = in.next(), *bias = in.next();
+  const Tensor* given = is_given ? in.next(used) : nullptr;
   in.skip(2);
-  const Tensor *experts = in.next(used), *weights = in.next(used), *probs = in.next(used);
-  check(mindgspo_route(x, weight, nullptr, in.integer(2, 0), probs, experts, weights, processors));
+  const Tensor *experts = in.next(used), *weights = in.next(used), *scores = in.next(used);
+  const auto integer = [&](int64_t i) { return int64_t(in.number(rule, i)); };
+  check(mindgspo_route(x, weight, bias, given, integer(0), integer(1), integer(2), integer(3), in.number(rule, 4), scores,
+                       experts, weights, processors));
 }
+// x, weight, bias, rule, tokens -> experts, weights, scores
+GRAPH_OPERATOR(route) { route(in, false); }
+// x, weight, bias, given experts, rule, tokens -> the experts that it would choose, weights of the given ones, scores
+GRAPH_OPERATOR(route_given) { route(in, true); }
 
-// x, weight, given experts, is_normed, tokens -> the experts that it would choose, weights of the given ones, probs
-GRAPH_OPERATOR(route_given) {
-  const int64_t used = in.used(4);
-  const Tensor *x = in.next(used), *weight = in.next(), *given = in.next(used);
-  in.skip(2);
-  const Tensor *experts = in.next(used), *weights = in.next(used), *probs = in.next(used);
-  check(mindgspo_route(x, weight, given, in.integer(3, 0), probs, experts, weights, processors));
-}
-
-// x, weight, is_normed, tokens, experts, weights, probs, d_weights -> d_x, d_weight
+// x, weight, rule, tokens, experts, weights, scores, d_weights -> d_x, d_weight
 GRAPH_OPERATOR(route_grad) {
   const int64_t used = in.used(3);
   const Tensor *x = in.next(used), *weight = in.next();
   in.skip(2);
-  const Tensor *experts = in.next(used), *weights = in.next(used), *probs = in.next(used), *d_weights = in.next(used);
+  const Tensor *experts = in.next(used), *weights = in.next(used), *scores = in.next(used), *d_weights = in.next(used);
   const Tensor *d_x = in.next(used), *d_weight = in.next();
-  check(mindgspo_route_backward(x, weight, in.integer(2, 0), probs, experts, weights, d_weights, d_x, d_weight,
-                                processors));
+  check(mindgspo_route_backward(x, weight, int64_t(in.number(2, 0)), int64_t(in.number(2, 1)), in.number(2, 4), scores,
+                                experts, weights, d_weights, d_x, d_weight, processors));
 }
 
 // experts, [first of the own ones, number of all], tokens -> slots, token of each slot, ends
@@ -647,22 +646,22 @@ Tensor normed_sum(const Tensor& x, const Tensor* delta, const Tensor& weight, fl
 
 }  // namespace
 
-// query [S, heads, D], key cache, value cache, table, lengths, scale, tokens -> out [S, heads * D]
+// query [S, heads, D], key cache, value cache, table, lengths, scale, tokens -> out [S, heads * E]
 GRAPH_OPERATOR(paged_attention) {
   const int64_t used = in.used(6);
   const Tensor *query = in.next(used), keys = by_columns(*in.next()), values = by_rows(*in.next());
   const Tensor *table = in.next(used), *lengths = in.next(used);
   const float scale = in.number(5);
   in.go_to(7);
-  const Tensor out = reshaped(*in.next(used), {used, query->shape[1], query->shape[2]});
+  const Tensor out = reshaped(*in.next(used), {used, query->shape[1], values.shape[3]});
   check(mindgspo_paged_attention(query, &keys, &values, table, lengths, scale, &out, processors));
 }
 
 // A decoder layer's attention of one token per sequence, in one operator: `add_rms_norm`, `packed_linear`, norms of heads,
 // `rotary`, `store_tokens`, `paged_attention` and `packed_linear` again.
 // x [S, H], delta, norm's weight, epsilon, positions, cos, sin, tokens, key cache, value cache, which are written, slots,
-// table, lengths, scale, [has delta, has biases, has norms of heads], panels of output, query, key and value, biases of
-// the last three, weights of the norms of query and key -> x + delta, out
+// table, lengths, scale, [has delta, has biases, has norms of heads, is interleaved], panels of output, query, key and
+// value, biases of the last three, weights of the norms of query and key -> x + delta, out
 GRAPH_OPERATOR(decode_attention) {
   const int64_t used = in.used(7);
   const Tensor *x = in.next(used), *delta = in.next(used), *weight = in.next();
@@ -701,7 +700,7 @@ GRAPH_OPERATOR(decode_attention) {
       of_heads = normed;
     }
     const Tensor rotated = between.make(x->dtype, {used, of_heads.shape[1], size});
-    check(mindgspo_rotate_heads(&of_heads, positions, cos, sin, false, &rotated, processors));
+    check(mindgspo_rotate_heads(&of_heads, positions, cos, sin, in.integer(14, 3), false, &rotated, processors));
     of_heads = rotated;
   }
   check(mindgspo_store_tokens(&projected[1], slots, &keys, processors));

@@ -53,15 +53,19 @@ int mindgspo_grouped_linear_backward(const mindgspo_tensor* x, const int64_t* en
                                      const mindgspo_tensor* const* weights, const mindgspo_tensor* const* d_outs,
                                      const mindgspo_tensor* d_x, const mindgspo_tensor* const* d_weights,
                                      int64_t threads);
-// Router of a mixture: probs [M, E] = softmax(x [M, H] @ weight^T), experts int32 [M, K] the likeliest first, weights
-// [M, K] their probs, divided by their sum if `is_normed`; all float32. given: null, or [M, K], the experts that weights
-// are of instead. Gradients of x and weight from those of weights, for the experts that these are of.
-int mindgspo_route(const mindgspo_tensor* x, const mindgspo_tensor* weight, const mindgspo_tensor* given,
-                   int64_t is_normed, const mindgspo_tensor* probs, const mindgspo_tensor* experts,
+// Router of a mixture: scores [M, E] = softmax(x [M, H] @ weight^T), or their sigmoids; experts int32 [M, K], those with
+// the largest scores + bias [E], the largest first; weights [M, K] their scores, divided by their sum if `is_normed`, times
+// scale; all float32. Of equal groups of experts, in order, only the best_groups are chosen from: those with the largest
+// sums of their two largest scores + bias. given: null, or [M, K], the experts that weights are of instead. Gradients of x
+// and weight from those of weights, for the experts that these are of.
+int mindgspo_route(const mindgspo_tensor* x, const mindgspo_tensor* weight, const mindgspo_tensor* bias,
+                   const mindgspo_tensor* given, int64_t is_sigmoid, int64_t is_normed, int64_t groups,
+                   int64_t best_groups, double scale, const mindgspo_tensor* scores, const mindgspo_tensor* experts,
                    const mindgspo_tensor* weights, int64_t threads);
-int mindgspo_route_backward(const mindgspo_tensor* x, const mindgspo_tensor* weight, int64_t is_normed,
-                            const mindgspo_tensor* probs, const mindgspo_tensor* experts,
-                            const mindgspo_tensor* weights, const mindgspo_tensor* d_weights, const mindgspo_tensor* d_x,
+int mindgspo_route_backward(const mindgspo_tensor* x, const mindgspo_tensor* weight, int64_t is_sigmoid,
+                            int64_t is_normed, double scale, const mindgspo_tensor* scores,
+                            const mindgspo_tensor* experts, const mindgspo_tensor* weights,
+                            const mindgspo_tensor* d_weights, const mindgspo_tensor* d_x,
                             const mindgspo_tensor* d_weight, int64_t threads);
 // Assignments experts [M, K], each below `all`, to the E experts from `first` on, sorted by expert, then token: slots
 // int32 [M, K], where each stands, -1 for other experts; tokens int32 [M K], the token in each slot; ends int64 [E], slots up to and
@@ -106,8 +110,8 @@ int mindgspo_attention_backward(const mindgspo_tensor* q, const mindgspo_tensor*
                                 const mindgspo_tensor* highest, const mindgspo_tensor* total,
                                 const mindgspo_tensor* out, const mindgspo_tensor* d_out, const mindgspo_tensor* d_q,
                                 const mindgspo_tensor* d_k, const mindgspo_tensor* d_v, int64_t threads);
-// One query per sequence over a cache in blocks. q, out: [S, N, D]; key_cache, value_cache: [blocks, size, K, D];
-// table: int32 [S, most blocks], the blocks of each sequence in order; lengths: int32 or int64 [S]; 0 gives output 0.
+// One query per sequence over a cache in blocks. q: [S, N, D]; out: [S, N, E]; key_cache: [blocks, size, K, D];
+// value_cache: [blocks, size, K, E]; table: int32 [S, most blocks], the blocks of each sequence in order; lengths: int32 or int64 [S]; 0 gives output 0.
 int mindgspo_paged_attention(const mindgspo_tensor* q, const mindgspo_tensor* key_cache,
                              const mindgspo_tensor* value_cache, const mindgspo_tensor* table,
                              const mindgspo_tensor* lengths, double scale, const mindgspo_tensor* out, int64_t threads);
@@ -171,10 +175,12 @@ int mindgspo_embedding(const mindgspo_tensor* ids, const mindgspo_tensor* table,
                        int64_t threads);
 int mindgspo_embedding_backward(const mindgspo_tensor* ids, const mindgspo_tensor* d_out,
                                 const mindgspo_tensor* d_table, int64_t threads);
-// out = x * cos + rotate_half(x) * sin, or its transpose for gradients; x: [M, heads, D], cos, sin: float32 tables
-// [positions, D], whose rows the positions [M] name.
+// out = x * cos + rotated(x) * sin of the first R features of each head, or its transpose for gradients, and x of the
+// others; x: [M, heads, D], cos, sin: float32 tables [positions, R], whose rows the positions [M] name. rotated: as of
+// `mindgspo_rotary`.
 int mindgspo_rotate_heads(const mindgspo_tensor* x, const mindgspo_tensor* positions, const mindgspo_tensor* cos,
-                          const mindgspo_tensor* sin, int64_t is_backward, const mindgspo_tensor* out, int64_t threads);
+                          const mindgspo_tensor* sin, int64_t is_interleaved, int64_t is_backward,
+                          const mindgspo_tensor* out, int64_t threads);
 // out = silu(gate) * up, all [M, I], and its gradients.
 int mindgspo_gated(const mindgspo_tensor* gate, const mindgspo_tensor* up, const mindgspo_tensor* out, int64_t threads);
 int mindgspo_gated_backward(const mindgspo_tensor* d_out, const mindgspo_tensor* gate, const mindgspo_tensor* up,

@@ -1,6 +1,6 @@
 // Operators of a transformer's layers on whole rows of tokens: embedding, rotary positions.
 //
-// Legend: M tokens, H hidden units, V vocabulary entries, D head size.
+// Legend: M tokens, H hidden units, V vocabulary entries, D head size, R rotated features of a head.
 #include "common.h"
 
 using namespace mindgspo;
@@ -50,17 +50,19 @@ extern "C" int mindgspo_embedding_backward(const mindgspo_tensor* ids, const min
 }
 
 extern "C" int mindgspo_rotate_heads(const mindgspo_tensor* x, const mindgspo_tensor* positions,
-                                     const mindgspo_tensor* cos, const mindgspo_tensor* sin, int64_t is_backward,
-                                     const mindgspo_tensor* out, int64_t threads) {
+                                     const mindgspo_tensor* cos, const mindgspo_tensor* sin, int64_t is_interleaved,
+                                     int64_t is_backward, const mindgspo_tensor* out, int64_t threads) {
   return guarded([&] {
     const int64_t tokens = floats("x", x, 3).shape[0], heads = x->shape[1], d = x->shape[2];
-    REQUIRE(d % 2 == 0, "x must have an even last axis, not " + std::to_string(d));
+    const int64_t turned = floats("cos", cos, 2).shape[1];
+    REQUIRE(turned % 2 == 0 && turned <= d,
+            "cos must have an even last axis of at most " + std::to_string(d) + ", not " + std::to_string(turned));
     REQUIRE(x->strides[2] == 1 && x->strides[1] == d, "x must have its heads side by side");
     require_shape("out", floats("out", out, 3), {tokens, heads, d});
     REQUIRE(out->strides[2] == 1 && out->strides[1] == d, "out must have its heads side by side");
     require_shape("positions", integers("positions", positions, 1), {tokens});
     for (const auto& [name, table] : {std::pair{"cos", cos}, {"sin", sin}})
-      REQUIRE(floats(name, table, 2).dtype == kFloat32 && table->shape[1] == d && table->strides[1] == 1,
+      REQUIRE(floats(name, table, 2).dtype == kFloat32 && table->shape[1] == turned && table->strides[1] == 1,
               std::string(name) + " " + text_of_shape(*table) + " does not fit x " + text_of_shape(*x));
     const auto table_row = [](const Tensor& table, int64_t position) {
       return reinterpret_cast<const float*>(element(table, position * table.strides[0]));
@@ -70,8 +72,13 @@ extern "C" int mindgspo_rotate_heads(const mindgspo_tensor* x, const mindgspo_te
       const float *c = table_row(*cos, position), *s = table_row(*sin, position);
       const float* values = read_row(*x, token, kRow0);
       float* results = results_of_row(*out, token, kRow1);
-      for (int64_t first = 0; first < heads * d; first += d)
-        rotate_pairs<1>(values + first, c, s, d, is_backward, results + first);
+      for (int64_t first = 0; first < heads * d; first += d) {
+        if (is_interleaved)
+          rotate_pairs<2>(values + first, c, s, turned, is_backward, results + first);
+        else
+          rotate_pairs<1>(values + first, c, s, turned, is_backward, results + first);
+        std::copy(values + first + turned, values + first + d, results + first + turned);
+      }
       write_row(*out, token, results);
     });
   });

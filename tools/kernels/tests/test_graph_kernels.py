@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -202,26 +203,60 @@ def test_grouped_layers_are_the_layers_of_each_expert(sizes: list[int], threads:
             np.testing.assert_allclose(d_weight.bits[expert], wide(d_out)[start:stop].T @ own, rtol=1e-5, atol=1e-4)
 
 
-@given(st.integers(1, 30), st.integers(2, 9), st.integers(1, 3), st.booleans(), THREADS)
-@settings(max_examples=15)
-def test_router_slots_and_sums_of_experts(tokens: int, experts: int, chosen: int, normed: bool, threads: int) -> None:
-    rng, chosen = np.random.default_rng(tokens), min(chosen, experts)
-    x, weight = floats(rng, tokens, 11), floats(rng, experts, 11)
+class Rule(NamedTuple):
+    """How a router scores and chooses; DeepSeek-V3's scores are sigmoids."""
+
+    is_sigmoid: bool
+    is_normed: bool
+    groups: int = 1
+    best_groups: int = 1
+    scale: float = 1.0
+
+
+def chosen_by(merits: np.ndarray, rule: Rule, chosen: int) -> np.ndarray:
+    """The experts [M, K] with the largest merits [M, E] among those of the best groups, the largest first."""
+    by_group = merits.reshape(len(merits), rule.groups, -1)
+    of_groups = np.sort(by_group, axis=2)[:, :, -2:].sum(axis=2)
+    worst = np.argsort(-of_groups, axis=1)[:, rule.best_groups :]
+    left = by_group.copy()
+    np.put_along_axis(left, worst[:, :, None], -np.inf, axis=1)
+    return np.argsort(-left.reshape(merits.shape), axis=1)[:, :chosen]
+
+
+RULES = st.sampled_from([
+    Rule(False, False), Rule(False, True), Rule(False, True, 4, 3, 1.5),
+    Rule(True, False), Rule(True, True), Rule(True, True, 4, 2, 2.5), Rule(True, False, 2, 1, 0.5),
+])  # fmt: skip
+
+
+@given(st.integers(1, 30), st.integers(2, 9), st.integers(1, 3), RULES, st.booleans(), THREADS)
+@settings(max_examples=30)
+def test_router_slots_and_sums_of_experts(
+    tokens: int, experts: int, chosen: int, rule: Rule, is_corrected: bool, threads: int
+) -> None:
+    experts *= rule.groups
+    rng, chosen = np.random.default_rng(tokens), min(chosen, experts // rule.groups * rule.best_groups)
+    x, weight, bias = floats(rng, tokens, 11), floats(rng, experts, 11), of(np.zeros(experts, np.float32))
+    if is_corrected:
+        bias.bits[:] = rng.standard_normal(experts)
     probs, numbers, shares = empty(tokens, experts), empty(tokens, chosen, dtype="int32"), empty(tokens, chosen)
-    binding.call("route", x, weight, None, normed, probs, numbers, shares, threads)
-    expected = softmax(wide(x) @ wide(weight).T)
+    binding.call("route", x, weight, bias, None, *rule, probs, numbers, shares, threads)
+    logits = wide(x) @ wide(weight).T
+    expected = 1 / (1 + np.exp(-logits)) if rule.is_sigmoid else softmax(logits)
     np.testing.assert_allclose(probs.bits, expected, **CLOSE)
-    best = np.sort(expected, axis=1)[:, ::-1][:, :chosen]
-    scale = best.sum(axis=1, keepdims=True) if normed else 1.0
-    np.testing.assert_allclose(shares.bits, best / scale, **CLOSE)
+    best = chosen_by(expected + wide(bias), rule, chosen)
+    np.testing.assert_array_equal(numbers.bits, best)
+    best = np.take_along_axis(expected, best, axis=1)
+    scale = best.sum(axis=1, keepdims=True) if rule.is_normed else 1.0
+    np.testing.assert_allclose(shares.bits, best / scale * rule.scale, **CLOSE)
     # Given experts are weighed, and what the router would choose is told as before.
     wanted, chosen_before = empty(tokens, chosen, dtype="uint8"), numbers.bits.copy()
     wanted.bits[:] = rng.permuted(np.tile(np.arange(experts), (tokens, 1)), axis=1)[:, :chosen]
     given_shares = empty(tokens, chosen)
-    binding.call("route", x, weight, wanted, normed, probs, numbers, given_shares, threads)
+    binding.call("route", x, weight, bias, wanted, *rule, probs, numbers, given_shares, threads)
     of_given = np.take_along_axis(expected, wanted.bits.astype(np.int64), axis=1)
-    scale = of_given.sum(axis=1, keepdims=True) if normed else 1.0
-    np.testing.assert_allclose(given_shares.bits, of_given / scale, **CLOSE)
+    scale = of_given.sum(axis=1, keepdims=True) if rule.is_normed else 1.0
+    np.testing.assert_allclose(given_shares.bits, of_given / scale * rule.scale, **CLOSE)
     np.testing.assert_array_equal(numbers.bits, chosen_before)
 
     rows, d_out, d_rows = floats(rng, tokens * chosen, 6), floats(rng, tokens, 6), empty(tokens * chosen, 6)
@@ -246,16 +281,19 @@ def test_router_slots_and_sums_of_experts(tokens: int, experts: int, chosen: int
         np.testing.assert_allclose(d_rows.bits[slots.bits[is_own]], expected_rows, **CLOSE)
 
     d_x, d_weight = empty(tokens, 11), empty(experts, 11)
-    given_route = probs, numbers, shares, d_shares
-    binding.call("route_backward", x, weight, normed, *given_route, d_x, d_weight, threads)
+    of_rule, given_route = (rule.is_sigmoid, rule.is_normed, rule.scale), (probs, numbers, shares, d_shares)
+    binding.call("route_backward", x, weight, *of_rule, *given_route, d_x, d_weight, threads)
     own = np.take_along_axis(expected, numbers.bits.astype(np.int64), 1)
-    d_own = wide(d_shares)
-    if normed:
+    d_own = wide(d_shares) * rule.scale
+    if rule.is_normed:
         total = own.sum(axis=1, keepdims=True)
         d_own = (d_own - (d_own * own / total).sum(axis=1, keepdims=True)) / total
-    d_probs = np.zeros_like(expected)
-    np.put_along_axis(d_probs, numbers.bits.astype(np.int64), d_own, 1)
-    d_logits = expected * (d_probs - (d_probs * expected).sum(axis=1, keepdims=True))
+    d_scores = np.zeros_like(expected)
+    np.put_along_axis(d_scores, numbers.bits.astype(np.int64), d_own, 1)
+    if rule.is_sigmoid:
+        d_logits = expected * (1 - expected) * d_scores
+    else:
+        d_logits = expected * (d_scores - (d_scores * expected).sum(axis=1, keepdims=True))
     np.testing.assert_allclose(d_x.bits, d_logits @ wide(weight), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(d_weight.bits, d_logits.T @ wide(x), rtol=1e-4, atol=1e-5)
 
@@ -344,12 +382,23 @@ def test_embedding_rotary_and_gate_with_their_gradients(tokens: int, size: int, 
     heads, turned, back = floats(rng, tokens, 3, size), empty(tokens, 3, size), empty(tokens, 3, size)
     angle = np.outer(np.arange(9), np.linspace(1, 0.1, size // 2))
     cos, sin = (of(np.tile(f(angle), (1, 2)).astype(np.float32)) for f in (np.cos, np.sin))
-    binding.call("rotate_heads", heads, ids, cos, sin, False, turned, threads)
+    binding.call("rotate_heads", heads, ids, cos, sin, False, False, turned, threads)
     first, second = np.split(wide(heads), 2, axis=2)
     rotated = np.concatenate([-second, first], axis=2)
     at = ids.bits
     np.testing.assert_allclose(turned.bits, wide(heads) * wide(cos)[at, None] + rotated * wide(sin)[at, None], **CLOSE)
-    binding.call("rotate_heads", turned, ids, cos, sin, True, back, threads)  # its transpose is its inverse
+    binding.call("rotate_heads", turned, ids, cos, sin, False, True, back, threads)  # its transpose is its inverse
+    np.testing.assert_allclose(back.bits, heads.bits, **CLOSE)
+    part = 2 * ((size // 2 + 1) // 2)  # of each head, by neighbours
+    cos, sin = (of(np.repeat(f(angle[:, : part // 2]), 2, 1).astype(np.float32)) for f in (np.cos, np.sin))
+    binding.call("rotate_heads", heads, ids, cos, sin, True, False, turned, threads)
+    pairs = wide(heads)[..., :part]
+    rotated = np.stack([-pairs[..., 1::2], pairs[..., ::2]], -1).reshape(pairs.shape)
+    np.testing.assert_allclose(
+        turned.bits[..., :part], pairs * wide(cos)[at, None] + rotated * wide(sin)[at, None], **CLOSE
+    )
+    np.testing.assert_array_equal(turned.bits[..., part:], heads.bits[..., part:])
+    binding.call("rotate_heads", turned, ids, cos, sin, True, True, back, threads)
     np.testing.assert_allclose(back.bits, heads.bits, **CLOSE)
 
     gate, up, out = floats(rng, tokens, size), floats(rng, tokens, size), empty(tokens, size)

@@ -196,10 +196,10 @@ class Experiment:
             self.report(Status.ADJUSTED, key, parts, why)
 
     def assume_micro_batches(self) -> None:
-        """Where Megatron trains in stages: it counts no micro-batches between them."""
+        """Where stages train and no file counts the micro-batches between them."""
         stages = self.count(f"{TRAIN}.pipeline_stage")
         if stages > 1:
-            why = "Megatron lets all micro-batches of an update through the stages"
+            why = "all micro-batches of an update go through the stages there"
             self.assume(f"{TRAIN}.micro_batch_num", stages, why, "the smallest legal number; more idle less")
 
     def assume_infer_plan(self) -> None:

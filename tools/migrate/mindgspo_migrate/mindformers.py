@@ -18,7 +18,7 @@ from typing import Any
 from mindgspo.config.model import FAMILIES
 from mindgspo.errors import ConfigError
 from mindgspo_migrate import adapters
-from mindgspo_migrate.experiment import INFER, SIZES, TRAIN, Experiment
+from mindgspo_migrate.experiment import INFER, SIZES, TRAIN, Experiment, schema_default
 from mindgspo_migrate.models import take_sizes
 from mindgspo_migrate.sources import Source
 from mindgspo_migrate.tables import (
@@ -41,9 +41,33 @@ from mindgspo_migrate.tables import (
 )
 
 _PLAN, _SCHEDULE, _CONFIG, _TOKENIZER = "parallel_config", "lr_schedule", "model.model_config", "processor.tokenizer"
-_FAMILY_KEYS = ("type", "model_type", "architectures", "qkv_has_bias", "attention_bias", "add_qkv_bias", "qk_layernorm")
+_BIASES, _NORMS = ("qkv_has_bias", "attention_bias", "add_qkv_bias"), ("qk_layernorm", "use_qk_norm")
+_FAMILY_KEYS = ("type", "model_type", "architectures", *_BIASES, *_NORMS, "multi_latent_attention")
+_EXPERTS = tuple(f"{_CONFIG}.{name}" for name in ("num_experts", "n_routed_experts", "num_moe_experts"))
+_SHARED = tuple(f"{_CONFIG}.{name}" for name in ("n_shared_experts", "shared_expert_num"))
 _LAYERS_TELL = "LlamaConfig"
+_GLM = {"ChatGLM2Config": "glm", "ChatGLM2ForConditionalGeneration": "glm"}
+"""Legacy classes of GLM-4 of 2024, whose rotary embedding turns half of each head."""
 _CLASSES = re.compile(r"(Parallel|Inference|Training)?(Llama|Qwen2|Qwen2_5|Qwen3|Qwen3Moe)ForCausalLM(_MF)?")
+_THETA = {"rope_theta": 10_000.0}
+_OF_CLASSES: Mapping[str, Mapping[str, Any]] = {
+    "qwen3": {**_THETA, "head_dim": 128},
+    "qwen3_moe": _THETA,
+    "glm4": {**_THETA, "partial_rotary_factor": 0.5, "head_dim": 128},
+    "glm4_moe": {**_THETA, "partial_rotary_factor": 0.5, "n_shared_experts": 1, "first_k_dense_replace": 1},
+    "deepseek_v3": {
+        **{**_THETA, "vocab_size": 129_280, "hidden_size": 7168, "intermediate_size": 18_432, "num_hidden_layers": 61},
+        **{"num_attention_heads": 128, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128},
+        **{"qk_rope_head_dim": 64, "v_head_dim": 128, "num_experts": 256, "num_experts_per_tok": 8},
+        **{"moe_intermediate_size": 2048, "norm_topk_prob": True, "n_shared_experts": 1, "first_k_dense_replace": 3},
+        **{"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5, "num_nextn_predict_layers": 1},
+        **{"max_position_embeddings": 4096, "rms_norm_eps": 1e-6},
+    },
+}
+"""Defaults of the classes of configurations by model_type, where they are not ours."""
+_YARN = {"factor": 40.0, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 0.707, "mscale_all_dim": 0.707}
+_LENGTH = 4096
+"""Defaults of latent attention's YaRN, and the length that it stretches."""
 _TYPES = ("float32", "bfloat16", "float16")
 _GROUP, _UPDATES, _PROMPTS_PER_UPDATE = 16, 4, 32
 # In a second file: keys that count though they set nothing by themselves, and targets in which a predict file wins.
@@ -66,6 +90,10 @@ def embeddings_not_given(settings: Settings) -> bool:
 
 def has_adapters(settings: Settings) -> bool:
     return settings[f"{_CONFIG}.pet_config.pet_type"] == "lora"
+
+
+def is_stretched(settings: Settings) -> bool:
+    return settings[f"{_CONFIG}.position_embedding_type"] == "yarn" and _has_latents(settings)
 
 
 def run_mode(value: Any, settings: Settings, row: Row) -> Outcome:
@@ -130,6 +158,24 @@ def selective(value: Any, settings: Settings, row: Row) -> Outcome:
     return mapped({row.target: "selective"})
 
 
+def recompute_mode(value: Any, settings: Settings, row: Row) -> Outcome:
+    if value in ("full", "select"):
+        return mapped({row.target: "full" if value == "full" else "selective"})
+    return not_needed("no layer is computed again")
+
+
+def replicas(value: Any, settings: Settings, row: Row) -> Outcome:
+    if whole(value) < 1:
+        return not_implemented("as many as cards are left, which the file does not say; set plans.train.data_parallel")
+    return mapped({row.target: whole(value)})
+
+
+def sharded(value: Any, settings: Settings, row: Row) -> Outcome:
+    if text(value) == "optim":
+        return mapped({row.target: True})
+    return adjusted({row.target: True}, "the optimizer state is split; gradients and weights stay whole")
+
+
 def device(value: Any, settings: Settings, row: Row) -> Any:
     """Also of MindRLHF."""
     return value if value in ("Ascend", "CPU") else adjusted({"device": "Ascend"}, "runs on Ascend or CPU only")
@@ -144,11 +190,18 @@ def tokenizer_file(value: Any, settings: Settings, row: Row) -> Outcome:
 
 
 def config_class(value: Any, settings: Settings, row: Row) -> Outcome:
+    if isinstance(value, str) and value in _GLM:
+        return mapped({"model.partial_rotary_factor": 0.5})
     return mapped({}, "the layers tell the family") if value == _LAYERS_TELL else _another_family()
 
 
+def rope_ratio(value: Any, settings: Settings, row: Row) -> Outcome:
+    return mapped({row.target: 10_000.0 * number(value)}, "times 10,000")
+
+
 def model_class(value: Any, settings: Settings, row: Row) -> Outcome:
-    return mapped({}, "the layers tell the family") if _CLASSES.fullmatch(str(value)) else _another_family()
+    is_known = str(value) in _GLM or _CLASSES.fullmatch(str(value))
+    return mapped({}, "the layers tell the family") if is_known else _another_family()
 
 
 def model_type(value: Any, settings: Settings, row: Row) -> Outcome:
@@ -189,7 +242,43 @@ def pet_type(value: Any, settings: Settings, row: Row) -> Outcome:
     return mapped({}) if has_adapters(settings) else not_implemented("adapters are LoRA's: set model.lora")
 
 
+def shared_width(value: Any, settings: Settings, row: Row) -> Outcome:
+    count = settings.first(f"{_CONFIG}.n_shared_experts", f"{_CONFIG}.shared_expert_num")
+    size = settings.first(f"{_CONFIG}.moe_intermediate_size", f"{_CONFIG}.moe_ffn_hidden_size")
+    if count is None or size is None or whole(count) * whole(size) == whole(value):
+        return not_needed("n_shared_experts x moe_intermediate_size")
+    return not_implemented("shared experts have n_shared_experts x moe_intermediate_size")
+
+
+def router_scale(value: Any, settings: Settings, row: Row) -> Outcome:
+    if value is None or (number(value) != 1 and _architecture(settings) == "qwen3_moe"):
+        return not_needed("none") if value is None else not_implemented("qwen3_moe's router has no factor")
+    return mapped({row.target: number(value)})
+
+
+def scores(value: Any, settings: Settings, row: Row) -> Outcome:
+    wanted = "softmax" if _architecture(settings) == "qwen3_moe" else "sigmoid"
+    return not_needed("as it is here") if value == wanted else not_implemented(f"{wanted} in this family")
+
+
+def positions(value: Any, settings: Settings, row: Row) -> Outcome:
+    if value in ("rope", "partial_rope"):
+        return not_needed("as trained")
+    if is_stretched(settings):
+        return mapped({row.target: "yarn"})
+    return not_implemented("rotary; if stretched, set model.rope_scaling")
+
+
+def mscale(value: Any, settings: Settings, row: Row) -> Any:
+    of_scores = settings[f"{_CONFIG}.mscale_all_dim"]
+    if number(value) != number(_YARN["mscale_all_dim"] if of_scores is None else of_scores):
+        return not_implemented("mscale_all_dim says how scores are scaled; weights trained with another differ")
+    return number(value)
+
+
 def bare_scaling(value: Any, settings: Settings, row: Row) -> Outcome:
+    if is_stretched(settings):
+        return mapped({row.target: number(value)})
     if number(value) == 1:
         return not_needed("1: not stretched")
     return not_implemented("set model.rope_scaling: rope_type and its numbers")
@@ -215,6 +304,7 @@ def fill(sources: Sequence[Source], experiment: Experiment) -> None:
         _fill_lengths(settings, experiment)
     if predict:
         _fill_predict(predict[0], experiment, is_alone=not finetune)
+    experiment.name_after(sources[0])
     experiment.assume_infer_plan()
     if finetune:
         experiment.spread_infer_plan()
@@ -252,6 +342,8 @@ def _fill_model(settings: Settings, experiment: Experiment) -> None:
         experiment.set({"model.architecture": family}, "what the layers of model.model_config have")
     elif (path := experiment.get("model.path")) is not None:
         take_sizes(experiment, "pretrained_model_dir", str(path), fill=True)
+    if family in FAMILIES:
+        _fill_family(family, settings, experiment)
     experiment.assume_rounding()
     files = [settings[f"{_TOKENIZER}.{name}"] for name in ("vocab_file", "merges_file")]
     folders = {str(Path(str(file)).parent) for file in files if file}
@@ -262,6 +354,32 @@ def _fill_model(settings: Settings, experiment: Experiment) -> None:
         experiment.report(Status.NOT_IMPLEMENTED, f"{_TOKENIZER}.merges_file", files[1], why)
 
 
+def _fill_family(family: str, settings: Settings, experiment: Experiment) -> None:
+    """What a family leaves open, and the defaults of its class where no folder has them."""
+    own = {"attention_bias": (_BIASES, FAMILIES[family].has_attention_bias),
+           "use_qk_norm": (_NORMS, FAMILIES[family].has_head_norms)}  # fmt: skip
+    for name, (keys, fixed) in own.items():
+        for key in keys:
+            if fixed is None and f"{_CONFIG}.{key}" in settings:
+                experiment.set({f"model.{name}": settings.is_on(f"{_CONFIG}.{key}")}, f"{_CONFIG}.{key}")
+    if settings[f"{_CONFIG}.model_type"] == family and experiment.get("model.path") is None:
+        for name, value in _OF_CLASSES.get(family, {}).items():
+            if experiment.get(f"model.{name}") is None and value != schema_default(f"model.{name}"):
+                experiment.assume(f"model.{name}", value, f"{_CONFIG}.{name}, its default")
+    if not FAMILIES[family].has_latent_attention:
+        return
+    if is_stretched(settings):
+        for name, value in _YARN.items():
+            if experiment.get(f"model.rope_scaling.{name}") is None:
+                experiment.assume(f"model.rope_scaling.{name}", value, "YaRN's default of latent attention there")
+        length = experiment.get("model.max_position_embeddings", _LENGTH)
+        why = "YaRN there stretches max_position_embeddings"
+        experiment.assume("model.rope_scaling.original_max_position_embeddings", length, why)
+    heads = experiment.get("model.num_attention_heads")
+    if heads is not None and experiment.get("model.num_key_value_heads") != heads:
+        experiment.assume("model.num_key_value_heads", heads, "latent attention", "every head has its own")
+
+
 def _architecture(settings: Settings) -> str | None:
     """`model.architecture`: by model_type, else by what the layers have; None if the file holds no sizes of a model.
 
@@ -270,19 +388,29 @@ def _architecture(settings: Settings) -> str | None:
     named, kind = settings[f"{_CONFIG}.model_type"], settings[f"{_CONFIG}.type"]
     built = settings["model.arch.type"]
     if built is not None and not _CLASSES.fullmatch(str(built)):
-        return str(built)  # whatever the configuration's class says: Baichuan2 has LlamaConfig, too
+        return _GLM.get(
+            str(built), str(built)
+        )  # whatever the configuration's class says: Baichuan2 has LlamaConfig, too
     if named is not None:
         return str(named)
     if kind not in (None, _LAYERS_TELL):
-        return str(kind)
+        return _GLM.get(str(kind), str(kind))
     if settings.first(f"{_CONFIG}.num_layers", f"{_CONFIG}.num_hidden_layers") is None:
         return None
-    if f"{_CONFIG}.num_experts" in settings:
+    if _has_latents(settings):
+        return "deepseek_v3"
+    if settings.first(*_SHARED) is not None:
+        return "glm4_moe"
+    if settings.first(*_EXPERTS) is not None:
         return "qwen3_moe"
     if settings.is_on(f"{_CONFIG}.qk_layernorm"):
         return "qwen3"
-    biases = ("qkv_has_bias", "attention_bias", "add_qkv_bias")
-    return "qwen2" if any(settings.is_on(f"{_CONFIG}.{key}") for key in biases) else "llama"
+    return "qwen2" if any(settings.is_on(f"{_CONFIG}.{key}") for key in _BIASES) else "llama"
+
+
+def _has_latents(settings: Settings) -> bool:
+    named = settings[f"{_CONFIG}.model_type"]
+    return named == "deepseek_v3" or (named is None and settings.is_on(f"{_CONFIG}.multi_latent_attention"))
 
 
 def _fill_sizes(settings: Settings, experiment: Experiment, plan: str) -> None:
@@ -311,7 +439,12 @@ def _fill_train_plan(settings: Settings, experiment: Experiment) -> None:
     key = f"{_PLAN}.micro_batch_num"
     if key in settings:
         experiment.set({f"{TRAIN}.micro_batch_num": settings.size(key)}, key)
+    else:
+        experiment.assume_micro_batches()
     experiment.drop_what_has_no_effect()
+    if experiment.count(f"{TRAIN}.expert_parallel") > 1 and experiment.count(f"{TRAIN}.model_parallel") > 1:
+        why = "expert_parallel has whole experts there"
+        experiment.assume(f"{TRAIN}.expert_tensor_parallel", 1, why)
     key = "runner_config.batch_size"
     if key in settings:
         experiment.set({"trainer.samples_per_micro_batch": settings.size(key)}, key)

@@ -43,6 +43,9 @@ KNOWN: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         {"max_position_embeddings": 262144, "rope_theta": 10000000.0},
     ),
     "Llama-3.1-8B": ("llama3_1_8b", {}),
+    **{name: ("glm4_9b", {}) for name in ("GLM-4-9B-0414", "GLM-Z1-9B-0414")},
+    "GLM-4.5-Air": ("glm4_5_air", {}),
+    **{name: ("moonlight_16b_a3b", {}) for name in ("Moonlight-16B-A3B", "Moonlight-16B-A3B-Instruct")},
 }
 
 

@@ -26,7 +26,10 @@ _CONSTRUCTED = ("null", "bool", "int", "float", "str", "seq", "map", "timestamp"
 _MARKS = {
     "mindspeed": ("megatron_training.",),  # before MindRLHF, whose names of sections it shares
     "mindrlhf": ("rl_config.", "actor_config.", "generate_config."),
-    "mindformers": ("run_mode", "model.model_config.", "parallel_config.", "runner_config.", "pretrained_model_dir"),
+    "mindformers": (
+        *("run_mode", "model.model_config.", "parallel_config.", "runner_config.", "pretrained_model_dir"),
+        *("parallelism.", "training.local_batch_size", "lr_scheduler."),
+    ),
     "trl": ("model_name_or_path", "dataset_name", "reward_funcs", "loss_type", "num_generations"),
 }
 

@@ -1,5 +1,6 @@
 """Tables of another suite's keys: one YAML file per suite (verl.yaml, ...), special cases in the module of that name.
 
+    renamed          key, or start of keys, of another form of the files -> the one in the rows
     conditions       condition -> why a key that depends on it sets nothing where it does not hold
     mapped           keys there -> {to: keys here, and how}
     not_implemented  keys there -> {instead: what to do here, harmless: values without effect}
@@ -100,14 +101,15 @@ class Settings:
 
     def __init__(self, table: Table, reading: Reading, name: str) -> None:
         self._table, self._reading, self.name = table, reading, name
+        self._values = {table.canonical(key): value for key, value in reading.values.items()}
 
     def __contains__(self, key: str) -> bool:
-        return key in self._reading.values
+        return key in self._values
 
     def __getitem__(self, key: str) -> Any:
         """The file's value, else the suite's default; None for a key that could not be read."""
-        if key in self._reading.values:
-            return self._reading.values[key]
+        if key in self._values:
+            return self._values[key]
         return None if self._reading.is_unread(key) else self._table.default(key)
 
     def first(self, *keys: str) -> Any:
@@ -161,9 +163,18 @@ class Table:
     name: str
     title: str
     rows: Sequence[Row]
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """Key, or start of keys that ends in a dot, of another form of the suite's files -> the one in the rows."""
+
+    def canonical(self, key: str) -> str:
+        """The key as the rows have it."""
+        starts = [one for one in self.renamed if key == one or (one.endswith(".") and key.startswith(one))]
+        longest = max(starts, key=len, default="")
+        return self.renamed.get(longest, "") + key.removeprefix(longest)
 
     def find(self, key: str) -> Row | None:
         """The row that names the key, else the pattern with the longest start that fits it."""
+        key = self.canonical(key)
         fitting = [
             row for row in self.rows if row.source == key or ("*" in row.source and fnmatchcase(key, row.source))
         ]
@@ -198,7 +209,7 @@ def load_table(name: str, functions: Mapping[str, Any]) -> Table:
         for key in keys.split(", ")
     ]
     rows += [_not_needed_row(key, why) for why, keys in content["not_needed"].items() for key in keys]
-    return Table(name=name, title=content["title"], rows=rows)
+    return Table(name=name, title=content["title"], rows=rows, renamed=content.get("renamed", {}))
 
 
 def _mapped_row(key: str, entry: Mapping[str, Any], functions: Mapping[str, Any]) -> Row:

@@ -283,3 +283,41 @@ def test_nothing_is_silent() -> None:
                     assert key in reported, f"{name}: {key}"
         report = "\n".join(report_lines(found))
         assert all(source in report for source in reported if source.isprintable())
+
+
+MIXTURES = {"pretrain_deepseek3.yaml": (256, 32), "pretrain_glm4_5_air.yaml": (64, 16)}
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_mindformers_mixtures_become_whole_models(name: str, tmp_path: Path) -> None:
+    found = of_files((name,), GENERATED)
+    assert (found.missing, found.refused) == ([], [])
+    odd = (Status.UNKNOWN, Status.UNREADABLE)
+    assert [one.source for one in found.findings if one.status in odd] == []
+    config = load_config(written(found, tmp_path))
+    train = config.plans.train
+    assert (train.world_size, train.expert_parallel, train.expert_slices) == (*MIXTURES[name], 1)
+    if "glm" in name:
+        published = load_model_and_plans(PROJECT / "model_configs" / "glm4_5_air.yaml").model
+        assert config.model.model_dump(exclude={"path", "dtype"}) == published.model_dump(exclude={"path", "dtype"})
+        return
+    latent = (config.model.q_lora_rank, *config.model.latent_dims, config.model.head_dim, config.model.value_dim)
+    assert latent == (1536, 512, 64, 192, 128) and config.model.num_key_value_heads == 128
+    assert config.model.rope_scaling is not None
+    assert config.model.rope_scaling.model_dump(exclude_none=True) == {
+        "rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096, "beta_fast": 32.0,
+        "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+    }  # fmt: skip
+
+
+def test_what_a_mindformers_class_says_counts_where_its_file_does_not(tmp_path: Path) -> None:
+    text = (FILES / "pretrain_deepseek3.yaml").read_text()
+    sizes = ("num_attention_heads", "q_lora_rank", "kv_lora_rank", "v_head_dim", "n_routed_experts", "n_group",
+             "topk_group", "first_k_dense_replace", "routed_scaling_factor", "norm_topk_prob", "n_shared_experts",
+             "num_experts_per_tok", "qk_nope_head_dim", "qk_rope_head_dim")  # fmt: skip
+    lines = [line for line in text.splitlines() if line.strip().partition(":")[0] not in sizes]
+    (tmp_path / "given.yaml").write_text("\n".join(lines))
+    values = flat(convert([tmp_path / "given.yaml"]))
+    whole = flat(of_files(("pretrain_deepseek3.yaml",)))
+    assert len(lines) == len(text.splitlines()) - len(sizes)
+    assert values == whole | {"experiment": values["experiment"]}

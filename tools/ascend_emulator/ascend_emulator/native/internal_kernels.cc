@@ -218,7 +218,7 @@ WITH(DynamicNTK, DynamicNTKParam, )
 WITH(FlashAttentionScore, FlashAttentionScoreParam,
      .number("num_heads", p.head_num).number("input_layout", p.input_layout).number("sparse_mode", p.sparse_mode).number("scale", p.tor) LENGTHS)
 WITH(PagedAttention, PagedAttentionParam,
-     .number("num_heads", p.head_num).number("num_kv_heads", p.kv_head_num).number("scale", p.tor) LENGTHS)
+     .number("num_heads", p.head_num).number("num_kv_heads", p.kv_head_num).number("scale", p.tor).number("mla_v_dim", p.mla_v_dim) LENGTHS)
 WITH(PagedCacheLoad, PagedCacheLoadParam, )
 WITH(KvScaleCache, KvScaleCacheParam, )
 WITH(AsdReshapeAndCache, ReshapeAndCacheParam, )

@@ -19,6 +19,7 @@ _HALVES = frozenset({"bfloat16", "float16"})
 _HEAD_STEP = 16
 _BLOCKS = (16, 32, 64, 128)
 _MOST_IN_BLOCK = 16_384  # numbers of one head
+_WIDEST_LATENT = 576  # with the rotated key; the host code refuses more
 _INTERNAL = "MindSpore's internal kernels, ops.PagedAttention and ops.ReshapeAndCache"
 
 
@@ -30,7 +31,9 @@ def _as_long_on_host(given: Arguments) -> str | None:
 
 def _cache_fits(given: Arguments) -> str | None:
     query, keys, heads, kv_heads = (given[name] for name in ("query", "key_cache", "num_heads", "num_kv_heads"))
-    size = keys.shape[3]
+    size, latent = keys.shape[3], given["mla_v_dim"]
+    if latent:
+        return _latents_fit(given)
     if keys.shape[2] != kv_heads or heads % kv_heads or size % _HEAD_STEP:
         return f"{heads} and {kv_heads} heads of a multiple of {_HEAD_STEP} must fit key_cache {list(keys.shape)}"
     if keys.shape[1] not in _BLOCKS or keys.shape[1] * size > _MOST_IN_BLOCK:
@@ -40,6 +43,25 @@ def _cache_fits(given: Arguments) -> str | None:
     if query.size != sequences * heads * size:
         return f"query {list(query.shape)} must be {sequences} x {heads} heads x {size}"
     return None
+
+
+def _latents_fit(given: Arguments) -> str | None:
+    """Of latent attention, whose values are the first features of the keys."""
+    query, out, keys, heads = (given[name] for name in ("query", "out", "key_cache", "num_heads"))
+    size, latent, sequences = keys.shape[3], given["mla_v_dim"], given["context_lens"].size
+    if given["num_kv_heads"] != 1 or keys.shape[2] != 1 or not latent <= size <= _WIDEST_LATENT:
+        return f"mla_v_dim {latent} takes one head of {latent} to {_WIDEST_LATENT} features, not {list(keys.shape)}"
+    if query.shape != (sequences, heads * size) or out.shape != (sequences, heads * latent):
+        wanted = f"[{sequences}, {heads} x {size}] and [{sequences}, {heads} x {latent}]"
+        return f"query and out must be {wanted}, not {list(query.shape)} and {list(out.shape)}"
+    return None
+
+
+def _out_fits(given: Arguments) -> str | None:
+    query, out = given["query"], given["out"]
+    if given["mla_v_dim"] or query.shape == out.shape:
+        return None
+    return f"query {list(query.shape)} and out {list(out.shape)} must have one shape"
 
 
 @operator(
@@ -56,26 +78,31 @@ def _cache_fits(given: Arguments) -> str | None:
         absent("alibi_mask"),
     ),
     outputs=(tensor("out", like="query"),),
-    relations=(same_shape("query", "out"), same_shape("key_cache", "value_cache"), _cache_fits),
+    relations=(_out_fits, same_shape("key_cache", "value_cache"), _cache_fits),
     contents=(_as_long_on_host,),
     source=_INTERNAL,
 )
 def _paged_attention(inputs: list, outputs: list, parameters: dict) -> None:
     query, keys, values, tables, lengths = inputs[:5]
-    shape = (lengths.size, parameters["num_heads"], keys.shape[3])
+    rows = (lengths.size, parameters["num_heads"])
+    if parameters["mla_v_dim"]:
+        values = keys.seen(keys.bits[..., : parameters["mla_v_dim"]])
     kernels.paged_attention(
-        query.view(*shape), keys, values, tables, lengths, scale=parameters["scale"], out=outputs[0].view(*shape)
-    )
+        query.view(*rows, keys.shape[3]), keys, values, tables, lengths, scale=parameters["scale"],
+        out=outputs[0].view(*rows, values.shape[3]),
+    )  # fmt: skip
 
 
 def _slots_fit(given: Arguments) -> str | None:
-    keys, cache, slots = given["key"], given["key_cache"], given["slot_mapping"]
+    keys, values, cache, slots = (given[name] for name in ("key", "value", "key_cache", "slot_mapping"))
     row = cache.shape[2] * cache.shape[3]
     if slots.size > cache.shape[0] * cache.shape[1]:
         return f"{slots.size} tokens must be no more than {cache.shape[0]} blocks of {cache.shape[1]}"
-    if keys.size == slots.size * row == given["value"].size:
+    if (values is None) != (given["value_cache"] is None):
+        return "value and value_cache must both be given or both be absent"
+    if keys.size == slots.size * row:
         return None
-    return f"key and value must be {slots.size} rows of {row}, not {list(keys.shape)} and {list(given['value'].shape)}"
+    return f"key and value must be {slots.size} rows of {row}, not {list(keys.shape)}"
 
 
 def _slots_are_there(given: Arguments) -> str | None:
@@ -88,9 +115,9 @@ def _slots_are_there(given: Arguments) -> str | None:
     "internal:ReshapeAndCache",
     takes=(
         tensor("key", _HALVES | {"int8"}, rank=(2, 3)),
-        tensor("value", rank=(2, 3), like="key"),
+        tensor("value", rank=(2, 3), like="key", optional=True),
         tensor("key_cache", rank=(4, 4), like="key"),
-        tensor("value_cache", rank=(4, 4), like="key"),
+        tensor("value_cache", rank=(4, 4), like="key", optional=True),
         tensor("slot_mapping", frozenset({"int32"}), rank=(1, 1)),
     ),
     outputs=(anything("out"),),
@@ -103,6 +130,8 @@ def _reshape_and_cache(inputs: list, outputs: list, parameters: dict) -> None:
     slots = inputs[4].values()
     is_stored = slots >= 0
     for new, cache in zip(inputs[:2], inputs[2:4], strict=True):
+        if new is None:
+            continue
         rows = cache.view(-1, cache.shape[2] * cache.shape[3]).bits
         rows[slots[is_stored]] = new.bits.reshape(slots.size, -1)[is_stored]
 
