@@ -63,12 +63,14 @@ def compiler_problems(config: ExperimentConfig) -> Iterator[str]:
 def head_dim_problems(model: ModelSection) -> Iterator[str]:
     """Heads that a card's fused attention does not take."""
     head_dim, heads = model.head_dim, model.num_attention_heads
-    if model.kv_lora_rank is not None and sum(model.latent_dims) > _WIDEST_LATENT:
+    latent, rotated = model.kv_lora_rank, model.qk_rope_head_dim
+    if latent is not None and rotated is not None and latent + rotated > _WIDEST_LATENT:
         yield (
-            f"model.kv_lora_rank: {model.kv_lora_rank}; PagedAttention takes latents with their rotated key of at most "
-            f"{_WIDEST_LATENT} features; nearest legal: {_WIDEST_LATENT - model.latent_dims[1]}"
+            f"model.kv_lora_rank: {latent} + qk_rope_head_dim {rotated} = {latent + rotated}; "
+            f"PagedAttention takes latents with their rotated key of at most {_WIDEST_LATENT} features together; "
+            "device=CPU has no such limit"
         )
-    elif model.kv_lora_rank is None and head_dim is not None and head_dim > _WIDEST_HEAD:
+    elif latent is None and head_dim is not None and head_dim > _WIDEST_HEAD:
         yield (
             f"model.head_dim: {head_dim}; with blocks of {BLOCK} tokens PagedAttention takes heads of at most "
             f"{_WIDEST_HEAD}; device=CPU has no such limit"

@@ -159,7 +159,7 @@ def _sizes(model: ModelSection) -> dict[str, tuple[int, int]]:
 def _attention_sizes(model: ModelSection) -> dict[str, tuple[int, int]]:
     hidden, heads, head_dim = model.hidden_size, model.num_attention_heads, model.head_dim or 1
     query, key_value = heads * head_dim, model.num_key_value_heads * head_dim
-    if model.kv_lora_rank is None or model.qk_rope_head_dim is None:
+    if model.kv_lora_rank is None or model.head_dim is None:
         outs = {"q_proj": query, "k_proj": key_value, "v_proj": key_value}
         return {**{name: (hidden, out) for name, out in outs.items()}, "o_proj": (query, hidden)}
     latent, rotated = model.latent_dims

@@ -299,10 +299,12 @@ class ModelSection(Section):
 
     @model_validator(mode="after")
     def _with_head_dim(self) -> ModelSection:
-        """Filled in here and not by `config.load`, because Python code builds sections too. It stays None if the
-        quotient is not whole, which `config.rules` rejects."""
+        """Filled in here and not by `config.load`, because Python code builds sections too. It is None if the quotient
+        is not whole, or a part of latent attention's is missing, both of which `config.rules` rejects."""
         if self.qk_nope_head_dim is not None and self.qk_rope_head_dim is not None:
             object.__setattr__(self, "head_dim", self.qk_nope_head_dim + self.qk_rope_head_dim)
+        elif self.kv_lora_rank is not None:
+            object.__setattr__(self, "head_dim", None)
         elif self.head_dim is None and self.hidden_size % self.num_attention_heads == 0:
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
         return self

@@ -74,12 +74,8 @@ class Router(nn.Cell):
 
     def __init__(self, num_chosen: int, rule: RoutingRule) -> None:
         super().__init__(auto_prefix=False)
-        self.num_chosen, self.is_sigmoid, self.is_normed, self.scale = (
-            num_chosen,
-            rule.is_sigmoid,
-            rule.is_normed,
-            rule.scale,
-        )
+        self.num_chosen, self.scale = num_chosen, rule.scale
+        self.is_sigmoid, self.is_normed = rule.is_sigmoid, rule.is_normed
         self.groups, self.best_groups = rule.groups, rule.best_groups
         self.logits = ops.MatMul(transpose_b=True)
         self.activation = ops.Sigmoid() if rule.is_sigmoid else ops.Softmax(axis=-1)

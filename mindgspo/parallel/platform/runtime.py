@@ -27,7 +27,7 @@ os.environ.setdefault("MS_OM_PATH", os.path.join(tempfile.gettempdir(), f"mindgs
 # Inside `paged_kernels` MindSpore 2.10 would use its internal kernels for these as well: Swiglu's fails for want of a
 # fusion mode, and attention's is not given the sequence lengths.
 os.environ.setdefault("MS_DISABLE_INTERNAL_KERNELS_LIST", "Swiglu,FlashAttentionScore")
-# It would also fuse transposes with batched products to a kernel that takes no float32.
+# It would also fuse transposes and batched products into a kernel that takes no float32.
 os.environ.setdefault("MS_INTERNAL_DISABLE_CUSTOM_KERNEL_LIST", "TransposeBatchMatmulTranspose")
 # Ranks compile graphs for minutes, and some for much longer than others: within HCCL's default of 120 s they would not
 # connect. The launcher's watch names a rank that hangs.

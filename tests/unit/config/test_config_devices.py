@@ -81,6 +81,30 @@ def test_heads_of_paged_attention_end_at_16384_numbers_of_a_block(problems, expe
     assert load_config(experiment, [*wide[:1], "model.head_dim=128", "device=Ascend"]).model.head_dim == 128
 
 
+LATENTS = [
+    "model.architecture=deepseek_v3", "model.num_key_value_heads=8", "model.kv_lora_rank=520", "model.num_experts=4",
+    "model.num_experts_per_tok=2", "model.moe_intermediate_size=64",
+]  # fmt: skip
+
+
+def test_latents_of_paged_attention_have_at_most_576_features(problems, experiment) -> None:
+    whole = [*LATENTS, "model.qk_nope_head_dim=64", "model.qk_rope_head_dim=64", "model.v_head_dim=64"]
+    assert problems(*whole) == [
+        "model.kv_lora_rank: 520 + qk_rope_head_dim 64 = 584; PagedAttention takes latents with their rotated key of "
+        "at most 576 features together; device=CPU has no such limit"
+    ]
+    assert load_config(experiment, [*whole, "device=CPU"]).model.kv_lora_rank == 520
+    assert load_config(experiment, [*whole, "model.kv_lora_rank=512"]).device == "Ascend"
+
+
+@pytest.mark.parametrize("more", [(), ("device=CPU",), ("rollout.cache_gb=1",), ("model.lora.rank=2",)])
+def test_latents_without_their_other_sizes_are_told_whatever_else_is_set(problems, more: tuple[str, ...]) -> None:
+    assert problems(*LATENTS, *more) == [
+        f"model.{name}: missing; deepseek_v3 needs it, and its config.json has it"
+        for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    ]
+
+
 def test_a_card_has_more_than_what_is_taken_before_a_run(problems, experiment) -> None:
     assert problems("memory.device_gb=3") == [
         "memory.device_gb: 3 is not more than memory.reserve_gb 3.3, which is taken before a run begins; an Atlas 800T "

@@ -30,10 +30,10 @@ def _as_long_on_host(given: Arguments) -> str | None:
 
 
 def _cache_fits(given: Arguments) -> str | None:
-    query, keys, heads, kv_heads = (given[name] for name in ("query", "key_cache", "num_heads", "num_kv_heads"))
-    size, latent = keys.shape[3], given["mla_v_dim"]
-    if latent:
+    if given["mla_v_dim"]:
         return _latents_fit(given)
+    query, keys, heads, kv_heads = (given[name] for name in ("query", "key_cache", "num_heads", "num_kv_heads"))
+    size = keys.shape[3]
     if keys.shape[2] != kv_heads or heads % kv_heads or size % _HEAD_STEP:
         return f"{heads} and {kv_heads} heads of a multiple of {_HEAD_STEP} must fit key_cache {list(keys.shape)}"
     if keys.shape[1] not in _BLOCKS or keys.shape[1] * size > _MOST_IN_BLOCK:
