@@ -25,8 +25,8 @@ from mindgspo.config.model import (
     Family,
     ModelSection,
     RopeScalingSection,
-    model_problems,
 )
+from mindgspo.config.model_rules import model_problems
 from mindgspo.errors import ConfigError, WeightsError
 from mindgspo.io import parse_json, read_bytes, unique_keys
 from mindgspo.text import did_you_mean, hub_hint, listed, shorten

@@ -26,7 +26,8 @@ from mindgspo.config.distillation_rules import distillation_problems
 from mindgspo.config.environment import environment_problems
 from mindgspo.config.generation import exact_log_prob_problems
 from mindgspo.config.lora import rollout_lora_problems
-from mindgspo.config.model import ModelSection, model_problems
+from mindgspo.config.model import ModelSection
+from mindgspo.config.model_rules import model_problems
 from mindgspo.config.plan import check_infer_plan, check_reference_plan, check_same_world, check_train_plan
 from mindgspo.config.profile import profile_problems
 from mindgspo.config.reward import SHAPERS, reward_problems

@@ -10,7 +10,7 @@ from small_plans import small_model
 
 from mindgspo.config import ModelSection, ParallelPlan
 from mindgspo.config.cache import cached_dims, cached_heads
-from mindgspo.config.model import model_problems
+from mindgspo.config.model_rules import model_problems
 from mindgspo.models.names import parameter_shapes, to_hugging_face, weight_shapes
 from mindgspo.models.operations import Operations
 from mindgspo.models.rope import rope_tables, softmax_scale
