@@ -32,7 +32,9 @@ def merges_adapters(config: ExperimentConfig) -> bool:
         return False
     if config.rollout.lora != "auto":
         return config.rollout.lora == "merged"
-    return config.has_servers or not reads_trained_weights(config)
+    # On CPU merged weights are packed copies, and latent attention has none.
+    has_place = config.device == "Ascend" or config.model.kv_lora_rank is None
+    return config.has_servers or (has_place and not reads_trained_weights(config))
 
 
 def generating_model(config: ExperimentConfig) -> ModelSection:

@@ -80,6 +80,9 @@ def rollout_lora_problems(config: ExperimentConfig) -> Iterator[str]:
         return
     if lora is None:
         yield f"rollout.lora: {chosen}; there are no adapters; set model.lora, or remove it"
+    elif chosen == "merged" and config.device == "CPU" and config.model.kv_lora_rank is not None:
+        if not config.has_servers:
+            yield "rollout.lora: merged; on CPU latent attention has no merged weights; set auto"
     elif chosen == "separate" and config.has_servers:
         if lora.init == "pissa":
             yield "rollout.lora: separate; servers do not hold what model.lora.init=pissa leaves of the base; set auto"

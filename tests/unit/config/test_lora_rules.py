@@ -13,6 +13,9 @@ from mindgspo.errors import ConfigError
 
 EXPERTS = ("model.architecture=qwen3_moe", "model.num_experts=8", "model.num_experts_per_tok=2",
            "model.moe_intermediate_size=48")  # fmt: skip
+LATENTS = ("model.architecture=deepseek_v3", *EXPERTS[1:], "model.num_key_value_heads=4", "model.kv_lora_rank=16",
+           "model.qk_nope_head_dim=8", "model.qk_rope_head_dim=8", "model.v_head_dim=8",
+           "model.lora.rank=4")  # fmt: skip
 TO_SERVERS = ("rollout.lora=separate", "rollout.servers.urls=[http://127.0.0.1:8000]")
 
 
@@ -54,6 +57,7 @@ def test_one_setting_makes_the_section_and_it_is_read_back(load, tmp_path) -> No
     (("model.lora.rank=4", "algorithm.kl.placement=loss", "algorithm.kl.coef=0.1", "algorithm.kl.reference.mode=ema"),
      "mode: ema; the average of adapters' matrices is not that of their products"),
     (("rollout.lora=merged",), "rollout.lora: merged; there are no adapters; set model.lora, or remove it"),
+    ((*LATENTS, "rollout.lora=merged"), "lora: merged; on CPU latent attention has no merged weights; set auto"),
     (("model.lora.init=pissa", *TO_SERVERS), "lora: separate; servers do not hold what .*pissa leaves .* set auto"),
     (("model.lora.train_norms=true", *TO_SERVERS, "rollout.servers.api=vllm"),
      "rollout.lora: separate; vllm takes no norms beside adapters .model.lora.train_norms.; set auto"),
@@ -97,6 +101,7 @@ def test_adapters_are_merged_where_generation_has_weights_of_its_own(load) -> No
     assert merges_adapters(merged) and reads_trained_weights(merged) and generating_model(merged) is merged.model
     other_plan = (lora, "plans.train.model_parallel=2", "plans.infer.data_parallel=2")
     assert merges_adapters(load(*other_plan)) and not merges_adapters(load(*other_plan, "rollout.lora=separate"))
+    assert not merges_adapters(load(*LATENTS, *other_plan)) and merges_adapters(load(*LATENTS, servers))
     card = (lora, "device=Ascend", "model.hidden_size=64")
     assert not merges_adapters(load(*card)) and reads_trained_weights(load(*card))
     own = load(*card, "rollout.lora=merged")
