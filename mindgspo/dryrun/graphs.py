@@ -23,12 +23,10 @@ from dataclasses import dataclass
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 
-from mindgspo.algorithms.losses.registry import build_policy_loss
-from mindgspo.algorithms.optim.updater import Updater
 from mindgspo.config import ExperimentConfig
 from mindgspo.config.generation import generating_model, merges_adapters, reads_trained_weights
 from mindgspo.config.plan import ParallelPlan
-from mindgspo.models.policy import PolicyLogProbs, build_model
+from mindgspo.models.policy import build_model
 from mindgspo.models.scoring import PolicyScorer
 from mindgspo.models.transformer import Transformer
 from mindgspo.models.weights import held_parameters, hold_in_compute_type
@@ -39,6 +37,7 @@ from mindgspo.rollout.graphs import DecodeStep, NextLogits, PackedWeights, Prefi
 from mindgspo.rollout.protocol import SamplingFilter
 from mindgspo.rollout.sizes import rollout_sizes
 from mindgspo.trainer.batches import longest_batch
+from mindgspo.trainer.build import build_updater
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,24 +56,15 @@ def build_graph(config: ExperimentConfig, graph: str, rank: int) -> CompilableGr
 
 
 def _of_update(config: ExperimentConfig, graph: str, rank: int) -> CompilableGraph:
-    place = Placement(plan=config.plans.train, rank=rank)
-    policy = PolicyLogProbs(
-        build_model(config.model, place),
-        temperature=config.rollout.temperature,
-        with_entropy=config.algorithm.entropy_coef > 0,
-        replays_experts=config.algorithm.router_replay != "none",
-        scores_ids=config.algorithm.teacher_top_k > 0,
-    )
-    update = Updater(policy, build_policy_loss(config.algorithm), config.optimizer, place)
+    model = build_model(config.model, Placement(plan=config.plans.train, rank=rank))
+    update = build_updater(config, model)
     if graph in ("train", "forward"):
         of_batch = update.graphs_for(longest_batch(config))
         cell, inputs = of_batch[0 if graph == "forward" else -1]
     else:
         cell, inputs = update.over_ranks.graphs()[graph]
     moments = (*update.optimizer.first_moments, *update.optimizer.second_moments)
-    return CompilableGraph(
-        cell=cell, inputs=inputs, resident=(*held_parameters(policy.model), *update.scratch, *moments)
-    )
+    return CompilableGraph(cell=cell, inputs=inputs, resident=(*held_parameters(model), *update.scratch, *moments))
 
 
 def _reference(config: ExperimentConfig, rank: int) -> CompilableGraph:
