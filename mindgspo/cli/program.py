@@ -37,6 +37,7 @@ from mindgspo.errors import ConfigError, MindGSPOError, OutOfMemoryError
 from mindgspo.io import DISK_ERRORS, write_error
 from mindgspo.parallel.platform.runtime import is_emulated
 from mindgspo.parallel.platform.worker_process import is_worker
+from mindgspo.progress import told_waits
 from mindgspo.text import PrintableStream, error_text, shorten
 
 app = typer.Typer(
@@ -168,7 +169,8 @@ def run_program(arguments: Sequence[str] | None) -> int:
     # Anything that a command prints may come from data, model files or responses.
     with redirect_stdout(PrintableStream(sys.stdout)), redirect_stderr(PrintableStream(sys.stderr)):
         try:
-            app(args=arguments, prog_name="mindgspo", standalone_mode=True)
+            with told_waits():
+                app(args=arguments, prog_name="mindgspo", standalone_mode=True)
         except SystemExit as ended:
             return int(ended.code or 0)
         except Exception as error:

@@ -41,6 +41,7 @@ from mindgspo.models.principal import plain_adapters, plain_model
 from mindgspo.parallel.collectives.host import exchange, require_agreement
 from mindgspo.parallel.platform import heartbeat, runtime, worker_process
 from mindgspo.parallel.platform.cluster import first_rank_first, is_first, start_device
+from mindgspo.progress import enter_phase
 from mindgspo.rollout.weight_transfer import weights_as_numpy
 from mindgspo.swap.states import Phase
 from mindgspo.tensor_files.tensors import float32_of
@@ -285,6 +286,7 @@ def require_all_steps(progress: Progress, total_steps: int) -> None:
 def _finish(config: ExperimentConfig, experiment: Experiment, folder: RunFolder, progress: Progress) -> None:
     """Export in Hugging Face layout, then the summary, which marks the run as finished."""
     faults.reach("finish.before")
+    enter_phase("export")
     trainer = experiment.trainer
     with trainer.swap.phase(Phase.SAVE):
         tensors = weights_as_numpy(trainer.model, config.model, among=stored_shapes(config.model))
