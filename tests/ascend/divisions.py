@@ -114,6 +114,7 @@ TWO = {
     "1x2x1, taught": packed("taught", MODEL),
     "1x2x1, norms of outputs": case("glm4", MODEL, MODEL),
     "1x1x2, norms of outputs, recomputed": case("glm4", STAGES | {"recompute": "full"}, DATA),
+    "context 2, norms of outputs, sharded moments": case("glm4", CONTEXT | SHARDED, DATA),
     "1x2x1 of adapters, merged": case("adapters", MODEL, DATA) | {"merges": True},
     "context 2 of adapters": case("adapters", CONTEXT, DATA),
 }
