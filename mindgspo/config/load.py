@@ -249,12 +249,12 @@ def _absolute_path(text: str, folder: Path) -> Path:
 
 
 def _similar_files(path: Path) -> str:
-    """'; did you mean x.yaml?' from the YAML files beside the missing one."""
-    if not path.parent.is_dir():
-        return f" (there is no folder {path.parent})"
-    beside = sorted(one.name for one in path.parent.iterdir() if one.suffix in (".yaml", ".yml"))
-    beside += ["quickstart"] if path.parent == Path() else []  # see `shipped`
-    return did_you_mean(path.name, beside, show=lambda name: str(path.parent / name))
+    """'; did you mean x.yaml?' from the YAML files beside the missing one, and the shipped experiments."""
+    from mindgspo.config.paths import shipped_experiments
+
+    there_is_none = "" if path.parent.is_dir() else f" (there is no folder {path.parent})"
+    beside = [] if there_is_none else [str(one) for one in path.parent.iterdir() if one.suffix in (".yaml", ".yml")]
+    return did_you_mean(path, [*sorted(beside), *shipped_experiments()], otherwise=there_is_none, show=str)
 
 
 def load_config(
