@@ -3,6 +3,7 @@
     python tools/bench_step.py [--scenario full|mixed] [--max-new-tokens 64] [--steps 6] [--warmup-steps 2] [--limit]
                                [--recompute-old] [--model DIR] [--dtype float32|bfloat16] [--lora RANK [--merged]]
     python tools/bench_step.py --layouts [--scenario gsm8k|mixed] [--max-new-tokens 64] [--steps 6]
+    python tools/bench_step.py --against DIR [--rounds 3] [--most-ratio 1.3] [OPTION...]
 
 Model: Qwen2, hidden 256, 4 layers, 8 heads, 4 kv heads, ffn 704, vocabulary 1024, tied, float32, random weights. One
 step is a rollout of 8 prompts of 32 tokens x 8 samples, old log-probs, and 4 GSPO updates of 16 samples. Old log-probs
@@ -22,6 +23,10 @@ transfer of its inputs included; `share_of_update` sets that against an update, 
 
 `--layouts` times nothing but updates and log-probs, of one mini-batch of 64 samples in every layout; see
 `bench_layouts`. `gsm8k`, for that alone: lengths like those of GSM8K.
+
+`--against` runs this and the `bench_step` of another checkout, such as one of the latest release, in turns with the
+other options that are given, and prints the seconds of both and their ratio; see `bench_against`. Exit code 1 if a step
+takes more than `--most-ratio` times as long here.
 """
 
 from __future__ import annotations
@@ -37,6 +42,7 @@ from typing import Any
 
 import mindspore
 import numpy as np
+from bench_against import run_against
 from bench_layouts import compare_layouts, samples_of
 from bench_limit import step_limit
 from mindspore import Tensor, nn, ops
@@ -91,7 +97,10 @@ class StepSizes:
 
 
 def main() -> None:
-    arguments = parse_arguments()
+    arguments, words = parse_arguments()
+    if arguments.against is not None:
+        run_against(arguments.against, words, rounds=arguments.rounds, most_ratio=arguments.most_ratio)
+        return
     set_up_runtime("CPU")
     mindspore.set_context(mode=mindspore.GRAPH_MODE)  # for the loss, which is called as it is
     folder: Path | None = arguments.model
@@ -137,8 +146,16 @@ def main() -> None:
     print(json.dumps(report, indent=2))
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
+    """All arguments, and the words that are not about `--against`."""
+    comparison = argparse.ArgumentParser(add_help=False)
+    comparison.add_argument("--against", type=Path, metavar="DIR", help="another checkout to compare a step with")
+    comparison.add_argument("--rounds", type=int, default=3, help="runs of each checkout")
+    comparison.add_argument("--most-ratio", type=float, default=1.3, help="of a step here to one there")
+    _, words = comparison.parse_known_args()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, parents=[comparison]
+    )
     parser.add_argument("--scenario", choices=("full", "mixed", "gsm8k"), default="full")
     parser.add_argument("--model", type=Path, metavar="DIR", help="Hugging Face folder of the model to time")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="type of computation")
@@ -159,7 +176,7 @@ def parse_arguments() -> argparse.Namespace:
         parser.error(f"--scenario {arguments.scenario}: only {' and '.join(known)} go with these options")
     if arguments.model is not None and arguments.scenario != "full":
         parser.error(f"--scenario {arguments.scenario}: only full goes with --model")
-    return arguments
+    return arguments, words
 
 
 class StepBench:

@@ -30,7 +30,8 @@ DOCS = PROJECT / "docs"
 READMES = [PROJECT / "README.md", PROJECT / "README_CN.md"]
 PAGES = sorted(DOCS.rglob("*.md"))
 DOCUMENTS = [
-    *READMES, PROJECT / "CONTRIBUTING.md", PROJECT / "AGENTS.md", *sorted(PROJECT.glob("examples/*/README.md")), *PAGES,
+    *READMES, PROJECT / "CONTRIBUTING.md", PROJECT / "AGENTS.md", PROJECT / "SECURITY.md",
+    *sorted(PROJECT.glob("examples/*/README.md")), *PAGES,
 ]  # fmt: skip
 PAIRS = [tuple(READMES)] + [
     (page, page.with_name(f"{page.stem}_cn.md")) for page in PAGES if not page.stem.endswith("_cn")

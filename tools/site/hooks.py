@@ -20,6 +20,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 DOCS = PROJECT / "docs"
 ASSETS = Path(__file__).resolve().parent / "assets"
 
+_ENGLISH_ONLY = {PROJECT / f"{name.upper()}.md": f"{name}.md" for name in ("contributing", "agents", "security")}
 _LANGUAGE_LINK = re.compile(r"^\[(?:中文|English)\]\([^)]*\)\n+", re.MULTILINE)
 _BETWEEN_LANGUAGES = re.compile(r"^---\n\n(?=# )", re.MULTILINE)
 _BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -107,7 +108,7 @@ def _documents(chinese: bool) -> dict[Path, str]:
             found[page] = page.relative_to(DOCS).with_name(f"{page.stem.removesuffix('_cn')}.md").as_posix()
     for readme in sorted(PROJECT.glob("examples/*/README.md")):
         found[readme] = f"examples/{readme.parent.name}.md"
-    return found | {PROJECT / "CONTRIBUTING.md": "contributing.md", PROJECT / "AGENTS.md": "agents.md"}
+    return found | _ENGLISH_ONLY
 
 
 def _text(source: Path, chinese: bool) -> str:
@@ -115,6 +116,5 @@ def _text(source: Path, chinese: bool) -> str:
     is there in English only is left out of the Chinese search."""
     text = _LANGUAGE_LINK.sub("", source.read_text(encoding="utf-8"), count=1)
     halves = _BETWEEN_LANGUAGES.split(text)
-    is_english_only = source in (PROJECT / "CONTRIBUTING.md", PROJECT / "AGENTS.md")
-    hidden = "---\nsearch: {exclude: true}\n---\n" if chinese and is_english_only else ""
+    hidden = "---\nsearch: {exclude: true}\n---\n" if chinese and source in _ENGLISH_ONLY else ""
     return hidden + (halves[-1] if chinese else halves[0])
