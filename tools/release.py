@@ -20,8 +20,6 @@ import sys
 from datetime import date
 from pathlib import Path
 
-from mindgspo.config.load import SCHEMA
-
 PROJECT = Path(__file__).resolve().parents[1]
 CHANGELOG = PROJECT / "CHANGELOG.md"
 # In these files this is the project's version; other versions look otherwise.
@@ -83,6 +81,8 @@ def _with(found: re.Match[str], version: str) -> str:
 
 def problems() -> list[str]:
     """What keeps this tree from being a release; empty if nothing does."""
+    from mindgspo.config.load import SCHEMA  # what the others do needs no package
+
     version, found = version_of_project(), []
     for name, pattern in _NAMED.items():
         named = re.findall(pattern, (PROJECT / name).read_text("utf-8"))
