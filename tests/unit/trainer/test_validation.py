@@ -14,7 +14,7 @@ from mindgspo.config.data import CHANGE, REWARD_CHANGE
 from mindgspo.errors import ConfigError
 from mindgspo.evaluation.estimates import change_estimate
 from mindgspo.evaluation.evaluator import check_best_metric
-from mindgspo.metrics import RunLog
+from mindgspo.metrics import RunLog, SilentLog
 from mindgspo.rollout.protocol import Purpose, SamplingFilter
 from mindgspo.trainer.validation import Baseline, Best, Progress
 
@@ -167,6 +167,21 @@ def test_a_run_that_lost_what_it_had_is_stopped(make_trainer, answer, log: RunLo
         progress.step += 1
     assert progress.stopped.startswith("the policy has collapsed: held-out accuracy went from 100.0% to 0.0% (-100.0")
     assert progress.stopped.endswith("(eval.stop.on_collapse)")
+
+
+def test_ranks_stop_where_the_first_one_does(over_ranks, make_trainer, answer, log: RunLog) -> None:
+    """The others have no log, and what they counted is not asked."""
+    validation = make_trainer(lambda *_: answer("7"), "eval.every=1", "eval.stop={patience: 2}").validation
+
+    def work(rank: int) -> str:
+        waited = 2 if rank == 0 else 0
+        progress = Progress(step=9, gain=Best(step=5, value=0.5), evaluations_without_gain=waited)
+        validation.look_for_stop(log if rank == 0 else SilentLog(), progress)
+        return progress.stopped
+
+    reasons = over_ranks(3, work)
+    assert reasons[0] == "val-core/acc/mean@1 has not risen in 2 evaluations since 50.0% at step 5 (eval.stop.patience)"
+    assert reasons == reasons[:1] * 3
 
 
 def test_an_early_stop_needs_evaluations(load) -> None:
