@@ -30,7 +30,7 @@ from mindgspo.cli.doctor import doctor_command, replay_command
 from mindgspo.cli.generate import generate_command
 from mindgspo.cli.init import init_command
 from mindgspo.cli.options import CommandGroup, SettingsCommand
-from mindgspo.cli.runs import compare_command, report_command, runs_command
+from mindgspo.cli.runs import compare_command, report_command, runs_command, sweep_command
 from mindgspo.cli.serve import serve_command
 from mindgspo.cli.strategy import strategy_app
 from mindgspo.errors import ConfigError, MindGSPOError, OutOfMemoryError
@@ -102,6 +102,7 @@ def completion_command(
 app.command("init")(init_command)
 app.command("run", cls=SettingsCommand)(experiment.run_command)
 app.command("sft", cls=SettingsCommand, help=experiment.SFT_HELP)(experiment.run_command)
+app.command("sweep")(sweep_command)
 app.command("serve", cls=SettingsCommand)(serve_command)
 app.command("check", cls=SettingsCommand)(experiment.check_command)
 app.command("plan", cls=SettingsCommand)(experiment.plan_command)
