@@ -189,6 +189,10 @@ def _message(error: Exception) -> str | None:
             return error_text(error)
         case OSError():
             return _file_message(error)
+        case ModuleNotFoundError(name="mindspore"):
+            return error_text(
+                "MindSpore is not installed: pip install 'mindgspo[mindspore]'; on an Atlas server that of its CANN"
+            )
         case MemoryError() | RuntimeError(args=("can't start new thread",)):
             return error_text(OutOfMemoryError.of(error))
         case RuntimeError():  # MindSpore's, with an error code of CANN in it
