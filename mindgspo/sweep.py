@@ -28,7 +28,7 @@ from mindgspo.checkpoint.run_folder import open_run_folder
 from mindgspo.config import ExperimentConfig, load_config
 from mindgspo.config.data import OVERALL
 from mindgspo.config.hub import Fetch
-from mindgspo.config.load import override_of, read_layers
+from mindgspo.config.load import override_of, parse_file
 from mindgspo.config.messages import config_error, schema_problems
 from mindgspo.config.paths import experiment_file
 from mindgspo.config.section import Section
@@ -36,7 +36,7 @@ from mindgspo.errors import ConfigError
 from mindgspo.io import make_folder
 from mindgspo.launch.failures import last_lines
 from mindgspo.launch.processes import Processes, children_now
-from mindgspo.metrics.compare import PAGE, RunComparison, compare_runs, write_comparison
+from mindgspo.metrics.compare import RunComparison, compare_runs, write_comparison
 from mindgspo.metrics.files import METRICS_FILE, read_records, read_summary
 from mindgspo.metrics.glossary import metrics, unknown_names
 from mindgspo.parallel.platform import worker_process
@@ -64,6 +64,11 @@ class SweepFile(Section):
     """Metric whose last value sorts the table, the highest first."""
     run_dir: Path | None = None
     """Folder of the run folders, relative to the current folder. None: runs/<name of this file>."""
+
+    @property
+    def varied(self) -> dict[str, list[Any]]:
+        """Settings with a list of values."""
+        return {key: values for key, values in self.settings.items() if isinstance(values, list)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,11 +117,6 @@ class Sweep:
     folder: Path
     metric: str
 
-    @property
-    def page(self) -> Path:
-        """The comparison of its runs."""
-        return self.folder / PAGE
-
     def compare(self) -> RunComparison | None:
         """Compare the runs that have logged a step, and write the page; None if there are none."""
         begun = [one for one in self.runs if next(read_records(one.folder / METRICS_FILE), None) is not None]
@@ -133,15 +133,14 @@ class Sweep:
 
 def load_sweep(path: Path) -> Sweep:
     """Read a sweep file and the configuration of each run. Raises ConfigError with every problem, one per line."""
-    mapping = read_layers(path, ())
     try:
-        file = SweepFile.model_validate_json(json.dumps(mapping), strict=True)
+        file = SweepFile.model_validate_json(json.dumps(parse_file(path)), strict=True)
     except ValidationError as error:
         raise config_error(str(path), schema_problems(error, SweepFile)) from None
     if problems := list(_file_problems(file)):
         raise config_error(str(path), problems)
-    own, shipped = path.parent / file.experiment, experiment_file(file.experiment)
-    experiment = own if own.exists() or shipped == file.experiment else shipped
+    own = path.parent / file.experiment
+    experiment = own if own.exists() else experiment_file(file.experiment)
     folder = file.run_dir or Path("runs") / path.stem
     runs, found = [], dict[str, list[str]]()
     for name, variant, settings in _combinations(path, file, experiment.stem):
@@ -160,15 +159,15 @@ def load_sweep(path: Path) -> Sweep:
 
 
 def _file_problems(file: SweepFile) -> Iterator[str]:
-    varied = {key: len(values) for key, values in file.settings.items() if isinstance(values, list)}
-    for key in (key for key, number in varied.items() if number == 0):
-        yield f"settings.{key}: an empty list; give it values, or leave it out"
-    for place, given in (("settings", file.settings), *((f"runs[{n}]", one) for n, one in enumerate(file.runs))):
-        if "run_dir" in given:
-            yield f"{place}.run_dir: each run has a folder of its own; set run_dir of the sweep instead"
-        for key in [key for key in given if key in varied] if place != "settings" else ():
-            yield f"{place}.{key}: settings.{key} has values for every run already; remove one of them"
-    if (number := len(file.runs) * math.prod(varied.values())) > MOST_RUNS:
+    places = {"settings": file.settings, **{f"runs[{number}]": one for number, one in enumerate(file.runs)}}
+    for place in (place for place, given in places.items() if "run_dir" in given):
+        yield f"{place}.run_dir: each run has a folder of its own; set run_dir of the sweep instead"
+    for key, values in file.varied.items():
+        if not values:
+            yield f"settings.{key}: an empty list; give it values, or leave it out"
+        for number in (number for number, one in enumerate(file.runs) if key in one):
+            yield f"runs[{number}].{key}: settings.{key} has values for every run already; remove one of them"
+    if (number := len(file.runs) * math.prod(map(len, file.varied.values()))) > MOST_RUNS:
         yield f"settings: {number:,} combinations, and a sweep has at most {MOST_RUNS:,}; leave values out"
     if unknown_names([file.metric]):
         yield f"metric: {file.metric} is no metric{did_you_mean(file.metric, metrics())} (docs/metrics.md)"
@@ -176,41 +175,31 @@ def _file_problems(file: SweepFile) -> Iterator[str]:
 
 def _combinations(path: Path, file: SweepFile, stem: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Name, variant and settings of each run. Raises ConfigError if two would have one name."""
-    varied = {key: values for key, values in file.settings.items() if isinstance(values, list)}
-    common = {key: value for key, value in file.settings.items() if key not in varied}
-    keys = {key for one in (varied, *file.runs) for key in one}
-    last_words = Counter(key.rpartition(".")[2] for key in keys)
+    last_words = Counter(key.rpartition(".")[2] for key in {key for one in (file.varied, *file.runs) for key in one})
 
     def name_of(entry: Mapping[str, Any], chosen: Mapping[str, Any]) -> str:
-        shown = chosen if "experiment" in entry else {**entry, **chosen}
-        words = [_plain(str(entry["experiment"]))] if "experiment" in entry else []
-        for key, value in shown.items():
+        own = entry.get("experiment")
+        words = [] if own is None else [str(own)]
+        for key, value in (chosen if words else {**entry, **chosen}).items():
             last = key.rpartition(".")[2]
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            words.append(_plain(f"{last if last_words[last] == 1 else key}-{text}"))
-        name = "_".join(words) or _plain(stem)
+            words.append(f"{last if last_words[last] == 1 else key}-{text}")
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", "_".join(words) or stem).strip(".")
         if len(name) <= _LONGEST_NAME:
             return name
         digest = hashlib.sha256(json.dumps([entry, chosen]).encode()).hexdigest()[:_HASH_DIGITS]
         return f"{name[: _LONGEST_NAME - _HASH_DIGITS - 1]}-{digest}"
 
     used = set[str]()
-    for entry, *values in itertools.product(file.runs, *varied.values()):
-        chosen = dict(zip(varied, values, strict=True))
+    for entry, *values in itertools.product(file.runs, *file.varied.values()):
+        chosen = dict(zip(file.varied, values, strict=True))
         seedless = [{key: value for key, value in one.items() if key != "seed"} for one in (entry, chosen)]
         name = name_of(entry, chosen)
         if name in used:
-            raise ConfigError(
-                f"{path}: two runs would be called {name}, so they would share a folder; remove a value that stands "
-                "there twice, or give entries of `runs` names: {experiment: NAME, ...}"
-            )
+            fix = "remove a value that stands there twice, or give entries of `runs` names: {experiment: NAME, ...}"
+            raise ConfigError(f"{path}: two runs would be called {name} and share a folder; {fix}")
         used.add(name)
-        yield name, name_of(*seedless), {**common, **entry, **chosen}
-
-
-def _plain(text: str) -> str:
-    """The text as part of a folder's name."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip(".")
+        yield name, name_of(*seedless), {**file.settings, **entry, **chosen}
 
 
 # ----- the runs
@@ -224,19 +213,17 @@ def unfinished(runs: Sequence[SweepRun]) -> list[SweepRun]:
     waiting = [one for one in runs if not one.is_finished()]
     inputs = {repr((c.model, c.tokenizer, c.data, c.reward, c.environment)): c for c in (one.config for one in waiting)}
     for config in inputs.values():
-        for _ in check_experiment(config):
-            pass
+        deque(check_experiment(config), maxlen=0)
     return waiting
 
 
 def cards_of_jobs(runs: Sequence[SweepRun], jobs: int, free: Sequence[int]) -> list[tuple[int, ...]]:
     """The cards of each of the jobs that run at a time; none named: whatever the machine has. free: cards of the
     machine that may be given to them. Raises ConfigError if they are too few."""
-    plans = [one.config.plans for one in runs if one.config.device == "Ascend"]
-    if jobs == 1 or not plans:
+    configs = [one.config for one in runs if one.config.device == "Ascend"]
+    if jobs == 1 or not configs:
         return [()] * jobs
-    own = max(one.config.has_own_servers * one.config.plans.infer.world_size for one in runs)
-    size = max(plan.train.world_size for plan in plans) + own
+    size = max(one.plans.train.world_size + one.has_own_servers * one.plans.infer.world_size for one in configs)
     if jobs * size > len(free):
         most = len(free) // size
         fix = f"nearest: --jobs {most}" if most else "change the plans"
@@ -269,9 +256,8 @@ def run_all(
             for number, code in processes.poll().items():
                 run, cards, began = at_work.pop(number)
                 free.append(cards)
-                problem = _problem(run, code)
-                told = problem or f"finished in {duration(time.monotonic() - began)}"
-                print(f"[{number}/{len(runs)}] {run.name}: {told}", flush=True)
+                problem, took = _problem(run, code), duration(time.monotonic() - began)
+                print(f"[{number}/{len(runs)}] {run.name}: {problem or f'finished in {took}'}", flush=True)
                 if problem:
                     failed.append(run.name)
                     print(*(f"    {line}" for line in last_lines(run.log, _LAST_LINES)), sep="\n", flush=True)
@@ -299,7 +285,7 @@ def _started(run: SweepRun, cards: tuple[int, ...], words: Sequence[str]) -> sub
 
 def _problem(run: SweepRun, code: int) -> str:
     """What went wrong with a run that has ended; "" if nothing did."""
-    if code:
-        return f"failed with exit code {code if code > 0 else 128 - code}; its output ends with:"
-    finished = read_summary(run.folder).get("finished") is True
-    return "" if finished else "failed, it ended without a result; its output ends with:"
+    if not code and read_summary(run.folder).get("finished") is True:
+        return ""
+    how = f"with exit code {code if code > 0 else 128 - code}" if code else "without a result"
+    return f"failed {how}; its output ends with:"

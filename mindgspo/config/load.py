@@ -156,14 +156,15 @@ def _read_file(path: Path, including: tuple[Path, ...], *, read: list[Path]) -> 
     if resolved in including:
         chain = " -> ".join(str(one) for one in (*including, resolved))
         raise ConfigError(f"{including[-1]}: include makes a circle: {chain}; remove one of these includes")
-    own = migrated(_parse_file(path, including), str(path))
+    own = migrated(parse_file(path, including), str(path))
     included: dict[str, Any] = {}
     for name in _included_names(path, own.pop("include", None)):
         included = merge(included, _read_file(path.parent / name, (*including, resolved), read=read))
     return merge(included, _with_absolute_paths(own, path.parent))
 
 
-def _parse_file(path: Path, including: tuple[Path, ...]) -> Mapping[str, Any]:
+def parse_file(path: Path, including: tuple[Path, ...] = ()) -> Mapping[str, Any]:
+    """The mapping of one file as it is written. including: the files that include it, outermost first. ConfigError."""
     named_by = f"{including[-1]}: include: " if including else ""
     try:
         text = decoded(read_bytes(path, MOST_BYTES))

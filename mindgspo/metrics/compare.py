@@ -48,6 +48,7 @@ from mindgspo.metrics.run_folder import (
     RunRecord,
     Series,
     held_out_figures,
+    latest,
     read_run,
 )
 from mindgspo.text import aligned, listed, shorten
@@ -138,9 +139,7 @@ def compare_runs(folders: Sequence[Path], *, variants: Sequence[str] = (), metri
     names, pairs = distinct_names(folders), []
     for name, folder, variant in zip(names, folders, variants or names, strict=True):
         run = read_run(folder, with_samples=False)
-        series = HELD_OUT_ACCURACY.series(run) if metric == HELD_OUT_ACCURACY.key else run.series(metric)
-        value = series.values[-1] if series else None
-        pairs.append((_outcome(name, folder, run, variant, value), ComparedRun(variant=variant, run=run)))
+        pairs.append((_outcome(name, folder, run, variant, latest(run, metric)), ComparedRun(variant=variant, run=run)))
     if metric:
         pairs.sort(key=lambda pair: -math.inf if pair[0].metric is None else pair[0].metric, reverse=True)
     outcomes, runs = zip(*pairs, strict=True)
@@ -275,15 +274,14 @@ class _Column:
         return f"{self.form(fmean(known))} \N{PLUS-MINUS SIGN} {self.form(stdev(known)).removesuffix('%')}"
 
 
-_ACCURACY = (
-    _Column("accuracy, last (95 %), at step", lambda run: run.last, HELD_OUT_ACCURACY.text),
-    _Column("best", lambda run: run.best, HELD_OUT_ACCURACY.text),
-)
 _REWARD = (
     _Column("reward, last", lambda run: run.last_reward, HELD_OUT_REWARD.text),
     _Column("best", lambda run: run.best_reward, HELD_OUT_REWARD.text),
 )
-_SPEED = (
+_COLUMNS = (
+    _Column("accuracy, last (95 %), at step", lambda run: run.last, HELD_OUT_ACCURACY.text),
+    _Column("best", lambda run: run.best, HELD_OUT_ACCURACY.text),
+    *_REWARD,
     _Column("seconds", lambda run: run.seconds, "{:,.0f}".format),
     _Column("tokens/s", lambda run: run.tokens_per_second, "{:,.0f}".format),
 )
@@ -291,10 +289,9 @@ _SPEED = (
 
 def outcome_rows(comparison: RunComparison) -> list[list[str]]:
     """Header, one row per run, then one per variant that several runs have."""
-    has_rewards = any(one.last_reward for one in comparison.outcomes)
-    is_shown = comparison.metric in ("", HELD_OUT_ACCURACY.key, *([HELD_OUT_REWARD.key] if has_rewards else []))
-    own = () if is_shown else (_Column(comparison.metric, lambda run: run.metric, "{:.4g}".format),)
-    columns = (*own, *_ACCURACY, *(_REWARD if has_rewards else ()), *_SPEED)
+    columns = [one for one in _COLUMNS if one not in _REWARD or any(map(one.value, comparison.outcomes))]
+    if comparison.metric not in ("", HELD_OUT_ACCURACY.key):
+        columns.insert(0, _Column(comparison.metric, lambda run: run.metric, "{:.4g}".format))
     rows = [["run", "steps", *(one.heading for one in columns)]]
     for run in comparison.outcomes:
         steps = f"{run.steps}{'' if run.is_finished else ', unfinished'}"

@@ -415,10 +415,8 @@ def diagnose(run: RecordedRun) -> list[RunFinding]:
 
 def collapse(run: RecordedRun) -> str:
     """What shows that the policy lost what it had: its held-out figure or its entropy fell; "" if nothing does."""
-    judged, entropy = _judged(run), _entropy(run)
-    found = [judged] if judged is not None and judged.level is ALARM else []
-    found += [entropy] if entropy is not None and entropy.level is WARN else []
-    return "; ".join(one.text for one in found)
+    found = ((_judged(run), ALARM), (_entropy(run), WARN))
+    return "; ".join(one.text for one, level in found if one is not None and one.level is level)
 
 
 def verdict_lines(run: RecordedRun, *, step: int, best: str) -> list[str]:

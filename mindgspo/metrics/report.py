@@ -113,7 +113,7 @@ def headlines(run: RunRecord) -> list[Headline]:
     if (exact := exact_tokens(run)) is not None:
         tiles.append(Headline("Equal log-probs", f"{exact:,}", "tokens of sampler and trainer, bit for bit"))
     steps = summary.get("steps", max(row["step"] for row in run.metrics))
-    tiles.append(Headline("Steps", f"{steps}"))
+    tiles.append(Headline("Steps", f"{steps}", "stopped early" if summary.get("stopped_early") else ""))
     if (seconds := recorded_number(summary.get("seconds"))) is not None:
         tiles.append(Headline("Time", duration(seconds)))
     if (speed := recorded_number(summary.get("tokens_per_second"))) is not None:

@@ -299,18 +299,10 @@ def _finish(
     faults.reach("finish.before")
     enter_phase("export")
     trainer = experiment.trainer
-    exports_best = config.trainer.export == "best" and progress.best is not None and not progress.is_at_best
-    tensors: dict[str, np.ndarray] = {}
-    if not exports_best:
-        with trainer.swap.phase(Phase.SAVE):
-            tensors = weights_as_numpy(trainer.model, config.model, among=stored_shapes(config.model))
+    with trainer.swap.phase(Phase.SAVE):
+        tensors = weights_as_numpy(trainer.model, config.model, among=stored_shapes(config.model))
     parts = experiment.stateful[PARTS].arrays() if PARTS in experiment.stateful else {}
-
-    def write() -> None:
-        step, weights = _best_weights(folder, log) if exports_best else (progress.step, tensors)
-        _write_results(config, experiment, folder, progress, weights, parts, exported_step=step)
-
-    first_rank_first(write)
+    first_rank_first(lambda: _write_results(config, experiment, folder, log, progress, tensors, parts))
 
 
 def _best_weights(folder: RunFolder, log: RunLog) -> tuple[int, dict[str, np.ndarray]]:
@@ -326,13 +318,14 @@ def _write_results(
     config: ExperimentConfig,
     experiment: Experiment,
     folder: RunFolder,
+    log: RunLog,
     progress: Progress,
     tensors: Mapping[str, np.ndarray],
     principal_parts: Mapping[str, np.ndarray],
-    *,
-    exported_step: int,
 ) -> None:
-    trainer, tokenizer = experiment.trainer, experiment.tokenizer
+    trainer, tokenizer, exported_step = experiment.trainer, experiment.tokenizer, progress.step
+    if config.trainer.export == "best" and progress.best is not None and not progress.is_at_best:
+        exported_step, tensors = _best_weights(folder, log)
     if config.model.lora is not None:
         plain, digest = plain_model(config.model), base_digest(experiment.inputs["base"])
         if principal_parts:

@@ -23,6 +23,7 @@ from mindgspo.config.messages import known_keys
 from mindgspo.errors import ConfigError
 from mindgspo.metrics.glossary import glossary_name, metrics
 from mindgspo.metrics.target import load_target
+from mindgspo.sweep import SweepFile
 from mindgspo.trainer.check import check_experiment
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -253,10 +254,18 @@ def test_settings_of_commands_and_of_yaml_exist(document: Path, tmp_path: Path) 
             keys = re.findall(r" '?([a-z_]+(?:\.\w+)*)=", re.sub(r"--(?!set)[a-z-]+ [^-\s]\S*", "", line))
             keys = [re.sub(r"^(data\.eval)\.\w+\.(\w+)$", r"\1.\2", key) for key in keys]
             assert [key for key in keys if key not in SETTINGS] == [], f"{document.name}: {line}"
+        if found := re.match(r"mindgspo sweep (\S+\.yaml)", line):
+            assert (PROJECT / found[1]).is_file() or f"`{found[1]}`" in text, f"{document.name}: {line}"
     for language, content in code_blocks(text):
         if language == "yaml" and "metrics" in yaml.safe_load(content):
             (tmp_path / "target.yaml").write_text(content)
             assert load_target(tmp_path / "target.yaml").metrics
+        elif language == "yaml" and "settings" in (sweep := yaml.safe_load(content)):
+            assert sweep.keys() <= SweepFile.model_fields.keys()
+            named = {f"data.eval.{key.rpartition('.')[2]}" for key in sweep["settings"] if key.startswith("data.eval.")}
+            keys = {key for one in (sweep["settings"], *sweep.get("runs", ())) for key in one} - named
+            wrong = ["trainer.max_step"] if "fast" in content else []  # which the page shows to be refused
+            assert sorted(keys - SETTINGS) == wrong, f"{document.name}: {sweep}"
         elif language == "yaml":
             found = list(paths(yaml.safe_load(content)))
             assert found and [path for path in found if path not in SETTINGS | ENDS] == [], document.name

@@ -20,7 +20,7 @@ from mindgspo import faults
 from mindgspo.config import load_config
 from mindgspo.config.algorithm import POLICY_LOSSES, AggregationMode, EstimatorName
 from mindgspo.config.algorithm_rules import LENGTH_FACTORS, READERS
-from mindgspo.config.data import CHANGE, OVERALL, EvalSection, EvalSources
+from mindgspo.config.data import CHANGE, OVERALL, EvalSection, EvalSources, StopSection
 from mindgspo.config.deployment_rules import backend_problems
 from mindgspo.config.environment import EnvironmentSection, EnvironmentWorkersSection
 from mindgspo.config.messages import known_keys
@@ -121,7 +121,8 @@ def test_evaluation_tables_and_numbers_are_those_of_the_code(page: Path, tmp_pat
     numbers = (NUM_GENERATED_ROWS, MAX_NEW_TOKENS, f"{wilson(0, 30).high:.3f}")
     assert all(str(number) in text for number in (*numbers, f"+{change.low * 100:.1f} .. +{change.high * 100:.1f}"))
     for key, shown, _ in settings[1:]:
-        default = EvalSection.model_fields[key.strip("`").partition(".")[2]].default
+        *_, section, name = key.strip("`").split(".")
+        default = (StopSection if section == "stop" else EvalSection).model_fields[name].default
         none = ("none", "\u65e0")
         assert shown.strip("`") in (none if default is None else (str(default), json.dumps(default))), key
 

@@ -91,6 +91,8 @@ def test_paths_count_from_the_file_and_a_shipped_experiment_is_found(sweep, tmp_
         f'data.train=[{{"path": "{tmp_path}/rows.jsonl"}}]'
     )
     assert sweep("settings: {seed: [3]}\n", "experiment: quickstart\n").runs[0].config.seed == 3
+    (run,) = sweep("runs: [{swap: {path: here}, experiment: one}]\nsettings: {swap.enabled: true}\n").runs
+    assert run.config.swap.path == tmp_path / "here"
     (tmp_path / "own.yaml").write_text(f"include: {PROJECT}/examples/arithmetic/gspo.yaml\nseed: 7\n")
     assert sweep("run_dir: out\n", "experiment: own.yaml\n").runs[0].folder == tmp_path / "out/own"
 
@@ -120,7 +122,7 @@ def test_a_mistake_is_one_line_and_found_before_anything_runs(sweep, tmp_path: P
 
 
 def test_runs_of_one_name_and_an_experiment_that_is_not_there(sweep, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"two runs would be called seed-1, .*\{experiment: NAME, ...\}"):
+    with pytest.raises(ConfigError, match=r"two runs would be called seed-1 and .*\{experiment: NAME, ...\}"):
         sweep("settings: {seed: [1, 2, 1]}\n")
     with pytest.raises(ConfigError, match=r"gone\.yaml: no such file"):
         sweep("settings: {seed: [1, 2]}\n", "experiment: gone.yaml\n")
@@ -192,7 +194,7 @@ def test_a_failed_run_is_named_and_the_others_go_on(sweep, tmp_path: Path, capsy
     said = capsys.readouterr().out
     assert f"[2/4] {FOUR_NAMES[1]}: begins, output in {found.runs[1].log}\n" in said
     assert f"[2/4] {FOUR_NAMES[1]}: failed with exit code 3; its output ends with:\n    line 12\n" in said
-    assert f"[3/4] {FOUR_NAMES[2]}: failed, it ended without a result" in said
+    assert f"[3/4] {FOUR_NAMES[2]}: failed without a result" in said
     assert f"[4/4] {FOUR_NAMES[3]}: finished in " in said
     again = [run for run in found.runs if not run.is_finished()]
     assert run_all(again, [()], command=child()) == []

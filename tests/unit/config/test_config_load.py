@@ -426,7 +426,8 @@ READ_BY_CONFIG_ALONE = {"AlgorithmSection.allow_wide_clip": "lifts a rule of con
                         "ModelSection.partial_rotary_factor": "`rotary_dim` is read",
                         "ModelSection.use_qk_norm": "`has_head_norms` is read",
                         "ModelSection.first_k_dense_replace": "`expert_layers` is read",
-                        "ModelSection.num_nextn_predict_layers": "`left_out_layers` is read"}  # fmt: skip
+                        "ModelSection.num_nextn_predict_layers": "`left_out_layers` is read",
+                        "TrainerSection.keep_best": "`num_best_kept` is read"}  # fmt: skip
 
 
 def _fields(section: type[Section] = ExperimentConfig) -> set[tuple[str, str]]:

@@ -71,15 +71,16 @@ def test_last_and_best_with_their_intervals_also_of_a_run_that_goes_on(two: list
 def test_seeds_of_a_variant_have_a_mean_and_the_metric_sorts(two: list[Path], tmp_path: Path) -> None:
     """Accuracies 0.6, 0.8 and 0.9: mean 85.0 %, deviation 0.1 / sqrt 2 over the last two."""
     third = write_run(tmp_path / "c", "seed=3", accuracies={0: 0.5, 6: 0.9})
-    by_accuracy = compare_runs([two[1], two[0], third], variants=["low", "high", "high"], metric=OVERALL)
+    by_accuracy = compare_runs([two[1], two[0], third], variants=["low", "high", "high"], metric=ACC)
     assert by_accuracy.names == ("c", "a", "b") and by_accuracy.settings[0].values == ("3", "1", "2")
     assert [one.variant for one in by_accuracy.runs] == ["high", "high", "low"]
     assert outcome_rows(by_accuracy)[4:] == [
-        ["high, mean of 2", "", "85.0% \N{PLUS-MINUS SIGN} 7.1", "90.0% \N{PLUS-MINUS SIGN} 0.0",
-         "61 \N{PLUS-MINUS SIGN} 0", "75 \N{PLUS-MINUS SIGN} 0"],
+        ["high, mean of 2", "", "0.85 \N{PLUS-MINUS SIGN} 0.07071", "85.0% \N{PLUS-MINUS SIGN} 7.1",
+         "90.0% \N{PLUS-MINUS SIGN} 0.0", "61 \N{PLUS-MINUS SIGN} 0", "75 \N{PLUS-MINUS SIGN} 0"],
     ]  # fmt: skip
     with (third / "metrics.jsonl").open("a") as file:
         file.write('{"step": 6, "actor/entropy": 0.25}\n')
+    assert outcome_rows(compare_runs(two, metric=OVERALL))[0][:3] == ["run", "steps", "accuracy, last (95 %), at step"]
     header, first, *_ = outcome_rows(compare_runs([*two, third], metric="actor/entropy"))
     assert header[:3] == ["run", "steps", "actor/entropy"] and first[:3] == ["c", "6", "0.25"]
     assert [row[2] for row in outcome_rows(compare_runs([*two, third], metric="actor/entropy"))[2:]] == ["-", "-"]
