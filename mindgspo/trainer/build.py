@@ -59,7 +59,7 @@ from mindgspo.parallel.platform.cluster import (
     text_for_all,
     train_place,
 )
-from mindgspo.rewards import Scorer
+from mindgspo.rewards import RewardFunction, Scorer
 from mindgspo.rollout.answer_log import AnswerLog
 from mindgspo.rollout.player import OpenEnvironment, open_environment
 from mindgspo.rollout.sizes import rollout_sizes
@@ -124,16 +124,17 @@ def build_experiment(
     swap_dir: Path,
     new_run: bool = True,
     only_warm_up: bool = False,
+    objects: Mapping[str, RewardFunction] | None = None,
 ) -> Experiment:
     """Build all parts of a run, with initial weights.
 
     swap_dir: where evicted memory waits on CPU, unless swap.path names a folder. data_dir: where raw data sets are
     prepared; they are reused if nothing changed. new_run: data that a start with other settings left there is moved
-    aside; a resumed run rejects it.
+    aside; a resumed run rejects it. objects: see `Scorer`.
     """
     start_device(config)
     tokenizer = load_tokenizer(config.tokenizer, config.model.vocab_size)
-    scorer = start_scorer(config.reward, scoring_place(config))
+    scorer = start_scorer(config.reward, scoring_place(config), objects)
     environment, tools = None, ()
     if config.environment is not None:
         environment = open_environment(config.environment, tokenizer, on_answer=heartbeat.tick)
