@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -18,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mindgspo.config import ExperimentConfig, load_config
-from mindgspo.config.reward import IN_PROCESS
 from mindgspo.errors import ConfigError, DataError, RunFolderError, TrainingError
 from mindgspo.text import closest, listed, shorten
 
@@ -28,11 +23,8 @@ if TYPE_CHECKING:
     from mindgspo.evaluation.inputs import PromptText
     from mindgspo.evaluation.log_probs import ScoredResponse
     from mindgspo.rewards import RewardFunction
-    from mindgspo.trainer.start import RunRequest
+    from mindgspo.trainer.from_python import Overrides
     from mindgspo.types import Int32Array
-
-Overrides = Sequence[str] | Mapping[str, object]
-"""["optimizer.lr=1e-6", ...] as on the command line, or {"optimizer.lr": 1e-6, ...}."""
 
 
 def train(
@@ -67,157 +59,24 @@ def train(
     Example: train("examples/arithmetic/gspo.yaml", {"trainer.max_steps": 4, "run_dir": "runs/short"}).summary
     """
     from mindgspo.planner import with_cache_budget
-    from mindgspo.trainer.callbacks import ON_END, callback_error, check_callbacks
-    from mindgspo.trainer.start import ClusterOptions, RunRequest, start
+    from mindgspo.trainer.callbacks import call_at_end
+    from mindgspo.trainer.from_python import python_request
+    from mindgspo.trainer.start import ClusterOptions, start
 
-    if not isinstance(config, str | PathLike | Mapping):
-        raise ConfigError(
-            f"config: expected the path of a YAML file or a mapping, got {type(config).__name__}; settings are the "
-            "second argument"
-        )
-    check_callbacks(callbacks)
-    objects, own = _reward_settings(reward)
-    whole = _texts(config) if isinstance(config, Mapping) else []
-    request = RunRequest(
-        command="run",
-        config=None if isinstance(config, Mapping) else Path(config),
-        overrides=(*whole, *own, *_texts(overrides)),
+    request, run_dir = python_request(
+        config,
+        overrides,
+        reward=reward,
+        callbacks=callbacks,
+        rows={"data": data, "eval_data": eval_data},
         overwrite=overwrite,
         complete=with_cache_budget,
-        objects=objects,
-        callbacks=callbacks,
     )
-    rows = {name: one for name, one in (("data", data), ("eval_data", eval_data)) if one is not None}
-    request, run_dir = _with_rows(request, rows)
-    code = start(request, ClusterOptions())
-    if code:
+    if code := start(request, ClusterOptions()):
         raise TrainingError(f"the run ended with exit code {code}; its logs are in {run_dir / 'logs'}")
     run = Run.load(run_dir)
-    for one in callbacks:
-        if hasattr(one, ON_END):
-            try:
-                getattr(one, ON_END)(run)
-            except Exception as error:
-                raise callback_error(one, ON_END, error, f"after the end of the run in {run_dir}") from error
+    call_at_end(callbacks, run)
     return run
-
-
-def _texts(settings: Overrides) -> list[str]:
-    """Settings as they are written behind --set."""
-    if isinstance(settings, str):
-        raise ConfigError(f"overrides: expected a mapping or a list of texts, got one text; write [{settings!r}]")
-    if isinstance(settings, Mapping):
-        return [f"{key}={_as_json(str(key), value)}" for key, value in settings.items()]
-    return list(settings)
-
-
-def _as_json(key: str, value: object) -> str:
-    """The value as JSON, which YAML reads as well. Raises ConfigError for what no file of settings can hold."""
-
-    def plain(part: object) -> object:
-        if isinstance(part, PathLike):
-            return fspath(part)
-        if isinstance(part, np.generic | np.ndarray):
-            return part.tolist()
-        if callable(part):
-            raise ConfigError(
-                f"{key}: settings name functions; write {_importable_name(part)!r}, or train(..., reward=...), got "
-                f"{part!r}"
-            )
-        raise ConfigError(f"{key}: expected text, numbers, lists and mappings, got {shorten(repr(part))}")
-
-    return json.dumps(value, default=plain)
-
-
-def _importable_name(function: Callable[..., object]) -> str:
-    """How settings name a function; FILE.py stands for a file that is still to be written."""
-    name = getattr(function, "__name__", type(function).__name__)
-    file = getattr(getattr(function, "__code__", None), "co_filename", "")
-    is_there = getattr(function, "__qualname__", "") == name and file.endswith(".py") and Path(file).is_file()
-    return f"{file if is_there else 'FILE.py'}:{name}"
-
-
-def _reward_settings(
-    reward: RewardFunction | str | Sequence[RewardFunction | str] | None,
-) -> tuple[dict[str, RewardFunction], list[str]]:
-    """Function objects by their entries in reward.functions, and the settings that name them."""
-    entries = [] if reward is None else [reward] if isinstance(reward, str) or callable(reward) else reward
-    objects, names = {}, []
-    for one in entries:
-        if not isinstance(one, str) and not callable(one):
-            raise ConfigError(f"reward: expected a function, a name or a list of these, got {shorten(repr(one))}")
-        label = "" if isinstance(one, str) else re.sub(r"\W", "", getattr(one, "__name__", type(one).__name__))
-        names.append(one if isinstance(one, str) else f"{IN_PROCESS}{label}")
-        if not isinstance(one, str):
-            objects[names[-1]] = one
-    return objects, [f"reward.functions={json.dumps(names)}", "reward.weights=null"] if names else []
-
-
-def _with_rows(request: RunRequest, given: Mapping[str, Iterable[Mapping[str, object]]]) -> tuple[RunRequest, Path]:
-    """The request with rows in files of its run folder, and that folder. The files are called by their content, so that
-    a run that is resumed with other rows names another file, and is refused."""
-    layers = request.layers().get("data")
-    files, sections = {}, {}
-    for name, found in given.items():
-        if isinstance(found, str | Mapping) or not isinstance(found, Iterable):
-            raise DataError(f"{name}: expected a list of rows, got {type(found).__name__}")
-        rows, key = list(found), {"data": "train", "eval_data": "eval"}[name]
-        content = "".join(f"{_as_json(f'{name}[{number}]', row)}\n" for number, row in enumerate(rows)).encode()
-        files[key] = f"rows-{hashlib.sha256(content).hexdigest()[:16]}.jsonl", content
-        sections[key] = _section_of(rows, layers.get(key) if isinstance(layers, Mapping) else None)
-
-    def placed(folder: Path) -> RunRequest:
-        texts = list(request.overrides)
-        for key, section in sections.items():
-            path = str(folder / files[key][0])
-            texts += [f"data.{key}=null", f"data.{key}={json.dumps({**section, 'path': path})}"]  # replaced as a whole
-        return replace(request, overrides=tuple(texts))
-
-    config = placed(Path("data")).experiment(check_files=False)
-    _check_one_process(config, request)
-    assert config.run_dir is not None, "config is not resolved"
-    if not files:
-        return request, config.run_dir
-    from mindgspo.checkpoint.run_folder import open_run_folder
-    from mindgspo.io import make_folder, write_file
-
-    folder = open_run_folder(config.run_dir, resume=config.resume, overwrite=request.overwrite, restore=config.restore)
-    with closing(folder):
-        if folder.moved_aside is not None:
-            print(f"the former run was moved to {folder.moved_aside}")
-        make_folder(folder.data)
-        for file, content in files.values():
-            write_file(folder.data / file, content)
-    return replace(placed(folder.data), overwrite=False), config.run_dir
-
-
-def _section_of(rows: Sequence[object], given: object) -> dict[str, object]:
-    """How rows are read: as data.train or data.eval says if its format is one of files, else by their keys."""
-    if isinstance(given, Mapping) and given.get("format") not in (None, "arithmetic", "prepared", "mindrlhf"):
-        return dict(given)
-    keys = list(dict.fromkeys(key for row in rows if isinstance(row, Mapping) for key in row))
-    columns: dict[str, object] = {name: name for name in ("prompt", "answer")}
-    columns |= {name: name for name in ("solution", "data_source") if name in keys}
-    columns |= {} if "data_source" in keys else {"data_source_name": "rows"}
-    return {"format": "columns", "columns": {**columns, "extra_info": [key for key in keys if key not in columns]}}
-
-
-def _check_one_process(config: ExperimentConfig, request: RunRequest) -> None:
-    """Raises ConfigError for objects that the processes of the run would not have."""
-    number, functions = config.plans.train.world_size, config.reward.functions
-    for name, function in request.objects.items():
-        if name not in functions:
-            raise ConfigError(f"reward: is given, and overrides set reward.functions={list(functions)}; leave one out")
-        if number > 1:
-            raise ConfigError(
-                f"reward: the plans need {number} processes, which import functions by name; write "
-                f"{_importable_name(function)!r}, got {function!r}"
-            )
-    if request.callbacks and number > 1:
-        raise ConfigError(
-            f"callbacks: they are called in this process, but the plans need {number} others; read "
-            f"mindgspo.Run.load({str(config.run_dir)!r}) while the run goes on, or take plans of one process"
-        )
 
 
 def generate(model: str | PathLike[str], prompts: Sequence[PromptText], **options: Any) -> list[Generated]:

@@ -265,6 +265,6 @@ def _worker_pool(
     """A pool, not yet started, for whatever the functions may hand over."""
     files = [file.task for file in map(file_function, section.functions) if file is not None]
     symbolic = any(name in _RUN_MATH_VERIFY for name in section.functions)
-    names = [text for text in section.functions if text.startswith(IN_PROCESS)]
+    own = {text: objects.get(text) for text in section.functions if text.startswith(IN_PROCESS)}
     tasks = [*files, *([MATH_VERIFY_TASK] if symbolic else [])]
-    return PoolWithObjects(names, objects, tasks, section.workers, on_answer)
+    return PoolWithObjects(own, tasks, section.workers, on_answer)

@@ -59,7 +59,7 @@ from mindgspo.parallel.platform.cluster import (
     text_for_all,
     train_place,
 )
-from mindgspo.rewards import RewardFunction, Scorer
+from mindgspo.rewards import Scorer
 from mindgspo.rollout.answer_log import AnswerLog
 from mindgspo.rollout.player import OpenEnvironment, open_environment
 from mindgspo.rollout.sizes import rollout_sizes
@@ -69,6 +69,7 @@ from mindgspo.swap.states import Holding
 from mindgspo.swap.swap import open_swap
 from mindgspo.tokenization import Tokenizer, load_tokenizer
 from mindgspo.trainer.batches import batch_layout
+from mindgspo.trainer.callbacks import Callbacks, GivenObjects
 from mindgspo.trainer.checkpoints import JSONState, Stateful
 from mindgspo.trainer.dynamic_sampling import LeftoverBuffer
 from mindgspo.trainer.exact_log_probs import ExactLogProbs, where_they_part
@@ -110,6 +111,7 @@ class Experiment:
     trainer: Trainer
     validation: Validation
     profiler: PhaseProfiler
+    callbacks: Callbacks
     stateful: Mapping[str, Stateful]
     """Contents of checkpoints besides weights and optimizer, by name."""
     inputs: Mapping[str, Any]
@@ -124,17 +126,18 @@ def build_experiment(
     swap_dir: Path,
     new_run: bool = True,
     only_warm_up: bool = False,
-    objects: Mapping[str, RewardFunction] | None = None,
+    given: GivenObjects | None = None,
 ) -> Experiment:
     """Build all parts of a run, with initial weights.
 
     swap_dir: where evicted memory waits on CPU, unless swap.path names a folder. data_dir: where raw data sets are
     prepared; they are reused if nothing changed. new_run: data that a start with other settings left there is moved
-    aside; a resumed run rejects it. objects: see `Scorer`.
+    aside; a resumed run rejects it.
     """
     start_device(config)
+    given = given or GivenObjects()
     tokenizer = load_tokenizer(config.tokenizer, config.model.vocab_size)
-    scorer = start_scorer(config.reward, scoring_place(config), objects)
+    scorer = start_scorer(config.reward, scoring_place(config), given.rewards)
     environment, tools = None, ()
     if config.environment is not None:
         environment = open_environment(config.environment, tokenizer, on_answer=heartbeat.tick)
@@ -310,6 +313,7 @@ def build_experiment(
         trainer=trainer,
         validation=validation,
         profiler=profiler,
+        callbacks=Callbacks(given.callbacks, total_steps),
         stateful=stateful_parts(
             trainer, stream, validation, None if environment is None else environment.answers, parts
         ),

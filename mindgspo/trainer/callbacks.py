@@ -1,22 +1,34 @@
-"""Objects of the calling program that see each line of metrics.jsonl, and may end the run.
+"""What a Python program gives to its run beside settings: reward functions, and callbacks that see each line of
+metrics.jsonl and may end the run.
 
-They are called in the process that trains, after the line is written. A run that one of them ends, on purpose or by an
-exception, first finishes its step and saves a checkpoint.
+Callbacks are called after the line is written. A run that one of them ends, on purpose or by an exception, first
+finishes its step and saves a checkpoint.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from mindgspo.errors import ConfigError, TrainingError
 from mindgspo.metrics.files import plain_number
+from mindgspo.rewards import RewardFunction
 from mindgspo.text import did_you_mean, shorten
 
 ON_STEP, ON_EVALUATION, ON_END = METHODS = ("on_step", "on_evaluation", "on_end")
 STOP = "stop"
 """What a method returns to end the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenObjects:
+    """Objects of the process that trains; there are none if it is another than the program's."""
+
+    rewards: Mapping[str, RewardFunction] = field(default_factory=dict)
+    """By their entries in reward.functions; see `Scorer`."""
+    callbacks: Sequence[object] = ()
+    """See `Callbacks`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +45,7 @@ class MetricsRecord:
 class Callbacks:
     """The callbacks of a run. stopped_by: the method that has asked for its end, None if none has."""
 
-    def __init__(self, objects: Sequence[object] = (), *, total_steps: int = 0) -> None:
+    def __init__(self, objects: Sequence[object], total_steps: int) -> None:
         self._objects, self._total_steps = objects, total_steps
         self.stopped_by: str | None = None
         self._failure: TrainingError | None = None
@@ -52,9 +64,9 @@ class Callbacks:
                 try:
                     self._call(one, method, record)
                 except Exception as error:
-                    state = f"at step {step}, which is saved; resume=auto continues the run"
-                    self._failure = callback_error(one, method, error, state)
-                    self._failure.__cause__ = error
+                    self._failure = _failed(
+                        one, method, error, f"at step {step}, which is saved; continue it with resume=auto"
+                    )
 
     def _call(self, one: object, method: str, record: MetricsRecord) -> None:
         answer = getattr(one, method)(record)
@@ -84,7 +96,18 @@ def check_callbacks(objects: Sequence[object]) -> None:
             raise ConfigError(f"{place}: {kind} has no method that is called; they are {', '.join(METHODS)}")
 
 
-def callback_error(one: object, method: str, error: Exception, state: str) -> TrainingError:
-    """What a callback's exception becomes; raise it from that. state: where the run is then."""
+def call_at_end(objects: Sequence[object], run: object) -> None:
+    """Call on_end(run) of all objects that have it. Raises TrainingError for the first that fails."""
+    for one in objects:
+        if hasattr(one, ON_END):
+            try:
+                getattr(one, ON_END)(run)
+            except Exception as error:
+                raise _failed(one, ON_END, error, "after the end of the run") from error
+
+
+def _failed(one: object, method: str, error: Exception, when: str) -> TrainingError:
     said = f"{type(error).__name__}: {shorten(' '.join(str(error).split()), 200)}"
-    return TrainingError(f"callback {type(one).__name__}.{method} failed ({said}) {state}")
+    failure = TrainingError(f"callback {type(one).__name__}.{method} failed ({said}) {when}")
+    failure.__cause__ = error
+    return failure

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
@@ -41,12 +41,11 @@ from mindgspo.models.principal import plain_adapters, plain_model
 from mindgspo.parallel.collectives.host import exchange, require_agreement
 from mindgspo.parallel.platform import heartbeat, runtime, worker_process
 from mindgspo.parallel.platform.cluster import first_rank_first, is_first, start_device
-from mindgspo.rewards import RewardFunction
 from mindgspo.rollout.weight_transfer import weights_as_numpy
 from mindgspo.swap.states import Phase
 from mindgspo.tensor_files.tensors import float32_of
 from mindgspo.trainer.build import Experiment, build_experiment, build_warmup
-from mindgspo.trainer.callbacks import ON_EVALUATION, ON_STEP, Callbacks
+from mindgspo.trainer.callbacks import ON_EVALUATION, ON_STEP, GivenObjects
 from mindgspo.trainer.checkpoints import Resume, Saver
 from mindgspo.trainer.memory import MemoryAlarm, allocated_gb_of_ranks, memory_metrics, resident_gb_of_ranks
 from mindgspo.trainer.resume_checks import (
@@ -66,15 +65,14 @@ def run_experiment(
     *,
     overwrite: bool = False,
     only_warm_up: bool = False,
-    objects: Mapping[str, RewardFunction] | None = None,
-    callbacks: Sequence[object] = (),
+    given: GivenObjects | None = None,
 ) -> Path | None:
     """Run or continue an experiment; returns the report's path, None if the run was finished before or a callback has
     ended it early.
 
     only_warm_up: no training steps; the accuracies before and after are then those before and after the warm-up.
-    objects: see `Scorer`. callbacks: see `Callbacks`; of one process only. Raises the errors of `mindgspo.errors`.
-    After an error, everything saved so far stays, and the run can be resumed.
+    given: for one process only. Raises the errors of `mindgspo.errors`. After an error, everything saved so far stays,
+    and the run can be resumed.
     """
     assert config.run_dir is not None, "config is not resolved"
     start_device(config)
@@ -96,8 +94,7 @@ def run_experiment(
         if is_first():
             for line in (*([] if warning is None else [warning]), *warnings):
                 print(line)
-        before = config_before(folder)
-        return _run(config, folder, before=before, only_warm_up=only_warm_up, objects=objects, observers=callbacks)
+        return _run(config, folder, given, before=config_before(folder), only_warm_up=only_warm_up)
     finally:
         folder.close()
 
@@ -117,11 +114,10 @@ def _log_under_msrun(folder: RunFolder) -> None:
 def _run(
     config: ExperimentConfig,
     folder: RunFolder,
+    given: GivenObjects | None,
     *,
     before: ExperimentConfig | None,
     only_warm_up: bool,
-    objects: Mapping[str, RewardFunction] | None,
-    observers: Sequence[object],
 ) -> Path | None:
     """before: the configuration of the run that goes on."""
     started = time.perf_counter()
@@ -133,10 +129,9 @@ def _run(
         swap_dir=folder.root / "swap",
         new_run=new_run,
         only_warm_up=only_warm_up,
-        objects=objects,
+        given=given,
     )
-    trainer, service = experiment.trainer, experiment.service
-    callbacks = Callbacks(observers, total_steps=trainer.total_steps)
+    trainer, callbacks, service = experiment.trainer, experiment.callbacks, experiment.service
     environment = experiment.environment
     player = nullcontext() if environment is None else environment.player
     served, asked = (nullcontext() if one is None else closing(one) for one in (experiment.served, service))
@@ -165,10 +160,9 @@ def _run(
                 if progress is None:
                     log.truncate_after(-1)
                     progress = Progress(seconds_before=-started)
-                    warmup = None if start.has_weights else warmup
-                    _prepare(config, experiment, warmup, folder, log, progress, callbacks)
+                    _prepare(config, experiment, None if start.has_weights else warmup, folder, log, progress)
                     saver.save(progress)
-                _train(config, experiment, log, saver, progress, callbacks)
+                _train(config, experiment, log, saver, progress)
                 saver.wait()
                 callbacks.raise_failure()
                 if callbacks.stopped_by is not None and progress.step < trainer.total_steps:
@@ -250,13 +244,12 @@ def _prepare(
     folder: RunFolder,
     log: RunLog,
     progress: Progress,
-    callbacks: Callbacks,
 ) -> None:
     """Take a new run up to its first step: warm-up, reference policy, first evaluation."""
     trainer, validation = experiment.trainer, experiment.validation
     trainer.weights.push()
     if config.eval.before and trainer.total_steps == 0:
-        _validate(experiment, log, progress, callbacks)
+        _validate(experiment, log, progress)
     if warmup is not None:
         with trainer.timers("warm_up"):
             warm_up(trainer, warmup, validation.evaluator, log)
@@ -266,24 +259,17 @@ def _prepare(
         with trainer.swap.phase(Phase.SCORE):
             reference.freeze(trainer.model, folder.reference, version=trainer.weights.version)
     if config.eval.before or trainer.total_steps == 0:
-        _validate(experiment, log, progress, callbacks)
+        _validate(experiment, log, progress)
 
 
-def _validate(experiment: Experiment, log: RunLog, progress: Progress, callbacks: Callbacks) -> None:
+def _validate(experiment: Experiment, log: RunLog, progress: Progress) -> None:
     metrics = experiment.validation.run(log, progress, weight_version=experiment.trainer.weights.version)
-    callbacks.tell(ON_EVALUATION, progress.step, metrics)
+    experiment.callbacks.tell(ON_EVALUATION, progress.step, metrics)
 
 
-def _train(
-    config: ExperimentConfig,
-    experiment: Experiment,
-    log: RunLog,
-    saver: Saver,
-    progress: Progress,
-    callbacks: Callbacks,
-) -> None:
+def _train(config: ExperimentConfig, experiment: Experiment, log: RunLog, saver: Saver, progress: Progress) -> None:
     """The remaining steps, with evaluations and checkpoints between them."""
-    trainer, alarm = experiment.trainer, MemoryAlarm(config.watch.memory_growth)
+    trainer, callbacks, alarm = experiment.trainer, experiment.callbacks, MemoryAlarm(config.watch.memory_growth)
     while progress.step < trainer.total_steps and not callbacks.end_run:
         heartbeat.begin_step(progress.step + 1)
         experiment.profiler.begin_step(progress.step + 1)
@@ -300,7 +286,7 @@ def _train(
         callbacks.tell(ON_STEP, result.step, metrics)
         is_last = progress.step == trainer.total_steps
         if is_last or _is_due(progress.step, config.eval.every):
-            _validate(experiment, log, progress, callbacks)
+            _validate(experiment, log, progress)
         # After the evaluation, which a run that is resumed here does not repeat.
         is_best = config.trainer.keep_best > 0 and progress.is_at_best
         if is_last or is_best or callbacks.end_run or _is_due(progress.step, config.trainer.save_every):

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -26,8 +26,8 @@ from mindgspo.launch.watch import watch_this_process
 from mindgspo.launch.worker import run_worker
 from mindgspo.metrics.tracking import check_installed
 from mindgspo.parallel.platform import worker_process
-from mindgspo.rewards import RewardFunction
 from mindgspo.rollout.weights_folder import weights_folders
+from mindgspo.trainer.callbacks import GivenObjects
 from mindgspo.trainer.resume_checks import check_config, finished_line, is_complete
 
 
@@ -59,10 +59,7 @@ class RunRequest:
     overwrite: bool
     complete: Callable[[ExperimentConfig], ExperimentConfig]
     """Fills in settings that follow from the whole configuration."""
-    objects: Mapping[str, RewardFunction] = field(default_factory=dict)
-    """Reward functions of this process by their entries in reward.functions; see `Scorer`."""
-    callbacks: Sequence[object] = ()
-    """See `Callbacks`."""
+    given: GivenObjects = field(default_factory=GivenObjects)
 
     def layers(self) -> dict[str, Any]:
         """The settings as they are given, unchecked."""
@@ -190,13 +187,8 @@ def _work(request: RunRequest, config: ExperimentConfig) -> int:
 
     is_watched = worker_process.launch_orders() is not None  # the launcher looks at the heartbeats of its workers
     with nullcontext() if is_watched else watch_this_process(config.watch):
-        report = run_experiment(
-            config,
-            overwrite=request.overwrite,
-            only_warm_up=request.command == "sft",
-            objects=request.objects,
-            callbacks=request.callbacks,
-        )
+        is_warm_up = request.command == "sft"
+        report = run_experiment(config, overwrite=request.overwrite, only_warm_up=is_warm_up, given=request.given)
     if report is not None:
         print(f"report: {report}")
     return 0

@@ -27,32 +27,30 @@ RewardFunction = Callable[..., object]
 class PoolWithObjects(WorkerPool):
     """A pool that runs the jobs of function objects here, one after the other, and all others in its workers.
 
-    names: the entries of reward.functions that stand for objects, which are their tasks. objects: by these names.
+    objects: by their entries in reward.functions, which are their tasks; None for one that was not given.
     """
 
     def __init__(
         self,
-        names: Sequence[str],
-        objects: Mapping[str, RewardFunction],
+        objects: Mapping[str, RewardFunction | None],
         tasks: Sequence[str],
         limits: WorkersSection,
         on_answer: Callable[[], None],
     ) -> None:
         super().__init__(tasks, limits, on_answer)
-        self._names, self._objects = names, objects
-        self._has_tasks, self._seconds = bool(tasks), limits.timeout_s
+        self._objects, self._has_tasks, self._seconds = objects, bool(tasks), limits.timeout_s
 
     def start(self) -> None:
         """See `WorkerPool`. Raises RewardError for an object that is not there or has another signature, too."""
-        for name in self._names:
+        for name, function in self._objects.items():
             label = function_label(name)
-            if name not in self._objects:
+            if function is None:
                 raise RewardError(
                     f"reward.functions: {name} is a function object, which only the program that defined it has; go on "
                     f"there with mindgspo.train(..., reward={label}), or write it into a file and name FILE.py:{label}"
                 )
             try:
-                check_function(self._objects[name], label, label)
+                check_function(function, label, label)
             except BrokenFunctionError as error:
                 raise RewardError(f"reward.functions: {error}") from None
         if self._has_tasks:
@@ -65,6 +63,7 @@ class PoolWithObjects(WorkerPool):
 
     def _reply(self, job: WorkerJob) -> Reply:
         function = self._objects[job.task]
+        assert function is not None, "start has checked it"
         try:
             with _time_limit(self._seconds):
                 # A copy, as a worker gets: what the function writes into extra_info does not change the row.
