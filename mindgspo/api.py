@@ -58,20 +58,12 @@ def train(
 
     Example: train("examples/arithmetic/gspo.yaml", {"trainer.max_steps": 4, "run_dir": "runs/short"}).summary
     """
-    from mindgspo.planner import with_cache_budget
     from mindgspo.trainer.callbacks import call_at_end
     from mindgspo.trainer.from_python import python_request
     from mindgspo.trainer.start import ClusterOptions, start
 
-    request, run_dir = python_request(
-        config,
-        overrides,
-        reward=reward,
-        callbacks=callbacks,
-        rows={"data": data, "eval_data": eval_data},
-        overwrite=overwrite,
-        complete=with_cache_budget,
-    )
+    rows = {"data": data, "eval_data": eval_data}
+    request, run_dir = python_request(config, overrides, reward, callbacks, rows, overwrite=overwrite)
     if code := start(request, ClusterOptions()):
         raise TrainingError(f"the run ended with exit code {code}; its logs are in {run_dir / 'logs'}")
     run = Run.load(run_dir)

@@ -7,6 +7,7 @@ finishes its step and saves a checkpoint.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -15,6 +16,8 @@ from mindgspo.errors import ConfigError, TrainingError
 from mindgspo.metrics.files import plain_number
 from mindgspo.rewards import RewardFunction
 from mindgspo.text import did_you_mean, shorten
+
+logger = logging.getLogger(__name__)
 
 ON_STEP, ON_EVALUATION, ON_END = METHODS = ("on_step", "on_evaluation", "on_end")
 STOP = "stop"
@@ -64,9 +67,8 @@ class Callbacks:
                 try:
                     self._call(one, method, record)
                 except Exception as error:
-                    self._failure = _failed(
-                        one, method, error, f"at step {step}, which is saved; continue it with resume=auto"
-                    )
+                    self._failure = _failed(one, method, error, f"at step {step}, which is saved for resume=auto")
+                    logger.warning("%s; this step is finished first", self._failure)
 
     def _call(self, one: object, method: str, record: MetricsRecord) -> None:
         answer = getattr(one, method)(record)
@@ -84,6 +86,8 @@ class Callbacks:
 
 def check_callbacks(objects: Sequence[object]) -> None:
     """Raises ConfigError for objects that would never be called."""
+    if not isinstance(objects, list | tuple):
+        raise ConfigError(f"callbacks: expected a list of objects, got {shorten(repr(objects))}")
     for number, one in enumerate(objects):
         place, kind = f"callbacks[{number}]", type(one).__name__
         if isinstance(one, type):
@@ -108,6 +112,6 @@ def call_at_end(objects: Sequence[object], run: object) -> None:
 
 def _failed(one: object, method: str, error: Exception, when: str) -> TrainingError:
     said = f"{type(error).__name__}: {shorten(' '.join(str(error).split()), 200)}"
-    failure = TrainingError(f"callback {type(one).__name__}.{method} failed ({said}) {when}")
+    failure = TrainingError(f"callback {type(one).__name__}.{method} failed {when}: {said}")
     failure.__cause__ = error
     return failure

@@ -19,6 +19,7 @@ from mindgspo.config import ExperimentConfig
 from mindgspo.config.reward import IN_PROCESS
 from mindgspo.errors import ConfigError, DataError
 from mindgspo.io import make_folder, write_file
+from mindgspo.planner import with_cache_budget
 from mindgspo.rewards import RewardFunction
 from mindgspo.text import shorten
 from mindgspo.trainer.callbacks import GivenObjects, check_callbacks
@@ -35,29 +36,24 @@ _NOT_OF_ROWS = (None, "arithmetic", "prepared", "mindrlhf")
 def python_request(
     config: str | PathLike[str] | Mapping[str, object],
     overrides: Overrides,
-    *,
     reward: Reward,
     callbacks: Sequence[object],
     rows: Mapping[str, Rows],
+    *,
     overwrite: bool,
-    complete: Callable[[ExperimentConfig], ExperimentConfig],
 ) -> tuple[RunRequest, Path]:
     """The request of `mindgspo.train` and its run folder, into which the rows are written. rows: of data and eval_data.
     Raises ConfigError, DataError, RunFolderError."""
     if not isinstance(config, str | PathLike | Mapping):
-        raise ConfigError(
-            f"config: expected the path of a YAML file or a mapping, got {type(config).__name__}; settings are the "
-            "second argument"
-        )
+        raise ConfigError(f"config: expected the path of a YAML file or a mapping, got {type(config).__name__}")
     check_callbacks(callbacks)
     objects, own = _reward_settings(reward)
-    whole = _texts(config) if isinstance(config, Mapping) else []
     request = RunRequest(
         command="run",
         config=None if isinstance(config, Mapping) else Path(config),
-        overrides=(*whole, *own, *_texts(overrides)),
+        overrides=(*(_texts(config) if isinstance(config, Mapping) else ()), *own, *_texts(overrides)),
         overwrite=overwrite,
-        complete=complete,
+        complete=with_cache_budget,
         given=GivenObjects(rewards=objects, callbacks=callbacks),
     )
     layers = request.layers().get("data")
@@ -166,9 +162,7 @@ def _held(request: RunRequest, config: ExperimentConfig, files: Sequence[_RowsFi
         for file in files:
             path = folder.data / file.name
             if folder.status is not RunStatus.NEW and not path.exists():
-                raise DataError(
-                    f"data.{file.key}: the run in {folder.root} has other rows; give them, or leave its rows"
-                )
+                raise DataError(f"data.{file.key}: the run in {folder.root} has other rows; give it the same")
             write_file(path, file.content)
     return replace(_with_files(request, files, folder.data), overwrite=False)
 
