@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -54,11 +55,8 @@ def test_failures_cost_their_response_and_name_the_line(caplog: pytest.LogCaptur
     def mine(solution_str, **_):
         if solution_str == "exit":
             raise SystemExit(3)
-        return (
-            {"nan": float("nan"), "none": None}.get(solution_str)
-            if solution_str in ("nan", "none")
-            else helper(solution_str)
-        )
+        values = {"nan": float("nan"), "none": None}
+        return values[solution_str] if solution_str in values else helper(solution_str)
 
     line = helper.__code__.co_firstlineno + 1
     with scorer(mine) as scores:
@@ -135,7 +133,5 @@ def test_functions_of_files_run_in_workers_beside_it(tmp_path: Path) -> None:
     with scorer(lambda **_: 0.5, f"{file}:other") as scores:
         scores.start()
         first, second = scores.score(candidates("a", "b"))
-    import os
-
     assert first.parts["mine"] == second.parts["mine"] == 0.5
     assert first.parts["other.other"] not in (0.0, os.getpid())

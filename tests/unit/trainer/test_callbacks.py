@@ -92,7 +92,7 @@ def test_the_end_is_told_with_the_run() -> None:
     (Answers(), r"callbacks: expected a list of objects, got <.*Answers"),
     ([Answers], r"callbacks\[0\]: Answers is a class; write Answers\(\)"),
     ([Answers(), print], r"callbacks\[1\]: builtin_function_or_method has no method that is called; they are on_step,"),
-    ([SimpleNamespace(on_step=print, on_evalution=print)], r"SimpleNamespace.on_evalution is never called; did you mean 'on_e"),
+    ([SimpleNamespace(on_step=print, on_stepp=print)], r"SimpleNamespace.on_stepp is never called; did you mean 'on_s"),
 ])  # fmt: skip
 def test_what_would_never_be_called_is_named(given: object, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
