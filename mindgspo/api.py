@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -23,56 +22,53 @@ if TYPE_CHECKING:
     from mindgspo.evaluation.generate import Generated
     from mindgspo.evaluation.inputs import PromptText
     from mindgspo.evaluation.log_probs import ScoredResponse
+    from mindgspo.rewards import RewardFunction
+    from mindgspo.trainer.from_python import Overrides
     from mindgspo.types import Int32Array
 
-Overrides = Sequence[str] | Mapping[str, object]
-"""["optimizer.lr=1e-6", ...] as on the command line, or {"optimizer.lr": 1e-6, ...}."""
 
-
-def train(config: str | PathLike[str], overrides: Overrides = (), *, overwrite: bool = False) -> Run:
+def train(
+    config: str | PathLike[str] | Mapping[str, object],
+    overrides: Overrides = (),
+    *,
+    reward: RewardFunction | str | Sequence[RewardFunction | str] | None = None,
+    callbacks: Sequence[object] = (),
+    data: Iterable[Mapping[str, object]] | None = None,
+    eval_data: Iterable[Mapping[str, object]] | None = None,
+    overwrite: bool = False,
+) -> Run:
     """Run an experiment to its end, as `mindgspo run` does, and return the run.
 
-    config: its YAML file. overwrite: move an existing run folder aside. Starts several processes if the plans need
-    them. Raises the errors of `mindgspo.errors`; what was saved stays, and resume=auto continues from it.
+    config: its YAML file, or a whole experiment as a mapping; paths in a mapping count from the current folder.
+    reward: takes the place of reward.functions: a function with the signature of docs/rewards.md, or a list of
+        functions and names. It is called in this process, so that it may be a lambda or a closure. Exceptions, invalid
+        values and calls beyond reward.workers.timeout_s cost their response only, as for a function in a file; but
+        nothing limits its memory or ends C code that does not return, a crash ends the run, outside the main thread
+        there is no time limit, and a resumed run does not notice that the function has changed.
+    callbacks: objects with any of the methods on_step(record), on_evaluation(record), with a `MetricsRecord` after each
+        line of metrics.jsonl, and on_end(run). The first two may return "stop": the run saves a checkpoint and ends,
+        and resume=auto continues it. An exception ends it likewise, as a TrainingError.
+    data, eval_data: rows in place of data.train and data.eval, kept in the run folder. They are read in the format set
+        there if that is one of files, else by their keys: prompt, answer, solution and data_source, if present; others
+        become extra_info.
+    overwrite: move an existing run folder aside.
+
+    Starts several processes if the plans need them; function objects and callbacks need plans of one process. Raises
+    the errors of `mindgspo.errors`; what was saved stays, and resume=auto continues from it.
 
     Example: train("examples/arithmetic/gspo.yaml", {"trainer.max_steps": 4, "run_dir": "runs/short"}).summary
     """
-    from mindgspo.planner import with_cache_budget
-    from mindgspo.trainer.start import ClusterOptions, RunRequest, start
+    from mindgspo.trainer.callbacks import call_at_end
+    from mindgspo.trainer.from_python import python_request
+    from mindgspo.trainer.start import ClusterOptions, start
 
-    if not isinstance(config, str | PathLike):
-        raise ConfigError(
-            f"config: expected the path of a YAML file, got {type(config).__name__}; settings are the second argument"
-        )
-    if isinstance(overrides, str):
-        raise ConfigError(f"overrides: expected a mapping or a list of texts, got one text; write [{overrides!r}]")
-    if isinstance(overrides, Mapping):
-        overrides = [f"{key}={_setting(str(key), value)}" for key, value in overrides.items()]
-    request = RunRequest(
-        command="run", config=Path(config), overrides=tuple(overrides), overwrite=overwrite, complete=with_cache_budget
-    )
-    run_dir = request.experiment().run_dir
-    assert run_dir is not None, "config is not resolved"
-    code = start(request, ClusterOptions())
-    if code:
+    rows = {"data": data, "eval_data": eval_data}
+    request, run_dir = python_request(config, overrides, reward, callbacks, rows, overwrite=overwrite)
+    if code := start(request, ClusterOptions()):
         raise TrainingError(f"the run ended with exit code {code}; its logs are in {run_dir / 'logs'}")
-    return Run.load(run_dir)
-
-
-def _setting(key: str, value: object) -> str:
-    """The value as JSON, which YAML reads as well. Raises ConfigError for what no file of settings can hold."""
-
-    def plain(part: object) -> object:
-        if isinstance(part, PathLike):
-            return fspath(part)
-        if isinstance(part, np.generic | np.ndarray):
-            return part.tolist()
-        if callable(part):
-            name = getattr(part, "__name__", type(part).__name__)
-            raise ConfigError(f"{key}: worker processes import functions by name; write 'FILE.py:{name}', got {part!r}")
-        raise ConfigError(f"{key}: expected text, numbers, lists and mappings, got {shorten(repr(part))}")
-
-    return json.dumps(value, default=plain)
+    run = Run.load(run_dir)
+    call_at_end(callbacks, run)
+    return run
 
 
 def generate(model: str | PathLike[str], prompts: Sequence[PromptText], **options: Any) -> list[Generated]:

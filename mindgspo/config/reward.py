@@ -68,10 +68,19 @@ def file_function(text: str) -> FileFunction | None:
     return FileFunction(Path(path), name) if colon and path.endswith(".py") else None
 
 
+IN_PROCESS = "python:"
+"""Before the name of a function object that `mindgspo.train` was given; only that process has it."""
+
+
 def function_label(text: str) -> str:
     """The name under which a function of `reward.functions` is logged."""
     file = file_function(text)
-    return text if file is None else file.label
+    return text.removeprefix(IN_PROCESS) if file is None else file.label
+
+
+def is_own(text: str) -> bool:
+    """Whether an entry of `reward.functions` is a user's function, in a file or as an object."""
+    return text.startswith(IN_PROCESS) or file_function(text) is not None
 
 
 class MathDapoSection(Section):
@@ -147,7 +156,8 @@ class RewardSection(Section):
     functions: tuple[str, ...] = Field(default=(AUTO,), min_length=1)
     """Names: gsm8k, math_dapo, math, multiple_choice, verl_strict, verl_flexible, environment, format, length,
     overlong, repetition; your own path/to/file.py:function, the path from this file's folder; auto: by each row's
-    data_source (MindRLHF: verifier_function). The first that verifies the answer decides whether it is correct."""
+    data_source (MindRLHF: verifier_function); python:name in the config.yaml of a run whose function is an object that
+    `mindgspo.train` was given. The first that verifies the answer decides whether it is correct."""
     weights: tuple[float, ...] | None = Field(default=None, min_length=1)
     """One weight per function, in the same order; the reward is the weighted sum (MindRLHF: verifier_weight). None: 1
     each."""
@@ -177,8 +187,9 @@ class RewardSection(Section):
     @property
     def is_own(self) -> bool:
         """Whether a user's function, and no verifier of this package, says what an answer is worth."""
-        own = any(file_function(name) is not None for name in self.functions)
-        return own and not any(name == AUTO or name in VERIFIERS for name in self.functions)
+        return any(map(is_own, self.functions)) and not any(
+            name == AUTO or name in VERIFIERS for name in self.functions
+        )
 
 
 def reward_problems(reward: RewardSection) -> list[str]:
@@ -210,7 +221,7 @@ def _missing_file(key: str, file: FileFunction) -> str:
 
 def _name_problems(reward: RewardSection) -> Iterator[str]:
     for text in reward.functions:
-        if text in VERIFIERS or text in SHAPERS or text == AUTO:
+        if text in VERIFIERS or text in SHAPERS or text == AUTO or text.startswith(IN_PROCESS):
             continue
         file = file_function(text)
         if file is None:

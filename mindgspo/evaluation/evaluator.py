@@ -108,7 +108,7 @@ from mindgspo.evaluation.estimates import Estimate, EvaluationSummary, ScoredPro
 from mindgspo.parallel.collectives.replicas import Replicas
 from mindgspo.parallel.plans.placement import Placement
 from mindgspo.parallel.platform import heartbeat
-from mindgspo.rewards import Candidate, Scorer
+from mindgspo.rewards import Candidate, RewardFunction, Scorer
 from mindgspo.rollout.protocol import Purpose, RandomStream, Rollout, RolloutEngine, SamplingFilter, SamplingSettings
 from mindgspo.swap.states import Phase
 from mindgspo.swap.swap import Swap
@@ -118,10 +118,12 @@ from mindgspo.types import FinishReason, Group, Prompt, Response, Score, ScoredG
 AnyGroup = TypeVar("AnyGroup", Group, ScoredGroup)
 
 
-def start_scorer(section: RewardSection, place: Placement) -> Scorer:
+def start_scorer(
+    section: RewardSection, place: Placement, objects: Mapping[str, RewardFunction] | None = None
+) -> Scorer:
     """Create the reward functions. Only ranks that score start worker processes. place: this rank's, in the infer
-    plan."""
-    scorer = Scorer(section, on_answer=heartbeat.tick)
+    plan. objects: see `Scorer`."""
+    scorer = Scorer(section, objects=objects, on_answer=heartbeat.tick)
     if place.is_replica_leader:
         scorer.start()
     return scorer

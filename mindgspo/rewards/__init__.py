@@ -9,5 +9,6 @@ from __future__ import annotations
 from mindgspo.rewards.registry import gold_is_readable
 from mindgspo.rewards.scorer import Scorer
 from mindgspo.rewards.verification import Candidate
+from mindgspo.rewards.workers.in_process import RewardFunction
 
-__all__ = ["Candidate", "Scorer", "gold_is_readable"]
+__all__ = ["Candidate", "RewardFunction", "Scorer", "gold_is_readable"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache
 
-from mindgspo.config.reward import RewardSection, file_function
+from mindgspo.config.reward import IN_PROCESS, RewardSection, file_function
 from mindgspo.errors import DataError
 from mindgspo.rewards.functions.environment import EnvironmentReward
 from mindgspo.rewards.functions.from_file import FromFile
@@ -64,7 +64,9 @@ def build_function(text: str, section: RewardSection) -> Verifier | Shaper:
 def build_verifier(text: str, section: RewardSection) -> Verifier:
     """As `build_function`, of an entry that compares answers."""
     file = file_function(text)
-    return _VERIFIERS[text](section) if file is None else FromFile(file)
+    if file is not None or text.startswith(IN_PROCESS):
+        return FromFile(text if file is None else file.task)
+    return _VERIFIERS[text](section)
 
 
 def function_for(data_source: str) -> str:

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
-from mindgspo.config.reward import AUTO, SHAPERS, RewardSection, file_function, function_label
+from mindgspo.config.reward import AUTO, IN_PROCESS, SHAPERS, RewardSection, file_function, function_label, is_own
 from mindgspo.errors import DataError, RewardError
 from mindgspo.io import Closing
 from mindgspo.rewards.functions.from_file import ABSTAINED
 from mindgspo.rewards.functions.math import TASK as MATH_VERIFY_TASK
 from mindgspo.rewards.registry import build_function, function_for, repeats_itself
 from mindgspo.rewards.verification import Candidate, JobOutcome, Reply, RewardJob, Shaper, Verification, Verifier
+from mindgspo.rewards.workers.in_process import PoolWithObjects, RewardFunction
 from mindgspo.rewards.workers.pool import WorkerPool
 from mindgspo.types import EpisodeEnd, Prompt, Score, Verdict
 
@@ -33,9 +34,10 @@ class Scorer(Closing):
 
     build: makes a function of a name; tests replace it.
     pool: runs jobs; tests replace it.
-    on_answer: called whenever a job of the worker processes has its reply.
+    objects: functions of this process by their entries in `reward.functions`.
+    on_answer: called whenever a user's function or a worker process has answered.
 
-    `has_files` says whether any function is a user's own, `has_verifier` whether any compares with the gold answer.
+    `has_own` says whether any function is a user's own, `has_verifier` whether any compares with the gold answer.
     `labels` are the names under which the entries of `reward.functions` are logged, in order ("auto" has none of its
     own).
     """
@@ -46,17 +48,18 @@ class Scorer(Closing):
         *,
         build: Callable[[str, RewardSection], Verifier | Shaper] = build_function,
         pool: WorkerPool | None = None,
+        objects: Mapping[str, RewardFunction] | None = None,
         on_answer: Callable[[], None] = lambda: None,
     ) -> None:
         self._section = section
         self._weights = dict(zip(section.functions, section.resolved_weights, strict=True))
         self._build = build
         self._functions: dict[str, Verifier | Shaper] = {}
-        self._pool = _worker_pool(section, on_answer) if pool is None else pool
+        self._pool = _worker_pool(section, objects or {}, on_answer) if pool is None else pool
         self._has_told = False
         self._quick: set[str] = set()
         self._told_of_dropped: set[str] = set()
-        self.has_files = any(file_function(text) is not None for text in section.functions)
+        self.has_own = any(map(is_own, section.functions))
         self.has_verifier = any(text not in SHAPERS for text in section.functions)
         self.labels = tuple(map(function_label, section.functions))
 
@@ -65,8 +68,8 @@ class Scorer(Closing):
         self._pool.close()
 
     def start(self) -> None:
-        """Load the user's files, if there are any, in a worker process. Raises RewardError if one is broken."""
-        if self.has_files:
+        """Load the user's files in a worker process, check function objects. Raises RewardError if one is broken."""
+        if self.has_own:
             self._pool.start()
 
     def check_rows(self, prompts: Sequence[Prompt]) -> None:
@@ -256,8 +259,12 @@ def _key(job: RewardJob) -> str:
     return json.dumps([job.task, dict(job.without_response)], sort_keys=True)
 
 
-def _worker_pool(section: RewardSection, on_answer: Callable[[], None]) -> WorkerPool:
+def _worker_pool(
+    section: RewardSection, objects: Mapping[str, RewardFunction], on_answer: Callable[[], None]
+) -> WorkerPool:
     """A pool, not yet started, for whatever the functions may hand over."""
     files = [file.task for file in map(file_function, section.functions) if file is not None]
     symbolic = any(name in _RUN_MATH_VERIFY for name in section.functions)
-    return WorkerPool([*files, *([MATH_VERIFY_TASK] if symbolic else [])], section.workers, on_answer)
+    own = {text: objects.get(text) for text in section.functions if text.startswith(IN_PROCESS)}
+    tasks = [*files, *([MATH_VERIFY_TASK] if symbolic else [])]
+    return PoolWithObjects(own, tasks, section.workers, on_answer)

@@ -69,6 +69,7 @@ from mindgspo.swap.states import Holding
 from mindgspo.swap.swap import open_swap
 from mindgspo.tokenization import Tokenizer, load_tokenizer
 from mindgspo.trainer.batches import batch_layout
+from mindgspo.trainer.callbacks import Callbacks, GivenObjects
 from mindgspo.trainer.checkpoints import JSONState, Stateful
 from mindgspo.trainer.dynamic_sampling import LeftoverBuffer
 from mindgspo.trainer.exact_log_probs import ExactLogProbs, where_they_part
@@ -110,6 +111,7 @@ class Experiment:
     trainer: Trainer
     validation: Validation
     profiler: PhaseProfiler
+    callbacks: Callbacks
     stateful: Mapping[str, Stateful]
     """Contents of checkpoints besides weights and optimizer, by name."""
     inputs: Mapping[str, Any]
@@ -124,6 +126,7 @@ def build_experiment(
     swap_dir: Path,
     new_run: bool = True,
     only_warm_up: bool = False,
+    given: GivenObjects | None = None,
 ) -> Experiment:
     """Build all parts of a run, with initial weights.
 
@@ -133,8 +136,9 @@ def build_experiment(
     """
     start_device(config)
     progress.enter_phase("data")
+    given = given or GivenObjects()
     tokenizer = load_tokenizer(config.tokenizer, config.model.vocab_size)
-    scorer = start_scorer(config.reward, scoring_place(config))
+    scorer = start_scorer(config.reward, scoring_place(config), given.rewards)
     environment, tools = None, ()
     if config.environment is not None:
         environment = open_environment(config.environment, tokenizer, on_answer=heartbeat.tick)
@@ -311,6 +315,7 @@ def build_experiment(
         trainer=trainer,
         validation=validation,
         profiler=profiler,
+        callbacks=Callbacks(given.callbacks, total_steps),
         stateful=stateful_parts(
             trainer, stream, validation, None if environment is None else environment.answers, parts
         ),

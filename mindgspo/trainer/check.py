@@ -260,7 +260,7 @@ def _judged(scorer: Scorer, prompt: Prompt, tokenizer: Tokenizer, *, may_be_wron
     """
     score = scorer.try_out([trial_candidate(prompt, tokenizer)])[0]
     accepted = {Verdict.CORRECT, *([Verdict.WRONG] if may_be_wrong else [])}
-    if scorer.has_files or not scorer.has_verifier:
+    if scorer.has_own or not scorer.has_verifier:
         accepted = set(Verdict)
     what = "own solution" if prompt.solution else "gold answer, written in three usual forms,"
     if score.verdict not in accepted:
@@ -271,6 +271,6 @@ def _judged(scorer: Scorer, prompt: Prompt, tokenizer: Tokenizer, *, may_be_wron
     value = f"no reward ({score.message})" if score.value is None else f"{score.value:g}"
     parts = " + ".join(f"{name} {part:g}" for name, part in score.parts.items()) if len(score.parts) > 1 else ""
     # A user's function need not return the answer it found.
-    found = "" if scorer.has_files and score.extracted is None else f", found {score.extracted!r}"
+    found = "" if scorer.has_own and score.extracted is None else f", found {score.extracted!r}"
     text = f"the row's {what} gets {value}{parts and f' ({parts})'}{found}, gold {prompt.answer!r}"
     return text, score.value is not None

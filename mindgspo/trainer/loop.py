@@ -48,6 +48,7 @@ from mindgspo.rollout.weight_transfer import weights_as_numpy
 from mindgspo.swap.states import Phase
 from mindgspo.tensor_files.tensors import float32_of
 from mindgspo.trainer.build import Experiment, build_experiment, build_warmup
+from mindgspo.trainer.callbacks import ON_EVALUATION, ON_STEP, GivenObjects
 from mindgspo.trainer.checkpoints import Resume, Saver
 from mindgspo.trainer.memory import MemoryAlarm, allocated_gb_of_ranks, memory_metrics, resident_gb_of_ranks
 from mindgspo.trainer.resume_checks import (
@@ -62,11 +63,19 @@ from mindgspo.trainer.validation import Progress
 from mindgspo.trainer.warmup import Warmup, warm_up
 
 
-def run_experiment(config: ExperimentConfig, *, overwrite: bool = False, only_warm_up: bool = False) -> Path | None:
-    """Run or continue an experiment; returns the report's path, None if the run was finished before.
+def run_experiment(
+    config: ExperimentConfig,
+    *,
+    overwrite: bool = False,
+    only_warm_up: bool = False,
+    given: GivenObjects | None = None,
+) -> Path | None:
+    """Run or continue an experiment; returns the report's path, None if the run was finished before or a callback has
+    ended it early.
 
-    only_warm_up: no training steps; the accuracies before and after are then those before and after the warm-up. Raises
-    the errors of `mindgspo.errors`. After an error, everything saved so far stays, and the run can be resumed.
+    only_warm_up: no training steps; the accuracies before and after are then those before and after the warm-up.
+    given: for one process only. Raises the errors of `mindgspo.errors`. After an error, everything saved so far stays,
+    and the run can be resumed.
     """
     assert config.run_dir is not None, "config is not resolved"
     start_device(config)
@@ -88,7 +97,7 @@ def run_experiment(config: ExperimentConfig, *, overwrite: bool = False, only_wa
         if is_first():
             for line in (*([] if warning is None else [warning]), *warnings):
                 print(line)
-        return _run(config, folder, before=config_before(folder), only_warm_up=only_warm_up)
+        return _run(config, folder, given, before=config_before(folder), only_warm_up=only_warm_up)
     finally:
         folder.close()
 
@@ -106,7 +115,12 @@ def _log_under_msrun(folder: RunFolder) -> None:
 
 
 def _run(
-    config: ExperimentConfig, folder: RunFolder, *, before: ExperimentConfig | None, only_warm_up: bool
+    config: ExperimentConfig,
+    folder: RunFolder,
+    given: GivenObjects | None,
+    *,
+    before: ExperimentConfig | None,
+    only_warm_up: bool,
 ) -> Path | None:
     """before: the configuration of the run that goes on."""
     started = time.perf_counter()
@@ -118,8 +132,9 @@ def _run(
         swap_dir=folder.root / "swap",
         new_run=new_run,
         only_warm_up=only_warm_up,
+        given=given,
     )
-    trainer, service = experiment.trainer, experiment.service
+    trainer, callbacks, service = experiment.trainer, experiment.callbacks, experiment.service
     environment = experiment.environment
     player = nullcontext() if environment is None else environment.player
     served, asked = (nullcontext() if one is None else closing(one) for one in (experiment.served, service))
@@ -152,6 +167,10 @@ def _run(
                     saver.save(progress)
                 _train(config, experiment, log, saver, progress)
                 saver.wait()
+                callbacks.raise_failure()
+                if callbacks.stopped_by is not None and progress.step < trainer.total_steps:
+                    log.note(f"stopped at step {progress.step} by {callbacks.stopped_by}; resume=auto goes on")
+                    return None
                 require_all_steps(progress, trainer.total_steps)
                 if config.swap.enabled:
                     log.note(trainer.swap.ledger.table())
@@ -233,7 +252,7 @@ def _prepare(
     trainer, validation = experiment.trainer, experiment.validation
     trainer.weights.push()
     if config.eval.before and trainer.total_steps == 0:
-        validation.run(log, progress, weight_version=trainer.weights.version)
+        _validate(experiment, log, progress)
     if warmup is not None:
         with trainer.timers("warm_up"):
             warm_up(trainer, warmup, validation.evaluator, log)
@@ -243,35 +262,42 @@ def _prepare(
         with trainer.swap.phase(Phase.SCORE):
             reference.freeze(trainer.model, folder.reference, version=trainer.weights.version)
     if config.eval.before or trainer.total_steps == 0:
-        validation.run(log, progress, weight_version=trainer.weights.version)
+        _validate(experiment, log, progress)
+
+
+def _validate(experiment: Experiment, log: RunLog, progress: Progress) -> None:
+    metrics = experiment.validation.run(log, progress, weight_version=experiment.trainer.weights.version)
+    experiment.callbacks.tell(ON_EVALUATION, progress.step, metrics)
 
 
 def _train(config: ExperimentConfig, experiment: Experiment, log: RunLog, saver: Saver, progress: Progress) -> None:
     """The remaining steps, with evaluations and checkpoints between them."""
-    trainer, alarm = experiment.trainer, MemoryAlarm(config.watch.memory_growth)
+    trainer, callbacks, alarm = experiment.trainer, experiment.callbacks, MemoryAlarm(config.watch.memory_growth)
     if progress.step < trainer.total_steps:
         experiment.validation.look_for_stop(log, progress)  # a run may be resumed after it stopped early
-    while progress.step < trainer.total_steps and not progress.stopped:
+    while progress.step < trainer.total_steps and not progress.stopped and not callbacks.end_run:
         heartbeat.begin_step(progress.step + 1)
         experiment.profiler.begin_step(progress.step + 1)
         result = trainer.train_step(progress.step + 1)
         resident_gb = resident_gb_of_ranks()
-        log.log_metrics(result.step, {**result.metrics, **memory_metrics(resident_gb, allocated_gb_of_ranks())})
+        metrics = {**result.metrics, **memory_metrics(resident_gb, allocated_gb_of_ranks())}
+        log.log_metrics(result.step, metrics)
         if (warning := alarm.observe(resident_gb)) is not None:
             log.note(warning)
         groups = logged_groups(result.groups, config.logging.groups_per_step)
         log.log_samples(result.step, groups, experiment.tokenizer.decode)
         faults.reach("log.after")
         progress.advance(result.metrics)
+        callbacks.tell(ON_STEP, result.step, metrics)
         is_last = progress.step == trainer.total_steps
         if is_last or _is_due(progress.step, config.eval.every):
-            experiment.validation.run(log, progress, weight_version=trainer.weights.version)
+            _validate(experiment, log, progress)
             if not is_last:
                 experiment.validation.look_for_stop(log, progress)
         is_last = is_last or bool(progress.stopped)
         # After the evaluation, which a run that is resumed here does not repeat.
         is_best = config.trainer.num_best_kept > 0 and progress.is_at_best
-        if is_last or is_best or _is_due(progress.step, config.trainer.save_every):
+        if is_last or is_best or callbacks.end_run or _is_due(progress.step, config.trainer.save_every):
             saver.save(progress)
         if (line := experiment.profiler.end_step()) is not None:
             log.note(line)

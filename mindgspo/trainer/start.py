@@ -1,4 +1,4 @@
-"""Start of a run from the command line: in this process, or in as many workers as the plans need."""
+"""Start of a run from the command line or from Python: in this process, or in as many workers as the plans need."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import shutil
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from mindgspo.checkpoint.run_folder import RunStatus, open_run_folder
-from mindgspo.config import ExperimentConfig, KLSection, config_mapping, load_config
+from mindgspo.config import ExperimentConfig, KLSection, config_mapping, dump_config, load_config, load_mapping
 from mindgspo.config.hub import hub_revisions
-from mindgspo.config.load import read_layers
+from mindgspo.config.load import read_layers, with_overrides
 from mindgspo.errors import ConfigError
 from mindgspo.interrupts import advise
+from mindgspo.io import make_folder, write_file
 from mindgspo.launch.launcher import launch
 from mindgspo.launch.processes import plan_cluster
 from mindgspo.launch.serving import own_servers
@@ -27,6 +28,7 @@ from mindgspo.metrics.tracking import check_installed
 from mindgspo.parallel.platform import worker_process
 from mindgspo.progress import enter_phase
 from mindgspo.rollout.weights_folder import weights_folders
+from mindgspo.trainer.callbacks import GivenObjects
 from mindgspo.trainer.resume_checks import check_config, finished_line, is_complete
 
 
@@ -48,24 +50,40 @@ class ClusterOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """A run as it was asked for on the command line."""
+    """A run as it was asked for on the command line or in Python."""
 
     command: str
     """run or sft."""
-    config: Path
+    config: Path | None
+    """None: the overrides hold the whole experiment."""
     overrides: tuple[str, ...]
     overwrite: bool
     complete: Callable[[ExperimentConfig], ExperimentConfig]
     """Fills in settings that follow from the whole configuration."""
+    given: GivenObjects = field(default_factory=GivenObjects)
 
-    def experiment(self) -> ExperimentConfig:
-        """The resolved configuration of the requested run. Raises ConfigError."""
+    def layers(self) -> dict[str, Any]:
+        """The settings as they are given, unchecked."""
+        return with_overrides({}, self.overrides) if self.config is None else read_layers(self.config, self.overrides)
+
+    def experiment(self, *, check_files: bool = True) -> ExperimentConfig:
+        """The resolved configuration of the requested run. check_files: see `load_config`. Raises ConfigError."""
+        if self.config is None:
+            return self.complete(load_mapping("config", {}, self.overrides, check_files=check_files))
         if self.command != "sft":
-            return self.complete(load_config(self.config, self.overrides))
-        overrides, layers = self.overrides, read_layers(self.config, self.overrides)
+            return self.complete(load_config(self.config, self.overrides, check_files))
+        overrides, layers = self.overrides, self.layers()
         if layers.get("run_dir") is None:
             overrides = (*overrides, "run_dir=" + json.dumps(f"runs/{layers.get('experiment')}-sft"))
         return warm_up_alone(self.complete(load_config(self.config, overrides)))
+
+    def in_file(self, config: ExperimentConfig) -> RunRequest:
+        """The same request with the configuration in a file, for other processes."""
+        assert config.run_dir is not None, "config is not resolved"
+        path = config.run_dir / "logs" / "experiment.yaml"
+        make_folder(path.parent)
+        write_file(path, dump_config(config).encode())
+        return replace(self, config=path, overrides=())
 
     def arguments(self) -> list[str]:
         """Arguments of a worker for the same experiment; an earlier run has been moved aside by then."""
@@ -73,6 +91,7 @@ class RunRequest:
 
     def words(self) -> list[str]:
         """The experiment on a command line."""
+        assert self.config is not None, "only a file can be read by another process"
         return [str(self.config), *(word for override in self.overrides for word in ("--set", override))]
 
 
@@ -102,6 +121,8 @@ def start(request: RunRequest, options: ClusterOptions) -> int:
     if options.node_rank == 0 and _is_finished(request, config):
         return 0
     request = replace(request, overwrite=False)
+    if request.config is None and (needed > 1 or config.has_own_servers):
+        request = request.in_file(config)
     if not config.has_own_servers:
         return _work(request, config) if needed == 1 else _launch(request, config, cluster)
     assert config.run_dir is not None, "config is not resolved"
@@ -168,7 +189,8 @@ def _work(request: RunRequest, config: ExperimentConfig) -> int:
 
     is_watched = worker_process.launch_orders() is not None  # the launcher looks at the heartbeats of its workers
     with nullcontext() if is_watched else watch_this_process(config.watch):
-        report = run_experiment(config, overwrite=request.overwrite, only_warm_up=request.command == "sft")
+        is_warm_up = request.command == "sft"
+        report = run_experiment(config, overwrite=request.overwrite, only_warm_up=is_warm_up, given=request.given)
     if report is not None:
         print(f"report: {report}")
     return 0

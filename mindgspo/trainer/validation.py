@@ -189,8 +189,9 @@ class Validation:
         self.evaluator, self.sets, self.baseline = evaluator, sets, Baseline()
         self._section, self._timers, self._decode = section, timers, decode
 
-    def run(self, log: RunLog, progress: Progress, *, weight_version: int) -> None:
-        """Accuracy on data.eval with the present weights, noted in `progress`, with all its metrics in the log."""
+    def run(self, log: RunLog, progress: Progress, *, weight_version: int) -> dict[str, float]:
+        """Accuracy on data.eval with the present weights, noted in `progress`, with all its metrics in the log; returns
+        these."""
         with self._timers("testing"):
             sets = {name: list(rows) for name, rows in self.sets.items()}
             evaluation = self.evaluator.evaluate(sets, progress.step, weight_version=weight_version)
@@ -207,6 +208,7 @@ class Validation:
                 log.log_validation(progress.step, one.name, groups, self._decode)
         for line in verdict_lines(log.history, step=progress.step, best=_best_text(best_metric, progress)):
             log.note(line)
+        return metrics
 
     def look_for_stop(self, log: RunLog, progress: Progress) -> None:
         """Note in `progress` whether eval.stop ends the run now. All ranks call it, and rank 0 decides."""

@@ -97,7 +97,9 @@ def test_what_stands_where_a_list_belongs_is_named(run_dir: Path) -> None:
 
 
 def test_train_names_what_it_cannot_take() -> None:
-    with pytest.raises(ConfigError, match="config: expected the path of a YAML file, got dict"):
+    with pytest.raises(ConfigError, match="config: expected the path of a YAML file or a mapping, got int"):
+        mindgspo.train(5)
+    with pytest.raises(ConfigError, match="config: 5 problems\n.*experiment: missing"):
         mindgspo.train({"run_dir": "runs/x"})
     with pytest.raises(ConfigError, match="overrides: expected a mapping or a list of texts, got one text"):
         mindgspo.train("gspo.yaml", "run_dir=runs/x")
@@ -106,7 +108,8 @@ def test_train_names_what_it_cannot_take() -> None:
         return 1.0
 
     for settings in ({"reward.functions": [my_reward]}, {"reward": {"functions": [my_reward]}}):
-        with pytest.raises(ConfigError, match=r"reward.*: .*by name; write 'FILE.py:my_reward', got <function"):
+        named = r"reward.*: settings name functions; write 'FILE.py:my_reward', or train\(..., reward=...\), got <func"
+        with pytest.raises(ConfigError, match=named):
             mindgspo.train("gspo.yaml", settings)
     with pytest.raises(ConfigError, match=r"rollout.top_p: expected text, numbers, lists and mappings, got \{1\}"):
         mindgspo.train("gspo.yaml", {"rollout.top_p": {1}})

@@ -1,11 +1,10 @@
-"""A user's own function in a Python file, with verl's signature. The file is opened in the workers only."""
+"""A user's own function, with verl's signature: in a file that only the workers open, or an object of this process."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 
-from mindgspo.config.reward import FileFunction
 from mindgspo.rewards.verification import MAX_EXTRACTED_CHARS, Candidate, JSONValue, RewardJob, Verification
 from mindgspo.types import Verdict
 
@@ -18,7 +17,8 @@ ABSTAINED = "abstained: the function returned None as its score"
 
 
 class FromFile:
-    """A verifier that calls a user's function (data_source, solution_str, ground_truth, extra_info), like verl.
+    """A verifier that calls a user's function (data_source, solution_str, ground_truth, extra_info), like verl. task:
+    the name by which the pool knows the function.
 
     The function may return a number (True and False are 1 and 0), None to abstain, or a dict:
 
@@ -32,15 +32,15 @@ class FromFile:
     wrong.
     """
 
-    def __init__(self, function: FileFunction) -> None:
-        self._task = function.task
+    def __init__(self, task: str) -> None:
+        self._task = task
 
     def can_read(self, gold: str) -> bool:
         """Always True: what an answer may be, only the file knows."""
         return True
 
     def verify(self, candidate: Candidate) -> RewardJob:
-        """The job, for a worker that has loaded the file."""
+        """The job, for a worker that has loaded the file, or for the object."""
         return RewardJob(
             task=self._task,
             arguments={

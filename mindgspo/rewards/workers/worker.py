@@ -121,18 +121,18 @@ def _load(task: str) -> Task:
 
         return lambda arguments: are_symbolically_same(str(arguments["answer"]), str(arguments["gold"]))
     except Exception as error:
-        raise BrokenFunctionError(f"{task} cannot be loaded: {_describe(error)}") from error
+        raise BrokenFunctionError(f"{task} cannot be loaded: {describe(error)}") from error
 
 
 def _answer(line: bytes, loaded: Mapping[str, Task]) -> bytes:
     try:
         job = json.loads(line)
-        value, dropped = _reward(loaded[job["task"]](job["arguments"]))
+        value, dropped = plain_reward(loaded[job["task"]](job["arguments"]))
         return _line({"outcome": "done", "value": value, "message": dropped})
     except MemoryError:
         return OUT_OF_MEMORY
     except BaseException as error:  # sys.exit() in a reward function costs its sample, no more
-        return _line({"outcome": "failed", "message": _describe(error)})
+        return _line({"outcome": "failed", "message": describe(error)})
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm that the function left running would hit the next response
 
@@ -165,11 +165,7 @@ def _user_function(task: str) -> Callable[[Mapping[str, object]], object]:
     function = getattr(module, name, None)
     if function is None:
         raise BrokenFunctionError(_nothing_named(name, module, path, "function", "functions"))
-    if not callable(function):
-        raise BrokenFunctionError(f"{task} is a {type(function).__name__}, not a function")
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
-        raise BrokenFunctionError(f"{task} is async; write it as an ordinary function (def, not async def)")
-    _check_signature(function, task, name)
+    check_function(function, task, name)
     return lambda arguments: function(**arguments)
 
 
@@ -191,7 +187,7 @@ def _environment(task: str) -> Task:
     try:
         found.prepare()
     except Exception as error:
-        raise BrokenFunctionError(f"{task} cannot be prepared: {_describe(error)}") from error
+        raise BrokenFunctionError(f"{task} cannot be prepared: {describe(error)}") from error
     return player_of(found)
 
 
@@ -234,7 +230,12 @@ def _nothing_named(name: str, module: ModuleType, path: str, kind: str, kinds: s
     return f"{path} has no {kind} {name!r}{hint} ({there})"
 
 
-def _check_signature(function: Callable[..., object], task: str, name: str) -> None:
+def check_function(function: object, task: str, name: str) -> None:
+    """Raises BrokenFunctionError: not callable, async, another signature."""
+    if not callable(function):
+        raise BrokenFunctionError(f"{task} is a {type(function).__name__}, not a function")
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+        raise BrokenFunctionError(f"{task} is async; write it as an ordinary function (def, not async def)")
     try:
         signature = inspect.signature(function)
     except ValueError:  # some functions written in C do not tell
@@ -249,7 +250,7 @@ def _check_signature(function: Callable[..., object], task: str, name: str) -> N
         ) from error
 
 
-def _reward(value: object) -> tuple[object, str]:
+def plain_reward(value: object) -> tuple[object, str]:
     """`value` as JSON, and which extras of a dict were dropped because JSON does not have them, "" for none: a score is
     not lost for an array beside it."""
     if not isinstance(value, Mapping) or "score" not in value:
@@ -292,13 +293,16 @@ def _plain_value(value: Any, place: str = "") -> object:
     )
 
 
-def _describe(error: BaseException) -> str:
-    """One line: class, text, and the last line of the user's files that was running."""
+def describe(error: BaseException, module: Mapping[str, object] | None = None) -> str:
+    """One line: class, text, and the last line of the user's files, or of the module with these names, that was
+    running."""
     if isinstance(error, UnsuitableValueError):
         return str(error)
     where = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
-        if str(frame.f_globals.get("__name__")).startswith(MODULE_PREFIX):
+        if frame.f_globals is module:  # the names of a notebook's cells mean nothing to their author
+            where = f" (line {line}, in {frame.f_code.co_name})"
+        elif str(frame.f_globals.get("__name__")).startswith(MODULE_PREFIX):
             where = f" ({Path(frame.f_code.co_filename).name}, line {line})"
     return _text(error) + where
 

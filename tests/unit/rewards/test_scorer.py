@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mindgspo.config import RewardSection
-from mindgspo.config.reward import FileFunction, RewardWorkersSection
+from mindgspo.config.reward import RewardWorkersSection
 from mindgspo.errors import DataError, RewardError
 from mindgspo.rewards import Scorer, gold_is_readable
 from mindgspo.rewards.functions.from_file import FromFile, conclude
@@ -237,7 +237,7 @@ def test_check_rows_names_what_it_refuses() -> None:
 
 
 CANDIDATE = Candidate(text="It is #### 72", gold="72", data_source="mine", index=3, extra_info={"index": 3})
-VERIFIER = FromFile(FileFunction(Path("/rewards/mine.py"), "compute_score"))
+VERIFIER = FromFile("/rewards/mine.py:compute_score")
 
 
 def test_the_job_has_verls_four_arguments_and_details_are_kept() -> None:
