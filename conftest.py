@@ -14,11 +14,14 @@ import hypothesis
 import pytest
 
 import mindgspo.parallel.platform.runtime  # noqa: F401  sets MindSpore's environment variables, before a test imports MindSpore
+from mindgspo import progress
 
 # Nothing asserts on time: a worker may wait for its neighbour. "ci" finds the same things in every session.
 hypothesis.settings.register_profile("ci", deadline=None, max_examples=25, derandomize=True)
 hypothesis.settings.register_profile("thorough", deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+progress._QUIET_S = float("inf")  # a busy machine must not add lines to what a test's command prints
 
 TESTS = Path(__file__).resolve().parent / "tests"
 SHARED_DATA = TESTS.parent / ".." / "shared" / "data"

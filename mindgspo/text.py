@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -57,12 +58,16 @@ def printable(text: str) -> str:
 class PrintableStream:
     """A text stream that writes to another one what is printable of a text. raw: that one, for progress bars."""
 
+    written_at = 0.0
+    """When any of them wrote last, by time.monotonic."""
+
     def __init__(self, raw: TextIO) -> None:
         self.raw = raw
 
     def write(self, text: str) -> int:
         """All of it; returns the number of characters given."""
         self.raw.write(printable(text))
+        PrintableStream.written_at = time.monotonic()
         return len(text)
 
     def flush(self) -> None:

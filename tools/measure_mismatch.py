@@ -3,7 +3,6 @@
 
     python tools/measure_mismatch.py                        seeds 1, 2, 3 of every kind below; finished runs are reused
     python tools/measure_mismatch.py --only exact token_1e-3 --seeds 1
-    python tools/measure_mismatch.py --set trainer.max_steps=10
 
 Sampler and trainer agree bit for bit on CPU, so a difference can be added and nothing else changes. It is added to the
 log-probs that the engine returns, in nats, with algorithm.old_log_probs=sampler, so that it enters every ratio:
@@ -13,18 +12,18 @@ log-probs that the engine returns, in nats, with algorithm.old_log_probs=sampler
     response_1e-3, ..._1e-2     to all tokens of a response one number, normal with this deviation
     above_1e-3, below_1e-3      to all tokens of all responses + or - this: wrong weights or another temperature
 
-The numbers are a function of seed, step, prompt, sample and token. One warm-up per seed, as in compare_algorithms.py.
-Below --output: table.md, also printed, and the run folders, each with updates.jsonl, a line per update. Exit codes are
-those of compare_algorithms.py.
+The numbers are a function of seed, step, prompt, sample and token; the warm-up has none. Below --output: table.md, also
+printed, and the run folders, each with updates.jsonl, a line per update. Exit codes: 0; 1 if a run fails (its log is
+named) or a setting is wrong; 2 for a wrong command line; 130 for Ctrl-C.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -32,12 +31,12 @@ from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
-from compare_algorithms import EXPERIMENT, Job, plan, run_all
 
 from mindgspo.cli import main as mindgspo_main
 from mindgspo.errors import MindGSPOError
 from mindgspo.io import write_file
 from mindgspo.metrics.run_folder import HELD_OUT_ACCURACY, read_run
+from mindgspo.sweep import SweepRun, load_sweep, run_all, unfinished
 
 KINDS = {
     "exact": ("none", 0.0),
@@ -97,11 +96,10 @@ def disturb(kind: str, updates: Path) -> None:
     NativeEngine.generate, Updater.step = disturbed, noted
 
 
-def run_disturbed(job: Job) -> int:
-    """Run the job to its end in a child process that adds the job's difference; returns its exit code."""
-    words = [sys.executable, __file__, "--child", job.name, str(job.run_dir / UPDATES), *job.arguments()[3:]]
-    with job.log.open("ab") as log:
-        return subprocess.run(words, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
+def arguments(run: SweepRun) -> list[str]:
+    """What the interpreter is given: this file, which adds the run's difference."""
+    updates = run.folder / UPDATES
+    return [__file__, "--child", run.variant, str(updates), *run.arguments()]
 
 
 # ----- the table
@@ -149,22 +147,30 @@ def _cell(values: Sequence[float]) -> str:
     return f"{fmean(values):.3g}{deviation}"
 
 
-def main(words: Sequence[str] | None = None, launch: Callable[[Job], int] = run_disturbed) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(KINDS), default=list(KINDS), help="default: all")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="default: 1 2 3")
     parser.add_argument("--output", type=Path, default=Path("runs/mismatch"), help="default: runs/mismatch")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of all runs")
-    arguments = parser.parse_args(words)
-    output = arguments.output.resolve()
-    variants = dict.fromkeys(arguments.only, ("algorithm.old_log_probs=sampler",))
+    given = parser.parse_args(words)
+    sweep = {
+        "experiment": "quickstart",
+        "run_dir": str(given.output.resolve()),
+        "runs": [{"experiment": kind, "algorithm.old_log_probs": "sampler"} for kind in given.only],
+        "settings": {"seed": given.seeds},
+    }
     try:
-        jobs = plan(EXPERIMENT, output, variants, arguments.seeds, arguments.set)
-        run_all(jobs, launch)
-        runs = sorted((job for job in jobs if job.command == "run"), key=lambda job: list(KINDS).index(job.name))
-        per_rollout = runs[0].config.rollout.prompts_per_step // runs[0].config.trainer.prompts_per_mini_batch
-        found = table([(job.name, figures(job.run_dir, per_rollout)) for job in runs])
-        write_file(output / "table.md", f"{found}\n".encode())
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "mismatch.yaml"
+            file.write_text(json.dumps(sweep))
+            runs = load_sweep(file).runs
+        if failed := run_all(unfinished(runs), [()], command=arguments):
+            print(f"failed: {', '.join(failed)}", file=sys.stderr)
+            return 1
+        rollout, trainer = runs[0].config.rollout, runs[0].config.trainer
+        per_rollout = rollout.prompts_per_step // trainer.prompts_per_mini_batch
+        found = table([(one.variant, figures(one.folder, per_rollout)) for one in runs])
+        write_file(given.output / "table.md", f"{found}\n".encode())
     except MindGSPOError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

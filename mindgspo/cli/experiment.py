@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,7 +20,25 @@ from mindgspo.cli.options import (
     SetOption,
     WorkersOption,
     emulated_overrides,
+    first_sentence,
 )
+
+
+def _print_shipped(is_wanted: bool) -> None:
+    if not is_wanted:
+        return
+    from mindgspo.config.paths import shipped_experiments
+
+    for name, path in shipped_experiments().items():
+        comment = itertools.takewhile(lambda line: line.startswith("#"), path.read_text("utf-8").splitlines())
+        print(f"{name}\n    {first_sentence(' '.join(line.lstrip('# ') for line in comment))}")
+    raise typer.Exit
+
+
+ListOption = Annotated[
+    bool,
+    typer.Option("--list", callback=_print_shipped, is_eager=True, help="Print the shipped experiments and exit."),
+]
 
 
 def run_command(
@@ -33,6 +52,7 @@ def run_command(
     master_addr: MasterAddrOption = "127.0.0.1",
     master_port: MasterPortOption = None,
     emulate_ascend: EmulateOption = False,
+    list_: ListOption = False,
 ) -> None:
     """Run an experiment, from its data to the exported model.
 

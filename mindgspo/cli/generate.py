@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from mindgspo.cli.options import EmulateOption, EosTokenOption, TokenizerOption, emulated_overrides, model_folder
+from mindgspo.progress import activity
 
 if TYPE_CHECKING:
     from mindgspo.evaluation.generate import Chat, GenerateOptions
@@ -91,7 +92,8 @@ def generate_command(
     if emulate_ascend:  # before MindSpore is imported
         emulated_overrides(True, None)
         device = "Ascend"
-    from mindgspo.evaluation.generate import GenerateOptions
+    with activity("starting"):
+        from mindgspo.evaluation.generate import GenerateOptions
 
     options = GenerateOptions(
         temperature=temperature,

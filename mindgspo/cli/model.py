@@ -17,6 +17,7 @@ from mindgspo.cli.options import (
     TokenizerOption,
     emulated_overrides,
 )
+from mindgspo.progress import activity
 
 if TYPE_CHECKING:
     from mindgspo.evaluation.tasks import EvalTask
@@ -137,14 +138,15 @@ def _whole_numbers(text: str) -> tuple[int, ...]:
 
 
 def _evaluate_and_print(tasks: list[EvalTask], out: Path | None) -> None:
-    from mindgspo.evaluation.run_tasks import (
-        EvalFolder,
-        eval_report,
-        evaluate_tasks,
-        generation_records,
-        remarks,
-        results_table,
-    )
+    with activity("starting"):
+        from mindgspo.evaluation.run_tasks import (
+            EvalFolder,
+            eval_report,
+            evaluate_tasks,
+            generation_records,
+            remarks,
+            results_table,
+        )
 
     with nullcontext() if out is None else EvalFolder(out) as folder:
         if folder is None:
@@ -178,7 +180,8 @@ def logprobs_command(
 
     There is one JSON line per row and nothing else.
     """
-    from mindgspo.evaluation.log_probs import log_probs_by_native_model, log_probs_of_file
+    with activity("starting"):
+        from mindgspo.evaluation.log_probs import log_probs_by_native_model, log_probs_of_file
 
     scorer = log_probs_by_native_model
     emulated_overrides(emulate_ascend, None)

@@ -101,7 +101,7 @@ def complete_setting(incomplete: str) -> list[tuple[str, str]]:
         field = section.model_fields.get(key)
         return [] if field is None else [(f"{dotted}={value}", "") for value in _values(field.annotation)]
     return [
-        (f"{prefix}{name}{'=' if section_of(section, name) is None else '.'}", _first_sentence(field.description or ""))
+        (f"{prefix}{name}{'=' if section_of(section, name) is None else '.'}", first_sentence(field.description or ""))
         for name, field in section.model_fields.items()
     ]
 
@@ -117,7 +117,8 @@ def _values(annotation: Any) -> Iterator[str]:
             yield from _values(option)
 
 
-def _first_sentence(text: str) -> str:
+def first_sentence(text: str) -> str:
+    """Without the full stop."""
     return " ".join(text.split()).partition(". ")[0].rstrip(".")
 
 
@@ -130,7 +131,7 @@ def _file_of_experiment(path: Path) -> Path:
 ConfigArgument = Annotated[
     Path,
     typer.Argument(
-        help="YAML file of the experiment; or a shipped one: quickstart, examples/gsm8k/gspo_qwen2_5_7b.yaml, ...",
+        help="YAML file of the experiment; or a shipped one: quickstart, gsm8k/gspo_qwen2_5_7b, ...",
         callback=_file_of_experiment,
     ),
 ]

@@ -30,13 +30,14 @@ from mindgspo.cli.doctor import doctor_command, replay_command
 from mindgspo.cli.generate import generate_command
 from mindgspo.cli.init import init_command
 from mindgspo.cli.options import CommandGroup, SettingsCommand
-from mindgspo.cli.runs import compare_command, report_command, runs_command
+from mindgspo.cli.runs import compare_command, report_command, runs_command, sweep_command
 from mindgspo.cli.serve import serve_command
 from mindgspo.cli.strategy import strategy_app
 from mindgspo.errors import ConfigError, MindGSPOError, OutOfMemoryError
 from mindgspo.io import DISK_ERRORS, write_error
 from mindgspo.parallel.platform.runtime import is_emulated
 from mindgspo.parallel.platform.worker_process import is_worker
+from mindgspo.progress import told_waits
 from mindgspo.text import PrintableStream, error_text, shorten
 
 app = typer.Typer(
@@ -101,6 +102,7 @@ def completion_command(
 app.command("init")(init_command)
 app.command("run", cls=SettingsCommand)(experiment.run_command)
 app.command("sft", cls=SettingsCommand, help=experiment.SFT_HELP)(experiment.run_command)
+app.command("sweep")(sweep_command)
 app.command("serve", cls=SettingsCommand)(serve_command)
 app.command("check", cls=SettingsCommand)(experiment.check_command)
 app.command("plan", cls=SettingsCommand)(experiment.plan_command)
@@ -168,7 +170,8 @@ def run_program(arguments: Sequence[str] | None) -> int:
     # Anything that a command prints may come from data, model files or responses.
     with redirect_stdout(PrintableStream(sys.stdout)), redirect_stderr(PrintableStream(sys.stderr)):
         try:
-            app(args=arguments, prog_name="mindgspo", standalone_mode=True)
+            with told_waits():
+                app(args=arguments, prog_name="mindgspo", standalone_mode=True)
         except SystemExit as ended:
             return int(ended.code or 0)
         except Exception as error:
@@ -186,6 +189,10 @@ def _message(error: Exception) -> str | None:
             return error_text(error)
         case OSError():
             return _file_message(error)
+        case ModuleNotFoundError(name="mindspore"):
+            return error_text(
+                "MindSpore is not installed: pip install 'mindgspo[mindspore]'; on an Atlas server that of its CANN"
+            )
         case MemoryError() | RuntimeError(args=("can't start new thread",)):
             return error_text(OutOfMemoryError.of(error))
         case RuntimeError():  # MindSpore's, with an error code of CANN in it

@@ -28,6 +28,38 @@ def runs_command(
         print(line)
 
 
+def sweep_command(
+    sweep: Annotated[Path, typer.Argument(help="YAML file of the sweep: an experiment, and values of settings.")],
+    jobs: Annotated[
+        int, typer.Option(min=1, max=64, help="Runs at a time; on Ascend each gets cards of its own, by the plans.")
+    ] = 1,
+) -> None:
+    """Run an experiment under several settings, and compare the runs.
+
+    All combinations are checked before the first begins. The same command again skips finished runs and resumes the
+    others. Whenever a run ends, comparison.html is written anew; exit code 1 if a run failed, which keeps no other from
+    running.
+    """
+    from mindgspo.doctor.cards import free_cards
+    from mindgspo.doctor.machine import this_machine
+    from mindgspo.interrupts import advise
+    from mindgspo.metrics.compare import outcome_rows
+    from mindgspo.sweep import cards_of_jobs, load_sweep, run_all, unfinished
+    from mindgspo.text import aligned, counted, listed
+
+    found = load_sweep(sweep)
+    waiting = unfinished(found.runs)
+    cards = cards_of_jobs(waiting, jobs, free_cards(this_machine()))
+    print(f"{counted(len(found.runs), 'run')} in {found.folder}, {len(found.runs) - len(waiting)} of them finished")
+    advise("the same command again resumes the sweep")
+    failed = run_all(waiting, cards, ended=found.compare)
+    if (comparison := found.compare()) is not None:
+        print("", *aligned(outcome_rows(comparison), left=1), "", f"page: {found.page}", sep="\n")
+    if failed:
+        print(f"{counted(len(failed), 'run')} failed: {listed(failed)}")
+        raise typer.Exit(1)
+
+
 def report_command(run_dir: Annotated[Path, typer.Argument(help="Run folder, e.g. runs/arithmetic-gspo.")]) -> None:
     """Draw reward.png and report.html of a run again.
 

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from mindgspo.cli.options import ConfigArgument, EmulateOption, SetOption, emulated_overrides
+from mindgspo.progress import activity
 
 
 def serve_command(
@@ -75,7 +76,8 @@ def serve_command(
     words += ["--own-weights"] * own_weights
 
     def work(listener: socket.socket | None) -> int:
-        from mindgspo.rollout import server  # MindSpore comes with it
+        with activity("starting"):
+            from mindgspo.rollout import server  # MindSpore comes with it
 
         def tell() -> None:
             assert listener is not None, "only the rank that listens tells"

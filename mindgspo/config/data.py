@@ -213,6 +213,25 @@ class TokenizerSection(Section):
     """Token written into padded slots. It is never trained on and never searched for."""
 
 
+class StopSection(Section):
+    """When a run ends before its last step. It then has its export and its report, and counts as finished."""
+
+    patience: int | None = Field(default=None, ge=1)
+    """Evaluations in a row that bring no improvement of eval.best_metric, after which the run ends. Accuracy wavers by
+    some points from one evaluation to the next, so 1 stops almost any run. None: never."""
+    min_delta: float = Field(default=0.0, ge=0)
+    """Least improvement that counts, in units of eval.best_metric, over the value of the last one that did: 0.01 is one
+    point of accuracy. 0: any."""
+    on_collapse: bool = False
+    """End the run when the diagnosis after an evaluation says that it lost what it had: the held-out figure fell below
+    that of the first evaluation by more than the 95 % interval, or the entropy below 5 % of that of the first step."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything ends the run early."""
+        return self.patience is not None or self.on_collapse
+
+
 class EvalSection(Section):
     """Accuracy on the held-out problems."""
 
@@ -239,6 +258,8 @@ class EvalSection(Section):
     """Metric by which the best evaluation is chosen; the higher the better; val-core/aime/acc/mean@16, say, for one set
     or data source (TRL: metric_for_best_model). None: val-core/acc/mean@1, the accuracy over all problems;
     val-core/reward/mean@1, their mean reward, where reward.functions names your own and none that verifies answers."""
+    stop: StopSection = StopSection()
+    """Whether evaluations end the run early; by default they do not."""
     logged_problems: int | None = Field(default=8, ge=0)
     """Problems of each set whose answers are written to validation.jsonl at each evaluation, from the start. None: all
     (verl: log_val_generations)."""

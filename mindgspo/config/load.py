@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -212,9 +212,22 @@ def _read_override(override: str) -> dict[str, Any]:
         value = parse_value(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{said}: {explain(error)}") from None
+    return _with_absolute_paths(migrated(_nested(keys, value), said), Path.cwd())
+
+
+def override_of(key: str, value: Any, folder: Path) -> str:
+    """ "a.b=c" of a value that stands in a file of `folder`, from which its relative paths count."""
+    keys = key.split(".")
+    found: Any = _with_absolute_paths(_nested(keys, value), folder)
+    for name in keys:
+        found = found[name]
+    return f"{key}={json.dumps(found, ensure_ascii=False)}"
+
+
+def _nested(keys: Sequence[str], value: Any) -> dict[str, Any]:
     for key in reversed(keys):
         value = {key: value}
-    return _with_absolute_paths(migrated(value, said), Path.cwd())
+    return value
 
 
 def _with_absolute_paths(mapping: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -249,12 +262,12 @@ def _absolute_path(text: str, folder: Path) -> Path:
 
 
 def _similar_files(path: Path) -> str:
-    """'; did you mean x.yaml?' from the YAML files beside the missing one."""
-    if not path.parent.is_dir():
-        return f" (there is no folder {path.parent})"
-    beside = sorted(one.name for one in path.parent.iterdir() if one.suffix in (".yaml", ".yml"))
-    beside += ["quickstart"] if path.parent == Path() else []  # see `shipped`
-    return did_you_mean(path.name, beside, show=lambda name: str(path.parent / name))
+    """'; did you mean x.yaml?' from the YAML files beside the missing one, and the shipped experiments."""
+    from mindgspo.config.paths import shipped_experiments
+
+    there_is_none = "" if path.parent.is_dir() else f" (there is no folder {path.parent})"
+    beside = [] if there_is_none else [str(one) for one in path.parent.iterdir() if one.suffix in (".yaml", ".yml")]
+    return did_you_mean(path, [*sorted(beside), *shipped_experiments()], otherwise=there_is_none, show=str)
 
 
 def load_config(

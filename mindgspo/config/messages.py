@@ -25,6 +25,7 @@ _EXPECTED = {
     "string_type": "a text",
     "path_type": "a path",
     "tuple_type": "a list, e.g. [a, b]",
+    "dict_type": "a mapping, e.g. {a: b}",
     "model_type": "a section with keys of its own",
     "model_attributes_type": "a section with keys of its own",
 }

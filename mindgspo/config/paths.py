@@ -16,7 +16,6 @@ from mindgspo.config.rules import data_sources
 from mindgspo.config.schema import ExperimentConfig
 from mindgspo.text import hub_hint, shorten
 
-_NAMED = {Path("quickstart"): Path("examples", "arithmetic", "gspo.yaml")}
 _LONGEST_NAME, _LONGEST_PATH = 255, 4095
 """In bytes, as Linux has them."""
 
@@ -118,7 +117,16 @@ def shipped_folder() -> Path:
     return Path(sysconfig.get_path("data"), "share", "mindgspo")
 
 
+def shipped_experiments() -> dict[str, Path]:
+    """Those that come with this package, by their names: `quickstart`, `gsm8k/gspo_qwen2_5_7b`, ..."""
+    examples = shipped_folder() / "examples"
+    found = {str(path.relative_to(examples).with_suffix("")): path for path in sorted(examples.glob("*/*.yaml"))}
+    return {"quickstart": examples / "arithmetic" / "gspo.yaml", **found}
+
+
 def experiment_file(path: Path) -> Path:
-    """A user's file by its path; else a shipped one, by its path below `shipped_folder` or as `quickstart`."""
-    shipped = shipped_folder() / _NAMED.get(path, path)
-    return shipped if not path.exists() and not path.is_absolute() and shipped.is_file() else path
+    """A user's file by its path; else a shipped one, by its name or its path below `shipped_folder`."""
+    if path.exists() or path.is_absolute():
+        return path
+    shipped = shipped_experiments().get(str(path), shipped_folder() / path)
+    return shipped if shipped.is_file() else path

@@ -135,6 +135,8 @@ def _samples(config: ExperimentConfig) -> int:
 def eval_problems(config: ExperimentConfig) -> Iterator[str]:
     """Every violated rule about evaluation."""
     section = config.eval
+    if section.stop.is_on and section.every is None:
+        yield "eval.stop: there are no evaluations between the first and the last step; set eval.every"
     if section.do_sample and section.num_samples > 1:
         yield (
             f"eval.do_sample: with eval.num_samples {section.num_samples} as many are drawn without it, beside a "

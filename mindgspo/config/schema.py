@@ -230,7 +230,10 @@ class TrainerSection(Section):
     """Newest checkpoints kept (verl: max_actor_ckpt_to_keep; TRL: save_total_limit)."""
     keep_best: int = Field(default=0, ge=0)
     """Number of additional checkpoints kept because their evaluations are the best. From 1 on, every evaluation that is
-    the best so far is saved at once (TRL: load_best_model_at_end)."""
+    the best so far is saved at once."""
+    export: Literal["last", "best"] = "last"
+    """Weights that the run exports at its end. best: those of the best evaluation by eval.best_metric, from its
+    checkpoint, of which at least one is kept as by keep_best (TRL: load_best_model_at_end)."""
     save_in_background: bool = False
     """Write checkpoints in a thread of rank 0 while the run goes on. Its host memory then holds the copy of weights and
     moments, 12 bytes per parameter, during the next rollout, and disk errors are reported at the next save or at the
@@ -269,6 +272,11 @@ class TrainerSection(Section):
     """Step whose inputs and results are written to run_dir/dumps, to be rerun elsewhere and compared number by number
     (`mindgspo replay`): weights twice, moments, gradients, batches and, for a single process, the output of each
     module. It takes about 20 bytes per parameter on disk. None: no step."""
+
+    @property
+    def num_best_kept(self) -> int:
+        """Checkpoints kept because their evaluations are the best."""
+        return max(self.keep_best, int(self.export == "best"))
 
 
 class WarmupSection(Section):

@@ -77,6 +77,12 @@ def visible_cards(machine: Machine) -> list[int]:
     return [number for number in numbers if number in devices]
 
 
+def free_cards(machine: Machine) -> list[int]:
+    """Visible devices without a process, as far as npu-smi tells."""
+    busy = {card.number for card in known_cards(machine) if card.processes}
+    return [number for number in visible_cards(machine) if number not in busy]
+
+
 def devices(machine: Machine, needs: Needs) -> Iterator[MachineProblem]:
     """Whether the cards that are needed are there, visible, and may be opened."""
     if needs.device != "Ascend":

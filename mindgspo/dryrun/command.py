@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from rich.console import Console
 
 from mindgspo.config import ExperimentConfig, ParallelPlan, dump_config, load_config
 from mindgspo.dryrun.report import block, summary
@@ -22,7 +19,7 @@ from mindgspo.parallel.platform.emulator import find_toolchain
 from mindgspo.planner.cache_budget import with_cache_budget
 from mindgspo.planner.command import DRY_RUNS
 from mindgspo.planner.measured import MeasuredPeak, fingerprint, store_peak
-from mindgspo.text import raw_stream
+from mindgspo.progress import activity
 
 if TYPE_CHECKING:
     from ascend_emulator.toolchain import Toolchain
@@ -104,11 +101,10 @@ class DryRun:
         yield summary(self.done, seconds=time.monotonic() - started)
 
     def results(self) -> Iterator[GraphResult]:
-        """Every graph and rank asked for, in order. Progress is shown on the terminal, if there is one."""
+        """Every graph and rank asked for, in order."""
         jobs = self._jobs()
-        console = Console(file=raw_stream(sys.stderr))
         for number, (graph, rank) in enumerate(jobs, start=1):
-            with console.status(f"compiling {graph} for rank {rank} ({number} of {len(jobs)})"):
+            with activity(f"compiling {graph} for rank {rank} ({number} of {len(jobs)})"):
                 self.done.append(self._compile(graph, rank))
             self._store_memory(self.done[-1])
             yield self.done[-1]

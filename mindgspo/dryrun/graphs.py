@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn
@@ -32,6 +33,7 @@ from mindgspo.models.transformer import Transformer
 from mindgspo.models.weights import held_parameters, hold_in_compute_type
 from mindgspo.parallel.ops.device import attention_segments, takes_packed
 from mindgspo.parallel.plans.placement import Placement
+from mindgspo.planner.rank_work import RankWork
 from mindgspo.rollout.cache import PagedCache
 from mindgspo.rollout.graphs import DecodeStep, NextLogits, PackedWeights, Prefill
 from mindgspo.rollout.protocol import SamplingFilter
@@ -93,8 +95,7 @@ def _scoring(
 
 def _prefill(config: ExperimentConfig, rank: int) -> CompilableGraph:
     model = _generating_model(config, rank)
-    sizes = rollout_sizes(config)
-    shape = (sizes.prefill_width, sizes.prompt_columns)
+    shape = max(RankWork.of(config, rank).prefills, key=prod)  # of prompts, or of one sequence after a pre-emption
     ids_QL = np.zeros(shape, np.int32)
     positions_QL = np.tile(np.arange(shape[1], dtype=np.int32), (shape[0], 1))
     segments = attention_segments(np.ones(shape, np.int32), is_packed=takes_packed(model))

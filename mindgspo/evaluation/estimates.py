@@ -37,7 +37,6 @@ from numpy.typing import ArrayLike
 from math_answers.equivalence import RIGHT, votes_of
 from mindgspo.types import FinishReason, Score, ScoredGroup, Verdict
 
-CONFIDENCE = 0.95
 _Z = 1.959963984540054  # the normal distribution's quantile at 0.975
 _LARGEST_REWARD = 1e100  # squares of larger ones would overflow
 _VERIFIED = (Verdict.CORRECT, Verdict.WRONG)

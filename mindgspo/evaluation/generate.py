@@ -27,6 +27,7 @@ from mindgspo.models.policy import build_model
 from mindgspo.models.weights import load_tensors
 from mindgspo.parallel.plans.placement import ALONE
 from mindgspo.parallel.platform.cluster import start_device
+from mindgspo.progress import activity
 from mindgspo.rollout.build import native_engine
 from mindgspo.rollout.engine import NativeEngine
 from mindgspo.rollout.local_service import EpisodeEngine
@@ -129,7 +130,8 @@ def generate_completions(model: Path, prompts: Sequence[PromptText], options: Ge
     for start in range(0, len(prompts), size):
         asked = [_prompt(start + n, ids) for n, ids in enumerate(encoded[start : start + size])]
         settings = _settings(options, drawing, length)
-        answered = engine.generate(asked, settings, weight_version=0).responses
+        with activity("generating"):
+            answered = engine.generate(asked, settings, weight_version=0).responses
         for prompt, responses in zip(prompts[start:], answered, strict=False):
             yield Generated(prompt=prompt, completions=tuple(_completion(tokenizer, each) for each in responses))
 

@@ -19,6 +19,7 @@ from mindgspo.errors import DataError, WeightsError
 from mindgspo.evaluation.inputs import PromptText, encode_prompt, find_model, only_key
 from mindgspo.io import parse_json
 from mindgspo.parallel.platform.runtime import Device, set_up_runtime
+from mindgspo.progress import activity
 from mindgspo.tensor_files.reader import open_tensors
 from mindgspo.tensor_files.tensors import TensorSource
 from mindgspo.tokenization import load_backend, load_tokenizer
@@ -46,7 +47,8 @@ def _scored(
     model = build_model(section)
     with weights as tensors:
         load_tensors(model, section, tensors)
-    return score_rows(model, rows)
+    with activity("scoring"):
+        return score_rows(model, rows)
 
 
 def log_probs_of_file(

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import yaml
@@ -49,7 +50,7 @@ from mindgspo.metrics.run_folder import (
     held_out_figures,
     read_run,
 )
-from mindgspo.text import aligned, shorten
+from mindgspo.text import aligned, listed, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
 _NOT_COMPARED = ("schema", "experiment", "run_dir", "resume", "restore", "logging.progress")
 _ABSENT = "-"
 _WIDTH = 40
+MOST_CURVES = 12
+"""Variants that are drawn, the first ones: so many colours and dashes there are."""
 PICTURE, PAGE = "comparison.png", "comparison.html"
 
 
@@ -83,6 +86,10 @@ class RunOutcome:
 
     name: str
     folder: str
+    variant: str
+    """What it is compared under."""
+    metric: float | None
+    """Last value of the metric that sorts the runs."""
     is_finished: bool
     steps: int
     """Training steps done."""
@@ -108,28 +115,41 @@ class SettingDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunComparison:
-    """Runs beside each other, in the order of their folders."""
+    """Runs beside each other."""
 
     runs: tuple[ComparedRun, ...]
     outcomes: tuple[RunOutcome, ...]
     settings: tuple[SettingDifference, ...]
     environment: tuple[SettingDifference, ...]
     """Versions and machines that differ."""
+    metric: str = ""
+    """By whose last value the runs are sorted, the highest first; "": they are in the order of their folders."""
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(outcome.name for outcome in self.outcomes)
 
 
-def compare_runs(folders: Sequence[Path]) -> RunComparison:
-    """Raises RunFolderError for a folder that holds no run with at least one step."""
-    records = [read_run(folder, with_samples=False) for folder in folders]
-    names = distinct_names(folders)
+def compare_runs(folders: Sequence[Path], *, variants: Sequence[str] = (), metric: str = "") -> RunComparison:
+    """Raises RunFolderError for a folder that holds no run with at least one step.
+
+    variants: what each run is one of several seeds of; none: each is its own. metric: see `RunComparison`.
+    """
+    names, pairs = distinct_names(folders), []
+    for name, folder, variant in zip(names, folders, variants or names, strict=True):
+        run = read_run(folder, with_samples=False)
+        series = HELD_OUT_ACCURACY.series(run) if metric == HELD_OUT_ACCURACY.key else run.series(metric)
+        value = series.values[-1] if series else None
+        pairs.append((_outcome(name, folder, run, variant, value), ComparedRun(variant=variant, run=run)))
+    if metric:
+        pairs.sort(key=lambda pair: -math.inf if pair[0].metric is None else pair[0].metric, reverse=True)
+    outcomes, runs = zip(*pairs, strict=True)
     return RunComparison(
-        runs=tuple(ComparedRun(variant=name, seed=0, run=run) for name, run in zip(names, records, strict=True)),
-        outcomes=tuple(_outcome(name, folder, run) for name, folder, run in zip(names, folders, records, strict=True)),
-        settings=_differences([_settings(folder / CONFIG_FILE) for folder in folders]),
-        environment=_differences([_environment(run) for run in records]),
+        metric=metric,
+        runs=runs,
+        outcomes=outcomes,
+        settings=_differences([_settings(Path(one.folder) / CONFIG_FILE) for one in outcomes]),
+        environment=_differences([_environment(one.run) for one in runs]),
     )
 
 
@@ -143,7 +163,7 @@ def distinct_names(folders: Sequence[Path]) -> list[str]:
     raise AssertionError(f"a folder is compared with itself: {folders}")
 
 
-def _outcome(name: str, folder: Path, run: RunRecord) -> RunOutcome:
+def _outcome(name: str, folder: Path, run: RunRecord, variant: str, metric: float | None) -> RunOutcome:
     seconds, speed = recorded_number(run.summary.get("seconds")), recorded_number(run.summary.get("tokens_per_second"))
     times, tokens = run.series("perf/time_per_step").values, run.series("perf/total_num_tokens").values
     if seconds is None and times:
@@ -155,6 +175,8 @@ def _outcome(name: str, folder: Path, run: RunRecord) -> RunOutcome:
     return RunOutcome(
         name=name,
         folder=str(folder),
+        variant=variant,
+        metric=metric,
         is_finished=run.summary.get("finished") is True,
         steps=max((row["step"] for row in run.metrics), default=0),
         last=last,
@@ -231,22 +253,56 @@ def _text(value: object) -> str:
 # ----- what is printed and written
 
 
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A figure of the table. form: how its number is written."""
+
+    heading: str
+    value: Callable[[RunOutcome], MeasuredFigure | float | None]
+    form: Callable[[float], str]
+
+    def cell(self, run: RunOutcome) -> str:
+        """The figure of one run."""
+        value = self.value(run)
+        return _ABSENT if value is None else self.form(value) if isinstance(value, (int, float)) else str(value)
+
+    def spread(self, runs: Sequence[RunOutcome]) -> str:
+        """Mean and standard deviation (ddof 1) over several runs, all of which must have the figure."""
+        found = [value.value if isinstance(value, MeasuredFigure) else value for value in map(self.value, runs)]
+        known = [value for value in found if value is not None]
+        if len(known) < len(found):
+            return _ABSENT
+        return f"{self.form(fmean(known))} \N{PLUS-MINUS SIGN} {self.form(stdev(known)).removesuffix('%')}"
+
+
+_ACCURACY = (
+    _Column("accuracy, last (95 %), at step", lambda run: run.last, HELD_OUT_ACCURACY.text),
+    _Column("best", lambda run: run.best, HELD_OUT_ACCURACY.text),
+)
+_REWARD = (
+    _Column("reward, last", lambda run: run.last_reward, HELD_OUT_REWARD.text),
+    _Column("best", lambda run: run.best_reward, HELD_OUT_REWARD.text),
+)
+_SPEED = (
+    _Column("seconds", lambda run: run.seconds, "{:,.0f}".format),
+    _Column("tokens/s", lambda run: run.tokens_per_second, "{:,.0f}".format),
+)
+
+
 def outcome_rows(comparison: RunComparison) -> list[list[str]]:
-    """Header and one row per run."""
+    """Header, one row per run, then one per variant that several runs have."""
     has_rewards = any(one.last_reward for one in comparison.outcomes)
-    figures = ["accuracy, last (95 %), at step", "best", *(["reward, last", "best"] if has_rewards else [])]
-    rows = [["run", "steps", *figures, "seconds", "tokens/s"]]
-    for one in comparison.outcomes:
-        measured = (one.last, one.best, one.last_reward, one.best_reward)[: len(figures)]
-        rows.append(
-            [
-                shorten(one.name, _WIDTH),
-                f"{one.steps}{'' if one.is_finished else ', unfinished'}",
-                *(_ABSENT if value is None else str(value) for value in measured),
-                _ABSENT if one.seconds is None else f"{one.seconds:,.0f}",
-                _ABSENT if one.tokens_per_second is None else f"{one.tokens_per_second:,.0f}",
-            ]
-        )
+    is_shown = comparison.metric in ("", HELD_OUT_ACCURACY.key, *([HELD_OUT_REWARD.key] if has_rewards else []))
+    own = () if is_shown else (_Column(comparison.metric, lambda run: run.metric, "{:.4g}".format),)
+    columns = (*own, *_ACCURACY, *(_REWARD if has_rewards else ()), *_SPEED)
+    rows = [["run", "steps", *(one.heading for one in columns)]]
+    for run in comparison.outcomes:
+        steps = f"{run.steps}{'' if run.is_finished else ', unfinished'}"
+        rows.append([shorten(run.name, _WIDTH), steps, *(one.cell(run) for one in columns)])
+    for variant, runs in _by_variant(comparison.outcomes).items():
+        if len(runs) > 1:
+            name = f"{shorten(variant, _WIDTH)}, mean of {len(runs)}"
+            rows.append([name, "", *(one.spread(runs) for one in columns)])
     return rows
 
 
@@ -267,13 +323,17 @@ def comparison_lines(comparison: RunComparison) -> list[str]:
 def write_comparison(comparison: RunComparison, out: Path) -> tuple[Path, Path]:
     """comparison.png and comparison.html in the folder `out`; returns their paths. Raises WriteError."""
     make_folder(out)
-    panels = (*PANELS, HELD_OUT) if any(one.last_reward for one in comparison.outcomes) else PANELS
-    runs, drawn = comparison.runs, []
+    shown = list(_by_variant(comparison.runs))[:MOST_CURVES]
+    runs, drawn = [one for one in comparison.runs if one.variant in shown], []
+    has_rewards = any(one.last_reward for one in comparison.outcomes)
+    is_routed = any(ROUTING.series(one.run) for one in runs)
+    panels = (*PANELS, *([HELD_OUT] if has_rewards else []), *([ROUTING] if is_routed else []))
     for theme in (LIGHT, DARK):
         alone = (draw_alone(partial(draw_panel, runs=runs, theme=theme, panel=one), theme) for one in panels)
         drawn.append([one for one in alone if one is not None])
     html = page(
         "compare.jinja",
+        title=listed(comparison.names, 4),
         names=comparison.names,
         table=outcome_rows(comparison),
         pictures=pictures(*drawn),
@@ -291,13 +351,10 @@ SeriesOf = Callable[[RunRecord], Series]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedRun:
-    """One run of the comparison; variant: what it is compared under, e.g. "gspo"; condition: what it is compared with
-    other variants under, e.g. "staleness_4"."""
+    """One run of the comparison; variant: what it is compared under, e.g. "gspo"."""
 
     variant: str
-    seed: int
     run: RunRecord
-    condition: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,20 +415,14 @@ ROUTING = Panel(title="Routing drift", unit="share of routers' choices", series=
 PANELS = (REWARD, ACCURACY, CLIP_FRACTION, ENTROPY, LENGTH, GRADIENT)
 
 
-def by_variant(runs: Sequence[ComparedRun]) -> dict[str, list[ComparedRun]]:
+_Variant = TypeVar("_Variant", RunOutcome, ComparedRun)
+
+
+def _by_variant(runs: Sequence[_Variant]) -> dict[str, list[_Variant]]:
     """The runs of each variant, in the order in which they are given."""
-    return _grouped(runs, lambda one: one.variant)
-
-
-def by_condition(runs: Sequence[ComparedRun]) -> dict[str, list[ComparedRun]]:
-    """The runs of each condition, in the order in which they are given."""
-    return _grouped(runs, lambda one: one.condition)
-
-
-def _grouped(runs: Sequence[ComparedRun], name: Callable[[ComparedRun], str]) -> dict[str, list[ComparedRun]]:
-    found: dict[str, list[ComparedRun]] = {}
+    found: dict[str, list[_Variant]] = {}
     for one in runs:
-        found.setdefault(name(one), []).append(one)
+        found.setdefault(one.variant, []).append(one)
     return found
 
 
@@ -382,27 +433,23 @@ def display_name(variant: str) -> str:
 
 def band_text(runs: Sequence[ComparedRun]) -> str:
     """The meaning of the bands, after a semicolon; "" where every variant is one run."""
-    seeds = max(len(siblings) for siblings in by_variant(runs).values())
+    seeds = max(len(siblings) for siblings in _by_variant(runs).values())
     return f"; mean and range of {seeds} seeds" if seeds > 1 else ""
 
 
 def draw_curves(runs: Sequence[ComparedRun], theme: Theme, panels: Sequence[Panel], *, columns: int) -> bytes:
-    """PNG with a panel per metric, so many in a row; all panels again for each condition."""
+    """PNG with a panel per metric, so many in a row."""
     assert runs, "a comparison of no runs"
-    conditions = by_condition(runs)
     rows = math.ceil(len(panels) / columns)
-    figure = new_figure(theme, 13 * columns / 3, 3.9 * rows * len(conditions))
-    cells = figure.subplots(rows * len(conditions), columns, squeeze=False)
-    drawn = []
-    for turn, (condition, compared) in enumerate(conditions.items()):
-        own = list(cells[turn * rows : (turn + 1) * rows].flat)
-        for axes, panel in zip(own, panels, strict=False):
-            style(axes, theme)
-            draw_panel(axes, compared, theme, panel)
-            label_x(axes, theme, f"training step, {condition}" if condition else "training step")
-            drawn.append(axes)
-        for axes in own[len(panels) :]:
-            axes.set_visible(False)
+    figure = new_figure(theme, 13 * columns / 3, 3.9 * rows)
+    cells = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes, panel in zip(cells, panels, strict=False):
+        style(axes, theme)
+        draw_panel(axes, runs, theme, panel)
+        label_x(axes, theme, "training step")
+    for axes in cells[len(panels) :]:
+        axes.set_visible(False)
+    drawn = cells[: len(panels)]
     add_legend(figure, max(drawn, key=lambda axes: len(axes.get_legend_handles_labels()[1])), theme)
     return png_bytes(figure, theme)
 
@@ -412,7 +459,7 @@ def draw_panel(axes: Axes, runs: Sequence[ComparedRun], theme: Theme, panel: Pan
     subtitle = "smoothed" if panel.is_smooth else "greedy answers"
     shaded = band_text(runs) or ("; shaded: 95 % interval" if panel.interval else "")
     entitle(axes, theme, panel.title, f"{panel.unit}; {subtitle}{shaded}")
-    bands = {variant: _band(panel, siblings) for variant, siblings in by_variant(runs).items()}
+    bands = {variant: _band(panel, siblings) for variant, siblings in _by_variant(runs).items()}
     if not any(band.steps for band in bands.values()):
         return not_recorded(axes, theme)
     if panel.is_logarithmic:

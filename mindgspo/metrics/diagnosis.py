@@ -413,6 +413,14 @@ def diagnose(run: RecordedRun) -> list[RunFinding]:
     return sorted(findings, key=lambda finding: list(FindingLevel).index(finding.level))
 
 
+def collapse(run: RecordedRun) -> str:
+    """What shows that the policy lost what it had: its held-out figure or its entropy fell; "" if nothing does."""
+    judged, entropy = _judged(run), _entropy(run)
+    found = [judged] if judged is not None and judged.level is ALARM else []
+    found += [entropy] if entropy is not None and entropy.level is WARN else []
+    return "; ".join(one.text for one in found)
+
+
 def verdict_lines(run: RecordedRun, *, step: int, best: str) -> list[str]:
     """The figures in one line, then the most serious findings; empty for a run without an evaluation.
 

@@ -59,9 +59,8 @@ class RunLog:
         config = Path(run_dir) / CONFIG_FILE
         self.history = RunHistory(config.read_text(encoding="utf-8") if config.is_file() else "")
         self._trackers = list(trackers)
-        self._printer = StepPrinter(
-            console or Console(file=raw_stream(sys.stdout)), progress=progress, total_steps=total_steps
-        )
+        stdout = raw_stream(sys.stdout) if sys.stdout.isatty() else sys.stdout
+        self._printer = StepPrinter(console or Console(file=stdout), progress=progress, total_steps=total_steps)
 
     def __enter__(self) -> RunLog:
         return self

@@ -36,6 +36,7 @@ from mindgspo.parallel.ops.device import has_kernels
 from mindgspo.parallel.plans.layout import Layout
 from mindgspo.parallel.plans.parameter_layouts import moment_layouts, parameter_layouts
 from mindgspo.parallel.platform.parameter_memory import set_values, values_of, zero_parameter
+from mindgspo.progress import activity
 from mindgspo.tensor_files.reader import open_tensors
 from mindgspo.tensor_files.tensors import ArraySource, TensorSource, widen_bfloat16
 
@@ -276,8 +277,12 @@ def own_slices(model: Model, section: ModelSection) -> Iterator[OwnSlice]:
         parameters, masters = (
             {name: one for name, one in each.items() if not is_adapter(name)} for each in (parameters, masters)
         )
-    yield from _slices(parameters, weight_layouts(section, model), model.place.rank)
-    yield from _slices(masters, {name: layouts[name] for name in masters}, model.place.rank)
+    slices = [*_slices(parameters, weight_layouts(section, model), model.place.rank)]
+    slices += _slices(masters, {name: layouts[name] for name in masters}, model.place.rank)
+    with activity("setting weights", len(slices), "tensors") as doing:
+        for one in slices:
+            yield one
+            doing.advance(1)
 
 
 def _slices(parameters: Mapping[str, Parameter], layouts: Mapping[str, Layout], rank: int) -> Iterator[OwnSlice]:

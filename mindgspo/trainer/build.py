@@ -132,6 +132,7 @@ def build_experiment(
     aside; a resumed run rejects it.
     """
     start_device(config)
+    progress.enter_phase("data")
     tokenizer = load_tokenizer(config.tokenizer, config.model.vocab_size)
     scorer = start_scorer(config.reward, scoring_place(config))
     environment, tools = None, ()
@@ -176,6 +177,7 @@ def build_experiment(
         },
         "Give every rank the same data: files of one content, and one run_dir on a file system that all nodes share",
     )
+    progress.enter_phase("build")
     place = train_place(config)
     model = build_trained_model(config, place)
     temperature, reward_weights = config.rollout.temperature, config.reward.weights

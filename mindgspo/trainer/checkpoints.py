@@ -168,7 +168,7 @@ class Saver:
             state=state,
             stateful={name: part.arrays() for name, part in self._stateful.items()},
             logs=self._log.records(),
-            keep=Retention(last=settings.keep_checkpoints, best=settings.keep_best),
+            keep=Retention(last=settings.keep_checkpoints, best=settings.num_best_kept),
         )
 
     def _start(self, write: Callable[[], object]) -> None:

@@ -19,8 +19,10 @@ import numpy as np
 from mindgspo import faults
 from mindgspo.checkpoint.adapted import PARTS, base_digest
 from mindgspo.checkpoint.export import export_adapters, export_huggingface
+from mindgspo.checkpoint.manifest import verify
 from mindgspo.checkpoint.origin import Origin
 from mindgspo.checkpoint.run_folder import RunFolder, RunStatus, open_run_folder, seen_run_id
+from mindgspo.checkpoint.store import CHECKPOINT_FILES, best_first, complete_steps, evaluation_text, open_checkpoint
 from mindgspo.config import ExperimentConfig, batch_table, config_mapping, dump_config, notes
 from mindgspo.config.hub import hub_revisions
 from mindgspo.config.huggingface_config import generation_config, huggingface_config
@@ -41,6 +43,7 @@ from mindgspo.models.principal import plain_adapters, plain_model
 from mindgspo.parallel.collectives.host import exchange, require_agreement
 from mindgspo.parallel.platform import heartbeat, runtime, worker_process
 from mindgspo.parallel.platform.cluster import first_rank_first, is_first, start_device
+from mindgspo.progress import enter_phase
 from mindgspo.rollout.weight_transfer import weights_as_numpy
 from mindgspo.swap.states import Phase
 from mindgspo.tensor_files.tensors import float32_of
@@ -152,7 +155,7 @@ def _run(
                 require_all_steps(progress, trainer.total_steps)
                 if config.swap.enabled:
                     log.note(trainer.swap.ledger.table())
-                _finish(config, experiment, folder, progress)
+                _finish(config, experiment, folder, log, progress)
     return report_of_finished(folder.root) if is_first() else None
 
 
@@ -246,7 +249,9 @@ def _prepare(
 def _train(config: ExperimentConfig, experiment: Experiment, log: RunLog, saver: Saver, progress: Progress) -> None:
     """The remaining steps, with evaluations and checkpoints between them."""
     trainer, alarm = experiment.trainer, MemoryAlarm(config.watch.memory_growth)
-    while progress.step < trainer.total_steps:
+    if progress.step < trainer.total_steps:
+        experiment.validation.look_for_stop(log, progress)  # a run may be resumed after it stopped early
+    while progress.step < trainer.total_steps and not progress.stopped:
         heartbeat.begin_step(progress.step + 1)
         experiment.profiler.begin_step(progress.step + 1)
         result = trainer.train_step(progress.step + 1)
@@ -261,12 +266,17 @@ def _train(config: ExperimentConfig, experiment: Experiment, log: RunLog, saver:
         is_last = progress.step == trainer.total_steps
         if is_last or _is_due(progress.step, config.eval.every):
             experiment.validation.run(log, progress, weight_version=trainer.weights.version)
+            if not is_last:
+                experiment.validation.look_for_stop(log, progress)
+        is_last = is_last or bool(progress.stopped)
         # After the evaluation, which a run that is resumed here does not repeat.
-        is_best = config.trainer.keep_best > 0 and progress.is_at_best
+        is_best = config.trainer.num_best_kept > 0 and progress.is_at_best
         if is_last or is_best or _is_due(progress.step, config.trainer.save_every):
             saver.save(progress)
         if (line := experiment.profiler.end_step()) is not None:
             log.note(line)
+    if progress.stopped:
+        log.note(f"stopped early at step {progress.step} of {trainer.total_steps}: {progress.stopped}")
 
 
 def _is_due(step: int, every: int | None) -> bool:
@@ -274,22 +284,42 @@ def _is_due(step: int, every: int | None) -> bool:
 
 
 def require_all_steps(progress: Progress, total_steps: int) -> None:
-    """Raises TrainingError if the run ends with fewer steps than requested: it is not finished then."""
-    if progress.step < total_steps:
+    """Raises TrainingError if the run ends with fewer steps than requested for no reason: it is not finished then."""
+    if progress.step < total_steps and not progress.stopped:
         raise TrainingError(
             f"the run ended at step {progress.step} of {total_steps}: it is not finished. What was saved stays; look "
             "for the reason above, and continue it with resume=auto"
         )
 
 
-def _finish(config: ExperimentConfig, experiment: Experiment, folder: RunFolder, progress: Progress) -> None:
+def _finish(
+    config: ExperimentConfig, experiment: Experiment, folder: RunFolder, log: RunLog, progress: Progress
+) -> None:
     """Export in Hugging Face layout, then the summary, which marks the run as finished."""
     faults.reach("finish.before")
+    enter_phase("export")
     trainer = experiment.trainer
-    with trainer.swap.phase(Phase.SAVE):
-        tensors = weights_as_numpy(trainer.model, config.model, among=stored_shapes(config.model))
+    exports_best = config.trainer.export == "best" and progress.best is not None and not progress.is_at_best
+    tensors: dict[str, np.ndarray] = {}
+    if not exports_best:
+        with trainer.swap.phase(Phase.SAVE):
+            tensors = weights_as_numpy(trainer.model, config.model, among=stored_shapes(config.model))
     parts = experiment.stateful[PARTS].arrays() if PARTS in experiment.stateful else {}
-    first_rank_first(lambda: _write_results(config, experiment, folder, progress, tensors, parts))
+
+    def write() -> None:
+        step, weights = _best_weights(folder, log) if exports_best else (progress.step, tensors)
+        _write_results(config, experiment, folder, progress, weights, parts, exported_step=step)
+
+    first_rank_first(write)
+
+
+def _best_weights(folder: RunFolder, log: RunLog) -> tuple[int, dict[str, np.ndarray]]:
+    """Step and weights of the checkpoint with the best evaluation. Raises CheckpointError if it is damaged."""
+    path = best_first(list(complete_steps(folder.checkpoints)))[0]  # at least the last step was evaluated
+    verify(path, required=CHECKPOINT_FILES)
+    with open_checkpoint(path) as saved:
+        log.note(f"exported are the weights of step {saved.step}, the best evaluation here: {evaluation_text(path)}")
+        return saved.step, {name: saved.parameters.read(name) for name in saved.parameters.tensors}
 
 
 def _write_results(
@@ -299,6 +329,8 @@ def _write_results(
     progress: Progress,
     tensors: Mapping[str, np.ndarray],
     principal_parts: Mapping[str, np.ndarray],
+    *,
+    exported_step: int,
 ) -> None:
     trainer, tokenizer = experiment.trainer, experiment.tokenizer
     if config.model.lora is not None:
@@ -335,6 +367,8 @@ def _write_results(
         best_value=None if progress.best is None else progress.best.value,
         eval_problems=sum(len(rows) for rows in experiment.validation.sets.values()),
         steps=progress.step,
+        stopped_early=progress.stopped or None,
+        exported_step=exported_step,
         updates=trainer.updater.updates,
         updates_skipped=trainer.guard.skipped.total,
         exact_logprobs_tokens=exact,

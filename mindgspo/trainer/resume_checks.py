@@ -43,6 +43,7 @@ _FREE = (
     "profile.",
     "trainer.save_every",
     "trainer.keep_",
+    "trainer.export",
     "trainer.save_in_background",
     "trainer.samples_per_micro_batch",
     "trainer.max_tokens_per_micro_batch",
@@ -58,6 +59,7 @@ _FREE = (
     "rollout.tokens_per_sync",
     "rollout.servers.",
     "eval.every",
+    "eval.stop.",
     "eval.logged_problems",
     "plans.",
     "reshard.",
@@ -255,19 +257,23 @@ def asks_for_more(config: ExperimentConfig, saved: ExperimentConfig) -> bool:
 
 
 def is_complete(config: ExperimentConfig, folder: RunFolder) -> bool:
-    """Whether the run is finished and no more of it is asked for."""
-    if folder.status is not RunStatus.FINISHED:
-        return False
-    return not folder.config.is_file() or not asks_for_more(config, load_config(folder.config, check_files=False))
+    """Whether the run is finished and no more of it is asked for: more steps or, if it stopped early, other rules."""
+    if folder.status is not RunStatus.FINISHED or not folder.config.is_file():
+        return folder.status is RunStatus.FINISHED
+    saved = load_config(folder.config, check_files=False)
+    if read_summary(folder.root).get("stopped_early"):
+        return config.eval.stop == saved.eval.stop
+    return not asks_for_more(config, saved)
 
 
 def finished_line(folder: RunFolder) -> str:
     """Message for starting a run that is finished: where its report is, and how to continue."""
-    steps = read_summary(folder.root).get("steps", 0)
-    return (
-        f"{folder.root}: this run is finished; its report is {report_of_finished(folder.root)}\n"
-        f"--set trainer.max_steps=N with N above {steps} continues it"
-    )
+    summary = read_summary(folder.root)
+    steps, reason = summary.get("steps", 0), summary.get("stopped_early")
+    more = f"--set trainer.max_steps=N with N above {steps} continues it"
+    if reason:
+        more = f"it stopped early at step {steps}: {reason}; another setting of eval.stop continues it"
+    return f"{folder.root}: this run is finished; its report is {report_of_finished(folder.root)}\n{more}"
 
 
 def config_before(folder: RunFolder) -> ExperimentConfig | None:

@@ -25,6 +25,7 @@ from mindgspo.launch.watch import watch_this_process
 from mindgspo.launch.worker import run_worker
 from mindgspo.metrics.tracking import check_installed
 from mindgspo.parallel.platform import worker_process
+from mindgspo.progress import enter_phase
 from mindgspo.rollout.weights_folder import weights_folders
 from mindgspo.trainer.resume_checks import check_config, finished_line, is_complete
 
@@ -162,6 +163,7 @@ def _launch(request: RunRequest, config: ExperimentConfig, cluster: Mapping[str,
 
 
 def _work(request: RunRequest, config: ExperimentConfig) -> int:
+    enter_phase("start")
     from mindgspo.trainer.loop import run_experiment  # MindSpore comes with it
 
     is_watched = worker_process.launch_orders() is not None  # the launcher looks at the heartbeats of its workers

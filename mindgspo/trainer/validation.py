@@ -14,7 +14,10 @@ from mindgspo.data.dataset import PromptDataset
 from mindgspo.evaluation.estimates import Estimate, change_estimate, reward_change_estimate
 from mindgspo.evaluation.evaluator import Evaluator, with_bounds
 from mindgspo.metrics import RunLog, Timers, verdict_lines
+from mindgspo.metrics.diagnosis import collapse
 from mindgspo.metrics.run_folder import reward_text
+from mindgspo.parallel.platform.cluster import text_for_all
+from mindgspo.text import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +45,12 @@ class Progress:
     """Best evaluation; None before the first."""
     latest: Best | None = None
     """Last evaluation."""
+    gain: Best | None = None
+    """Last evaluation that improved by at least eval.stop.min_delta on the one that had done so before."""
+    evaluations_without_gain: int = 0
+    """Since then."""
+    stopped: str = ""
+    """Why the run ends before its last step; "" if it does not. Not saved: a run that goes on may have other rules."""
     step: int = 0
     """Training steps done."""
     training_seconds: float = 0.0
@@ -58,8 +67,11 @@ class Progress:
         self.training_seconds += metrics["perf/time_per_step"]
         self.tokens += int(metrics["perf/total_num_tokens"])
 
-    def evaluated(self, accuracy: float, value: float | None, reward: float | None = None) -> None:
-        """Record an evaluation at the present step. value: of eval.best_metric, None if it was not measured.
+    def evaluated(
+        self, accuracy: float, value: float | None, reward: float | None = None, *, min_delta: float = 0.0
+    ) -> None:
+        """Record an evaluation at the present step. value: of eval.best_metric, None if it was not measured. min_delta:
+        the least improvement that counts for an early stop.
 
         Of equally good evaluations, the first is best. A second one at a step, around a warm-up, replaces the first.
         """
@@ -69,6 +81,12 @@ class Progress:
         self.latest = None if value is None else Best(step=self.step, value=value)
         if value is not None and (self.best is None or self.best.step == self.step or value > self.best.value):
             self.best = Best(step=self.step, value=value)
+        if value is None:
+            return
+        gain = math.inf if self.gain is None or self.gain.step == self.step else value - self.gain.value
+        self.evaluations_without_gain += 1
+        if gain > 0 and gain >= min_delta - 1e-9:  # differences of decimals are off by a last bit
+            self.gain, self.evaluations_without_gain = Best(step=self.step, value=value), 0
 
     @property
     def is_at_best(self) -> bool:
@@ -82,7 +100,7 @@ class Progress:
     def state(self, now: float) -> dict[str, object]:
         """JSON-able; `from_state` reads it back."""
         saved = asdict(self)
-        del saved["seconds_before"]
+        del saved["seconds_before"], saved["stopped"]
         return {**saved, "seconds": self.seconds(now)}
 
     @staticmethod
@@ -95,6 +113,8 @@ class Progress:
             reward=_number(state.get("reward")),
             best=_best(state.get("best")),
             latest=_best(state.get("latest")),
+            gain=_best(state.get("gain")),
+            evaluations_without_gain=int(state.get("evaluations_without_gain", 0)),
             step=int(state["step"]),
             training_seconds=float(state["training_seconds"]),
             tokens=int(state["tokens"]),
@@ -179,7 +199,8 @@ class Validation:
             metrics |= with_bounds(name, change)
         best_metric = self._section.best_metric
         assert best_metric is not None, "config is not resolved"
-        progress.evaluated(evaluation.accuracy, metrics.get(best_metric), metrics.get(OVERALL_REWARD))
+        least = self._section.stop.min_delta
+        progress.evaluated(evaluation.accuracy, metrics.get(best_metric), metrics.get(OVERALL_REWARD), min_delta=least)
         log.log_metrics(progress.step, metrics)
         for one in evaluation.sets:
             for groups in (one.single, one.sampled):
@@ -187,12 +208,33 @@ class Validation:
         for line in verdict_lines(log.history, step=progress.step, best=_best_text(best_metric, progress)):
             log.note(line)
 
+    def look_for_stop(self, log: RunLog, progress: Progress) -> None:
+        """Note in `progress` whether eval.stop ends the run now. All ranks call it, and rank 0 decides."""
+        if self._section.stop.is_on:
+            progress.stopped = text_for_all(lambda: _reason_to_stop(self._section, log, progress))
+
+
+def _reason_to_stop(section: EvalSection, log: RunLog, progress: Progress) -> str:
+    stop, last = section.stop, progress.gain
+    if stop.patience is not None and last is not None and progress.evaluations_without_gain >= stop.patience:
+        least = f"by {stop.min_delta:g} " if stop.min_delta else ""
+        return (
+            f"{section.best_metric} has not risen {least}in {counted(progress.evaluations_without_gain, 'evaluation')} "
+            f"since {_value_text(section.best_metric, last.value)} at step {last.step} (eval.stop.patience)"
+        )
+    lost = collapse(log.history) if stop.on_collapse else ""
+    return lost and f"the policy has collapsed: {lost} (eval.stop.on_collapse)"
+
+
+def _value_text(name: str | None, value: float) -> str:
+    return f"{value:.1%}" if "/acc/" in str(name) else reward_text(value)
+
 
 def _best_text(name: str, progress: Progress) -> str:
     best = progress.best
     if best is None:
         return f"{name} was not measured"
     where = "here" if best.step == progress.step else f"at step {best.step}"
-    value = f"{best.value:.1%}" if "/acc/" in name else reward_text(best.value)
+    value = _value_text(name, best.value)
     named = {OVERALL: "", OVERALL_REWARD: "reward "}.get(name, f"{name} ")
     return f"best {named}{value} {where}"

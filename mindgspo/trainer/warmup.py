@@ -38,6 +38,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from mindgspo import progress
 from mindgspo.algorithms.losses.supervised import SupervisedLoss
 from mindgspo.algorithms.optim.learning_rate import learning_rate
 from mindgspo.algorithms.optim.updater import Updater, UpdateResult
@@ -96,6 +97,7 @@ def warm_up(trainer: Trainer, warmup: Warmup, evaluator: Evaluator, log: RunLog)
             result = updater.step(batches, lr)
         trainer.weights.version += 1
         log.show_warm_up(number, section.max_steps)
+        progress.count(number, section.max_steps, "steps")
         if number % section.check_every and number != section.max_steps:
             continue
         accuracy, shown = None, ""

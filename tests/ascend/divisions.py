@@ -96,6 +96,8 @@ TWO = {
     "1x2x1 of latents, whole experts, split sequence": case("latents", MODEL | TWO_PARTS | SPLIT_SEQUENCE, MODEL),
     "1x1x2 of latents, recomputed": case("latents", STAGES | {"recompute": "selective"}, DATA),
     "context 2 of latents": case("latents", CONTEXT, DATA),
+    "1x2x1 of latents, whole experts, split sequence, told": told(MODEL | TWO_PARTS | SPLIT_SEQUENCE, "latents"),
+    "1x1x2 of latents, replayed": replayed(STAGES, "latents"),
     "context 2, split experts": case("experts", CONTEXT | {"expert_parallel": 2}, DATA),
     "2x1x1, split experts, replayed": replayed(DATA | {"expert_parallel": 2}),
     "1x2x1, whole experts, split sequence, replayed": replayed(MODEL | TWO_PARTS | SPLIT_SEQUENCE),
@@ -112,6 +114,7 @@ TWO = {
     "1x2x1, taught": packed("taught", MODEL),
     "1x2x1, norms of outputs": case("glm4", MODEL, MODEL),
     "1x1x2, norms of outputs, recomputed": case("glm4", STAGES | {"recompute": "full"}, DATA),
+    "context 2, norms of outputs, sharded moments": case("glm4", CONTEXT | SHARDED, DATA),
     "1x2x1 of adapters, merged": case("adapters", MODEL, DATA) | {"merges": True},
     "context 2 of adapters": case("adapters", CONTEXT, DATA),
 }

@@ -12,7 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from distributed.workers.plan_cases import MODELS
 from running import run_workers
+
+from mindgspo.config import ModelSection
 
 WORKER = Path(__file__).parent / "workers" / "plan_numbers.py"
 
@@ -134,6 +137,13 @@ def over_ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return ask
 
 
+def _turned(bias: np.ndarray, name: str) -> np.ndarray:
+    """The features of keys' biases that rotary embedding turns. The others shift all scores of a query alike: their
+    gradients are nothing but rounding, which Adam scales to whole steps."""
+    model = ModelSection.model_validate(MODELS[model_of(name)])
+    return bias.reshape(-1, model.head_dim)[:, : model.rotary_dim]
+
+
 @pytest.mark.parametrize(("size", "name"), CASES)
 def test_losses_log_probs_gradients_and_weights_are_those_of_one_process(alone, over_ranks, size: int, name: str):
     found, wanted = over_ranks(size, name), alone(name)
@@ -144,6 +154,8 @@ def test_losses_log_probs_gradients_and_weights_are_those_of_one_process(alone, 
     assert found.keys() == wanted.keys() - {"margin"}
     for key, expected in wanted.items():
         kind = key.split("/")[0]
+        if kind == "parameter" and key.endswith("k_proj.bias"):
+            found[key], expected = (_turned(bias, name) for bias in (found[key], expected))
         if "entropy" in key:  # about 4 nats; the CPU's exp alone is off by 4e-6 of its value
             np.testing.assert_allclose(found[key], expected, rtol=1e-5, atol=0, err_msg=f"{name}: {key}")
         elif kind in ("logp", "loss", "parameter", "moment", "reference"):

@@ -54,6 +54,19 @@ def compare(config: Path, tmp_path: Path, *, num_steps: int, extra: tuple[str, .
     assert len(in_first_step) <= 2, f"{len(in_first_step)} responses differ at once: not one near-tie draw"
 
 
+@pytest.mark.slow
+def test_two_processes_stop_early_together(tmp_path: Path) -> None:
+    settings = (
+        "plans.train.data_parallel=2", "plans.infer.data_parallel=2", "rollout.prompts_per_step=8", "warmup=null",
+        "trainer.samples_per_micro_batch=16", "trainer.max_steps=9", "data.eval.max_rows=16", "eval.every=1",
+        "eval.stop={patience: 2, min_delta: 2.0}", "trainer.export=best",
+    )  # fmt: skip
+    steps = run(ARITHMETIC / "gspo.yaml", tmp_path / "run", *settings)
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert len(steps) == summary["steps"] == 2 and "has not risen by 2" in summary["stopped_early"]
+    assert summary["exported_step"] == summary["best_step"]
+
+
 def test_two_processes_run_to_the_end(tmp_path: Path):
     """The default tier's only one: with other plans on either side, up to the export and the report."""
     plans = ("plans.train.data_parallel=2", "plans.infer.model_parallel=2")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
-from running import mindgspo, read_lines, reproducible, succeeded, tree
+from running import PROJECT, command, environment, mindgspo, read_lines, reproducible, succeeded, tree
+from thread_ranks import until
 
 
 def test_a_run_stopped_twice_ends_as_an_uninterrupted_one(finished_run, experiment: Path, stopped_at) -> None:
@@ -162,3 +164,46 @@ def test_weights_alone_begin_a_run_at_step_0_without_a_warm_up(finished_run, tmp
     before = read_lines(finished_run.root / "metrics.jsonl")[-1]
     first = read_lines(root / "metrics.jsonl")[0]
     assert first["val-core/acc/mean@1"] == before["val-core/acc/mean@1"], "the same weights"
+
+
+@pytest.mark.slow
+def test_a_sweep_killed_in_the_middle_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Two seeds of two learning rates of the quickstart, two steps each."""
+    file, root = tmp_path / "rates.yaml", tmp_path / "runs" / "rates"
+    warmed_up = PROJECT / "examples/arithmetic/warmed_up"
+    file.write_text(f"""
+experiment: quickstart
+settings:
+  optimizer.lr: [1e-5, 5e-5]
+  seed: [1, 2]
+  warmup: null
+  model.path: {warmed_up}
+  trainer.max_steps: 2
+  trainer.save_every: 1
+  data.eval.max_rows: 32
+  rollout.prompts_per_step: 8
+""")
+    names = [f"lr-{rate}_seed-{seed}" for rate in ("1e-05", "5e-05") for seed in (1, 2)]
+    process = subprocess.Popen(command("sweep", file), cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL)
+    try:
+        assert until(lambda: (root / names[1] / "checkpoints" / "step_00000001").exists())
+    finally:
+        process.kill()
+        process.wait()
+    first = tree(root / names[0])
+    done = succeeded("sweep", file, cwd=tmp_path)
+    assert "4 runs in runs/rates, 1 of them finished" in done.stdout
+    assert [name for name in names if f"{name}: begins" in done.stdout] == names[1:]
+    assert "resumed at step" in (root / f"{names[1]}.log").read_text()
+    assert tree(root / names[0]) == first
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "page: runs/rates/comparison.html"
+    table = lines[lines.index("") + 2 : -2]
+    accuracies = [
+        json.loads((root / line.split()[0] / "summary.json").read_text())["accuracy_after"] for line in table[:4]
+    ]
+    assert {line.split()[0] for line in table[:4]} == set(names) and accuracies == sorted(accuracies, reverse=True)
+    assert sorted(line.split(",")[0] for line in table[4:]) == ["lr-1e-05", "lr-5e-05"]
+    page = (root / "comparison.html").read_text()
+    assert all(name in page for name in names)
+    assert "4 of them finished" in succeeded("sweep", file, cwd=tmp_path).stdout

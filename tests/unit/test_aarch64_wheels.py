@@ -41,7 +41,7 @@ def requirements() -> list[str]:
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     answers = tomllib.loads((PROJECT / "tools/math_answers/pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]["mindspore"], answers["optional-dependencies"]["symbolic"]
-    return [one for some in (project["dependencies"], *extras) for one in some if "==0.1.0" not in one]
+    return [one for some in (project["dependencies"], *extras) for one in some if f"=={project['version']}" not in one]
 
 
 @pytest.mark.slow

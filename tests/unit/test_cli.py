@@ -132,6 +132,13 @@ def test_a_code_of_cann_is_explained_behind_its_traceback(
     assert said.index("Traceback") < said.index("EL0004: the card has not the memory") < said.index("  fix ")
 
 
+def test_a_run_without_mindspore_says_how_to_install_it(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['mindspore'] = None; from mindgspo.cli import main; sys.exit(main(sys.argv[1:]))"
+    done = python("-c", code, "run", QUICKSTART, "--set", f"run_dir={tmp_path / 'run'}", cwd=PROJECT)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: MindSpore is not installed: pip install 'mindgspo[mindspore]'"), done.stderr
+
+
 def test_check_answers_without_mindspore() -> None:
     program = (
         "import sys; from mindgspo.cli import main; code = main(['check', sys.argv[1]]); "

@@ -89,36 +89,6 @@ def test_paths_in_shell_lines_are_found() -> None:
     assert paths_of(shell) == {"./a.sh", "b/c.py", ".ci/run", "x.md", "t/*/p.toml"}
 
 
-CHANGES = """# Changes
-
-## 0.2.0 - 2026-12-01
-
-New things.
-
-### Fixed
-
-- One.
-
-## 0.1.0 - 2026-10-01
-
-First.
-"""
-
-
-@pytest.mark.parametrize(
-    ("tag", "notes"), [("v0.2.0", "\nNew things.\n\n### Fixed\n\n- One.\n\n"), ("v0.1.0", "\nFirst.\n"), ("v0.2", None)]
-)
-def test_the_notes_of_a_release_are_the_section_of_its_version(tag: str, notes: str | None, tmp_path: Path) -> None:
-    (tmp_path / "CHANGELOG.md").write_text(CHANGES)
-    command = ["bash", "-eo", "pipefail", "-c", shell_of(GITHUB / "workflows/release.yml")["Notes"]]
-    variables = {"GITHUB_REF_NAME": tag, "RUNNER_TEMP": str(tmp_path), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
-    if notes is None:
-        assert done.returncode == 1 and f"'## {tag[1:]}'" in done.stderr
-    else:
-        assert done.returncode == 0 and (tmp_path / "release/notes.md").read_text() == notes, done.stderr
-
-
 def test_forms_lead_to_files_and_name_options_that_exist() -> None:
     texts = [path.read_text("utf-8") for path in (*FORMS, GITHUB / "PULL_REQUEST_TEMPLATE.md")]
     links = [link for text in texts for link in re.findall(r"\]\(\.\./blob/HEAD/([^)#]+)[^)]*\)", text)]

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import io
+import json
+import re
+import subprocess
+import sys
+import time
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
+from running import PROJECT
 
 from mindgspo import progress
 from mindgspo.metrics.run_log import StepPrinter
@@ -78,3 +84,30 @@ def test_the_screen_of_a_run_with_a_warm_up() -> None:
     assert "warm-up" in shown and "150/400" in shown and " 0/40" in shown and "-1" not in shown
     progress.enter_phase("gen")  # nothing shows it any more
     progress.count(1, 2, "responses")
+
+
+def test_a_wait_is_told_with_its_count_and_the_time_left(capsys, monkeypatch) -> None:
+    """4 of 16 in 2 s: another 6 s. Nothing is told while something is printed, and nothing after the end."""
+    monkeypatch.setattr(progress, "_QUIET_S", 0.7)
+    with progress.told_waits():
+        with progress.activity("loading weights", 16, "tensors") as doing:
+            doing.began -= 2.0
+            progress.count(4, 16, "tensors")
+            time.sleep(1.5)
+        first = capsys.readouterr().err.splitlines()[0]
+        assert re.fullmatch(r"\.\.\. loading weights 4/16 tensors, [234] s, (6|7|8|9|10|11|12) s left", first)
+        progress.enter_phase("gen")
+        with progress.activity("compiling NextLogits"):
+            time.sleep(1.5)
+        assert capsys.readouterr().err.startswith("... compiling NextLogits, ")
+    time.sleep(1.5)
+    assert capsys.readouterr().err == ""
+
+
+def test_the_tool_that_measures_pauses() -> None:
+    child = "import time; print('a', flush=True); time.sleep(0.6); print('b', flush=True)"
+    command = [sys.executable, PROJECT / "tools/bench_silence.py", sys.executable, "-c", child]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    figures = json.loads(found.stdout)
+    assert found.stderr == "a\nb\n" and figures["pauses_over_10_s"] == 0
+    assert 0.5 < figures["longest_pause_s"] <= figures["seconds"]

@@ -16,6 +16,7 @@ import numpy as np
 
 from mindgspo.io import restore_umask
 from mindgspo.parallel.platform.worker_process import COMPILING_S
+from mindgspo.progress import activity
 
 if TYPE_CHECKING:
     from mindspore import Parameter, Tensor, nn
@@ -79,7 +80,8 @@ def set_up_runtime(device: Device = "CPU", *, deterministic: bool = False) -> No
     if _device is not None:
         raise RuntimeError(f"this process runs on {_device}; start another one for {device}")
 
-    import mindspore as ms
+    with activity("loading MindSpore"):
+        import mindspore as ms
 
     restore_umask()
     ms.set_device(device)
@@ -191,7 +193,10 @@ def call_compiled(cell: nn.Cell, *inputs: Tensor) -> Outputs:
 
     `cell(...)` would compile in graph mode only; `mindspore.jit` gives the same result with more host time per call.
     """
-    return cell.compile_and_run(*inputs)
+    if cell.compile_cache:
+        return cell.compile_and_run(*inputs)
+    with activity(f"compiling {type(cell).__name__}"):
+        return cell.compile_and_run(*inputs)
 
 
 class CompiledCell:

@@ -39,6 +39,7 @@ def test_a_file_of_the_user_comes_first(tmp_path: Path, monkeypatch: pytest.Monk
     quickstart = PROJECT / "examples" / "arithmetic" / "gspo.yaml"
     assert paths.experiment_file(Path("quickstart")) == quickstart
     assert paths.experiment_file(Path("examples/arithmetic/gspo.yaml")) == quickstart
+    assert paths.experiment_file(Path("gsm8k/smoke")) == PROJECT / "examples/gsm8k/smoke.yaml"
     assert paths.experiment_file(Path("nowhere.yaml")) == Path("nowhere.yaml")
     with pytest.raises(ConfigError, match=r"quickstrat: no such file; did you mean quickstart\?"):
         load_config(Path("quickstrat"))

@@ -29,7 +29,7 @@ from unit.doctor.fake_machine import (
 )
 
 from mindgspo.config import load_config
-from mindgspo.doctor.cards import parse_npu_smi
+from mindgspo.doctor.cards import free_cards, parse_npu_smi
 from mindgspo.doctor.machine import Disk, Machine, Needs, Output, Severity, known_problems, this_machine
 from mindgspo.doctor.operators import exported_names
 from mindgspo.doctor.report import clean, environment_lines, examine, facts, needs_of, report_lines, write_bundle
@@ -301,6 +301,15 @@ def test_npu_smi_of_a2_and_a3_is_read() -> None:
     assert (second.number, second.npu, second.chip, second.health) == (1, 0, 1, "Alarm")
     assert (second.memory_used, second.processes) == (31000, [4711])
     assert parse_npu_smi("") == parse_npu_smi("| a | b | c |\n|||\n") == []
+
+
+def test_cards_are_free_that_are_visible_and_have_no_process(tmp_path: Path) -> None:
+    machine = healthy(tmp_path)
+    assert free_cards(machine) == list(range(8))
+    busy = replace(machine, run=lambda command: Output(0, npu_smi(process=4711)))
+    assert free_cards(busy) == [0, 1, 2, 4, 5, 6, 7]
+    assert free_cards(replace(busy, environment={"ASCEND_RT_VISIBLE_DEVICES": "2,3"})) == [2]
+    assert free_cards(replace(machine, run=lambda command: None)) == list(range(8)), "npu-smi does not answer"
 
 
 def test_needs_of_an_experiment(tmp_path: Path) -> None:

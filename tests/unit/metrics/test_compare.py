@@ -9,8 +9,16 @@ import pytest
 
 from mindgspo.cli import main
 from mindgspo.config import dump_config, load_config
+from mindgspo.config.data import OVERALL
 from mindgspo.errors import RunFolderError
-from mindgspo.metrics.compare import compare_runs, comparison_lines, distinct_names, outcome_rows
+from mindgspo.metrics.compare import (
+    compare_runs,
+    comparison_lines,
+    display_name,
+    distinct_names,
+    outcome_rows,
+    write_comparison,
+)
 
 QUICKSTART = Path(__file__).resolve().parents[3] / "examples" / "arithmetic" / "gspo.yaml"
 ACC = "val-core/arithmetic/acc/mean@1"
@@ -60,6 +68,37 @@ def test_last_and_best_with_their_intervals_also_of_a_run_that_goes_on(two: list
     ]
 
 
+def test_seeds_of_a_variant_have_a_mean_and_the_metric_sorts(two: list[Path], tmp_path: Path) -> None:
+    """Accuracies 0.6, 0.8 and 0.9: mean 85.0 %, deviation 0.1 / sqrt 2 over the last two."""
+    third = write_run(tmp_path / "c", "seed=3", accuracies={0: 0.5, 6: 0.9})
+    by_accuracy = compare_runs([two[1], two[0], third], variants=["low", "high", "high"], metric=OVERALL)
+    assert by_accuracy.names == ("c", "a", "b") and by_accuracy.settings[0].values == ("3", "1", "2")
+    assert [one.variant for one in by_accuracy.runs] == ["high", "high", "low"]
+    assert outcome_rows(by_accuracy)[4:] == [
+        ["high, mean of 2", "", "85.0% \N{PLUS-MINUS SIGN} 7.1", "90.0% \N{PLUS-MINUS SIGN} 0.0",
+         "61 \N{PLUS-MINUS SIGN} 0", "75 \N{PLUS-MINUS SIGN} 0"],
+    ]  # fmt: skip
+    with (third / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 6, "actor/entropy": 0.25}\n')
+    header, first, *_ = outcome_rows(compare_runs([*two, third], metric="actor/entropy"))
+    assert header[:3] == ["run", "steps", "actor/entropy"] and first[:3] == ["c", "6", "0.25"]
+    assert [row[2] for row in outcome_rows(compare_runs([*two, third], metric="actor/entropy"))[2:]] == ["-", "-"]
+    both = compare_runs([*two, third], variants=["low", "high", "high"], metric="actor/entropy")
+    assert outcome_rows(both)[4][2] == "-", "one of the two did not record it"
+
+
+def test_curves_of_many_variants_and_of_routing_are_drawn(two: list[Path], tmp_path: Path) -> None:
+    """A band over two seeds, panels that only some runs have, more variants than lines that differ."""
+    with (two[0] / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 10, "router/drift": 0.01}\n')
+    folders = [two[0], *(write_run(tmp_path / f"v{number}", accuracies={0: 0.5, 4: 0.6}) for number in range(14))]
+    variants = ["routed", "seeds", "seeds", *(f"v{number}" for number in range(12))]
+    write_comparison(compare_runs(folders, variants=variants), tmp_path / "out")
+    page = (tmp_path / "out/comparison.html").read_text()
+    assert "Routing drift" in page and "mean and range of 2 seeds" in page
+    assert "<h1>a, v0, v1, v2 and 11 more</h1>" in page
+
+
 def test_what_a_terminal_shows(two: list[Path]) -> None:
     lines = comparison_lines(compare_runs(two))
     at = lines.index("first setting that differs:")
@@ -88,6 +127,10 @@ def test_a_section_that_another_run_does_not_have_is_listed(two: list[Path]) -> 
     third = write_run(two[0].parent / "c", "warmup=null", accuracies={1: 0.5})
     found = {one.key: one.values for one in compare_runs([two[0], third]).settings}
     assert found["warmup"] == ("-", "null") and found["warmup.max_steps"] == ("400", "-")
+
+
+def test_algorithms_are_written_as_in_their_papers() -> None:
+    assert [display_name(name) for name in ("gspo", "dr_grpo", "wide_clip")] == ["GSPO", "DR-GRPO", "wide_clip"]
 
 
 def test_names_are_the_shortest_ends_of_paths_that_differ() -> None:

@@ -77,6 +77,15 @@ def test_a_steady_value(name: str, value: float, level: FindingLevel, words: str
     assert bool(finding.advice) == (level is not GOOD)
 
 
+@pytest.mark.parametrize(("entropies", "text"), [
+    ([1.0] * 6, ""), ([1.0, 1.0, 1.0, 0.06, 0.06, 0.06], ""),
+    ([1.0, 1.0, 1.0, 0.04, 0.04, 0.04], "entropy went from 1 to 0.04 nat per token"),
+])  # fmt: skip
+def test_a_collapse_is_a_fall_of_what_there_was(entropies: list[float], text: str) -> None:
+    assert diagnosis.collapse(run_with(actor__entropy=entropies)) == text
+    assert diagnosis.collapse(run_with(response_length__clip_ratio=[0.9] * 6)) == "", "an alarm of another kind"
+
+
 @pytest.mark.parametrize(("k3", "gap", "level"), [
     (1e-9, 1e-6, GOOD), (0.002, 0.004, GOOD), (0.02, 0.004, WARN), (0.002, 0.03, WARN),
     (0.5, 0.03, ALARM), (0.0, 0.0, GOOD),

@@ -143,8 +143,13 @@ def test_the_budget_of_the_cache_counts_for_graphs_with_a_cache(seven_billion: E
 # Most that the plan may be above or below what the dry run's allocator held, as a share of that.
 BANDS = {"train": 0.03, "reference": 0.02, "prefill": 0.01, "decode": 0.01}
 OF_MIXTURES = {"reference": 0.04}
-# Planned too high: the widest layer of a stage that takes no ids is smaller there than the plan has it.
-TOO_HIGH = {("examples/dapo_math/gspo_qwen3_32b.yaml", "reference", 48): 0.18}
+# Planned too high: the widest layer of a stage that takes no ids is smaller there than the plan has it; of a prefill's
+# experts the plan counts all copies in the compute type beside the widest products.
+TOO_HIGH = {
+    ("examples/dapo_math/gspo_qwen3_32b.yaml", "reference", 48): 0.18,
+    ("examples/gsm8k/gspo_moonlight_16b_a3b.yaml", "prefill", 0): 0.012,
+    ("examples/gsm8k/gspo_moonlight_16b_a3b_16.yaml", "prefill", 0): 0.012,
+}
 
 
 def test_the_plan_is_near_what_was_measured_of_the_shipped_experiments() -> None:

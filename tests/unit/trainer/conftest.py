@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from thread_ranks import over_ranks  # noqa: F401 (a fixture)
 
 from mindgspo.algorithms.kl_control import KLController
 from mindgspo.config import ExperimentConfig, RewardSection, TokenizerSection, load_config

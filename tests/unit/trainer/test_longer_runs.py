@@ -74,5 +74,10 @@ def test_a_finished_run_is_complete_until_more_is_asked_for(load, tmp_path: Path
         check_config(load("trainer.max_steps=3"), again)
     with pytest.raises(ConfigError, match=r"optimizer.schedule_steps: 2, the run has None"):
         check_config(load("trainer.max_steps=4", "optimizer.schedule_steps=2"), again)
+    write_summary(folder.root, finished=True, steps=2, stopped_early="no gain")
+    assert is_complete(longer, again), "more steps change nothing about why it stopped"
+    patient = load("trainer.max_steps=4", "eval.every=1", "eval.stop.patience=9")
+    assert not is_complete(patient, again) and check_config(patient, again) == []
+    write_summary(folder.root, finished=True, steps=4)
     assert set_summary_aside(again) == again.root / "summary_step_4.json"
     assert set_summary_aside(again) is None and not again.summary.exists()

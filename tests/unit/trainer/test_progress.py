@@ -65,6 +65,27 @@ def test_the_best_evaluation_and_the_accuracy_before() -> None:
     assert late.accuracy_before is None, "nothing was evaluated before the first step"
 
 
+@pytest.mark.parametrize(("min_delta", "values", "waited"), [
+    (0.0, (0.5, 0.5, 0.25, 0.51, 0.5, None, 0.51), (0, 1, 2, 0, 1, 1, 2)),
+    # Half a point above 0.5 is no gain of a point, and 0.51 over the last gain is one, to the last bit or not.
+    (0.01, (0.5, 0.505, 0.509, 0.51, 0.515, 0.52), (0, 1, 2, 0, 1, 0)),
+    (0.1, (0.5, 0.6, 0.7, 0.75, 0.8), (0, 0, 0, 1, 0)),
+])  # fmt: skip
+def test_evaluations_without_a_gain_by_hand(min_delta: float, values: tuple, waited: tuple[int, ...]) -> None:
+    progress, found = Progress(), []
+    for value in values:
+        progress.evaluated(accuracy=0.125, value=value, min_delta=min_delta)
+        found.append(progress.evaluations_without_gain)
+        progress.advance({"perf/time_per_step": 1.0, "perf/total_num_tokens": 1})
+        saved = json.loads(json.dumps(progress.state(0.0)))
+        progress = Progress.from_state(saved, started=0.0)  # stopped and resumed after every evaluation
+    assert tuple(found) == waited
+    twice = Progress()
+    twice.evaluated(0.75, 0.75)
+    twice.evaluated(0.5, 0.5)
+    assert (twice.gain, twice.evaluations_without_gain) == (Best(step=0, value=0.5), 0), "after the warm-up"
+
+
 def test_settings_that_change_the_computation_are_all_named(load, tmp_path: Path) -> None:
     saved = tmp_path / "config.yaml"
     check_same_experiment(load(), saved)  # a run that stopped before its configuration was written can go on
@@ -81,6 +102,7 @@ def test_settings_that_change_the_computation_are_all_named(load, tmp_path: Path
 
 def test_a_run_with_fewer_steps_than_asked_is_not_finished(cpu_runtime: None) -> None:
     require_all_steps(Progress(step=4), 4)
+    require_all_steps(Progress(step=3, stopped="no gain"), 4)
     with pytest.raises(TrainingError, match="ended at step 3 of 4: it is not finished"):
         require_all_steps(Progress(step=3), 4)
 

@@ -14,7 +14,7 @@ from mindgspo.config.data import CHANGE, REWARD_CHANGE
 from mindgspo.errors import ConfigError
 from mindgspo.evaluation.estimates import change_estimate
 from mindgspo.evaluation.evaluator import check_best_metric
-from mindgspo.metrics import RunLog
+from mindgspo.metrics import RunLog, SilentLog
 from mindgspo.rollout.protocol import Purpose, SamplingFilter
 from mindgspo.trainer.validation import Baseline, Best, Progress
 
@@ -133,6 +133,60 @@ def test_the_best_goes_by_the_metric_of_choice(make_trainer, answer, prompts, lo
     progress = Progress()
     validate(trainer, log, progress)
     assert (progress.accuracy, progress.best) == (0, Best(step=0, value=1.0))
+
+
+def test_a_run_without_a_gain_is_stopped_and_says_why(make_trainer, answer, log: RunLog, validate) -> None:
+    """Of 8 problems 3, 4, 4, 3 are solved, at steps 0 to 3."""
+    right, settings = set(range(3)), ("eval.every=1", "eval.stop={patience: 2, min_delta: 0.05}")
+    trainer = make_trainer(lambda prompt, sample: answer(prompt.answer if prompt.index in right else "7"), *settings)
+    off = make_trainer(lambda prompt, sample: answer("7")).validation
+    progress, found = Progress(), []
+    for solved in (3, 4, 4, 3):
+        right.clear()
+        right.update(range(solved))
+        validate(trainer, log, progress)
+        trainer.validation.look_for_stop(log, progress)
+        found.append(progress.stopped)
+        progress.step += 1
+    assert found == ["", "", "", "val-core/acc/mean@1 has not risen by 0.05 in 2 evaluations since 50.0% at step 1 "
+                                 "(eval.stop.patience)"]  # fmt: skip
+    progress.stopped = ""
+    off.look_for_stop(log, progress)
+    assert progress.stopped == "", "by default nothing stops a run"
+
+
+def test_a_run_that_lost_what_it_had_is_stopped(make_trainer, answer, log: RunLog, validate) -> None:
+    """All 8 problems are solved, then none."""
+    right, progress, settings = {"all"}, Progress(), ("eval.every=1", "eval.stop.on_collapse=true")
+    trainer = make_trainer(lambda prompt, sample: answer(prompt.answer if right else "7"), *settings)
+    for stopped in (False, True):
+        validate(trainer, log, progress)
+        trainer.validation.look_for_stop(log, progress)
+        assert bool(progress.stopped) is stopped
+        right.clear()
+        progress.step += 1
+    assert progress.stopped.startswith("the policy has collapsed: held-out accuracy went from 100.0% to 0.0% (-100.0")
+    assert progress.stopped.endswith("(eval.stop.on_collapse)")
+
+
+def test_ranks_stop_where_the_first_one_does(over_ranks, make_trainer, answer, log: RunLog) -> None:
+    """The others have no log, and what they counted is not asked."""
+    validation = make_trainer(lambda *_: answer("7"), "eval.every=1", "eval.stop={patience: 2}").validation
+
+    def work(rank: int) -> str:
+        waited = 2 if rank == 0 else 0
+        progress = Progress(step=9, gain=Best(step=5, value=0.5), evaluations_without_gain=waited)
+        validation.look_for_stop(log if rank == 0 else SilentLog(), progress)
+        return progress.stopped
+
+    reasons = over_ranks(3, work)
+    assert reasons[0] == "val-core/acc/mean@1 has not risen in 2 evaluations since 50.0% at step 5 (eval.stop.patience)"
+    assert reasons == reasons[:1] * 3
+
+
+def test_an_early_stop_needs_evaluations(load) -> None:
+    with pytest.raises(ConfigError, match=r"eval.stop: there are no evaluations .*; set eval.every"):
+        load("eval.stop.patience=2", "eval.every=null")
 
 
 def test_a_best_metric_of_no_set_is_refused(load, prompts) -> None:
