@@ -25,11 +25,12 @@ Report = Mapping[str, Any]
 def run_against(other: Path, words: Sequence[str], *, rounds: int, most_ratio: float) -> None:
     """Print the comparison as JSON. Exits with an error if a step takes more than `most_ratio` times as long as in the
     checkout `other`. words: further options of `bench_step`."""
-    reports: dict[Path, list[Report]] = {PROJECT: [], other: []}
+    these: list[Report] = []
+    others: list[Report] = []
     for _ in range(rounds):
-        for folder, of_folder in reports.items():
-            of_folder.append(_run_in(folder, words))
-    found = compared(reports[PROJECT], reports[other])
+        others.append(_run_in(other, words))
+        these.append(_run_in(PROJECT, words))
+    found = compared(these, others)
     print(json.dumps({"against": str(other), "rounds": rounds, **found}, indent=2))
     ratio = found["step_s"]["ratio"]
     if ratio > most_ratio:

@@ -21,8 +21,7 @@ LAYERS = "--hidden 128 --layers 2"  # enough heads for two slices
 RUNS = {
     "bench_step.py --limit --steps 1 --warmup-steps 1 --max-new-tokens 4 --slots 8": '"share_by_phase"',
     "bench_step.py --layouts --scenario gsm8k --steps 1 --max-new-tokens 4": '"graphs"',
-    f"bench_step.py --against {PROJECT} --rounds 1 --most-ratio 99 --steps 1 --warmup-steps 1 --max-new-tokens 4 "
-    "--slots 8": '"ratio"',
+    f"bench_step.py --against {PROJECT} --rounds 1 --most-ratio 99 --steps 1 --max-new-tokens 4": '"ratio"',
     f"bench_resume.py {LAYERS} --runs 1": '"slices"',
     "bench_rewards.py --responses 20 --comparisons 4 --runs 1 --timeout 1": '"timeout": 1',
     "bench_schedules.py --steps 2 --skip 0 --prompts 8 --token-seconds 0.001 --only sync": '"schedules"',
