@@ -19,7 +19,7 @@ from mindgspo.config.reward import WorkersSection, function_label
 from mindgspo.errors import RewardError
 from mindgspo.rewards.verification import JobOutcome, JSONValue, Reply, WorkerJob
 from mindgspo.rewards.workers.pool import WorkerPool
-from mindgspo.rewards.workers.worker import BrokenFunctionError, check_function, describe, plain_reward
+from mindgspo.rewards.workers.worker import BrokenFunctionError, check_function, describe_error, plain_reward
 
 RewardFunction = Callable[..., object]
 
@@ -73,7 +73,7 @@ class PoolWithObjects(WorkerPool):
             message = f"no value within {self._seconds:g} s (reward.workers.timeout_s)"
             return Reply(outcome=JobOutcome.TIMEOUT, message=message)
         except (Exception, SystemExit) as error:  # costs its response, no more
-            message = describe(error, getattr(function, "__globals__", None))
+            message = describe_error(error, getattr(function, "__globals__", None))
             return Reply(outcome=JobOutcome.FAILED, message=message)
         finally:
             self._on_answer()

@@ -121,7 +121,7 @@ def _load(task: str) -> Task:
 
         return lambda arguments: are_symbolically_same(str(arguments["answer"]), str(arguments["gold"]))
     except Exception as error:
-        raise BrokenFunctionError(f"{task} cannot be loaded: {describe(error)}") from error
+        raise BrokenFunctionError(f"{task} cannot be loaded: {describe_error(error)}") from error
 
 
 def _answer(line: bytes, loaded: Mapping[str, Task]) -> bytes:
@@ -132,7 +132,7 @@ def _answer(line: bytes, loaded: Mapping[str, Task]) -> bytes:
     except MemoryError:
         return OUT_OF_MEMORY
     except BaseException as error:  # sys.exit() in a reward function costs its sample, no more
-        return _line({"outcome": "failed", "message": describe(error)})
+        return _line({"outcome": "failed", "message": describe_error(error)})
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm that the function left running would hit the next response
 
@@ -187,7 +187,7 @@ def _environment(task: str) -> Task:
     try:
         found.prepare()
     except Exception as error:
-        raise BrokenFunctionError(f"{task} cannot be prepared: {describe(error)}") from error
+        raise BrokenFunctionError(f"{task} cannot be prepared: {describe_error(error)}") from error
     return player_of(found)
 
 
@@ -293,7 +293,7 @@ def _plain_value(value: Any, place: str = "") -> object:
     )
 
 
-def describe(error: BaseException, module: Mapping[str, object] | None = None) -> str:
+def describe_error(error: BaseException, module: Mapping[str, object] | None = None) -> str:
     """One line: class, text, and the last line of the user's files, or of the module with these names, that was
     running."""
     if isinstance(error, UnsuitableValueError):
