@@ -28,7 +28,7 @@ from mindgspo.trainer.start import RunRequest
 Overrides = Sequence[str] | Mapping[str, object]
 """["optimizer.lr=1e-6", ...] as on the command line, or {"optimizer.lr": 1e-6, ...}."""
 Reward = RewardFunction | str | Sequence[RewardFunction | str] | None
-GivenRows = Iterable[Mapping[str, object]] | None
+RowMappings = Iterable[Mapping[str, object]] | None
 _DATA_KEYS = {"data": "train", "eval_data": "eval"}
 _NOT_OF_ROWS = (None, "arithmetic", "prepared", "mindrlhf")
 
@@ -38,7 +38,7 @@ def python_request(
     overrides: Overrides,
     reward: Reward,
     callbacks: Sequence[object],
-    rows: Mapping[str, GivenRows],
+    rows: Mapping[str, RowMappings],
     *,
     overwrite: bool,
 ) -> tuple[RunRequest, Path]:
@@ -125,7 +125,7 @@ class _RowsFile(NamedTuple):
     source: Mapping[str, object]
 
 
-def _file_of(name: str, found: GivenRows, given: object) -> _RowsFile:
+def _file_of(name: str, found: RowMappings, given: object) -> _RowsFile:
     """The file is called by its content, so that other rows are another file. given: the section that rows replace."""
     if isinstance(found, str | Mapping) or not isinstance(found, Iterable):
         raise DataError(f"{name}: expected a list of rows, got {type(found).__name__}")
