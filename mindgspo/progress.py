@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
-from typing import TypeVar
+from typing import TextIO, TypeVar
 
 from rich.console import Console
 from rich.progress import (
@@ -31,9 +31,16 @@ from mindgspo.text import duration, printable, raw_stream
 _Row = TypeVar("_Row")
 
 
+def console_of(stream: TextIO) -> Console:
+    """A console that writes to a stream. To a notebook it writes lines of text, as to a file: each HTML piece and each
+    move of a bar would be an output of its cell."""
+    console = Console(file=raw_stream(stream))
+    return Console(file=console.file, force_jupyter=False, force_terminal=False) if console.is_jupyter else console
+
+
 def _bars(*columns: ProgressColumn, is_wanted: bool) -> Progress:
     """Shown where that is wanted and stderr is a terminal."""
-    console = Console(file=raw_stream(sys.stderr))
+    console = console_of(sys.stderr)
     return Progress(*columns, console=console, transient=True, disable=not (is_wanted and console.is_terminal))
 
 

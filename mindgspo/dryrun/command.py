@@ -10,8 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from mindgspo.config import ExperimentConfig, ParallelPlan, dump_config, load_config
 from mindgspo.dryrun.report import block, summary
 from mindgspo.dryrun.runner import BUILDER, TIME_LIMIT_S, GraphResult, run_child
@@ -22,7 +20,7 @@ from mindgspo.parallel.platform.emulator import find_toolchain
 from mindgspo.planner.cache_budget import with_cache_budget
 from mindgspo.planner.command import DRY_RUNS
 from mindgspo.planner.measured import MeasuredPeak, fingerprint, store_peak
-from mindgspo.text import raw_stream
+from mindgspo.progress import console_of
 
 if TYPE_CHECKING:
     from ascend_emulator.toolchain import Toolchain
@@ -106,7 +104,7 @@ class DryRun:
     def results(self) -> Iterator[GraphResult]:
         """Every graph and rank asked for, in order. Progress is shown on the terminal, if there is one."""
         jobs = self._jobs()
-        console = Console(file=raw_stream(sys.stderr))
+        console = console_of(sys.stderr)
         for number, (graph, rank) in enumerate(jobs, start=1):
             with console.status(f"compiling {graph} for rank {rank} ({number} of {len(jobs)})"):
                 self.done.append(self._compile(graph, rank))
