@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TypeVar
+from typing import TextIO, TypeVar
 
 from rich.console import Console
 from rich.progress import (
@@ -31,6 +31,13 @@ from rich.text import Text
 from mindgspo.text import PrintableStream, duration, printable, raw_stream
 
 _Row = TypeVar("_Row")
+
+
+def console_of(stream: TextIO) -> Console:
+    """A console that writes to a stream. To a notebook it writes lines of text, as to a file: each HTML piece and each
+    move of a bar would be an output of its cell."""
+    console = Console(file=raw_stream(stream) if stream.isatty() else stream)
+    return Console(file=console.file, force_jupyter=False, force_terminal=False) if console.is_jupyter else console
 
 
 # ----- lines about waits
@@ -106,7 +113,7 @@ def told_waits() -> Iterator[None]:
 
 def _bars(*columns: ProgressColumn, is_wanted: bool) -> Progress:
     """Shown where that is wanted and stderr is a terminal."""
-    console = Console(file=raw_stream(sys.stderr))
+    console = console_of(sys.stderr)
     return Progress(*columns, console=console, transient=True, disable=not (is_wanted and console.is_terminal))
 
 

@@ -28,8 +28,8 @@ from mindgspo.metrics.files import (
 )
 from mindgspo.metrics.run_folder import RunHistory
 from mindgspo.metrics.tracking import Tracker
-from mindgspo.progress import RunBar
-from mindgspo.text import printable, raw_stream, shorten
+from mindgspo.progress import RunBar, console_of
+from mindgspo.text import printable, shorten
 from mindgspo.types import Group, Int32Array, Prompt, Response, Score, ScoredGroup
 
 
@@ -59,8 +59,7 @@ class RunLog:
         config = Path(run_dir) / CONFIG_FILE
         self.history = RunHistory(config.read_text(encoding="utf-8") if config.is_file() else "")
         self._trackers = list(trackers)
-        stdout = raw_stream(sys.stdout) if sys.stdout.isatty() else sys.stdout
-        self._printer = StepPrinter(console or Console(file=stdout), progress=progress, total_steps=total_steps)
+        self._printer = StepPrinter(console or console_of(sys.stdout), progress=progress, total_steps=total_steps)
 
     def __enter__(self) -> RunLog:
         return self

@@ -16,6 +16,7 @@ import numpy as np
 
 from mindgspo.checkpoint.run_folder import RunStatus, open_run_folder
 from mindgspo.config import ExperimentConfig
+from mindgspo.config.paths import experiment_file
 from mindgspo.config.reward import IN_PROCESS
 from mindgspo.errors import ConfigError, DataError
 from mindgspo.io import make_folder, write_file
@@ -50,7 +51,7 @@ def python_request(
     objects, own = _reward_settings(reward)
     request = RunRequest(
         command="run",
-        config=None if isinstance(config, Mapping) else Path(config),
+        config=None if isinstance(config, Mapping) else experiment_file(Path(config)),
         overrides=(*(_texts(config) if isinstance(config, Mapping) else ()), *own, *_texts(overrides)),
         overwrite=overwrite,
         complete=with_cache_budget,

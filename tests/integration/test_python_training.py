@@ -57,10 +57,8 @@ def test_two_steps_with_a_closure_rows_and_a_callback(tmp_path: Path, monkeypatc
     assert ("openai/gsm8k", "2", None) in calls, "held-out problems are scored by it, too"
     assert (run.config.reward.functions, run.config.eval.best_metric) == (("python:near",), "val-core/reward/mean@1")
     sample = run.samples[0]
-    assert (
-        sample.score == -abs(sample.record["extras"]["near/chars"] - 3)
-        and sample.record["parts"]["near"] == sample.score
-    )
+    record = sample.record
+    assert sample.score == -abs(record["extras"]["near/chars"] - 3) and record["parts"] == {"near": sample.score}
     assert run.metrics["reward/part/near/mean"].steps.tolist() == [1, 2]
 
 
@@ -75,9 +73,8 @@ def test_a_run_that_a_callback_breaks_and_another_stops_ends_as_if_it_had_not(tm
 
     train("whole", whole := Seen())
     broken = Seen(step_1=KeyError("no such axis"))
-    with pytest.raises(
-        TrainingError, match="callback Seen.on_step failed at step 1, .*: KeyError: 'no such axis'"
-    ) as failure:
+    said = "callback Seen.on_step failed at step 1, .*: KeyError: 'no such axis'"
+    with pytest.raises(TrainingError, match=said) as failure:
         train("run", broken)
     assert failure.value.__cause__ is broken.at_step["step_1"] and broken.runs == []
     assert [one.name for one in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_00000000", "step_00000001"]

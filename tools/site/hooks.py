@@ -1,12 +1,13 @@
 """Hooks of MkDocs: one language of the documentation becomes one site.
 
 A page is `page.md`, its Chinese twin `page_cn.md`, side by side, as GitHub shows them. A build takes the pages of one
-language under the names `page.html`, so that the switch between languages stays on the page. READMEs, which lie outside
-of docs/, become pages; links between documents are carried over to where those have got to.
+language under the names `page.html`, so that the switch between languages stays on the page. READMEs and notebooks lie
+outside of docs/ and become pages; links between documents are carried over to where those have got to.
 """
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from pathlib import Path
@@ -25,6 +26,7 @@ _LANGUAGE_LINK = re.compile(r"^\[(?:中文|English)\]\([^)]*\)\n+", re.MULTILINE
 _BETWEEN_LANGUAGES = re.compile(r"^---\n\n(?=# )", re.MULTILINE)
 _BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _BREAK_IN_CHINESE = re.compile(r"(?<=[\u3000-\u9fff\uff00-\uffef])\n(?=[\u3000-\u9fff\uff00-\uffef])")
+_CHINESE = re.compile(r"[\u4e00-\u9fff]")
 _FILE_NAME_LINK = re.compile(r"\[([\w/.]+\.md)\]\(([^)\s]+)\)")
 _CODE_IN_TABLE = re.compile(r"(?<=<code>)[^<>\n]+(?=</code>(?:(?!</?t[dr]>).)*</td>)")
 _LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))")
@@ -106,6 +108,8 @@ def _documents(chinese: bool) -> dict[Path, str]:
     for page in sorted(DOCS.rglob("*.md")):
         if page.stem.endswith("_cn") == chinese:
             found[page] = page.relative_to(DOCS).with_name(f"{page.stem.removesuffix('_cn')}.md").as_posix()
+    for notebook in sorted(PROJECT.glob("examples/*.ipynb")):
+        found[notebook] = f"examples/{notebook.stem}.md"
     for readme in sorted(PROJECT.glob("examples/*/README.md")):
         found[readme] = f"examples/{readme.parent.name}.md"
     return found | _ENGLISH_ONLY
@@ -114,7 +118,25 @@ def _documents(chinese: bool) -> dict[Path, str]:
 def _text(source: Path, chinese: bool) -> str:
     """Without the link to the other language, for which the site has a switch; of a README of both, one half. What
     is there in English only is left out of the Chinese search."""
+    if source.suffix == ".ipynb":
+        return _notebook_text(source, chinese)
     text = _LANGUAGE_LINK.sub("", source.read_text(encoding="utf-8"), count=1)
     halves = _BETWEEN_LANGUAGES.split(text)
     hidden = "---\nsearch: {exclude: true}\n---\n" if chinese and source in _ENGLISH_ONLY else ""
     return hidden + (halves[-1] if chinese else halves[0])
+
+
+def _notebook_text(source: Path, chinese: bool) -> str:
+    """Its cells with their stored outputs, which are text; of its paragraphs those of one language."""
+    parts: list[str] = []
+    for cell in json.loads(source.read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "markdown":
+            paragraphs = "".join(cell["source"]).split("\n\n")
+            is_other = [not one.startswith("#") and bool(_CHINESE.search(one)) != chinese for one in paragraphs]
+            parts += [one for one, other in zip(paragraphs, is_other, strict=True) if not other]
+            continue
+        parts.append(f"```python\n{''.join(cell['source'])}\n```")
+        for output in cell["outputs"]:
+            text = "".join(output["text"] if output["output_type"] == "stream" else output["data"]["text/plain"])
+            parts.append(f"```text\n{text.rstrip()}\n```")
+    return "\n\n".join(parts) + "\n"
